@@ -1,0 +1,33 @@
+#include "ckpt/error.h"
+
+#include <cerrno>
+#include <cstring>
+
+namespace ckpt {
+namespace {
+
+std::string compose(const Where& where, const std::string& problem) {
+  std::string text;
+  if (!where.tensor.empty()) text += where.tensor + ": ";
+  text += problem;
+  if (!where.path.empty()) text += " (in " + where.path + ")";
+  return text;
+}
+
+}  // namespace
+
+Error::Error(ExitCode code, Where where, std::string problem, std::string hint)
+    : std::runtime_error(compose(where, problem)),
+      code_(code),
+      where_(std::move(where)),
+      problem_(std::move(problem)),
+      hint_(std::move(hint)) {}
+
+Error io_error(std::string path, std::string operation, int errnum) {
+  const bool missing = errnum == ENOENT || errnum == ENOTDIR;
+  return Error(missing ? ExitCode::kMissing : ExitCode::kIo,
+               {std::move(path), {}},
+               operation + ": " + std::strerror(errnum));
+}
+
+}  // namespace ckpt

@@ -1,0 +1,180 @@
+// The one model that every room speaks: what tensors a checkpoint holds and
+// where their bytes lie.
+//
+//   Catalog ── tensors ── pieces ── extent ──► files[i], byte offset, strides
+//           └─ objects (values that are no tensor)
+//
+// A source catalog is read from headers only. The target of a write has the
+// same type, so that inspect, verify, diff and plan need one code path each.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/box.h"
+#include "ckpt/dtype.h"
+#include "ckpt/topology.h"
+
+namespace ckpt {
+
+namespace pickle {
+class Document;
+}
+
+// How the bytes of a File are stored on disk.
+enum class Codec : uint8_t {
+  kRaw,      // as they are
+  kDeflate,  // a raw deflate stream (zip method 8)
+};
+
+// A run of bytes that extents point into: a whole file, or the inflated form
+// of a compressed range of one. Only raw files can be read at any offset
+// cheaply; a compressed one is inflated from its start, in bounded memory.
+struct File {
+  std::string path;           // as opened: absolute, or relative to the cwd
+  uint64_t size = 0;          // of the bytes that extents see
+  Codec codec = Codec::kRaw;
+  uint64_t packed_offset = 0;  // the compressed range, if not raw
+  uint64_t packed_size = 0;
+};
+
+// Where the elements of a piece are: element (i0, i1, …) of the piece's box
+// begins at byte offset + i0 * strides[0] + i1 * strides[1] + …
+struct Extent {
+  uint32_t file = 0;    // index into Catalog::files
+  uint64_t offset = 0;  // bytes from the start of the file
+  Dims strides;         // bytes; empty: row-major contiguous
+};
+
+// What has to be done to stored elements to get logical ones.
+enum Transform : uint8_t {
+  kNoTransform = 0,
+  kSwapBytes = 1,   // stored big-endian; unit: info(dtype).swap
+  kNegate = 2,      // torch's neg bit
+  kConjugate = 4,   // torch's conj bit
+};
+
+// A box of a tensor, or a flat range of the row-major elements of that box.
+struct Piece {
+  Box box;
+  std::optional<FlatRange> flat;  // in elements of box; then the extent is
+                                  // contiguous
+  Extent extent;
+  uint8_t transform = kNoTransform;
+};
+
+enum class Kind : uint8_t { model, optim, other };
+std::string_view name(Kind kind);
+
+// How a tensor is split over tensor-parallel ranks.
+struct TpRule {
+  enum class State : uint8_t { kUnknown, kReplicated, kSplit };
+  State state = State::kUnknown;
+  uint32_t dim = 0;     // kSplit: the dimension
+  uint32_t groups = 1;  // kSplit: the dimension is split inside each of
+                        // that many equal groups
+  static TpRule replicated() { return {State::kReplicated, 0, 1}; }
+  static TpRule split(uint32_t dim, uint32_t groups = 1) {
+    return {State::kSplit, dim, groups};
+  }
+  friend bool operator==(const TpRule&, const TpRule&) = default;
+};
+
+struct Tensor {
+  std::string name;  // the format's own
+  DType dtype = DType::f32;
+  Shape shape;  // global
+  Kind kind = Kind::model;
+  std::string param;  // optimizer state: the parameter it belongs to …
+  std::string state;  // … and which state it is: exp_avg, exp_avg_sq, step …
+  TpRule tp;
+  bool dp_replicated = false;  // a buffer: whole on every data-parallel rank
+  // Pieces cover the tensor exactly once, but for replicas: pieces with the
+  // same box (and flat range) hold the same elements. The first one is read;
+  // the others are compared with it.
+  std::vector<Piece> pieces;
+  // torch: which tensors share one storage. Tensors with the same tie (not
+  // zero) and the same extent are one tensor under several names.
+  uint32_t tie = 0;
+  bool requires_grad = false;  // torch
+  bool parameter = false;      // torch.nn.Parameter
+};
+
+// Bytes of the content (row-major, packed; bit-packed types rounded up).
+// Nothing on overflow.
+std::optional<uint64_t> byte_size(DType dtype, const Shape& shape);
+// Of a tensor that a reader has checked.
+uint64_t byte_size(const Tensor& tensor);
+uint64_t element_size(DType dtype);  // bytes; 0 for bit-packed types
+
+// A value that is no tensor. It lives in a document (a value tree as pickle
+// knows it; JSON and YAML values fit in it too).
+struct Object {
+  std::string name;  // dotted path in the format's own naming
+  std::shared_ptr<const pickle::Document> document;
+  uint32_t node = 0;  // index of the value in the document
+};
+
+// A file that is carried whole: config.json, model.yaml, tokenizer files.
+struct Sidecar {
+  std::string name;  // relative to the checkpoint, in the source's layout
+  std::string path;
+  uint64_t size = 0;
+};
+
+// The nesting that dotted names came from: a value tree with the tensors in
+// it, so that a torch file can be written back as it was.
+struct Skeleton {
+  std::shared_ptr<const pickle::Document> document;
+  uint32_t root = 0;
+  // document node of a tensor -> its name in the catalog
+  std::vector<std::pair<uint32_t, std::string>> tensors;
+};
+
+// A stored checksum of a range of a file (a zip record).
+struct StoredCrc {
+  uint32_t file = 0;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  uint32_t crc32 = 0;
+  std::string record;  // its name, for messages
+};
+
+// What a reader found that is odd or wrong, but does not stop it: replicas of
+// unlike size, a wrong total_size, a tensor that the index lacks.
+struct Problem {
+  enum class Severity : uint8_t { kNote, kWarning, kDamage };
+  Severity severity = Severity::kWarning;
+  std::string kind;  // stable word: "total_size", "unindexed_tensor" …
+  std::string file;
+  std::string tensor;
+  std::string message;
+};
+
+struct Catalog {
+  std::string format;   // "safetensors", "torch", "fairseq2" …
+  std::string version;  // of the format, if it says
+  std::string path;     // what was opened, after following to a step
+  std::string family;   // "" if unknown
+  std::string dialect;  // "hf", "fairseq2", … or ""
+  Topology topology;
+  std::vector<File> files;
+  std::vector<Tensor> tensors;  // in the source's order; names are unique
+  std::vector<Object> objects;
+  std::vector<Sidecar> sidecars;
+  std::optional<Skeleton> skeleton;
+  std::vector<StoredCrc> crcs;
+  std::vector<Problem> problems;
+  // Every choice that was not read from a file: "family llama: model.yaml",
+  // "step_40: newest complete step". Shown at -v and by --dry-run.
+  std::vector<std::string> assumptions;
+  // All globals that the pickles name, sorted, unique: "module name".
+  std::vector<std::string> globals;
+
+  const Tensor* find(std::string_view name) const;  // linear
+};
+
+}  // namespace ckpt

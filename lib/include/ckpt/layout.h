@@ -1,0 +1,64 @@
+// The target: what a checkpoint is to be written as.
+//
+//   source Catalog + Layout ─► Writer::lay_out ─► Target
+//
+// A Target is a Catalog whose extents point into files that don't exist yet,
+// plus everything about those files that is not tensor payload.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt {
+
+// What the user asks for. Anything that is not set stays as it is in the
+// source (topology, dtype) or is the format's habit (file naming).
+struct Layout {
+  std::string format;
+  Topology topology;  // resolved: what the target will have
+  // 0: one file. Else the most bytes of tensors in one file.
+  uint64_t max_shard_size = 0;
+  // The target is one file (DST ends in .safetensors or .pt), not a directory.
+  bool single_file = false;
+  // The name that DST will have in the end (torch puts a file's stem in it).
+  std::string name;
+};
+
+// Bytes that are known before the payload: headers, padding, small files.
+struct Literal {
+  uint64_t offset = 0;
+  std::string bytes;
+};
+
+// A CRC-32 of payload, written when the payload is: the checksum of bytes
+// [begin, end) goes to each of the offsets in `at`, little-endian.
+struct LateCrc {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  std::vector<uint64_t> at;
+};
+
+struct TargetFile {
+  std::string path;  // relative to the target directory; "" if it is DST
+  uint64_t size = 0;
+  std::vector<Literal> literals;  // sorted by offset
+  std::vector<LateCrc> crcs;
+  // A byte-for-byte copy of this file (a sidecar); then nothing else is set
+  // but path and size.
+  std::string copy_of;
+};
+
+// Literals and the pieces of `catalog` cover each file exactly once: no gap,
+// no overlap. The planner proves it.
+struct Target {
+  Catalog catalog;                // files[i] is described by files[i] below
+  std::vector<TargetFile> files;  // payload files first, same order
+  std::vector<Problem> problems;  // what has no place in the target
+  std::vector<std::string> assumptions;
+};
+
+}  // namespace ckpt

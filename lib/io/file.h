@@ -1,0 +1,86 @@
+// Files by position: open, read, write, copy. Loops over short transfers and
+// EINTR live here and nowhere else. No payload is ever mapped.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ckpt::io {
+
+// An open file. Closing happens at destruction; copies share nothing.
+class Handle {
+ public:
+  // Both throw an Error that names the path: kMissing if it does not exist,
+  // kIo else. Directories and other non-files are refused.
+  static Handle open_read(const std::string& path);
+  // Creates the file (must not exist unless `existing`), for writing.
+  static Handle create(const std::string& path);
+  static Handle open_write(const std::string& path);
+
+  Handle(Handle&& other) noexcept;
+  Handle& operator=(Handle&& other) noexcept;
+  ~Handle();
+
+  const std::string& path() const { return path_; }
+  uint64_t size() const { return size_; }  // when it was opened
+  int fd() const { return fd_; }
+
+  // Reads exactly buffer.size() bytes at `offset`. Past the end: an
+  // input_error ("file ends at byte X, wanted bytes A-B").
+  void read(uint64_t offset, std::span<std::byte> buffer) const;
+  // Bytes [offset, offset + count) as a string. For metadata; the caller has
+  // checked count against a limit.
+  std::string read_string(uint64_t offset, uint64_t count) const;
+
+  void write(uint64_t offset, std::span<const std::byte> bytes) const;
+  void write(uint64_t offset, std::string_view bytes) const;
+  // Gathers `parts` (clobbered) into one contiguous range at `offset`.
+  void writev(uint64_t offset, std::span<iovec> parts) const;
+
+  // Reserves the space; falls back to setting the size where the file system
+  // can't. Throws kIo on a full disk.
+  void allocate(uint64_t size) const;
+  void sync() const;
+  // Tells the kernel that [offset, offset + count) won't be read again soon.
+  void drop_cache(uint64_t offset, uint64_t count) const;
+  void start_writeback(uint64_t offset, uint64_t count) const;
+
+ private:
+  Handle(std::string path, int fd, uint64_t size)
+      : path_(std::move(path)), fd_(fd), size_(size) {}
+  std::string path_;
+  int fd_ = -1;
+  uint64_t size_ = 0;
+};
+
+// Tries to share [from_offset, +count) of `from` with `to` inside the file
+// system (FICLONERANGE). False if it can't; nothing was written then.
+bool reflink(const Handle& from, uint64_t from_offset, const Handle& to,
+             uint64_t to_offset, uint64_t count);
+
+// Copies bytes with the kernel's help where it can (copy_file_range), else
+// through a buffer.
+void copy_range(const Handle& from, uint64_t from_offset, const Handle& to,
+                uint64_t to_offset, uint64_t count);
+
+// A whole metadata file. Throws input_error if it is larger than `limit`.
+std::string read_file(const std::string& path, uint64_t limit);
+
+// Facts about a path, without throwing for what does not exist.
+bool is_file(const std::string& path);
+bool is_directory(const std::string& path);
+// Names in a directory, sorted bytewise; without "." and "..".
+std::vector<std::string> list_directory(const std::string& path);
+std::string join(std::string_view directory, std::string_view name);
+std::string base_name(std::string_view path);
+std::string parent(std::string_view path);
+void sync_directory(const std::string& path);
+
+}  // namespace ckpt::io

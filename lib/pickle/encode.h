@@ -1,0 +1,17 @@
+// Value tree -> pickle, protocol 2, in the opcodes that
+// torch.load(weights_only=True) takes wherever the values allow it.
+#pragma once
+
+#include <string>
+
+#include "lib/pickle/value.h"
+
+namespace ckpt::pickle {
+
+// Values that are referred to more than once are memoized, cycles included.
+std::string encode(const Document& document, Id root);
+inline std::string encode(const Document& document) {
+  return encode(document, document.root());
+}
+
+}  // namespace ckpt::pickle

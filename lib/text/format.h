@@ -1,0 +1,20 @@
+// Numbers and names as people read them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace ckpt::text {
+
+// "512 B", "3.2 KiB", "15.4 GiB"
+std::string iec_size(uint64_t bytes);
+
+// "5GB" = 5 * 10^9, "5GiB" = 5 * 2^30, "123" = bytes. Throws usage_error.
+uint64_t parse_size(std::string_view text);
+
+// A name with control characters, invalid UTF-8 and newlines as \xNN, so
+// that a hostile name can't drive a terminal.
+std::string printable(std::string_view name);
+
+}  // namespace ckpt::text

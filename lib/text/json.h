@@ -1,0 +1,25 @@
+// JSON documents, read strictly: duplicate keys, trailing bytes, a BOM,
+// comments, nesting deeper than 128 and bad UTF-8 are errors that name the
+// file and the byte.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace ckpt::text {
+
+// Throws input_error naming `path`.
+nlohmann::json parse_json(std::string_view text, const std::string& path);
+
+// Typed access with errors that name the key: "weight_map: expected an
+// object, found an array (in …)".
+const nlohmann::json& member(const nlohmann::json& object,
+                             const std::string& key, const std::string& path);
+std::string string_member(const nlohmann::json& object, const std::string& key,
+                          const std::string& path);
+uint64_t uint_member(const nlohmann::json& object, const std::string& key,
+                     const std::string& path);
+
+}  // namespace ckpt::text

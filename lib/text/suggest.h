@@ -1,0 +1,16 @@
+// "Did you mean": the nearest of some names, for error hints.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ckpt::text {
+
+// The candidate with the smallest edit distance, or "" if none is near
+// (at most a third of the length apart).
+std::string nearest(std::string_view name,
+                    const std::vector<std::string>& candidates);
+
+}  // namespace ckpt::text

@@ -1,0 +1,80 @@
+// Zip archives as torch writes and people re-zip them.
+//
+//   | local header | name | extra | data | descriptor | … | central directory
+//   | zip64 end record | zip64 locator | end record |
+//
+// Reading starts at the end: the central directory says what there is, the
+// local header of each entry where its data begins. Writing is planned: every
+// offset is known before a byte is written (formats/torch_pickle.md 2 and 3).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "ckpt/layout.h"
+#include "lib/io/file.h"
+
+namespace ckpt::zip {
+
+inline constexpr uint16_t kStored = 0;
+inline constexpr uint16_t kDeflated = 8;
+
+struct Entry {
+  std::string name;
+  uint64_t header_offset = 0;
+  uint64_t data_offset = 0;  // read from the local header
+  uint64_t packed_size = 0;
+  uint64_t size = 0;
+  uint16_t method = kStored;
+  uint32_t crc32 = 0;  // 0 with data: the writer left checksums out
+};
+
+class Archive {
+ public:
+  // Reads and checks all headers; no payload. Refuses, with an input_error
+  // that names the record and the offset: a missing or doubled end record,
+  // directory or records outside the file, overlapping records, duplicate
+  // names, a local header that is not there or names another record,
+  // encryption, methods other than stored and deflated, stored records of two
+  // sizes, counts that don't agree.
+  static Archive read(const io::Handle& file);
+
+  const std::vector<Entry>& entries() const { return entries_; }
+  const Entry* find(std::string_view name) const;
+
+ private:
+  std::vector<Entry> entries_;
+  std::unordered_map<std::string_view, size_t> by_name_;
+};
+
+// The whole content of a small record, inflated if need be; checks the CRC
+// unless it is 0. An input_error if it is larger than `limit` or inflates to
+// another size than declared.
+std::string read_entry(const io::Handle& file, const Entry& entry,
+                       uint64_t limit);
+
+// --- writing ---
+struct Record {
+  std::string name;  // below the root
+  uint64_t size = 0;
+  std::optional<std::string> content;  // payload comes later if absent
+};
+
+struct PlannedArchive {
+  uint64_t size = 0;                   // of the whole file
+  std::vector<uint64_t> data_offsets;  // of each record
+  std::vector<Literal> literals;       // headers, contents, directory
+  std::vector<LateCrc> crcs;           // of records without content
+};
+
+// Lays records out exactly as torch 2.13 does: stored, data aligned with an
+// "FB" extra, data descriptors, zip64 where needed and its end record always.
+PlannedArchive plan_archive(const std::string& root,
+                            const std::vector<Record>& records,
+                            uint64_t alignment = 64);
+
+}  // namespace ckpt::zip
