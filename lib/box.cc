@@ -109,8 +109,8 @@ FlatPart leading_part(const Box& box, const Dims& strides, uint64_t begin,
     rest %= strides[k];
     part.box.offset[k] = box.offset[k] + (k <= d ? index : 0);
     if (k == d)
-      part.box.shape[k] = std::min((end - begin) / strides[k],
-                                   box.shape[k] - index);
+      part.box.shape[k] =
+          std::min((end - begin) / strides[k], box.shape[k] - index);
     if (k > d) part.box.shape[k] = box.shape[k];
   }
   return part;

@@ -4,9 +4,12 @@ namespace ckpt {
 
 std::string_view name(Kind kind) {
   switch (kind) {
-    case Kind::model: return "model";
-    case Kind::optim: return "optim";
-    case Kind::other: return "other";
+    case Kind::model:
+      return "model";
+    case Kind::optim:
+      return "optim";
+    case Kind::other:
+      return "other";
   }
   return "other";
 }

@@ -26,8 +26,7 @@ Error::Error(ExitCode code, Where where, std::string problem, std::string hint)
 Error io_error(std::string path, std::string operation, int errnum) {
   const bool missing = errnum == ENOENT || errnum == ENOTDIR;
   return Error(missing ? ExitCode::kMissing : ExitCode::kIo,
-               {std::move(path), {}},
-               operation + ": " + std::strerror(errnum));
+               {std::move(path), {}}, operation + ": " + std::strerror(errnum));
 }
 
 }  // namespace ckpt

@@ -76,8 +76,8 @@ class Dims {
     return std::equal(a.begin(), a.end(), b.begin(), b.end());
   }
   friend auto operator<=>(const Dims& a, const Dims& b) {
-    return std::lexicographical_compare_three_way(a.begin(), a.end(),
-                                                  b.begin(), b.end());
+    return std::lexicographical_compare_three_way(a.begin(), a.end(), b.begin(),
+                                                  b.end());
   }
 
  private:
@@ -149,8 +149,8 @@ struct FlatRange {
 
 // A part of a flat range that is a box, and where it begins in the range.
 struct FlatPart {
-  Box box;              // in the coordinates of the tensor
-  uint64_t at = 0;      // elements after range.begin
+  Box box;          // in the coordinates of the tensor
+  uint64_t at = 0;  // elements after range.begin
 };
 
 // Cuts a flat range of `box` into at most 2 * rank - 1 boxes, in order. Each

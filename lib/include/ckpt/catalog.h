@@ -34,8 +34,8 @@ enum class Codec : uint8_t {
 // of a compressed range of one. Only raw files can be read at any offset
 // cheaply; a compressed one is inflated from its start, in bounded memory.
 struct File {
-  std::string path;           // as opened: absolute, or relative to the cwd
-  uint64_t size = 0;          // of the bytes that extents see
+  std::string path;   // as opened: absolute, or relative to the cwd
+  uint64_t size = 0;  // of the bytes that extents see
   Codec codec = Codec::kRaw;
   uint64_t packed_offset = 0;  // the compressed range, if not raw
   uint64_t packed_size = 0;
@@ -52,9 +52,9 @@ struct Extent {
 // What has to be done to stored elements to get logical ones.
 enum Transform : uint8_t {
   kNoTransform = 0,
-  kSwapBytes = 1,   // stored big-endian; unit: info(dtype).swap
-  kNegate = 2,      // torch's neg bit
-  kConjugate = 4,   // torch's conj bit
+  kSwapBytes = 1,  // stored big-endian; unit: info(dtype).swap
+  kNegate = 2,     // torch's neg bit
+  kConjugate = 4,  // torch's conj bit
 };
 
 // A box of a tensor, or a flat range of the row-major elements of that box.

@@ -10,17 +10,42 @@
 namespace ckpt {
 
 enum class DType : uint8_t {
-  f64, f32, f16, bf16,
-  f8_e4m3, f8_e5m2, f8_e4m3fnuz, f8_e5m2fnuz, f8_e8m0,
-  f6_e2m3, f6_e3m2, f4,  // bit-packed: safetensors only
-  f4x2,                  // torch float4_e2m1fn_x2: two values to a byte
-  i64, i32, i16, i8,
-  u64, u32, u16, u8,
+  f64,
+  f32,
+  f16,
+  bf16,
+  f8_e4m3,
+  f8_e5m2,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
+  f8_e8m0,
+  f6_e2m3,
+  f6_e3m2,
+  f4,    // bit-packed: safetensors only
+  f4x2,  // torch float4_e2m1fn_x2: two values to a byte
+  i64,
+  i32,
+  i16,
+  i8,
+  u64,
+  u32,
+  u16,
+  u8,
   bool_,
-  c128, c64, c32,
+  c128,
+  c64,
+  c32,
   // torch's quantized and raw types; carried whole, never cast
-  qi8, qu8, qi32, qu4x2, qu2x4,
-  bits8, bits16, bits1x8, bits2x4, bits4x2,
+  qi8,
+  qu8,
+  qi32,
+  qu4x2,
+  qu2x4,
+  bits8,
+  bits16,
+  bits1x8,
+  bits2x4,
+  bits4x2,
 };
 
 struct DTypeInfo {

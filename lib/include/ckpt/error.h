@@ -14,15 +14,15 @@ namespace ckpt {
 // The exit status of the command line; stable.
 enum class ExitCode : int {
   kDone = 0,
-  kNegative = 1,     // a negative answer: damage found, differences found
-  kUsage = 2,        // wrong command line
-  kMissing = 3,      // input missing, or of no known format
-  kDamaged = 4,      // input damaged
-  kUnfaithful = 5,   // can't be done faithfully
-  kIo = 6,           // an I/O operation failed
-  kResource = 7,     // a resource or an optional module is missing
-  kUnsafe = 8,       // refused as unsafe
-  kBug = 70,         // an invariant of this program does not hold
+  kNegative = 1,    // a negative answer: damage found, differences found
+  kUsage = 2,       // wrong command line
+  kMissing = 3,     // input missing, or of no known format
+  kDamaged = 4,     // input damaged
+  kUnfaithful = 5,  // can't be done faithfully
+  kIo = 6,          // an I/O operation failed
+  kResource = 7,    // a resource or an optional module is missing
+  kUnsafe = 8,      // refused as unsafe
+  kBug = 70,        // an invariant of this program does not hold
 };
 
 // What an error is about. Empty members are left out of the message.
@@ -56,12 +56,11 @@ class Error : public std::runtime_error {
 };
 
 // One maker per exit class: throw input_error({path, name}, "{} rows", n);
-#define CKPT_ERROR_MAKER(maker, code)                                   \
-  template <class... Args>                                              \
-  Error maker(Where where, fmt::format_string<Args...> text,            \
-              Args&&... args) {                                         \
-    return Error(code, std::move(where),                                \
-                 fmt::format(text, std::forward<Args>(args)...));       \
+#define CKPT_ERROR_MAKER(maker, code)                                          \
+  template <class... Args>                                                     \
+  Error maker(Where where, fmt::format_string<Args...> text, Args&&... args) { \
+    return Error(code, std::move(where),                                       \
+                 fmt::format(text, std::forward<Args>(args)...));              \
   }
 CKPT_ERROR_MAKER(usage_error, ExitCode::kUsage)
 CKPT_ERROR_MAKER(missing_error, ExitCode::kMissing)

@@ -1,0 +1,269 @@
+#include "lib/io/file.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include "ckpt/error.h"
+
+namespace ckpt::io {
+namespace {
+
+// Repeats a system call while a signal interrupts it.
+template <class Call>
+auto retry(Call call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+int open_or_throw(const std::string& path, int flags, const char* operation) {
+  const int fd = retry([&] { return ::open(path.c_str(), flags, 0666); });
+  if (fd < 0) throw io_error(path, operation, errno);
+  return fd;
+}
+
+// Takes `count` bytes off the front of a list of parts.
+std::span<iovec> consume(std::span<iovec> parts, size_t count) {
+  while (!parts.empty() && count >= parts[0].iov_len) {
+    count -= parts[0].iov_len;
+    parts = parts.subspan(1);
+  }
+  if (count) {
+    parts[0].iov_base = static_cast<char*>(parts[0].iov_base) + count;
+    parts[0].iov_len -= count;
+  }
+  return parts;
+}
+
+}  // namespace
+
+Handle Handle::open_read(const std::string& path) {
+  const int fd = open_or_throw(path, O_RDONLY | O_CLOEXEC, "cannot open");
+  struct stat facts;
+  if (::fstat(fd, &facts) != 0) {
+    const int errnum = errno;
+    ::close(fd);
+    throw io_error(path, "cannot stat", errnum);
+  }
+  if (!S_ISREG(facts.st_mode) && !S_ISBLK(facts.st_mode)) {
+    ::close(fd);
+    throw input_error({path, {}}, "is not a regular file");
+  }
+  return Handle(path, fd, static_cast<uint64_t>(facts.st_size));
+}
+
+Handle Handle::create(const std::string& path) {
+  const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
+  return Handle(path, open_or_throw(path, flags, "cannot create"), 0);
+}
+
+Handle Handle::open_write(const std::string& path) {
+  const int fd = open_or_throw(path, O_RDWR | O_CLOEXEC, "cannot open");
+  struct stat facts;
+  const bool known = ::fstat(fd, &facts) == 0;
+  return Handle(path, fd, known ? static_cast<uint64_t>(facts.st_size) : 0);
+}
+
+Handle::Handle(Handle&& other) noexcept
+    : path_(std::move(other.path_)),
+      fd_(std::exchange(other.fd_, -1)),
+      size_(other.size_) {}
+
+Handle& Handle::operator=(Handle&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Handle::~Handle() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void Handle::read(uint64_t offset, std::span<std::byte> buffer) const {
+  size_t done = 0;
+  while (done < buffer.size()) {
+    const ssize_t n = retry([&] {
+      return ::pread(fd_, buffer.data() + done, buffer.size() - done,
+                     static_cast<off_t>(offset + done));
+    });
+    if (n < 0) throw io_error(path_, "cannot read", errno);
+    if (n == 0)
+      throw input_error({path_, {}}, "file ends at byte {}, wanted bytes {}-{}",
+                        offset + done, offset, offset + buffer.size());
+    done += static_cast<size_t>(n);
+  }
+}
+
+std::string Handle::read_string(uint64_t offset, uint64_t count) const {
+  if (count > size_ || offset > size_ - count)
+    throw input_error({path_, {}}, "file ends at byte {}, wanted bytes {}-{}",
+                      size_, offset, offset + count);
+  std::string text(count, '\0');
+  read(offset, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+void Handle::write(uint64_t offset, std::span<const std::byte> bytes) const {
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n = retry([&] {
+      return ::pwrite(fd_, bytes.data() + done, bytes.size() - done,
+                      static_cast<off_t>(offset + done));
+    });
+    if (n < 0) throw io_error(path_, "cannot write", errno);
+    done += static_cast<size_t>(n);
+  }
+}
+
+void Handle::write(uint64_t offset, std::string_view bytes) const {
+  write(offset, std::as_bytes(std::span(bytes)));
+}
+
+void Handle::writev(uint64_t offset, std::span<iovec> parts) const {
+  parts = consume(parts, 0);
+  while (!parts.empty()) {
+    const int count = static_cast<int>(std::min<size_t>(parts.size(), IOV_MAX));
+    const ssize_t n = retry([&] {
+      return ::pwritev(fd_, parts.data(), count, static_cast<off_t>(offset));
+    });
+    if (n < 0) throw io_error(path_, "cannot write", errno);
+    offset += static_cast<uint64_t>(n);
+    parts = consume(parts, static_cast<size_t>(n));
+  }
+}
+
+void Handle::allocate(uint64_t size) const {
+  if (size == 0) return;
+  // fallocate, not posix_fallocate: the latter writes zeros where the file
+  // system has no support, which costs a full write of the file.
+  const auto length = static_cast<off_t>(size);
+  if (retry([&] { return ::fallocate(fd_, 0, 0, length); }) == 0) return;
+  if (errno != EOPNOTSUPP && errno != ENOSYS)
+    throw io_error(path_, fmt::format("cannot reserve {} bytes", size), errno);
+  if (retry([&] { return ::ftruncate(fd_, length); }) != 0)
+    throw io_error(path_, "cannot set the size", errno);
+}
+
+void Handle::sync() const {
+  if (retry([&] { return ::fdatasync(fd_); }) != 0)
+    throw io_error(path_, "cannot sync", errno);
+}
+
+void Handle::drop_cache(uint64_t offset, uint64_t count) const {
+  ::posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(count),
+                  POSIX_FADV_DONTNEED);
+}
+
+void Handle::start_writeback(uint64_t offset, uint64_t count) const {
+  ::sync_file_range(fd_, static_cast<off_t>(offset), static_cast<off_t>(count),
+                    SYNC_FILE_RANGE_WRITE);
+}
+
+bool reflink(const Handle& from, uint64_t from_offset, const Handle& to,
+             uint64_t to_offset, uint64_t count) {
+  file_clone_range range{from.fd(), from_offset, count, to_offset};
+  return retry([&] { return ::ioctl(to.fd(), FICLONERANGE, &range); }) == 0;
+}
+
+void copy_range(const Handle& from, uint64_t from_offset, const Handle& to,
+                uint64_t to_offset, uint64_t count) {
+  auto in = static_cast<off_t>(from_offset);
+  auto out = static_cast<off_t>(to_offset);
+  while (count) {
+    const ssize_t n = retry([&] {
+      return ::copy_file_range(from.fd(), &in, to.fd(), &out, count, 0);
+    });
+    if (n <= 0) break;
+    count -= static_cast<uint64_t>(n);
+  }
+  std::vector<std::byte> buffer(std::min<uint64_t>(count, 1 << 20));
+  while (count) {
+    const auto part =
+        std::span(buffer).first(std::min<uint64_t>(count, buffer.size()));
+    from.read(static_cast<uint64_t>(in), part);
+    to.write(static_cast<uint64_t>(out), part);
+    in += static_cast<off_t>(part.size());
+    out += static_cast<off_t>(part.size());
+    count -= part.size();
+  }
+}
+
+std::string read_file(const std::string& path, uint64_t limit) {
+  const Handle file = Handle::open_read(path);
+  if (file.size() > limit)
+    throw input_error({path, {}}, "{} bytes, more than the limit of {}",
+                      file.size(), limit);
+  return file.read_string(0, file.size());
+}
+
+bool is_file(const std::string& path) {
+  struct stat facts;
+  return ::stat(path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
+}
+
+bool is_directory(const std::string& path) {
+  struct stat facts;
+  return ::stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
+}
+
+std::vector<std::string> list_directory(const std::string& path) {
+  DIR* directory = ::opendir(path.c_str());
+  if (!directory) throw io_error(path, "cannot list", errno);
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = ::readdir(directory)) {
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+    errno = 0;
+  }
+  const int errnum = errno;
+  ::closedir(directory);
+  if (errnum) throw io_error(path, "cannot list", errnum);
+  std::ranges::sort(names);
+  return names;
+}
+
+std::string join(std::string_view directory, std::string_view name) {
+  if (directory.empty() || name.starts_with('/')) return std::string(name);
+  if (name.empty()) return std::string(directory);
+  std::string path(directory);
+  if (!path.ends_with('/')) path += '/';
+  return path.append(name);
+}
+
+std::string base_name(std::string_view path) {
+  while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
+  const size_t slash = path.rfind('/');
+  return std::string(
+      slash == path.npos || path.size() == 1 ? path : path.substr(slash + 1));
+}
+
+std::string parent(std::string_view path) {
+  while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
+  const size_t slash = path.rfind('/');
+  if (slash == path.npos) return ".";
+  return std::string(slash == 0 ? "/" : path.substr(0, slash));
+}
+
+void sync_directory(const std::string& path) {
+  const int fd =
+      open_or_throw(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, "cannot open");
+  const int result = retry([&] { return ::fsync(fd); });
+  const int errnum = errno;
+  ::close(fd);
+  // Some file systems can't sync a directory and need not.
+  if (result != 0 && errnum != EINVAL && errnum != EROFS)
+    throw io_error(path, "cannot sync", errnum);
+}
+
+}  // namespace ckpt::io
