@@ -1,0 +1,93 @@
+// The index of a checkpoint that is spread over files, as Hugging Face
+// libraries write it for safetensors and for torch .bin files:
+//
+//   {"metadata":   {"total_size": bytes, …},      may be missing
+//    "weight_map": {"tensor": "file", …}}         plain names of files beside
+//    it
+//
+// The file names come from the file, so they are hostile: they never lead out
+// of the directory. Names of tensors are data; any string will do.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::formats {
+
+struct Index {
+  struct Weight {
+    std::string tensor;
+    uint32_t file = 0;  // index into files
+  };
+  std::string path;                    // of the index itself
+  std::vector<std::string> files;      // names in the directory: sorted, unique
+  std::vector<Weight> weights;         // in the order of the index
+  std::optional<uint64_t> total_size;  // metadata.total_size, if it is there
+  nlohmann::json metadata;             // an object, or null if there is none
+};
+
+// True for "model.safetensors.index.json", "model.safetensors.index.fp16.json"
+// and the like: `suffix` (".safetensors", ".bin"), then .index, a variant, and
+// .json.
+bool is_index_name(std::string_view file_name, std::string_view suffix);
+
+// Reads `directory`/`index_file` and checks all of it, also that every file
+// is there. Throws an input_error for a malformed index and for a file that
+// is missing, an unsafe_error for a file name that is no plain name.
+Index read_index(const std::string& directory, const std::string& index_file);
+
+// A tensor of one of the files: its number in the file's own order.
+struct Located {
+  uint32_t file = 0;
+  uint32_t tensor = 0;
+};
+
+// Holds what is in the files (`found[f]`: the names in index.files[f], unique
+// in it) against the index and says which to take, by file, then in the file's
+// order. A tensor that the index promises and its file lacks is an
+// input_error. One that the index lacks is taken, with a warning
+// ("unindexed_tensor"); a second copy of an indexed one is left out, with a
+// warning ("duplicate_tensor").
+std::vector<Located> select_indexed(
+    const std::string& directory, const Index& index,
+    std::span<const std::vector<std::string_view>> found,
+    std::vector<Problem>& problems);
+
+// Warns ("total_size") if the index says another sum than `bytes`.
+void check_total_size(const Index& index, uint64_t bytes,
+                      std::vector<Problem>& problems);
+
+// The files of an x-of-N set: model-00001-of-00003.safetensors. Numbers run
+// from 1 to N (from 0 to N-1 in some old files).
+struct NumberedName {
+  std::string stem;  // "model"
+  uint32_t number = 0;
+  uint32_t count = 0;
+  std::string rest;  // ".safetensors"
+};
+std::optional<NumberedName> parse_numbered(std::string_view file_name);
+// "model-00002-of-00003.safetensors"
+std::string numbered_name(std::string_view stem, uint64_t number,
+                          uint64_t count, std::string_view rest);
+
+// Throws an input_error that names the missing files if a set that begins
+// among `names` is not complete.
+void check_complete_sets(const std::string& directory,
+                         std::span<const std::string> names);
+
+// The text of an index: two spaces, sorted keys, ASCII, a newline at the end.
+struct IndexEntry {
+  std::string_view tensor;
+  std::string_view file;
+};
+std::string write_index(std::span<const IndexEntry> weight_map,
+                        uint64_t total_size);
+
+}  // namespace ckpt::formats
