@@ -1,0 +1,60 @@
+// Writes one JSON document front to back: no tree in memory, so that 100,000
+// tensors cost their bytes and no more.
+//
+//   JsonWriter json;
+//   json.begin_object();
+//   json.key("tensors").begin_array();
+//   ...
+//   json.end_array();
+//   json.end_object();
+//   print(json.text());
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+namespace ckpt::app {
+
+class JsonWriter {
+ public:
+  JsonWriter& begin_object() { return open('{'); }
+  JsonWriter& end_object() { return close('}'); }
+  JsonWriter& begin_array() { return open('['); }
+  JsonWriter& end_array() { return close(']'); }
+  JsonWriter& key(std::string_view name);
+
+  JsonWriter& value(std::string_view text);
+  JsonWriter& value(const char* text) { return value(std::string_view(text)); }
+  JsonWriter& value(uint64_t number);
+  JsonWriter& value(int64_t number);
+  JsonWriter& value(double number);  // nan and inf as strings
+  JsonWriter& value(uint32_t number) { return value(uint64_t{number}); }
+  JsonWriter& value(int number) { return value(int64_t{number}); }
+  JsonWriter& value(bool truth);
+  JsonWriter& value(const nlohmann::ordered_json& tree);
+  JsonWriter& null();
+
+  // key and value in one call; "" becomes null in `text_or_null`.
+  template <class T>
+  JsonWriter& member(std::string_view name, const T& v) {
+    return key(name).value(v);
+  }
+  JsonWriter& text_or_null(std::string_view name, std::string_view text);
+
+  // The document, with a newline at its end.
+  std::string text() &&;
+
+ private:
+  JsonWriter& open(char bracket);
+  JsonWriter& close(char bracket);
+  void separate();
+  void quote(std::string_view text);
+
+  std::string out_;
+  bool first_ = true;  // nothing yet in the current object or array
+  bool after_key_ = false;
+};
+
+}  // namespace ckpt::app

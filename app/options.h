@@ -1,0 +1,96 @@
+// Options that several commands share: what they parse into, and what their
+// values mean. Wrong values throw a usage_error that names the option.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "ckpt/dtype.h"
+#include "ckpt/topology.h"
+#include "formats/format.h"
+
+namespace CLI {
+class App;
+}
+
+namespace ckpt::app {
+
+enum class When : uint8_t { kAuto, kAlways, kNever };
+
+// -q -v -vv --color --progress --json
+struct OutputOptions {
+  int verbosity = 0;  // -1 errors only, 0 warnings, 1 info, 2 debug
+  When color = When::kAuto;
+  When progress = When::kAuto;
+  bool json = false;
+};
+
+// --from --family --shard-dims --restrict
+struct SourceOptions {
+  std::string from;
+  formats::ReadOptions read;
+};
+
+// --keys --exclude --layers --model-only --optim-only; see select.h
+struct SelectOptions {
+  std::vector<std::string> keys;
+  std::vector<std::string> exclude;
+  std::string layers;
+  bool model_only = false;
+  bool optim_only = false;
+};
+
+// --tp --pp --dp --ep: "8", or "4→8" ("4->8", "4:8") to say what the source
+// is believed to hold.
+struct TopologyOptions {
+  struct Axis {
+    std::string text;  // as given; "" if not given
+    std::optional<uint32_t> from;
+    std::optional<uint32_t> to;
+  };
+  Axis tp, pp, dp, ep;
+
+  bool any() const { return tp.to || pp.to || dp.to || ep.to; }
+  // The target: the source's sizes with the given ones in their place.
+  // Throws a usage_error if a left side isn't what the source holds.
+  Topology resolve(const Topology& source) const;
+};
+
+// -j --max-mem --device: of every command that reads payload
+struct EngineOptions {
+  uint32_t threads = 0;                  // 0: as many as processors
+  uint64_t max_mem = uint64_t{1} << 30;  // bytes
+  bool cuda = false;
+};
+
+struct WriteOptions {
+  bool dry_run = false;
+  bool overwrite = false;
+  bool resume = false;
+  bool verify = false;
+  bool sync = true;             // --no-fsync
+  bool manifest = true;         // --no-manifest
+  uint64_t max_shard_size = 0;  // 0: not given
+  std::optional<DType> dtype;   // floating-point tensors are cast to it
+  std::string rename_file;      // "" or RULES.json
+};
+
+void add_output_options(CLI::App& app, OutputOptions& options);
+void add_source_options(CLI::App& app, SourceOptions& options);
+void add_select_options(CLI::App& app, SelectOptions& options);
+void add_topology_options(CLI::App& app, TopologyOptions& options);
+void add_engine_options(CLI::App& app, EngineOptions& options);
+void add_write_options(CLI::App& app, WriteOptions& options);
+
+// "8", "4→8" … for the option named `option` ("--tp").
+TopologyOptions::Axis parse_axis(const std::string& option,
+                                 const std::string& text);
+
+// formats::open with the options, and its problems as log lines (damage and
+// warnings as warnings, notes at -v), its assumptions at -v.
+Catalog open_source(const std::string& path, const SourceOptions& options);
+
+}  // namespace ckpt::app

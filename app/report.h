@@ -1,0 +1,43 @@
+// The JSON documents on stdout. Stable: keys are only ever added.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "lib/digest.h"
+
+namespace ckpt::app {
+
+// `inspect --json`. With `digests`, one per tensor in the catalog's order.
+std::string inspect_json(const Catalog& catalog,
+                         std::span<const Digest> digests = {});
+
+// `verify --json`
+struct VerifyReport {
+  bool ok = true;
+  uint64_t tensors = 0;  // what was checked
+  uint64_t bytes = 0;
+  uint64_t files = 0;
+  std::vector<Problem> problems;
+};
+std::string verify_json(const VerifyReport& report);
+
+// Sums that reports and headers show.
+struct Totals {
+  uint64_t bytes = 0;       // of all tensors
+  uint64_t files = 0;       // that hold them
+  uint64_t parameters = 0;  // elements of model tensors; tied ones once
+  uint64_t model = 0;       // tensors of each kind
+  uint64_t optim = 0;
+  uint64_t other = 0;
+};
+Totals totals(const Catalog& catalog);
+
+// The type of an object as Python names it: "int", "dict", or for a call
+// the class, "argparse.Namespace".
+std::string type_name(const Object& object);
+
+}  // namespace ckpt::app
