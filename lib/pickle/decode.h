@@ -16,11 +16,11 @@ namespace ckpt::pickle {
 // What hostile input can make us use. Every limit gives an Error that names
 // the path, the byte and the limit.
 struct Limits {
-  uint64_t bytes = uint64_t{4} << 30;      // of the pickle
-  uint64_t values = 200'000'000;           // nodes
-  uint64_t memo = uint64_t{1} << 28;       // largest memo index
-  uint64_t string = uint64_t{1} << 28;     // one string or bytes value
-  uint32_t decimal = 4096;                 // digits of a text integer
+  uint64_t bytes = uint64_t{4} << 30;   // of the pickle
+  uint64_t values = 200'000'000;        // nodes
+  uint64_t memo = uint64_t{1} << 28;    // largest memo index
+  uint64_t string = uint64_t{1} << 28;  // one string or bytes value
+  uint32_t decimal = 4096;              // digits of a text integer
 };
 
 struct Decoded {

@@ -5,10 +5,16 @@
 // A Document owns all its values in flat arrays; a value is named by its
 // index. So sharing and cycles are kept, destruction does not recurse, and
 // 10^6 values cost tens of megabytes.
+//
+//   nodes     16 bytes each: type, element count, and a payload: the number,
+//             a pointer to the text, up to two elements, or ──┐
+//   children  ids of the elements of larger containers  ◄─────┘
+//   texts     blocks of bytes that never move
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,57 +23,80 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lib/pickle/buffer.h"
+
 namespace ckpt::pickle {
 
 using Id = uint32_t;
 inline constexpr Id kNoId = UINT32_MAX;
 
 enum class Type : uint8_t {
-  kNone, kBool, kInt,
+  kNone,
+  kBool,
+  kInt,
   kBigInt,  // does not fit int64_t; text(): decimal
   kFloat,
   kString,  // text(): UTF-8, where lone surrogates may stand as 3 bytes each
-  kBytes, kByteArray,
-  kList, kTuple, kSet, kFrozenSet,  // items(): the elements
+  kBytes,
+  kByteArray,
+  kList,
+  kTuple,
+  kSet,
+  kFrozenSet,   // items(): the elements
   kDict,        // items(): key, value, key, value …; keys are unique
   kGlobal,      // module(), text(): its name
   kCall,        // call()
   kPersistent,  // items(): one element, the persistent id
 };
+std::string_view name(Type type);  // "list", "global" …, for messages
 
 // How an object came to be, so that it can be written back the same way.
 enum class How : uint8_t { kReduce, kNewObj, kNewObjEx, kInst };
 
-// A call that was not made, and what the pickle then did to its result.
+// A call that was not made, and what the pickle then did to its result. A
+// view: the spans hold until something is added to the document.
 struct Call {
   How how = How::kReduce;
-  Id callable = kNoId;     // mostly a kGlobal
-  Id args = kNoId;         // a kTuple (kInst, kNewObj too)
-  Id kwargs = kNoId;       // kNewObjEx
-  Id state = kNoId;        // BUILD's operand
-  std::vector<Id> items;   // APPEND(S), ADDITEMS
-  std::vector<Id> pairs;   // SETITEM(S): key, value, key, value …
+  Id callable = kNoId;        // mostly a kGlobal
+  Id args = kNoId;            // a kTuple (kInst, kNewObj too)
+  Id kwargs = kNoId;          // kNewObjEx: a kDict
+  Id state = kNoId;           // BUILD's operand
+  std::span<const Id> items;  // APPEND(S)
+  std::span<const Id> pairs;  // SETITEM(S): key, value …; keys are unique
 };
 
 class Document {
  public:
+  Document();
+  Document(Document&&) noexcept;
+  Document& operator=(Document&&) noexcept;
+  ~Document();
+
   Id root() const { return root_; }
   void set_root(Id id) { root_ = id; }
-  size_t size() const;
+  size_t size() const { return nodes_.size(); }
 
-  Type type(Id id) const;
-  bool boolean(Id id) const;        // kBool
-  int64_t integer(Id id) const;     // kInt
-  double real(Id id) const;         // kFloat
-  // kString, kBytes, kByteArray, kBigInt; kGlobal: the name in its module
+  // An id that is not of this document, or a value of another type than
+  // asked for, is a bug: these throw a bug_error.
+  Type type(Id id) const { return at(id).type; }
+  bool boolean(Id id) const;     // kBool
+  int64_t integer(Id id) const;  // kInt
+  double real(Id id) const;      // kFloat
+  // kString, kBytes, kByteArray, kBigInt; kGlobal: the name in its module.
+  // The text lives as long as the document.
   std::string_view text(Id id) const;
-  std::string_view module(Id id) const;      // kGlobal
-  std::span<const Id> items(Id id) const;    // containers and kPersistent
-  const Call& call(Id id) const;             // kCall
+  std::string_view module(Id id) const;  // kGlobal
+  // Containers and kPersistent. Holds until something is added to the
+  // document.
+  std::span<const Id> items(Id id) const;
+  Call call(Id id) const;  // kCall
 
-  // --- reading comfort; none of them throws ---
+  // --- reading comfort; none of them throws, all of them take kNoId ---
+  bool is(Id id, Type type) const;
   // True for kGlobal module.name.
   bool is_global(Id id, std::string_view module, std::string_view name) const;
+  // True for a kCall of the global module.name.
+  bool is_call(Id id, std::string_view module, std::string_view name) const;
   // The value under a string key of a dict, or of anything that behaves like
   // one (see as_pairs); kNoId if absent.
   Id find(Id id, std::string_view key) const;
@@ -80,32 +109,106 @@ class Document {
   // "module name" of a kCall's callable or of a kGlobal; else empty.
   std::string callable_name(Id id) const;
 
-  // --- building ---
+  // --- building. Equal scalars may come out as one and the same id. ---
   Id add_none();
   Id add_bool(bool value);
   Id add_int(int64_t value);
-  Id add_big_int(std::string decimal);
+  Id add_big_int(std::string_view decimal);  // kInt if it fits
   Id add_float(double value);
-  Id add_text(Type type, std::string text);  // kString, kBytes, kByteArray
+  Id add_text(Type type, std::string_view text);  // kString … kByteArray
   Id add_string(std::string_view text);
-  Id add_container(Type type, std::vector<Id> items = {});
+  // kDict: keys and values in turn; a later duplicate of a key wins.
+  Id add_container(Type type, const std::vector<Id>& items = {});
   Id add_global(std::string_view module, std::string_view name);
-  Id add_call(Call call);
+  Id add_call(const Call& call);
+  Id add_call(Id callable, Id args);  // kReduce
   Id add_persistent(Id persistent_id);
-  void append(Id list_or_set, Id item);
-  // Sets a key of a dict: the last value wins, the first position stays.
+  // To a list or set, or to the items of a call.
+  void append(Id container, Id item);
+  // Sets a key of a dict, or of the pairs of a call: the last value wins, the
+  // first position stays.
   void set(Id dict, Id key, Id value);
   void set(Id dict, std::string_view key, Id value);
-  Call& mutable_call(Id id);
+  void set_state(Id call, Id state);
 
   // A deep copy of `id` of another document (sharing and cycles kept). With
-  // a substitute for a node, that is taken instead of a copy.
+  // a substitute (an id of this document) for a node of the other, that is
+  // taken instead of a copy. Scalars are shared between their places, so
+  // substitute containers, calls and persistent ids only.
   Id import(const Document& other, Id id,
             const std::unordered_map<Id, Id>& substitutes = {});
 
  private:
-  // The pickle room decides the representation.
+  friend class Decoder;
+  friend class Importer;
+
+  struct CallIds {
+    Id args;
+    Id state;
+  };
+  union Payload {
+    int64_t integer;
+    double real;
+    const char* text;
+    uint64_t offset;  // of the first element in children_
+    Id ids[2];        // up to two elements
+    CallIds call;
+  };
+  // `room` of a container: 0 if its elements are in the payload; kExact if it
+  // has no spare room in children_; else it has room for 2^room elements.
+  struct Node {
+    Type type;
+    uint8_t room;    // kGlobal: its Known; kCall: its How
+    uint8_t known;   // kGlobal: which one; kCall: of its callable
+    uint8_t extra;   // kCall: it has an Extra; kDict: it has an Index
+    uint32_t count;  // elements, bytes of text; kCall: the callable
+    Payload payload;
+  };
+  static_assert(sizeof(Node) == 16);
+  static constexpr uint8_t kExact = 1;
+
+  // What few calls have: hidden containers hold the items and pairs.
+  struct Extra {
+    Id kwargs = kNoId;
+    Id items = kNoId;  // kList
+    Id pairs = kNoId;  // kDict
+  };
+  struct Index;  // of a large dict: where each key is
+
+  const Node& at(Id id) const {
+    if (id >= nodes_.size()) throw_bad_id(id);
+    return nodes_[id];
+  }
+  [[noreturn]] void throw_bad_id(Id id) const;
+  [[noreturn]] void throw_bad_type(Id id, const char* wanted) const;
+
+  Id add_node(Type type, uint32_t count, Payload payload);
+  const char* store(std::string_view head, std::string_view text);
+  Id add_items(Type type, std::span<const Id> items);
+  void append_items(Id container, std::span<const Id> items);
+  void set_pairs(Id dict, std::span<const Id> pairs);
+  Id items_of(Id container);  // the container itself; the items of a call
+  Id pairs_of(Id container);
+  Id* elements(Node& node);
+  const Id* elements(const Node& node) const;
+  void reserve(Node& node, uint64_t count);
+
+  bool same_key(Id a, Id b) const;
+  uint64_t hash_key(Id key) const;
+  Index& index_of(Id dict);
+  uint32_t find_key(Id dict, Id key);  // its position, or kNoId
+
   Id root_ = kNoId;
+  Buffer<Node> nodes_;
+  Buffer<Id> children_;
+  std::vector<std::unique_ptr<char[]>> blocks_;
+  char* block_at_ = nullptr;
+  size_t block_left_ = 0;
+  std::unordered_map<Id, Extra> extras_;
+  std::unordered_map<Id, std::unique_ptr<Index>> indexes_;
+  // Scalars that were added before, found by value; a miss makes a new node.
+  std::array<Id, 3> constants_{kNoId, kNoId, kNoId};
+  std::vector<Id> recent_;
 };
 
 }  // namespace ckpt::pickle
