@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Builds ckpt: installs what is missing, configures, compiles. Running it
+# again takes seconds. The binary is build/bin/ckpt.
+#
+#   scripts/build.sh [--preset release|debug|asan] [--no-torch] [-j N]
+#                    [--target NAME]... [-- CMAKE_ARGUMENT...]
+#
+# CC and CXX choose the compiler when a build directory is made first.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/build.sh; }
+
+preset=release
+torch=yes
+jobs=()
+targets=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --preset) preset=${2:?--preset needs a name}; shift ;;
+    --no-torch) torch=no ;;
+    --target) targets+=(--target "${2:?--target needs a name}"); shift ;;
+    -j) jobs=(-j "${2:?-j needs a number}"); shift ;;
+    -h | --help) usage; exit ;;
+    --) shift; break ;;
+    *) usage >&2; exit 2 ;;
+  esac
+  shift
+done
+
+install_packages "${build_packages[@]}"
+
+# g++ 11 (Ubuntu 22.04) lacks parts of C++20.
+if [ -z "${CXX:-}" ] && [ "$(g++ -dumpversion | cut -d. -f1)" -lt 12 ]; then
+  install_packages g++-12
+  export CC=gcc-12 CXX=g++-12
+fi
+
+# libtorch gives the casts; everything else works without it.
+if [ $torch = yes ] && ! venv_install $torch_pin; then
+  say "warning: pip could not install $torch_pin; building without it." \
+    "--dtype will not be available."
+fi
+
+build=build
+[ "$preset" = release ] || build=build-$preset
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+step "configuring $build"
+if ! cmake --preset "$preset" "$@" >"$log" 2>&1; then
+  cat "$log" >&2
+  die "cmake failed"
+fi
+# The table of what was found, at the end of cmake's output.
+sed -n '/^-- ckpt /,/^-- Configuring/{/^-- Configuring/d;s/^-- *//p}' "$log" >&2
+
+step "compiling"
+cmake --build "$build" "${jobs[@]}" "${targets[@]}" >&2
+say
+say "built $build/bin/ckpt"

@@ -1,0 +1,90 @@
+# Shared by the other scripts; sourced, not run.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '%s\n' "$*" >&2; }
+step() { printf '\n== %s\n' "$*" >&2; }
+die() {
+  say "error: $*"
+  exit 1
+}
+
+# What the build needs on Debian 12 and Ubuntu 22.04 or later.
+build_packages=(g++ cmake ninja-build ccache pkg-config python3-venv
+  libcli11-dev nlohmann-json3-dev libsimdjson-dev libspdlog-dev libfmt-dev
+  libisal-dev zlib1g-dev libyaml-cpp-dev doctest-dev)
+
+# as_root COMMAND...: runs it if this user may, without asking for a password.
+as_root() {
+  if [ "$(id -u)" = 0 ]; then
+    "$@"
+  elif sudo -n true 2>/dev/null; then
+    sudo -n "$@"
+  else
+    return 125
+  fi
+}
+
+apt_get() {
+  as_root env DEBIAN_FRONTEND=noninteractive \
+    apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -qq "$@" \
+    </dev/null >&2
+}
+
+# install_packages NAME...: installs those that are missing, or says how to.
+# Asking dpkg takes milliseconds; apt-get runs only when something is missing.
+install_packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    say "note: no dpkg here; these must be there already: $*"
+    return 0
+  fi
+  local missing=() name
+  for name in "$@"; do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null)" = \
+      installed ] || missing+=("$name")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ "$(id -u)" != 0 ] && ! sudo -n true 2>/dev/null; then
+    say "error: packages are missing, and this user can't install them. Run"
+    say
+    say "    sudo apt-get install -y --no-install-recommends ${missing[*]}"
+    say
+    say "and then this script again."
+    exit 1
+  fi
+  step "installing ${missing[*]}"
+  apt_get install -y --no-install-recommends "${missing[@]}" && return 0
+  # Often the lists are only absent or old.
+  apt_get update || die "apt-get update failed"
+  apt_get install -y --no-install-recommends "${missing[@]}" ||
+    die "apt-get could not install: ${missing[*]}"
+}
+
+venv=$PWD/.venv
+torch_pin=torch==2.13.0
+
+# venv_has NAME==VERSION: true if exactly that is installed in the venv. Looks
+# at file names only: importing torch takes seconds.
+venv_has() {
+  local name=${1%%==*} version=${1##*==} found
+  for found in "$venv"/lib/python3*/site-packages/"$name-$version"*.dist-info
+  do
+    [ -d "$found" ] && return 0
+  done
+  return 1
+}
+
+# venv_install NAME==VERSION...: into the private venv; false if pip can't.
+venv_install() {
+  local missing=() pin
+  for pin in "$@"; do
+    venv_has "$pin" || missing+=("$pin")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ ! -x "$venv/bin/python" ]; then
+    python3 -m venv "$venv" >&2 || return 1
+  fi
+  step "installing ${missing[*]} into .venv"
+  "$venv/bin/python" -m pip install --disable-pip-version-check \
+    --no-input -q "${missing[@]}" </dev/null >&2
+}

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Builds ckpt if needed and runs all tests: C++ units, and Python tests that
+# hold the binary against what torch and safetensors read and write.
+#
+#   scripts/test.sh [--preset release|debug|asan] [-R REGEX] [-j N]
+#                   [-- CMAKE_ARGUMENT...]
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/test.sh; }
+
+preset=release
+jobs=$(nproc)
+filter=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --preset) preset=${2:?--preset needs a name}; shift ;;
+    -R) filter=(-R "${2:?-R needs a regular expression}"); shift ;;
+    -j) jobs=${2:?-j needs a number}; shift ;;
+    -h | --help) usage; exit ;;
+    --) shift; break ;;
+    *) usage >&2; exit 2 ;;
+  esac
+  shift
+done
+
+install_packages "${build_packages[@]}"
+# The newest numpy that each Python has.
+numpy_pin=numpy==2.4.6
+if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  numpy_pin=numpy==2.2.6
+fi
+venv_install $torch_pin $numpy_pin safetensors==0.8.0 ||
+  die "pip could not install what the Python tests need: $torch_pin," \
+    "$numpy_pin, safetensors==0.8.0"
+
+scripts/build.sh --preset "$preset" -j "$jobs" -- "$@"
+
+build=build
+[ "$preset" = release ] || build=build-$preset
+step "testing $build"
+status=0
+ctest --test-dir "$build" --output-on-failure -j "$jobs" \
+  --no-tests=error "${filter[@]}" || status=$?
+if [ $status = 0 ]; then
+  say "all tests passed ($preset)"
+else
+  say "tests FAILED ($preset). One test alone, in full:" \
+    "ctest --test-dir $build -V -R NAME"
+fi
+exit $status
