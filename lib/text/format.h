@@ -10,11 +10,13 @@ namespace ckpt::text {
 // "512 B", "3.2 KiB", "15.4 GiB"
 std::string iec_size(uint64_t bytes);
 
-// "5GB" = 5 * 10^9, "5GiB" = 5 * 2^30, "123" = bytes. Throws usage_error.
+// "5GB" = 5 * 10^9, "5GiB" = 5 * 2^30, "1.5 GB", "123" = bytes. A bare "5G" is
+// refused: it means both. Throws usage_error.
 uint64_t parse_size(std::string_view text);
 
-// A name with control characters, invalid UTF-8 and newlines as \xNN, so
-// that a hostile name can't drive a terminal.
+// A name with control characters, invalid UTF-8, newlines, invisible and
+// direction-changing characters as the \xNN of their bytes, so that a hostile
+// name can't drive a terminal.
 std::string printable(std::string_view name);
 
 }  // namespace ckpt::text

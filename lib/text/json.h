@@ -13,6 +13,11 @@ namespace ckpt::text {
 // Throws input_error naming `path`.
 nlohmann::json parse_json(std::string_view text, const std::string& path);
 
+// The same, but NaN, Infinity and -Infinity are numbers: Python's json module
+// writes them, so some config.json files have them.
+nlohmann::json parse_python_json(std::string_view text,
+                                 const std::string& path);
+
 // Typed access with errors that name the key: "weight_map: expected an
 // object, found an array (in …)".
 const nlohmann::json& member(const nlohmann::json& object,

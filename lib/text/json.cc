@@ -1,0 +1,149 @@
+#include "lib/text/json.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "ckpt/error.h"
+#include "lib/text/format.h"
+#include "lib/text/scan.h"
+
+namespace ckpt::text {
+namespace {
+
+using Json = nlohmann::json;
+using Kind = Scanner::Kind;
+
+template <class Number>
+bool parse_whole(std::string_view spelled, Number& value) {
+  const char* end = spelled.data() + spelled.size();
+  const auto result = std::from_chars(spelled.data(), end, value);
+  return result.ec == std::errc() && result.ptr == end;
+}
+
+// Integers that 64 bits don't hold become floating-point numbers.
+Json number(Scanner& scan) {
+  const std::string spelled(scan.number());
+  if (uint64_t value; parse_whole(spelled, value)) return value;
+  if (int64_t value; parse_whole(spelled, value)) return value;
+  const size_t sign = spelled[0] == '-' ? 1 : 0;
+  if (spelled[sign] == 'N') return std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  if (spelled[sign] == 'I') return sign ? -infinity : infinity;
+  const double value = std::strtod(spelled.c_str(), nullptr);
+  if (std::isinf(value)) scan.fail("number too large in JSON");
+  return value;
+}
+
+Json value(Scanner& scan);
+
+Json object(Scanner& scan) {
+  Json::object_t members;
+  scan.enter_object();
+  while (const auto key = scan.next_key()) {
+    const auto [member, is_new] = members.try_emplace(std::string(*key));
+    if (!is_new)
+      scan.fail(fmt::format("key \"{}\" given twice", printable(*key)));
+    member->second = value(scan);
+  }
+  return members;
+}
+
+Json array(Scanner& scan) {
+  Json::array_t items;
+  scan.enter_array();
+  while (scan.next_item()) items.push_back(value(scan));
+  return items;
+}
+
+// Recurses no deeper than the scanner lets it: kMaxJsonDepth.
+Json value(Scanner& scan) {
+  const Kind kind = scan.peek();
+  switch (kind) {
+    case Kind::kObject:
+      return object(scan);
+    case Kind::kArray:
+      return array(scan);
+    case Kind::kString:
+      return std::string(scan.string());
+    case Kind::kNumber:
+      return number(scan);
+    default:
+      break;
+  }
+  scan.literal();
+  if (kind == Kind::kNull) return nullptr;
+  return kind == Kind::kTrue;
+}
+
+Json whole(Scanner scan) {
+  Json root = value(scan);
+  scan.finish();
+  return root;
+}
+
+std::string_view kind_name(const Json& value) {
+  using Type = Json::value_t;
+  switch (value.type()) {
+    case Type::object:
+      return "an object";
+    case Type::array:
+      return "an array";
+    case Type::string:
+      return "a string";
+    case Type::boolean:
+      return "a boolean";
+    case Type::null:
+      return "null";
+    case Type::number_integer:
+      return "a negative number";
+    case Type::number_float:
+      return "a number that is no integer";
+    default:
+      return "a number";
+  }
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::string& path) {
+  return whole(Scanner(text, path));
+}
+
+Json parse_python_json(std::string_view text, const std::string& path) {
+  return whole(Scanner(text, path, {.offset = 0, .python_numbers = true}));
+}
+
+const Json& member(const Json& object, const std::string& key,
+                   const std::string& path) {
+  if (!object.is_object())
+    throw input_error({path, key},
+                      "expected an object around this key, found {}",
+                      kind_name(object));
+  const auto found = object.find(key);
+  if (found == object.end())
+    throw input_error({path, {}}, "key \"{}\" is missing", printable(key));
+  return *found;
+}
+
+std::string string_member(const Json& object, const std::string& key,
+                          const std::string& path) {
+  const Json& value = member(object, key, path);
+  if (!value.is_string())
+    throw input_error({path, key}, "expected a string, found {}",
+                      kind_name(value));
+  return value.get<std::string>();
+}
+
+uint64_t uint_member(const Json& object, const std::string& key,
+                     const std::string& path) {
+  const Json& value = member(object, key, path);
+  if (!value.is_number_unsigned())
+    throw input_error({path, key},
+                      "expected an integer from 0 to 2^64-1, found {}",
+                      kind_name(value));
+  return value.get<uint64_t>();
+}
+
+}  // namespace ckpt::text

@@ -1,0 +1,104 @@
+// A strict JSON scanner that pulls values one by one, for headers and indexes
+// of 100,000 entries: no tree, no allocation per value.
+//
+// Why by hand: simdjson's on-demand parser is lazy. What nobody asks for it
+// does not check (literals and numbers in ignored fields, trailing bytes), it
+// knows no depth limit of 128 and takes a byte order mark, and checking all
+// that on top costs more code than one pass that is strict everywhere. The
+// pass runs at the speed that the names are copied with (see
+// tests/bench/header_bench.cc); UTF-8 is checked by simdjson.
+//
+//   scan.enter_object();
+//   while (auto key = scan.next_key())
+//     if (*key == "shape") read_shape(scan); else scan.skip();
+//   scan.finish();
+#pragma once
+
+#include <bitset>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "ckpt/error.h"
+
+namespace ckpt::text {
+
+// Containers inside each other; the reference reader of safetensors stops
+// there too.
+inline constexpr size_t kMaxJsonDepth = 128;
+
+class Scanner {
+ public:
+  enum class Kind : uint8_t {
+    kObject,
+    kArray,
+    kString,
+    kNumber,
+    kTrue,
+    kFalse,
+    kNull
+  };
+  struct Options {
+    // Where the text begins in its file: messages count bytes of the file.
+    uint64_t offset = 0;
+    // NaN, Infinity and -Infinity, as Python's json module writes them.
+    bool python_numbers = false;
+  };
+
+  // Throws for a byte order mark and for bad UTF-8. `text` must outlive the
+  // scanner. All errors are input_errors that name path and byte.
+  Scanner(std::string_view text, std::string path)
+      : Scanner(text, std::move(path), Options()) {}
+  Scanner(std::string_view text, std::string path, Options options);
+
+  // What the next value is; consumes white space only.
+  Kind peek();
+
+  void enter_object();
+  // The next key, or nothing after the closing brace. The key is valid until
+  // the next string or key.
+  std::optional<std::string_view> next_key();
+  void enter_array();
+  bool next_item();  // false after the closing bracket
+
+  std::string_view string();  // valid until the next string or key
+  uint64_t unsigned_integer();
+  std::string_view number();  // as it is spelled
+  void literal();             // true, false, null
+  void skip();                // any value, checked just as strictly
+  void finish();              // nothing but white space may follow
+
+  // "PROBLEM at byte N", about `subject` if it was set.
+  [[noreturn]] void fail(std::string_view problem) const;
+  [[noreturn]] void fail_expected(std::string_view what);
+  // The tensor or key that errors are about from here on. Not copied.
+  void about(std::string_view subject) { subject_ = subject; }
+  uint64_t position() const { return options_.offset + at_; }
+
+ private:
+  void skip_white();
+  bool at_end() const { return at_ == text_.size(); }
+  char current() const { return at_ < text_.size() ? text_[at_] : '\0'; }
+  void enter(bool object);
+  bool next(char closing);
+  std::string_view plain_run();
+  size_t digits();
+  void unescape();
+  char32_t hex4();
+  void word(std::string_view spelling);
+
+  std::string_view text_;
+  std::string path_;
+  Options options_;
+  std::string_view subject_;
+  size_t at_ = 0;
+  bool first_ = false;  // nothing was read in the innermost container yet
+  size_t depth_ = 0;
+  std::bitset<kMaxJsonDepth> is_object_;
+  std::string scratch_;  // the last string with escapes
+};
+
+std::string_view name(Scanner::Kind kind);  // "an object"
+
+}  // namespace ckpt::text

@@ -1,0 +1,44 @@
+#include "lib/text/suggest.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace ckpt::text {
+namespace {
+
+constexpr size_t kLongest = 256;  // longer names are no typing mistakes
+
+// Levenshtein's distance with one row of its table.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, diagonal + 1, row[j] + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string nearest(std::string_view name,
+                    const std::vector<std::string>& candidates) {
+  std::string best;
+  size_t best_distance = SIZE_MAX;
+  for (const std::string& candidate : candidates) {
+    const size_t longer = std::max(name.size(), candidate.size());
+    if (longer > kLongest) continue;
+    const size_t distance = edit_distance(name, candidate);
+    if (distance > longer / 3 || distance >= best_distance) continue;
+    best_distance = distance;
+    best = candidate;
+  }
+  return best;
+}
+
+}  // namespace ckpt::text

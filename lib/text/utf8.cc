@@ -1,0 +1,51 @@
+#include "lib/text/utf8.h"
+
+#include <simdjson.h>
+
+namespace ckpt::text {
+
+Utf8Char first_char(std::string_view text) {
+  if (text.empty()) return {};
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
+  const uint8_t lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+
+  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return {};
+  char32_t code = lead & (0x7f >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return {};
+    code = code << 6 | (byte(i) & 0x3f);
+  }
+  const bool overlong =
+      (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
+  const bool surrogate = code >= 0xd800 && code < 0xe000;
+  if (overlong || surrogate || code > 0x10ffff) return {};
+  return {code, length};
+}
+
+void append_utf8(std::string& text, char32_t code) {
+  const auto put = [&](char32_t byte) { text += static_cast<char>(byte); };
+  const auto tail = [&](int shift) { put(0x80 | (code >> shift & 0x3f)); };
+  if (code < 0x80) {
+    put(code);
+  } else if (code < 0x800) {
+    put(0xc0 | code >> 6);
+    tail(0);
+  } else if (code < 0x10000) {
+    put(0xe0 | code >> 12);
+    tail(6);
+    tail(0);
+  } else {
+    put(0xf0 | code >> 18);
+    tail(12);
+    tail(6);
+    tail(0);
+  }
+}
+
+bool is_utf8(std::string_view text) {
+  return simdjson::validate_utf8(text.data(), text.size());
+}
+
+}  // namespace ckpt::text
