@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "lib/pickle/buffer.h"
+#include "lib/pickle/known.h"
 
 namespace ckpt::pickle {
 
@@ -90,6 +91,8 @@ class Document {
   // document.
   std::span<const Id> items(Id id) const;
   Call call(Id id) const;  // kCall
+  // Which well-known global a kGlobal, or the callable of a kCall, is.
+  Known known(Id id) const;  // of other values: kOther
 
   // --- reading comfort; none of them throws, all of them take kNoId ---
   bool is(Id id, Type type) const;
@@ -158,9 +161,9 @@ class Document {
   // has no spare room in children_; else it has room for 2^room elements.
   struct Node {
     Type type;
-    uint8_t room;    // kGlobal: its Known; kCall: its How
-    uint8_t known;   // kGlobal: which one; kCall: of its callable
-    uint8_t extra;   // kCall: it has an Extra; kDict: it has an Index
+    uint8_t room;    // kCall: its How
+    Known known;     // kGlobal: which one; kCall: which its callable is
+    bool more;       // kCall: it has an Extra; kDict: it has an Index
     uint32_t count;  // elements, bytes of text; kCall: the callable
     Payload payload;
   };
@@ -182,8 +185,12 @@ class Document {
   [[noreturn]] void throw_bad_id(Id id) const;
   [[noreturn]] void throw_bad_type(Id id, const char* wanted) const;
 
-  Id add_node(Type type, uint32_t count, Payload payload);
-  const char* store(std::string_view head, std::string_view text);
+  Id add_node(Type type, uint64_t count, Payload payload);
+  Id add_constant(size_t which, Type type, Payload payload);
+  Id add_scalar(Type type, Payload payload);  // kInt, kFloat
+  char* allocate(size_t size);
+  Id& recent(uint64_t hash);
+  std::string_view stored(const Node& node) const;
   Id add_items(Type type, std::span<const Id> items);
   void append_items(Id container, std::span<const Id> items);
   void set_pairs(Id dict, std::span<const Id> pairs);
@@ -194,9 +201,12 @@ class Document {
   void reserve(Node& node, uint64_t count);
 
   bool same_key(Id a, Id b) const;
-  uint64_t hash_key(Id key) const;
+  uint32_t hash_key(Id key) const;
+  uint64_t full_hash(Id key) const;
   Index& index_of(Id dict);
   uint32_t find_key(Id dict, Id key);  // its position, or kNoId
+  uint32_t find_text(Id dict, std::string_view key) const;
+  void unique_pairs(std::vector<Id>& pairs) const;
 
   Id root_ = kNoId;
   Buffer<Node> nodes_;
@@ -207,7 +217,7 @@ class Document {
   std::unordered_map<Id, Extra> extras_;
   std::unordered_map<Id, std::unique_ptr<Index>> indexes_;
   // Scalars that were added before, found by value; a miss makes a new node.
-  std::array<Id, 3> constants_{kNoId, kNoId, kNoId};
+  std::array<Id, 4> constants_{kNoId, kNoId, kNoId, kNoId};
   std::vector<Id> recent_;
 };
 
