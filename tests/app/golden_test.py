@@ -1,0 +1,455 @@
+#!/usr/bin/env python3
+"""Black-box tests of ckpt over checkpoints that their own writers made."""
+
+import shutil
+import zipfile
+
+from golden_cases import (
+    NOT_SAFETENSORS, NOT_TORCH, Topology, all_units, cut, find, same_value,
+    topology_of, value_leaves)
+from support import (
+    DATA, Failure, Suite, check, check_equal, compare, digest, from_torch,
+    load_pt, read_safetensors, torch_tensors)
+
+CKPT = None  # set by prepare
+
+
+# ------------------------------------------------------------------ inspect
+def listed(unit, *options):
+    """The tensors of `inspect --json`: name -> row. For a unit with names of
+    its own, the rows are under the names of the expectation."""
+    document = CKPT.inspect(unit.path, *options)
+    rows = {row["name"]: row for row in document["tensors"]}
+    check_equal(len(rows), len(document["tensors"]), "distinct names")
+    if unit.own_names:
+        rows = {name: row for name in unit.model for full, row in rows.items()
+                if full.split(".")[-1] == name.split(".")[-1]}
+    return document, rows
+
+
+def test_inspect(folder, unit):
+    document, rows = listed(unit)
+    check_equal(document["format"], unit.format, "format")
+    for name, want in unit.all.items():
+        check(name in rows, f"inspect lists no {name!r}: {sorted(rows)}")
+        row = rows[name]
+        check_equal((row["dtype"], tuple(row["shape"]), row["bytes"]),
+                    (want.dtype, want.shape, len(want.data)), name)
+        check(row["pieces"] >= 1 or not want.data, f"{name}: no piece")
+    for name in set(rows) - set(unit.all):
+        check_equal(rows[name]["kind"], "other", f"kind of the extra {name}")
+    check_equal(document["bytes"], sum(r["bytes"] for r in document["tensors"]),
+                "bytes")
+    if unit.format == "fairseq2":
+        check_fairseq2(unit, document, rows)
+
+
+def check_fairseq2(unit, document, rows):
+    info = unit.info
+    sizes = info["topology"]
+    want = {"tp": sizes["tp"], "pp": sizes["pp"], "dp": sizes["sdp"], "ep": 1}
+    check_equal(document["topology"], want, "topology")
+    if (unit.path / "model.yaml").exists():
+        check_equal(document["family"], info["model_family"], "family")
+    for name in unit.model:
+        check(rows[name]["kind"] != "optim", f"{name} is no optimizer state")
+        if sizes["tp"] > 1:
+            check_equal(rows[name]["shard_dim"],
+                        info["shard_dims"].get(name), f"shard_dim of {name}")
+    for name in unit.optim:
+        row = rows[name]
+        check_equal(row["kind"], "optim", f"kind of {name}")
+        check_equal(f'{row["param"]}.{row["state"]}', name, "param and state")
+
+
+def test_digest(folder, unit):
+    _, rows = listed(unit, "--digest")
+    for name, want in unit.all.items():
+        check_equal(rows[name].get("digest"), digest(want.data),
+                    f"digest of {name}")
+
+
+def test_objects(folder, unit):
+    document = CKPT.inspect(unit.path, "--objects")
+    objects = {o["name"]: o for o in document["objects"]}
+    for name, row in objects.items():
+        try:
+            want = find(unit.objects, name)
+        except KeyError:
+            if name.split(".")[-1].startswith("_"):
+                continue  # attributes, such as a state dict's _metadata
+            raise Failure(f"no object {name!r} in the file") from None
+        check(same_value(row["value"], want),
+              f"object {name!r} is {row['value']!r}\n expected {want!r}")
+    for path in value_leaves(unit.objects):
+        parts = path.split(".")
+        check(any(".".join(parts[:n]) in objects
+                  for n in range(len(parts) + 1)),
+              f"the value at {path!r} is shown by no object")
+
+
+# ------------------------------------------------------------------ unshard
+def without(unit, dtypes):
+    """What a container can hold of a unit, and the --exclude for the rest."""
+    gone = [n for n, t in unit.all.items() if t.dtype in dtypes]
+    options = [o for name in gone for o in ("--exclude", name)]
+    return {n: t for n, t in unit.all.items() if n not in gone}, options
+
+
+def strip(unit, tensors):
+    """Renames to the expectation where the reader's names are its own."""
+    if not unit.own_names:
+        return tensors
+    return {want: tensor for want in unit.model
+            for name, tensor in tensors.items()
+            if name.split(".")[-1] == want.split(".")[-1]}
+
+
+def extras(unit):
+    """Tensors that are neither model nor optimizer (a trainer's RNG state)."""
+    return [r["name"] for r in CKPT.inspect(unit.path)["tensors"]
+            if r["kind"] == "other"]
+
+
+def test_unshard_safetensors(folder, unit):
+    want, options = without(unit, NOT_SAFETENSORS)
+    out = folder / "out.safetensors"
+    if options:
+        refused = CKPT.run("unshard", unit.path, out)
+        check_equal(refused.code, 5, f"exit status for a dtype that "
+                    f"safetensors lacks\n{refused}")
+        check(not out.exists(), "a refused command wrote its target")
+    CKPT.ok("unshard", unit.path, out, *options)
+    compare(strip(unit, read_safetensors(out)), want, "OUT.safetensors",
+            extras(unit))
+
+
+def test_unshard_pt(folder, unit):
+    want, options = without(unit, NOT_TORCH)
+    out = folder / "out.pt"
+    CKPT.ok("unshard", unit.path, out, *options)
+    if not want:
+        return  # nothing but values
+    quantized = {n for n, t in want.items() if t.dtype.startswith("q")}
+    loaded = load_pt(out, weights_only=False)
+    if quantized:
+        check("plain" in loaded, "plain is lost")
+        return
+    compare(strip(unit, torch_tensors(loaded)), want, "OUT.pt", extras(unit))
+
+
+def test_unshard_folder(folder, unit):
+    want, options = without(unit, NOT_SAFETENSORS | NOT_TORCH)
+    out = folder / "out"
+    CKPT.ok("unshard", unit.path, out, *options)
+    rows = {r["name"]: r for r in CKPT.inspect(out, "--digest")["tensors"]}
+    for name, tensor in strip_rows(unit, rows, want):
+        check_equal(tensor["digest"], digest(want[name].data), name)
+    CKPT.ok("verify", out)
+    CKPT.ok("verify", unit.path, out, *options)
+
+
+def strip_rows(unit, rows, want):
+    renamed = strip(unit, rows)
+    check(set(want) <= set(renamed), f"lost: {set(want) - set(renamed)}")
+    return [(name, renamed[name]) for name in want]
+
+
+def test_model_and_optim_only(folder, unit):
+    model, optim = folder / "model.safetensors", folder / "optim.safetensors"
+    CKPT.ok("unshard", unit.path, model, "--model-only")
+    compare(read_safetensors(model), unit.model, "--model-only", extras(unit))
+    CKPT.ok("unshard", unit.path, optim, "--optim-only")
+    compare(read_safetensors(optim), unit.optim, "--optim-only")
+
+
+def flip(path, at):
+    with open(path, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 0x40]))
+
+
+def want_damage(result, name):
+    result.want(1)
+    check(name in result.out + result.err, f"{name} is not named\n{result}")
+
+
+def test_verify(folder, unit):
+    want, options = without(unit, NOT_SAFETENSORS)
+    out = folder / "out.safetensors"
+    CKPT.ok("unshard", unit.path, out, *options)
+    CKPT.ok("verify", unit.path, out, *options)
+    document = CKPT.ok("verify", out, "--json").json()
+    check_equal(document["ok"], True, "ok")
+    check_equal(document["problems"], [], "problems")
+    tensors = read_safetensors(out)
+    name = max(tensors, key=lambda n: len(tensors[n].data))
+    if not tensors[name].data:
+        return
+    before = sum(len(t.data) for n, t in tensors.items()
+                 if list(tensors).index(n) < list(tensors).index(name))
+    payload = sum(len(t.data) for t in tensors.values())
+    begin = out.stat().st_size - payload + before
+    flip(out, begin + len(tensors[name].data) // 2)
+    want_damage(CKPT.run("verify", out), name)
+    want_damage(CKPT.run("verify", unit.path, out, *options), name)
+    document = CKPT.run("verify", out, "--json").want(1).json()
+    check_equal(document["ok"], False, "ok of damaged data")
+    check(name in [p["tensor"] for p in document["problems"]],
+          f"no problem names {name}: {document}")
+
+
+# ------------------------------------------------------------------ reshard
+def shards(step, part="model"):
+    """(pp, tp, sdp) -> file."""
+    return {tuple(int(p.split("_")[1].split(".")[0])
+                  for p in path.parts[-3:]): path
+            for path in sorted((step / part).glob("pp_*/tp_*/sdp_*.pt"))}
+
+
+def only_step(folder):
+    steps = sorted(folder.glob("step_*"))
+    check_equal(len(steps), 1, f"step folders in {folder}")
+    return steps[0]
+
+
+def check_state_dict(path, want, ordered=True):
+    got = load_pt(path, mmap=True)
+    check(all(type(k) is str for k in got), f"keys of {path}")
+    if ordered:
+        check_equal(list(got), list(want), f"names and order in {path.name}")
+    compare({k: from_torch(v) for k, v in got.items()}, want, str(path))
+    for key, tensor in got.items():
+        check(tensor.is_contiguous() and tensor.storage_offset() == 0,
+              f"{key}: not a plain tensor")
+
+
+def test_reshard_like_peer(folder, unit, other, topology):
+    out = folder / "out"
+    CKPT.ok("reshard", unit.path, out, *topology.options)
+    peer, ours = only_step(other), only_step(out)
+    check_equal(ours.name, peer.name, "step")
+    check_equal(sorted(shards(ours)), sorted(shards(peer)), "model files")
+    for at, path in shards(peer).items():
+        want = {k: from_torch(v) for k, v in load_pt(path).items()}
+        check_state_dict(shards(ours)[at], want)
+    for at, path in shards(peer, "optimizer").items():
+        check_optimizer(shards(ours, "optimizer")[at], path)
+    yaml = unit.path / "model.yaml"
+    if yaml.exists():
+        check_equal((out / "model.yaml").read_bytes(), yaml.read_bytes(),
+                    "model.yaml")
+    CKPT.ok("verify", out)
+    CKPT.ok("verify", unit.path, out)
+    break_one_shard(unit, out, ours)
+
+
+def plain(value):
+    """Tensors replaced by what they hold, so that trees compare."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        local = getattr(value, "_local_tensor", value)
+        tensor = from_torch(local)
+        return (tensor.dtype, tuple(value.shape), tensor.data)
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(v) for v in value)
+    return value
+
+
+def check_optimizer(ours, peer):
+    got = plain(load_pt(ours, weights_only=False))
+    want = plain(load_pt(peer, weights_only=False))
+    check_equal(list(got), list(want), f"keys of {ours}")
+    check_equal(list(got["state"]), list(want["state"]), "parameters")
+    for index, state in want["state"].items():
+        check_equal(list(got["state"][index]), list(state), f"state {index}")
+        for key, value in state.items():
+            check_equal(got["state"][index][key], value, f"{index}.{key}")
+    check_equal(got["param_groups"], want["param_groups"], "param_groups")
+
+
+def break_one_shard(unit, out, step):
+    path = shards(step)[max(shards(step))]
+    before = {k: from_torch(v) for k, v in load_pt(path).items()}
+    with zipfile.ZipFile(path) as archive:
+        record = max((r for r in archive.infolist() if "/data/" in r.filename),
+                     key=lambda r: r.file_size)
+        if record.file_size == 0:
+            return
+        with open(path, "rb") as f:
+            f.seek(record.header_offset + 26)
+            sizes = f.read(4)
+    begin = record.header_offset + 30 + int.from_bytes(
+        sizes[:2], "little") + int.from_bytes(sizes[2:], "little")
+    flip(path, begin + record.file_size // 2)
+    after = {k: from_torch(v) for k, v in load_pt(path).items()}
+    names = [k for k in before if before[k] != after[k]]
+    check(names, "the test flipped nothing")
+    want_damage(CKPT.run("verify", out), names[0])
+    # A replica on another rank may be read instead, but is compared.
+    want_damage(CKPT.run("verify", unit.path, out), names[0])
+
+
+def buffers(unit):
+    return set(unit.info.get("replicated_buffers", ()))
+
+
+def test_reshard_by_rule(folder, unit, topology):
+    """Topologies that the peer did not write, from the format's rules."""
+    out = folder / "out"
+    CKPT.ok("reshard", unit.path, out, *topology.options)
+    dims = unit.info["shard_dims"]
+    files = shards(only_step(out))
+    check_equal(len(files), topology.tp * topology.dp, "model files")
+    for (_, t, s), path in files.items():
+        want = {name: cut(tensor, dims.get(name), name in buffers(unit),
+                          topology, t, s)
+                for name, tensor in unit.model.items()}
+        check_state_dict(path, want, ordered=False)
+    for (_, t, s), path in shards(only_step(out), "optimizer").items():
+        check_optimizer_part(unit, path, topology, t, s)
+    CKPT.ok("verify", unit.path, out)
+
+
+def check_optimizer_part(unit, path, topology, t, s):
+    import torch.distributed.tensor  # makes its classes loadable
+
+    assert torch
+    got = load_pt(path, weights_only=False)["state"]
+    names = unit.info["parameter_order"]
+    for index, state in got.items():
+        for key, value in state.items():
+            name = f"{names[index]}.{key}"
+            dim = unit.info["shard_dims"].get(names[index])
+            whole = unit.optim[name]
+            if not whole.shape:
+                want = whole
+            else:
+                want = cut(whole, dim, False, topology, t, s)
+            local = getattr(value, "_local_tensor", value)
+            compare({name: from_torch(local)}, {name: want}, str(path))
+
+
+def test_refused(folder, unit, topology):
+    out = folder / "out"
+    result = CKPT.run("reshard", unit.path, out, *topology.options)
+    result.want(5)
+    check(not out.exists(), "a refused command left its target")
+    check(any(name in result.err for name in unit.info["shard_dims"]),
+          f"no tensor is named\n{result}")
+    check("hint:" in result.err, f"no hint\n{result}")
+
+
+# ------------------------------------------------------------- single cases
+def test_torchscript(folder):
+    path = DATA / "torch_pt/whole_module/ckpt/torchscript.pt"
+    result = CKPT.run("inspect", path)
+    check(result.code in (3, 4, 5), f"TorchScript is accepted\n{result}")
+    check("TorchScript" in result.err, f"does not say TorchScript\n{result}")
+
+
+def test_dtensor(folder):
+    """Each file holds one rank's part of a DTensor: nothing may pretend that
+    it is the whole."""
+    whole = read_safetensors(
+        DATA / "torch_pt/dtensor_per_rank/expected.safetensors")
+    for path in sorted((DATA / "torch_pt/dtensor_per_rank/ckpt").iterdir()):
+        result = CKPT.run("inspect", path, "--json")
+        check(result.code in (0, 5), f"inspect fails\n{result}")
+        if result.code:
+            continue
+        for row in result.json()["tensors"]:
+            if row["name"] in ("a", "b"):
+                check(tuple(row["shape"]) != whole[row["name"]].shape or
+                      "DTensor" in result.err,
+                      f"{row['name']} of {path.name} is not whole")
+
+
+def test_single_file(folder):
+    """A sharded safetensors folder as one file is what the peer writes."""
+    case = DATA / "safetensors/hf_sharded"
+    out = folder / "model.safetensors"
+    CKPT.ok("unshard", case / "ckpt", out)
+    peer = case / "other/single_file/model.safetensors"
+    compare(read_safetensors(out), read_safetensors(peer), "single file")
+    check_equal(out.read_bytes(), peer.read_bytes(), "bytes of the file")
+
+
+def test_source_untouched(folder):
+    """No command writes into its source."""
+    case = DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt"
+    source = folder / "src"
+    shutil.copytree(case, source)
+    before = {p: (p.stat().st_mtime_ns, p.stat().st_size)
+              for p in sorted(source.rglob("*"))}
+    CKPT.ok("inspect", source, "--digest")
+    CKPT.ok("reshard", source, folder / "out", "--tp", 8)
+    CKPT.ok("verify", source, folder / "out")
+    after = {p: (p.stat().st_mtime_ns, p.stat().st_size)
+             for p in sorted(source.rglob("*"))}
+    check_equal(after, before, "files of the source")
+
+
+# ---------------------------------------------------------------- the table
+RULE_TOPOLOGIES = [Topology(1, 1), Topology(2, 1), Topology(1, 4),
+                   Topology(2, 3)]
+
+
+def divides(unit, tp):
+    return all(unit.model[name].shape[dim] % tp == 0
+               for name, dim in unit.info["shard_dims"].items()
+               if name in unit.model)
+
+
+def add_fairseq2(suite, unit):
+    case = unit.case
+    for other in sorted((case / "other").glob("tp*")):
+        topology = topology_of(other.name)
+        suite.add(f"{unit.name}: reshard to {other.name}",
+                  test_reshard_like_peer, unit, other, topology)
+    for topology in RULE_TOPOLOGIES:
+        if topology.tp > 1 and not unit.info["shard_dims"]:
+            continue  # no family is known
+        if topology.tp > 1 and "tied" in unit.name:
+            continue  # fairseq2 refuses tied models
+        if divides(unit, topology.tp):
+            suite.add(f"{unit.name}: reshard by rule to tp{topology.tp}"
+                      f"sdp{topology.dp}", test_reshard_by_rule, unit,
+                      topology)
+    for row in unit.info.get("rejected", ()):
+        suite.add(f"{unit.name}: refuse {row['topology']}", test_refused,
+                  unit, topology_of(row["topology"]))
+    if unit.optim:
+        suite.add(f"{unit.name}: --model-only, --optim-only",
+                  test_model_and_optim_only, unit)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for unit in all_units():
+        suite.add(f"{unit.name}: inspect", test_inspect, unit)
+        suite.add(f"{unit.name}: digest", test_digest, unit)
+        suite.add(f"{unit.name}: unshard to .safetensors",
+                  test_unshard_safetensors, unit)
+        suite.add(f"{unit.name}: unshard to .pt", test_unshard_pt, unit)
+        suite.add(f"{unit.name}: unshard to a folder", test_unshard_folder,
+                  unit)
+        suite.add(f"{unit.name}: verify", test_verify, unit)
+        if unit.objects is not None:
+            suite.add(f"{unit.name}: objects", test_objects, unit)
+        if unit.format == "fairseq2":
+            add_fairseq2(suite, unit)
+    suite.add("torch_pt/whole_module: TorchScript", test_torchscript)
+    suite.add("torch_pt/dtensor_per_rank", test_dtensor)
+    suite.add("safetensors/hf_sharded: single file", test_single_file)
+    suite.add("the source is left alone", test_source_untouched)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)

@@ -1,0 +1,301 @@
+"""What the Python tests share: running ckpt, independent readers, a harness.
+
+Nothing here uses ckpt to judge ckpt: safetensors files are parsed below from
+the format's description, torch files are loaded by torch, the digest is
+computed from its definition.
+"""
+
+import argparse
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+DATA = HERE.parent / "data"
+
+
+class Failure(Exception):
+    """A check that did not hold; the text is for the reader of the log."""
+
+
+def check(condition, message):
+    if not condition:
+        raise Failure(message)
+
+
+def check_equal(got, want, what):
+    if got != want:
+        raise Failure(f"{what}: got {short(got)}, expected {short(want)}")
+
+
+def short(value, limit=300):
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+# ------------------------------------------------------------- running ckpt
+class Result:
+    """How a command ended: exit status, what it said, what it cost."""
+
+    def __init__(self, argv, code, out, err, seconds, rss):
+        self.argv, self.code, self.out, self.err = argv, code, out, err
+        self.seconds = seconds  # by the clock
+        self.rss = rss  # peak, in bytes
+
+    @property
+    def line(self):
+        return "ckpt " + " ".join(map(str, self.argv[1:]))
+
+    def __str__(self):
+        said = (self.err or self.out).strip()
+        return f"$ {self.line}\n[exit {self.code}] {said[:2000]}"
+
+    def want(self, code):
+        if self.code != code:
+            raise Failure(f"exit status {self.code}, expected {code}\n{self}")
+        return self
+
+    def json(self):
+        try:
+            return json.loads(self.out)
+        except ValueError as error:
+            raise Failure(f"stdout is not JSON ({error})\n{self}") from error
+
+
+class Ckpt:
+    """The binary under test."""
+
+    def __init__(self, path):
+        self.path = str(Path(path).resolve())
+        with open(self.path, "rb") as f:
+            self.sanitized = b"__asan_init" in f.read()
+
+    def run(self, *args, timeout=120, cwd=None, env=None, stdin=None):
+        argv = [self.path, *map(str, args)]
+        environment = dict(os.environ, NO_COLOR="1", **(env or {}))
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            start = time.monotonic()
+            child = subprocess.Popen(
+                argv, stdin=stdin or subprocess.DEVNULL, stdout=out,
+                stderr=err, cwd=cwd, env=environment)
+            late = threading.Timer(timeout, child.kill)
+            late.start()
+            _, status, usage = os.wait4(child.pid, 0)
+            late.cancel()
+            child.returncode = os.waitstatus_to_exitcode(status)
+            seconds = time.monotonic() - start
+            texts = []
+            for stream in (out, err):
+                stream.seek(0)
+                texts.append(stream.read().decode("utf-8", "backslashreplace"))
+        code = child.returncode
+        if code == -9 and seconds >= timeout:
+            raise Failure(f"no end after {timeout} s: {' '.join(argv)}")
+        return Result(argv, code, *texts, seconds, usage.ru_maxrss * 1024)
+
+    def ok(self, *args, **options):
+        return self.run(*args, **options).want(0)
+
+    def inspect(self, path, *args):
+        return self.ok("inspect", path, "--json", *args).json()
+
+
+# ------------------------------------------------------ tensors and readers
+class Tensor:
+    """dtype as ckpt spells it ("bf16"), shape, row-major content."""
+
+    __slots__ = ("dtype", "shape", "data")
+
+    def __init__(self, dtype, shape, data):
+        self.dtype, self.shape, self.data = dtype, tuple(shape), data
+
+    def __eq__(self, other):
+        return (self.dtype, self.shape, self.data) == (
+            other.dtype, other.shape, other.data)
+
+    def __repr__(self):
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def read_header(path):
+    """(header, where the data begins) of a safetensors file."""
+    with open(path, "rb") as f:
+        (size,) = struct.unpack("<Q", f.read(8))
+        return json.loads(f.read(size).decode()), 8 + size
+
+
+def read_safetensors(path):
+    """name -> Tensor, in the order of the data; "__metadata__" left out."""
+    header, base = read_header(path)
+    header.pop("__metadata__", None)
+    with open(path, "rb") as f:
+        f.seek(base)
+        data = f.read()
+    rows = sorted(header.items(), key=lambda row: row[1]["data_offsets"])
+    return {
+        name: Tensor(row["dtype"].lower(), row["shape"],
+                     data[slice(*row["data_offsets"])])
+        for name, row in rows
+    }
+
+
+TORCH_NAMES = {
+    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
+    "float8_e4m3fn": "f8_e4m3", "float8_e5m2": "f8_e5m2",
+    "float8_e4m3fnuz": "f8_e4m3fnuz", "float8_e5m2fnuz": "f8_e5m2fnuz",
+    "float8_e8m0fnu": "f8_e8m0", "float4_e2m1fn_x2": "f4x2",
+    "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
+    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
+    "bool": "bool", "complex128": "c128", "complex64": "c64",
+    "complex32": "c32",
+}
+
+
+def from_torch(tensor):
+    """The Tensor that a torch tensor stands for."""
+    import torch
+
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    dtype = TORCH_NAMES[str(tensor.dtype).split(".")[-1]]
+    shape = tuple(tensor.shape)
+    if tensor.numel() == 0:
+        return Tensor(dtype, shape, b"")
+    flat = tensor.reshape(-1).view(torch.uint8)
+    return Tensor(dtype, shape, flat.numpy().tobytes())
+
+
+def torch_tensors(value, path=(), found=None):
+    """dotted path -> Tensor for each tensor in what torch.load gave."""
+    import torch
+
+    found = {} if found is None else found
+    if isinstance(value, torch.Tensor):
+        found[".".join(path)] = from_torch(value)
+    elif isinstance(value, dict):
+        for key, child in value.items():
+            torch_tensors(child, (*path, str(key)), found)
+    elif isinstance(value, (list, tuple)) and not isinstance(
+            value, torch.Size):
+        for index, child in enumerate(value):
+            torch_tensors(child, (*path, str(index)), found)
+    return found
+
+
+def load_pt(path, weights_only=True, mmap=False):
+    import torch
+
+    return torch.load(path, map_location="cpu", weights_only=weights_only,
+                      mmap=mmap)
+
+
+def compare(got, want, what, ignore_extra=()):
+    """Two dicts of Tensors are the same, bit for bit."""
+    missing = [n for n in want if n not in got]
+    extra = [n for n in got if n not in want and n not in ignore_extra]
+    problems = []
+    if missing:
+        problems.append(f"missing {short(sorted(missing))}")
+    if extra:
+        problems.append(f"not expected {short(sorted(extra))}")
+    for name in want:
+        if name not in got or got[name] == want[name]:
+            continue
+        if repr(got[name]) != repr(want[name]):
+            problems.append(f"{name}: {got[name]}, expected {want[name]}")
+        else:
+            at = next(i for i, (a, b) in enumerate(
+                zip(got[name].data, want[name].data)) if a != b)
+            problems.append(f"{name}: differs from byte {at}")
+    if problems:
+        raise Failure(f"{what}: " + "\n  ".join(problems[:12]))
+
+
+# ------------------------------------------------------------------- digest
+def digest(data):
+    """The topology-independent content hash, from its definition."""
+    import numpy as np
+
+    data = data + bytes(-len(data) % 4)
+    words = np.frombuffer(data, "<u4").astype(np.uint64)
+    blocks = -(-len(words) // 1024)
+    words = np.concatenate(
+        [words, np.zeros(blocks * 1024 - len(words), np.uint64)])
+    words = words.reshape(blocks, 1024)
+
+    def mix(x):
+        z = x + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+    text = ""
+    with np.errstate(over="ignore"):
+        for a in range(2):
+            i = np.arange(1024, dtype=np.uint64)
+            t = (mix(np.uint64(1024 * (a + 1)) + i) >> np.uint64(32)) | (
+                np.uint64(1))
+            b = np.arange(blocks, dtype=np.uint64)
+            m = mix(np.uint64((a + 1) << 32) + b) | np.uint64(1)
+            inner = (words * t).sum(axis=1, dtype=np.uint64)
+            text += f"{int((inner * m).sum(dtype=np.uint64)):016x}"
+    return text
+
+
+# ------------------------------------------------------------------ harness
+class Suite:
+    """Named cases, run one after the other; a failure doesn't stop the rest."""
+
+    def __init__(self, about):
+        self.about = about
+        self.cases = []
+
+    def add(self, name, function, *args):
+        self.cases.append((name, function, args))
+
+    def main(self, prepare):
+        """prepare(suite, ckpt) adds the cases. Exits with 0, 1 or 77."""
+        parser = argparse.ArgumentParser(description=self.about)
+        parser.add_argument("--ckpt", default="build/bin/ckpt",
+                            help="the binary under test")
+        parser.add_argument("-k", metavar="TEXT", action="append", default=[],
+                            help="only cases whose name contains TEXT")
+        parser.add_argument("-v", action="store_true", help="name each case")
+        options = parser.parse_args()
+        if not Path(options.ckpt).exists():
+            print(f"no binary at {options.ckpt}: run scripts/build.sh")
+            sys.exit(1)
+        prepare(self, Ckpt(options.ckpt))
+        chosen = [c for c in self.cases
+                  if all(text in c[0] for text in options.k)]
+        failed = 0
+        with tempfile.TemporaryDirectory(prefix="ckpt_test_") as temp:
+            for index, (name, function, args) in enumerate(chosen):
+                folder = Path(temp) / str(index)
+                folder.mkdir()
+                if options.v:
+                    print(name, flush=True)
+                message = run_case(function, folder, args)
+                if message is not None:
+                    failed += 1
+                    print(f"FAIL {name}\n  "
+                          + message.replace("\n", "\n  "), flush=True)
+        print(f"{len(chosen) - failed} passed, {failed} failed")
+        sys.exit(1 if failed or not chosen else 0)
+
+
+def run_case(function, folder, args):
+    """None, or why the case failed."""
+    try:
+        function(folder, *args)
+    except Failure as failure:
+        return str(failure)
+    except Exception:  # a bug in a test is a failure of that case only
+        return traceback.format_exc(limit=-4)
+    return None
