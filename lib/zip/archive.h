@@ -43,10 +43,15 @@ class Archive {
   // sizes, counts that don't agree.
   static Archive read(const io::Handle& file);
 
+  // Moves only: the index refers to the names in the entries.
+  Archive(Archive&&) = default;
+  Archive& operator=(Archive&&) = default;
+
   const std::vector<Entry>& entries() const { return entries_; }
   const Entry* find(std::string_view name) const;
 
  private:
+  Archive() = default;
   std::vector<Entry> entries_;
   std::unordered_map<std::string_view, size_t> by_name_;
 };
@@ -61,7 +66,7 @@ std::string read_entry(const io::Handle& file, const Entry& entry,
 struct Record {
   std::string name;  // below the root
   uint64_t size = 0;
-  std::optional<std::string> content;  // payload comes later if absent
+  std::optional<std::string> content = {};  // absent: payload comes later
 };
 
 struct PlannedArchive {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "ckpt/catalog.h"
 #include "lib/io/file.h"
@@ -18,7 +19,9 @@ namespace ckpt::zip {
 class InflateReader {
  public:
   // `source` must have Codec::kDeflate and outlive nothing: it is copied.
-  InflateReader(std::shared_ptr<const io::Handle> file, const File& source);
+  // `record` names it in messages.
+  InflateReader(std::shared_ptr<const io::Handle> file, const File& source,
+                std::string record = {});
   ~InflateReader();
   InflateReader(InflateReader&&) noexcept;
 

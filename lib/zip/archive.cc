@@ -1,0 +1,281 @@
+#include "lib/zip/archive.h"
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "lib/crc32.h"
+#include "lib/text/format.h"
+#include "lib/zip/directory.h"
+#include "lib/zip/headers.h"
+#include "lib/zip/inflate.h"
+
+namespace ckpt::zip {
+namespace {
+
+// 10^7 entries; torch writes about 70 bytes for each.
+constexpr uint64_t kMaxDirectory = uint64_t{1} << 30;
+
+// Deflate writes at best 258 bytes for 2 bits.
+constexpr uint64_t kMaxRatio = 1032;
+
+Where where(const io::Handle& file, std::string_view name) {
+  return {file.path(), text::printable(name)};
+}
+
+// Names never reach the file system here, but a name that tries to leave its
+// directory was not made by torch, and readers don't agree on one with a NUL.
+void check_name(const io::Handle& file, std::string_view name) {
+  if (name.empty())
+    throw input_error({file.path(), {}}, "zip record without a name");
+  if (name.find('\0') != name.npos)
+    throw unsafe_error(where(file, name), "NUL in the name of a zip record");
+  if (name.starts_with('/'))
+    throw unsafe_error(where(file, name), "zip record with an absolute path");
+  for (size_t at = 0; at <= name.size();) {
+    const size_t end = std::min(name.find('/', at), name.size());
+    if (name.substr(at, end - at) == "..")
+      throw unsafe_error(where(file, name),
+                         "zip record that leaves its directory");
+    at = end + 1;
+  }
+}
+
+// Takes the 64-bit values of an entry's fields that are all ones, in the
+// fixed order: size, packed size, header offset.
+void read_zip64(const io::Handle& file, std::string_view extra, Entry& entry) {
+  while (extra.size() >= 4) {
+    const auto id = load<uint16_t>(extra, 0);
+    const auto length = load<uint16_t>(extra, 2);
+    extra.remove_prefix(4);
+    if (length > extra.size())
+      throw input_error(where(file, entry.name),
+                        "zip extra field of {} bytes, {} are left", length,
+                        extra.size());
+    std::string_view values = extra.substr(0, length);
+    extra.remove_prefix(length);
+    if (id != kZip64Extra) continue;
+    for (uint64_t* field :
+         {&entry.size, &entry.packed_size, &entry.header_offset}) {
+      if (*field != kMax32) continue;
+      if (values.size() < 8)
+        throw input_error(where(file, entry.name),
+                          "zip64 extra field of {} bytes is too short", length);
+      *field = load<uint64_t>(values, 0);
+      values.remove_prefix(8);
+    }
+    return;
+  }
+}
+
+void check_entry(const io::Handle& file, const Entry& entry, uint16_t flags) {
+  constexpr uint16_t kRefused =
+      kFlagEncrypted | kFlagPatch | kFlagStrongEncryption | kFlagMasked;
+  if (flags & kRefused)
+    throw input_error(where(file, entry.name),
+                      "zip record is encrypted or a patch (flags {:#06x})",
+                      flags);
+  if (entry.method != kStored && entry.method != kDeflated)
+    throw input_error(where(file, entry.name),
+                      "zip compression method {}, only stored (0) and deflated "
+                      "(8) are known",
+                      entry.method)
+        .with_hint("unpack the archive and zip it again with zip -0");
+  if (entry.method == kStored && entry.size != entry.packed_size)
+    throw input_error(where(file, entry.name),
+                      "stored zip record of two sizes, {} and {} bytes",
+                      entry.packed_size, entry.size);
+  if (entry.method == kDeflated && entry.size / kMaxRatio > entry.packed_size)
+    throw input_error(where(file, entry.name),
+                      "{} deflated bytes can't hold {} bytes",
+                      entry.packed_size, entry.size);
+}
+
+std::vector<Entry> read_entries(const io::Handle& file,
+                                const Directory& directory) {
+  if (directory.size > kMaxDirectory)
+    throw unsafe_error({file.path(), {}},
+                       "zip directory of {} bytes, at most {} are read",
+                       directory.size, kMaxDirectory);
+  if (directory.count > directory.size / kDirectoryEntrySize)
+    throw input_error({file.path(), {}},
+                      "zip directory of {} bytes can't hold {} entries",
+                      directory.size, directory.count);
+  const std::string bytes = file.read_string(directory.offset, directory.size);
+  std::string_view rest = bytes;
+  std::vector<Entry> entries;
+  entries.reserve(directory.count);
+  for (uint64_t i = 0; i < directory.count; ++i) {
+    if (rest.size() < kDirectoryEntrySize ||
+        load<uint32_t>(rest, 0) != kDirectorySignature)
+      throw input_error(
+          {file.path(), {}}, "zip directory entry {} of {} is not at byte {}",
+          i, directory.count, directory.offset + directory.size - rest.size());
+    const auto flags = load<uint16_t>(rest, 8);
+    const uint64_t name_length = load<uint16_t>(rest, 28);
+    const uint64_t extra_length = load<uint16_t>(rest, 30);
+    const uint64_t length = kDirectoryEntrySize + name_length + extra_length +
+                            load<uint16_t>(rest, 32);
+    if (length > rest.size())
+      throw input_error({file.path(), {}},
+                        "zip directory entry {} runs past the directory", i);
+    Entry entry{
+        .name = std::string(rest.substr(kDirectoryEntrySize, name_length)),
+        .header_offset = load<uint32_t>(rest, 42),
+        .packed_size = load<uint32_t>(rest, 20),
+        .size = load<uint32_t>(rest, 24),
+        .method = load<uint16_t>(rest, 10),
+        .crc32 = load<uint32_t>(rest, 16)};
+    check_name(file, entry.name);
+    read_zip64(file,
+               rest.substr(kDirectoryEntrySize + name_length, extra_length),
+               entry);
+    check_entry(file, entry, flags);
+    entries.push_back(std::move(entry));
+    rest.remove_prefix(length);
+  }
+  if (!rest.empty())
+    throw input_error({file.path(), {}},
+                      "zip directory: {} bytes are left after its {} entries",
+                      rest.size(), directory.count);
+  return entries;
+}
+
+// Local headers, read in the order of the file. Where they stand close
+// together, one read fetches many.
+class HeaderReader {
+ public:
+  HeaderReader(const io::Handle& file, uint64_t end) : file_(file), end_(end) {}
+
+  std::string_view read(uint64_t offset, uint64_t count, uint64_t next) {
+    if (offset < begin_ || offset + count > begin_ + bytes_.size()) {
+      const bool dense = next - offset < kDense;
+      const uint64_t wanted = dense ? std::max(count, kBlock) : count;
+      begin_ = offset;
+      bytes_ = file_.read_string(offset, std::min(wanted, end_ - offset));
+    }
+    return std::string_view(bytes_).substr(offset - begin_, count);
+  }
+
+ private:
+  static constexpr uint64_t kDense = 4 << 10;
+  static constexpr uint64_t kBlock = 64 << 10;
+  const io::Handle& file_;
+  const uint64_t end_;
+  uint64_t begin_ = 0;
+  std::string bytes_;
+};
+
+// Finds where the data of an entry begin. `next` is where the next header
+// begins, or the directory: all of this entry ends before it.
+void read_local_header(const io::Handle& file, HeaderReader& reader,
+                       Entry& entry, uint64_t next) {
+  const uint64_t fixed = kLocalSize + entry.name.size();
+  if (fixed > next - entry.header_offset)
+    throw input_error(where(file, entry.name),
+                      "zip record at byte {} overlaps the next one, at byte {}",
+                      entry.header_offset, next);
+  const std::string_view header = reader.read(entry.header_offset, fixed, next);
+  if (load<uint32_t>(header, 0) != kLocalSignature)
+    throw input_error(where(file, entry.name), "no zip local header at byte {}",
+                      entry.header_offset);
+  if (load<uint16_t>(header, 26) != entry.name.size() ||
+      header.substr(kLocalSize) != entry.name)
+    throw input_error(where(file, entry.name),
+                      "zip local header at byte {} names another record",
+                      entry.header_offset);
+  if (load<uint16_t>(header, 8) != entry.method)
+    throw input_error(where(file, entry.name),
+                      "zip local header at byte {} says method {}, the "
+                      "directory {}",
+                      entry.header_offset, load<uint16_t>(header, 8),
+                      entry.method);
+  entry.data_offset = entry.header_offset + fixed + load<uint16_t>(header, 28);
+  if (entry.data_offset > next || entry.packed_size > next - entry.data_offset)
+    throw input_error(where(file, entry.name),
+                      "zip record of {} bytes at byte {} runs into what begins "
+                      "at byte {}",
+                      entry.packed_size, entry.data_offset, next);
+}
+
+void read_local_headers(const io::Handle& file, uint64_t directory,
+                        std::vector<Entry>& entries) {
+  std::vector<Entry*> order;
+  order.reserve(entries.size());
+  for (Entry& entry : entries) {
+    if (entry.header_offset >= directory)
+      throw input_error(where(file, entry.name),
+                        "zip local header at byte {}, the directory begins at "
+                        "byte {}",
+                        entry.header_offset, directory);
+    order.push_back(&entry);
+  }
+  std::ranges::stable_sort(order, {},
+                           [](const Entry* e) { return e->header_offset; });
+  HeaderReader reader(file, directory);
+  for (size_t i = 0; i < order.size(); ++i) {
+    const bool last = i + 1 == order.size();
+    read_local_header(file, reader, *order[i],
+                      last ? directory : order[i + 1]->header_offset);
+  }
+}
+
+}  // namespace
+
+Archive Archive::read(const io::Handle& file) {
+  const Directory directory = find_directory(file);
+  Archive archive;
+  archive.entries_ = read_entries(file, directory);
+  const std::vector<Entry>& entries = archive.entries_;
+  archive.by_name_.reserve(entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto [first, fresh] = archive.by_name_.emplace(entries[i].name, i);
+    if (!fresh)
+      throw input_error(where(file, entries[i].name),
+                        "two zip records of this name, at bytes {} and {}",
+                        entries[first->second].header_offset,
+                        entries[i].header_offset);
+  }
+  read_local_headers(file, directory.offset, archive.entries_);
+  return archive;
+}
+
+const Entry* Archive::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &entries_[found->second];
+}
+
+std::string read_entry(const io::Handle& file, const Entry& entry,
+                       uint64_t limit) {
+  if (entry.size > limit)
+    throw input_error(where(file, entry.name),
+                      "zip record of {} bytes, at most {} are read", entry.size,
+                      limit);
+  std::string content;
+  if (entry.method == kStored) {
+    content = file.read_string(entry.data_offset, entry.size);
+  } else {
+    // The handle outlives the reader, so nothing has to own it.
+    const std::shared_ptr<const io::Handle> borrowed(std::shared_ptr<void>(),
+                                                     &file);
+    InflateReader reader(borrowed,
+                         {.path = file.path(),
+                          .size = entry.size,
+                          .codec = Codec::kDeflate,
+                          .packed_offset = entry.data_offset,
+                          .packed_size = entry.packed_size},
+                         entry.name);
+    content.resize(entry.size);
+    reader.read(0, std::as_writable_bytes(std::span(content)));
+  }
+  const uint32_t found = crc32(0, std::as_bytes(std::span(content)));
+  if (entry.crc32 != 0 && found != entry.crc32)
+    throw input_error(where(file, entry.name),
+                      "zip record has CRC-32 {:08x}, its bytes have {:08x}",
+                      entry.crc32, found)
+        .with_hint(
+            "the bytes changed after they were written; copy or "
+            "download the file again");
+  return content;
+}
+
+}  // namespace ckpt::zip
