@@ -158,6 +158,7 @@ struct Catalog {
   std::string format;   // "safetensors", "torch", "fairseq2" …
   std::string version;  // of the format, if it says
   std::string path;     // what was opened, after following to a step
+  std::string root;     // what was given, if it was followed to `path`
   std::string family;   // "" if unknown
   std::string dialect;  // "hf", "fairseq2", … or ""
   Topology topology;
