@@ -27,13 +27,16 @@ class JsonWriter {
 
   JsonWriter& value(std::string_view text);
   JsonWriter& value(const char* text) { return value(std::string_view(text)); }
+  JsonWriter& value(const std::string& text) {
+    return value(std::string_view(text));
+  }
   JsonWriter& value(uint64_t number);
   JsonWriter& value(int64_t number);
   JsonWriter& value(double number);  // nan and inf as strings
   JsonWriter& value(uint32_t number) { return value(uint64_t{number}); }
   JsonWriter& value(int number) { return value(int64_t{number}); }
   JsonWriter& value(bool truth);
-  JsonWriter& value(const nlohmann::ordered_json& tree);
+  JsonWriter& tree(const nlohmann::ordered_json& tree);
   JsonWriter& null();
 
   // key and value in one call; "" becomes null in `text_or_null`.

@@ -11,9 +11,13 @@
 
 namespace ckpt::app {
 
-// `inspect --json`. With `digests`, one per tensor in the catalog's order.
+// What `inspect --json` shows beyond the catalog itself.
+struct InspectParts {
+  std::span<const Digest> digests;  // none, or one per tensor in order
+  bool shards = false;              // the place of every piece
+};
 std::string inspect_json(const Catalog& catalog,
-                         std::span<const Digest> digests = {});
+                         const InspectParts& parts = {});
 
 // `verify --json`
 struct VerifyReport {

@@ -1,0 +1,189 @@
+#include "app/console.h"
+
+#include <fmt/format.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+
+#include "app/progress.h"
+#include "lib/interrupt.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr size_t kBuffer = size_t{1} << 16;
+
+struct Console {
+  bool color_out = false;
+  bool color_err = false;
+  bool out_closed = false;  // the reader of stdout has gone
+  std::string buffer;
+};
+Console console;
+
+bool wants_color(When when, int fd) {
+  if (when != When::kAuto) return when == When::kAlways;
+  const char* no_color = std::getenv("NO_COLOR");
+  if (no_color != nullptr && *no_color != '\0') return false;
+  const char* term = std::getenv("TERM");
+  if (term != nullptr && std::string_view(term) == "dumb") return false;
+  return isatty(fd) != 0;
+}
+
+std::string_view code_of(Style style) {
+  switch (style) {
+    case Style::kPlain:
+      return "0";
+    case Style::kBold:
+      return "1";
+    case Style::kDim:
+      return "2";
+    case Style::kRed:
+      return "1;31";
+    case Style::kYellow:
+      return "1;33";
+    case Style::kGreen:
+      return "32";
+  }
+  return "0";
+}
+
+std::string paint(std::string_view text, Style style, bool color) {
+  if (!color || style == Style::kPlain) return std::string(text);
+  return fmt::format("\x1b[{}m{}\x1b[0m", code_of(style), text);
+}
+
+// Returns 0 or an errno.
+int write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    text.remove_prefix(static_cast<size_t>(n));
+  }
+  return 0;
+}
+
+size_t width_of(int fd) {
+  if (const char* columns = std::getenv("COLUMNS")) {
+    const long value = std::strtol(columns, nullptr, 10);
+    if (value > 0 && value < 10'000) return static_cast<size_t>(value);
+  }
+  winsize size = {};
+  if (ioctl(fd, TIOCGWINSZ, &size) == 0) return size.ws_col;
+  return 0;
+}
+
+// "warning: …" for the levels that a user chose. Whatever is in a message
+// (names of tensors, of files) can't drive the terminal.
+class Sink : public spdlog::sinks::base_sink<std::mutex> {
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    const std::string text = text::printable(
+        std::string_view(message.payload.data(), message.payload.size()));
+    say(prefix(message.level) + text);
+  }
+  void flush_() override {}
+
+ private:
+  static std::string prefix(spdlog::level::level_enum level) {
+    const bool color = console.color_err;
+    if (level >= spdlog::level::err)
+      return paint("error:", Style::kRed, color) + " ";
+    if (level == spdlog::level::warn)
+      return paint("warning:", Style::kYellow, color) + " ";
+    return level == spdlog::level::info ? "note: " : "debug: ";
+  }
+};
+
+spdlog::level::level_enum level_of(int verbosity) {
+  if (verbosity < 0) return spdlog::level::err;
+  if (verbosity == 0) return spdlog::level::warn;
+  return verbosity == 1 ? spdlog::level::info : spdlog::level::debug;
+}
+
+}  // namespace
+
+void configure(const OutputOptions& options) {
+  console.color_out = wants_color(options.color, STDOUT_FILENO);
+  console.color_err = wants_color(options.color, STDERR_FILENO);
+  auto logger =
+      std::make_shared<spdlog::logger>("ckpt", std::make_shared<Sink>());
+  logger->set_level(level_of(options.verbosity));
+  spdlog::set_default_logger(std::move(logger));
+}
+
+void print(std::string_view text) {
+  if (console.out_closed) return;
+  console.buffer += text;
+  if (console.buffer.size() >= kBuffer) flush();
+}
+
+void flush() {
+  std::string text;
+  std::swap(text, console.buffer);
+  if (text.empty()) return;
+  hide_progress();
+  const int failure = write_all(STDOUT_FILENO, text);
+  if (failure == 0) return;
+  console.out_closed = true;
+  if (failure != EPIPE) throw io_error("standard output", "write", failure);
+}
+
+bool stdout_is_terminal() { return isatty(STDOUT_FILENO) != 0; }
+size_t stdout_width() { return width_of(STDOUT_FILENO); }
+size_t stderr_width() { return width_of(STDERR_FILENO); }
+
+std::string styled(std::string_view text, Style style) {
+  return paint(text, style, console.color_out);
+}
+
+void say(std::string_view line) {
+  hide_progress();
+  write_all(STDERR_FILENO, std::string(line) + "\n");
+}
+
+void say_error(std::string_view problem, std::string_view hint) {
+  const bool color = console.color_err;
+  say(paint("error:", Style::kRed, color) + " " + text::printable(problem));
+  if (!hint.empty())
+    say(paint("hint:", Style::kGreen, color) + " " + text::printable(hint));
+}
+
+int report_current_exception() {
+  try {
+    throw;
+  } catch (const Interrupted& stop) {
+    say_error(stop.what());
+    return 128 + stop.signal();
+  } catch (const Error& error) {
+    const bool bug = error.code() == ExitCode::kBug;
+    say_error(error.what(), bug && error.hint().empty()
+                                ? "this is a bug in ckpt " CKPT_VERSION
+                                  "; please report it with the command line"
+                                : error.hint());
+    return static_cast<int>(error.code());
+  } catch (const std::bad_alloc&) {
+    say_error("out of memory",
+              "a smaller --max-mem or fewer --threads need less");
+    return static_cast<int>(ExitCode::kResource);
+  } catch (const std::exception& error) {
+    say_error(std::string("internal: ") + error.what(),
+              "this is a bug in ckpt " CKPT_VERSION
+              "; please report it with the command line");
+  } catch (...) {
+    say_error("internal: an exception of unknown type",
+              "this is a bug in ckpt " CKPT_VERSION
+              "; please report it with the command line");
+  }
+  return static_cast<int>(ExitCode::kBug);
+}
+
+}  // namespace ckpt::app

@@ -1,0 +1,198 @@
+#include "app/help.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "app/console.h"
+#include "app/table.h"
+#include "formats/format.h"
+#include "lib/io/file.h"
+#include "lib/text/suggest.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr std::string_view kExitStatus =
+    "  0  done, same, valid\n"
+    "  1  a negative answer: damage or differences found\n"
+    "  2  wrong usage\n"
+    "  3  input missing, or of no known format\n"
+    "  4  input damaged\n"
+    "  5  can't be done faithfully\n"
+    "  6  reading or writing failed; --resume goes on\n"
+    "  7  memory or an optional module is missing\n"
+    "  8  refused as unsafe\n"
+    " 70  a bug in ckpt\n"
+    "130, 143  interrupted\n";
+
+std::string heading(std::string_view text) {
+  return styled(text, Style::kBold) + "\n";
+}
+
+std::string usage_line(const Command& command, const CLI::App& app) {
+  std::string line = fmt::format("usage: ckpt {}", command.name());
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->get_positional()) continue;
+    const std::string name = option->get_name(true);
+    line += option->get_required() ? " " + name : " [" + name + "]";
+  }
+  return line + " [options]";
+}
+
+// "-n, --dry-run", "    --keys GLOB"
+std::string option_names(const CLI::Option& option) {
+  if (option.get_positional()) return option.get_name(true);
+  std::string text = option.get_snames().empty()
+                         ? "    "
+                         : "-" + option.get_snames()[0] + ", ";
+  text += "--" + option.get_lnames()[0];
+  if (option.get_type_size() != 0) text += " " + option.get_type_name();
+  return text;
+}
+
+// Options of one group, aligned over the whole page.
+std::string option_group(const CLI::App& app, const std::string& group) {
+  constexpr size_t kNames = 26;
+  std::string text;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group() != group) continue;
+    text += fmt::format("  {:<{}}  {}\n", option_names(*option), kNames,
+                        option->get_description());
+  }
+  return text;
+}
+
+std::vector<std::string> option_words(const CLI::App& app) {
+  std::vector<std::string> words;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames())
+      words.push_back("--" + name);
+    for (const std::string& name : option->get_snames())
+      words.push_back("-" + name);
+  }
+  return words;
+}
+
+struct Module {
+  std::string_view name;
+  std::string_view what;
+};
+constexpr Module kModules[] = {
+    {"torch", "casts (--dtype), statistics, numeric differences"},
+    {"mpi", "many ranks under mpirun or srun"},
+    {"cuda", "--device cuda"},
+};
+
+std::string program_directory() {
+  std::string path(4096, '\0');
+  const ssize_t n = readlink("/proc/self/exe", path.data(), path.size());
+  path.resize(n > 0 ? static_cast<size_t>(n) : 0);
+  return io::parent(path);
+}
+
+std::string formats_table() {
+  Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
+  for (const formats::Format& format : formats::all_formats()) {
+    const char* can = format.reader && format.writer ? "read, write"
+                      : format.reader                ? "read"
+                                                     : "write";
+    table.row({std::string(format.name), can, std::string(format.what)});
+  }
+  return table.text(0);
+}
+
+}  // namespace
+
+std::string main_help(const Commands& commands) {
+  std::string text =
+      "ckpt opens any large-model training checkpoint, says what is in it,\n"
+      "verifies it and rewrites it for another topology or framework.\n\n"
+      "usage: ckpt COMMAND ... [options]\n\n";
+  text += heading("Commands");
+  for (const auto& command : commands)
+    text += fmt::format("  {:<9} {}\n", command->name(), command->help());
+  text += "\n" + heading("Examples");
+  for (const auto& command : commands) {
+    const std::string_view all = command->examples();
+    text += fmt::format("  {}\n", all.substr(0, all.find('\n')));
+  }
+  text += "\n" + heading("Formats (--from, --to)") + formats_table();
+  text += "\n" + heading("Exit status");
+  text += kExitStatus;
+  text += "\nckpt COMMAND --help says more; ckpt --version what is built in.\n";
+  return text;
+}
+
+std::string command_help(const Command& command, const CLI::App& app) {
+  std::string text =
+      fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
+  text += usage_line(command, app) + "\n";
+  std::vector<std::string> groups;
+  for (const CLI::Option* option : app.get_options())
+    if (std::ranges::find(groups, option->get_group()) == groups.end())
+      groups.push_back(option->get_group());
+  for (const std::string& group : groups)
+    text += "\n" + heading(group) + option_group(app, group);
+  text += "\n" + heading("Examples");
+  std::string_view rest = command.examples();
+  while (!rest.empty()) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    text += fmt::format("  {}\n", rest.substr(0, end));
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return text;
+}
+
+std::string version_text() {
+  std::string text = "ckpt " CKPT_VERSION "\n";
+  for (const Module& module : kModules) {
+    const std::string file = fmt::format("libckpt_{}.so", module.name);
+    text += fmt::format("  {:<6} {:<14} {}\n", module.name,
+                        io::is_file(io::join(program_directory(), file))
+                            ? "available"
+                            : "not available",
+                        module.what);
+  }
+  return text;
+}
+
+Error unknown_command(const std::string& word, const Commands& commands) {
+  if (word.starts_with("-"))
+    return usage_error({}, "'{}' stands before the command", word)
+        .with_hint("options come after it: ckpt COMMAND ... [options]");
+  std::vector<std::string> names;
+  for (const auto& command : commands) names.emplace_back(command->name());
+  const std::string near = text::nearest(word, names);
+  std::string hint = fmt::format("one of {}", fmt::join(names, ", "));
+  if (!near.empty()) {
+    hint = fmt::format("did you mean ckpt {}?", near);
+  } else if (io::is_file(word) || io::is_directory(word)) {
+    hint = fmt::format("to see what it holds: ckpt inspect {}", word);
+  }
+  return usage_error({}, "'{}' is no command", word).with_hint(hint);
+}
+
+Error wrong_options(const Command& command, const CLI::App& app,
+                    const std::string& message) {
+  const std::string help =
+      fmt::format("ckpt {} --help lists the options", command.name());
+  const std::vector<std::string> extras = app.remaining();
+  const auto dashed = std::ranges::find_if(extras, [](const std::string& s) {
+    return s.size() > 1 && s.starts_with("-");
+  });
+  if (dashed != extras.end()) {
+    const std::string word = dashed->substr(0, dashed->find('='));
+    const std::string near = text::nearest(word, option_words(app));
+    return usage_error({}, "ckpt {} has no option {}", command.name(), word)
+        .with_hint(near.empty() ? help : fmt::format("did you mean {}?", near));
+  }
+  if (!extras.empty())
+    return usage_error({}, "one argument too many: '{}'", extras.front())
+        .with_hint(usage_line(command, app));
+  return usage_error({}, "{}", message).with_hint(help);
+}
+
+}  // namespace ckpt::app

@@ -1,0 +1,133 @@
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <fstream>
+
+#include "app/command.h"
+#include "app/console.h"
+#include "app/html.h"
+#include "app/report.h"
+#include "app/select.h"
+#include "app/view.h"
+#include "lib/io/file.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr std::string_view kExamples =
+    "ckpt inspect step_5000\n"
+    "ckpt inspect step_5000 --keys '*.q_proj.*' --shards\n"
+    "ckpt inspect model.pt --objects\n"
+    "ckpt inspect step_5000 --json | jq '.tensors[].name'";
+
+// Why each format was taken or not.
+void log_detection(const std::string& path) {
+  const formats::Detection detection = formats::detect(path);
+  for (const auto& [name, why] : detection.tried) {
+    const bool taken =
+        detection.format != nullptr && detection.format->name == name;
+    spdlog::info("{} {}: {}", taken ? "is" : "is not", name, why);
+  }
+}
+
+// A page that we wrote may be replaced; a checkpoint given by mistake may not.
+void save_html(const std::string& path, const std::string& page) {
+  constexpr std::string_view kMark = "<!doctype html>";
+  if (path == "-") return print(page);
+  if (std::ifstream before(path, std::ios::binary); before) {
+    std::string start(kMark.size(), '\0');
+    before.read(start.data(), static_cast<std::streamsize>(start.size()));
+    if (before.gcount() != 0 && start != kMark)
+      throw usage_error({path, {}}, "--html: the file exists and is no page")
+          .with_hint("give --html the name of a new file");
+  }
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << page;
+  file.close();
+  if (!file)
+    throw Error(ExitCode::kIo, {path, {}},
+                std::string("--html: can't write: ") + std::strerror(errno));
+}
+
+class Inspect : public Command {
+ public:
+  std::string_view name() const override { return "inspect"; }
+  std::string_view help() const override {
+    return "say what a checkpoint holds, from its headers alone";
+  }
+  std::string_view examples() const override { return kExamples; }
+  void add_options(CLI::App& app) override;
+  ExitCode run() override;
+
+ private:
+  void print_text(const Catalog& catalog) const;
+
+  std::string path_;
+  SourceOptions source_;
+  SelectOptions select_;
+  EngineOptions engine_;
+  bool shards_ = false;
+  bool objects_ = false;
+  bool tree_ = false;
+  bool stats_ = false;
+  bool digest_ = false;
+  std::string html_;
+};
+
+void Inspect::add_options(CLI::App& app) {
+  app.add_option("PATH", path_, "A file, a directory or a training root")
+      ->required()
+      ->group("Arguments");
+  const std::string group = "What to show";
+  app.add_flag("--tree", tree_, "Names as a tree, with sums")->group(group);
+  app.add_flag("--shards", shards_, "Where every piece lies")->group(group);
+  app.add_flag("--objects", objects_, "Values that are no tensors")
+      ->group(group);
+  app.add_flag("--stats", stats_,
+               "Range, mean, NaNs of every tensor (reads it)")
+      ->group(group);
+  app.add_flag("--digest", digest_, "Fingerprint of every tensor (reads it)")
+      ->group(group);
+  app.add_option("--html", html_, "Write a page to look at in a browser")
+      ->type_name("FILE")
+      ->group(group);
+  add_select_options(app, select_);
+  add_source_options(app, source_);
+  add_engine_options(app, engine_);
+}
+
+void Inspect::print_text(const Catalog& catalog) const {
+  const size_t width = stdout_is_terminal() ? stdout_width() : 0;
+  print(summary_text(catalog));
+  if (tree_) {
+    print(tree_text(catalog, width));
+  } else if (shards_) {
+    for (const Tensor& tensor : catalog.tensors)
+      print(shards_text(catalog, tensor, width));
+  } else {
+    print(pattern_text(catalog, width));
+  }
+  if (objects_) print(objects_text(catalog, width));
+}
+
+ExitCode Inspect::run() {
+  if (output.verbosity > 0 && source_.from.empty()) log_detection(path_);
+  Catalog catalog = open_source(path_, source_);
+  const Selection selection = select(catalog, select_);
+  for (const std::string& note : selection.notes) spdlog::info("{}", note);
+  if (!html_.empty()) save_html(html_, inspect_html(catalog));
+  if (output.json) {
+    print(inspect_json(catalog, {.digests = {}, .shards = shards_}));
+  } else if (html_ != "-") {
+    print_text(catalog);
+  }
+  return ExitCode::kDone;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> make_inspect() { return std::make_unique<Inspect>(); }
+
+}  // namespace ckpt::app

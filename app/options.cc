@@ -1,0 +1,300 @@
+#include "app/options.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <functional>
+#include <map>
+
+#include "ckpt/error.h"
+#include "lib/text/format.h"
+#include "lib/text/suggest.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr uint32_t kMostRanks = 1'000'000;
+constexpr uint32_t kMostThreads = 4096;
+constexpr uint64_t kLeastMemory = uint64_t{16} << 20;
+
+// A digit string that fits; signs, spaces and junk are refused.
+std::optional<uint32_t> parse_count(std::string_view text, uint32_t most) {
+  uint32_t value = 0;
+  const auto [end, failure] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure != std::errc{} || end != text.data() + text.size())
+    return std::nullopt;
+  if (value == 0 || value > most) return std::nullopt;
+  return value;
+}
+
+uint32_t rank_count(const std::string& option, std::string_view text) {
+  const auto count = parse_count(text, kMostRanks);
+  if (count) return *count;
+  throw usage_error({}, "{} '{}': expected a number from 1 to {}", option, text,
+                    kMostRanks)
+      .with_hint(option + " takes 8, or 4:8 (4->8, 4→8) for 4 to 8");
+}
+
+uint64_t size_value(const std::string& option, const std::string& text) {
+  try {
+    return text::parse_size(text);
+  } catch (const Error& error) {
+    throw Error(error.code(), {}, option + ": " + error.problem(),
+                error.hint());
+  }
+}
+
+// One of a few words, with "did you mean".
+template <class T>
+T choice(const std::string& option, const std::string& text,
+         const std::map<std::string, T>& values) {
+  const auto found = values.find(text);
+  if (found != values.end()) return found->second;
+  std::vector<std::string> words;
+  for (const auto& [word, value] : values) words.push_back(word);
+  const std::string near = text::nearest(text, words);
+  throw usage_error({}, "{} '{}': expected {}", option, text,
+                    fmt::join(words, ", "))
+      .with_hint(near.empty() ? "" : "did you mean " + near + "?");
+}
+
+When when_of(const std::string& option, const std::string& text) {
+  return choice<When>(option, text,
+                      {{"auto", When::kAuto},
+                       {"always", When::kAlways},
+                       {"never", When::kNever}});
+}
+
+DType cast_type(const std::string& text) {
+  const std::map<std::string, DType> values = {
+      {"f64", DType::f64},         {"f32", DType::f32},
+      {"f16", DType::f16},         {"bf16", DType::bf16},
+      {"f8_e4m3", DType::f8_e4m3}, {"f8_e5m2", DType::f8_e5m2}};
+  const auto torch = dtype_from_torch(text);  // "bfloat16" is as clear
+  return choice<DType>("--dtype", torch ? std::string(name(*torch)) : text,
+                       values);
+}
+
+// An option with a value that is handed to `take` as soon as it is parsed.
+CLI::Option* valued(CLI::App& app, const std::string& names,
+                    const std::string& type, const std::string& help,
+                    std::function<void(const std::string&)> take) {
+  return app.add_option_function<std::string>(names, take, help)
+      ->type_name(type);
+}
+
+void add_list(CLI::App& app, const std::string& name,
+              std::vector<std::string>& list, const std::string& help) {
+  app.add_option(name, list, help)
+      ->type_name("GLOB")
+      ->allow_extra_args(false)
+      ->group("Selection");
+}
+
+// Problems come in thousands when they come; twenty of a kind tell enough.
+void log_problems(const std::vector<Problem>& problems) {
+  constexpr uint64_t kShown = 20;
+  std::map<std::string, uint64_t> seen;
+  for (const Problem& problem : problems) {
+    const bool note = problem.severity == Problem::Severity::kNote;
+    if (!note && ++seen[problem.kind] > kShown) continue;
+    const Error text(ExitCode::kDamaged, {problem.file, problem.tensor},
+                     problem.message);
+    spdlog::log(note ? spdlog::level::info : spdlog::level::warn, "{}",
+                text.what());
+  }
+  for (const auto& [kind, count] : seen) {
+    if (count > kShown)
+      spdlog::warn("{} more of this kind ({}); --json lists all of them",
+                   count - kShown, kind);
+  }
+}
+
+uint32_t resolve_axis(std::string_view axis, uint32_t held,
+                      const TopologyOptions::Axis& wanted) {
+  if (wanted.from && *wanted.from != held) {
+    throw usage_error({}, "--{} {}: the source has {}={}, not {}", axis,
+                      wanted.text, axis, held, *wanted.from)
+        .with_hint(fmt::format("--{} {}:{}, or just --{} {}", axis, held,
+                               *wanted.to, axis, *wanted.to));
+  }
+  return wanted.to.value_or(held);
+}
+
+}  // namespace
+
+TopologyOptions::Axis parse_axis(const std::string& option,
+                                 const std::string& text) {
+  TopologyOptions::Axis axis{.text = text, .from = {}, .to = {}};
+  for (const std::string_view arrow : {"→", "->", ":"}) {
+    const size_t at = text.find(arrow);
+    if (at == text.npos) continue;
+    axis.from = rank_count(option, std::string_view(text).substr(0, at));
+    axis.to =
+        rank_count(option, std::string_view(text).substr(at + arrow.size()));
+    return axis;
+  }
+  axis.to = rank_count(option, text);
+  return axis;
+}
+
+Topology TopologyOptions::resolve(const Topology& source) const {
+  return {.tp = resolve_axis("tp", source.tp, tp),
+          .pp = resolve_axis("pp", source.pp, pp),
+          .dp = resolve_axis("dp", source.dp, dp),
+          .ep = resolve_axis("ep", source.ep, ep)};
+}
+
+void add_output_options(CLI::App& app, OutputOptions& options) {
+  const std::string group = "Output";
+  app.add_flag("--json", options.json, "One JSON document on stdout")
+      ->group(group);
+  app.add_flag_function(
+         "-v,--verbose",
+         [&](int64_t count) {
+           options.verbosity = static_cast<int>(std::min<int64_t>(count, 2));
+         },
+         "Say what was chosen and why; -vv: everything")
+      ->group(group);
+  app.add_flag_function(
+         "-q,--quiet", [&](int64_t) { options.verbosity = -1; }, "Errors only")
+      ->group(group)
+      ->excludes("--verbose");
+  valued(app, "--color", "WHEN", "auto, always or never",
+         [&](const std::string& s) { options.color = when_of("--color", s); })
+      ->group(group);
+  valued(app, "--progress", "WHEN", "auto (on a terminal), always or never",
+         [&](const std::string& s) {
+           options.progress = when_of("--progress", s);
+         })
+      ->group(group);
+}
+
+void add_source_options(CLI::App& app, SourceOptions& options) {
+  const std::string group = "Source";
+  app.add_option("--from", options.from,
+                 "Format of the source, instead of detecting it")
+      ->type_name("FORMAT")
+      ->group(group);
+  app.add_option("--family", options.read.family,
+                 "Model family, where the files don't say: llama, qwen ...")
+      ->type_name("NAME")
+      ->group(group);
+  app.add_option("--shard-dims", options.read.shard_dims_file,
+                 "JSON of GLOB: dim, for names that no family explains")
+      ->type_name("RULES.json")
+      ->group(group);
+  app.add_flag("--restrict", options.read.restrict_globals,
+               "Refuse pickled classes that weights-only loading refuses")
+      ->group(group);
+}
+
+void add_select_options(CLI::App& app, SelectOptions& options) {
+  add_list(app, "--keys", options.keys, "Only tensors of these names");
+  add_list(app, "--exclude", options.exclude, "No tensors of these names");
+  app.add_option("--layers", options.layers,
+                 "Only these layers (0-15,20) and what is in no layer")
+      ->type_name("LIST")
+      ->group("Selection");
+  CLI::Option* model =
+      app.add_flag("--model-only", options.model_only, "No optimizer state")
+          ->group("Selection");
+  app.add_flag("--optim-only", options.optim_only, "Only optimizer state")
+      ->group("Selection")
+      ->excludes(model);
+}
+
+void add_topology_options(CLI::App& app, TopologyOptions& options) {
+  struct Row {
+    const char* name;
+    const char* help;
+    TopologyOptions::Axis* axis;
+  };
+  const Row rows[] = {
+      {"--tp", "Tensor-parallel ranks: 8, or 4:8 for 4 to 8", &options.tp},
+      {"--pp", "Pipeline stages", &options.pp},
+      {"--dp", "Data-parallel shards (FSDP, ZeRO)", &options.dp},
+      {"--ep", "Expert-parallel ranks", &options.ep},
+  };
+  for (const Row& row : rows) {
+    valued(app, row.name, "N", row.help, [row](const std::string& s) {
+      *row.axis = parse_axis(row.name, s);
+    })->group("Topology");
+  }
+}
+
+void add_engine_options(CLI::App& app, EngineOptions& options) {
+  const std::string group = "Resources";
+  valued(app, "-j,--threads", "N", "Worker threads (default: processors)",
+         [&](const std::string& s) {
+           const auto count = parse_count(s, kMostThreads);
+           if (!count)
+             throw usage_error({}, "--threads '{}': expected 1 to {}", s,
+                               kMostThreads);
+           options.threads = *count;
+         })
+      ->group(group);
+  valued(app, "--max-mem", "SIZE", "Bound of the memory used (default 1GiB)",
+         [&](const std::string& s) {
+           options.max_mem = size_value("--max-mem", s);
+           if (options.max_mem < kLeastMemory)
+             throw usage_error({}, "--max-mem {}: at least 16MiB is needed", s);
+         })
+      ->group(group);
+  valued(app, "--device", "DEVICE", "cpu (default) or cuda",
+         [&](const std::string& s) {
+           options.cuda =
+               choice<bool>("--device", s, {{"cpu", false}, {"cuda", true}});
+         })
+      ->group(group);
+}
+
+void add_write_options(CLI::App& app, WriteOptions& options) {
+  const std::string group = "Writing";
+  app.add_flag("-n,--dry-run", options.dry_run,
+               "Say what would be written; write nothing")
+      ->group(group);
+  app.add_flag("--overwrite", options.overwrite,
+               "Replace DST, once the new one is whole")
+      ->group(group);
+  app.add_flag("--resume", options.resume,
+               "Go on where an interrupted run stopped")
+      ->group(group);
+  app.add_flag("--verify", options.verify,
+               "Read back and compare after writing")
+      ->group(group);
+  valued(app, "--dtype", "DTYPE",
+         "Cast floating-point tensors: f32, f16, bf16 ...",
+         [&](const std::string& s) { options.dtype = cast_type(s); })
+      ->group(group);
+  app.add_option("--rename", options.rename_file, "JSON of new tensor names")
+      ->type_name("RULES.json")
+      ->group(group);
+  valued(app, "--max-shard-size", "SIZE", "Split files above this (5GB)",
+         [&](const std::string& s) {
+           options.max_shard_size = size_value("--max-shard-size", s);
+           if (options.max_shard_size == 0)
+             throw usage_error({}, "--max-shard-size 0: no tensor fits");
+         })
+      ->group(group);
+  app.add_flag_callback(
+         "--no-fsync", [&] { options.sync = false; }, "Don't wait for the disk")
+      ->group(group);
+  app.add_flag_callback(
+         "--no-manifest", [&] { options.manifest = false; },
+         "Write no .ckpt-manifest.json")
+      ->group(group);
+}
+
+Catalog open_source(const std::string& path, const SourceOptions& options) {
+  Catalog catalog = formats::open(path, options.from, options.read);
+  log_problems(catalog.problems);
+  for (const std::string& assumption : catalog.assumptions)
+    spdlog::info("{}", assumption);
+  return catalog;
+}
+
+}  // namespace ckpt::app

@@ -1,0 +1,38 @@
+// Tensors as people think of them: one row for the same tensor of all layers.
+//
+//   layers.0.attn.q_proj.weight  bf16 [4096, 4096]
+//   layers.1.attn.q_proj.weight  bf16 [4096, 4096]    give one row,
+//   ...                                               ×32
+//   layers.#.attn.q_proj.weight  bf16 [4096, 4096]
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::app {
+
+struct PatternRow {
+  std::string name;  // a # stands for each number that differs
+  uint64_t count = 0;
+  uint64_t bytes = 0;
+  uint64_t pieces = 0;
+  const Tensor* first = nullptr;  // for dtype, shape, rule
+};
+
+// Tensors of one kind, in order of first appearance. Tensors fall together
+// when their names differ in whole-number components only and their dtype,
+// shape and split agree. Where that leaves one pattern in several rows, the
+// names say which numbers: layers.{0-2,5}.weight.
+std::vector<PatternRow> pattern_rows(const Catalog& catalog, Kind kind);
+
+// "layers.12.w1" -> "layers.#.w1"
+std::string pattern_of(std::string_view name);
+
+// "tp dim 0", "tp dim 0 in 3 groups", "replicated", "" if unknown or tp is 1
+std::string split_text(const TpRule& rule);
+
+}  // namespace ckpt::app

@@ -1,0 +1,234 @@
+#include "app/report.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <unordered_set>
+
+#include "app/json_writer.h"
+#include "lib/pickle/json.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::app {
+namespace {
+
+std::string_view severity_name(Problem::Severity severity) {
+  switch (severity) {
+    case Problem::Severity::kNote:
+      return "note";
+    case Problem::Severity::kWarning:
+      return "warning";
+    case Problem::Severity::kDamage:
+      return "damage";
+  }
+  return "warning";
+}
+
+void write_dims(JsonWriter& json, const Dims& dims) {
+  json.begin_array();
+  for (const uint64_t dim : dims) json.value(dim);
+  json.end_array();
+}
+
+void write_topology(JsonWriter& json, const Topology& topology) {
+  json.begin_object();
+  json.member("tp", topology.tp);
+  json.member("pp", topology.pp);
+  json.member("dp", topology.dp);
+  json.member("ep", topology.ep);
+  json.end_object();
+}
+
+void write_problems(JsonWriter& json, std::span<const Problem> problems) {
+  json.begin_array();
+  for (const Problem& problem : problems) {
+    json.begin_object();
+    json.member("kind", problem.kind);
+    json.member("severity", severity_name(problem.severity));
+    json.member("file", problem.file);
+    json.member("tensor", problem.tensor);
+    json.member("message", problem.message);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+void write_shards(JsonWriter& json, const Catalog& catalog,
+                  const Tensor& tensor) {
+  json.key("shards").begin_array();
+  for (const Piece& piece : tensor.pieces) {
+    json.begin_object();
+    json.member("file", catalog.files[piece.extent.file].path);
+    json.member("begin", piece.extent.offset);
+    json.key("offset");
+    write_dims(json, piece.box.offset);
+    json.key("shape");
+    write_dims(json, piece.box.shape);
+    if (piece.flat) {
+      json.key("flat").begin_array();
+      json.value(piece.flat->begin).value(piece.flat->end);
+      json.end_array();
+    }
+    json.end_object();
+  }
+  json.end_array();
+}
+
+void write_tensor(JsonWriter& json, const Catalog& catalog,
+                  const Tensor& tensor, const InspectParts& parts) {
+  json.begin_object();
+  json.member("name", tensor.name);
+  json.member("dtype", name(tensor.dtype));
+  json.key("shape");
+  write_dims(json, tensor.shape);
+  json.member("bytes", byte_size(tensor));
+  json.member("kind", name(tensor.kind));
+  json.member("pieces", uint64_t{tensor.pieces.size()});
+  json.key("shard_dim");
+  if (tensor.tp.state == TpRule::State::kSplit) {
+    json.value(tensor.tp.dim);
+  } else {
+    json.null();
+  }
+  if (tensor.kind == Kind::optim) {
+    json.member("param", tensor.param);
+    json.member("state", tensor.state);
+  }
+  if (!parts.digests.empty()) {
+    const auto index = static_cast<size_t>(&tensor - catalog.tensors.data());
+    json.member("digest", parts.digests[index].hex());
+  }
+  if (parts.shards) write_shards(json, catalog, tensor);
+  json.end_object();
+}
+
+void write_object(JsonWriter& json, const Object& object) {
+  json.begin_object();
+  json.member("name", object.name);
+  json.member("type", type_name(object));
+  json.key("value").tree(pickle::to_json(*object.document, object.node));
+  json.end_object();
+}
+
+// Tied tensors are one tensor under several names.
+struct Place {
+  uint32_t tie, file;
+  uint64_t offset;
+  auto operator<=>(const Place&) const = default;
+};
+
+bool seen_before(const Tensor& tensor, std::set<Place>& seen) {
+  if (tensor.tie == 0 || tensor.pieces.empty()) return false;
+  const Extent& extent = tensor.pieces.front().extent;
+  return !seen.insert({tensor.tie, extent.file, extent.offset}).second;
+}
+
+}  // namespace
+
+std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
+  const Totals sums = totals(catalog);
+  JsonWriter json;
+  json.begin_object();
+  json.member("format", catalog.format);
+  json.member("version", catalog.version);
+  json.member("path", catalog.path);
+  json.text_or_null("family", catalog.family);
+  json.text_or_null("dialect", catalog.dialect);
+  json.key("topology");
+  write_topology(json, catalog.topology);
+  json.member("bytes", sums.bytes);
+  json.member("files", sums.files);
+  json.member("parameters", sums.parameters);
+  json.key("tensors").begin_array();
+  for (const Tensor& tensor : catalog.tensors)
+    write_tensor(json, catalog, tensor, parts);
+  json.end_array();
+  json.key("objects").begin_array();
+  for (const Object& object : catalog.objects) write_object(json, object);
+  json.end_array();
+  json.key("problems");
+  write_problems(json, catalog.problems);
+  json.key("assumptions").begin_array();
+  for (const std::string& assumption : catalog.assumptions)
+    json.value(assumption);
+  json.end_array();
+  json.end_object();
+  return std::move(json).text();
+}
+
+std::string verify_json(const VerifyReport& report) {
+  JsonWriter json;
+  json.begin_object();
+  json.member("ok", report.ok);
+  json.key("checked").begin_object();
+  json.member("tensors", report.tensors);
+  json.member("bytes", report.bytes);
+  json.member("files", report.files);
+  json.end_object();
+  json.key("problems");
+  write_problems(json, report.problems);
+  json.end_object();
+  return std::move(json).text();
+}
+
+Totals totals(const Catalog& catalog) {
+  Totals sums;
+  std::set<Place> seen;
+  for (const Tensor& tensor : catalog.tensors) {
+    // Each term was checked by its reader; their sum may still be a lie.
+    sums.bytes =
+        checked_add(sums.bytes, byte_size(tensor)).value_or(UINT64_MAX);
+    (tensor.kind == Kind::model   ? sums.model
+     : tensor.kind == Kind::optim ? sums.optim
+                                  : sums.other)++;
+    if (tensor.kind == Kind::model && !seen_before(tensor, seen))
+      sums.parameters += element_count(tensor.shape).value_or(0);
+  }
+  std::unordered_set<std::string_view> paths;
+  for (const File& file : catalog.files) paths.insert(file.path);
+  sums.files = paths.size();
+  return sums;
+}
+
+std::string type_name(const Object& object) {
+  using pickle::Type;
+  const pickle::Document& document = *object.document;
+  switch (document.type(object.node)) {
+    case Type::kNone:
+      return "NoneType";
+    case Type::kBool:
+      return "bool";
+    case Type::kInt:
+    case Type::kBigInt:
+      return "int";
+    case Type::kFloat:
+      return "float";
+    case Type::kString:
+      return "str";
+    case Type::kBytes:
+      return "bytes";
+    case Type::kByteArray:
+      return "bytearray";
+    case Type::kList:
+      return "list";
+    case Type::kTuple:
+      return "tuple";
+    case Type::kSet:
+      return "set";
+    case Type::kFrozenSet:
+      return "frozenset";
+    case Type::kDict:
+      return "dict";
+    case Type::kGlobal:
+      return "global";
+    case Type::kPersistent:
+      return "persistent";
+    case Type::kCall:
+      break;
+  }
+  std::string name = document.callable_name(object.node);
+  std::ranges::replace(name, ' ', '.');
+  return name.empty() ? "object" : name;
+}
+
+}  // namespace ckpt::app

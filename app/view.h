@@ -1,0 +1,25 @@
+// What `inspect` shows to people.
+#pragma once
+
+#include <string>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::app {
+
+// The block on top: path, format, topology, counts, sizes.
+std::string summary_text(const Catalog& catalog);
+// One row per pattern of names, a section per kind.
+std::string pattern_text(const Catalog& catalog, size_t width);
+// The patterns as a tree of their dotted names, with sums.
+std::string tree_text(const Catalog& catalog, size_t width);
+// Every piece of one tensor: where it lies in the tensor and on disk.
+std::string shards_text(const Catalog& catalog, const Tensor& tensor,
+                        size_t width);
+// Names, types and (cut) values of what is no tensor.
+std::string objects_text(const Catalog& catalog, size_t width);
+
+// "step_3/model/pp_00/tp_00.pt": relative to the checkpoint if inside it.
+std::string short_path(const Catalog& catalog, const std::string& path);
+
+}  // namespace ckpt::app
