@@ -80,8 +80,9 @@ struct Sniff {
   Sniffed what = Sniffed::kNothing;
   std::string why;  // one clause
 };
-// Cheap; does not throw for readable files. A zip without a data.pkl is
-// kNothing, TorchScript is kTorchZip (and refused by open_container).
+// Cheap; does not throw for readable files. A zip that is not torch.save's is
+// kNothing; TorchScript and damaged zips are kTorchZip (and refused by
+// open_container).
 Sniff sniff(const std::string& path);
 
 // Opens any of the three containers. Appends to catalog.files the file itself
