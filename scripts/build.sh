@@ -37,8 +37,10 @@ if [ -z "${CXX:-}" ] && [ "$(g++ -dumpversion | cut -d. -f1)" -lt 12 ]; then
 fi
 
 # libtorch gives the casts; everything else works without it.
-if [ $torch = yes ] && ! venv_install $torch_pin; then
-  say "warning: pip could not install $torch_pin; building without it." \
+if [ $torch = no ]; then
+  set -- -DCKPT_WITH_TORCH=OFF "$@"
+elif ! venv_install "$torch_pin"; then
+  say "warning: pip could not install $torch_pin; building without it:" \
     "--dtype will not be available."
 fi
 

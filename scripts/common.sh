@@ -62,6 +62,11 @@ install_packages() {
 
 venv=$PWD/.venv
 torch_pin=torch==2.13.0
+# The newest numpy that each Python has.
+numpy_pin() {
+  python3 -c 'import sys
+print("numpy==" + ("2.4.6" if sys.version_info >= (3, 11) else "2.2.6"))'
+}
 
 # venv_has NAME==VERSION: true if exactly that is installed in the venv. Looks
 # at file names only: importing torch takes seconds.

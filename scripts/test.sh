@@ -25,14 +25,9 @@ while [ $# -gt 0 ]; do
 done
 
 install_packages "${build_packages[@]}"
-# The newest numpy that each Python has.
-numpy_pin=numpy==2.4.6
-if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-  numpy_pin=numpy==2.2.6
-fi
-venv_install $torch_pin $numpy_pin safetensors==0.8.0 ||
-  die "pip could not install what the Python tests need: $torch_pin," \
-    "$numpy_pin, safetensors==0.8.0"
+pins=("$torch_pin" "$(numpy_pin)" safetensors==0.8.0)
+venv_install "${pins[@]}" ||
+  die "pip could not install what the Python tests need: ${pins[*]}"
 
 scripts/build.sh --preset "$preset" -j "$jobs" -- "$@"
 

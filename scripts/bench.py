@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Times `ckpt reshard` against `cp -r` of the same bytes, in alternation.
+
+Called by scripts/bench.sh. Medians by the clock and by processor time; the
+page cache is warm. Both matter: the clock says what a user waits for, the
+processor time varies less when the machine is shared.
+
+A virtual machine may have returned its free memory to the host, and then the
+first touch of a page costs up to five times more. So before each sample a
+child touches and frees as much memory as the sample needs.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TOUCH = "n={};b=bytearray(n);b[::4096]=bytes(-(-n//4096))"
+
+
+def first_touch(size):
+    subprocess.run([sys.executable, "-c", TOUCH.format(size)], check=True)
+
+
+def run(argv):
+    """(seconds, processor seconds, peak bytes) of a command."""
+    start = time.monotonic()
+    child = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    seconds = time.monotonic() - start
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        sys.exit(f"exit status {child.returncode}: {' '.join(argv)}")
+    return (seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def files_of(folder):
+    return [p for p in folder.rglob("*") if p.is_file()]
+
+
+def warm(folder):
+    for path in files_of(folder):
+        with open(path, "rb", buffering=0) as f:
+            while f.read(1 << 20):
+                pass
+
+
+def sample(argv, target, size):
+    shutil.rmtree(target, ignore_errors=True)
+    os.sync()
+    first_touch(size)
+    result = run(argv)
+    return result
+
+
+def medians(samples):
+    return [statistics.median(column) for column in zip(*samples)]
+
+
+def alternate(commands, target, size, rounds):
+    """Rounds of all commands, in turn; the order changes every round."""
+    samples = {name: [] for name in commands}
+    for i in range(rounds):
+        order = list(commands)
+        for name in order if i % 2 == 0 else reversed(order):
+            samples[name].append(sample(commands[name], target, size))
+            print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    shutil.rmtree(target, ignore_errors=True)
+    return {name: medians(rows) for name, rows in samples.items()}
+
+
+def row(label, clock, processor, peak):
+    print(f"{label:<22}{clock:>10}{processor:>12}{peak:>12}")
+
+
+def report(results):
+    row("", "clock", "processor", "peak RSS")
+    base = results["cp -r"]
+    for name, (clock, processor, rss) in results.items():
+        row(name, f"{clock:.2f} s", f"{processor:.2f} s",
+            f"{rss / 2**20:.0f} MiB")
+    for name, (clock, processor, _) in results.items():
+        if name != "cp -r":
+            row(f"  {name} / cp", f"{clock / base[0]:.2f}",
+                f"{processor / base[1]:.2f}", "")
+
+
+def small(label, argv):
+    times = [run(argv) for _ in range(21)]
+    clock, processor, rss = medians(times)
+    row(label, f"{clock * 1000:.1f} ms", f"{processor * 1000:.1f} ms",
+        f"{rss / 2**20:.0f} MiB")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ckpt", required=True)
+    parser.add_argument("--source", type=Path, required=True)
+    parser.add_argument("--tp", default="4:8")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--option", action="append", default=[],
+                        help="one more option for ckpt reshard")
+    options = parser.parse_args()
+    source, target = str(options.source), str(options.source) + ".out"
+    size = sum(p.stat().st_size for p in files_of(options.source))
+    warm(options.source)
+    commands = {
+        "cp -r": ["cp", "-r", source, target],
+        "ckpt reshard": [options.ckpt, "reshard", source, target, "--tp",
+                         options.tp, "--no-fsync", "-q", *options.option],
+    }
+    results = alternate(commands, Path(target), size, options.rounds)
+    print(f"{size / 2**30:.2f} GiB, --tp {options.tp}, page cache warm, "
+          f"medians of {options.rounds}")
+    report(results)
+    print()
+    row("", "clock", "processor", "peak RSS")
+    small("ckpt inspect", [options.ckpt, "inspect", source])
+    small("ckpt inspect --json", [options.ckpt, "inspect", source, "--json"])
+    small("ckpt --help", [options.ckpt, "--help"])
+
+
+if __name__ == "__main__":
+    main()

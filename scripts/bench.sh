@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# How fast is it? Makes a llama-like checkpoint and times ckpt reshard on it
+# against cp -r of the same bytes.
+#
+#   scripts/bench.sh [--gib 4] [--rounds 5] [--tp 4:8] [--dir DIR] [--keep]
+#                    [-- OPTION_FOR_RESHARD...]
+#
+# DIR (default: ${TMPDIR:-/tmp}) needs room for three times the size.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/bench.sh; }
+
+gib=4
+rounds=5
+tp=4:8
+dir=${TMPDIR:-/tmp}
+keep=no
+while [ $# -gt 0 ]; do
+  case $1 in
+    --gib) gib=${2:?}; shift ;;
+    --rounds) rounds=${2:?}; shift ;;
+    --tp) tp=${2:?}; shift ;;
+    --dir) dir=${2:?}; shift ;;
+    --keep) keep=yes ;;
+    -h | --help) usage; exit ;;
+    --) shift; break ;;
+    *) usage >&2; exit 2 ;;
+  esac
+  shift
+done
+
+scripts/build.sh --target ckpt
+venv_install "$torch_pin" "$(numpy_pin)" || die "the generator needs torch, numpy"
+
+source=$dir/ckpt_bench_${gib}GiB_tp${tp%%:*}
+cleanup() {
+  rm -rf "$source.out"
+  [ $keep = yes ] || rm -rf "$source"
+}
+trap cleanup EXIT
+if [ ! -e "$source" ]; then
+  step "making $gib GiB in $source"
+  .venv/bin/python scripts/make_fairseq2.py "$source" --gib "$gib" \
+    --tp "${tp%%:*}" || { rm -rf "$source"; die "could not make it"; }
+fi
+
+step "measuring"
+extra=()
+for option in "$@"; do extra+=("--option=$option"); done
+.venv/bin/python scripts/bench.py --ckpt build/bin/ckpt --source "$source" \
+  --rounds "$rounds" --tp "$tp" "${extra[@]}"
