@@ -65,6 +65,19 @@ const DTypeInfo& info(DType dtype) {
   return kTypes[static_cast<size_t>(dtype)];
 }
 
+bool same_bytes(DType a, DType b) {
+  const auto stored = [](DType dtype) {
+    switch (dtype) {
+      case qi8: return i8;
+      case qu8: return u8;
+      case qi32: return i32;
+      case f4x2: return f4;
+      default: return dtype;
+    }
+  };
+  return stored(a) == stored(b);
+}
+
 std::optional<DType> dtype_from_name(std::string_view name) {
   return find(name, &DTypeInfo::name);
 }

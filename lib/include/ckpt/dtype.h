@@ -64,6 +64,10 @@ std::span<const DTypeInfo> all_dtypes();
 const DTypeInfo& info(DType dtype);
 inline std::string_view name(DType dtype) { return info(dtype).name; }
 
+// True if the stored bytes of `a` serve as `b` unchanged: the same dtype, a
+// quantized type and its integers, torch's f4x2 and safetensors' f4.
+bool same_bytes(DType a, DType b);
+
 std::optional<DType> dtype_from_name(std::string_view name);
 std::optional<DType> dtype_from_safetensors(std::string_view name);
 std::optional<DType> dtype_from_torch(std::string_view name);

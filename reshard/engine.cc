@@ -1,0 +1,111 @@
+#include "reshard/engine.h"
+
+#include <algorithm>
+#include <deque>
+#include <thread>
+
+#include "ckpt/error.h"
+#include "lib/interrupt.h"
+#include "reshard/mover.h"
+#include "reshard/work.h"
+
+namespace ckpt::reshard {
+namespace {
+
+constexpr uint64_t kLeastBlock = 64 << 10;
+// Payload of one item: large enough that handing it out costs nothing, small
+// enough that threads end together.
+constexpr uint64_t kItemBytes = 16 << 20;
+
+uint32_t thread_count(const RunOptions& options, const Plan& plan) {
+  const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const uint32_t wanted = options.threads ? options.threads : cores;
+  const size_t most = std::max<size_t>(plan.jobs.size() + plan.gathers.size(),
+                                       plan.bytes_read / kItemBytes);
+  return static_cast<uint32_t>(std::clamp<size_t>(most, 1, wanted));
+}
+
+// Two buffers for each thread. Threads give way before blocks become so small
+// that system calls dominate.
+uint64_t block_size(const RunOptions& options, uint32_t& threads) {
+  const uint64_t room = options.max_mem;
+  if (room < 2 * kLeastBlock)
+    throw resource_error({},
+                         "--max-mem of {} bytes is too small: the engine "
+                         "needs at least {}",
+                         room, 2 * kLeastBlock)
+        .with_hint("use --max-mem 32MiB or more");
+  const uint64_t most = std::max<uint64_t>(1, room / (2 * kLeastBlock));
+  threads = static_cast<uint32_t>(std::min<uint64_t>(threads, most));
+  const uint64_t block = std::min(options.block, room / 2 / threads);
+  return std::max(kLeastBlock, block / 4096 * 4096);
+}
+
+void check_casts(const Plan& plan, const RunOptions& options) {
+  for (const PlannedTensor& tensor : plan.tensors)
+    if (tensor.casts() && !options.cast)
+      throw bug_error({{}, tensor.name}, "no cast function for {} to {}",
+                      name(tensor.source_dtype), name(tensor.target_dtype));
+}
+
+RunResult add_up(const Plan& plan, const RunOptions& options,
+                 std::deque<Mover>& movers) {
+  RunResult result;
+  if (options.digest) {
+    result.source.resize(plan.slots);
+    result.target.resize(plan.tensors.size());
+  }
+  for (Mover& mover : movers) {
+    result.bytes_read += mover.bytes_read();
+    result.bytes_written += mover.bytes_written();
+    for (size_t i = 0; i < result.source.size(); ++i)
+      result.source[i] += mover.source_digests()[i];
+    for (size_t i = 0; i < result.target.size(); ++i)
+      result.target[i] += mover.target_digests()[i];
+  }
+  for (size_t i = 0; i < result.target.size(); ++i)
+    if (!plan.tensors[i].casts()) result.target[i] = result.source[i];
+  return result;
+}
+
+}  // namespace
+
+RunResult run(const Plan& plan, const Catalog& source, Output& output,
+              const RunOptions& options) {
+  check_casts(plan, options);
+  uint32_t threads = thread_count(options, plan);
+  const uint64_t block = block_size(options, threads);
+  HandleCache handles;
+  WorkQueue queue(plan, cut_items(plan, kItemBytes));
+  std::deque<Mover> movers;
+  for (uint32_t t = 0; t < threads; ++t)
+    movers.emplace_back(plan, source, output, handles, options, block);
+  run_threads(
+      threads,
+      [&](uint32_t thread) {
+        uint32_t group = kNone;
+        while (const auto item = queue.next(group)) {
+          if (interrupted()) return;
+          movers[thread].run(*item);
+        }
+      },
+      [&] { queue.stop(); });
+  if (interrupted()) throw Interrupted("");
+  return add_up(plan, options, movers);
+}
+
+void check_replicas(const Plan& plan, const RunResult& result,
+                    const Catalog& source) {
+  for (const ReplicaCheck& check : plan.replicas) {
+    if (result.source[check.first] == result.source[check.second]) continue;
+    throw input_error(
+        {source.files[check.second_file].path, plan.tensors[check.tensor].name},
+        "this copy differs from the one in {}",
+        source.files[check.first_file].path)
+        .with_hint(
+            "one of the two is damaged or stale; --allow-replica-mismatch "
+            "takes the first and goes on");
+  }
+}
+
+}  // namespace ckpt::reshard

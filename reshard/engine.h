@@ -1,0 +1,58 @@
+// Runs a plan: sweeps the sources front to back in blocks that fit a core's
+// cache, and does everything that has to be done to a byte (digest, CRC,
+// cast) while it is hot. Memory is bounded whatever the model.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+#include "lib/digest.h"
+#include "lib/progress.h"
+#include "reshard/output.h"
+#include "reshard/plan.h"
+
+namespace ckpt::reshard {
+
+// Converts `count` elements exactly as PyTorch's .to() rounds.
+using CastFunction = std::function<void(
+    DType from, DType to, const std::byte* in, std::byte* out, uint64_t count)>;
+
+// Sees each run of a tensor's logical source bytes as it passes: the tensor's
+// index, the byte in its content, the bytes. Called from many threads; each
+// element passes exactly once.
+using Observer = std::function<void(uint32_t tensor, uint64_t offset,
+                                    std::span<const std::byte> bytes)>;
+
+struct RunOptions {
+  uint32_t threads = 0;                  // 0: all cores
+  uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers together
+  uint64_t block = uint64_t{2} << 20;    // aim of one read
+  bool digest = true;
+  CastFunction cast;  // needed if a planned tensor casts
+  Observer observe;   // optional
+  Progress progress;
+};
+
+struct RunResult {
+  std::vector<Digest> source;  // by slot: of the elements as they were read
+  std::vector<Digest> target;  // by tensor: of the elements as written
+  uint64_t bytes_read = 0;     // of payload, counted at the reads
+  uint64_t bytes_written = 0;
+};
+
+// Throws resource_error if max_mem is too small, the reader's and writer's
+// errors as they come, Interrupted after a signal.
+RunResult run(const Plan& plan, const Catalog& source, Output& output,
+              const RunOptions& options);
+
+// Throws input_error naming the tensor and both files for the first replicas
+// that differ.
+void check_replicas(const Plan& plan, const RunResult& result,
+                    const Catalog& source);
+
+}  // namespace ckpt::reshard

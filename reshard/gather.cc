@@ -1,0 +1,134 @@
+// Elements with strides of their own (transposed and permuted views): the box
+// is halved until a tile and the file range that it touches fit the buffers;
+// then one read, and a copy element by element.
+#include <cstring>
+#include <utility>
+
+#include "ckpt/error.h"
+#include "lib/interrupt.h"
+#include "reshard/mover.h"
+#include "reshard/transform.h"
+
+namespace ckpt::reshard {
+namespace {
+
+// Bytes from the first to the end of the last element of a tile.
+uint64_t span_of(const Gather& gather, const Dims& shape, uint64_t element) {
+  uint64_t span = element;
+  for (size_t d = 0; d < shape.size(); ++d)
+    span += (shape[d] - 1) * gather.source_strides[d];
+  return span;
+}
+
+// The dimension whose halving shrinks the file range most, or, if only the
+// number of elements is too large, the outermost.
+size_t split_dimension(const Gather& gather, const Dims& shape, bool span) {
+  size_t best = 0;
+  while (shape[best] == 1) ++best;
+  if (!span) return best;
+  for (size_t d = best + 1; d < shape.size(); ++d)
+    if ((shape[d] - 1) * gather.source_strides[d] >
+        (shape[best] - 1) * gather.source_strides[best])
+      best = d;
+  return best;
+}
+
+uint64_t dot(const Dims& index, const Dims& strides) {
+  uint64_t sum = 0;
+  for (size_t d = 0; d < index.size(); ++d) sum += index[d] * strides[d];
+  return sum;
+}
+
+// Advances an index through all dimensions but the last; false at the end.
+bool next_row(Dims& index, const Dims& shape) {
+  for (size_t d = shape.size() - 1; d-- > 0;) {
+    if (++index[d] < shape[d]) return true;
+    index[d] = 0;
+  }
+  return false;
+}
+
+void copy_elements(const std::byte* from, uint64_t stride, std::byte* to,
+                   uint64_t element, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i)
+    std::memcpy(to + i * element, from + i * stride, element);
+}
+
+}  // namespace
+
+void Mover::run_gather(const Gather& gather) {
+  const PlannedTensor& tensor = plan_.tensors[gather.tensor];
+  const uint64_t element = element_size(tensor.source_dtype);
+  const uint64_t widest = std::max(element, element_size(tensor.target_dtype));
+  std::vector<std::pair<Dims, Dims>> tiles;  // begin, shape
+  tiles.emplace_back(Dims(gather.shape.size(), 0), gather.shape);
+  while (!tiles.empty() && !interrupted()) {
+    auto [begin, shape] = std::move(tiles.back());
+    tiles.pop_back();
+    const uint64_t count = element_count(shape).value_or(UINT64_MAX);
+    const bool wide = span_of(gather, shape, element) > block_;
+    if (!wide && count <= block_ / widest) {
+      emit_tile(gather, begin, shape);
+      continue;
+    }
+    const size_t d = split_dimension(gather, shape, wide);
+    Dims half = shape, rest = shape, middle = begin;
+    half[d] = shape[d] / 2;
+    rest[d] = shape[d] - half[d];
+    middle[d] += half[d];
+    tiles.emplace_back(std::move(middle), std::move(rest));
+    tiles.emplace_back(std::move(begin), std::move(half));
+  }
+}
+
+void Mover::emit_tile(const Gather& gather, const Dims& begin,
+                      const Dims& shape) {
+  const PlannedTensor& tensor = plan_.tensors[gather.tensor];
+  const uint64_t from = element_size(tensor.source_dtype);
+  const uint64_t to = element_size(tensor.target_dtype);
+  const uint64_t count = element_count(shape).value_or(0);
+  const uint64_t row = shape.back();
+  reader_.read(gather.source_file,
+               gather.source_offset + dot(begin, gather.source_strides),
+               {in_.get(), span_of(gather, shape, from)});
+  Dims index(shape.size(), 0);
+  uint64_t done = 0;
+  do {
+    copy_elements(in_.get() + dot(index, gather.source_strides),
+                  gather.source_strides.back(), out_.get() + done * from, from,
+                  row);
+    done += row;
+  } while (next_row(index, shape));
+  if (gather.transform)
+    apply_transform(gather.transform, tensor.source_dtype,
+                    {out_.get(), count * from});
+  const std::byte* result = out_.get();
+  if (tensor.casts()) {
+    options_.cast(tensor.source_dtype, tensor.target_dtype, out_.get(),
+                  in_.get(), count);
+    result = in_.get();
+  }
+  index = Dims(shape.size(), 0);
+  done = 0;
+  do {
+    const uint64_t content = gather.content +
+                             dot(begin, gather.content_strides) +
+                             dot(index, gather.content_strides);
+    account(gather.digest, gather.check, gather.tensor, content * from,
+            {out_.get() + done * from, row * from});
+    if (tensor.casts() && options_.digest && gather.digest != kNone)
+      target_digests_[gather.digest] +=
+          digest(content * to, {result + done * to, row * to});
+    if (gather.target_file != kNone) {
+      iovec part{const_cast<std::byte*>(result) + done * to, row * to};
+      write(gather.target_file,
+            gather.target_offset + dot(begin, gather.target_strides) +
+                dot(index, gather.target_strides),
+            {&part, 1});
+    }
+    done += row;
+  } while (next_row(index, shape));
+  options_.progress.advance(count * from);
+}
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,39 @@
+// The heart of the planner: the boxes of one tensor become jobs.
+//
+// First dimensions that no piece splits are joined, so that nearly every
+// tensor ends as a row or a matrix. Then the matrix is cut at all row
+// boundaries of all pieces; between two cuts each piece is a lane, and the
+// columns that a source lane and a target lane share are a move.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "reshard/placed.h"
+#include "reshard/plan.h"
+
+namespace ckpt::reshard {
+
+// What merge needs to know of a tensor.
+struct Cells {
+  uint32_t index = 0;  // in Plan::tensors
+  Grid grid;
+  uint64_t target_element = 1;  // bytes; 0: as the source
+  std::string path;             // for messages
+  bool digest = true;           // false: a replica, only its check counts
+  bool whole = true;            // the targets must hold the whole tensor
+};
+
+// Adds the jobs that fill `targets` from `sources` (replicas already left
+// out). Throws unfaithful_error, naming the elements, if the sources overlap
+// or leave a part of a target uncovered.
+void merge(const Cells& cells, std::vector<Placed> sources,
+           std::vector<Placed> targets, Plan& plan);
+
+// Sorts jobs so that sources are read front to back, file by file.
+void order_jobs(Plan& plan);
+
+// Sets bytes_read and bytes_written.
+void count_bytes(Plan& plan);
+
+}  // namespace ckpt::reshard

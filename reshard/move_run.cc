@@ -1,0 +1,76 @@
+// Contiguous bytes: one read, then one write for each target that wants them.
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "lib/interrupt.h"
+#include "reshard/mover.h"
+#include "reshard/transform.h"
+
+namespace ckpt::reshard {
+namespace {
+
+bool same_source(const Move& a, const Move& b) {
+  return a.source == b.source && a.source_column == b.source_column &&
+         a.bytes == b.bytes;
+}
+
+}  // namespace
+
+void Mover::run_columns(const Job& job, uint64_t row, uint64_t begin,
+                        uint64_t end) {
+  const PlannedTensor& tensor = plan_.tensors[job.tensor];
+  const bool casts = tensor.casts();
+  const uint64_t from =
+      std::max<uint64_t>(element_size(tensor.source_dtype), 1);
+  const uint64_t to = std::max<uint64_t>(element_size(tensor.target_dtype), 1);
+  const auto scaled = [&](uint64_t bytes) {
+    return casts ? bytes / from * to : bytes;
+  };
+  const uint64_t step = casts && to > from ? block_ / to * from : block_;
+
+  for (uint32_t m = 0; m < job.moves;) {
+    const std::span<const Move> all =
+        std::span(plan_.moves).subspan(job.first_move + m, job.moves - m);
+    const Move& first = all[0];
+    const auto group_end = std::ranges::find_if_not(
+        all, [&](const Move& move) { return same_source(first, move); });
+    const auto group = all.first(static_cast<size_t>(group_end - all.begin()));
+    m += static_cast<uint32_t>(group.size());
+    const Lane& source = plan_.lanes[job.first_source + first.source];
+    const uint64_t low = std::max(begin, first.source_column);
+    const uint64_t high = std::min(end, first.source_column + first.bytes);
+    for (uint64_t at = low; at < high; at += step) {
+      if (interrupted()) return;
+      const std::span<std::byte> bytes(in_.get(), std::min(step, high - at));
+      reader_.read(source.file, source.offset + row * source.row_stride + at,
+                   bytes);
+      if (source.transform)
+        apply_transform(source.transform, tensor.source_dtype, bytes);
+      const uint64_t into = at - first.source_column;
+      for (const Move& move : group)
+        account(move.digest, move.check, job.tensor,
+                move.content + row * move.content_stride + into, bytes);
+      std::span<std::byte> result = bytes;
+      if (casts) {
+        result = {out_.get(), scaled(bytes.size())};
+        options_.cast(tensor.source_dtype, tensor.target_dtype, bytes.data(),
+                      result.data(), bytes.size() / from);
+      }
+      for (const Move& move : group) {
+        if (casts && options_.digest && move.digest != kNone)
+          target_digests_[move.digest] += digest(
+              scaled(move.content + row * move.content_stride + into), result);
+        if (move.target == kNone) continue;
+        const Lane& target = plan_.lanes[job.first_target + move.target];
+        iovec part{result.data(), result.size()};
+        write(target.file,
+              target.offset + row * target.row_stride + move.target_column +
+                  scaled(into),
+              {&part, 1});
+      }
+      options_.progress.advance(bytes.size());
+    }
+  }
+}
+
+}  // namespace ckpt::reshard

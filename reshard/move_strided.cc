@@ -1,0 +1,170 @@
+// Rows: one read for each source lane's block of rows, one vectored write for
+// each target lane's block. A read or write for each slice would cost a
+// system call a row, more than copying a slice of 2 KiB (docs/performance.md).
+#include <algorithm>
+#include <cstring>
+
+#include "lib/interrupt.h"
+#include "reshard/mover.h"
+#include "reshard/transform.h"
+
+namespace ckpt::reshard {
+namespace {
+
+// A lane of which less than a quarter is wanted is read row by row.
+bool is_dense(const Lane& lane) { return lane.width * 4 >= lane.row_stride; }
+
+uint64_t bytes_per_row(const Lane& lane) {
+  return is_dense(lane) ? std::max(lane.row_stride, lane.width) : lane.width;
+}
+
+}  // namespace
+
+void Mover::run_rows(const Job& job, uint64_t begin, uint64_t end) {
+  const PlannedTensor& tensor = plan_.tensors[job.tensor];
+  uint64_t row_bytes = 0;
+  for (uint32_t i = 0; i < job.sources; ++i)
+    row_bytes += bytes_per_row(plan_.lanes[job.first_source + i]);
+  uint64_t room = block_;
+  if (tensor.casts())
+    room = room / std::max<uint64_t>(1, element_size(tensor.target_dtype)) *
+           std::min(element_size(tensor.source_dtype),
+                    element_size(tensor.target_dtype));
+  if (row_bytes > room) {
+    for (uint64_t row = begin; row < end; ++row)
+      run_columns(job, row, 0, UINT64_MAX);
+    return;
+  }
+  const uint64_t step = std::max<uint64_t>(1, room / row_bytes);
+  for (uint64_t row = begin; row < end && !interrupted(); row += step)
+    move_block(job, row, std::min(step, end - row));
+}
+
+void Mover::move_block(const Job& job, uint64_t row, uint64_t rows) {
+  loaded_.assign(job.sources, {});
+  std::byte* at = in_.get();
+  uint64_t wanted = 0;
+  for (uint32_t i = 0; i < job.sources; ++i) {
+    const Lane& lane = plan_.lanes[job.first_source + i];
+    loaded_[i].data = at;
+    load(lane, row, rows, loaded_[i]);
+    at += rows * bytes_per_row(lane);
+    wanted += rows * lane.width;
+    if (!lane.transform) continue;
+    for (uint64_t r = 0; r < (loaded_[i].stride ? rows : 1); ++r)
+      apply_transform(lane.transform, plan_.tensors[job.tensor].source_dtype,
+                      {loaded_[i].data + r * loaded_[i].stride, lane.width});
+  }
+  digest_block(job, row, rows);
+  if (plan_.tensors[job.tensor].casts()) cast_block(job, row, rows);
+  for (uint32_t t = 0; t < job.targets; ++t) write_lane(job, t, row, rows);
+  options_.progress.advance(wanted);
+}
+
+void Mover::load(const Lane& lane, uint64_t row, uint64_t rows,
+                 Loaded& loaded) {
+  const uint64_t first = lane.offset + row * lane.row_stride;
+  if (is_dense(lane)) {
+    loaded.stride = lane.row_stride;
+    reader_.read(lane.file, first,
+                 {loaded.data, (rows - 1) * lane.row_stride + lane.width});
+    return;
+  }
+  loaded.stride = lane.width;
+  for (uint64_t r = 0; r < rows; ++r)
+    reader_.read(lane.file, first + r * lane.row_stride,
+                 {loaded.data + r * lane.width, lane.width});
+}
+
+void Mover::digest_block(const Job& job, uint64_t row, uint64_t rows) {
+  for (uint32_t m = 0; m < job.moves; ++m) {
+    const Move& move = plan_.moves[job.first_move + m];
+    if (move.digest == kNone && move.check == kNone) continue;
+    const Loaded& lane = loaded_[move.source];
+    const std::byte* data = lane.data + move.source_column;
+    const uint64_t content = move.content + row * move.content_stride;
+    if (options_.digest) {
+      const Digest part = digest_rows(content, move.content_stride, data,
+                                      lane.stride, move.bytes, rows);
+      if (move.digest != kNone) source_digests_[move.digest] += part;
+      if (move.check != kNone) source_digests_[move.check] += part;
+    }
+    if (options_.observe && move.digest != kNone)
+      for (uint64_t r = 0; r < rows; ++r)
+        options_.observe(job.tensor, content + r * move.content_stride,
+                         {data + r * lane.stride, move.bytes});
+  }
+}
+
+// Casts whole lanes, so that short rows don't pay for a call each; from here
+// on strides and columns count target bytes.
+void Mover::cast_block(const Job& job, uint64_t row, uint64_t rows) {
+  const PlannedTensor& tensor = plan_.tensors[job.tensor];
+  const uint64_t from = element_size(tensor.source_dtype);
+  const uint64_t to = element_size(tensor.target_dtype);
+  std::byte* at = out_.get();
+  for (uint32_t i = 0; i < job.sources; ++i) {
+    Loaded& lane = loaded_[i];
+    const uint64_t count =
+        ((rows - 1) * lane.stride + plan_.lanes[job.first_source + i].width) /
+        from;
+    options_.cast(tensor.source_dtype, tensor.target_dtype, lane.data, at,
+                  count);
+    lane.data = at;
+    lane.stride = lane.stride / from * to;
+    at += count * to;
+  }
+  if (!options_.digest) return;
+  for (uint32_t m = 0; m < job.moves; ++m) {
+    const Move& move = plan_.moves[job.first_move + m];
+    if (move.digest == kNone) continue;
+    const Loaded& lane = loaded_[move.source];
+    target_digests_[move.digest] +=
+        digest_rows((move.content + row * move.content_stride) / from * to,
+                    move.content_stride / from * to,
+                    lane.data + move.source_column / from * to, lane.stride,
+                    move.bytes / from * to, rows);
+  }
+}
+
+void Mover::write_lane(const Job& job, uint32_t target, uint64_t row,
+                       uint64_t rows) {
+  const PlannedTensor& tensor = plan_.tensors[job.tensor];
+  const Lane& lane = plan_.lanes[job.first_target + target];
+  const bool casts = tensor.casts();
+  const uint64_t from =
+      std::max<uint64_t>(element_size(tensor.source_dtype), 1);
+  const uint64_t to = std::max<uint64_t>(element_size(tensor.target_dtype), 1);
+  const auto scaled = [&](uint64_t bytes) {
+    return casts ? bytes / from * to : bytes;
+  };
+  const auto moves = std::span(plan_.moves).subspan(job.first_move, job.moves);
+  const auto count =
+      static_cast<uint64_t>(std::ranges::count(moves, target, &Move::target));
+  const bool pack = lane.width < kPackBelow * count;
+  const bool contiguous = lane.row_stride == lane.width;
+  // The buffer that is free: after a cast the data are in out_.
+  std::byte* packed = casts ? in_.get() : out_.get();
+
+  parts_.clear();
+  for (uint64_t r = 0; r < rows; ++r) {
+    for (const Move& move : moves) {
+      if (move.target != target) continue;
+      const std::byte* data = loaded_[move.source].data +
+                              r * loaded_[move.source].stride +
+                              scaled(move.source_column);
+      if (pack) {
+        std::memcpy(packed, data, scaled(move.bytes));
+        data = packed;
+        packed += scaled(move.bytes);
+      }
+      add_part(data, scaled(move.bytes));
+    }
+    if (contiguous) continue;
+    write(lane.file, lane.offset + (row + r) * lane.row_stride, parts_);
+    parts_.clear();
+  }
+  if (contiguous) write(lane.file, lane.offset + row * lane.row_stride, parts_);
+}
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,76 @@
+// One worker: its buffers, its reader, and the three ways to move bytes.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "reshard/engine.h"
+#include "reshard/output.h"
+#include "reshard/sources.h"
+#include "reshard/work.h"
+
+namespace ckpt::reshard {
+
+// Runs of fewer bytes are copied together before they are written: an entry
+// of a vectored write costs about as much as copying this many.
+inline constexpr uint64_t kPackBelow = 512;
+
+class Mover {
+ public:
+  // `block`: bytes of each of the two buffers.
+  Mover(const Plan& plan, const Catalog& source, Output& output,
+        HandleCache& handles, const RunOptions& options, uint64_t block);
+
+  void run(const Item& item);
+
+  std::vector<Digest>& source_digests() { return source_digests_; }
+  std::vector<Digest>& target_digests() { return target_digests_; }
+  uint64_t bytes_read() const { return reader_.bytes_read(); }
+  uint64_t bytes_written() const { return bytes_written_; }
+
+ private:
+  // A source lane's rows in memory.
+  struct Loaded {
+    std::byte* data = nullptr;
+    uint64_t stride = 0;  // bytes between rows
+  };
+
+  // move_run.cc: columns [begin, end) of a job of one row.
+  void run_columns(const Job& job, uint64_t row, uint64_t begin, uint64_t end);
+  // move_strided.cc: rows [begin, end).
+  void run_rows(const Job& job, uint64_t begin, uint64_t end);
+  void move_block(const Job& job, uint64_t row, uint64_t rows);
+  void load(const Lane& lane, uint64_t row, uint64_t rows, Loaded& loaded);
+  void digest_block(const Job& job, uint64_t row, uint64_t rows);
+  void cast_block(const Job& job, uint64_t row, uint64_t rows);
+  void write_lane(const Job& job, uint32_t target, uint64_t row, uint64_t rows);
+  // gather.cc
+  void run_gather(const Gather& gather);
+  void emit_tile(const Gather& gather, const Dims& begin, const Dims& shape);
+
+  // What is known of a run of logical source bytes: its digest, the observer.
+  void account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
+               uint64_t offset, std::span<const std::byte> bytes);
+  void write(uint32_t file, uint64_t offset, std::span<iovec> parts);
+  void add_part(const std::byte* data, size_t bytes);
+
+  const Plan& plan_;
+  Output& output_;
+  const RunOptions& options_;
+  const uint64_t block_;
+  SourceReader reader_;
+  std::unique_ptr<std::byte[]> in_;
+  std::unique_ptr<std::byte[]> out_;
+  std::vector<Loaded> loaded_;
+  std::vector<iovec> parts_;
+  std::vector<Digest> source_digests_;
+  std::vector<Digest> target_digests_;
+  uint64_t bytes_written_ = 0;
+};
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,50 @@
+// Where the engine's bytes go: files that exist already with their full size,
+// memory, or nowhere.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/layout.h"
+#include "reshard/sources.h"
+
+namespace ckpt::reshard {
+
+class Output {
+ public:
+  // Nowhere: for plans that only read.
+  Output() = default;
+  // The target's files below `root`, which must exist ("": file paths as they
+  // are).
+  Output(const Target& target, const std::string& root);
+  // Memory: file i is buffers[i], of the target file's size.
+  explicit Output(std::vector<std::span<std::byte>> buffers);
+
+  // Gathers parts (clobbered) to file bytes [offset, …). Thread-safe; no two
+  // writes may touch the same byte.
+  void write(uint32_t file, uint64_t offset, std::span<iovec> parts);
+  // After all writes: the literals, and the CRCs of what was written.
+  void write_literals(uint32_t file);
+
+  const std::string& path(uint32_t file) const { return paths_[file]; }
+
+ private:
+  void add_crc(uint32_t file, uint64_t offset, std::span<const iovec> parts);
+
+  const Target* target_ = nullptr;
+  std::vector<std::string> paths_;
+  std::vector<std::span<std::byte>> buffers_;
+  std::unique_ptr<HandleCache> handles_;
+  // One value for each LateCrc of each file; parts arrive in any order.
+  std::vector<std::unique_ptr<std::atomic<uint32_t>[]>> crcs_;
+};
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,39 @@
+// Pieces as the planner works with them: plain boxes of elements with byte
+// strides, flat ranges cut into boxes, replicas told apart.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "reshard/plan.h"
+
+namespace ckpt::reshard {
+
+struct Placed {
+  Box box = {};         // elements
+  Dims strides = {};    // bytes, one for each dimension
+  uint64_t offset = 0;  // bytes, of the box's first element
+  uint32_t file = kNone;
+  uint32_t piece = 0;  // index in Tensor::pieces
+  uint8_t transform = kNoTransform;
+  uint32_t check = kNone;  // digest slot of the piece, if it has replicas
+  bool primary = true;     // false: the same elements are in another piece
+};
+
+// A tensor's dimensions as its bytes count them. Bit-packed types and tensors
+// of one byte a unit become a row of bytes.
+struct Grid {
+  Shape shape;
+  uint64_t element = 1;  // bytes
+};
+Grid grid_of(DType dtype, const Shape& shape);
+
+// The boxes of a tensor's pieces. Pieces without elements are left out.
+// Throws if a piece leaves the tensor or splits a bit-packed type.
+std::vector<Placed> place(const Tensor& tensor, const std::string& path);
+
+// For each piece: the index of the first piece that holds the same elements.
+std::vector<uint32_t> first_of_equals(const Tensor& tensor);
+
+}  // namespace ckpt::reshard

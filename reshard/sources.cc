@@ -1,0 +1,52 @@
+#include "reshard/sources.h"
+
+#include "ckpt/error.h"
+
+namespace ckpt::reshard {
+
+std::shared_ptr<const io::Handle> HandleCache::get(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = open_.find(path); found != open_.end()) {
+    order_.splice(order_.begin(), order_, found->second.used);
+    return found->second.handle;
+  }
+  if (open_.size() >= most_) {
+    open_.erase(order_.back());
+    order_.pop_back();
+  }
+  auto handle = std::make_shared<const io::Handle>(
+      writable_ ? io::Handle::open_write(path) : io::Handle::open_read(path));
+  order_.push_front(path);
+  open_[path] = {handle, order_.begin()};
+  return handle;
+}
+
+const io::Handle& SourceReader::raw(uint32_t file) {
+  if (current_ != file) {
+    handle_ = handles_.get(files_[file].path);
+    current_ = file;
+  }
+  return *handle_;
+}
+
+zip::InflateReader& SourceReader::inflated(uint32_t file) {
+  if (inflated_ != file) {
+    inflater_ = std::make_unique<zip::InflateReader>(
+        handles_.get(files_[file].path), files_[file]);
+    inflated_ = file;
+  }
+  return *inflater_;
+}
+
+void SourceReader::read(uint32_t file, uint64_t offset,
+                        std::span<std::byte> buffer) {
+  if (file >= files_.size())
+    throw bug_error({}, "file {} of {}", file, files_.size());
+  bytes_read_ += buffer.size();
+  if (files_[file].codec == Codec::kDeflate)
+    inflated(file).read(offset, buffer);
+  else
+    raw(file).read(offset, buffer);
+}
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,18 @@
+// Stored elements -> logical elements, in place: byte order, and the sign
+// flips that torch keeps as the neg and conj bits of a view.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::reshard {
+
+// `bytes` holds whole elements. `transform` is a set of ckpt::Transform bits.
+// Throws unfaithful_error for a negation of a type that has no sign bit.
+void apply_transform(uint8_t transform, DType dtype,
+                     std::span<std::byte> bytes);
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,57 @@
+// Work in byte-sized pieces, handed to threads so that a thread stays with
+// one source file while there is another for the next thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "reshard/plan.h"
+
+namespace ckpt::reshard {
+
+// A part of a job: rows [begin, end), or of a job of one row, columns
+// [begin, end) of its source lane; of a gather all of it.
+struct Item {
+  uint32_t index = 0;  // in Plan::jobs or Plan::gathers
+  bool gather = false;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// All items of a plan, about `bytes` of payload each, in the order of jobs.
+std::vector<Item> cut_items(const Plan& plan, uint64_t bytes);
+
+// Hands items out. Items of one source file make a group; a thread takes its
+// own group from the front and, when all groups are taken, helps another
+// from the back.
+class WorkQueue {
+ public:
+  WorkQueue(const Plan& plan, std::vector<Item> items);
+  // The next item for a thread; `group` is the thread's memory (begin with
+  // kNone). Nothing when all is handed out or after stop().
+  std::optional<Item> next(uint32_t& group);
+  void stop() { stopped_ = true; }
+
+ private:
+  struct Group {
+    size_t begin = 0;
+    size_t end = 0;
+    bool taken = false;
+  };
+  std::vector<Item> items_;
+  std::vector<Group> groups_;
+  size_t next_group_ = 0;
+  std::mutex mutex_;
+  std::atomic<bool> stopped_ = false;
+};
+
+// Runs `work(thread)` on that many threads and rethrows the first error.
+// `stop` is called once when a thread fails, to end the others soon.
+void run_threads(uint32_t threads, const std::function<void(uint32_t)>& work,
+                 const std::function<void()>& stop);
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,202 @@
+#include "reshard/engine.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+
+#include "ckpt/error.h"
+#include "reshard/plan.h"
+#include "tests/support/random_catalog.h"
+#include "tests/support/temp_file.h"
+
+namespace ckpt::reshard {
+namespace {
+
+using test::Random;
+
+struct Case {
+  Catalog source;
+  Target target;
+};
+
+// The same tensors cut in two unrelated ways.
+Case random_case(Random& random) {
+  Case c;
+  const size_t tensors = 1 + random() % 5;
+  for (size_t i = 0; i < tensors; ++i) {
+    Tensor tensor = test::random_tensor(random, "t" + std::to_string(i));
+    c.source.tensors.push_back(tensor);
+    c.target.catalog.tensors.push_back(tensor);
+    c.source.tensors.back().pieces =
+        test::random_pieces(random, tensor.shape, random() % 2);
+    c.target.catalog.tensors.back().pieces =
+        test::random_pieces(random, tensor.shape, random() % 2);
+  }
+  test::place_randomly(random, c.source,
+                       static_cast<uint32_t>(1 + random() % 4), true);
+  test::place_randomly(random, c.target.catalog,
+                       static_cast<uint32_t>(1 + random() % 4), false);
+  for (const File& file : c.target.catalog.files)
+    c.target.files.push_back({.size = file.size});
+  return c;
+}
+
+void write_files(Catalog& catalog, const test::TempDir& dir) {
+  const auto files = test::files_of(catalog);
+  for (size_t f = 0; f < files.size(); ++f)
+    catalog.files[f].path = dir.write(
+        "f" + std::to_string(f),
+        {reinterpret_cast<const char*>(files[f].data()), files[f].size()});
+}
+
+std::vector<std::vector<std::byte>> run_to_memory(const Case& c,
+                                                  const RunOptions& options,
+                                                  RunResult* result) {
+  const Plan plan = make_plan(c.source, c.target);
+  std::vector<std::vector<std::byte>> buffers;
+  std::vector<std::span<std::byte>> spans;
+  for (const TargetFile& file : c.target.files)
+    buffers.emplace_back(file.size, std::byte{0x55});
+  for (auto& buffer : buffers) spans.emplace_back(buffer);
+  Output output(std::move(spans));
+  *result = run(plan, c.source, output, options);
+  check_replicas(plan, *result, c.source);
+  return buffers;
+}
+
+}  // namespace
+
+TEST_CASE("engine: any pieces to any other pieces, bytes and digests") {
+  Random random(20261121);
+  for (int round = 0; round < 400; ++round) {
+    CAPTURE(round);
+    Case c = random_case(random);
+    const test::TempDir dir;
+    write_files(c.source, dir);
+    RunOptions options;
+    options.threads = static_cast<uint32_t>(1 + random() % 3);
+    options.max_mem = random() % 2 ? uint64_t{128} << 10 : uint64_t{1} << 30;
+    RunResult result;
+    const auto buffers = run_to_memory(c, options, &result);
+    CHECK(buffers == test::files_of(c.target.catalog));
+    for (size_t i = 0; i < c.source.tensors.size(); ++i) {
+      const auto content = test::content_of(c.source.tensors[i]);
+      CHECK(result.source[i] == digest(0, content));
+    }
+  }
+}
+
+TEST_CASE("engine: reading alone gives the same digests") {
+  Random random(5);
+  for (int round = 0; round < 100; ++round) {
+    Case c = random_case(random);
+    const test::TempDir dir;
+    write_files(c.source, dir);
+    const Plan plan = make_read_plan(c.source, true);
+    Output nowhere;
+    const RunResult result = run(plan, c.source, nowhere, {});
+    CHECK_NOTHROW(check_replicas(plan, result, c.source));
+    CHECK(result.bytes_written == 0);
+    for (size_t i = 0; i < c.source.tensors.size(); ++i)
+      CHECK(result.source[i] ==
+            digest(0, test::content_of(c.source.tensors[i])));
+  }
+}
+
+TEST_CASE("engine: strided views come out row-major") {
+  // A 30 x 50 matrix of f32 stored transposed, and every other column of it.
+  const test::TempDir dir;
+  Catalog source;
+  Tensor transposed{.name = "t", .dtype = DType::f32, .shape = Shape{30, 50}};
+  const auto content = test::content_of(transposed);
+  std::vector<std::byte> stored(content.size());
+  for (size_t r = 0; r < 30; ++r)
+    for (size_t c = 0; c < 50; ++c)
+      std::memcpy(&stored[(c * 30 + r) * 4], &content[(r * 50 + c) * 4], 4);
+  source.files.push_back(
+      {.path = dir.write(
+           "s", {reinterpret_cast<const char*>(stored.data()), stored.size()}),
+       .size = stored.size()});
+  Piece piece{.box = Box::whole(transposed.shape), .flat = {}, .extent = {}};
+  piece.extent = {0, 0, Dims{4, 120}};
+  transposed.pieces = {piece};
+  source.tensors = {transposed};
+
+  Target target;
+  target.catalog.tensors = source.tensors;
+  target.catalog.tensors[0].pieces[0].extent.strides = {};
+  target.catalog.files = {{}};
+  target.files.push_back({.size = content.size()});
+  Case c{source, target};
+  RunOptions options;
+  RunResult result;
+  CHECK(run_to_memory(c, options, &result)[0] == content);
+  CHECK(result.source[0] == digest(0, content));
+}
+
+TEST_CASE("engine: big-endian, negated and conjugated elements") {
+  struct Row {
+    DType dtype;
+    uint8_t transform;
+    std::string_view stored, logical;
+  };
+  using namespace std::string_view_literals;
+  const Row rows[] = {
+      {DType::i32, kSwapBytes, "\1\2\3\4"sv, "\4\3\2\1"sv},
+      {DType::c64, kSwapBytes, "\1\2\3\4\5\6\7\x8"sv, "\4\3\2\1\x8\7\6\5"sv},
+      {DType::f32, kNegate, "\0\0\x80\x3f"sv, "\0\0\x80\xbf"sv},
+      {DType::c64, kConjugate, "\0\0\x80\x3f\0\0\x80\x3f"sv,
+       "\0\0\x80\x3f\0\0\x80\xbf"sv},
+      {DType::bf16, kNegate | kSwapBytes, "\x3f\x80"sv, "\x80\xbf"sv},
+  };
+  for (const Row& row : rows) {
+    const test::TempFile file(row.stored);
+    Case c;
+    c.source.files = {{.path = file.path, .size = row.stored.size()}};
+    Tensor tensor{.name = "t", .dtype = row.dtype, .shape = Shape{1}};
+    tensor.pieces = {{.box = Box::whole(tensor.shape),
+                      .flat = {},
+                      .extent = {},
+                      .transform = row.transform}};
+    c.source.tensors = {tensor};
+    tensor.pieces[0].transform = kNoTransform;
+    c.target.catalog.tensors = {tensor};
+    c.target.catalog.files = {{}};
+    c.target.files.push_back({.size = row.logical.size()});
+    RunResult result;
+    const auto out = run_to_memory(c, {}, &result)[0];
+    CHECK(std::string_view(reinterpret_cast<const char*>(out.data()),
+                           out.size()) == row.logical);
+  }
+}
+
+TEST_CASE("engine: replicas that differ are damage, and named") {
+  const test::TempFile a("abcdefgh", "a.pt"), b("abcdeXgh", "b.pt");
+  Catalog source;
+  source.files = {{.path = a.path, .size = 8}, {.path = b.path, .size = 8}};
+  Tensor tensor{.name = "norm", .dtype = DType::u8, .shape = Shape{8}};
+  for (uint32_t f = 0; f < 2; ++f)
+    tensor.pieces.push_back(
+        {.box = Box::whole(tensor.shape), .flat = {}, .extent = {f, 0, {}}});
+  source.tensors = {tensor};
+  const Plan plan = make_read_plan(source, true);
+  Output nowhere;
+  const RunResult result = run(plan, source, nowhere, {});
+  CHECK_THROWS_WITH_AS(
+      check_replicas(plan, result, source),
+      doctest::Contains("norm: this copy differs from the one in"), Error);
+}
+
+TEST_CASE("engine: a memory bound that is too small is said") {
+  RunOptions options;
+  options.max_mem = 1000;
+  Output nowhere;
+  try {
+    run(Plan{}, Catalog{}, nowhere, options);
+    FAIL("ran");
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::kResource);
+  }
+}
+
+}  // namespace ckpt::reshard

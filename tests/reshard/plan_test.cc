@@ -1,0 +1,139 @@
+#include "reshard/plan.h"
+
+#include <doctest/doctest.h>
+
+#include "ckpt/error.h"
+
+namespace ckpt::reshard {
+namespace {
+
+Piece box_piece(Dims offset, Dims shape, uint32_t file, uint64_t at) {
+  return {.box = {std::move(offset), std::move(shape)},
+          .flat = {},
+          .extent = {file, at, {}}};
+}
+
+Tensor matrix(std::vector<Piece> pieces) {
+  Tensor tensor{.name = "w", .dtype = DType::u8, .shape = Shape{4, 6}};
+  tensor.pieces = std::move(pieces);
+  return tensor;
+}
+
+Catalog catalog(Tensor tensor) {
+  Catalog c;
+  c.path = "source";
+  c.files.resize(4);
+  c.tensors = {std::move(tensor)};
+  return c;
+}
+
+Target whole_target() {
+  Target target;
+  target.catalog = catalog(matrix({box_piece({0, 0}, {4, 6}, 0, 0)}));
+  target.files = {{.size = 24}};
+  target.catalog.files.resize(1);
+  return target;
+}
+
+}  // namespace
+
+TEST_CASE("plan: refuses what it can't cover exactly, and says why") {
+  struct Row {
+    std::vector<Piece> pieces;
+    const char* why;
+  };
+  const Row rows[] = {
+      {{box_piece({0, 0}, {2, 6}, 0, 0)},
+       "w: no piece of the source holds 12 of the 24 elements at [0, 0] of "
+       "shape [4, 6]"},
+      {{box_piece({0, 0}, {3, 6}, 0, 0), box_piece({2, 0}, {2, 6}, 1, 0)},
+       "w: element 12 is stored in two pieces that are not the same"},
+      {{box_piece({0, 0}, {4, 4}, 0, 0), box_piece({0, 3}, {4, 3}, 1, 0)},
+       "w: element 3 is stored in two pieces that are not the same"},
+      {{box_piece({0, 0}, {4, 7}, 0, 0)}, "leaves the tensor's shape [4, 6]"},
+      {{box_piece({UINT64_MAX, 0}, {4, 6}, 0, 0)},
+       "leaves the tensor's shape [4, 6]"},
+      {{}, "holds 24 of the 24 elements"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    CHECK_THROWS_WITH_AS(make_plan(catalog(matrix(row.pieces)), whole_target()),
+                         doctest::Contains(row.why), Error);
+  }
+}
+
+TEST_CASE("plan: a target that leaves out or doubles bytes is a bug") {
+  const Catalog source = catalog(matrix({box_piece({0, 0}, {4, 6}, 0, 0)}));
+  Target gap = whole_target();
+  gap.files[0].size = 25;
+  CHECK_THROWS_WITH_AS(make_plan(source, gap),
+                       doctest::Contains("laid out to byte 24 of 25"), Error);
+  Target overlap = whole_target();
+  overlap.files[0].literals = {{23, "xx"}};
+  CHECK_THROWS_WITH_AS(make_plan(source, overlap),
+                       doctest::Contains("laid out at byte 23, expected 24"),
+                       Error);
+  Target half = whole_target();
+  half.catalog.tensors[0].pieces = {box_piece({0, 0}, {2, 6}, 0, 0)};
+  half.files[0].size = 12;
+  CHECK_THROWS_WITH_AS(make_plan(source, half),
+                       doctest::Contains("the target takes 12 of 24"), Error);
+}
+
+TEST_CASE("plan: tensors on one side only") {
+  const Catalog source = catalog(matrix({box_piece({0, 0}, {4, 6}, 0, 0)}));
+  Target none = whole_target();
+  none.catalog.tensors[0].name = "v";
+  CHECK_THROWS_WITH_AS(make_plan(source, none),
+                       doctest::Contains("w: has no place in the target"),
+                       Error);
+  Catalog more = source;
+  more.tensors.push_back(more.tensors[0]);
+  more.tensors[1].name = "v";
+  CHECK_THROWS_AS(make_plan(more, whole_target()), Error);
+}
+
+TEST_CASE("plan: rows and columns become the fewest jobs") {
+  // Two column shards to two row shards: one job for each slab of rows.
+  const Catalog source = catalog(matrix(
+      {box_piece({0, 0}, {4, 3}, 0, 0), box_piece({0, 3}, {4, 3}, 1, 0)}));
+  Target target = whole_target();
+  target.catalog.tensors[0].pieces = {box_piece({0, 0}, {2, 6}, 0, 0),
+                                      box_piece({2, 0}, {2, 6}, 0, 12)};
+  const Plan plan = make_plan(source, target);
+  CHECK(plan.jobs.size() == 2);
+  CHECK(plan.bytes_read == 24);
+  CHECK(plan.bytes_written == 24);
+  // Whole to whole is one contiguous copy.
+  const Plan copy = make_plan(
+      catalog(matrix({box_piece({0, 0}, {4, 6}, 0, 0)})), whole_target());
+  CHECK(copy.jobs.size() == 1);
+  CHECK(copy.jobs[0].rows == 1);
+  CHECK(copy.moves[0].bytes == 24);
+}
+
+TEST_CASE("plan: planning is near-linear in pieces") {
+  // One long vector in 20,000 pieces to 15,000 others.
+  Tensor tensor{.name = "v", .dtype = DType::u8, .shape = Shape{60'000'000}};
+  const auto cut = [&](uint64_t n) {
+    std::vector<Piece> pieces;
+    const uint64_t part = tensor.shape[0] / n;
+    for (uint64_t i = 0; i < n; ++i)
+      pieces.push_back(box_piece({i * part}, {part}, 0, i * part));
+    return pieces;
+  };
+  Catalog source;
+  source.files.resize(1);
+  tensor.pieces = cut(20'000);
+  source.tensors = {tensor};
+  Target target;
+  target.catalog.files.resize(1);
+  target.files = {{.size = tensor.shape[0]}};
+  tensor.pieces = cut(15'000);
+  target.catalog.tensors = {tensor};
+  const Plan plan = make_plan(source, target);
+  CHECK(plan.moves.size() < 40'000);
+  CHECK(plan.bytes_read == tensor.shape[0]);
+}
+
+}  // namespace ckpt::reshard
