@@ -130,8 +130,13 @@ struct Sidecar {
 struct Skeleton {
   std::shared_ptr<const pickle::Document> document;
   uint32_t root = 0;
-  // document node of a tensor -> its name in the catalog
+  // document node of a tensor -> its name in the catalog, in the order of a
+  // walk. Who renames a tensor renames it here too; an entry whose name the
+  // catalog lacks is a tensor that was left out.
   std::vector<std::pair<uint32_t, std::string>> tensors;
+  // document node of a storage that no tensor of the catalog covers (scales
+  // of quantized tensors, bare storages) -> its bytes, little-endian
+  std::vector<std::pair<uint32_t, std::string>> storages;
 };
 
 // A stored checksum of a range of a file (a zip record).
