@@ -22,6 +22,7 @@ constexpr Row kRows[] = {
     {"builtins", "set", Known::kSet},
     {"builtins", "frozenset", Known::kFrozenSet},
     {"builtins", "complex", Known::kComplex},
+    {"copyreg", "__newobj_ex__", Known::kNewObjEx},
     {"torch", "Size", Known::kSize},
     {"torch", "device", Known::kDevice},
     {"torch.serialization", "_get_layout", Known::kLayout},

@@ -19,6 +19,7 @@ enum class Known : uint8_t {
   kSet,
   kFrozenSet,
   kComplex,
+  kNewObjEx,  // copyreg.__newobj_ex__(class, args, kwargs)
   // torch values
   kSize,
   kDevice,

@@ -1,0 +1,345 @@
+#include "lib/pickle/decode.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "lib/pickle/decoder.h"
+
+namespace ckpt::pickle {
+namespace {
+
+constexpr uint8_t kHighestProtocol = 5;
+
+}  // namespace
+
+void Decoder::fail(std::string_view problem) const {
+  throw input_error({in_.path(), {}}, "pickle at byte {}: {}", at_, problem);
+}
+
+void Decoder::check_size(uint64_t size) const {
+  if (size > in_.left()) return;  // taking it will say so
+  if (size > limits_.string)
+    throw unsafe_error({in_.path(), {}},
+                       "pickle at byte {}: a value of {} bytes, the limit is "
+                       "{}",
+                       at_, size, limits_.string);
+}
+
+void Decoder::check_limits() const {
+  const uint64_t most = limits_.values;
+  if (doc_.size() <= most && stack_.size() <= most &&
+      doc_.children_.size() / 4 <= most)
+    return;
+  throw unsafe_error({in_.path(), {}}, "pickle at byte {}: more than {} values",
+                     at_, most);
+}
+
+// --- stack ---
+
+void Decoder::drop() {
+  if (!marks_.empty() && marks_.back() == stack_.size()) {
+    pop_mark();
+    return;
+  }
+  pop();
+}
+
+std::span<const Id> Decoder::pop_mark() {
+  if (marks_.empty()) fail("there is no mark on the stack");
+  const size_t first = marks_.back();
+  marks_.pop_back();
+  const std::span<const Id> values(stack_.data() + first,
+                                   stack_.size() - first);
+  stack_.shrink(first);
+  floor_ = marks_.empty() ? 0 : marks_.back();
+  return values;
+}
+
+void Decoder::push_tuple(size_t count) {
+  if (stack_.size() - floor_ < count) fail("the stack is empty");
+  const size_t first = stack_.size() - count;
+  const Id tuple = doc_.add_items(Type::kTuple, {stack_.data() + first, count});
+  stack_.shrink(first);
+  push(tuple);
+}
+
+void Decoder::put(uint64_t index) {
+  if (index > limits_.memo)
+    throw unsafe_error({in_.path(), {}},
+                       "pickle at byte {}: memo index {}, the limit is {}", at_,
+                       index, limits_.memo);
+  memo_.put(index, top());
+}
+
+Id Decoder::get(uint64_t index) const {
+  const Id value = memo_.get(index);
+  if (value == kNoId) fail("memo index {} was never stored", index);
+  return value;
+}
+
+// --- opcodes ---
+
+void Decoder::start_frame() {
+  const auto size = in_.number<uint64_t>();
+  if (size > in_.left())
+    fail("a frame of {} bytes, {} are left", size, in_.left());
+}
+
+// The opcodes of protocol 2 and later, which Python writes today.
+bool Decoder::step() {
+  at_ = in_.position();
+  const uint8_t opcode = in_.byte();
+  switch (opcode) {
+    case '.':  // STOP
+      return false;
+    case '(':
+      push_mark();
+      break;
+    case 'N':
+      push(doc_.add_none());
+      break;
+    case 0x88:
+    case 0x89:
+      push(doc_.add_bool(opcode == 0x88));
+      break;
+    case 'J':
+      push(doc_.add_int(in_.number<int32_t>()));
+      break;
+    case 'K':
+      push(doc_.add_int(in_.byte()));
+      break;
+    case 'M':
+      push(doc_.add_int(in_.number<uint16_t>()));
+      break;
+    case 0x8A:  // LONG1
+      push(integer_of_bytes(in_.take(in_.byte())));
+      break;
+    case 'G': {  // big-endian
+      const auto bits = __builtin_bswap64(in_.number<uint64_t>());
+      push(doc_.add_float(std::bit_cast<double>(bits)));
+      break;
+    }
+    case 'X':  // BINUNICODE
+      push(string(in_.number<uint32_t>()));
+      break;
+    case 0x8C:  // SHORT_BINUNICODE
+      push(string(in_.byte()));
+      break;
+    case ')':
+    case 0x85:
+    case 0x86:
+    case 0x87:
+      push_tuple(opcode == ')' ? 0 : opcode - 0x84u);
+      break;
+    case 't':
+      push(doc_.add_items(Type::kTuple, pop_mark()));
+      break;
+    case ']':
+      push(doc_.add_items(Type::kList, {}));
+      break;
+    case 'a': {
+      const Id item = pop();
+      append({&item, 1});
+      break;
+    }
+    case 'e':
+      append(pop_mark());
+      break;
+    case '}':
+      push(doc_.add_items(Type::kDict, {}));
+      break;
+    case 's': {
+      const Id value = pop();
+      const Id pair[] = {pop(), value};
+      set_items(pair);
+      break;
+    }
+    case 'u':
+      set_items(pop_mark());
+      break;
+    case 'c':
+      push(global_of_lines());
+      break;
+    case 0x93:
+      push(stack_global());
+      break;
+    case 'R':
+    case 0x81: {  // REDUCE, NEWOBJ
+      const Id args = pop();
+      const Id callable = pop();
+      push(call(opcode == 'R' ? How::kReduce : How::kNewObj, callable, args));
+      break;
+    }
+    case 'b':
+      build();
+      break;
+    case 'q':
+      put(in_.byte());
+      break;
+    case 'r':
+      put(in_.number<uint32_t>());
+      break;
+    case 0x94:  // MEMOIZE
+      put(memo_.size());
+      break;
+    case 'h':
+      push(get(in_.byte()));
+      break;
+    case 'j':
+      push(get(in_.number<uint32_t>()));
+      break;
+    case 'Q':
+      push(doc_.add_persistent(pop()));
+      break;
+    default:
+      step_rare(opcode);
+  }
+  return true;
+}
+
+// Framing, bytes, sets, and what only protocols 0 and 1 use.
+void Decoder::step_rare(uint8_t opcode) {
+  switch (opcode) {
+    case 0x80:
+      protocol_ = in_.byte();
+      if (protocol_ > kHighestProtocol)
+        fail("protocol {}, this program knows 0 to {}", protocol_,
+             kHighestProtocol);
+      break;
+    case 0x95:
+      start_frame();
+      break;
+    case 0x8B:
+      push(long4());
+      break;
+    case 0x8D:  // BINUNICODE8
+      push(string(in_.number<uint64_t>()));
+      break;
+    case 'C':
+      push(bytes(Type::kBytes, in_.byte()));
+      break;
+    case 'B':
+      push(bytes(Type::kBytes, in_.number<uint32_t>()));
+      break;
+    case 0x8E:
+      push(bytes(Type::kBytes, in_.number<uint64_t>()));
+      break;
+    case 0x96:
+      push(bytes(Type::kByteArray, in_.number<uint64_t>()));
+      break;
+    case 0x8F:  // EMPTY_SET
+      push(doc_.add_items(Type::kSet, {}));
+      break;
+    case 0x90:
+      add_items(pop_mark());
+      break;
+    case 0x91: {  // FROZENSET
+      const std::span<const Id> items = pop_mark();
+      for (const Id item : items) check_hashable(item);
+      push(doc_.add_items(Type::kFrozenSet, items));
+      break;
+    }
+    case 0x92: {  // NEWOBJ_EX
+      const Id kwargs = pop();
+      const Id args = pop();
+      push(call(How::kNewObjEx, pop(), args, kwargs));
+      break;
+    }
+    case 'I':
+      push(integer_of_text(in_.line(limits_.decimal), false));
+      break;
+    case 'L':
+      push(integer_of_text(in_.line(limits_.decimal), true));
+      break;
+    case 'F':
+      push(float_of_text(in_.line(limits_.decimal)));
+      break;
+    case 'S':
+      push(quoted_string(in_.line(limits_.string)));
+      break;
+    case 'V':
+      push(escaped_string(in_.line(limits_.string)));
+      break;
+    case 'U':
+      push(python2_string(in_.take(in_.byte())));
+      break;
+    case 'T': {
+      const auto size = in_.number<int32_t>();
+      if (size < 0) fail("a string of {} bytes", size);
+      check_size(static_cast<uint64_t>(size));
+      push(python2_string(in_.take(static_cast<uint64_t>(size))));
+      break;
+    }
+    case 'l':
+      push(doc_.add_items(Type::kList, pop_mark()));
+      break;
+    case 'd':
+      push(dict_of(pop_mark()));
+      break;
+    case 'p':
+      put(memo_index(in_.line(limits_.decimal)));
+      break;
+    case 'g':
+      push(get(memo_index(in_.line(limits_.decimal))));
+      break;
+    case '0':
+      drop();
+      break;
+    case '1':
+      pop_mark();
+      break;
+    case '2':
+      push(top());
+      break;
+    case 'i':
+      push(inst());
+      break;
+    case 'o':
+      push(obj());
+      break;
+    case 'P': {
+      const std::string_view id = in_.line(limits_.decimal);
+      push(doc_.add_persistent(python2_string(id)));
+      break;
+    }
+    case 0x82:
+    case 0x83:
+    case 0x84:
+      fail(
+          "opcode EXT: what it names is in the registry of the program that "
+          "wrote it");
+    case 0x97:
+    case 0x98:
+      fail("opcode for an out-of-band buffer: its bytes are in no file");
+    default:
+      fail("opcode 0x{:02x} does not exist", opcode);
+  }
+}
+
+Decoded Decoder::run() {
+  while (step()) check_limits();
+  Decoded decoded;
+  doc_.set_root(pop());
+  decoded.document = document_;
+  decoded.end = in_.position();
+  for (const Id id : globals_)
+    decoded.globals.push_back(doc_.callable_name(id));
+  std::ranges::sort(decoded.globals);
+  const auto rest = std::ranges::unique(decoded.globals);
+  decoded.globals.erase(rest.begin(), rest.end());
+  return decoded;
+}
+
+Decoded decode(std::span<const std::byte> bytes, const std::string& path,
+               const Limits& limits) {
+  Input input(bytes, path, limits.bytes);
+  return Decoder(input, limits).run();
+}
+
+Decoded decode(const io::Handle& file, uint64_t offset, uint64_t end,
+               const Limits& limits) {
+  Input input(file, offset, end, limits.bytes);
+  return Decoder(input, limits).run();
+}
+
+}  // namespace ckpt::pickle

@@ -1,0 +1,118 @@
+// The stack machine behind decode().
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/pickle/decode.h"
+#include "lib/pickle/input.h"
+#include "lib/pickle/memo.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::pickle {
+
+class Decoder {
+ public:
+  Decoder(Input& input, const Limits& limits)
+      : in_(input),
+        limits_(limits),
+        document_(std::make_shared<Document>()),
+        doc_(*document_) {}
+
+  Decoded run();
+
+ private:
+  // decode.cc: the opcodes; each returns after one.
+  bool step();  // false after STOP
+  void step_rare(uint8_t opcode);
+  void start_frame();
+
+  // decode_scalars.cc
+  Id integer_of_bytes(std::string_view little_endian);
+  Id integer_of_text(std::string_view text, bool is_long);
+  Id long4();
+  Id float_of_text(std::string_view text);
+  Id string(uint64_t size);  // UTF-8
+  Id python2_string(std::string_view bytes);
+  Id quoted_string(std::string_view line);
+  Id escaped_string(std::string_view line);
+  Id bytes(Type type, uint64_t size);
+  uint64_t memo_index(std::string_view line);
+
+  // decode_objects.cc
+  Id global(std::string_view module, std::string_view name);
+  Id global_of_lines();
+  Id stack_global();
+  Id inst();
+  Id obj();
+  Id call(How how, Id callable, Id args, Id kwargs = kNoId);
+  void build();
+  void append(std::span<const Id> items);
+  void set_items(std::span<const Id> pairs);
+  void add_items(std::span<const Id> items);
+  Id dict_of(std::span<const Id> pairs);
+  void check_target(Id target, Type type, const char* opcode) const;
+  void check_hashable(Id value) const;
+
+  // fold.cc: calls that are plain values, with their arguments checked.
+  // kNoId if the call has to be kept.
+  Id fold(How how, Id callable, Id args);
+  Id fold_codecs_encode(std::span<const Id> args);
+  Id fold_bytes(Type type, std::span<const Id> args);
+  Id fold_set(Type type, std::span<const Id> args);
+  Id fold_newobj_ex(std::span<const Id> args);
+  void check_ordered_dict(std::span<const Id> args) const;
+
+  // stack
+  void push(Id value) { stack_.push_back(value); }
+  Id pop() {
+    check_stack();
+    const Id value = stack_.back();
+    stack_.pop_back();
+    return value;
+  }
+  Id top() {
+    check_stack();
+    return stack_.back();
+  }
+  void check_stack() const {
+    if (stack_.size() <= floor_) fail("the stack is empty");
+  }
+  void push_mark() {
+    marks_.push_back(static_cast<uint32_t>(stack_.size()));
+    floor_ = stack_.size();
+  }
+  void drop();  // POP: a value or a mark
+  // The values above the last mark; both are taken. The span holds until the
+  // next push.
+  std::span<const Id> pop_mark();
+  void push_tuple(size_t count);
+  void put(uint64_t index);
+  Id get(uint64_t index) const;
+  void check_limits() const;
+
+  [[noreturn]] void fail(std::string_view problem) const;
+  template <class... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> text,
+                         Args&&... args) const {
+    fail(std::string_view(fmt::format(text, std::forward<Args>(args)...)));
+  }
+  void check_size(uint64_t size) const;  // of one string
+
+  Input& in_;
+  const Limits& limits_;
+  std::shared_ptr<Document> document_;
+  Document& doc_;
+  Memo memo_;
+  Buffer<Id> stack_;
+  Buffer<uint32_t> marks_;
+  size_t floor_ = 0;  // the stack's size at the last mark
+  uint64_t at_ = 0;   // of the opcode
+  uint8_t protocol_ = 0;
+  std::vector<Id> globals_;
+};
+
+}  // namespace ckpt::pickle

@@ -1,0 +1,53 @@
+// The unpickler's memo. Indices are dense in practice, but may be anything:
+// those far out go to a hash map.
+#pragma once
+
+#include <unordered_map>
+
+#include "lib/pickle/buffer.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::pickle {
+
+class Memo {
+ public:
+  uint64_t size() const { return count_; }  // indices in use
+
+  Id get(uint64_t index) const {
+    if (index < dense_.size()) return dense_[index];
+    const auto found = wild_.find(index);
+    return found == wild_.end() ? kNoId : found->second;
+  }
+
+  void put(uint64_t index, Id value) {
+    Id& slot = slot_at(index);
+    if (slot == kNoId) ++count_;
+    slot = value;
+  }
+
+ private:
+  Id& slot_at(uint64_t index) {
+    // Sparse indices may waste no more than a page.
+    if (index < dense_.size() + 1024) {
+      while (dense_.size() <= index) dense_.push_back(take(dense_.size()));
+      return dense_[index];
+    }
+    return wild_.try_emplace(index, kNoId).first->second;
+  }
+
+  // What was stored far out before the dense part came there.
+  Id take(uint64_t index) {
+    if (wild_.empty()) return kNoId;
+    const auto found = wild_.find(index);
+    if (found == wild_.end()) return kNoId;
+    const Id value = found->second;
+    wild_.erase(found);
+    return value;
+  }
+
+  Buffer<Id> dense_;
+  std::unordered_map<uint64_t, Id> wild_;
+  uint64_t count_ = 0;
+};
+
+}  // namespace ckpt::pickle
