@@ -65,6 +65,18 @@ std::string option_group(const CLI::App& app, const std::string& group) {
   return text;
 }
 
+// CLI11's wording of three common mistakes, in ours.
+std::string reworded(const std::string& message) {
+  if (const size_t at = message.find(": At Most 1 required");
+      at != message.npos)
+    return message.substr(0, at) + " is given more than once";
+  if (const size_t at = message.find(": 1 required "); at != message.npos)
+    return message.substr(0, at) + " needs a value";
+  if (const size_t at = message.find(" excludes "); at != message.npos)
+    return message.substr(0, at) + " can't go with " + message.substr(at + 10);
+  return message;
+}
+
 std::vector<std::string> option_words(const CLI::App& app) {
   std::vector<std::string> words;
   for (const CLI::Option* option : app.get_options()) {
@@ -192,7 +204,7 @@ Error wrong_options(const Command& command, const CLI::App& app,
   if (!extras.empty())
     return usage_error({}, "one argument too many: '{}'", extras.front())
         .with_hint(usage_line(command, app));
-  return usage_error({}, "{}", message).with_hint(help);
+  return usage_error({}, "{}", reworded(message)).with_hint(help);
 }
 
 }  // namespace ckpt::app

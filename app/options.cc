@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 
+#include "app/select.h"
 #include "ckpt/error.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
@@ -195,9 +196,12 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
 void add_select_options(CLI::App& app, SelectOptions& options) {
   add_list(app, "--keys", options.keys, "Only tensors of these names");
   add_list(app, "--exclude", options.exclude, "No tensors of these names");
-  app.add_option("--layers", options.layers,
-                 "Only these layers (0-15,20) and what is in no layer")
-      ->type_name("LIST")
+  valued(app, "--layers", "LIST",
+         "Only these layers (0-15,20) and what is in no layer",
+         [&](const std::string& s) {
+           parse_layers(s);  // refused here, before anything is opened
+           options.layers = s;
+         })
       ->group("Selection");
   CLI::Option* model =
       app.add_flag("--model-only", options.model_only, "No optimizer state")
