@@ -83,11 +83,12 @@ void check_complete_sets(const std::string& directory,
                          std::span<const std::string> names);
 
 // The text of an index: two spaces, sorted keys, ASCII, a newline at the end.
+// `metadata`: other members than total_size.
 struct IndexEntry {
   std::string_view tensor;
   std::string_view file;
 };
 std::string write_index(std::span<const IndexEntry> weight_map,
-                        uint64_t total_size);
+                        uint64_t total_size, nlohmann::json metadata = {});
 
 }  // namespace ckpt::formats

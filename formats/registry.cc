@@ -1,1 +1,199 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "ckpt/error.h"
+#include "formats/foreign.h"
 #include "formats/format.h"
+#include "formats/safetensors/safetensors.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+#include "lib/text/suggest.h"
+
+namespace ckpt::formats {
+namespace {
+
+using text::printable;
+
+std::vector<Format> make_formats() {
+  std::vector<Format> formats;
+  // In the order they are tried: what is more special comes first.
+  formats.push_back({"safetensors",
+                     "safetensors: one file, or a Hugging Face directory",
+                     safetensors::make_reader(), safetensors::make_writer()});
+  return formats;
+}
+
+std::vector<std::string> format_names() {
+  std::vector<std::string> names;
+  for (const Format& format : all_formats()) names.emplace_back(format.name);
+  return names;
+}
+
+std::string known_formats() {
+  return fmt::format("ckpt reads {}", fmt::join(format_names(), ", "));
+}
+
+// What could have been meant, if a path does not exist.
+std::string missing_hint(const std::string& path) {
+  const std::string directory = io::parent(path);
+  if (!io::is_directory(directory)) {
+    std::string above = directory;
+    while (!io::is_directory(above) && above != io::parent(above))
+      above = io::parent(above);
+    return fmt::format("{} exists, what is below it does not",
+                       printable(above));
+  }
+  try {
+    const std::string near =
+        text::nearest(io::base_name(path), io::list_directory(directory));
+    if (!near.empty())
+      return fmt::format("did you mean {}?",
+                         printable(io::join(directory, near)));
+  } catch (const Error&) {
+    // The directory can't be listed: no suggestion then.
+  }
+  return {};
+}
+
+void check_path(const std::string& path) {
+  if (io::is_file(path) || io::is_directory(path)) return;
+  std::error_code ignored;
+  const auto facts = std::filesystem::symlink_status(path, ignored);
+  if (std::filesystem::is_symlink(facts))
+    throw missing_error({path, {}}, "is a link to nothing")
+        .with_hint(
+            "in a Hugging Face cache this means that the download did "
+            "not finish");
+  if (std::filesystem::exists(facts))
+    throw missing_error({path, {}}, "is neither a file nor a directory");
+  throw missing_error({path, {}}, "no such file or directory")
+      .with_hint(missing_hint(path));
+}
+
+// The answers of all formats: "torch: does not start with PK\3\4; …"
+std::string all_answers(const Detection& detection) {
+  std::string answers;
+  for (const auto& [name, why] : detection.tried)
+    answers += fmt::format("{}{}: {}", answers.empty() ? "" : "; ", name, why);
+  return answers;
+}
+
+[[noreturn]] void unknown_file(const Detection& detection) {
+  const std::string& path = detection.path;
+  if (const auto foreign = recognise_file(path))
+    throw missing_error({path, {}}, "no checkpoint: this is {}", foreign->what)
+        .with_hint(fmt::format("{}; {}", foreign->hint, known_formats()));
+  std::error_code ignored;
+  if (std::filesystem::file_size(path, ignored) == 0)
+    throw missing_error({path, {}}, "is empty (0 bytes)")
+        .with_hint("fetch or copy the file again");
+  throw missing_error({path, {}}, "is of no format that ckpt knows ({})",
+                      all_answers(detection))
+      .with_hint(known_formats() +
+                 "; name the format with --from if it is "
+                 "one of these");
+}
+
+// A checkpoint inside of a directory that is none: "step_10 (fairseq2)".
+std::string checkpoint_below(const std::string& path,
+                             const std::vector<std::string>& names) {
+  constexpr size_t kMostTried = 64;
+  size_t tried = 0;
+  for (const std::string& name : names) {
+    if (tried++ == kMostTried) break;
+    const std::string below = io::join(path, name);
+    for (const Format& format : all_formats()) {
+      try {
+        if (format.reader && format.reader->supports(below).yes)
+          return fmt::format("{} looks like {}", printable(below), format.name);
+      } catch (const Error&) {
+        // It can't be read, so it is no suggestion.
+      }
+    }
+  }
+  return {};
+}
+
+// A file in a directory that explains why it is no checkpoint.
+std::string foreign_inside(const std::string& path,
+                           const std::vector<std::string>& names) {
+  constexpr size_t kMostTried = 64;
+  for (size_t i = 0; i < std::min(names.size(), kMostTried); ++i) {
+    const auto foreign = recognise_file(io::join(path, names[i]));
+    if (foreign)
+      return fmt::format("{} is {}: {}", printable(names[i]), foreign->what,
+                         foreign->hint);
+  }
+  return {};
+}
+
+[[noreturn]] void unknown_directory(const Detection& detection) {
+  const std::string& path = detection.path;
+  const std::vector<std::string> names = io::list_directory(path);
+  if (names.empty())
+    throw missing_error({path, {}}, "is an empty directory")
+        .with_hint(known_formats());
+  std::string hint = checkpoint_below(path, names);
+  if (hint.empty()) hint = foreign_inside(path, names);
+  if (hint.empty()) hint = known_formats();
+  throw missing_error({path, {}},
+                      "no checkpoint that ckpt knows is in this directory ({})",
+                      all_answers(detection))
+      .with_hint(hint);
+}
+
+}  // namespace
+
+const std::vector<Format>& all_formats() {
+  static const std::vector<Format> formats = make_formats();
+  return formats;
+}
+
+const Format& find_format(std::string_view name) {
+  for (const Format& format : all_formats())
+    if (format.name == name) return format;
+  const std::string near = text::nearest(name, format_names());
+  throw usage_error({}, "unknown format \"{}\"", printable(name))
+      .with_hint(near.empty() ? fmt::format("formats: {}",
+                                            fmt::join(format_names(), ", "))
+                              : fmt::format("did you mean {}?", near));
+}
+
+Detection detect(const std::string& path) {
+  check_path(path);
+  Detection detection;
+  detection.path = path;
+  for (const Format& format : all_formats()) {
+    if (!format.reader) continue;
+    Support support = format.reader->supports(path);
+    detection.tried.emplace_back(format.name, std::move(support.why));
+    if (!support.yes) continue;
+    detection.format = &format;
+    return detection;
+  }
+  if (io::is_directory(path)) unknown_directory(detection);
+  unknown_file(detection);
+}
+
+Catalog open(const std::string& path, const std::string& from,
+             const ReadOptions& options) {
+  if (from.empty()) {
+    const Detection detection = detect(path);
+    Catalog catalog =
+        detection.format->reader->read_catalog(detection.path, options);
+    catalog.assumptions.insert(
+        catalog.assumptions.begin(),
+        fmt::format("format {}: {}", detection.format->name,
+                    detection.tried.back().second));
+    return catalog;
+  }
+  const Format& format = find_format(from);
+  if (!format.reader)
+    throw usage_error({}, "format {} can be written, not read", from);
+  check_path(path);
+  return format.reader->read_catalog(path, options);
+}
+
+}  // namespace ckpt::formats

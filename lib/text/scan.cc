@@ -274,8 +274,10 @@ void Scanner::literal() {
 }
 
 // Without recursion: the scanner itself knows what it is inside of.
-void Scanner::skip() {
+std::string_view Scanner::skip() {
   const size_t outside = depth_;
+  skip_white();
+  const size_t begin = at_;
   do {
     switch (peek()) {
       case Kind::kObject:
@@ -297,6 +299,7 @@ void Scanner::skip() {
            !(is_object_[depth_ - 1] ? next_key().has_value() : next_item())) {
     }
   } while (depth_ > outside);
+  return text_.substr(begin, at_ - begin);
 }
 
 void Scanner::finish() {

@@ -66,8 +66,9 @@ class Scanner {
   uint64_t unsigned_integer();
   std::string_view number();  // as it is spelled
   void literal();             // true, false, null
-  void skip();                // any value, checked just as strictly
-  void finish();              // nothing but white space may follow
+  // Any value, checked just as strictly; its text.
+  std::string_view skip();
+  void finish();  // nothing but white space may follow
 
   // "PROBLEM at byte N", about `subject` if it was set.
   [[noreturn]] void fail(std::string_view problem) const;

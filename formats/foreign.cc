@@ -1,0 +1,94 @@
+#include "formats/foreign.h"
+
+#include <algorithm>
+#include <array>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+
+namespace ckpt::formats {
+namespace {
+
+using namespace std::string_view_literals;
+
+struct Magic {
+  size_t at;
+  std::string_view bytes;
+  Foreign foreign;
+};
+
+constexpr std::string_view kUnpack = "unpack it first";
+constexpr std::string_view kFailedDownload =
+    "the download failed and left an error page: fetch the file again";
+constexpr std::string_view kNotRead = "ckpt does not read this format";
+
+constexpr auto kMagics = std::to_array<Magic>({
+    {0,
+     "version https://git-lfs.github.com/spec/v1"sv,
+     {"a git-lfs pointer, not the data",
+      "run `git lfs pull` in the repository to fetch the data"}},
+    {0,
+     "GGUF"sv,
+     {"a GGUF file, which ckpt does not read",
+      "open the safetensors checkpoint that it was made from"}},
+    {0, "PK\3\4"sv, {"a zip archive", kNotRead}},
+    {0,
+     "\x93NUMPY"sv,
+     {"a NumPy array (.npy), which ckpt does not read", kNotRead}},
+    {0,
+     "\x89HDF\r\n\x1a\n"sv,
+     {"an HDF5 file, which ckpt does not read", kNotRead}},
+    {0, "\x1f\x8b"sv, {"gzip-compressed", kUnpack}},
+    {0, "\x28\xb5\x2f\xfd"sv, {"zstd-compressed", kUnpack}},
+    {0, "\xfd\x37zXZ\0"sv, {"xz-compressed", kUnpack}},
+    {0, "BZh"sv, {"bzip2-compressed", kUnpack}},
+    {257, "ustar"sv, {"a tar archive", kUnpack}},
+    {0, "<!DOCTYPE"sv, {"an HTML page", kFailedDownload}},
+    {0, "<!doctype"sv, {"an HTML page", kFailedDownload}},
+    {0, "<html"sv, {"an HTML page", kFailedDownload}},
+    {0, "<?xml"sv, {"an XML document", kFailedDownload}},
+    {0, "\x80\2"sv, {"a Python pickle", kNotRead}},
+    {0, "\x80\3"sv, {"a Python pickle", kNotRead}},
+    {0, "\x80\4"sv, {"a Python pickle", kNotRead}},
+    {0, "\x80\5"sv, {"a Python pickle", kNotRead}},
+});
+
+struct Ending {
+  std::string_view suffix;
+  Foreign foreign;
+};
+
+// Formats without a magic number, and zips that are known by their name.
+constexpr auto kEndings = std::to_array<Ending>({
+    {".npz", {"a NumPy archive (.npz), which ckpt does not read", kNotRead}},
+    {".onnx", {"an ONNX model, which ckpt does not read", kNotRead}},
+    {".msgpack", {"a Flax checkpoint, which ckpt does not read", kNotRead}},
+    {".tflite", {"a TFLite model, which ckpt does not read", kNotRead}},
+    {".h5", {"a Keras/HDF5 file, which ckpt does not read", kNotRead}},
+    {".nemo", {"a NeMo archive (tar)", "unpack it and open what is in it"}},
+});
+
+}  // namespace
+
+std::optional<Foreign> recognise(std::string_view head,
+                                 std::string_view file_name) {
+  for (const Ending& ending : kEndings)
+    if (file_name.ends_with(ending.suffix)) return ending.foreign;
+  for (const Magic& magic : kMagics)
+    if (head.size() > magic.at &&
+        head.substr(magic.at).starts_with(magic.bytes))
+      return magic.foreign;
+  return std::nullopt;
+}
+
+std::optional<Foreign> recognise_file(const std::string& path) {
+  try {
+    const io::Handle file = io::Handle::open_read(path);
+    const uint64_t size = std::min<uint64_t>(file.size(), kForeignHead);
+    return recognise(file.read_string(0, size), io::base_name(path));
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace ckpt::formats

@@ -1,0 +1,134 @@
+#include "formats/hf.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+#include "lib/text/glob.h"
+#include "lib/text/json.h"
+
+namespace ckpt::formats {
+namespace {
+
+constexpr uint64_t kMaxConfig = 64 << 20;
+
+// Files that models on the hub have beside their weights. Not here: weights,
+// indexes of weights, and files about a training run.
+constexpr auto kSidecars = std::to_array<const char*>({
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "quantize_config.json",
+    "quantization_config.json",
+    "hf_quant_config.json",
+    "*processor_config.json",
+    "feature_extractor*.json",
+    "modules.json",
+    "sentence_*_config.json",
+    "config_sentence_transformers.json",
+    "params.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "*.model",
+    "*.model.v[0-9]*",
+    "*.tiktoken",
+    "tekken.json",
+    "chat_template*",
+    "*.jinja",
+    "{configuration,modeling,tokenization,processing}_*.py",
+    "{image,video}_processing_*.py",
+    "README.md",
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
+});
+
+// Names that transformers gives and no other dialect does.
+constexpr auto kPrefixes = std::to_array<std::string_view>({
+    "model.layers.",
+    "model.embed_tokens.",
+    "model.language_model.",
+    "language_model.model.",
+    "transformer.h.",
+    "transformer.wte.",
+    "gpt_neox.layers.",
+    "lm_head.",
+});
+
+const std::vector<text::Glob>& sidecar_globs() {
+  static const std::vector<text::Glob> globs(kSidecars.begin(),
+                                             kSidecars.end());
+  return globs;
+}
+
+bool is_sidecar(std::string_view name) {
+  return !name.starts_with('.') &&
+         std::ranges::any_of(sidecar_globs(), [&](const text::Glob& glob) {
+           return glob.matches(name);
+         });
+}
+
+bool has_hf_names(const Catalog& catalog) {
+  return std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
+    return std::ranges::any_of(kPrefixes, [&](std::string_view prefix) {
+      return tensor.name.starts_with(prefix);
+    });
+  });
+}
+
+// Mistral keeps its own names in consolidated files, beside a config.json
+// that speaks of others.
+bool has_meta_names(const Catalog& catalog) {
+  return catalog.find("tok_embeddings.weight") != nullptr;
+}
+
+}  // namespace
+
+void add_sidecars(const std::string& directory, Catalog& catalog) {
+  for (const std::string& name : io::list_directory(directory)) {
+    const std::string path = io::join(directory, name);
+    if (!is_sidecar(name) || !io::is_file(path)) continue;
+    std::error_code failed;
+    const auto size = std::filesystem::file_size(path, failed);
+    if (!failed) catalog.sidecars.push_back({name, path, size});
+  }
+}
+
+void detect_dialect(const std::string& directory, Catalog& catalog) {
+  const bool hf_names = has_hf_names(catalog);
+  if (hf_names) catalog.dialect = "hf";
+  const std::string path = io::join(directory, "config.json");
+  if (!io::is_file(path)) return;
+  try {
+    const auto config =
+        text::parse_python_json(io::read_file(path, kMaxConfig), path);
+    const auto type = config.find("model_type");
+    const bool names_model =
+        type != config.end() || config.contains("architectures");
+    if (names_model && (hf_names || !has_meta_names(catalog)))
+      catalog.dialect = "hf";
+    if (catalog.family.empty() && type != config.end() && type->is_string()) {
+      catalog.family = type->get<std::string>();
+      catalog.assumptions.push_back("family " +
+                                    text::printable(catalog.family) +
+                                    ": model_type in config.json");
+    }
+  } catch (const Error& error) {
+    catalog.problems.push_back({Problem::Severity::kWarning,
+                                "config_json",
+                                path,
+                                {},
+                                error.problem()});
+  }
+}
+
+}  // namespace ckpt::formats

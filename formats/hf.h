@@ -1,0 +1,21 @@
+// What Hugging Face libraries keep beside the weights, whatever container
+// these are in: config.json, tokenizer files and the like.
+#pragma once
+
+#include <string>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::formats {
+
+// Adds the files of `directory` that belong to a Hugging Face model to the
+// sidecars.
+void add_sidecars(const std::string& directory, Catalog& catalog);
+
+// Sets dialect and family: "hf" if a config.json in `directory` names a model
+// or the tensors are named as transformers does; the family is config.json's
+// model_type as it stands. A config.json that can't be read is a problem
+// ("config_json"), no error: the tensors are whole without it.
+void detect_dialect(const std::string& directory, Catalog& catalog);
+
+}  // namespace ckpt::formats

@@ -1,0 +1,32 @@
+// Which files of a directory make up a safetensors checkpoint. As
+// transformers does, the first that is there:
+//
+//   model.safetensors                         one file
+//   model.safetensors.index.json              the files that it names
+//   model-0000x-of-0000N.safetensors          all N
+//   the same for diffusion_pytorch_model, adapter_model, consolidated
+//   *.safetensors.index*.json                 if it is the only one
+//   *.safetensors                             all of them together
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace ckpt::safetensors {
+
+struct Files {
+  std::string directory;
+  std::vector<std::string> names;   // in the directory; sorted
+  std::string index;                // its name, or ""
+  std::vector<std::string> unread;  // other .safetensors files that are there
+};
+
+// True for a name that may be a safetensors file; hidden files are none.
+bool is_weights_name(std::string_view name);
+
+// Throws a usage_error if it can't be told which files to take, an
+// input_error if an x-of-N set lacks files, a missing_error if there is
+// nothing. With an index, `names` stays empty: the index has them.
+Files locate(const std::string& directory);
+
+}  // namespace ckpt::safetensors

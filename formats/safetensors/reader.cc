@@ -1,0 +1,272 @@
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <span>
+
+#include "ckpt/error.h"
+#include "formats/foreign.h"
+#include "formats/hf.h"
+#include "formats/index.h"
+#include "formats/safetensors/header.h"
+#include "formats/safetensors/locate.h"
+#include "formats/safetensors/safetensors.h"
+#include "lib/io/file.h"
+#include "lib/pickle/json.h"
+#include "lib/pickle/value.h"
+#include "lib/text/format.h"
+#include "lib/text/name_table.h"
+
+namespace ckpt::safetensors {
+namespace {
+
+using formats::Index;
+using formats::Located;
+using formats::Support;
+using text::printable;
+using Severity = Problem::Severity;
+
+// torch's DCP marks files that hold parts of tensors with these keys; what
+// they say is true of one file only.
+constexpr std::string_view kDcpInfo = "DCP_SHARDING_INFO";
+constexpr std::string_view kDcpVersion = "DCP_VERSION";
+
+bool is_index_path(const std::string& path) {
+  return formats::is_index_name(io::base_name(path), ".safetensors");
+}
+
+Support supports_file(const std::string& path) {
+  const std::string name = io::base_name(path);
+  if (is_index_path(path)) return {true, "is the index of safetensors files"};
+  const io::Handle file = io::Handle::open_read(path);
+  const std::string head = file.read_string(
+      0, std::min<uint64_t>(file.size(), formats::kForeignHead));
+  if (looks_like_header(head, file.size()))
+    return {true, "begins with a header length and a JSON object"};
+  if (head.starts_with("PK\3\4")) return {false, "starts with PK\\3\\4"};
+  // Damaged, but nothing else: read_catalog says what is wrong with it.
+  if (is_weights_name(name))
+    return {true, "is named .safetensors, though its header is damaged"};
+  return {false, "does not begin with a header length and a JSON object"};
+}
+
+Support supports_directory(const std::string& path) {
+  for (const std::string& name : io::list_directory(path)) {
+    if (name.starts_with('.') || io::is_directory(io::join(path, name)))
+      continue;
+    if (is_weights_name(name) || is_index_path(name))
+      return {true, "holds " + printable(name)};
+  }
+  return {false, "no .safetensors file in it"};
+}
+
+Problem problem(Severity severity, std::string kind, std::string file,
+                std::string tensor, std::string message) {
+  return {severity, std::move(kind), std::move(file), std::move(tensor),
+          std::move(message)};
+}
+
+// Puts the headers of a checkpoint's files together.
+class Assembly {
+ public:
+  explicit Assembly(std::string path) {
+    catalog_.format = kFormat;
+    catalog_.path = std::move(path);
+  }
+
+  void read_file(const std::string& path) {
+    const io::Handle file = io::Handle::open_read(path);
+    headers_.push_back(read_header(file));
+    catalog_.files.push_back({.path = path, .size = file.size()});
+  }
+
+  void take_all() {
+    std::vector<Located> all;
+    text::NameTable names;
+    for (uint32_t f = 0; f < headers_.size(); ++f) {
+      for (uint32_t t = 0; t < headers_[f].entries.size(); ++t) {
+        names.add(headers_[f].entries[t].name,
+                  static_cast<uint32_t>(all.size()));
+        all.push_back({f, t});
+      }
+    }
+    check_unique(names, all);
+    add_tensors(all);
+  }
+
+  void take_indexed(const std::string& directory, const Index& index) {
+    std::vector<std::vector<std::string_view>> found;
+    for (const Header& header : headers_) {
+      auto& names = found.emplace_back();
+      for (const Entry& entry : header.entries) names.push_back(entry.name);
+    }
+    const auto selected =
+        formats::select_indexed(directory, index, found, catalog_.problems);
+    text::NameTable names;
+    for (uint32_t i = 0; const Located& at : selected)
+      names.add(headers_[at.file].entries[at.tensor].name, i++);
+    check_unique(names, selected);
+    add_tensors(selected);
+    formats::check_total_size(index, bytes(), catalog_.problems);
+    keep_index_metadata(index);
+  }
+
+  void keep_metadata() {
+    auto document = std::make_shared<pickle::Document>();
+    const pickle::Id dict = document->add_container(pickle::Type::kDict);
+    document->set_root(dict);
+    bool present = false;
+    for (size_t f = 0; f < headers_.size(); ++f) {
+      if (!headers_[f].metadata) continue;
+      present = true;
+      for (const auto& [key, value] : *headers_[f].metadata)
+        merge_metadata(f, key, value, *document);
+    }
+    if (present)
+      catalog_.objects.push_back({std::string(kMetadata), document, dict});
+  }
+
+  Catalog& catalog() { return catalog_; }
+
+ private:
+  // Across files; inside of one the header was checked.
+  void check_unique(text::NameTable& names, const std::vector<Located>& taken) {
+    names.sort();
+    const auto twice = names.duplicate();
+    if (!twice) return;
+    const auto path = [&](uint32_t i) {
+      return io::base_name(catalog_.files[taken[i].file].path);
+    };
+    throw input_error(
+        {catalog_.path, std::string(twice->name)}, "is in two files: {} and {}",
+        printable(path(twice->first)), printable(path(twice->second)))
+        .with_hint(
+            "if the files are variants of one model, open one of them; "
+            "if they are shards of each tensor, this is another format: "
+            "name it with --from");
+  }
+
+  void add_tensors(std::span<const Located> taken) {
+    catalog_.tensors.reserve(taken.size());
+    for (const Located& at : taken) {
+      Entry& entry = headers_[at.file].entries[at.tensor];
+      Tensor& tensor = catalog_.tensors.emplace_back();
+      tensor.name = std::move(entry.name);
+      tensor.dtype = entry.dtype;
+      tensor.shape = std::move(entry.shape);
+      tensor.pieces.push_back(
+          {.box = Box::whole(tensor.shape),
+           .flat = {},
+           .extent = {.file = at.file, .offset = entry.begin, .strides = {}}});
+    }
+  }
+
+  uint64_t bytes() const {
+    uint64_t sum = 0;  // of parts of real files: can't overflow
+    for (const Tensor& tensor : catalog_.tensors) sum += byte_size(tensor);
+    return sum;
+  }
+
+  void merge_metadata(size_t f, const std::string& key,
+                      const std::string& value, pickle::Document& merged) {
+    const std::string& path = catalog_.files[f].path;
+    if (key == kDcpInfo)
+      catalog_.problems.push_back(problem(
+          Severity::kWarning, "dcp_shard", path, {},
+          "torch DCP wrote this file as a shard (DCP_SHARDING_INFO): its "
+          "tensors may be parts of larger ones, and are read as they are"));
+    const bool of_one_file = key == kDcpInfo || key == kDcpVersion;
+    if (of_one_file && headers_.size() > 1) return;
+    const pickle::Id earlier = merged.find(merged.root(), key);
+    if (earlier == pickle::kNoId) {
+      merged.set(merged.root(), key, merged.add_string(value));
+    } else if (merged.text(earlier) != value) {
+      catalog_.problems.push_back(
+          problem(Severity::kNote, "metadata_differs", path, {},
+                  fmt::format("__metadata__ \"{}\" differs from an earlier "
+                              "file's; that one is kept",
+                              printable(key))));
+    }
+  }
+
+  // What an index says besides total_size, which is made anew.
+  void keep_index_metadata(const Index& index) {
+    nlohmann::json rest = index.metadata;
+    if (!rest.is_object()) return;
+    rest.erase("total_size");
+    if (rest.empty()) return;
+    auto document = std::make_shared<pickle::Document>();
+    document->set_root(pickle::from_json(*document, rest));
+    catalog_.objects.push_back(
+        {std::string(kIndexMetadata), document, document->root()});
+  }
+
+  Catalog catalog_;
+  std::vector<Header> headers_;  // one for each of catalog_.files
+};
+
+void read_indexed(const std::string& directory, const std::string& index_file,
+                  Assembly& assembly, std::vector<std::string>& unread) {
+  const Index index = formats::read_index(directory, index_file);
+  for (const std::string& name : index.files)
+    assembly.read_file(io::join(directory, name));
+  assembly.take_indexed(directory, index);
+  std::erase_if(unread, [&](const std::string& name) {
+    return std::ranges::binary_search(index.files, name);
+  });
+}
+
+void read_directory(const std::string& directory, Assembly& assembly) {
+  Files files = locate(directory);
+  if (!files.index.empty()) {
+    read_indexed(directory, files.index, assembly, files.unread);
+  } else {
+    for (const std::string& name : files.names)
+      assembly.read_file(io::join(directory, name));
+    assembly.take_all();
+  }
+  Catalog& catalog = assembly.catalog();
+  const std::string taken = files.index.empty() ? files.names[0] : files.index;
+  for (const std::string& name : files.unread)
+    catalog.problems.push_back(problem(
+        Severity::kNote, "unread_file", io::join(directory, name), {},
+        "is not part of the checkpoint that " + printable(taken) + " begins"));
+  formats::add_sidecars(directory, catalog);
+}
+
+class SafetensorsReader final : public formats::Reader {
+ public:
+  std::string_view name() const override { return kFormat; }
+
+  Support supports(const std::string& path) const override {
+    return io::is_directory(path) ? supports_directory(path)
+                                  : supports_file(path);
+  }
+
+  Catalog read_catalog(const std::string& path,
+                       const formats::ReadOptions& options) const override {
+    Assembly assembly(path);
+    assembly.catalog().family = options.family;
+    const bool directory = io::is_directory(path);
+    std::vector<std::string> unread;
+    if (directory) {
+      read_directory(path, assembly);
+    } else if (is_index_path(path)) {
+      read_indexed(io::parent(path), io::base_name(path), assembly, unread);
+    } else {
+      assembly.read_file(path);
+      assembly.take_all();
+    }
+    assembly.keep_metadata();
+    formats::detect_dialect(directory ? path : io::parent(path),
+                            assembly.catalog());
+    return std::move(assembly.catalog());
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<formats::Reader> make_reader() {
+  return std::make_unique<SafetensorsReader>();
+}
+
+}  // namespace ckpt::safetensors

@@ -1,0 +1,316 @@
+#include <algorithm>
+#include <map>
+#include <span>
+#include <tuple>
+
+#include "ckpt/error.h"
+#include "formats/index.h"
+#include "formats/safetensors/header.h"
+#include "formats/safetensors/safetensors.h"
+#include "lib/pickle/json.h"
+#include "lib/pickle/value.h"
+#include "lib/text/format.h"
+#include "lib/text/utf8.h"
+
+namespace ckpt::safetensors {
+namespace {
+
+using text::printable;
+
+// transformers and huggingface_hub cut there.
+constexpr uint64_t kDefaultShard = 5'000'000'000;
+constexpr std::string_view kSingle = "model.safetensors";
+constexpr std::string_view kIndexName = "model.safetensors.index.json";
+
+// How a dtype is stored. Quantized integers are plain ones without their
+// scales; two F4 values fill one byte of torch's f4x2.
+std::string_view stored_as(DType dtype) {
+  switch (dtype) {
+    case DType::qi8:
+      return "I8";
+    case DType::qu8:
+      return "U8";
+    case DType::qi32:
+      return "I32";
+    case DType::f4x2:
+      return "F4";
+    default:
+      return info(dtype).safetensors;
+  }
+}
+
+bool is_quantized(DType dtype) {
+  return dtype == DType::qi8 || dtype == DType::qu8 || dtype == DType::qi32;
+}
+
+[[noreturn]] void refuse_dtype(const Tensor& tensor) {
+  const bool complex =
+      tensor.dtype == DType::c128 || tensor.dtype == DType::c32;
+  const std::string leave_out = fmt::format(
+      "leave it out with --exclude '{}', or write a format that "
+      "has this type: --to torch",
+      printable(tensor.name));
+  throw unfaithful_error({{}, tensor.name}, "safetensors has no dtype for {}",
+                         name(tensor.dtype))
+      .with_hint(complex ? "cast it with --dtype c64; or " + leave_out
+                         : leave_out);
+}
+
+Described describe(const Tensor& tensor) {
+  Described described{.name = tensor.name,
+                      .dtype = stored_as(tensor.dtype),
+                      .shape = tensor.shape,
+                      .bytes = 0};
+  if (described.dtype.empty()) refuse_dtype(tensor);
+  if (tensor.name == kMetadata || !text::is_utf8(tensor.name))
+    throw unfaithful_error({{}, tensor.name},
+                           "safetensors can't hold a tensor of this name")
+        .with_hint("give it another one with --rename");
+  if (tensor.dtype == DType::f4x2) {
+    const auto doubled = described.shape.empty()
+                             ? std::nullopt
+                             : checked_mul(described.shape.back(), 2);
+    if (!doubled)
+      throw unfaithful_error({{}, tensor.name},
+                             "f4x2 {} has no dimension that counts F4 values",
+                             to_string(tensor.shape));
+    described.shape.back() = *doubled;
+  }
+  const auto bytes = byte_size(tensor.dtype, tensor.shape);
+  const uint32_t bits = info(tensor.dtype).bits;
+  if (!bytes || (bits % 8 && *element_count(tensor.shape) * bits % 8))
+    throw unfaithful_error({{}, tensor.name},
+                           "{} {} fills no whole number of bytes",
+                           name(tensor.dtype), to_string(tensor.shape));
+  described.bytes = *bytes;
+  return described;
+}
+
+// Tensors of each file, by their number in the catalog: in its order, a new
+// file when the next one does not fit. One that never fits has a file to
+// itself, and the one before it goes on being filled (huggingface_hub).
+std::vector<std::vector<uint32_t>> split(std::span<const Described> tensors,
+                                         uint64_t most) {
+  std::vector<std::vector<uint32_t>> files;
+  std::vector<uint32_t> current;
+  uint64_t filled = 0;
+  for (uint32_t i = 0; const Described& tensor : tensors) {
+    const uint32_t id = i++;
+    if (tensor.bytes > most) {
+      files.push_back({id});
+      continue;
+    }
+    if (filled + tensor.bytes > most) {
+      files.push_back(std::move(current));
+      current.clear();
+      filled = 0;
+    }
+    current.push_back(id);
+    filled += tensor.bytes;
+  }
+  if (!current.empty() || files.empty()) files.push_back(std::move(current));
+  return files;
+}
+
+class Builder {
+ public:
+  Builder(const Catalog& source, const Layout& layout)
+      : source_(source), layout_(layout) {}
+
+  Target build() {
+    start_catalog();
+    take_objects();
+    for (const Tensor& tensor : source_.tensors)
+      described_.push_back(describe(tensor));
+    note_tensors();
+    const uint64_t most = layout_.single_file      ? UINT64_MAX
+                          : layout_.max_shard_size ? layout_.max_shard_size
+                                                   : kDefaultShard;
+    const auto files = split(described_, most);
+    for (uint32_t f = 0; f < files.size(); ++f)
+      add_file(f, file_name(f, files.size()), files[f]);
+    if (files.size() > 1) add_index(files);
+    add_sidecars();
+    return std::move(target_);
+  }
+
+ private:
+  Catalog& catalog() { return target_.catalog; }
+
+  void start_catalog() {
+    catalog().format = kFormat;
+    catalog().family = source_.family;
+    catalog().dialect = source_.dialect;
+    // A tensor keeps its dtype and shape, so that the plan copies bytes; what
+    // the header calls them is the header's matter.
+    catalog().tensors = source_.tensors;
+    for (Tensor& tensor : catalog().tensors) {
+      tensor.pieces.clear();
+      tensor.tie = 0;
+    }
+  }
+
+  void warn(Problem::Severity severity, std::string kind, std::string tensor,
+            std::string message) {
+    target_.problems.push_back(
+        {severity, std::move(kind), {}, std::move(tensor), std::move(message)});
+  }
+
+  void take_objects() {
+    for (const Object& object : source_.objects) {
+      if (object.name == kMetadata && take_metadata(object)) {
+        catalog().objects.push_back(object);
+      } else if (object.name == kIndexMetadata) {
+        index_metadata_ = pickle::to_json(*object.document, object.node);
+      } else {
+        warn(Problem::Severity::kWarning, "object_left_out", object.name,
+             "safetensors has no place for this value; it is left out");
+      }
+    }
+    if (!metadata_) {
+      // transformers refuses files whose metadata has no known format.
+      metadata_.emplace().emplace_back("format", "pt");
+      target_.assumptions.push_back(
+          "__metadata__ {\"format\": \"pt\"}: the source has none");
+    }
+  }
+
+  bool take_metadata(const Object& object) {
+    const auto pairs = object.document->as_pairs(object.node);
+    if (!pairs) return false;
+    Metadata metadata;
+    const auto is_text = [&](pickle::Id id) {
+      return object.document->is(id, pickle::Type::kString) &&
+             text::is_utf8(object.document->text(id));
+    };
+    for (size_t i = 0; i + 1 < pairs->size(); i += 2) {
+      const pickle::Id key = (*pairs)[i], value = (*pairs)[i + 1];
+      if (!is_text(key) || !is_text(value)) return false;
+      metadata.emplace_back(object.document->text(key),
+                            object.document->text(value));
+    }
+    metadata_ = std::move(metadata);
+    return true;
+  }
+
+  void note_tensors() {
+    std::map<uint32_t, uint32_t> ties;
+    for (const Tensor& tensor : source_.tensors) {
+      if (tensor.tie) ++ties[tensor.tie];
+      if (is_quantized(tensor.dtype))
+        warn(Problem::Severity::kWarning, "quantization_left_out", tensor.name,
+             fmt::format("{} is written as {}: scale and zero point have no "
+                         "place in safetensors",
+                         name(tensor.dtype), stored_as(tensor.dtype)));
+    }
+    const auto shared = std::ranges::count_if(
+        ties, [](const auto& tie) { return tie.second > 1; });
+    if (shared > 0)
+      target_.assumptions.push_back(fmt::format(
+          "{} storages are shared by several tensors: each tensor is written "
+          "as a copy of its own",
+          shared));
+  }
+
+  std::string file_name(size_t f, size_t count) const {
+    if (layout_.single_file) return {};
+    if (count == 1) return std::string(kSingle);
+    return formats::numbered_name("model", f + 1, count, ".safetensors");
+  }
+
+  void add_file(uint32_t f, const std::string& path,
+                std::vector<uint32_t> ids) {
+    std::ranges::sort(ids, {}, [&](uint32_t id) {
+      return std::tuple(dtype_rank(described_[id].dtype), described_[id].name);
+    });
+    std::vector<Described> ordered;
+    for (const uint32_t id : ids) ordered.push_back(described_[id]);
+    std::string header = encode_header(ordered, metadata_);
+    if (header.size() - 8 > kMaxHeader)
+      throw unfaithful_error({path, {}},
+                             "a header of {} bytes for {} tensors, safetensors "
+                             "allows {}",
+                             header.size() - 8, ids.size(), kMaxHeader)
+          .with_hint("spread them over files with --max-shard-size");
+
+    uint64_t at = header.size();
+    for (const uint32_t id : ids) {
+      Tensor& tensor = catalog().tensors[id];
+      tensor.pieces.push_back(
+          {.box = Box::whole(tensor.shape),
+           .flat = {},
+           .extent = {.file = f, .offset = at, .strides = {}}});
+      const auto end = checked_add(at, described_[id].bytes);
+      if (!end)
+        throw unfaithful_error({path, tensor.name},
+                               "file size overflows 64 bits");
+      at = *end;
+    }
+    catalog().files.push_back({.path = path, .size = at});
+    TargetFile& file = target_.files.emplace_back();
+    file.path = path;
+    file.size = at;
+    file.literals.push_back({0, std::move(header)});
+  }
+
+  void add_index(std::span<const std::vector<uint32_t>> files) {
+    std::vector<formats::IndexEntry> weight_map;
+    uint64_t total = 0, elements = 0;
+    for (size_t f = 0; f < files.size(); ++f) {
+      for (const uint32_t id : files[f]) {
+        weight_map.push_back({described_[id].name, target_.files[f].path});
+        total += described_[id].bytes;
+        elements += element_count(source_.tensors[id].shape).value_or(0);
+      }
+    }
+    if (index_metadata_.contains("total_parameters"))
+      index_metadata_["total_parameters"] = elements;
+    add_small_file(kIndexName,
+                   formats::write_index(weight_map, total, index_metadata_));
+  }
+
+  void add_small_file(std::string_view path, std::string content) {
+    TargetFile& file = target_.files.emplace_back();
+    file.path = path;
+    file.size = content.size();
+    file.literals.push_back({0, std::move(content)});
+  }
+
+  void add_sidecars() {
+    const bool keep = source_.dialect == "hf" && !layout_.single_file;
+    for (const Sidecar& sidecar : source_.sidecars) {
+      if (!keep) {
+        warn(Problem::Severity::kNote, "sidecar_left_out", {},
+             printable(sidecar.name) + " is not copied");
+        continue;
+      }
+      TargetFile& file = target_.files.emplace_back();
+      file.path = sidecar.name;
+      file.size = sidecar.size;
+      file.copy_of = sidecar.path;
+    }
+  }
+
+  const Catalog& source_;
+  const Layout& layout_;
+  Target target_;
+  std::vector<Described> described_;  // one for each tensor of the source
+  std::optional<Metadata> metadata_;
+  nlohmann::json index_metadata_ = nlohmann::json::object();
+};
+
+class SafetensorsWriter final : public formats::Writer {
+ public:
+  std::string_view name() const override { return kFormat; }
+  Target lay_out(const Catalog& source, const Layout& layout) const override {
+    return Builder(source, layout).build();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<formats::Writer> make_writer() {
+  return std::make_unique<SafetensorsWriter>();
+}
+
+}  // namespace ckpt::safetensors

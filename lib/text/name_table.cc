@@ -1,0 +1,41 @@
+#include "lib/text/name_table.h"
+
+#include <algorithm>
+#include <functional>
+#include <tuple>
+
+namespace ckpt::text {
+namespace {
+
+auto key(const NameTable::Entry& entry) {
+  return std::tuple(entry.hash, entry.name, entry.id);
+}
+
+}  // namespace
+
+void NameTable::add(std::string_view name, uint32_t id) {
+  entries_.push_back({std::hash<std::string_view>()(name), name, id});
+}
+
+void NameTable::sort() { std::ranges::sort(entries_, {}, key); }
+
+std::span<const NameTable::Entry> NameTable::find(std::string_view name) const {
+  const auto by_name = [](const Entry& entry) {
+    return std::pair(entry.hash, entry.name);
+  };
+  const std::pair wanted(std::hash<std::string_view>()(name), name);
+  return std::ranges::equal_range(entries_, wanted, {}, by_name);
+}
+
+std::optional<NameTable::Twice> NameTable::duplicate() const {
+  std::optional<Twice> found;
+  for (size_t i = 1; i < entries_.size(); ++i) {
+    const Entry& a = entries_[i - 1];
+    const Entry& b = entries_[i];
+    if (a.hash != b.hash || a.name != b.name) continue;
+    if (!found || b.id < found->second) found = {a.name, a.id, b.id};
+  }
+  return found;
+}
+
+}  // namespace ckpt::text

@@ -1,0 +1,42 @@
+// Names by number, for lookups and duplicates among 10^5 names that may be
+// hostile: sorted by hash, then by name, so that names chosen to collide cost
+// comparisons and no quadratic time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace ckpt::text {
+
+class NameTable {
+ public:
+  struct Entry {
+    uint64_t hash;
+    std::string_view name;  // not copied
+    uint32_t id;
+  };
+
+  void reserve(size_t count) { entries_.reserve(count); }
+  void add(std::string_view name, uint32_t id);
+  // After the last add, before anything below.
+  void sort();
+
+  // The entries of a name, by id; empty if it is not there.
+  std::span<const Entry> find(std::string_view name) const;
+  // Two entries with one name, the one with the smallest second id first; or
+  // nothing if all names are unique.
+  struct Twice {
+    std::string_view name;
+    uint32_t first;
+    uint32_t second;
+  };
+  std::optional<Twice> duplicate() const;
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+}  // namespace ckpt::text
