@@ -2,8 +2,11 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <random>
+#include <sstream>
 
 #include "ckpt/error.h"
 #include "lib/crc32.h"
@@ -200,6 +203,110 @@ TEST_CASE("plan_archive: the bytes that torch wrote, for every golden") {
     ++checked;
   }
   CHECK(checked >= 25);
+}
+
+namespace {
+
+std::string from_hex(std::string_view hex) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2)
+    bytes += static_cast<char>(std::stoi(std::string(hex.substr(i, 2)), 0, 16));
+  return bytes;
+}
+
+// The CRC-32 of n zero bytes: half as many twice, and one more if n is odd.
+uint32_t zeros_crc(uint64_t n) {
+  if (n == 0) return 0;
+  const uint32_t half = zeros_crc(n / 2);
+  const uint32_t even = crc32_contribution(half, n / 2) ^ half;
+  const std::byte zero{0};
+  return n % 2 == 0 ? even : crc32(even, {&zero, 1});
+}
+
+// See tests/support/zip_skeleton.py.
+struct Skeleton {
+  uint64_t size = 0;
+  std::vector<Record> records;
+  std::vector<Literal> literals;
+};
+
+Skeleton read_skeleton(const std::string& path) {
+  Skeleton skeleton;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string what, name, hex;
+    uint64_t number = 0;
+    words >> what;
+    if (what == "size") words >> skeleton.size;
+    if (what == "record") {
+      words >> name >> number >> hex;
+      Record record{.name = name, .size = number};
+      if (!hex.empty()) record.content = from_hex(hex);
+      skeleton.records.push_back(std::move(record));
+    }
+    if (what == "bytes") {
+      words >> number >> hex;
+      skeleton.literals.push_back({number, from_hex(hex)});
+    }
+  }
+  return skeleton;
+}
+
+}  // namespace
+
+TEST_CASE("plan_archive: the bytes that torch wrote, around 4 GiB") {
+  for (const char* name : {"small", "one_byte_less", "header_below_limit",
+                           "header_at_limit", "large_records"}) {
+    CAPTURE(name);
+    const Skeleton expected = read_skeleton(data("zip/") + name + ".txt");
+    PlannedArchive plan = plan_archive("archive", expected.records);
+    CHECK(plan.size == expected.size);
+    for (const LateCrc& late : plan.crcs) {
+      const uint32_t crc = zeros_crc(late.end - late.begin);
+      for (const uint64_t at : late.at) {
+        const auto after =
+            std::ranges::upper_bound(plan.literals, at, {}, &Literal::offset);
+        Literal& literal = *(after - 1);
+        std::memcpy(literal.bytes.data() + (at - literal.offset), &crc, 4);
+      }
+    }
+    REQUIRE(plan.literals.size() == expected.literals.size());
+    for (size_t i = 0; i < plan.literals.size(); ++i) {
+      CHECK(plan.literals[i].offset == expected.literals[i].offset);
+      CHECK(plan.literals[i].bytes == expected.literals[i].bytes);
+    }
+
+    // And back: payload is a hole in the file.
+    const TempDir dir;
+    const std::string path = dir.write("sparse", "");
+    for (const Literal& literal : plan.literals)
+      io::Handle::open_write(path).write(literal.offset, literal.bytes);
+    const io::Handle file = io::Handle::open_read(path);
+    const Archive archive = Archive::read(file);
+    REQUIRE(archive.entries().size() == expected.records.size());
+    for (size_t i = 0; i < expected.records.size(); ++i) {
+      const Record& record = expected.records[i];
+      const Entry& entry = archive.entries()[i];
+      CHECK(entry.name == "archive/" + record.name);
+      CHECK(entry.size == record.size);
+      CHECK(entry.data_offset == plan.data_offsets[i]);
+      if (record.content)
+        CHECK(read_entry(file, entry, 100) == *record.content);
+    }
+  }
+}
+
+TEST_CASE("zip archive: a local header that is not there") {
+  const io::Handle file =
+      io::Handle::open_read(data("bad/torch_pt/_control_good.pt"));
+  const uint64_t at = Archive::read(file).entries()[2].header_offset;
+  std::string bytes = whole(file);
+  bytes[at] = 'Q';
+  const TempFile bad(bytes);
+  CHECK(outcome(bad.path, 1000)
+            .starts_with(fmt::format(
+                "archive/data/0: no zip local header at byte {}", at)));
 }
 
 TEST_CASE("plan_archive: what it can't do") {
