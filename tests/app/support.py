@@ -25,6 +25,10 @@ class Failure(Exception):
     """A check that did not hold; the text is for the reader of the log."""
 
 
+class Skip(Exception):
+    """The case can't be run here; the text says why."""
+
+
 def check(condition, message):
     if not condition:
         raise Failure(message)
@@ -77,14 +81,14 @@ class Ckpt:
         with open(self.path, "rb") as f:
             self.sanitized = b"__asan_init" in f.read()
 
-    def run(self, *args, timeout=120, cwd=None, env=None, stdin=None):
+    def run(self, *args, timeout=120, cwd=None, env=None, user=None):
         argv = [self.path, *map(str, args)]
         environment = dict(os.environ, NO_COLOR="1", **(env or {}))
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             start = time.monotonic()
             child = subprocess.Popen(
-                argv, stdin=stdin or subprocess.DEVNULL, stdout=out,
-                stderr=err, cwd=cwd, env=environment)
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                cwd=cwd, env=environment, user=user)
             late = threading.Timer(timeout, child.kill)
             late.start()
             _, status, usage = os.wait4(child.pid, 0)
@@ -260,7 +264,7 @@ class Suite:
         self.cases.append((name, function, args))
 
     def main(self, prepare):
-        """prepare(suite, ckpt) adds the cases. Exits with 0, 1 or 77."""
+        """prepare(suite, ckpt) adds the cases. Exits with 0 or 1."""
         parser = argparse.ArgumentParser(description=self.about)
         parser.add_argument("--ckpt", default="build/bin/ckpt",
                             help="the binary under test")
@@ -274,19 +278,25 @@ class Suite:
         prepare(self, Ckpt(options.ckpt))
         chosen = [c for c in self.cases
                   if all(text in c[0] for text in options.k)]
-        failed = 0
+        failed = skipped = 0
         with tempfile.TemporaryDirectory(prefix="ckpt_test_") as temp:
             for index, (name, function, args) in enumerate(chosen):
                 folder = Path(temp) / str(index)
                 folder.mkdir()
                 if options.v:
                     print(name, flush=True)
-                message = run_case(function, folder, args)
+                try:
+                    message = run_case(function, folder, args)
+                except Skip as skip:
+                    skipped += 1
+                    print(f"skipped {name}: {skip}", flush=True)
+                    continue
                 if message is not None:
                     failed += 1
                     print(f"FAIL {name}\n  "
                           + message.replace("\n", "\n  "), flush=True)
-        print(f"{len(chosen) - failed} passed, {failed} failed")
+        passed = len(chosen) - failed - skipped
+        print(f"{passed} passed, {failed} failed, {skipped} skipped")
         sys.exit(1 if failed or not chosen else 0)
 
 
@@ -294,6 +304,8 @@ def run_case(function, folder, args):
     """None, or why the case failed."""
     try:
         function(folder, *args)
+    except Skip:
+        raise
     except Failure as failure:
         return str(failure)
     except Exception:  # a bug in a test is a failure of that case only

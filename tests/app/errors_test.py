@@ -1,0 +1,348 @@
+#!/usr/bin/env python3
+"""What ckpt says when something is wrong: substance, exit status, and that
+docs/errors.md shows exactly that. `--update` writes the page anew."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from support import (
+    DATA, Ckpt, Failure, Skip, Suite, check, check_equal, read_safetensors)
+
+CKPT = None
+PAGE = Path(__file__).resolve().parents[2] / "docs/errors.md"
+NOBODY = 65534
+
+
+@dataclass
+class Scene:
+    """One command in a prepared folder, and what must come of it."""
+
+    title: str
+    args: str  # split at spaces; SRC is a 4-way tensor-parallel checkpoint
+    code: object  # exit status, or several that are fine
+    says: tuple  # each must be in stderr (or stdout for status 0 and 1)
+    about: str = ""  # a sentence for the page
+    prepare: object = None  # prepare(folder) makes it go wrong
+    after: object = None  # after(folder) checks what is left
+    user: object = None  # run as this user
+    shown: bool = True  # on the page
+
+
+def first_file(folder, pattern):
+    return sorted(folder.glob(pattern))[0]
+
+
+def cut_short(folder):
+    path = first_file(folder, "tp4/step_100/model/pp_00/tp_02/*.pt")
+    os.truncate(path, path.stat().st_size - 2000)
+
+
+def cut_safetensors(folder):
+    path = folder / "model.safetensors"
+    shutil.copy(DATA / "safetensors/hf_sharded/other/single_file" / path.name,
+                path)
+    os.truncate(path, path.stat().st_size - 4)
+
+
+def lose_rank(folder):
+    shutil.rmtree(folder / "tp4/step_100/model/pp_00/tp_02")
+
+
+def change_norm(folder):
+    """One rank's copy of a replicated tensor differs in one byte."""
+    import zipfile
+
+    path = first_file(folder, "tp4/step_100/model/pp_00/tp_01/*.pt")
+    want = read_safetensors(
+        DATA / "fairseq2_native/qwen25_tp4dp1_mixed/expected.safetensors")
+    with zipfile.ZipFile(path) as archive:
+        record = next(
+            r for r in archive.infolist()
+            if archive.read(r) == want["decoder.layer_norm.weight"].data)
+    data = bytearray(path.read_bytes())
+    at = data.index(want["decoder.layer_norm.weight"].data,
+                    record.header_offset)
+    data[at + 2] ^= 1
+    path.write_bytes(data)
+
+
+def flip_middle(folder):
+    CKPT.ok("reshard", "tp4", "tp8", "--tp", 8, cwd=folder)
+    path = first_file(folder, "tp8/step_100/model/pp_00/tp_05/*.pt")
+    want = read_safetensors(
+        DATA / "fairseq2_native/qwen25_tp4dp1_mixed/expected.safetensors")
+    rows = want["decoder.layers.1.ffn.gate_proj.weight"].data
+    part = rows[5 * len(rows) // 8:6 * len(rows) // 8]
+    data = bytearray(path.read_bytes())
+    data[data.index(part) + len(part) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def make_target(folder):
+    (folder / "tp8").mkdir()
+    (folder / "tp8/precious").write_text("keep me")
+
+
+def target_kept(folder):
+    check_equal((folder / "tp8/precious").read_text(), "keep me",
+                "the existing target")
+
+
+def lock(folder):
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (folder / "archive").mkdir()
+    (folder / "archive").chmod(0o555)
+
+
+def small_disk(folder):
+    (folder / "disk").mkdir()
+    mounted = os.geteuid() == 0 and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder / "disk"],
+        stderr=subprocess.DEVNULL).returncode == 0
+    if not mounted:
+        raise Skip("mounting a small tmpfs needs root")
+
+
+def free_disk(folder):
+    left = list((folder / "disk").iterdir())
+    subprocess.run(["umount", folder / "disk"], check=True)
+    check_equal(left, [], "left on the full disk")
+
+
+def no_yaml(folder):
+    """Names that no family explains, so nothing says how they are split."""
+    import torch
+
+    (folder / "tp4/model.yaml").unlink()
+    for path in sorted((folder / "tp4").rglob("*.pt")):
+        part = torch.load(path)
+        torch.save({"my." + name: tensor for name, tensor in part.items()},
+                   path)
+
+
+def nothing_left(folder):
+    check_equal(sorted(p.name for p in folder.iterdir()
+                       if p.name not in ("tp4", "archive", "disk")), [],
+                "left behind")
+
+
+TP8 = "reshard tp4 tp8 --tp 8"
+SCENES = [
+    Scene("A wrong path", "inspect tp5", 3, ("tp5", "hint:"),
+          "The hint names a neighbour that is spelt alike, if there is one."),
+    Scene("An empty directory", "inspect empty", 3, ("empty", "hint:"),
+          prepare=lambda f: (f / "empty").mkdir()),
+    Scene("A file of no known format", "inspect notes.txt", 3,
+          ("notes.txt",),
+          prepare=lambda f: (f / "notes.txt").write_text("hello\n")),
+    Scene("A truncated shard", "inspect tp4", 4, ("tp_02/sdp_00.pt",),
+          "Headers and directories are checked against the size of the file "
+          "whenever it is opened, so `inspect` finds this too.",
+          prepare=cut_short),
+    Scene("A truncated safetensors file", "inspect model.safetensors", 4,
+          ("model.safetensors", "byte"), prepare=cut_safetensors),
+    Scene("A missing rank", TP8, (3, 4), ("tp_02",),
+          "The peer's own loader stops at the gap and takes what it has "
+          "found for the whole model.",
+          prepare=lose_rank, after=nothing_left),
+    Scene("Ranks that disagree", "verify tp4", 1,
+          ("decoder.layer_norm.weight", "tp_01"),
+          "A replicated tensor is stored once per rank; the copies are "
+          "compared.", prepare=change_norm),
+    Scene("Damaged data", "verify tp4 tp8", 1,
+          ("decoder.layers.1.ffn.gate_proj.weight",),
+          "One flipped bit in one of eight shards.", prepare=flip_middle),
+    Scene("A dimension that does not divide", "reshard tp4 tp3 --tp 3", 5,
+          ("3", "hint:"),
+          "Nothing is padded or dropped. All tensors are checked before the "
+          "first byte is written, with `--dry-run` too.", after=nothing_left),
+    Scene("A wrong idea of the source", "reshard tp4 tp8 --tp 2:8", 2,
+          ("tp=4", "2"),
+          "`--tp 2:8` (also `2->8` and `2→8`) says what the source is "
+          "believed to be; a wrong belief is an error.", after=nothing_left),
+    Scene("The target exists", TP8, (2, 5, 6), ("tp8", "--overwrite"),
+          "With `--overwrite` the old one is replaced when the new one is "
+          "whole.", prepare=make_target, after=target_kept),
+    Scene("A read-only target", "reshard tp4 archive/tp8 --tp 8", 6,
+          ("archive", "Permission denied"), prepare=lock, user=NOBODY,
+          after=nothing_left),
+    Scene("A full disk", "reshard tp4 disk/tp8 --tp 8", (6, 7),
+          ("disk", "free|left|available|space"),
+          "Space is checked before the first byte is written.",
+          prepare=small_disk, after=free_disk),
+    Scene("No rule for a tensor", TP8, 5, ("my.decoder", "--shard-dims"),
+          "How a tensor is split is never guessed from its values: norms "
+          "start as all ones on every rank.", prepare=no_yaml,
+          after=nothing_left),
+    Scene("A target inside the source", "reshard tp4 tp4/tp8 --tp 8", 2,
+          ("tp4/tp8",), after=nothing_left),
+    Scene("A misspelt option", "reshard tp4 tp8 --overwrit", 2,
+          ("--overwrite",)),
+    Scene("A misspelt command", "inspct tp4", 2, ("inspect",)),
+    Scene("A misspelt format", "convert tp4 out --to safetensor", 2,
+          ("safetensors",)),
+    Scene("Too little memory", "reshard tp4 tp8 --tp 8 --max-mem 1MiB", (2, 7),
+          ("1MiB",), after=nothing_left),
+    Scene("Two wishes that exclude each other",
+          "unshard tp4 out.safetensors --model-only --optim-only", 2,
+          ("only",), shown=False),
+    Scene("No command", "", 2, ("inspect",), shown=False),
+    Scene("A misspelt family", "reshard tp4 tp8 --tp 8 --family quen", 2,
+          ("qwen",), shown=False),
+    Scene("A number that is none", "reshard tp4 tp8 --tp four", 2,
+          ("four",), shown=False),
+    Scene("Nothing selected", "unshard tp4 out.safetensors --keys nothing.*",
+          (2, 3, 5), ("nothing",), shown=False, after=nothing_left),
+]
+
+
+def play(folder, scene, ckpt):
+    """Runs a scene; the Result, and its transcript for the page."""
+    import re
+
+    shutil.copytree(DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt",
+                    folder / "tp4")
+    if scene.prepare:
+        scene.prepare(folder)
+    if scene.user is not None and os.geteuid() == 0:
+        open_up(folder)
+        result = ckpt.run(*scene.args.split(), cwd=folder, user=scene.user)
+    else:
+        result = ckpt.run(*scene.args.split(), cwd=folder)
+    try:
+        codes = scene.code if isinstance(scene.code, tuple) else (scene.code,)
+        check(result.code in codes,
+              f"exit status {result.code}, expected {codes}\n{result}")
+        said = result.err + (result.out if result.code == 1 else "")
+        for text in scene.says:
+            check(re.search(text.replace(".", r"\."), said),
+                  f"does not say {text!r}\n{result}")
+        errors = [l for l in result.err.splitlines()
+                  if l.startswith("error: ")]
+        check_equal(len(errors), 0 if result.code in (0, 1) else 1,
+                    f"number of error lines\n{result}\n")
+    finally:
+        if scene.after:
+            scene.after(folder)
+    return result, transcript(scene, result)
+
+
+def open_up(folder):
+    """Lets another user come as far as the folder."""
+    for parent in folder.parents:
+        if parent.stat().st_mode & 0o005 != 0o005:
+            parent.chmod(parent.stat().st_mode | 0o055)
+
+
+def transcript(scene, result):
+    said = (result.out + result.err).strip()
+    return (f"```\n$ ckpt {scene.args}\n{said}\n```\n"
+            f"Exit status {result.code}.\n")
+
+
+def test_scene(folder, scene):
+    _, text = play(folder, scene, CKPT)
+    if scene.shown and not CKPT.sanitized:
+        check(text in PAGE.read_text(),
+              f"docs/errors.md shows something else than\n{text}"
+              f"(errors_test.py --update writes the page anew)")
+
+
+def test_closed_pipe(folder):
+    """`ckpt inspect | head -1` is quiet and no failure."""
+    source = DATA / "torch_pt/training_objects/ckpt/ckpt_p2.pt"
+    end = subprocess.run(
+        ["bash", "-c", 'set -o pipefail; "$0" inspect "$1" --json --objects '
+         "| head -c 1 >/dev/null", CKPT.path, source],
+        stderr=subprocess.PIPE, text=True)
+    check_equal((end.returncode, end.stderr), (0, ""), "status and stderr")
+
+
+def test_overwrite(folder):
+    """--overwrite replaces, and only by a whole new one."""
+    shutil.copytree(DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt",
+                    folder / "tp4")
+    make_target(folder)
+    CKPT.run("reshard", "tp4", "tp8", "--tp", 3, "--overwrite",
+             cwd=folder).want(5)
+    target_kept(folder)
+    CKPT.ok("reshard", "tp4", "tp8", "--tp", 8, "--overwrite", cwd=folder)
+    check(not (folder / "tp8/precious").exists(), "the old target is there")
+    CKPT.ok("verify", "tp4", "tp8", cwd=folder)
+    check_equal(sorted(p.name for p in folder.iterdir()), ["tp4", "tp8"],
+                "left behind")
+
+
+def test_help(folder):
+    """Every command has help with an example, on stdout."""
+    for command in ("", "inspect", "convert", "reshard", "unshard", "verify",
+                    "diff"):
+        result = CKPT.ok(*filter(None, (command, "--help")))
+        check("ckpt " + (command or "inspect") in result.out,
+              f"no example\n{result}")
+        check_equal(result.err, "", "stderr")
+    check("0.1" in CKPT.ok("--version").out, "no version")
+
+
+HEAD = """# What goes wrong, and what ckpt says
+
+Each of these is a real run, in a folder with `tp4`, a small checkpoint that
+fairseq2 wrote with 4-way tensor parallelism. Errors go to stderr and name
+the file or tensor, the numbers, and what to do next. (This page is made and
+checked by `tests/app/errors_test.py`.)
+
+| exit status | meaning |
+|---|---|
+| 0 | done, same, valid |
+| 1 | a negative answer: `verify` found damage, `diff` found differences |
+| 2 | wrong usage |
+| 3 | input missing, or of no known format |
+| 4 | input damaged |
+| 5 | can't be done faithfully |
+| 6 | an I/O operation failed |
+| 7 | a resource or an optional module is missing |
+| 8 | refused as unsafe |
+| 70 | a bug in ckpt: please report it |
+| 130, 143 | interrupted, terminated |
+"""
+
+
+def update(binary):
+    import tempfile
+
+    text = HEAD
+    for scene in SCENES:
+        if not scene.shown:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            _, said = play(Path(folder), scene, Ckpt(binary))
+        text += f"\n## {scene.title}\n"
+        text += f"{scene.about}\n\n" if scene.about else "\n"
+        text += said
+    PAGE.write_text(text)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for scene in SCENES:
+        suite.add(f"{scene.title}: ckpt {scene.args}", test_scene, scene)
+    suite.add("closed pipe", test_closed_pipe)
+    suite.add("--overwrite", test_overwrite)
+    suite.add("--help", test_help)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--update"]:
+        CKPT = Ckpt(sys.argv[2] if len(sys.argv) > 2 else "build/bin/ckpt")
+        try:
+            update(CKPT.path)
+        except (Failure, Skip) as failure:
+            sys.exit(f"error: {failure}")
+    else:
+        Suite(__doc__).main(prepare)
