@@ -36,9 +36,9 @@ struct SourceOptions {
 
 // --keys --exclude --layers --model-only --optim-only; see select.h
 struct SelectOptions {
-  std::vector<std::string> keys;
-  std::vector<std::string> exclude;
-  std::string layers;
+  std::vector<std::string> keys = {};
+  std::vector<std::string> exclude = {};
+  std::string layers = {};
   bool model_only = false;
   bool optim_only = false;
 };

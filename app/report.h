@@ -13,7 +13,7 @@ namespace ckpt::app {
 
 // What `inspect --json` shows beyond the catalog itself.
 struct InspectParts {
-  std::span<const Digest> digests;  // none, or one per tensor in order
+  std::span<const Digest> digests = {};  // none, or one per tensor in order
   bool shards = false;              // the place of every piece
 };
 std::string inspect_json(const Catalog& catalog,
@@ -25,7 +25,7 @@ struct VerifyReport {
   uint64_t tensors = 0;  // what was checked
   uint64_t bytes = 0;
   uint64_t files = 0;
-  std::vector<Problem> problems;
+  std::vector<Problem> problems = {};
 };
 std::string verify_json(const VerifyReport& report);
 

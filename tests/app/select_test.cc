@@ -123,7 +123,7 @@ TEST_CASE("select: refuses what matches nothing, and says what is there") {
     } catch (const Error& error) {
       CHECK(error.code() == row.code);
       CHECK(error.what() == doctest::Contains(row.why));
-      CHECK(error.hint() == doctest::Contains(row.hint));
+      CHECK(error.hint().find(row.hint) != std::string::npos);
     }
   }
 }
