@@ -1,5 +1,11 @@
 // Dotted names for what a value tree holds: tensors, and the largest subtrees
 // that hold no tensor (objects).
+//
+//   {"model": {"w": tensor, "blocks": [tensor]}, "step": 7}
+//   tensors  model.w, model.blocks.0       objects  step
+//
+// An nn.Module contributes its _parameters, _buffers and _modules without
+// those words; sparse tensors their parts: x.indices, x.values.
 #pragma once
 
 #include <string>
@@ -19,7 +25,7 @@ struct NamedTensor {
   TensorRef ref;
   std::vector<std::string> path;  // the key at each level; joined: the name
   Kind kind = Kind::model;
-  std::string param;  // optimizer state: index or name of its parameter …
+  std::string param;  // optimizer state: name or index of its parameter …
   std::string state;  // … and which state: "exp_avg"
 };
 
@@ -32,12 +38,14 @@ struct Tree {
   std::vector<NamedTensor> tensors;  // in the order of the pickle
   std::vector<NamedObject> objects;
   std::vector<Problem> problems;  // equal names, tensors without data
+  // kPersistent nodes of storages that no tensor above covers.
+  std::vector<pickle::Id> loose_storages;
 };
 
-// Walks the document from `root`, iteratively; a value that is shared is
-// visited under its first path only, except tensors and what holds them,
-// which are listed under each of their names (tied weights). `prefix` goes
-// before every name ("" for none).
+// Walks the document from `root`, iteratively. What is shared is listed under
+// each of its names (tied weights), cycles are cut. Throws input_error for
+// malformed tensors, nesting deeper than 512 and sharing that multiplies
+// without bound. `prefix` goes before every name ("" for none).
 Tree walk(const Container& container, pickle::Id root,
           const std::string& prefix = {});
 

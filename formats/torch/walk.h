@@ -1,0 +1,55 @@
+// The order and the names in which values are visited: what the reader lists
+// and the writer finds again. Private to this room.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lib/pickle/value.h"
+
+namespace ckpt::torch {
+
+// How a value hangs on its holder.
+enum class Site : uint8_t {
+  kRoot,
+  kPair,     // value `index` of a mapping (dict, OrderedDict …)
+  kElement,  // of a list, tuple or set
+  kInside,   // somewhere in an opaque object or a tensor's parts
+};
+
+struct Visit {
+  pickle::Id node = pickle::kNoId;
+  pickle::Id holder = pickle::kNoId;
+  uint32_t index = 0;
+  Site site = Site::kRoot;
+  std::vector<std::string> path;  // the root's is empty
+};
+
+// What a visitor wants to happen next.
+enum class Next : uint8_t {
+  kDescend,
+  kAttributes,  // of a tensor: only what hangs on it as Python attributes
+  kSkip,
+};
+
+// Visits `root` and, below it, every value that leads to a kPersistent node
+// or is an entry of a mapping, list or tuple on the way there. Throws
+// input_error (naming `file`) for nesting or sharing without bound.
+void visit_tree(
+    const pickle::Document& document, pickle::Id root, const std::string& file,
+    const std::function<Next(const Visit&, bool holds_storage)>& visitor);
+
+// Key, value, key, value … of a dict or a call that behaves like one.
+bool is_mapping(const pickle::Document& document, pickle::Id node);
+
+// "weight", "3", "None": a dict's key in a dotted name.
+std::string key_text(const pickle::Document& document, pickle::Id key,
+                     size_t position);
+
+// "a.b.c", with the prefix before it.
+std::string join_path(const std::string& prefix,
+                      const std::vector<std::string>& path);
+
+}  // namespace ckpt::torch
