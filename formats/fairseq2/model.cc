@@ -1,0 +1,251 @@
+#include "formats/fairseq2/model.h"
+
+#include <algorithm>
+#include <map>
+
+#include "ckpt/error.h"
+#include "formats/torch/container.h"
+#include "formats/torch/tensors.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::fairseq2 {
+namespace {
+
+using families::Rules;
+using pickle::Document;
+using pickle::Id;
+
+// The state dict inside the wrapper of 0.3 and 0.4.
+Id unwrap(const Document& doc, Id root, const std::string& path) {
+  const Id key = doc.find(root, "model_key");
+  const std::string name =
+      doc.is(key, pickle::Type::kString) ? std::string(doc.text(key)) : "model";
+  const Id state = doc.find(root, name);
+  if (state != pickle::kNoId) return state;
+  throw input_error({path, {}}, "holds no \"{}\" with the model's state", name);
+}
+
+std::string key_name(const Document& doc, Id key, bool old,
+                     const std::string& path) {
+  if (!doc.is(key, pickle::Type::kString))
+    throw input_error({path, {}}, "a key of type {}, expected strings",
+                      name(doc.type(key)));
+  std::string_view text = doc.text(key);
+  while (old && text.starts_with("module.")) text.remove_prefix(7);
+  return std::string(text);
+}
+
+struct Loaded {
+  std::vector<std::pair<std::string, torch::TensorRef>> tensors;
+};
+
+Loaded load(const std::string& path, bool old, Catalog& catalog,
+            const formats::ReadOptions& options) {
+  const torch::Container file = torch::open_container(path, catalog, options);
+  const Document& doc = *file.document;
+  const Id root = old ? unwrap(doc, doc.root(), path) : doc.root();
+  const auto pairs = doc.as_pairs(root);
+  if (!pairs)
+    throw input_error({path, {}}, "holds a {}, expected a dict of tensors",
+                      name(doc.type(root)));
+  Loaded loaded;
+  loaded.tensors.reserve(pairs->size() / 2);
+  for (size_t i = 0; i < pairs->size(); i += 2) {
+    std::string key = key_name(doc, (*pairs)[i], old, path);
+    const Id value = (*pairs)[i + 1];
+    auto ref = torch::as_tensor(doc, value, file.storages, key);
+    if (!ref)
+      throw input_error({path, std::move(key)}, "a {}, expected a tensor",
+                        name(doc.type(value)))
+          .with_hint("fairseq2's model files hold tensors only");
+    loaded.tensors.emplace_back(std::move(key), std::move(*ref));
+  }
+  return loaded;
+}
+
+using Index = std::unordered_map<std::string, size_t>;
+
+// Every file of a stage may lack keys of sdp_00, never have others.
+Key& key_of(Stage& stage, Index& index, const std::string& name, uint32_t tp,
+            uint32_t dp, const std::string& path) {
+  const bool first = tp == 0 && dp == 0;
+  const auto [at, is_new] = index.emplace(name, stage.keys.size());
+  if (is_new && !first)
+    throw input_error({path, name}, "is not in {} of {}",
+                      dp == 0 ? "sdp_00.pt" : "the sdp_00.pt",
+                      dp == 0 ? "tp_00" : "this stage")
+        .with_hint("a file belongs to another checkpoint");
+  if (is_new) stage.keys.push_back({.name = name, .parts = {}});
+  Key& key = stage.keys[at->second];
+  // Parts come by tp, then dp; so the last one tells.
+  const bool lacks_first =
+      dp > 0 && (key.parts.empty() || key.parts.back().tp != tp);
+  const bool twice = !key.parts.empty() && key.parts.back().tp == tp &&
+                     key.parts.back().dp == dp;
+  if (lacks_first)
+    throw input_error({path, name}, "is not in the sdp_00.pt beside it")
+        .with_hint("a file belongs to another checkpoint");
+  if (twice) throw input_error({path, name}, "is there twice");
+  return key;
+}
+
+// sdp_00 of every tensor-parallel rank has all the keys.
+void check_first_files(const Stage& stage,
+                       const std::vector<std::vector<std::string>>& files) {
+  const auto tp = static_cast<uint32_t>(files.size());
+  for (const Key& key : stage.keys) {
+    std::vector<bool> has(tp, false);
+    for (const Part& part : key.parts)
+      if (part.dp == 0) has[part.tp] = true;
+    const auto missing = std::ranges::find(has, false);
+    if (missing == has.end()) continue;
+    const auto rank = static_cast<size_t>(missing - has.begin());
+    throw input_error({files[rank][0], key.name}, "is missing, but it is in {}",
+                      short_path(files[0][0]))
+        .with_hint("a file belongs to another checkpoint");
+  }
+}
+
+bool has_buffer_name(std::string_view name) {
+  for (const std::string_view suffix :
+       {"running_mean", "running_var", "num_batches_tracked", "num_updates"})
+    if (name.ends_with(suffix)) return true;
+  return false;
+}
+
+bool is_integer(DType dtype) {
+  switch (dtype) {
+    case DType::i64:
+    case DType::i32:
+    case DType::i16:
+    case DType::i8:
+    case DType::u64:
+    case DType::u32:
+    case DType::u16:
+    case DType::u8:
+    case DType::bool_:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Names of one tensor: over one storage in the first file (a blocking save),
+// or tied by the family (any other save writes the bytes once per name).
+void add_ties(const std::vector<const Key*>& keys, const Rules& rules,
+              uint32_t ties, std::vector<Tensor>& tensors) {
+  std::map<std::pair<uint32_t, uint64_t>, Tensor*> by_storage;
+  std::unordered_map<std::string_view, Tensor*> by_name;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    Tensor& tensor = tensors[i];
+    by_name.emplace(tensor.name, &tensor);
+    if (tensor.pieces.empty()) continue;
+    const auto [at, is_new] = by_storage.emplace(
+        std::pair(keys[i]->storage, tensor.pieces[0].extent.offset), &tensor);
+    if (is_new || at->second->shape != tensor.shape) continue;
+    if (at->second->tie == 0) at->second->tie = ++ties;
+    tensor.tie = at->second->tie;
+  }
+  for (const auto& set : rules.tied()) {
+    uint32_t tie = 0;
+    for (const std::string& name : set) {
+      const auto at = by_name.find(name);
+      if (at == by_name.end()) continue;
+      if (at->second->tie == 0) at->second->tie = tie == 0 ? ++ties : tie;
+      tie = at->second->tie;
+    }
+  }
+}
+
+// A second copy of a tensor that an earlier stage has: more replicas.
+void add_replica(Tensor& known, const Tensor& again, Catalog& catalog) {
+  if (known.dtype != again.dtype || known.shape != again.shape)
+    throw input_error({catalog.path, again.name},
+                      "is {} {} in one pipeline stage and {} {} in another",
+                      name(known.dtype), to_string(known.shape),
+                      name(again.dtype), to_string(again.shape));
+  known.pieces.insert(known.pieces.end(), again.pieces.begin(),
+                      again.pieces.end());
+  catalog.problems.push_back({Problem::Severity::kNote, "tensor_in_two_stages",
+                              "", again.name,
+                              "is in more than one pipeline stage; the first "
+                              "one is read"});
+}
+
+}  // namespace
+
+Stage read_stage(const Grid& grid, uint32_t index, bool old, Catalog& catalog,
+                 const formats::ReadOptions& options) {
+  const auto& ranks = grid.files.at(index);
+  Stage stage;
+  Index by_name;
+  for (uint32_t tp = 0; tp < ranks.size(); ++tp) {
+    for (uint32_t dp = 0; dp < ranks[tp].size(); ++dp) {
+      const std::string& path = ranks[tp][dp];
+      for (auto& [name, ref] : load(path, old, catalog, options).tensors) {
+        Key& key = key_of(stage, by_name, name, tp, dp, path);
+        if (key.parts.empty()) {
+          key.storage = ref.storage;
+          key.requires_grad = ref.requires_grad;
+        }
+        key.parts.push_back({tp, dp, ref.dtype, std::move(ref.shape),
+                             std::move(ref.extent), ref.transform});
+      }
+    }
+  }
+  check_first_files(stage, ranks);
+  return stage;
+}
+
+bool is_buffer(const Key& key, const Rules& rules) {
+  const Part& first = key.parts.front();
+  return first.shape.empty() || is_integer(first.dtype) ||
+         has_buffer_name(key.name) || rules.buffer(key.name);
+}
+
+std::vector<const Part*> parts_of(const Key& key, uint32_t tp) {
+  std::vector<const Part*> parts;
+  for (const Part& part : key.parts)
+    if (part.tp == tp) parts.push_back(&part);
+  return parts;
+}
+
+void add_stage(const Stage& stage, const Rules& rules, Catalog& catalog) {
+  const Topology& grid = catalog.topology;
+  std::unordered_map<std::string_view, size_t> known;
+  for (size_t i = 0; i < catalog.tensors.size(); ++i)
+    known.emplace(catalog.tensors[i].name, i);
+  std::vector<Tensor> added;
+  std::vector<const Key*> added_keys;
+  for (const Key& key : stage.keys) {
+    const bool buffer = is_buffer(key, rules);
+    const Sharding sharding = buffer ? Sharding::kWhole : Sharding::kRows;
+    std::vector<Local> ranks;
+    for (uint32_t tp = 0; tp < grid.tp; ++tp)
+      ranks.push_back(
+          join_dp(catalog, key.name, parts_of(key, tp), grid.dp, sharding));
+    Tensor tensor;
+    tensor.name = key.name;
+    tensor.dp_replicated = buffer;
+    tensor.requires_grad = key.requires_grad;
+    tensor.shape = ranks.front().shape;
+    const TpRule rule = rules.tp(key.name);
+    if (grid.tp > 1 && rule.state == TpRule::State::kUnknown)
+      throw families::no_rule_error(catalog.path, tensor, catalog.family,
+                                    grid.tp);
+    join_tp(catalog, ranks, rule, sharding, tensor);
+    if (const auto at = known.find(key.name); at != known.end()) {
+      add_replica(catalog.tensors[at->second], tensor, catalog);
+      continue;
+    }
+    added.push_back(std::move(tensor));
+    added_keys.push_back(&key);
+  }
+  uint32_t ties = 0;
+  for (const Tensor& tensor : catalog.tensors)
+    ties = std::max(ties, tensor.tie);
+  add_ties(added_keys, rules, ties, added);
+  for (Tensor& tensor : added) catalog.tensors.push_back(std::move(tensor));
+}
+
+}  // namespace ckpt::fairseq2

@@ -1,0 +1,48 @@
+// Model files: one flat dict of tensors per rank.
+//
+//   sdp_00.pt   {"decoder.layers.0.ffn.inner_proj.weight": tensor, …}
+//   model.0.pt  {"model": {…}, "model_key": "model", "fs2": True}   (0.3, 0.4)
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "formats/fairseq2/parts.h"
+#include "formats/fairseq2/scan.h"
+#include "formats/families/rules.h"
+#include "formats/format.h"
+
+namespace ckpt::fairseq2 {
+
+// One key of a pipeline stage: every rank's part, sorted by tp, then dp.
+struct Key {
+  std::string name;
+  std::vector<Part> parts;
+  uint32_t storage = 0;  // in the file of the first rank: equal means shared
+  bool requires_grad = false;
+};
+
+struct Stage {
+  std::vector<Key> keys;  // in the order of the first file
+};
+
+// Reads the files of stage `index`. Throws input_error for values that are
+// no tensors, for keys that sdp_00 or tp_00 lacks and others have.
+Stage read_stage(const Grid& grid, uint32_t index, bool old, Catalog& catalog,
+                 const formats::ReadOptions& options);
+
+// What the data-parallel ranks do with a key: buffers are whole everywhere.
+// Without a family's rules, a tensor without dimensions, an integer one and
+// the usual names are buffers; equal parts alone prove nothing.
+bool is_buffer(const Key& key, const families::Rules& rules);
+
+// The parts of tensor-parallel rank `tp`.
+std::vector<const Part*> parts_of(const Key& key, uint32_t tp);
+
+// Joins a stage's keys into catalog.tensors. A key that an earlier stage has
+// too gets its pieces as replicas.
+void add_stage(const Stage& stage, const families::Rules& rules,
+               Catalog& catalog);
+
+}  // namespace ckpt::fairseq2

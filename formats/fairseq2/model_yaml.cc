@@ -1,0 +1,165 @@
+#include "formats/fairseq2/model_yaml.h"
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
+
+#include <charconv>
+#include <sstream>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+
+namespace ckpt::fairseq2 {
+namespace {
+
+using families::Config;
+using families::Scalar;
+
+constexpr uint64_t kMaxBytes = uint64_t{16} << 20;
+constexpr uint64_t kMaxValues = 100'000;
+constexpr size_t kMaxDepth = 64;
+
+template <class Number>
+bool parse_all(const std::string& text, Number& number) {
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && at == end;
+}
+
+// YAML 1.2's core schema, as far as configurations use it.
+Scalar scalar_of(const std::string& text, bool plain) {
+  if (!plain) return text;
+  if (text.empty() || text == "null" || text == "~") return std::monostate{};
+  if (text == "true") return true;
+  if (text == "false") return false;
+  int64_t whole = 0;
+  if (parse_all(text, whole)) return whole;
+  double real = 0;
+  if (parse_all(text, real)) return real;
+  return text;
+}
+
+// Flattens the document while it is parsed: no node graph is built, so that
+// neither aliases nor depth cost memory.
+class Flatten : public YAML::EventHandler {
+ public:
+  explicit Flatten(const std::string& path) : path_(path) {}
+  Config values;
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    fail(mark, "aliases are not read");
+  }
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override {
+    leaf(mark, "", true);
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t,
+                const std::string& value) override {
+    // Quoted scalars have the tag "!".
+    leaf(mark, value, tag != "!");
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&,
+                       YAML::anchor_t, YAML::EmitterStyle::value) override {
+    open(mark, false);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {
+    open(mark, true);
+  }
+  void OnMapEnd() override { close(); }
+
+ private:
+  struct Frame {
+    bool map;
+    bool in_sequence;  // here or further out: values are not kept
+    size_t prefix;     // length of the path outside of it
+    bool expects_key = true;
+  };
+
+  [[noreturn]] void fail(const YAML::Mark& mark, const char* why) const {
+    throw input_error({path_, {}}, "line {}: {}", mark.line + 1, why);
+  }
+  void count(const YAML::Mark& mark) {
+    if (++seen_ > kMaxValues) fail(mark, "over 100,000 values");
+  }
+
+  void leaf(const YAML::Mark& mark, const std::string& text, bool plain) {
+    count(mark);
+    if (frames_.empty()) return;
+    Frame& top = frames_.back();
+    if (top.map && top.expects_key) {
+      key_.resize(top.prefix);
+      if (!key_.empty()) key_ += '.';
+      key_ += text;
+      top.expects_key = false;
+      return;
+    }
+    if (!top.in_sequence &&
+        !values.emplace(key_, scalar_of(text, plain)).second)
+      fail(mark, "a key is there twice");
+    top.expects_key = true;
+  }
+
+  void open(const YAML::Mark& mark, bool map) {
+    count(mark);
+    if (frames_.size() >= kMaxDepth) fail(mark, "nested too deep");
+    bool in_sequence = !map;
+    if (!frames_.empty()) {
+      if (frames_.back().map && frames_.back().expects_key)
+        fail(mark, "a key is no scalar");
+      in_sequence = in_sequence || frames_.back().in_sequence;
+    }
+    frames_.push_back({map, in_sequence, key_.size(), true});
+  }
+
+  void close() {
+    key_.resize(frames_.back().prefix);
+    frames_.pop_back();
+    if (!frames_.empty()) frames_.back().expects_key = true;
+  }
+
+  const std::string& path_;
+  std::vector<Frame> frames_;
+  std::string key_;
+  uint64_t seen_ = 0;
+};
+
+// Field names of 0.3 and 0.4 -> today's.
+std::string modern(const std::string& field) {
+  if (field == "vocab_info.size") return "vocab_size";
+  if (field == "vocab_info.pad_idx") return "pad_idx";
+  if (field == "ffn_inner_dim_to_multiple") return "ffn_inner_dim_multiple_of";
+  return field;
+}
+
+}  // namespace
+
+ModelYaml read_model_yaml(const std::string& path) {
+  std::istringstream text(io::read_file(path, kMaxBytes));
+  Flatten flat(path);
+  try {
+    YAML::Parser parser(text);
+    parser.HandleNextDocument(flat);
+  } catch (const YAML::Exception& e) {
+    throw input_error({path, {}}, "line {}: {}", e.mark.line + 1, e.msg);
+  }
+
+  ModelYaml yaml{.path = path, .family = {}, .config = {}};
+  if (const auto found = flat.values.find("model_family");
+      found != flat.values.end())
+    yaml.family = families::to_string(found->second);
+  for (auto& [key, value] : flat.values) {
+    for (const std::string_view prefix :
+         {"model_config._set_.", "model_config."}) {
+      if (!key.starts_with(prefix)) continue;
+      yaml.config.emplace(modern(key.substr(prefix.size())), std::move(value));
+      break;
+    }
+  }
+  return yaml;
+}
+
+}  // namespace ckpt::fairseq2

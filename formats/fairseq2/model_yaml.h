@@ -1,0 +1,26 @@
+// model.yaml: the family and the configuration of a model.
+//
+//   name: checkpoint
+//   model_family: llama
+//   model_config:          # 0.3 and 0.4: one level deeper, under _set_
+//     model_dim: 4096
+//     shard_embed_dim: false
+#pragma once
+
+#include <string>
+
+#include "formats/families/config.h"
+
+namespace ckpt::fairseq2 {
+
+struct ModelYaml {
+  std::string path;
+  std::string family;
+  families::Config config;  // with today's field names
+};
+
+// Throws input_error that names the line: for files over 16 MiB, aliases,
+// more than 100,000 values, nesting deeper than 64, or no YAML at all.
+ModelYaml read_model_yaml(const std::string& path);
+
+}  // namespace ckpt::fairseq2
