@@ -5,13 +5,11 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "app/pattern.h"
 #include "app/report.h"
 #include "app/table.h"
-#include "lib/pickle/json.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -167,16 +165,13 @@ void write_objects(std::string& out, const Catalog& catalog) {
   append(out,
          "<h2>Objects</h2><table><thead><tr><th>name</th><th>type</th>"
          "<th>value</th></tr></thead><tbody>\n");
+  const ObjectValues values(catalog);
   for (const Object& object : catalog.objects) {
-    using Handler = nlohmann::ordered_json::error_handler_t;
-    const std::string value =
-        pickle::to_json(*object.document, object.node, kValues)
-            .dump(-1, ' ', false, Handler::replace);
     append(out,
            "<tr><td class=\"c\">{}</td><td>{}</td><td class=\"c\">{}</td>"
            "</tr>\n",
            escaped(object.name), escaped(type_name(object)),
-           escaped(cut_middle(text::printable(value), kLongest)));
+           escaped(cut_middle(values.line(object, kValues), kLongest)));
   }
   append(out, "</tbody></table>\n");
 }

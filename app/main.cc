@@ -13,6 +13,11 @@ namespace {
 Commands all_commands() {
   Commands commands;
   commands.push_back(make_inspect());
+  commands.push_back(make_convert());
+  commands.push_back(make_reshard());
+  commands.push_back(make_unshard());
+  commands.push_back(make_verify());
+  commands.push_back(make_diff());
   return commands;
 }
 
@@ -48,7 +53,8 @@ int run(std::vector<std::string> words) {
   const Commands commands = all_commands();
   if (words.empty()) {
     say(main_help(commands));
-    return static_cast<int>(ExitCode::kUsage);
+    throw usage_error({}, "no command given")
+        .with_hint("to begin: ckpt inspect PATH");
   }
   if (words[0] == "help") {
     words.erase(words.begin());

@@ -95,25 +95,6 @@ void add_list(CLI::App& app, const std::string& name,
       ->group("Selection");
 }
 
-// Problems come in thousands when they come; twenty of a kind tell enough.
-void log_problems(const std::vector<Problem>& problems) {
-  constexpr uint64_t kShown = 20;
-  std::map<std::string, uint64_t> seen;
-  for (const Problem& problem : problems) {
-    const bool note = problem.severity == Problem::Severity::kNote;
-    if (!note && ++seen[problem.kind] > kShown) continue;
-    const Error text(ExitCode::kDamaged, {problem.file, problem.tensor},
-                     problem.message);
-    spdlog::log(note ? spdlog::level::info : spdlog::level::warn, "{}",
-                text.what());
-  }
-  for (const auto& [kind, count] : seen) {
-    if (count > kShown)
-      spdlog::warn("{} more of this kind ({}); --json lists all of them",
-                   count - kShown, kind);
-  }
-}
-
 uint32_t resolve_axis(std::string_view axis, uint32_t held,
                       const TopologyOptions::Axis& wanted) {
   if (wanted.from && *wanted.from != held) {
@@ -287,10 +268,32 @@ void add_write_options(CLI::App& app, WriteOptions& options) {
   app.add_flag_callback(
          "--no-fsync", [&] { options.sync = false; }, "Don't wait for the disk")
       ->group(group);
+  app.add_flag("--allow-replica-mismatch", options.allow_replica_mismatch,
+               "Take the first of copies that should be equal and are not")
+      ->group(group);
   app.add_flag_callback(
          "--no-manifest", [&] { options.manifest = false; },
          "Write no .ckpt-manifest.json")
       ->group(group);
+}
+
+// Problems come in thousands when they come; twenty of a kind tell enough.
+void log_problems(const std::vector<Problem>& problems) {
+  constexpr uint64_t kShown = 20;
+  std::map<std::string, uint64_t> seen;
+  for (const Problem& problem : problems) {
+    const bool note = problem.severity == Problem::Severity::kNote;
+    if (!note && ++seen[problem.kind] > kShown) continue;
+    const Error text(ExitCode::kDamaged, {problem.file, problem.tensor},
+                     problem.message);
+    spdlog::log(note ? spdlog::level::info : spdlog::level::warn, "{}",
+                text.what());
+  }
+  for (const auto& [kind, count] : seen) {
+    if (count > kShown)
+      spdlog::warn("{} more of this kind ({}); --json lists all of them",
+                   count - kShown, kind);
+  }
 }
 
 Catalog open_source(const std::string& path, const SourceOptions& options) {

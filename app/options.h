@@ -71,11 +71,12 @@ struct WriteOptions {
   bool overwrite = false;
   bool resume = false;
   bool verify = false;
-  bool sync = true;             // --no-fsync
-  bool manifest = true;         // --no-manifest
-  uint64_t max_shard_size = 0;  // 0: not given
-  std::optional<DType> dtype;   // floating-point tensors are cast to it
-  std::string rename_file;      // "" or RULES.json
+  bool sync = true;                     // --no-fsync
+  bool manifest = true;                 // --no-manifest
+  bool allow_replica_mismatch = false;  // take the first of unlike copies
+  uint64_t max_shard_size = 0;          // 0: not given
+  std::optional<DType> dtype;           // floating-point tensors are cast to it
+  std::string rename_file;              // "" or RULES.json
 };
 
 void add_output_options(CLI::App& app, OutputOptions& options);
@@ -88,6 +89,9 @@ void add_write_options(CLI::App& app, WriteOptions& options);
 // "8", "4→8" … for the option named `option` ("--tp").
 TopologyOptions::Axis parse_axis(const std::string& option,
                                  const std::string& text);
+
+// Problems as log lines: damage and warnings as warnings, notes at -v.
+void log_problems(const std::vector<Problem>& problems);
 
 // formats::open with the options, and its problems as log lines (damage and
 // warnings as warnings, notes at -v), its assumptions at -v.

@@ -8,6 +8,7 @@
 #include "app/json_writer.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
+#include "lib/text/format.h"
 
 namespace ckpt::app {
 namespace {
@@ -102,11 +103,13 @@ void write_tensor(JsonWriter& json, const Catalog& catalog,
   json.end_object();
 }
 
-void write_object(JsonWriter& json, const Object& object) {
+void write_object(JsonWriter& json, const ObjectValues& values,
+                  const Object& object) {
+  constexpr uint64_t kMostValues = 100'000;
   json.begin_object();
   json.member("name", object.name);
   json.member("type", type_name(object));
-  json.key("value").tree(pickle::to_json(*object.document, object.node));
+  json.key("value").tree(values.json(object, kMostValues));
   json.end_object();
 }
 
@@ -144,7 +147,9 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
     write_tensor(json, catalog, tensor, parts);
   json.end_array();
   json.key("objects").begin_array();
-  for (const Object& object : catalog.objects) write_object(json, object);
+  const ObjectValues values(catalog);
+  for (const Object& object : catalog.objects)
+    write_object(json, values, object);
   json.end_array();
   json.key("problems");
   write_problems(json, catalog.problems);
@@ -188,6 +193,31 @@ Totals totals(const Catalog& catalog) {
   for (const File& file : catalog.files) paths.insert(file.path);
   sums.files = paths.size();
   return sums;
+}
+
+ObjectValues::ObjectValues(const Catalog& catalog) {
+  if (!catalog.skeleton) return;
+  document_ = catalog.skeleton->document.get();
+  for (const auto& [node, name] : catalog.skeleton->tensors)
+    names_.emplace(node, name);
+}
+
+nlohmann::ordered_json ObjectValues::json(const Object& object,
+                                          uint64_t budget) const {
+  const auto name_of = [&](pickle::Id tensor, const std::string&) {
+    const auto found = names_.find(tensor);
+    return found == names_.end() ? std::nullopt : std::optional(found->second);
+  };
+  const bool known = object.document.get() == document_;
+  return pickle::to_json(
+      *object.document, object.node, budget,
+      known ? pickle::NameTensor(name_of) : pickle::NameTensor());
+}
+
+std::string ObjectValues::line(const Object& object, uint64_t budget) const {
+  using Handler = nlohmann::ordered_json::error_handler_t;
+  return text::printable(
+      json(object, budget).dump(-1, ' ', false, Handler::replace));
 }
 
 std::string type_name(const Object& object) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -14,7 +16,7 @@ namespace ckpt::app {
 // What `inspect --json` shows beyond the catalog itself.
 struct InspectParts {
   std::span<const Digest> digests = {};  // none, or one per tensor in order
-  bool shards = false;              // the place of every piece
+  bool shards = false;                   // the place of every piece
 };
 std::string inspect_json(const Catalog& catalog,
                          const InspectParts& parts = {});
@@ -39,6 +41,19 @@ struct Totals {
   uint64_t other = 0;
 };
 Totals totals(const Catalog& catalog);
+
+// Values of objects as JSON; tensors in them go by their catalog names.
+class ObjectValues {
+ public:
+  explicit ObjectValues(const Catalog& catalog);
+  nlohmann::ordered_json json(const Object& object, uint64_t budget) const;
+  // On one line, escaped for a terminal.
+  std::string line(const Object& object, uint64_t budget) const;
+
+ private:
+  const pickle::Document* document_ = nullptr;  // that `names_` are of
+  std::unordered_map<uint32_t, std::string> names_;
+};
 
 // The type of an object as Python names it: "int", "dict", or for a call
 // the class, "argparse.Namespace".

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 
@@ -12,7 +11,6 @@
 #include "app/report.h"
 #include "app/table.h"
 #include "lib/io/file.h"
-#include "lib/pickle/json.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -115,6 +113,7 @@ std::string summary_text(const Catalog& catalog) {
       table.row({styled(label, Style::kBold), std::move(value)});
   };
   row("path", printable(catalog.path));
+  if (catalog.root != catalog.path) row("found in", printable(catalog.root));
   row("format", format_text(catalog));
   row("family", family_text(catalog));
   row("topology", to_string(catalog.topology));
@@ -189,13 +188,11 @@ std::string objects_text(const Catalog& catalog, size_t width) {
   constexpr size_t kNarrow = 100;
   if (catalog.objects.empty()) return "";
   Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
+  const ObjectValues values(catalog);
   for (const Object& object : catalog.objects) {
-    const auto json = pickle::to_json(*object.document, object.node, kValues);
-    using Handler = nlohmann::ordered_json::error_handler_t;
-    const std::string value =
-        printable(json.dump(-1, ' ', false, Handler::replace));
     table.row({printable(object.name), type_name(object),
-               cut_middle(value, width != 0 ? width / 2 : kNarrow)});
+               cut_middle(values.line(object, kValues),
+                          width != 0 ? width / 2 : kNarrow)});
   }
   return "\n" + styled("Objects", Style::kBold) + "\n" + table.text(width);
 }
