@@ -1,0 +1,46 @@
+// Optional modules: shared libraries that are opened when a command first
+// needs one, so that the program starts in milliseconds and works where they
+// are missing.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ckpt {
+
+// Where libckpt_NAME.so is looked for, in order: the directories in
+// CKPT_MODULE_PATH (separated by colons), then the directory of this program
+// or library, and ../lib beside it.
+std::vector<std::string> module_directories();
+
+// The path of module "torch", "mpi" or "cuda" if it is there, else "". Opens
+// nothing.
+std::string find_module(std::string_view name);
+
+// An open module; it stays open until the program ends.
+class Module {
+ public:
+  // Throws a resource_error that says where the module was looked for, or why
+  // it can't be opened, and how to get it.
+  static Module open(std::string_view name);
+
+  // A function of the module; throws a resource_error if it has none of that
+  // name.
+  void* symbol(const char* name) const;
+  const std::string& path() const { return path_; }
+
+ private:
+  Module(std::string_view name, std::string path, void* handle)
+      : name_(name), path_(std::move(path)), handle_(handle) {}
+  std::string name_;
+  std::string path_;
+  void* handle_;
+};
+
+// The error for a module that doesn't fit this program.
+class Error;
+Error module_error(std::string_view name, const std::string& path,
+                   const std::string& problem);
+
+}  // namespace ckpt

@@ -1,0 +1,48 @@
+// Numbers about elements, through the optional torch module: what `inspect
+// --stats` shows, and how far two tensors are apart.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "ckpt/dtype.h"
+
+namespace ckpt::reshard {
+
+// Of the finite elements, as doubles; both parts of a complex number count.
+struct Stats {
+  double min = std::numeric_limits<double>::infinity();
+  double max = -std::numeric_limits<double>::infinity();
+  double sum = 0;
+  double sum_of_squares = 0;
+  uint64_t count = 0;  // of all elements
+  uint64_t nans = 0;
+  uint64_t infs = 0;
+
+  bool finite() const { return nans == 0 && infs == 0; }
+  Stats& operator+=(const Stats& other);
+};
+
+// Throws a resource_error without the module, an unfaithful_error for a type
+// that torch can't read as numbers.
+void add_stats(DType dtype, const std::byte* in, uint64_t count, Stats& stats);
+
+// Two elements agree where |a - b| <= atol + rtol * |b|, where both are NaN
+// and where they are equal.
+struct Comparison {
+  double max_abs = 0;  // inf if only one of a pair is finite
+  double max_rel = 0;  // |a - b| / |b|
+  uint64_t count = 0;
+  uint64_t mismatches = 0;
+  uint64_t first_mismatch = 0;  // which element; if there are mismatches
+
+  // Adds what was found further on.
+  Comparison& operator+=(const Comparison& later);
+};
+
+void add_comparison(DType dtype_a, const std::byte* a, DType dtype_b,
+                    const std::byte* b, uint64_t count, double rtol,
+                    double atol, Comparison& comparison);
+
+}  // namespace ckpt::reshard

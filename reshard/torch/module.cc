@@ -1,0 +1,283 @@
+// The only file that sees libtorch.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "reshard/torch/abi.h"
+
+namespace {
+
+using at::ScalarType;
+
+struct NamedType {
+  std::string_view name;
+  ScalarType type;
+};
+
+// Quantized types, bits and types that pack two values to a byte are missing:
+// torch either can't cast them or means something else by it.
+constexpr NamedType kTypes[] = {
+    {"float64", ScalarType::Double},
+    {"float32", ScalarType::Float},
+    {"float16", ScalarType::Half},
+    {"bfloat16", ScalarType::BFloat16},
+    {"float8_e4m3fn", ScalarType::Float8_e4m3fn},
+    {"float8_e5m2", ScalarType::Float8_e5m2},
+    {"float8_e4m3fnuz", ScalarType::Float8_e4m3fnuz},
+    {"float8_e5m2fnuz", ScalarType::Float8_e5m2fnuz},
+    {"float8_e8m0fnu", ScalarType::Float8_e8m0fnu},
+    {"int64", ScalarType::Long},
+    {"int32", ScalarType::Int},
+    {"int16", ScalarType::Short},
+    {"int8", ScalarType::Char},
+    {"uint64", ScalarType::UInt64},
+    {"uint32", ScalarType::UInt32},
+    {"uint16", ScalarType::UInt16},
+    {"uint8", ScalarType::Byte},
+    {"bool", ScalarType::Bool},
+    {"complex128", ScalarType::ComplexDouble},
+    {"complex64", ScalarType::ComplexFloat},
+    {"complex32", ScalarType::ComplexHalf},
+};
+
+thread_local std::string last_error;
+
+// Runs work(); an exception of torch becomes a status and a message.
+template <class Work>
+int32_t guarded(Work work) {
+  try {
+    const c10::InferenceMode no_autograd;
+    work();
+    return 0;
+  } catch (const c10::Error& error) {
+    last_error = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    last_error = error.what();
+  }
+  return 1;
+}
+
+ScalarType type_of(int32_t number) {
+  TORCH_CHECK(number >= 0 && number < static_cast<int32_t>(std::size(kTypes)),
+              "no dtype has number ", number);
+  return kTypes[number].type;
+}
+
+at::Tensor view(const void* at, ScalarType type, uint64_t count) {
+  return at::from_blob(const_cast<void*>(at), {static_cast<int64_t>(count)},
+                       at::TensorOptions().dtype(type));
+}
+
+bool is_aligned(const void* at, ScalarType type) {
+  // Complex numbers are as aligned as their parts; being stricter is harmless.
+  return reinterpret_cast<uintptr_t>(at) % c10::elementSize(type) == 0;
+}
+
+constexpr uint64_t kChunk = 4096;  // elements
+struct Bounce {                    // room for a chunk of any type; not cleared
+  alignas(16) char bytes[kChunk * 16];
+};
+
+// Bytes [begin, begin + n) elements of a run, aligned: in place if they are.
+const void* aligned(const void* from, ScalarType type, uint64_t begin,
+                    uint64_t n, Bounce& bounce) {
+  const size_t size = c10::elementSize(type);
+  const char* at = static_cast<const char*>(from) + begin * size;
+  if (is_aligned(at, type)) return at;
+  std::memcpy(bounce.bytes, at, n * size);
+  return bounce.bytes;
+}
+
+void cast_chunks(ScalarType from, ScalarType to, const void* in, void* out,
+                 uint64_t count) {
+  Bounce source;
+  Bounce target;
+  const size_t size = c10::elementSize(to);
+  for (uint64_t begin = 0; begin < count; begin += kChunk) {
+    const uint64_t n = std::min(kChunk, count - begin);
+    view(target.bytes, to, n)
+        .copy_(view(aligned(in, from, begin, n, source), from, n));
+    std::memcpy(static_cast<char*>(out) + begin * size, target.bytes, n * size);
+  }
+}
+
+int32_t cast(int32_t from, int32_t to, const void* in, void* out,
+             uint64_t count) {
+  return guarded([&] {
+    const ScalarType source = type_of(from);
+    const ScalarType target = type_of(to);
+    if (count == 0) return;
+    if (is_aligned(in, source) && is_aligned(out, target))
+      view(out, target, count).copy_(view(in, source, count));
+    else
+      cast_chunks(source, target, in, out, count);
+  });
+}
+
+// Elements [begin, begin + n) as doubles, two for a complex number. Exact but
+// for 64-bit integers beyond 2^53.
+std::span<const double> as_doubles(const void* in, ScalarType type,
+                                   uint64_t begin, uint64_t n, Bounce& bounce) {
+  Bounce source;
+  const bool complex = c10::isComplexType(type);
+  const ScalarType wide =
+      complex ? ScalarType::ComplexDouble : ScalarType::Double;
+  view(bounce.bytes, wide, n)
+      .copy_(view(aligned(in, type, begin, n, source), type, n));
+  return {reinterpret_cast<const double*>(bounce.bytes), complex ? 2 * n : n};
+}
+
+void add(double value, CkptTorchStats& stats) {
+  ++stats.count;
+  if (std::isnan(value)) {
+    ++stats.nans;
+  } else if (std::isinf(value)) {
+    ++stats.infs;
+  } else {
+    stats.min = std::min(stats.min, value);
+    stats.max = std::max(stats.max, value);
+    stats.sum += value;
+    stats.sum_of_squares += value * value;
+  }
+}
+
+int32_t stats(int32_t dtype, const void* in, uint64_t count,
+              CkptTorchStats* stats) {
+  return guarded([&] {
+    const ScalarType type = type_of(dtype);
+    Bounce bounce;
+    for (uint64_t begin = 0; begin < count; begin += kChunk) {
+      const uint64_t n = std::min(kChunk, count - begin);
+      for (const double value : as_doubles(in, type, begin, n, bounce))
+        add(value, *stats);
+    }
+  });
+}
+
+struct Tolerance {
+  double rtol;
+  double atol;
+};
+
+// `distance` is |a - b|, `size` is |b|.
+void add(double distance, double size, bool same, const Tolerance& tolerance,
+         CkptTorchComparison& total) {
+  const uint64_t index = total.count++;
+  if (same) return;
+  // NaN: only one of the two is a number, or an infinity met another.
+  if (!(distance <= std::numeric_limits<double>::max()))
+    distance = std::numeric_limits<double>::infinity();
+  total.max_abs = std::max(total.max_abs, distance);
+  const double relative = distance / size;
+  total.max_rel =
+      std::max(total.max_rel, std::isnan(relative)
+                                  ? std::numeric_limits<double>::infinity()
+                                  : relative);
+  const bool close = std::isfinite(distance) &&
+                     distance <= tolerance.atol + tolerance.rtol * size;
+  if (!close && total.mismatches++ == 0) total.first_mismatch = index;
+}
+
+bool same(double a, double b) {
+  return a == b || (std::isnan(a) && std::isnan(b));
+}
+
+void compare_real(std::span<const double> a, std::span<const double> b,
+                  const Tolerance& tolerance, CkptTorchComparison& total) {
+  for (size_t i = 0; i < a.size(); ++i)
+    add(std::abs(a[i] - b[i]), std::abs(b[i]), same(a[i], b[i]), tolerance,
+        total);
+}
+
+// Of pairs: a real number has no imaginary part.
+void compare_complex(std::span<const double> a, size_t step_a,
+                     std::span<const double> b, size_t step_b, uint64_t n,
+                     const Tolerance& tolerance, CkptTorchComparison& total) {
+  for (uint64_t i = 0; i < n; ++i) {
+    const double re_a = a[i * step_a];
+    const double im_a = step_a == 2 ? a[2 * i + 1] : 0;
+    const double re_b = b[i * step_b];
+    const double im_b = step_b == 2 ? b[2 * i + 1] : 0;
+    add(std::hypot(re_a - re_b, im_a - im_b), std::hypot(re_b, im_b),
+        same(re_a, re_b) && same(im_a, im_b), tolerance, total);
+  }
+}
+
+// 64-bit integers that differ may be equal as doubles.
+template <class T>
+void compare_wide(const void* a, const void* b, uint64_t count,
+                  const Tolerance& tolerance, CkptTorchComparison& total) {
+  for (uint64_t i = 0; i < count; ++i) {
+    T x;
+    T y;
+    std::memcpy(&x, static_cast<const char*>(a) + i * sizeof(T), sizeof(T));
+    std::memcpy(&y, static_cast<const char*>(b) + i * sizeof(T), sizeof(T));
+    const uint64_t distance =
+        x > y ? static_cast<uint64_t>(x) - static_cast<uint64_t>(y)
+              : static_cast<uint64_t>(y) - static_cast<uint64_t>(x);
+    add(static_cast<double>(distance), std::abs(static_cast<double>(y)), x == y,
+        tolerance, total);
+  }
+}
+
+int32_t compare(int32_t dtype_a, const void* a, int32_t dtype_b, const void* b,
+                uint64_t count, double rtol, double atol,
+                CkptTorchComparison* total) {
+  return guarded([&] {
+    const Tolerance tolerance{rtol, atol};
+    const ScalarType type_a = type_of(dtype_a);
+    const ScalarType type_b = type_of(dtype_b);
+    if (type_a == type_b && type_a == ScalarType::Long)
+      return compare_wide<int64_t>(a, b, count, tolerance, *total);
+    if (type_a == type_b && type_a == ScalarType::UInt64)
+      return compare_wide<uint64_t>(a, b, count, tolerance, *total);
+    const size_t step_a = c10::isComplexType(type_a) ? 2 : 1;
+    const size_t step_b = c10::isComplexType(type_b) ? 2 : 1;
+    Bounce bounce_a;
+    Bounce bounce_b;
+    for (uint64_t begin = 0; begin < count; begin += kChunk) {
+      const uint64_t n = std::min(kChunk, count - begin);
+      const auto part_a = as_doubles(a, type_a, begin, n, bounce_a);
+      const auto part_b = as_doubles(b, type_b, begin, n, bounce_b);
+      if (step_a == 1 && step_b == 1)
+        compare_real(part_a, part_b, tolerance, *total);
+      else
+        compare_complex(part_a, step_a, part_b, step_b, n, tolerance, *total);
+    }
+  });
+}
+
+int32_t dtype(const char* torch_name) {
+  const auto found =
+      std::ranges::find(kTypes, std::string_view(torch_name), &NamedType::name);
+  if (found == std::end(kTypes)) return -1;
+  return static_cast<int32_t>(found - std::begin(kTypes));
+}
+
+const char* error() { return last_error.c_str(); }
+
+}  // namespace
+
+extern "C" [[gnu::visibility("default")]] const CkptTorchApi* ckpt_torch_api() {
+  static const CkptTorchApi api = [] {
+    // The caller has a thread per core already; torch is not to add any.
+    at::set_num_threads(1);
+    return CkptTorchApi{.abi = CKPT_TORCH_ABI,
+                        .torch_version = TORCH_VERSION,
+                        .dtype = dtype,
+                        .cast = cast,
+                        .stats = stats,
+                        .compare = compare,
+                        .error = error};
+  }();
+  return &api;
+}
