@@ -1,0 +1,98 @@
+#include <doctest/doctest.h>
+
+#include <filesystem>
+
+#include "ckpt/error.h"
+#include "formats/format.h"
+#include "tests/support/golden.h"
+#include "tests/support/temp_file.h"
+
+namespace ckpt::formats {
+namespace {
+
+// The message and the hint of opening `path`; "" if it opens.
+std::string complaint(const std::string& path, ExitCode code) {
+  try {
+    open(path, {}, {});
+    return {};
+  } catch (const Error& error) {
+    CHECK(error.code() == code);
+    return std::string(error.what()) + "\n" + error.hint();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("registry: formats by name") {
+  CHECK(find_format("safetensors").name == "safetensors");
+  CHECK(find_format("safetensors").reader->name() == "safetensors");
+  try {
+    find_format("safetensor");
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::kUsage);
+    CHECK(error.hint() == "did you mean safetensors?");
+  }
+  for (const Format& format : all_formats()) {
+    if (format.reader) CHECK(format.reader->name() == format.name);
+    if (format.writer) CHECK(format.writer->name() == format.name);
+  }
+}
+
+TEST_CASE("registry: opens what it knows and says why") {
+  const Catalog catalog =
+      open(test::data("safetensors/hf_sharded/ckpt"), {}, {});
+  CHECK(catalog.format == "safetensors");
+  REQUIRE(!catalog.assumptions.empty());
+  CHECK(catalog.assumptions[0].starts_with("format safetensors: holds "));
+  CHECK(open(catalog.path, "safetensors", {}).tensors.size() ==
+        catalog.tensors.size());
+}
+
+TEST_CASE("registry: what it says about everything else") {
+  const test::TempDir dir;
+  dir.write("model.safetensors", "cut off");
+  dir.write("empty", "");
+  dir.write("noise", std::string(100, '\xaa'));
+  dir.write("model.gguf", "GGUF\3 and so on");
+  dir.write("pointer", "version https://git-lfs.github.com/spec/v1\n");
+  dir.write("arrays.npz", "PK\3\4");
+  dir.write("page", "<!DOCTYPE html>");
+  dir.write("run/notes.txt", "-");
+  dir.write("run/step_10/model.safetensors", "x");
+  dir.write("quantized/m.gguf", "GGUF\3 and so on");
+  std::filesystem::create_directories(dir.file("nothing"));
+  std::filesystem::create_symlink("gone", dir.file("link"));
+
+  using enum ExitCode;
+  struct Row {
+    const char* path;
+    ExitCode code;
+    const char* says;
+  };
+  const Row rows[] = {
+      {"model.safetensor", kMissing, "did you mean"},
+      {"a/b/c", kMissing, "exists, what is below it does not"},
+      {"zzzzzzzzz", kMissing, "no such file or directory"},
+      {"link", kMissing, "is a link to nothing"},
+      {"nothing", kMissing, "is an empty directory"},
+      {"empty", kMissing, "is empty (0 bytes)"},
+      {"noise", kMissing, "is of no format that ckpt knows (safetensors: "},
+      {"noise", kMissing, "ckpt reads safetensors"},
+      {"model.gguf", kMissing, "this is a GGUF file, which ckpt does not read"},
+      {"pointer", kMissing, "git lfs pull"},
+      {"arrays.npz", kMissing, "a NumPy archive (.npz)"},
+      {"page", kMissing, "an HTML page"},
+      {"run", kMissing, "step_10 looks like safetensors"},
+      {"quantized", kMissing, "m.gguf is a GGUF file"},
+      {"model.safetensors", kDamaged, "file of 7 bytes"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.path);
+    const std::string text = complaint(dir.file(row.path), row.code);
+    CAPTURE(text);
+    CHECK(text.find(row.says) != text.npos);
+  }
+}
+
+}  // namespace ckpt::formats
