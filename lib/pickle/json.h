@@ -1,19 +1,29 @@
 // The canonical JSON of a value tree, for people and for tests
-// (formats/torch_pickle.md section 13).
+// (docs: torch_pickle, section 13).
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 #include "lib/pickle/value.h"
 
 namespace ckpt::pickle {
 
+// The name of a tensor, from its node and its path joined with '.'.
+using NameTensor = std::function<std::optional<std::string>(
+    Id tensor, const std::string& path)>;
+
+// Tensors, storages, numpy values and so on are shown as what they are:
+// {"!tensor": name, "dtype": …}; without `name_tensor` the name is null.
 // Cycles and shared values become {"!ref": path}. At most `budget` values are
 // shown; what is beyond becomes {"!elided": n}. Bytes over 4096 are shown as
-// {"!bytes": first bytes in hex, "size": n}. Never recurses deeper than 512:
-// beyond that {"!elided": 1}.
+// {"!bytes": first bytes in hex, "size": n}. Nothing is shown that is deeper
+// than 512: it becomes {"!elided": 1}.
 nlohmann::ordered_json to_json(const Document& document, Id root,
-                               uint64_t budget = 100'000);
+                               uint64_t budget = 100'000,
+                               const NameTensor& name_tensor = {});
 
 // JSON (objects, arrays, scalars) -> value tree; big numbers as kBigInt.
 Id from_json(Document& document, const nlohmann::json& value);

@@ -1,0 +1,450 @@
+#include "lib/pickle/encode.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "lib/pickle/bigint.h"
+#include "lib/pickle/codecs.h"
+#include "lib/pickle/names.h"
+
+namespace ckpt::pickle {
+namespace {
+
+constexpr uint32_t kBatch = 1000;  // elements per APPENDS, pairs per SETITEMS
+constexpr uint32_t kNotPut = UINT32_MAX;
+
+// A number for each value: an array if most values will get one, else a map.
+class PerValue {
+ public:
+  PerValue(const Document& document, Id root, uint32_t initial)
+      : initial_(initial) {
+    constexpr size_t kSmall = size_t{1} << 12;
+    if (root == document.root() || document.size() <= kSmall)
+      array_.assign(document.size(), initial);
+  }
+  uint32_t& operator[](Id id) {
+    return array_.empty() ? map_.try_emplace(id, initial_).first->second
+                          : array_[id];
+  }
+
+ private:
+  uint32_t initial_;
+  std::vector<uint32_t> array_;
+  std::unordered_map<Id, uint32_t> map_;
+};
+
+// How often each value below `root` is referred to, up to 2.
+PerValue count_references(const Document& document, Id root) {
+  PerValue counts(document, root, 0);
+  std::vector<Id> pending{root};
+  const auto refer = [&](Id id) {
+    if (id != kNoId) pending.push_back(id);
+  };
+  while (!pending.empty()) {
+    const Id id = pending.back();
+    pending.pop_back();
+    uint32_t& count = counts[id];
+    if (count < 2) ++count;
+    if (count == 2) continue;
+    const Type type = document.type(id);
+    if (type == Type::kCall) {
+      const Call call = document.call(id);
+      for (const Id part : {call.callable, call.args, call.kwargs, call.state})
+        refer(part);
+      std::ranges::for_each(call.items, refer);
+      std::ranges::for_each(call.pairs, refer);
+    } else if (type >= Type::kList && type != Type::kGlobal) {
+      std::ranges::for_each(document.items(id), refer);
+    }
+  }
+  return counts;
+}
+
+class Encoder {
+ public:
+  Encoder(const Document& document, Id root)
+      : doc_(document),
+        counts_(count_references(document, root)),
+        memo_(document, root, kNotPut) {
+    out_ = "\x80\x02";
+    save(root);
+    while (!frames_.empty()) step();
+    out_ += '.';
+  }
+
+  std::string take() { return std::move(out_); }
+
+ private:
+  // A value whose parts are being written.
+  struct Frame {
+    Id id;
+    uint32_t at = 0;          // parts that were begun
+    uint8_t phase = 0;        // of a call
+    bool batch_open = false;  // of a list or dict
+  };
+
+  // Writes a value, or begins to: then a frame writes the rest.
+  void save(Id id) {
+    if (memo_[id] != kNotPut) return get(id);
+    switch (doc_.type(id)) {
+      case Type::kNone:
+        out_ += 'N';
+        return;
+      case Type::kBool:
+        out_ += doc_.boolean(id) ? '\x88' : '\x89';
+        return;
+      case Type::kInt:
+        return save_int(doc_.integer(id));
+      case Type::kBigInt:
+        return save_long(bytes_of(doc_.text(id)));
+      case Type::kFloat: {
+        const auto bits = std::bit_cast<uint64_t>(doc_.real(id));
+        out_ += 'G';
+        number(__builtin_bswap64(bits));
+        return;
+      }
+      case Type::kString:
+        save_string(doc_.text(id));
+        return put(id);
+      case Type::kBytes:
+        save_bytes(doc_.text(id));
+        return put(id);
+      case Type::kByteArray:
+        return save_bytearray(id);
+      case Type::kGlobal:
+        return save_global(id);
+      case Type::kList:
+        out_ += ']';
+        put(id);
+        break;
+      case Type::kDict:
+        out_ += '}';
+        put(id);
+        break;
+      case Type::kSet:
+      case Type::kFrozenSet:
+        global("builtins", doc_.type(id) == Type::kSet ? "set" : "frozenset");
+        out_ += ']';
+        break;
+      case Type::kTuple:
+        if (doc_.items(id).empty()) {
+          out_ += ')';
+          return;
+        }
+        if (doc_.items(id).size() > 3) out_ += '(';
+        break;
+      case Type::kCall:
+        begin_call(id);
+        break;
+      case Type::kPersistent:
+        break;
+    }
+    enter(id);
+  }
+
+  void step() {
+    Frame& frame = frames_.back();
+    switch (doc_.type(frame.id)) {
+      case Type::kList:
+        if (!step_items(frame, doc_.items(frame.id))) frames_.pop_back();
+        return;
+      case Type::kDict:
+        if (!step_pairs(frame, doc_.items(frame.id))) frames_.pop_back();
+        return;
+      case Type::kSet:
+      case Type::kFrozenSet:
+        if (step_items(frame, doc_.items(frame.id))) return;
+        finish("\x85R", 2);
+        return;
+      case Type::kTuple:
+        return step_tuple(frame);
+      case Type::kPersistent:
+        if (frame.at++ == 0) return save(doc_.items(frame.id)[0]);
+        finish("Q", 1);
+        return;
+      default:
+        return step_call(frame);
+    }
+  }
+
+  // A value that reaches itself is written once more inside itself, where
+  // the container that closes the cycle is known already. A third time means
+  // that nothing closes it.
+  void enter(Id id) {
+    const Type type = doc_.type(id);
+    if (type != Type::kList && type != Type::kDict && ++open_[id] > 2)
+      throw unfaithful_error({}, "a {} that contains itself has no pickle",
+                             name(type));
+    frames_.push_back({.id = id});
+  }
+
+  // Ends the value of the last frame, whose `parts` are on the stack, with
+  // `opcodes`. If it was written inside itself meanwhile, takes that instead
+  // and gives false.
+  bool finish(std::string_view opcodes, size_t parts) {
+    const Id id = frames_.back().id;
+    const auto open = open_.find(id);
+    if (--open->second == 0) open_.erase(open);
+    const bool written = memo_[id] != kNotPut;
+    if (written) {
+      out_.append(parts, '0');
+      get(id);
+    } else {
+      out_ += opcodes;
+      put(id);
+    }
+    if (written || doc_.type(id) != Type::kCall) frames_.pop_back();
+    return !written;
+  }
+
+  void step_tuple(Frame& frame) {
+    const std::span<const Id> items = doc_.items(frame.id);
+    if (frame.at < items.size()) return save(items[frame.at++]);
+    if (items.size() <= 3) {
+      const char opcode = static_cast<char>(0x84 + items.size());
+      finish({&opcode, 1}, items.size());
+    } else if (memo_[frame.id] == kNotPut) {
+      finish("t", 0);
+    } else {
+      out_ += '1';  // POP_MARK
+      finish({}, 0);
+    }
+  }
+
+  // One step of filling a list; false at the end.
+  bool step_items(Frame& frame, std::span<const Id> items) {
+    return step_batch(frame, items, 1, "ae");
+  }
+  bool step_pairs(Frame& frame, std::span<const Id> pairs) {
+    return step_batch(frame, pairs, 2, "su");
+  }
+
+  // Elements come in batches, `unit` values each; a batch of one has an
+  // opcode of its own.
+  bool step_batch(Frame& frame, std::span<const Id> values, uint32_t unit,
+                  const char* opcodes) {
+    const uint32_t batch = kBatch * unit;
+    const bool full = frame.at % batch == 0 || frame.at == values.size();
+    if (frame.batch_open && full) {
+      const bool one = (frame.at - 1) % batch + 1 == unit;
+      out_ += opcodes[one ? 0 : 1];
+      frame.batch_open = false;
+    }
+    if (frame.at == values.size()) return false;
+    if (!frame.batch_open) {
+      frame.batch_open = true;
+      if (values.size() - frame.at > unit) out_ += '(';
+    }
+    save(values[frame.at++]);
+    return true;
+  }
+
+  // --- calls: callable, arguments, opcode, items, pairs, state ---
+
+  void begin_call(Id id) {
+    const How how = doc_.call(id).how;
+    if (how == How::kInst) out_ += '(';
+    if (how == How::kNewObjEx) global("copyreg", "__newobj_ex__");
+  }
+
+  void step_call(Frame& frame) {
+    const Call call = doc_.call(frame.id);
+    switch (frame.phase) {
+      case 0:
+        ++frame.phase;
+        return save(call.callable);
+      case 1:
+        return step_arguments(frame, call);
+      case 2:
+        if (step_items(frame, call.items)) return;
+        ++frame.phase;
+        frame.at = 0;
+        return;
+      case 3:
+        if (step_pairs(frame, call.pairs)) return;
+        ++frame.phase;
+        if (call.state != kNoId) save(call.state);
+        return;
+      default:
+        if (call.state != kNoId) out_ += 'b';
+        frames_.pop_back();
+    }
+  }
+
+  void step_arguments(Frame& frame, const Call& call) {
+    if (call.how == How::kInst) {  // OBJ takes them from the stack
+      const std::span<const Id> args = doc_.items(call.args);
+      if (frame.at < args.size()) return save(args[frame.at++]);
+      if (memo_[frame.id] == kNotPut) return end_arguments("o", 0);
+      out_ += '1';
+      return end_arguments({}, 0);
+    }
+    const bool extended = call.how == How::kNewObjEx;
+    if (frame.at == 0) {
+      ++frame.at;
+      return save(call.args);
+    }
+    if (frame.at == 1 && extended) {
+      ++frame.at;
+      return save(call.kwargs);
+    }
+    if (extended) return end_arguments("\x87R", 4);
+    end_arguments(call.how == How::kNewObj ? "\x81" : "R", 2);
+  }
+
+  void end_arguments(std::string_view opcodes, size_t parts) {
+    if (!finish(opcodes, parts)) return;
+    frames_.back().phase = 2;
+    frames_.back().at = 0;
+  }
+
+  // --- scalars ---
+
+  template <class T>
+  void number(T value) {
+    char bytes[sizeof value];
+    std::memcpy(bytes, &value, sizeof value);
+    out_.append(bytes, sizeof value);
+  }
+
+  void save_int(int64_t value) {
+    if (value >= 0 && value <= 0xFF) {
+      out_ += 'K';
+      number(static_cast<uint8_t>(value));
+    } else if (value >= 0 && value <= 0xFFFF) {
+      out_ += 'M';
+      number(static_cast<uint16_t>(value));
+    } else if (value == static_cast<int32_t>(value)) {
+      out_ += 'J';
+      number(static_cast<int32_t>(value));
+    } else {
+      save_long(bytes_of(fmt::format("{}", value)));
+    }
+  }
+
+  void save_long(const std::string& little_endian) {
+    if (little_endian.size() <= 0xFF) {
+      out_ += '\x8A';
+      number(static_cast<uint8_t>(little_endian.size()));
+    } else {
+      out_ += '\x8B';
+      number(static_cast<int32_t>(little_endian.size()));
+    }
+    out_ += little_endian;
+  }
+
+  void save_string(std::string_view text) {
+    if (text.size() > UINT32_MAX)
+      throw unfaithful_error({}, "a text of {} bytes has no pickle",
+                             text.size());
+    out_ += 'X';
+    number(static_cast<uint32_t>(text.size()));
+    out_ += text;
+  }
+
+  void save_bytes(std::string_view bytes) {
+    if (bytes.empty()) {
+      global("builtins", "bytes");
+      out_ += ")R";
+      return;
+    }
+    global("_codecs", "encode");
+    save_string(from_latin1(bytes));
+    save_string("latin1");
+    out_ += "\x86R";
+  }
+
+  void save_bytearray(Id id) {
+    global("builtins", "bytearray");
+    if (doc_.text(id).empty()) {
+      out_ += ")R";
+    } else {
+      save_bytes(doc_.text(id));
+      out_ += "\x85R";
+    }
+    put(id);
+  }
+
+  // --- globals ---
+
+  // Under protocol 2 a nested class is getattr(outer, "inner").
+  void save_global(Id id) {
+    const std::string_view module = doc_.module(id);
+    std::string_view rest = doc_.text(id);
+    const std::vector<std::string_view> parts = parts_of(rest);
+    for (size_t i = 1; i < parts.size(); ++i) global("builtins", "getattr");
+    global(module, parts[0]);
+    for (size_t i = 1; i < parts.size(); ++i) {
+      save_string(parts[i]);
+      out_ += "\x86R";
+    }
+    put(id);
+  }
+
+  // "Outer.Inner" at its dots; a name that Python could not have written, as
+  // one.
+  static std::vector<std::string_view> parts_of(std::string_view name) {
+    std::vector<std::string_view> parts;
+    for (std::string_view rest = name;;) {
+      const size_t dot = rest.find('.');
+      parts.push_back(rest.substr(0, dot));
+      if (parts.back().empty()) return {name};
+      if (dot == std::string_view::npos) return parts;
+      rest.remove_prefix(dot + 1);
+    }
+  }
+
+  void global(std::string_view module, std::string_view name) {
+    if (module.find('\n') != module.npos || name.find('\n') != name.npos)
+      throw unfaithful_error({},
+                             "a global with a newline in its name has no "
+                             "pickle");
+    std::tie(module, name) = python2_name(module, name);
+    out_ += 'c';
+    out_ += module;
+    out_ += '\n';
+    out_ += name;
+    out_ += '\n';
+  }
+
+  // --- memo: only what is referred to more than once ---
+
+  void put(Id id) {
+    if (counts_[id] < 2) return;
+    memo_[id] = next_memo_;
+    memo_opcode('q', 'r', next_memo_++);
+  }
+
+  void get(Id id) { memo_opcode('h', 'j', memo_[id]); }
+
+  void memo_opcode(char small, char large, uint32_t index) {
+    if (index <= 0xFF) {
+      out_ += small;
+      number(static_cast<uint8_t>(index));
+    } else {
+      out_ += large;
+      number(index);
+    }
+  }
+
+  const Document& doc_;
+  std::string out_;
+  PerValue counts_;
+  PerValue memo_;
+  uint32_t next_memo_ = 0;
+  std::vector<Frame> frames_;
+  std::unordered_map<Id, uint32_t> open_;  // frames of a value, if any
+};
+
+}  // namespace
+
+std::string encode(const Document& document, Id root) {
+  return Encoder(document, root).take();
+}
+
+}  // namespace ckpt::pickle
