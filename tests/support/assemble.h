@@ -1,0 +1,27 @@
+// Tensors put together, and targets written, element by element: slow, plain
+// and independent of the engine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+
+namespace ckpt::test {
+
+// The row-major content of a tensor. Throws std::runtime_error if its pieces
+// leave an element out, if two of them overlap without being replicas, or if
+// replicas differ.
+std::string assemble(const Catalog& catalog, const Tensor& tensor);
+
+// The files of a target, filled with the content of the source's tensors of
+// the same names. Throws std::runtime_error if literals, payload and late
+// checksums don't cover each file exactly once (checksums are filled in).
+std::vector<std::string> fill(const Catalog& source, const Target& target);
+
+// Writes the files of `fill` and the copies below `directory`.
+void write_files(const Catalog& source, const Target& target,
+                 const std::string& directory);
+
+}  // namespace ckpt::test
