@@ -81,15 +81,12 @@ class Assembly {
 
   void take_all() {
     std::vector<Located> all;
-    text::NameTable names;
     for (uint32_t f = 0; f < headers_.size(); ++f) {
       for (uint32_t t = 0; t < headers_[f].entries.size(); ++t) {
-        names.add(headers_[f].entries[t].name,
-                  static_cast<uint32_t>(all.size()));
         all.push_back({f, t});
       }
     }
-    check_unique(names, all);
+    check_unique(all);
     add_tensors(all);
   }
 
@@ -101,10 +98,7 @@ class Assembly {
     }
     const auto selected =
         formats::select_indexed(directory, index, found, catalog_.problems);
-    text::NameTable names;
-    for (uint32_t i = 0; const Located& at : selected)
-      names.add(headers_[at.file].entries[at.tensor].name, i++);
-    check_unique(names, selected);
+    check_unique(selected);
     add_tensors(selected);
     formats::check_total_size(index, bytes(), catalog_.problems);
     keep_index_metadata(index);
@@ -129,7 +123,12 @@ class Assembly {
 
  private:
   // Across files; inside of one the header was checked.
-  void check_unique(text::NameTable& names, const std::vector<Located>& taken) {
+  void check_unique(const std::vector<Located>& taken) {
+    if (headers_.size() < 2) return;
+    text::NameTable names;
+    names.reserve(taken.size());
+    for (uint32_t i = 0; const Located& at : taken)
+      names.add(headers_[at.file].entries[at.tensor].name, i++);
     names.sort();
     const auto twice = names.duplicate();
     if (!twice) return;

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 
@@ -20,17 +20,19 @@
 namespace ckpt {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+// Processor time: the clock says little on a shared machine.
+double milliseconds() {
+  return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+}
 
 // The best of a few runs, in milliseconds.
 template <class Function>
 double best_of(int runs, Function function) {
   double best = 1e300;
   for (int i = 0; i < runs; ++i) {
-    const auto begin = Clock::now();
+    const double begin = milliseconds();
     function();
-    const std::chrono::duration<double, std::milli> took = Clock::now() - begin;
-    best = std::min(best, took.count());
+    best = std::min(best, milliseconds() - begin);
   }
   return best;
 }
@@ -47,9 +49,9 @@ std::vector<std::string> names(size_t count) {
   return all;
 }
 
-void row(std::string_view what, double milliseconds, size_t bytes) {
-  fmt::print("{:<28} {:7.1f} ms  {:6.0f} MB/s\n", what, milliseconds,
-             static_cast<double>(bytes) / milliseconds / 1e3);
+void row(std::string_view what, double took, size_t bytes) {
+  fmt::print("{:<28} {:7.1f} ms  {:6.0f} MB/s\n", what, took,
+             static_cast<double>(bytes) / took / 1e3);
 }
 
 int run(size_t count) {
@@ -77,8 +79,9 @@ int run(size_t count) {
 
   fmt::print("{} tensors, header {:.1f} MB\n", count,
              static_cast<double>(header.size()) / 1e6);
-  row("UTF-8 check (simdjson)", best_of(9, [&] { text::is_utf8(json); }),
-      json.size());
+  bool valid = true;
+  row("UTF-8 check (simdjson)",
+      best_of(9, [&] { valid &= text::is_utf8(json); }), json.size());
   const double parse =
       best_of(9, [&] { safetensors::parse_header(json, size, file); });
   row("parse_header", parse, json.size());
@@ -88,7 +91,7 @@ int run(size_t count) {
   row("read_index", best_of(9, [&] { formats::read_index(folder, "i.json"); }),
       index.size());
   std::filesystem::remove_all(folder);
-  return parse * 100'000 / static_cast<double>(count) < 150 ? 0 : 1;
+  return valid && parse * 100'000 / static_cast<double>(count) < 150 ? 0 : 1;
 }
 
 }  // namespace
