@@ -70,6 +70,12 @@ RunResult add_up(const Plan& plan, const RunOptions& options,
 
 }  // namespace
 
+uint64_t buffer_bytes(const Plan& plan, const RunOptions& options) {
+  uint32_t threads = thread_count(options, plan);
+  const uint64_t block = block_size(options, threads);
+  return 2 * block * threads;
+}
+
 RunResult run(const Plan& plan, const Catalog& source, Output& output,
               const RunOptions& options) {
   check_casts(plan, options);

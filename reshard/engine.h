@@ -45,6 +45,9 @@ struct RunResult {
   uint64_t bytes_written = 0;
 };
 
+// Bytes of all buffers that a run would have.
+uint64_t buffer_bytes(const Plan& plan, const RunOptions& options);
+
 // Throws resource_error if max_mem is too small, the reader's and writer's
 // errors as they come, Interrupted after a signal.
 RunResult run(const Plan& plan, const Catalog& source, Output& output,

@@ -18,8 +18,8 @@ Placed read_only(const Box& box) {
 
 class Planner {
  public:
-  Planner(const Catalog& source, bool compare_replicas)
-      : source_(source), compare_replicas_(compare_replicas) {}
+  Planner(const Catalog& source, bool compare_replicas, bool whole = true)
+      : source_(source), compare_replicas_(compare_replicas), whole_(whole) {}
 
   // The digest slots of all tensors come first, so all are added first.
   uint32_t add_tensor(const Tensor& from, DType target_dtype) {
@@ -37,6 +37,7 @@ class Planner {
         .grid = grid_of(from.dtype, from.shape),
         .target_element = element_size(planned.target_dtype),
         .path = path,
+        .whole = whole_,
     };
     merge(cells, std::move(sources), std::move(targets), plan_);
     plan_replicas(cells);
@@ -90,6 +91,7 @@ class Planner {
 
   const Catalog& source_;
   const bool compare_replicas_;
+  const bool whole_;  // the targets hold whole tensors
   std::vector<Placed> replicas_;
   Plan plan_;
 };
@@ -191,6 +193,24 @@ Plan make_read_plan(const Catalog& source, bool compare_replicas) {
     planner.plan_tensor(i, tensor, {read_only(Box::whole(grid.shape))},
                         source.path);
   }
+  return planner.finish();
+}
+
+Plan make_box_plan(const Catalog& source, const Tensor& tensor,
+                   const Box& box) {
+  const bool packed = element_size(tensor.dtype) == 0;
+  if (!inside(box, tensor.shape) || (packed && box != Box::whole(tensor.shape)))
+    throw usage_error(
+        {source.path, tensor.name}, "no box at {} of shape {} in shape {}",
+        to_string(box.offset), to_string(box.shape), to_string(tensor.shape));
+  Planner planner(source, false, false);
+  planner.add_tensor(tensor, tensor.dtype);
+  const Grid grid = grid_of(tensor.dtype, tensor.shape);
+  Placed target = read_only(packed ? Box::whole(grid.shape) : box);
+  target.strides = row_major_strides(target.box.shape);
+  for (uint64_t& stride : target.strides) stride *= grid.element;
+  target.file = 0;
+  planner.plan_tensor(0, tensor, {std::move(target)}, source.path);
   return planner.finish();
 }
 

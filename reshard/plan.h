@@ -110,4 +110,7 @@ Plan make_plan(const Catalog& source, const Target& target,
 // comparison.
 Plan make_read_plan(const Catalog& source, bool compare_replicas);
 
+// Reads one box of one tensor to byte 0 of target file 0, row-major.
+Plan make_box_plan(const Catalog& source, const Tensor& tensor, const Box& box);
+
 }  // namespace ckpt::reshard

@@ -1,0 +1,169 @@
+#include "app/compare.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <unordered_map>
+
+#include "app/engine.h"
+#include "ckpt/error.h"
+#include "lib/module.h"
+#include "lib/pickle/json.h"
+#include "reshard/numeric.h"
+#include "reshard/read.h"
+
+namespace ckpt::app {
+namespace {
+
+using Index = std::unordered_map<std::string_view, size_t>;
+
+Index index_of(const Catalog& catalog) {
+  Index index;
+  for (size_t i = 0; i < catalog.tensors.size(); ++i)
+    index.emplace(catalog.tensors[i].name, i);
+  return index;
+}
+
+std::string about(const Tensor& tensor) {
+  return fmt::format("{} {}", name(tensor.dtype), to_string(tensor.shape));
+}
+
+// How two tensors differ before their values are looked at; nothing if they
+// don't.
+std::optional<Difference> header_difference(const Tensor& a, const Tensor& b,
+                                            bool dtypes_may_differ) {
+  if (a.shape != b.shape)
+    return Difference{"shape", a.name,
+                      fmt::format("A has {}, B has {}", about(a), about(b))};
+  if (a.dtype != b.dtype && !dtypes_may_differ)
+    return Difference{
+        "dtype", a.name,
+        fmt::format("A has {}, B has {}", name(a.dtype), name(b.dtype))};
+  return std::nullopt;
+}
+
+// Tile by tile, so that no tensor is ever in memory whole.
+reshard::Comparison numbers(const Catalog& a, const Tensor& x, const Catalog& b,
+                            const Tensor& y, const CompareOptions& options,
+                            const EngineOptions& engine) {
+  reshard::RunOptions run;
+  run.threads = engine.threads;
+  run.max_mem = std::max<uint64_t>(engine.max_mem / 4, 1 << 20);
+  run.digest = false;
+  const uint64_t tile = std::min<uint64_t>(engine.max_mem / 8, 64 << 20);
+  reshard::Comparison sum;
+  for (const Box& box : reshard::tiles(x, tile)) {
+    const auto left = reshard::read_box(a, x, box, run);
+    const auto right = reshard::read_box(b, y, box, run);
+    reshard::Comparison part;
+    reshard::add_comparison(x.dtype, left.data(), y.dtype, right.data(),
+                            volume(box), options.rtol, options.atol, part);
+    sum += part;
+  }
+  return sum;
+}
+
+std::string how_far(const reshard::Comparison& apart) {
+  return fmt::format(
+      "{} of {} elements differ, at most by {:g} (relative {:g})",
+      apart.mismatches, apart.count, apart.max_abs, apart.max_rel);
+}
+
+bool has_numbers(const Tensor& tensor) {
+  return element_size(tensor.dtype) != 0;
+}
+
+std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
+                                           const Catalog& b, const Tensor& y,
+                                           const CompareOptions& options,
+                                           const EngineOptions& engine) {
+  Difference difference{"values", x.name, "the values differ"};
+  const bool look =
+      options.numeric || (options.describe && !find_module("torch").empty());
+  if (!look || !has_numbers(x) || !has_numbers(y)) return difference;
+  const reshard::Comparison apart = numbers(a, x, b, y, options, engine);
+  if (options.numeric && apart.mismatches == 0) return std::nullopt;
+  difference.message = how_far(apart);
+  return difference;
+}
+
+std::map<std::string, std::string> object_texts(const Catalog& catalog) {
+  std::map<std::string, std::string> texts;
+  for (const Object& object : catalog.objects)
+    texts[object.name] =
+        pickle::to_json(*object.document, object.node)
+            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return texts;
+}
+
+void compare_objects(const Catalog& a, const Catalog& b,
+                     std::vector<Difference>& differences) {
+  const auto left = object_texts(a), right = object_texts(b);
+  const auto cut = [](const std::string& text) {
+    return text.size() <= 60 ? text : text.substr(0, 57) + "...";
+  };
+  for (const auto& [name, text] : left) {
+    const auto other = right.find(name);
+    if (other == right.end())
+      differences.push_back({"object", name, "only in A: " + cut(text)});
+    else if (other->second != text)
+      differences.push_back(
+          {"object", name,
+           fmt::format("A has {}, B has {}", cut(text), cut(other->second))});
+  }
+  for (const auto& [name, text] : right)
+    if (!left.contains(name))
+      differences.push_back({"object", name, "only in B: " + cut(text)});
+}
+
+// The catalog with the tensors at these indexes only.
+Catalog part_of(const Catalog& catalog, const std::vector<size_t>& indexes) {
+  Catalog part = catalog;
+  part.tensors.clear();
+  for (const size_t i : indexes) part.tensors.push_back(catalog.tensors[i]);
+  return part;
+}
+
+}  // namespace
+
+Comparison compare(const Catalog& a, const Catalog& b,
+                   const CompareOptions& options, const EngineOptions& engine,
+                   const OutputOptions& output) {
+  Comparison result;
+  const Index in_b = index_of(b), in_a = index_of(a);
+  std::vector<size_t> left, right;  // tensors whose values are to be compared
+  for (size_t i = 0; i < a.tensors.size(); ++i) {
+    const Tensor& x = a.tensors[i];
+    const auto other = in_b.find(x.name);
+    if (other == in_b.end()) {
+      result.differences.push_back({"only_in_a", x.name, about(x)});
+      continue;
+    }
+    ++result.tensors;
+    const Tensor& y = b.tensors[other->second];
+    if (auto difference = header_difference(x, y, options.numeric)) {
+      result.differences.push_back(std::move(*difference));
+      continue;
+    }
+    left.push_back(i);
+    right.push_back(other->second);
+  }
+  for (const Tensor& y : b.tensors)
+    if (!in_a.contains(y.name))
+      result.differences.push_back({"only_in_b", y.name, about(y)});
+
+  const Reading from_a = read_all(part_of(a, left), engine, output);
+  const Reading from_b = read_all(part_of(b, right), engine, output);
+  result.bytes = from_a.bytes + from_b.bytes;
+  for (size_t i = 0; i < left.size(); ++i) {
+    const Tensor& x = a.tensors[left[i]];
+    const Tensor& y = b.tensors[right[i]];
+    if (x.dtype == y.dtype && from_a.digests[i] == from_b.digests[i]) continue;
+    auto difference = value_difference(a, x, b, y, options, engine);
+    if (difference) result.differences.push_back(std::move(*difference));
+  }
+  if (options.objects) compare_objects(a, b, result.differences);
+  return result;
+}
+
+}  // namespace ckpt::app

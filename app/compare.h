@@ -1,0 +1,37 @@
+// Two checkpoints, tensor by tensor, whatever their topologies.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "app/options.h"
+#include "ckpt/catalog.h"
+
+namespace ckpt::app {
+
+struct Difference {
+  std::string kind;  // only_in_a, only_in_b, dtype, shape, values, object
+  std::string tensor;
+  std::string message;
+};
+
+struct CompareOptions {
+  double rtol = 0;
+  double atol = 0;
+  bool numeric = false;   // --rtol or --atol was given: values may differ so
+                          // much, and dtypes may differ
+  bool objects = false;   // compare values that are no tensors too
+  bool describe = false;  // say how far values are apart (torch module)
+};
+
+struct Comparison {
+  std::vector<Difference> differences;
+  uint64_t tensors = 0;  // compared on both sides
+  uint64_t bytes = 0;    // read
+};
+
+Comparison compare(const Catalog& a, const Catalog& b,
+                   const CompareOptions& options, const EngineOptions& engine,
+                   const OutputOptions& output);
+
+}  // namespace ckpt::app

@@ -1,0 +1,72 @@
+#include <CLI/CLI.hpp>
+
+#include "app/command.h"
+#include "app/target_name.h"
+#include "app/write.h"
+
+namespace ckpt::app {
+namespace {
+
+class Convert : public Command {
+ public:
+  std::string_view name() const override { return "convert"; }
+  std::string_view help() const override {
+    return "rewrite a checkpoint in another format";
+  }
+  std::string_view examples() const override {
+    return "ckpt convert model.pt model.safetensors --to safetensors\n"
+           "ckpt convert step_5000 out --to torch --max-shard-size 5GB\n"
+           "ckpt convert model.safetensors out --to fairseq2 --tp 4 "
+           "--family llama";
+  }
+  void add_options(CLI::App& app) override {
+    app.add_option("SRC", request_.source_path, "The checkpoint")
+        ->required()
+        ->group("Arguments");
+    app.add_option("DST", request_.target_path, "Where the new one goes")
+        ->required()
+        ->group("Arguments");
+    app.add_option("--to", to_, "Format of the target")
+        ->type_name("FORMAT")
+        ->required()
+        ->group("Arguments");
+    add_topology_options(app, topology_);
+    add_select_options(app, request_.select);
+    add_source_options(app, request_.source);
+    add_write_options(app, request_.write);
+    add_engine_options(app, request_.engine);
+  }
+  ExitCode run() override {
+    formats::find_format(to_);  // refused before anything is opened
+    request_.command = "convert";
+    request_.output = output;
+    Catalog source = open_for_write(request_);
+    Layout layout;
+    layout.format = to_;
+    const std::string file = file_format(request_.target_path);
+    layout.single_file = !file.empty() && file == to_;
+    if (!file.empty() && !layout.single_file)
+      throw usage_error({request_.target_path, {}},
+                        "--to {} does not fit a name of {}", to_, file);
+    // A format without files for each rank holds whole tensors; what is
+    // asked of it all the same is refused by write_checkpoint.
+    layout.topology = topology_.resolve(source.topology);
+    if (!has_grid(to_))
+      layout.topology = {.tp = topology_.tp.to.value_or(1),
+                         .pp = topology_.pp.to.value_or(1),
+                         .dp = topology_.dp.to.value_or(1),
+                         .ep = topology_.ep.to.value_or(1)};
+    return write_checkpoint(request_, std::move(source), layout);
+  }
+
+ private:
+  WriteRequest request_;
+  TopologyOptions topology_;
+  std::string to_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_convert() { return std::make_unique<Convert>(); }
+
+}  // namespace ckpt::app

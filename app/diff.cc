@@ -1,0 +1,96 @@
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+
+#include "app/command.h"
+#include "app/compare.h"
+#include "app/console.h"
+#include "app/json_writer.h"
+#include "app/select.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+std::string as_json(const Comparison& result, const std::string& a,
+                    const std::string& b) {
+  JsonWriter json;
+  json.begin_object();
+  json.member("same", result.differences.empty());
+  json.member("a", a);
+  json.member("b", b);
+  json.member("tensors", result.tensors);
+  json.member("bytes", result.bytes);
+  json.key("differences").begin_array();
+  for (const Difference& difference : result.differences) {
+    json.begin_object();
+    json.member("kind", difference.kind);
+    json.member("tensor", difference.tensor);
+    json.member("message", difference.message);
+    json.end_object();
+  }
+  json.end_array();
+  json.end_object();
+  return std::move(json).text();
+}
+
+class Diff : public Command {
+ public:
+  std::string_view name() const override { return "diff"; }
+  std::string_view help() const override {
+    return "say in what two checkpoints differ";
+  }
+  std::string_view examples() const override {
+    return "ckpt diff step_4000 step_5000\n"
+           "ckpt diff step_5000 model.safetensors --model-only\n"
+           "ckpt diff a b --keys '*.norm.*' --json";
+  }
+  void add_options(CLI::App& app) override {
+    app.add_option("A", a_, "One checkpoint")->required()->group("Arguments");
+    app.add_option("B", b_, "The other")->required()->group("Arguments");
+    add_select_options(app, select_);
+    add_source_options(app, source_);
+    add_engine_options(app, engine_);
+  }
+  ExitCode run() override {
+    Catalog a = open_source(a_, source_);
+    Catalog b = open_source(b_, source_);
+    select(a, select_);
+    select(b, select_);
+    const Comparison result =
+        compare(a, b, {.objects = true, .describe = true}, engine_, output);
+    if (output.json) {
+      print(as_json(result, a_, b_));
+    } else {
+      print_text(result);
+    }
+    return result.differences.empty() ? ExitCode::kDone : ExitCode::kNegative;
+  }
+
+ private:
+  void print_text(const Comparison& result) const {
+    for (const Difference& difference : result.differences) {
+      const std::string tensor = text::printable(difference.tensor);
+      if (difference.kind == "only_in_a")
+        print(fmt::format("- {}  {}\n", tensor, difference.message));
+      else if (difference.kind == "only_in_b")
+        print(fmt::format("+ {}  {}\n", tensor, difference.message));
+      else
+        print(fmt::format("! {}: {}\n", tensor, difference.message));
+    }
+    print(fmt::format("{} tensors compared, {} differences\n", result.tensors,
+                      result.differences.size()));
+  }
+
+  std::string a_, b_;
+  SelectOptions select_;
+  SourceOptions source_;
+  EngineOptions engine_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_diff() { return std::make_unique<Diff>(); }
+
+}  // namespace ckpt::app

@@ -1,0 +1,108 @@
+#include "app/engine.h"
+
+#include <array>
+#include <mutex>
+#include <span>
+
+#include "app/progress.h"
+#include "ckpt/error.h"
+#include "reshard/cast.h"
+
+namespace ckpt::app {
+
+reshard::RunOptions run_options(const EngineOptions& engine,
+                                const OutputOptions& output,
+                                const reshard::Plan& plan) {
+  if (engine.cuda)
+    throw resource_error({}, "--device cuda: this build has no CUDA module")
+        .with_hint("leave --device out: the CPU gives the same bytes");
+  reshard::RunOptions options;
+  options.threads = engine.threads;
+  options.max_mem = engine.max_mem;
+  options.progress = make_progress(output);
+  for (const reshard::PlannedTensor& tensor : plan.tensors) {
+    if (!tensor.casts()) continue;
+    const reshard::Caster caster;
+    caster.check(tensor.source_dtype, tensor.target_dtype, tensor.name);
+    options.cast = caster;
+  }
+  return options;
+}
+
+uint64_t peak_memory(const EngineOptions& engine, const reshard::Plan& plan) {
+  reshard::RunOptions options;
+  options.threads = engine.threads;
+  options.max_mem = engine.max_mem;
+  return reshard::buffer_bytes(plan, options) +
+         plan.jobs.size() * sizeof(reshard::Job) +
+         plan.lanes.size() * sizeof(reshard::Lane) +
+         plan.moves.size() * sizeof(reshard::Move) +
+         plan.gathers.size() * sizeof(reshard::Gather);
+}
+
+namespace {
+
+// Statistics of each tensor, filled from many threads.
+class StatsOf {
+ public:
+  explicit StatsOf(const Catalog& catalog)
+      : catalog_(catalog), stats_(catalog.tensors.size()) {}
+
+  void add(uint32_t tensor, std::span<const std::byte> bytes) {
+    const DType dtype = catalog_.tensors[tensor].dtype;
+    const uint64_t element = element_size(dtype);
+    if (element == 0) return;  // bit-packed: no numbers to speak of
+    reshard::Stats part;
+    reshard::add_stats(dtype, bytes.data(), bytes.size() / element, part);
+    const std::lock_guard lock(mutexes_[tensor % mutexes_.size()]);
+    stats_[tensor] += part;
+  }
+  std::vector<reshard::Stats> take() { return std::move(stats_); }
+
+ private:
+  const Catalog& catalog_;
+  std::vector<reshard::Stats> stats_;
+  std::array<std::mutex, 64> mutexes_;
+};
+
+void add_replica_problems(const Catalog& catalog, const reshard::Plan& plan,
+                          const reshard::RunResult& result,
+                          std::vector<Problem>& problems) {
+  for (const reshard::ReplicaCheck& check : plan.replicas) {
+    if (result.source[check.first] == result.source[check.second]) continue;
+    problems.push_back({Problem::Severity::kDamage, "replica",
+                        catalog.files[check.second_file].path,
+                        plan.tensors[check.tensor].name,
+                        "this copy differs from the one in " +
+                            catalog.files[check.first_file].path});
+  }
+}
+
+}  // namespace
+
+Reading read_all(const Catalog& catalog, const EngineOptions& engine,
+                 const OutputOptions& output, const ReadWhat& what) {
+  const reshard::Plan plan = reshard::make_read_plan(catalog, what.replicas);
+  reshard::RunOptions options = run_options(engine, output, plan);
+  StatsOf stats(catalog);
+  if (what.stats)
+    options.observe = [&](uint32_t tensor, uint64_t,
+                          std::span<const std::byte> bytes) {
+      stats.add(tensor, bytes);
+    };
+  reshard::Output nowhere;
+  options.progress.begin("reading", plan.bytes_read);
+  const reshard::RunResult result =
+      reshard::run(plan, catalog, nowhere, options);
+  options.progress.end();
+  Reading reading;
+  reading.bytes = plan.bytes_read;
+  add_replica_problems(catalog, plan, result, reading.problems);
+  reading.digests.assign(result.source.begin(),
+                         result.source.begin() + static_cast<std::ptrdiff_t>(
+                                                     catalog.tensors.size()));
+  if (what.stats) reading.stats = stats.take();
+  return reading;
+}
+
+}  // namespace ckpt::app

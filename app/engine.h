@@ -1,0 +1,38 @@
+// The engine with the options of a command line.
+#pragma once
+
+#include <vector>
+
+#include "app/options.h"
+#include "reshard/engine.h"
+#include "reshard/numeric.h"
+
+namespace ckpt::app {
+
+// Threads, memory, progress bar; the cast module if the plan casts. Throws a
+// resource_error if a module or a device is missing.
+reshard::RunOptions run_options(const EngineOptions& engine,
+                                const OutputOptions& output,
+                                const reshard::Plan& plan);
+
+// Bytes that a run of the plan holds at most, plan included.
+uint64_t peak_memory(const EngineOptions& engine, const reshard::Plan& plan);
+
+// What one pass over all bytes of a checkpoint is to find out, besides the
+// digests.
+struct ReadWhat {
+  bool replicas = false;  // compare copies that should be equal
+  bool stats = false;     // through the torch module
+};
+
+struct Reading {
+  std::vector<Digest> digests;        // of each tensor, in order
+  std::vector<reshard::Stats> stats;  // likewise, if asked
+  std::vector<Problem> problems;      // replicas that differ
+  uint64_t bytes = 0;                 // that were read
+};
+
+Reading read_all(const Catalog& catalog, const EngineOptions& engine,
+                 const OutputOptions& output, const ReadWhat& what = {});
+
+}  // namespace ckpt::app

@@ -1,0 +1,203 @@
+#include "app/integrity.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "app/engine.h"
+#include "app/progress.h"
+#include "app/select.h"
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/manifest.h"
+#include "reshard/crc_check.h"
+
+namespace ckpt::app {
+namespace {
+
+Problem problem_of(const Error& error, std::string kind) {
+  std::string message = error.problem();
+  if (!error.hint().empty()) message += "; " + error.hint();
+  return {Problem::Severity::kDamage, std::move(kind), error.where().path,
+          error.where().tensor, std::move(message)};
+}
+
+// Damage in the checkpoint is the answer, not a failure to answer.
+bool is_answer(const Error& error) {
+  return error.code() == ExitCode::kDamaged ||
+         error.code() == ExitCode::kUnfaithful;
+}
+
+class Check {
+ public:
+  Check(const std::string& path, const EngineOptions& engine,
+        const OutputOptions& output, VerifyReport& report)
+      : path_(path), engine_(engine), output_(output), report_(report) {}
+
+  void headers(const Catalog& catalog) {
+    report_.tensors = catalog.tensors.size();
+    std::set<std::string> files;
+    for (const File& file : catalog.files) files.insert(file.path);
+    report_.files = files.size();
+    for (const Problem& problem : catalog.problems)
+      if (problem.severity != Problem::Severity::kNote) add(problem);
+  }
+
+  void checksums(const Catalog& catalog) {
+    if (catalog.crcs.empty()) return;
+    reshard::RunOptions options;
+    options.threads = engine_.threads;
+    options.progress = make_progress(output_);
+    const uint64_t bytes = reshard::crc_bytes(catalog);
+    options.progress.begin("checking", bytes);
+    for (Problem& problem : reshard::check_crcs(catalog, options))
+      add(name_tensor(catalog, std::move(problem)));
+    options.progress.end();
+    report_.bytes += bytes;
+  }
+
+  void contents(const Catalog& catalog, const IntegrityOptions& options) {
+    const std::string manifest = manifest_of(catalog);
+    if (manifest.empty() && catalog.crcs.empty())
+      spdlog::info(
+          "no manifest and no stored checksums: the structure was "
+          "checked, the values can't be");
+    const bool read = !manifest.empty() || options.deep || options.finite;
+    if (!read) {
+      reshard::make_read_plan(catalog, false);  // proves the cover
+      return;
+    }
+    const Reading reading =
+        read_all(catalog, engine_, output_,
+                 {.replicas = options.deep, .stats = options.finite});
+    report_.bytes += reading.bytes;
+    for (const Problem& problem : reading.problems) add(problem);
+    if (!manifest.empty()) compare_manifest(catalog, reading, manifest);
+    if (options.finite) report_infinite(catalog, reading);
+  }
+
+  void only_some() { selected_ = true; }
+  void add(Problem problem) { report_.problems.push_back(std::move(problem)); }
+
+ private:
+  // The manifest of what was asked for or of what it led to.
+  std::string manifest_of(const Catalog& catalog) const {
+    for (const std::string& root : {path_, catalog.path}) {
+      const std::string manifest = manifest_path(root);
+      if (io::is_file(manifest)) return manifest;
+    }
+    return "";
+  }
+
+  // A record's checksum covers a tensor's bytes: say whose.
+  static Problem name_tensor(const Catalog& catalog, Problem problem) {
+    for (const StoredCrc& stored : catalog.crcs) {
+      if (problem.message.find("record " + stored.record + " ") != 0 ||
+          catalog.files[stored.file].path != problem.file)
+        continue;
+      for (const Tensor& tensor : catalog.tensors)
+        for (const Piece& piece : tensor.pieces)
+          if (piece.extent.file == stored.file &&
+              piece.extent.offset >= stored.begin &&
+              piece.extent.offset < stored.end) {
+            problem.tensor = tensor.name;
+            return problem;
+          }
+    }
+    return problem;
+  }
+
+  void compare_manifest(const Catalog& catalog, const Reading& reading,
+                        const std::string& path) {
+    const Manifest manifest = read_manifest(path);
+    const std::string root = io::parent(path);
+    for (const auto& [file, size] : manifest.files) {
+      const std::string full = io::join(root, file);
+      struct stat facts;
+      if (::stat(full.c_str(), &facts) != 0)
+        add({Problem::Severity::kDamage, "missing_file", full, "",
+             "the manifest lists it, it is not there"});
+      else if (static_cast<uint64_t>(facts.st_size) != size)
+        add({Problem::Severity::kDamage, "file_size", full, "",
+             fmt::format("{} bytes, it was written with {}", facts.st_size,
+                         size)});
+    }
+    std::set<std::string_view> seen;
+    for (size_t i = 0; i < catalog.tensors.size(); ++i) {
+      const Tensor& tensor = catalog.tensors[i];
+      seen.insert(tensor.name);
+      const auto entry = manifest.tensors.find(tensor.name);
+      if (entry == manifest.tensors.end())
+        add({Problem::Severity::kWarning, "unlisted_tensor", path, tensor.name,
+             "the manifest does not list it"});
+      else if (entry->second.digest != reading.digests[i])
+        add({Problem::Severity::kDamage, "digest", first_file(catalog, tensor),
+             tensor.name,
+             fmt::format("the content has digest {}, it was written with {}",
+                         reading.digests[i].hex(),
+                         entry->second.digest.hex())});
+    }
+    if (selected_) return;  // what was left out is not missing
+    for (const auto& [name, entry] : manifest.tensors)
+      if (!seen.contains(name))
+        add({Problem::Severity::kDamage, "missing_tensor", path, name,
+             "the manifest lists it, the checkpoint does not hold it"});
+  }
+
+  static std::string first_file(const Catalog& catalog, const Tensor& tensor) {
+    return tensor.pieces.empty()
+               ? catalog.path
+               : catalog.files[tensor.pieces[0].extent.file].path;
+  }
+
+  void report_infinite(const Catalog& catalog, const Reading& reading) {
+    for (size_t i = 0; i < catalog.tensors.size(); ++i) {
+      const reshard::Stats& stats = reading.stats[i];
+      if (stats.finite()) continue;
+      add({Problem::Severity::kDamage, "not_finite",
+           first_file(catalog, catalog.tensors[i]), catalog.tensors[i].name,
+           fmt::format("{} NaN and {} infinite of {} elements", stats.nans,
+                       stats.infs, stats.count)});
+    }
+  }
+
+  const std::string& path_;
+  const EngineOptions& engine_;
+  const OutputOptions& output_;
+  VerifyReport& report_;
+  bool selected_ = false;  // only some tensors are looked at
+};
+
+}  // namespace
+
+VerifyReport check_integrity(const std::string& path,
+                             const SourceOptions& source,
+                             const SelectOptions& selected,
+                             const IntegrityOptions& options,
+                             const EngineOptions& engine,
+                             const OutputOptions& output) {
+  VerifyReport report;
+  Check check(path, engine, output, report);
+  try {
+    Catalog catalog = formats::open(path, source.from, source.read);
+    if (select(catalog, selected).dropped) check.only_some();
+    check.headers(catalog);
+    check.checksums(catalog);
+    check.contents(catalog, options);
+  } catch (const Error& error) {
+    if (!is_answer(error)) throw;
+    check.add(problem_of(
+        error, error.code() == ExitCode::kDamaged ? "damaged" : "incomplete"));
+  }
+  report.ok = std::ranges::none_of(report.problems, [](const Problem& problem) {
+    return problem.severity == Problem::Severity::kDamage ||
+           problem.kind == "total_size";
+  });
+  return report;
+}
+
+}  // namespace ckpt::app

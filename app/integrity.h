@@ -1,0 +1,26 @@
+// Is one checkpoint whole, and as it was written?
+#pragma once
+
+#include <string>
+
+#include "app/options.h"
+#include "app/report.h"
+
+namespace ckpt::app {
+
+struct IntegrityOptions {
+  bool deep = false;    // replicas are compared
+  bool finite = false;  // NaN and infinities are reported
+};
+
+// Headers and their bounds, an exact cover by pieces, stored checksums, and
+// if there is a manifest its sizes and digests. What is wrong is in the
+// report; only a path that is missing or unknown, or unsafe input, is thrown.
+VerifyReport check_integrity(const std::string& path,
+                             const SourceOptions& source,
+                             const SelectOptions& selected,
+                             const IntegrityOptions& options,
+                             const EngineOptions& engine,
+                             const OutputOptions& output);
+
+}  // namespace ckpt::app

@@ -1,0 +1,117 @@
+#include "app/rename.h"
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/text/json.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr uint64_t kMaxRules = uint64_t{64} << 20;
+
+struct Rule {
+  std::vector<std::string> from;  // the texts between stars
+  std::vector<std::string> to;
+  std::string text;
+  uint64_t used = 0;
+};
+
+std::vector<std::string> split_at_stars(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == '*')
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  return parts;
+}
+
+std::vector<Rule> read_rules(const std::string& path) {
+  const auto root = text::parse_json(io::read_file(path, kMaxRules), path);
+  if (!root.is_object())
+    throw usage_error({path, {}}, "expected an object of OLD: NEW names");
+  std::vector<Rule> rules;
+  for (const auto& [from, to] : root.items()) {
+    if (!to.is_string())
+      throw usage_error({path, {}}, "'{}': the new name is no string", from);
+    Rule rule{split_at_stars(from), split_at_stars(to.get<std::string>()),
+              from};
+    if (rule.to.size() != rule.from.size())
+      throw usage_error({path, {}},
+                        "'{}': {} stars on the left, {} on the right", from,
+                        rule.from.size() - 1, rule.to.size() - 1);
+    rules.push_back(std::move(rule));
+  }
+  return rules;
+}
+
+// What the stars stand for: each as short as can be, the last takes the rest.
+std::optional<std::vector<std::string>> match(const Rule& rule,
+                                              const std::string& name) {
+  if (!name.starts_with(rule.from.front())) return std::nullopt;
+  std::vector<std::string> stars;
+  size_t at = rule.from.front().size();
+  for (size_t i = 1; i < rule.from.size(); ++i) {
+    const std::string& next = rule.from[i];
+    const bool last = i + 1 == rule.from.size();
+    if (last && (name.size() < at + next.size() || !name.ends_with(next)))
+      return std::nullopt;
+    const size_t found = last ? name.size() - next.size() : name.find(next, at);
+    if (found == std::string::npos) return std::nullopt;
+    stars.push_back(name.substr(at, found - at));
+    at = found + next.size();
+  }
+  if (at != name.size()) return std::nullopt;
+  return stars;
+}
+
+std::string renamed(std::vector<Rule>& rules, const std::string& name) {
+  for (Rule& rule : rules) {
+    const auto stars = match(rule, name);
+    if (!stars) continue;
+    ++rule.used;
+    std::string result = rule.to[0];
+    for (size_t i = 0; i < stars->size(); ++i)
+      result += (*stars)[i] + rule.to[i + 1];
+    return result;
+  }
+  return name;
+}
+
+}  // namespace
+
+void rename(Catalog& catalog, const std::string& rules_file) {
+  std::vector<Rule> rules = read_rules(rules_file);
+  std::unordered_map<std::string, std::string> before;  // new -> old
+  std::unordered_map<std::string, std::string> after;   // old -> new
+  for (Tensor& tensor : catalog.tensors) {
+    std::string name = renamed(rules, tensor.name);
+    const auto [other, fresh] = before.emplace(name, tensor.name);
+    if (!fresh)
+      throw unfaithful_error({rules_file, tensor.name},
+                             "would be called {}, as {} is", name,
+                             other->second);
+    after.emplace(tensor.name, name);
+    tensor.name = std::move(name);
+  }
+  for (Tensor& tensor : catalog.tensors) {
+    const auto param = after.find(tensor.param);
+    if (param != after.end()) tensor.param = param->second;
+  }
+  if (catalog.skeleton)
+    for (auto& [node, name] : catalog.skeleton->tensors)
+      if (const auto found = after.find(name); found != after.end())
+        name = found->second;
+  for (const Rule& rule : rules)
+    if (rule.used == 0)
+      throw unfaithful_error({rules_file, {}}, "'{}' matches no tensor",
+                             rule.text);
+}
+
+}  // namespace ckpt::app

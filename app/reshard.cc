@@ -1,0 +1,52 @@
+#include <CLI/CLI.hpp>
+
+#include "app/command.h"
+#include "app/write.h"
+
+namespace ckpt::app {
+namespace {
+
+class Reshard : public Command {
+ public:
+  std::string_view name() const override { return "reshard"; }
+  std::string_view help() const override {
+    return "rewrite a checkpoint for another topology, in its own format";
+  }
+  std::string_view examples() const override {
+    return "ckpt reshard step_5000 step_5000_tp8 --tp 8\n"
+           "ckpt reshard step_5000 out --tp 4:8 --dp 2 --dry-run\n"
+           "ckpt reshard step_5000 out --tp 8 --shard-dims rules.json";
+  }
+  void add_options(CLI::App& app) override {
+    app.add_option("SRC", request_.source_path, "The checkpoint")
+        ->required()
+        ->group("Arguments");
+    app.add_option("DST", request_.target_path, "Where the new one goes")
+        ->required()
+        ->group("Arguments");
+    add_topology_options(app, topology_);
+    add_select_options(app, request_.select);
+    add_source_options(app, request_.source);
+    add_write_options(app, request_.write);
+    add_engine_options(app, request_.engine);
+  }
+  ExitCode run() override {
+    request_.command = "reshard";
+    request_.output = output;
+    Catalog source = open_for_write(request_);
+    Layout layout;
+    layout.format = source.format;
+    layout.topology = topology_.resolve(source.topology);
+    return write_checkpoint(request_, std::move(source), layout);
+  }
+
+ private:
+  WriteRequest request_;
+  TopologyOptions topology_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_reshard() { return std::make_unique<Reshard>(); }
+
+}  // namespace ckpt::app

@@ -1,0 +1,13 @@
+// What the name of a target says about it.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace ckpt::app {
+
+// "safetensors" for *.safetensors, "torch" for *.pt *.pth *.bin *.ckpt, ""
+// for a directory. A trailing slash makes any name a directory.
+std::string file_format(std::string_view target);
+
+}  // namespace ckpt::app

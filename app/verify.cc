@@ -1,0 +1,133 @@
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+
+#include "app/command.h"
+#include "app/compare.h"
+#include "app/console.h"
+#include "app/engine.h"
+#include "app/integrity.h"
+#include "app/report.h"
+#include "app/select.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr std::string_view kExamples =
+    "ckpt verify step_5000          # whole? as it was written?\n"
+    "ckpt verify step_5000 out      # the same tensors in both?\n"
+    "ckpt verify step_5000 --deep --finite\n"
+    "ckpt verify a b --rtol 1e-3 --atol 1e-6";
+
+class Verify : public Command {
+ public:
+  std::string_view name() const override { return "verify"; }
+  std::string_view help() const override {
+    return "prove that a checkpoint is whole, or that two are equal";
+  }
+  std::string_view examples() const override { return kExamples; }
+  void add_options(CLI::App& app) override;
+  ExitCode run() override;
+
+ private:
+  VerifyReport verify_one();
+  VerifyReport verify_two();
+  void print_text(const VerifyReport& report) const;
+
+  std::string path_;
+  std::string other_;
+  IntegrityOptions integrity_;
+  CompareOptions compare_;
+  SelectOptions select_;
+  SourceOptions source_;
+  EngineOptions engine_;
+};
+
+void Verify::add_options(CLI::App& app) {
+  app.add_option("PATH", path_, "The checkpoint")
+      ->required()
+      ->group("Arguments");
+  app.add_option("OTHER", other_, "Another: compare the two")
+      ->group("Arguments");
+  const std::string group = "Checks";
+  app.add_flag("--deep", integrity_.deep, "Compare replicas with each other")
+      ->group(group);
+  app.add_flag("--finite", integrity_.finite,
+               "Report NaN and infinite elements")
+      ->group(group);
+  const auto tolerance = [&](const char* name, double& value,
+                             const char* help) {
+    app.add_option_function<double>(
+           name,
+           [this, &value](double given) {
+             value = given;
+             compare_.numeric = true;
+           },
+           help)
+        ->check(CLI::NonNegativeNumber)
+        ->type_name("X")
+        ->group(group);
+  };
+  tolerance("--rtol", compare_.rtol, "Two: values may differ by X * |b|");
+  tolerance("--atol", compare_.atol, "Two: values may differ by X");
+  add_select_options(app, select_);
+  add_source_options(app, source_);
+  add_engine_options(app, engine_);
+}
+
+VerifyReport Verify::verify_one() {
+  if (compare_.numeric)
+    throw usage_error({}, "--rtol and --atol compare two checkpoints")
+        .with_hint("ckpt verify A B --rtol X");
+  return check_integrity(path_, source_, select_, integrity_, engine_, output);
+}
+
+VerifyReport Verify::verify_two() {
+  Catalog a = open_source(path_, source_);
+  Catalog b = open_source(other_, source_);
+  select(a, select_);
+  select(b, select_);
+  const Comparison result = compare(a, b, compare_, engine_, output);
+  VerifyReport report;
+  report.tensors = result.tensors;
+  report.bytes = result.bytes;
+  report.files = a.files.size() + b.files.size();
+  report.ok = result.differences.empty();
+  for (const Difference& difference : result.differences)
+    report.problems.push_back({Problem::Severity::kDamage, difference.kind,
+                               other_, difference.tensor, difference.message});
+  return report;
+}
+
+void Verify::print_text(const VerifyReport& report) const {
+  for (const Problem& problem : report.problems) {
+    std::string line = problem.kind;
+    if (!problem.tensor.empty()) line += ": " + problem.tensor;
+    line += ": " + problem.message;
+    if (!problem.file.empty()) line += " (in " + problem.file + ")";
+    print(text::printable(line) + "\n");
+  }
+  const std::string verdict =
+      report.ok ? styled(other_.empty() ? "whole" : "same", Style::kGreen)
+                : styled(other_.empty() ? "damaged" : "different", Style::kRed);
+  print(fmt::format("{}: {} tensors, {} read, {} files, {} problems\n", verdict,
+                    report.tensors, text::iec_size(report.bytes), report.files,
+                    report.problems.size()));
+}
+
+ExitCode Verify::run() {
+  const VerifyReport report = other_.empty() ? verify_one() : verify_two();
+  if (output.json)
+    print(verify_json(report));
+  else if (output.verbosity >= 0 || !report.ok)
+    print_text(report);
+  return report.ok ? ExitCode::kDone : ExitCode::kNegative;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> make_verify() { return std::make_unique<Verify>(); }
+
+}  // namespace ckpt::app

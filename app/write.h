@@ -1,0 +1,35 @@
+// What convert, reshard and unshard have in common: a catalog becomes a
+// checkpoint at DST, or a dry run says what it would be.
+#pragma once
+
+#include <string>
+
+#include "app/options.h"
+#include "ckpt/error.h"
+#include "ckpt/layout.h"
+
+namespace ckpt::app {
+
+struct WriteRequest {
+  std::string command;  // "reshard", for the report
+  std::string source_path;
+  std::string target_path;
+  SourceOptions source;
+  SelectOptions select;
+  EngineOptions engine;
+  WriteOptions write;
+  OutputOptions output;
+};
+
+// The source, selected and renamed, with the rules of --family and
+// --shard-dims on its tensors.
+Catalog open_for_write(const WriteRequest& request);
+
+// Lays out, plans, proves; then writes and publishes, unless it is a dry run.
+ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
+                          Layout layout);
+
+// True if checkpoints of that format have files for each rank.
+bool has_grid(std::string_view format);
+
+}  // namespace ckpt::app

@@ -1,0 +1,69 @@
+// A target under construction: a directory beside DST that becomes DST by one
+// rename when it is whole. DST never exists half-done.
+//
+//   DIR/.NAME.ckpt-staging/   files in their final layout, and `lock`
+//   DIR/NAME                  appears at publish()
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/io/file.h"
+
+namespace ckpt::io {
+
+struct StagingOptions {
+  bool single_file = false;  // DST is a file, not a directory
+  bool overwrite = false;    // DST may exist; it is replaced at the end
+  bool sync = true;          // flush files and directories before the rename
+};
+
+class Staging {
+ public:
+  // The checks of the constructor that need no writing, for dry runs.
+  static void check(const std::string& target, const StagingOptions& options);
+
+  // Throws, before anything is written, if DST exists and may not be
+  // replaced (kUnfaithful), its parent is missing or not writable (kIo), or
+  // another process works on the same DST (kIo). A staging directory that a
+  // dead process left behind is removed.
+  Staging(const std::string& target, const StagingOptions& options);
+  // Removes what was not published.
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  // The directory in which the files are made: TargetFile paths are relative
+  // to it. A single file is made in it under DST's base name.
+  const std::string& root() const { return root_; }
+  const std::string& target() const { return target_; }
+
+  // Throws kIo if the file system has less room.
+  void check_space(uint64_t bytes) const;
+  // Makes a file of exactly that size, and the directories above it.
+  void create(const std::string& relative_path, uint64_t size);
+
+  // Flushes and renames. After it DST is there, whole; nothing is left beside
+  // it.
+  void publish();
+
+  // Leaves what was written in place when this object ends.
+  void keep() { keep_ = true; }
+
+ private:
+  void sync_all() const;
+  void publish_directory();
+  void publish_files();
+
+  StagingOptions options_;
+  std::string target_;
+  std::string root_;
+  int lock_ = -1;
+  bool keep_ = false;
+  bool published_ = false;
+  std::vector<std::string> files_;        // relative
+  std::vector<std::string> directories_;  // relative, parents first
+};
+
+}  // namespace ckpt::io

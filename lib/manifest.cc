@@ -1,0 +1,96 @@
+#include "lib/manifest.h"
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/text/json.h"
+
+namespace ckpt {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+// A name that is not UTF-8 can't be written to JSON as it is.
+constexpr auto kReplace = ordered_json::error_handler_t::replace;
+
+constexpr uint64_t kMaxManifest = uint64_t{4} << 30;
+
+DType read_dtype(const json& entry, const std::string& path) {
+  const std::string text = text::string_member(entry, "dtype", path);
+  if (const auto dtype = dtype_from_name(text)) return *dtype;
+  throw input_error({path, {}}, "unknown dtype {}", text);
+}
+
+Digest read_digest(const json& entry, const std::string& path) {
+  const std::string text = text::string_member(entry, "digest", path);
+  if (const auto digest = Digest::parse(text)) return *digest;
+  throw input_error({path, {}}, "'{}' is no digest of 32 hex digits", text);
+}
+
+Shape read_shape(const json& entry, const std::string& path) {
+  Shape shape;
+  for (const json& n : text::member(entry, "shape", path)) {
+    if (!n.is_number_unsigned())
+      throw input_error({path, {}}, "a shape holds {}", n.dump());
+    shape.push_back(n.get<uint64_t>());
+  }
+  return shape;
+}
+
+}  // namespace
+
+std::string manifest_path(const std::string& checkpoint) {
+  if (io::is_directory(checkpoint)) return io::join(checkpoint, kManifestName);
+  return checkpoint + std::string(kManifestName);
+}
+
+std::string to_json(const Manifest& manifest) {
+  ordered_json root;
+  root["ckpt_manifest"] = 1;
+  root["format"] = manifest.format;
+  root["source"] = {{"path", manifest.source_path},
+                    {"format", manifest.source_format}};
+  root["files"] = ordered_json::object();
+  for (const auto& [path, size] : manifest.files) root["files"][path] = size;
+  root["tensors"] = ordered_json::object();
+  for (const auto& [name, tensor] : manifest.tensors) {
+    ordered_json entry;
+    entry["dtype"] = ckpt::name(tensor.dtype);
+    entry["shape"] =
+        std::vector<uint64_t>(tensor.shape.begin(), tensor.shape.end());
+    entry["digest"] = tensor.digest.hex();
+    if (tensor.source)
+      entry["source"] = {{"dtype", ckpt::name(tensor.source->first)},
+                         {"digest", tensor.source->second.hex()}};
+    root["tensors"][name] = std::move(entry);
+  }
+  return root.dump(1, ' ', false, kReplace) + "\n";
+}
+
+Manifest read_manifest(const std::string& path) {
+  const json root = text::parse_json(io::read_file(path, kMaxManifest), path);
+  if (text::uint_member(root, "ckpt_manifest", path) != 1)
+    throw input_error({path, {}}, "a manifest of version {}, this is 1",
+                      root["ckpt_manifest"].dump());
+  Manifest manifest;
+  manifest.format = text::string_member(root, "format", path);
+  const json& source = text::member(root, "source", path);
+  manifest.source_path = text::string_member(source, "path", path);
+  manifest.source_format = text::string_member(source, "format", path);
+  const json& files = text::member(root, "files", path);
+  for (const auto& [name, size] : files.items())
+    manifest.files[name] = text::uint_member(files, name, path);
+  for (const auto& [name, entry] :
+       text::member(root, "tensors", path).items()) {
+    Manifest::Entry& tensor = manifest.tensors[name];
+    tensor.dtype = read_dtype(entry, path);
+    tensor.shape = read_shape(entry, path);
+    tensor.digest = read_digest(entry, path);
+    if (entry.contains("source"))
+      tensor.source = {read_dtype(entry["source"], path),
+                       read_digest(entry["source"], path)};
+  }
+  return manifest;
+}
+
+}  // namespace ckpt
