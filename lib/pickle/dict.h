@@ -18,7 +18,8 @@ inline constexpr size_t kLongestKey = size_t{1} << 16;
 uint64_t mix(uint64_t x);
 uint64_t hash_text(Type type, std::string_view text);
 
-// Where each key of a large dict is: open addressing, linear probing.
+// Finds small numbers (positions of keys, ids of texts) by hash: open
+// addressing, linear probing.
 struct Document::Index {
   struct Slot {
     uint32_t hash = 0;

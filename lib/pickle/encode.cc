@@ -38,38 +38,59 @@ class PerValue {
   std::unordered_map<Id, uint32_t> map_;
 };
 
-// How often each value below `root` is referred to, up to 2.
-PerValue count_references(const Document& document, Id root) {
-  PerValue counts(document, root, 0);
-  std::vector<Id> pending{root};
-  const auto refer = [&](Id id) {
-    if (id != kNoId) pending.push_back(id);
-  };
-  while (!pending.empty()) {
-    const Id id = pending.back();
-    pending.pop_back();
-    uint32_t& count = counts[id];
-    if (count < 2) ++count;
-    if (count == 2) continue;
-    const Type type = document.type(id);
-    if (type == Type::kCall) {
-      const Call call = document.call(id);
-      for (const Id part : {call.callable, call.args, call.kwargs, call.state})
-        refer(part);
-      std::ranges::for_each(call.items, refer);
-      std::ranges::for_each(call.pairs, refer);
-    } else if (type >= Type::kList && type != Type::kGlobal) {
-      std::ranges::for_each(document.items(id), refer);
-    }
+// What encode() has to know of each value beforehand.
+constexpr uint32_t kCount = 3;    // how often it is referred to, up to 2
+constexpr uint32_t kOnPath = 4;   // its parts are being looked at
+constexpr uint32_t kReached = 8;  // it reaches itself
+
+template <class F>
+void for_each_part(const Document& document, Id id, F f) {
+  const Type type = document.type(id);
+  if (type != Type::kCall) {
+    if (type >= Type::kList && type != Type::kGlobal)
+      std::ranges::for_each(document.items(id), f);
+    return;
   }
-  return counts;
+  const Call call = document.call(id);
+  for (const Id part : {call.callable, call.args, call.kwargs, call.state}) {
+    if (part != kNoId) f(part);
+  }
+  std::ranges::for_each(call.items, f);
+  std::ranges::for_each(call.pairs, f);
+}
+
+PerValue survey(const Document& document, Id root) {
+  struct Step {
+    Id id;
+    bool leave;
+  };
+  PerValue marks(document, root, 0);
+  std::vector<Step> pending{{root, false}};
+  while (!pending.empty()) {
+    const auto [id, leave] = pending.back();
+    pending.pop_back();
+    uint32_t& mark = marks[id];
+    if (leave) {
+      mark &= ~kOnPath;
+      continue;
+    }
+    if ((mark & kOnPath) != 0) mark |= kReached;
+    if ((mark & kCount) < 2) ++mark;
+    if ((mark & kCount) == 2 || document.type(id) < Type::kList) continue;
+    mark |= kOnPath;
+    pending.push_back({id, true});
+    for_each_part(document, id, [&](Id part) {
+      pending.push_back({part, false});
+    });
+  }
+  return marks;
 }
 
 class Encoder {
  public:
   Encoder(const Document& document, Id root)
       : doc_(document),
-        counts_(count_references(document, root)),
+        marks_(survey(document, root)),
         memo_(document, root, kNotPut) {
     out_ = "\x80\x02";
     save(root);
@@ -177,7 +198,9 @@ class Encoder {
   // that nothing closes it.
   void enter(Id id) {
     const Type type = doc_.type(id);
-    if (type != Type::kList && type != Type::kDict && ++open_[id] > 2)
+    const bool put = type == Type::kList || type == Type::kDict;
+    if (!put && (marks_[id] & kReached) != 0) ++cycles_;
+    if (!put && ++open_[id] > 2)
       throw unfaithful_error({}, "a {} that contains itself has no pickle",
                              name(type));
     frames_.push_back({.id = id});
@@ -190,6 +213,7 @@ class Encoder {
     const Id id = frames_.back().id;
     const auto open = open_.find(id);
     if (--open->second == 0) open_.erase(open);
+    if ((marks_[id] & kReached) != 0) --cycles_;
     const bool written = memo_[id] != kNotPut;
     if (written) {
       out_.append(parts, '0');
@@ -412,10 +436,11 @@ class Encoder {
     out_ += '\n';
   }
 
-  // --- memo: only what is referred to more than once ---
+  // --- memo: what is referred to more than once, or may be written again
+  // because a value that reaches itself is ---
 
   void put(Id id) {
-    if (counts_[id] < 2) return;
+    if ((marks_[id] & kCount) < 2 && cycles_ == 0) return;
     memo_[id] = next_memo_;
     memo_opcode('q', 'r', next_memo_++);
   }
@@ -434,9 +459,10 @@ class Encoder {
 
   const Document& doc_;
   std::string out_;
-  PerValue counts_;
+  PerValue marks_;
   PerValue memo_;
   uint32_t next_memo_ = 0;
+  uint32_t cycles_ = 0;  // open values that reach themselves
   std::vector<Frame> frames_;
   std::unordered_map<Id, uint32_t> open_;  // frames of a value, if any
 };

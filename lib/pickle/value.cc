@@ -153,8 +153,8 @@ Id Document::add_bool(bool value) {
   return add_constant(value ? kTrue : kFalse, Type::kBool, {.integer = value});
 }
 
-// A small direct-mapped cache: checkpoints repeat the same sizes, offsets and
-// names millions of times. It grows with the document.
+// A small direct-mapped cache: checkpoints repeat the same sizes and offsets
+// millions of times. It grows with the document.
 Id& Document::recent(uint64_t hash) {
   constexpr size_t kFirst = 256, kLast = size_t{1} << 14;
   if (recent_.empty() ||
@@ -208,6 +208,17 @@ char* Document::allocate(size_t size) {
   return at;
 }
 
+template <class Same, class Add>
+Id Document::add_once(uint64_t hash, Same same, Add add) {
+  if (texts_ == nullptr) texts_ = std::make_unique<Index>();
+  const auto key = static_cast<uint32_t>(hash >> 32);
+  const Id known = texts_->find(key, same);
+  if (known != kNoId) return known;
+  const Id id = add();
+  texts_->insert(key, id);
+  return id;
+}
+
 Id Document::add_text(Type type, std::string_view text) {
   if (!is_text(type)) throw bug_error({}, "text as a {}", name(type));
   const auto add = [&] {
@@ -217,11 +228,10 @@ Id Document::add_text(Type type, std::string_view text) {
   };
   // A bytearray can be changed: two of them are two values.
   if (text.size() > kLongestShared || type == Type::kByteArray) return add();
-  Id& known = recent(hash_text(type, text));
-  if (known != kNoId && nodes_[known].type == type &&
-      stored(nodes_[known]) == text)
-    return known;
-  return known = add();
+  const auto same = [&](Id known) {
+    return nodes_[known].type == type && stored(nodes_[known]) == text;
+  };
+  return add_once(hash_text(type, text), same, add);
 }
 
 Id Document::add_string(std::string_view text) {
@@ -231,19 +241,20 @@ Id Document::add_string(std::string_view text) {
 Id Document::add_global(std::string_view module, std::string_view name) {
   if (module.size() > UINT32_MAX)
     throw resource_error({}, "a module name of {} bytes", module.size());
-  Id& known = recent(
-      mix(hash_text(Type::kGlobal, module) ^ hash_text(Type::kString, name)));
-  if (known != kNoId && is_global(known, module, name)) return known;
-
-  const uint32_t size = static_cast<uint32_t>(module.size());
-  const size_t total = sizeof size + module.size() + name.size();
-  char* at = allocate(total);
-  std::memcpy(at, &size, sizeof size);
-  std::ranges::copy(module, at + sizeof size);
-  std::ranges::copy(name, at + sizeof size + module.size());
-  known = add_node(Type::kGlobal, total, {.text = at});
-  nodes_[known].known = known_global(module, name);
-  return known;
+  const auto same = [&](Id known) { return is_global(known, module, name); };
+  const auto add = [&] {
+    const auto size = static_cast<uint32_t>(module.size());
+    const size_t total = sizeof size + module.size() + name.size();
+    char* at = allocate(total);
+    std::memcpy(at, &size, sizeof size);
+    std::ranges::copy(module, at + sizeof size);
+    std::ranges::copy(name, at + sizeof size + module.size());
+    const Id id = add_node(Type::kGlobal, total, {.text = at});
+    nodes_[id].known = known_global(module, name);
+    return id;
+  };
+  const uint64_t hash = hash_text(Type::kGlobal, module);
+  return add_once(mix(hash ^ hash_text(Type::kString, name)), same, add);
 }
 
 // --- containers ---

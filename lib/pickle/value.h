@@ -190,6 +190,9 @@ class Document {
   Id add_scalar(Type type, Payload payload);  // kInt, kFloat
   char* allocate(size_t size);
   Id& recent(uint64_t hash);
+  // What same() knows again, else what add() makes.
+  template <class Same, class Add>
+  Id add_once(uint64_t hash, Same same, Add add);
   std::string_view stored(const Node& node) const;
   Id add_items(Type type, std::span<const Id> items);
   void append_items(Id container, std::span<const Id> items);
@@ -216,9 +219,11 @@ class Document {
   size_t block_left_ = 0;
   std::unordered_map<Id, Extra> extras_;
   std::unordered_map<Id, std::unique_ptr<Index>> indexes_;
-  // Scalars that were added before, found by value; a miss makes a new node.
+  // Scalars that were added before: short texts and globals are found always,
+  // numbers mostly.
   std::array<Id, 4> constants_{kNoId, kNoId, kNoId, kNoId};
   std::vector<Id> recent_;
+  std::unique_ptr<Index> texts_;
 };
 
 }  // namespace ckpt::pickle
