@@ -190,7 +190,7 @@ std::string objects_text(const Catalog& catalog, size_t width) {
   Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
   const ObjectValues values(catalog);
   for (const Object& object : catalog.objects) {
-    table.row({printable(object.name), type_name(object),
+    table.row({printable(object.name), printable(type_name(object)),
                cut_middle(values.line(object, kValues),
                           width != 0 ? width / 2 : kNarrow)});
   }

@@ -11,7 +11,9 @@
 namespace ckpt::pickle {
 namespace {
 
-constexpr uint32_t kDeepest = 512;
+// Up to four levels of JSON for one of a value, and Python's json module
+// refuses a thousand.
+constexpr uint32_t kDeepest = 200;
 constexpr size_t kLongestBytes = 4096;
 constexpr size_t kShownBytes = 64;            // of those that are longer
 constexpr int64_t kExact = int64_t{1} << 53;  // JSON readers know doubles

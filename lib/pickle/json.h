@@ -20,7 +20,7 @@ using NameTensor = std::function<std::optional<std::string>(
 // Cycles and shared values become {"!ref": path}. At most `budget` values are
 // shown; what is beyond becomes {"!elided": n}. Bytes over 4096 are shown as
 // {"!bytes": first bytes in hex, "size": n}. Nothing is shown that is deeper
-// than 512: it becomes {"!elided": 1}.
+// than 200: it becomes {"!elided": 1}.
 nlohmann::ordered_json to_json(const Document& document, Id root,
                                uint64_t budget = 100'000,
                                const NameTensor& name_tensor = {});
