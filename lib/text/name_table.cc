@@ -26,11 +26,14 @@ void NameTable::sort() {
 }
 
 std::span<const NameTable::Entry> NameTable::find(std::string_view name) const {
-  const auto by_name = [](const Entry& entry) {
-    return std::pair(entry.hash, entry.name);
-  };
-  const std::pair wanted(std::hash<std::string_view>()(name), name);
-  return std::ranges::equal_range(entries_, wanted, {}, by_name);
+  const Entry wanted{std::hash<std::string_view>()(name), name, 0};
+  const auto first =
+      std::lower_bound(entries_.begin(), entries_.end(), wanted, before);
+  auto last = first;
+  while (last != entries_.end() && last->hash == wanted.hash &&
+         last->name == name)
+    ++last;
+  return {first, last};
 }
 
 std::optional<NameTable::Twice> NameTable::duplicate() const {
