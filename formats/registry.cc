@@ -4,9 +4,11 @@
 #include <filesystem>
 
 #include "ckpt/error.h"
+#include "formats/fairseq2/fairseq2.h"
 #include "formats/foreign.h"
 #include "formats/format.h"
 #include "formats/safetensors/safetensors.h"
+#include "formats/torch/torch.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
@@ -19,9 +21,13 @@ using text::printable;
 std::vector<Format> make_formats() {
   std::vector<Format> formats;
   // In the order they are tried: what is more special comes first.
+  formats.push_back({"fairseq2", "fairseq2's native checkpoints",
+                     fairseq2::make_reader(), nullptr});
   formats.push_back({"safetensors",
                      "safetensors: one file, or a Hugging Face directory",
                      safetensors::make_reader(), safetensors::make_writer()});
+  formats.push_back({"torch", "torch.save: .pt, .pth, .bin, .ckpt",
+                     torch::make_reader(), torch::make_writer()});
   return formats;
 }
 
@@ -144,6 +150,19 @@ std::string foreign_inside(const std::string& path,
       .with_hint(hint);
 }
 
+// A file whose name says that it is something else, and which then can't be
+// read, is most likely that: an .npz is a zip archive as torch's files are.
+Catalog read(const Format& format, const std::string& path,
+             const ReadOptions& options) {
+  try {
+    return format.reader->read_catalog(path, options);
+  } catch (const Error& error) {
+    const auto foreign = recognise({}, io::base_name(path));
+    if (!foreign) throw;
+    throw error.with_hint(fmt::format("by its name this is {}", foreign->what));
+  }
+}
+
 }  // namespace
 
 const std::vector<Format>& all_formats() {
@@ -181,8 +200,7 @@ Catalog open(const std::string& path, const std::string& from,
              const ReadOptions& options) {
   if (from.empty()) {
     const Detection detection = detect(path);
-    Catalog catalog =
-        detection.format->reader->read_catalog(detection.path, options);
+    Catalog catalog = read(*detection.format, detection.path, options);
     catalog.assumptions.insert(
         catalog.assumptions.begin(),
         fmt::format("format {}: {}", detection.format->name,
@@ -193,7 +211,7 @@ Catalog open(const std::string& path, const std::string& from,
   if (!format.reader)
     throw usage_error({}, "format {} can be written, not read", from);
   check_path(path);
-  return format.reader->read_catalog(path, options);
+  return read(format, path, options);
 }
 
 }  // namespace ckpt::formats

@@ -96,10 +96,6 @@ void add_to_catalog(Catalog& catalog, const Container& container,
                     const Tree& tree) {
   Ties ties(catalog);
   for (const NamedTensor& found : tree.tensors) ties.count(found);
-  Skeleton skeleton{.document = container.document,
-                    .root = container.document->root(),
-                    .tensors = {},
-                    .storages = {}};
   for (const NamedTensor& found : tree.tensors) {
     Tensor tensor = make_tensor(found.name, found.ref);
     tensor.kind = found.kind;
@@ -107,13 +103,21 @@ void add_to_catalog(Catalog& catalog, const Container& container,
     tensor.state = found.state;
     tensor.tie = ties.number(found);
     catalog.tensors.push_back(std::move(tensor));
-    skeleton.tensors.emplace_back(found.node, found.name);
   }
   for (const NamedObject& object : tree.objects)
     catalog.objects.push_back({object.name, container.document, object.node});
   catalog.problems.insert(catalog.problems.end(), tree.problems.begin(),
                           tree.problems.end());
-  if (catalog.skeleton) return;
+}
+
+void set_skeleton(Catalog& catalog, const Container& container,
+                  const Tree& tree) {
+  Skeleton skeleton{.document = container.document,
+                    .root = container.document->root(),
+                    .tensors = {},
+                    .storages = {}};
+  for (const NamedTensor& found : tree.tensors)
+    skeleton.tensors.emplace_back(found.node, found.name);
   add_loose_storages(catalog, container, tree, skeleton);
   catalog.skeleton = std::move(skeleton);
 }

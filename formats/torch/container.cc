@@ -29,8 +29,11 @@ bool is_safetensors(std::string_view head, uint64_t file_size) {
 }
 
 bool is_tar(std::string_view head) {
-  return head.size() >= kTarMagicAt + 5 &&
-         head.substr(kTarMagicAt, 5) == "ustar";
+  if (head.size() < kTarMagicAt + 5 || head.substr(kTarMagicAt, 5) != "ustar")
+    return false;
+  const std::string_view first = head.substr(0, head.find('\0'));
+  return first == "sys_info" || first == "pickle" || first == "storages" ||
+         first == "tensors";
 }
 
 // PROTO, perhaps FRAME, then an opcode that a pickle can begin with.
@@ -51,7 +54,8 @@ Sniff sniff_head(std::string_view head, uint64_t size) {
   if (head.starts_with("version https://git-lfs"sv))
     return {Sniffed::kGitLfs, "is a git-lfs pointer"};
   if (is_pickle(head)) return sniff_pickle(head);
-  if (is_tar(head)) return {Sniffed::kTorchTar, "is a tar archive"};
+  if (is_tar(head))
+    return {Sniffed::kTorchTar, "is a tar archive as torch 0.1 wrote it"};
   if (is_safetensors(head, size))
     return {Sniffed::kSafetensors,
             "is a safetensors file, whatever its name says"};

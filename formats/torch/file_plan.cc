@@ -116,15 +116,16 @@ class Composer {
   }
   Id tensor(size_t index) {
     const TensorSlot& slot = slots_[index];
-    const bool typed = !info(slot.dtype).storage.empty();
+    const DType dtype = plain_type(slot.dtype);
+    const bool typed = !info(dtype).storage.empty();
     std::vector<Id> args = {
-        storage(slot_records_[index], slot.dtype),
+        storage(slot_records_[index], dtype),
         out_.add_int(0),
         add_int_tuple(out_, slot.shape),
         add_int_tuple(out_, row_major_strides(slot.shape)),
         out_.add_bool(slot.requires_grad && !slot.parameter),
         ordered_dict()};
-    if (!typed) args.push_back(global("torch", info(slot.dtype).torch));
+    if (!typed) args.push_back(global("torch", info(dtype).torch));
     const Id call =
         out_.add_call(global("torch._utils", typed ? "_rebuild_tensor_v2"
                                                    : "_rebuild_tensor_v3"),
@@ -243,6 +244,21 @@ std::string archive_root_of(std::string_view path) {
   if (!is_plain_ascii(name)) return "archive";
   name = name.substr(0, name.rfind('.'));
   return name.empty() || name == "." ? "archive" : name;
+}
+
+DType plain_type(DType dtype) {
+  switch (dtype) {
+    case DType::qi8:
+      return DType::i8;
+    case DType::qi32:
+      return DType::i32;
+    case DType::qu8:
+    case DType::qu4x2:
+    case DType::qu2x4:
+      return DType::u8;
+    default:
+      return dtype;
+  }
 }
 
 TorchType torch_type(const std::string& name, DType dtype, const Shape& shape) {

@@ -68,6 +68,10 @@ struct TorchType {
 };
 TorchType torch_type(const std::string& name, DType dtype, const Shape& shape);
 
+// Quantized integers without their quantizer are plain integers: what a
+// placeholder of such a slot becomes.
+DType plain_type(DType dtype);
+
 // "torch float32" and so on, as a GLOBAL node.
 pickle::Id add_dtype(pickle::Document& document, DType dtype);
 // A torch.Size-like tuple of ints.

@@ -49,10 +49,13 @@ struct Tree {
 Tree walk(const Container& container, pickle::Id root,
           const std::string& prefix = {});
 
-// Adds a container's tree to a catalog: tensors with ties, objects, problems
-// and (if the catalog has none) the skeleton.
+// Adds a container's tree to a catalog: tensors with ties, objects, problems.
 void add_to_catalog(Catalog& catalog, const Container& container,
                     const Tree& tree);
+// Makes the tree the catalog's skeleton; reads the small storages that no
+// tensor covers.
+void set_skeleton(Catalog& catalog, const Container& container,
+                  const Tree& tree);
 
 // A tensor far larger than the bytes behind it (stride 0) can be listed but
 // not written: throws unsafe_error. Writers call it on every source tensor.

@@ -1,0 +1,160 @@
+#include "formats/torch/locate.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string_view>
+
+#include "ckpt/error.h"
+#include "formats/index.h"
+#include "formats/torch/container.h"
+#include "lib/io/file.h"
+
+namespace ckpt::torch {
+namespace {
+
+constexpr std::string_view kSuffix = ".bin";
+
+// In the order in which loaders look for them.
+constexpr auto kStems = std::to_array<std::string_view>(
+    {"pytorch_model", "diffusion_pytorch_model", "adapter_model"});
+
+// What trainers write beside the weights; no weights themselves.
+constexpr auto kNoWeights = std::to_array<std::string_view>(
+    {"training_args.bin", "optimizer.bin", "scheduler.bin", "scaler.bin",
+     "sampler.bin"});
+
+constexpr auto kRankSuffixes =
+    std::to_array<std::string_view>({".pt", ".pth", ".bin", ".ckpt"});
+
+struct Listing {
+  std::vector<std::string> bins;
+  std::vector<std::string> indexes;
+  std::vector<std::string> others;  // that may be files of single ranks
+};
+
+Listing list(const std::string& directory) {
+  Listing listing;
+  for (std::string& name : io::list_directory(directory)) {
+    if (name.starts_with('.') || io::is_directory(io::join(directory, name)))
+      continue;
+    const bool rank = std::ranges::any_of(
+        kRankSuffixes,
+        [&](std::string_view suffix) { return name.ends_with(suffix); });
+    if (rank) listing.others.push_back(name);
+    if (formats::is_index_name(name, kSuffix))
+      listing.indexes.push_back(std::move(name));
+    else if (name.ends_with(kSuffix) &&
+             std::ranges::find(kNoWeights, name) == kNoWeights.end())
+      listing.bins.push_back(std::move(name));
+  }
+  return listing;
+}
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::ranges::binary_search(names, name);
+}
+
+// The files STEM-x-of-N.bin.
+std::vector<std::string> set_of(const std::vector<std::string>& names,
+                                std::string_view stem) {
+  std::vector<std::string> set;
+  for (const std::string& name : names) {
+    const auto numbered = formats::parse_numbered(name);
+    if (numbered && numbered->stem == stem && numbered->rest == kSuffix)
+      set.push_back(name);
+  }
+  return set;
+}
+
+bool take_stem(std::string_view stem, const Listing& listing, Files& files) {
+  const std::string single = std::string(stem) + std::string(kSuffix);
+  const std::string index = single + ".index.json";
+  if (contains(listing.bins, single))
+    files.names = {single};
+  else if (contains(listing.indexes, index))
+    files.index = index;
+  else
+    files.names = set_of(listing.bins, stem);
+  return !files.names.empty() || !files.index.empty();
+}
+
+bool is_torch(const std::string& path) {
+  try {
+    const Sniffed what = sniff(path).what;
+    return what == Sniffed::kTorchZip || what == Sniffed::kTorchLegacy;
+  } catch (const Error&) {
+    return false;  // a pipe, or not to be read
+  }
+}
+
+// One index, one x-of-N set or one .bin file, whatever it is called.
+bool take_only(const std::string& directory, const Listing& listing,
+               Files& files) {
+  if (listing.indexes.size() == 1) {
+    files.index = listing.indexes[0];
+    return true;
+  }
+  std::set<std::string> stems;
+  for (const std::string& name : listing.bins)
+    if (const auto numbered = formats::parse_numbered(name))
+      stems.insert(numbered->stem);
+  if (stems.size() == 1) files.names = set_of(listing.bins, *stems.begin());
+  if (files.names.empty() && listing.bins.size() == 1) {
+    if (is_torch(io::join(directory, listing.bins[0])))
+      files.names = listing.bins;
+  }
+  return !files.names.empty();
+}
+
+bool names_distributed(const std::vector<std::string>& globals) {
+  return std::ranges::any_of(globals, [](const std::string& global) {
+    return global.starts_with("torch.distributed.") &&
+           (global.ends_with(" DTensor") || global.ends_with(" ShardedTensor"));
+  });
+}
+
+// The first file tells: one pickle is read.
+bool take_ranks(const std::string& directory, const Listing& listing,
+                Files& files) {
+  if (listing.others.empty()) return false;
+  const std::string first = io::join(directory, listing.others[0]);
+  if (!is_torch(first)) return false;
+  try {
+    Catalog scratch;
+    if (!names_distributed(open_container(first, scratch).globals))
+      return false;
+  } catch (const Error&) {
+    return false;
+  }
+  files.names = listing.others;
+  files.ranks = true;
+  return true;
+}
+
+}  // namespace
+
+bool is_bin_index(const std::string& path) {
+  return formats::is_index_name(io::base_name(path), kSuffix);
+}
+
+std::optional<Files> locate(const std::string& directory) {
+  const Listing listing = list(directory);
+  Files files;
+  const bool found =
+      std::ranges::any_of(kStems,
+                          [&](std::string_view stem) {
+                            return take_stem(stem, listing, files);
+                          }) ||
+      take_only(directory, listing, files) ||
+      take_ranks(directory, listing, files);
+  if (!found) return std::nullopt;
+  if (!files.ranks) {
+    formats::check_complete_sets(directory, files.names);
+    std::ranges::set_difference(listing.bins, files.names,
+                                std::back_inserter(files.unread));
+  }
+  return files;
+}
+
+}  // namespace ckpt::torch

@@ -1,0 +1,33 @@
+// Which files of a directory make up a torch checkpoint. The first that is
+// there:
+//
+//   pytorch_model.bin                        one file
+//   pytorch_model.bin.index.json             the files that it names
+//   pytorch_model-0000x-of-0000N.bin         all N
+//   the same for diffusion_pytorch_model, adapter_model
+//   *.bin.index*.json, *-x-of-N.bin, *.bin   if there is only one (set)
+//   *.pt, *.pth, *.bin, *.ckpt               if they hold parts of DTensors:
+//                                            one file per rank, all together
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ckpt::torch {
+
+struct Files {
+  std::vector<std::string> names;   // in the directory; sorted
+  std::string index;                // its name, or ""; then names is empty
+  bool ranks = false;               // each holds parts of the same tensors
+  std::vector<std::string> unread;  // other weights that are there
+};
+
+// Nothing if there is no torch checkpoint in the directory. Throws an
+// input_error if an x-of-N set lacks files.
+std::optional<Files> locate(const std::string& directory);
+
+// True for "pytorch_model.bin.index.json" and its variants.
+bool is_bin_index(const std::string& path);
+
+}  // namespace ckpt::torch

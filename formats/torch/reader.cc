@@ -1,0 +1,300 @@
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "formats/hf.h"
+#include "formats/index.h"
+#include "formats/torch/container.h"
+#include "formats/torch/locate.h"
+#include "formats/torch/torch.h"
+#include "formats/torch/tree.h"
+#include "lib/io/file.h"
+#include "lib/pickle/json.h"
+#include "lib/text/format.h"
+
+namespace ckpt::torch {
+namespace {
+
+using formats::Support;
+using text::printable;
+using Severity = Problem::Severity;
+
+constexpr std::string_view kFormat = "torch";
+
+Support supports_file(const std::string& path) {
+  if (is_bin_index(path)) return {true, "is the index of torch files"};
+  Sniff sniffed = sniff(path);
+  const bool yes = sniffed.what == Sniffed::kTorchZip ||
+                   sniffed.what == Sniffed::kTorchLegacy ||
+                   sniffed.what == Sniffed::kTorchTar;
+  return {yes, std::move(sniffed.why)};
+}
+
+Support supports_directory(const std::string& path) {
+  std::optional<Files> files;
+  try {
+    files = locate(path);
+  } catch (const Error&) {
+    return {true, "holds an incomplete set of .bin files"};
+  }
+  if (!files) return {false, "no pytorch_model.bin, no index of .bin files"};
+  if (files->ranks)
+    return {true, "holds a file per rank with parts of tensors"};
+  return {true, "holds " + printable(files->index.empty() ? files->names[0]
+                                                          : files->index)};
+}
+
+std::string version_of(const Container& container) {
+  switch (container.kind) {
+    case ContainerKind::kZip:
+      return "zip " + container.version;
+    case ContainerKind::kLegacy:
+      return "legacy " + container.version;
+    case ContainerKind::kTar:
+      return "tar";
+  }
+  return {};
+}
+
+struct Opened {
+  Container container;
+  Tree tree;
+};
+
+// Puts the files of a checkpoint together.
+class Assembly {
+ public:
+  Assembly(const std::string& path, const formats::ReadOptions& options)
+      : options_(options) {
+    catalog_.format = kFormat;
+    catalog_.path = path;
+    catalog_.family = options.family;
+  }
+
+  void open(const std::string& path) {
+    Opened& file = files_.emplace_back();
+    file.container = open_container(path, catalog_, options_);
+    file.tree = walk(file.container, file.container.document->root());
+    catalog_.version = version_of(file.container);
+  }
+
+  // One file: everything in it, and its nesting.
+  void take_single() {
+    const Opened& file = files_.front();
+    add_to_catalog(catalog_, file.container, file.tree);
+    set_skeleton(catalog_, file.container, file.tree);
+    note_parts();
+  }
+
+  // Files with different tensors.
+  void take_all() {
+    std::unordered_map<std::string_view, std::string_view> holders;
+    for (const Opened& file : files_) {
+      for (const NamedTensor& tensor : file.tree.tensors) {
+        const auto [it, first] =
+            holders.emplace(tensor.name, file.container.path);
+        if (!first)
+          throw input_error({catalog_.path, printable(tensor.name)},
+                            "is in two files: {} and {}",
+                            printable(io::base_name(it->second)),
+                            printable(io::base_name(file.container.path)));
+      }
+    }
+    for (const Opened& file : files_) add(file);
+  }
+
+  void take_indexed(const std::string& directory, const formats::Index& index) {
+    std::vector<std::vector<std::string_view>> found;
+    for (const Opened& file : files_) {
+      auto& names = found.emplace_back();
+      for (const NamedTensor& tensor : file.tree.tensors)
+        names.push_back(tensor.name);
+    }
+    const auto taken =
+        formats::select_indexed(directory, index, found, catalog_.problems);
+    std::vector<std::set<uint32_t>> wanted(files_.size());
+    for (const formats::Located& at : taken) wanted[at.file].insert(at.tensor);
+    for (size_t f = 0; f < files_.size(); ++f) {
+      Opened file{files_[f].container, {}};
+      const Tree& tree = files_[f].tree;
+      file.tree.objects = tree.objects;
+      file.tree.problems = tree.problems;
+      for (const uint32_t t : wanted[f])
+        file.tree.tensors.push_back(tree.tensors[t]);
+      add(file);
+    }
+    formats::check_total_size(index, bytes(), catalog_.problems);
+  }
+
+  // Files of ranks: parts of the same tensors.
+  void take_ranks() {
+    for (const Opened& file : files_) {
+      Opened rest{file.container, {}};
+      rest.tree.objects = file.tree.objects;
+      rest.tree.problems = file.tree.problems;
+      for (const NamedTensor& tensor : file.tree.tensors)
+        merge(file.container.path, tensor);
+      add(rest);
+    }
+    note_parts();
+  }
+
+  Catalog& catalog() { return catalog_; }
+
+ private:
+  void add(const Opened& file) {
+    Opened own{file.container, file.tree};
+    std::erase_if(own.tree.objects, [&](const NamedObject& object) {
+      return is_known(file.container, object);
+    });
+    add_to_catalog(catalog_, own.container, own.tree);
+  }
+
+  // The same object in several files is one; another value is worth a note.
+  bool is_known(const Container& container, const NamedObject& object) {
+    constexpr uint64_t kCompared = 1000;
+    const auto text =
+        pickle::to_json(*container.document, object.node, kCompared)
+            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    const auto [it, first] = objects_.emplace(object.name, text);
+    if (!first && it->second != text)
+      catalog_.problems.push_back(
+          {Severity::kNote, "object_differs", container.path, object.name,
+           "differs from an earlier file's; that one is kept"});
+    return !first;
+  }
+
+  void merge(const std::string& path, const NamedTensor& found) {
+    Tensor tensor = make_tensor(found.name, found.ref);
+    tensor.kind = found.kind;
+    tensor.param = found.param;
+    tensor.state = found.state;
+    const auto [it, first] =
+        merged_.emplace(found.name, catalog_.tensors.size());
+    if (first) {
+      catalog_.tensors.push_back(std::move(tensor));
+      return;
+    }
+    Tensor& whole = catalog_.tensors[it->second];
+    if (whole.dtype != tensor.dtype || whole.shape != tensor.shape)
+      throw input_error({path, printable(found.name)},
+                        "is {} {}, in other files of this directory {} {}",
+                        name(tensor.dtype), to_string(tensor.shape),
+                        name(whole.dtype), to_string(whole.shape));
+    whole.pieces.insert(whole.pieces.end(), tensor.pieces.begin(),
+                        tensor.pieces.end());
+  }
+
+  uint64_t bytes() const {
+    uint64_t sum = 0;
+    std::set<uint32_t> ties;
+    for (const Tensor& tensor : catalog_.tensors)
+      if (tensor.tie == 0 || ties.insert(tensor.tie).second)
+        sum += byte_size(tensor);
+    return sum;
+  }
+
+  // Ranks that are not here hold the rest.
+  void note_parts() {
+    for (const Tensor& tensor : catalog_.tensors) {
+      std::set<std::pair<Dims, Dims>> boxes;
+      uint64_t held = 0;
+      for (const Piece& piece : tensor.pieces)
+        if (boxes.emplace(piece.box.offset, piece.box.shape).second)
+          held += volume(piece.box);
+      const uint64_t all = element_count(tensor.shape).value_or(0);
+      if (held >= all) continue;
+      catalog_.problems.push_back(
+          {Severity::kWarning, "missing_parts", catalog_.path, tensor.name,
+           fmt::format("{} of {} elements are here; the files of the other "
+                       "ranks hold the rest (open their directory)",
+                       held, all)});
+    }
+  }
+
+  const formats::ReadOptions& options_;
+  Catalog catalog_;
+  std::vector<Opened> files_;
+  std::unordered_map<std::string, std::string> objects_;
+  std::unordered_map<std::string, size_t> merged_;
+};
+
+void read_indexed(const std::string& directory, const std::string& name,
+                  Assembly& assembly, std::vector<std::string>& unread) {
+  const formats::Index index = formats::read_index(directory, name);
+  for (const std::string& file : index.files)
+    assembly.open(io::join(directory, file));
+  assembly.take_indexed(directory, index);
+  std::erase_if(unread, [&](const std::string& file) {
+    return std::ranges::binary_search(index.files, file);
+  });
+}
+
+void read_directory(const std::string& directory, Assembly& assembly) {
+  auto files = locate(directory);
+  if (!files)
+    throw missing_error({directory, {}},
+                        "no pytorch_model.bin, no index of .bin files and no "
+                        "files of ranks");
+  if (!files->index.empty()) {
+    read_indexed(directory, files->index, assembly, files->unread);
+  } else {
+    for (const std::string& name : files->names)
+      assembly.open(io::join(directory, name));
+    if (files->ranks)
+      assembly.take_ranks();
+    else if (files->names.size() == 1)
+      assembly.take_single();
+    else
+      assembly.take_all();
+  }
+  Catalog& catalog = assembly.catalog();
+  if (files->ranks)
+    catalog.assumptions.push_back(
+        fmt::format("{} files: each holds one rank's parts of the same tensors",
+                    files->names.size()));
+  for (const std::string& name : files->unread)
+    catalog.problems.push_back({Severity::kNote,
+                                "unread_file",
+                                io::join(directory, name),
+                                {},
+                                "is not part of the checkpoint"});
+  formats::add_sidecars(directory, catalog);
+}
+
+class TorchReader final : public formats::Reader {
+ public:
+  std::string_view name() const override { return kFormat; }
+
+  Support supports(const std::string& path) const override {
+    return io::is_directory(path) ? supports_directory(path)
+                                  : supports_file(path);
+  }
+
+  Catalog read_catalog(const std::string& path,
+                       const formats::ReadOptions& options) const override {
+    Assembly assembly(path, options);
+    const bool directory = io::is_directory(path);
+    std::vector<std::string> unread;
+    if (directory) {
+      read_directory(path, assembly);
+    } else if (is_bin_index(path)) {
+      read_indexed(io::parent(path), io::base_name(path), assembly, unread);
+    } else {
+      assembly.open(path);
+      assembly.take_single();
+    }
+    formats::detect_dialect(directory ? path : io::parent(path),
+                            assembly.catalog());
+    return std::move(assembly.catalog());
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<formats::Reader> make_reader() {
+  return std::make_unique<TorchReader>();
+}
+
+}  // namespace ckpt::torch
