@@ -9,8 +9,8 @@
 #include "lib/crc32.h"
 #include "lib/pickle/value.h"
 #include "tests/support/golden.h"
+#include "tests/support/materialise.h"
 #include "tests/support/temp_file.h"
-#include "tests/support/write_target.h"
 
 namespace ckpt::safetensors {
 namespace {
@@ -40,7 +40,9 @@ void check_case(const std::string& folder) {
   const auto expected =
       test::read_json(data(folder + "/expected_tensors.json"));
   REQUIRE(!expected.empty());
-  for (const auto& [file, tensors] : expected.items()) {
+  for (const auto& item : expected.items()) {
+    const std::string& file = item.key();
+    const nlohmann::json& tensors = item.value();
     const Catalog catalog = read(data(folder + "/ckpt/" + file));
     CAPTURE(file);
     CHECK(catalog.tensors.size() == tensors.size());

@@ -8,8 +8,8 @@
 #include "formats/safetensors/safetensors.h"
 #include "lib/pickle/value.h"
 #include "tests/support/golden.h"
+#include "tests/support/materialise.h"
 #include "tests/support/temp_file.h"
-#include "tests/support/write_target.h"
 
 namespace ckpt::safetensors {
 namespace {
@@ -75,7 +75,7 @@ TEST_CASE("safetensors: rewriting the reference's file gives its bytes") {
     const Catalog source = read(data(file));
     const test::TempDir dir;
     const std::string path = dir.file("out.safetensors");
-    test::write_target(source, lay_out(source, true), path);
+    test::materialise(source, lay_out(source, true), path);
     const std::string bytes = test::read_all(path);
     if (!source.objects.empty()) {
       CHECK(bytes == test::read_all(data(file)));
@@ -99,7 +99,7 @@ TEST_CASE("safetensors: read(write(x)) = x for all dtypes, odd names, shards") {
       CAPTURE(folder);
       const Catalog source = read(data(folder));
       const test::TempDir dir;
-      test::write_target(source, lay_out(source, false, most), dir.path);
+      test::materialise(source, lay_out(source, false, most), dir.path);
       const Catalog copy = read(dir.path);
       CHECK(copy.problems.empty());
       REQUIRE(copy.tensors.size() == source.tensors.size());
@@ -224,7 +224,7 @@ TEST_CASE("safetensors: shards of the golden are found again") {
   const std::string folder = data("safetensors/hf_sharded/ckpt");
   const Catalog source = read(folder);
   const test::TempDir dir;
-  test::write_target(source, lay_out(source, false, 200), dir.path);
+  test::materialise(source, lay_out(source, false, 200), dir.path);
   CHECK(std::filesystem::exists(dir.file("config.json")));
   CHECK(weights_in(dir.path).size() > 1);
   const auto index =
