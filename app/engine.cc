@@ -6,38 +6,12 @@
 
 #include "app/progress.h"
 #include "ckpt/error.h"
-#include "reshard/cast.h"
 
 namespace ckpt::app {
 
-reshard::RunOptions run_options(const EngineOptions& engine,
-                                const OutputOptions& output,
-                                const reshard::Plan& plan) {
-  if (engine.cuda)
-    throw resource_error({}, "--device cuda: this build has no CUDA module")
-        .with_hint("leave --device out: the CPU gives the same bytes");
-  reshard::RunOptions options;
-  options.threads = engine.threads;
-  options.max_mem = engine.max_mem;
-  options.progress = make_progress(output);
-  for (const reshard::PlannedTensor& tensor : plan.tensors) {
-    if (!tensor.casts()) continue;
-    const reshard::Caster caster;
-    caster.check(tensor.source_dtype, tensor.target_dtype, tensor.name);
-    options.cast = caster;
-  }
-  return options;
-}
-
-uint64_t peak_memory(const EngineOptions& engine, const reshard::Plan& plan) {
-  reshard::RunOptions options;
-  options.threads = engine.threads;
-  options.max_mem = engine.max_mem;
-  return reshard::buffer_bytes(plan, options) +
-         plan.jobs.size() * sizeof(reshard::Job) +
-         plan.lanes.size() * sizeof(reshard::Lane) +
-         plan.moves.size() * sizeof(reshard::Move) +
-         plan.gathers.size() * sizeof(reshard::Gather);
+void refuse_cuda() {
+  throw resource_error({}, "--device cuda: this build has no CUDA module")
+      .with_hint("leave --device out: the CPU gives the same bytes");
 }
 
 namespace {
@@ -83,7 +57,11 @@ void add_replica_problems(const Catalog& catalog, const reshard::Plan& plan,
 Reading read_all(const Catalog& catalog, const EngineOptions& engine,
                  const OutputOptions& output, const ReadWhat& what) {
   const reshard::Plan plan = reshard::make_read_plan(catalog, what.replicas);
-  reshard::RunOptions options = run_options(engine, output, plan);
+  if (engine.cuda) refuse_cuda();
+  reshard::RunOptions options;
+  options.threads = engine.threads;
+  options.max_mem = engine.max_mem;
+  options.progress = make_progress(output);
   StatsOf stats(catalog);
   if (what.stats)
     options.observe = [&](uint32_t tensor, uint64_t,

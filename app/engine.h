@@ -9,14 +9,8 @@
 
 namespace ckpt::app {
 
-// Threads, memory, progress bar; the cast module if the plan casts. Throws a
-// resource_error if a module or a device is missing.
-reshard::RunOptions run_options(const EngineOptions& engine,
-                                const OutputOptions& output,
-                                const reshard::Plan& plan);
-
-// Bytes that a run of the plan holds at most, plan included.
-uint64_t peak_memory(const EngineOptions& engine, const reshard::Plan& plan);
+// Throws the resource_error for --device cuda in a build without it.
+[[noreturn]] void refuse_cuda();
 
 // What one pass over all bytes of a checkpoint is to find out, besides the
 // digests.

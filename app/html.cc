@@ -159,7 +159,6 @@ void write_tensors(std::string& out, const std::vector<Row>& rows) {
 }
 
 void write_objects(std::string& out, const Catalog& catalog) {
-  constexpr uint64_t kValues = 1000;
   constexpr size_t kLongest = 2000;
   if (catalog.objects.empty()) return;
   append(out,
@@ -171,7 +170,7 @@ void write_objects(std::string& out, const Catalog& catalog) {
            "<tr><td class=\"c\">{}</td><td>{}</td><td class=\"c\">{}</td>"
            "</tr>\n",
            escaped(object.name), escaped(type_name(object)),
-           escaped(cut_middle(values.line(object, kValues), kLongest)));
+           escaped(cut_middle(values.line(object, kLongest), kLongest)));
   }
   append(out, "</tbody></table>\n");
 }

@@ -7,6 +7,8 @@
 
 #include "app/command.h"
 #include "app/console.h"
+#include "app/contents.h"
+#include "app/engine.h"
 #include "app/html.h"
 #include "app/report.h"
 #include "app/select.h"
@@ -22,14 +24,13 @@ constexpr std::string_view kExamples =
     "ckpt inspect model.pt --objects\n"
     "ckpt inspect step_5000 --json | jq '.tensors[].name'";
 
-// Why each format was taken or not.
+// Why formats that were tried before were not taken.
 void log_detection(const std::string& path) {
   const formats::Detection detection = formats::detect(path);
-  for (const auto& [name, why] : detection.tried) {
-    const bool taken =
-        detection.format != nullptr && detection.format->name == name;
-    spdlog::info("{} {}: {}", taken ? "is" : "is not", name, why);
-  }
+  // The one that is taken is among the catalog's assumptions.
+  for (const auto& [name, why] : detection.tried)
+    if (detection.format == nullptr || detection.format->name != name)
+      spdlog::info("not {}: {}", name, why);
 }
 
 // A page that we wrote may be replaced; a checkpoint given by mistake may not.
@@ -118,10 +119,18 @@ ExitCode Inspect::run() {
   const Selection selection = select(catalog, select_);
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
   if (!html_.empty()) save_html(html_, inspect_html(catalog));
+  Reading reading;
+  if (digest_ || stats_)
+    reading = read_all(catalog, engine_, output, {.stats = stats_});
+  if (!digest_) reading.digests.clear();
   if (output.json) {
-    print(inspect_json(catalog, {.digests = {}, .shards = shards_}));
+    print(inspect_json(catalog, {.digests = reading.digests,
+                                 .stats = reading.stats,
+                                 .shards = shards_}));
   } else if (html_ != "-") {
     print_text(catalog);
+    const size_t width = stdout_is_terminal() ? stdout_width() : 0;
+    if (digest_ || stats_) print(contents_text(catalog, reading, width));
   }
   return ExitCode::kDone;
 }

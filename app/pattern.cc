@@ -141,6 +141,36 @@ std::vector<PatternRow> pattern_rows(const Catalog& catalog, Kind kind) {
   return rows;
 }
 
+std::vector<PatternRow> state_rows(const Catalog& catalog) {
+  std::unordered_map<std::string_view, const Tensor*> parameters;
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind == Kind::model) parameters[tensor.name] = &tensor;
+  std::vector<PatternRow> rows;
+  std::map<std::string, size_t> index;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind != Kind::optim) continue;
+    const auto parameter = parameters.find(tensor.param);
+    if (tensor.state.empty() || parameter == parameters.end()) return {};
+    const Tensor& owner = *parameter->second;
+    const bool like = tensor.shape == owner.shape && tensor.tp == owner.tp;
+    const std::string key =
+        like ? fmt::format("{}\n{}", tensor.state, name(tensor.dtype))
+             : group_key(tensor.state, tensor) + "\n";
+    const auto [at, added] = index.try_emplace(key, rows.size());
+    if (added) {
+      PatternRow& row = rows.emplace_back();
+      row.name = "*." + tensor.state;
+      row.first = &tensor;
+      row.like_parameter = like;
+    }
+    PatternRow& row = rows[at->second];
+    ++row.count;
+    row.pieces += tensor.pieces.size();
+    row.bytes = checked_add(row.bytes, byte_size(tensor)).value_or(UINT64_MAX);
+  }
+  return rows;
+}
+
 std::string split_text(const TpRule& rule) {
   switch (rule.state) {
     case TpRule::State::kUnknown:

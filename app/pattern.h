@@ -21,6 +21,8 @@ struct PatternRow {
   uint64_t bytes = 0;
   uint64_t pieces = 0;
   const Tensor* first = nullptr;  // for dtype, shape, rule
+  // Optimizer state of many parameters, shaped and split as each of them.
+  bool like_parameter = false;
 };
 
 // Tensors of one kind, in order of first appearance. Tensors fall together
@@ -28,6 +30,11 @@ struct PatternRow {
 // shape and split agree. Where that leaves one pattern in several rows, the
 // names say which numbers: layers.{0-2,5}.weight.
 std::vector<PatternRow> pattern_rows(const Catalog& catalog, Kind kind);
+
+// Optimizer tensors by state and dtype alone ("*.exp_avg"), where they have
+// the shapes of their parameters. Empty if that says too little: a state is
+// not known, or the parameters are not in the catalog.
+std::vector<PatternRow> state_rows(const Catalog& catalog);
 
 // "layers.12.w1" -> "layers.#.w1"
 std::string pattern_of(std::string_view name);

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "app/json_writer.h"
+#include "app/value_text.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -75,6 +76,22 @@ void write_shards(JsonWriter& json, const Catalog& catalog,
   json.end_array();
 }
 
+void write_stats(JsonWriter& json, const reshard::Stats& stats) {
+  const uint64_t finite = stats.count - stats.nans - stats.infs;
+  json.key("stats").begin_object();
+  json.key("min");
+  finite ? json.value(stats.min) : json.null();
+  json.key("max");
+  finite ? json.value(stats.max) : json.null();
+  json.key("mean");
+  finite ? json.value(reshard::mean(stats)) : json.null();
+  json.key("std");
+  finite ? json.value(reshard::deviation(stats)) : json.null();
+  json.member("nans", stats.nans);
+  json.member("infs", stats.infs);
+  json.end_object();
+}
+
 void write_tensor(JsonWriter& json, const Catalog& catalog,
                   const Tensor& tensor, const InspectParts& parts) {
   json.begin_object();
@@ -95,10 +112,9 @@ void write_tensor(JsonWriter& json, const Catalog& catalog,
     json.member("param", tensor.param);
     json.member("state", tensor.state);
   }
-  if (!parts.digests.empty()) {
-    const auto index = static_cast<size_t>(&tensor - catalog.tensors.data());
-    json.member("digest", parts.digests[index].hex());
-  }
+  const auto index = static_cast<size_t>(&tensor - catalog.tensors.data());
+  if (!parts.digests.empty()) json.member("digest", parts.digests[index].hex());
+  if (!parts.stats.empty()) write_stats(json, parts.stats[index]);
   if (parts.shards) write_shards(json, catalog, tensor);
   json.end_object();
 }
@@ -214,10 +230,9 @@ nlohmann::ordered_json ObjectValues::json(const Object& object,
       known ? pickle::NameTensor(name_of) : pickle::NameTensor());
 }
 
-std::string ObjectValues::line(const Object& object, uint64_t budget) const {
-  using Handler = nlohmann::ordered_json::error_handler_t;
-  return text::printable(
-      json(object, budget).dump(-1, ' ', false, Handler::replace));
+std::string ObjectValues::line(const Object& object, size_t length) const {
+  // A value takes two bytes at least: "0,".
+  return value_text(json(object, length / 2 + 1), length);
 }
 
 std::string type_name(const Object& object) {

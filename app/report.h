@@ -10,13 +10,15 @@
 
 #include "ckpt/catalog.h"
 #include "lib/digest.h"
+#include "reshard/numeric.h"
 
 namespace ckpt::app {
 
 // What `inspect --json` shows beyond the catalog itself.
 struct InspectParts {
-  std::span<const Digest> digests = {};  // none, or one per tensor in order
-  bool shards = false;                   // the place of every piece
+  std::span<const Digest> digests = {};   // none, or one per tensor in order
+  std::span<const reshard::Stats> stats;  // likewise
+  bool shards = false;                    // the place of every piece
 };
 std::string inspect_json(const Catalog& catalog,
                          const InspectParts& parts = {});
@@ -47,8 +49,8 @@ class ObjectValues {
  public:
   explicit ObjectValues(const Catalog& catalog);
   nlohmann::ordered_json json(const Object& object, uint64_t budget) const;
-  // On one line, escaped for a terminal.
-  std::string line(const Object& object, uint64_t budget) const;
+  // For people: on one line of about `length` bytes, escaped.
+  std::string line(const Object& object, size_t length) const;
 
  private:
   const pickle::Document* document_ = nullptr;  // that `names_` are of

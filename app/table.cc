@@ -86,6 +86,18 @@ std::string cut_middle(std::string_view text, size_t width) {
   return out;
 }
 
+std::string cut_end(std::string_view text, size_t width) {
+  if (display_width(text) <= width) return std::string(text);
+  size_t at = 0, columns = 0;
+  while (at < text.size()) {
+    const Glyph next = glyph(text.substr(at));
+    if (columns + next.columns + 1 > width) break;
+    columns += next.columns;
+    at += next.bytes;
+  }
+  return std::string(text.substr(0, at)) + "…";
+}
+
 void Table::row(std::vector<std::string> cells) {
   cells.resize(columns_.size());
   rows_.push_back(std::move(cells));

@@ -35,6 +35,9 @@ size_t display_width(std::string_view text);
 // "model.lay…weight" of at most `width` columns.
 std::string cut_middle(std::string_view text, size_t width);
 
+// "model.layers…" of at most `width` columns.
+std::string cut_end(std::string_view text, size_t width);
+
 // "1,234,567"
 std::string grouped(uint64_t number);
 // "6.74 B", "1.2 M" of parameters, say

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <set>
 #include <tuple>
@@ -96,6 +97,25 @@ std::string_view title(Kind kind) {
   return "Other";
 }
 
+std::string rows_text(const Catalog& catalog,
+                      const std::vector<PatternRow>& rows, size_t width) {
+  Table table({Align::kLeft, Align::kRight, Align::kLeft, Align::kLeft,
+               Align::kRight, Align::kLeft},
+              2);
+  for (const PatternRow& row : rows) {
+    const TpRule& rule = row.first->tp;
+    const bool split = rule.state == TpRule::State::kSplit;
+    const bool shown =
+        !row.like_parameter && (split || catalog.topology.tp > 1);
+    table.row({printable(row.name), times(row.count),
+               std::string(name(row.first->dtype)),
+               row.like_parameter ? "like its parameter"
+                                  : dims_text(row.first->shape),
+               iec_size(row.bytes), shown ? split_text(rule) : ""});
+  }
+  return table.text(width);
+}
+
 }  // namespace
 
 std::string short_path(const Catalog& catalog, const std::string& path) {
@@ -133,24 +153,16 @@ std::string summary_text(const Catalog& catalog) {
 std::string pattern_text(const Catalog& catalog, size_t width) {
   std::string text;
   for (const Kind kind : {Kind::model, Kind::optim, Kind::other}) {
-    const std::vector<PatternRow> rows = pattern_rows(catalog, kind);
+    std::vector<PatternRow> rows;
+    if (kind == Kind::optim) rows = state_rows(catalog);
+    if (rows.empty()) rows = pattern_rows(catalog, kind);
     if (rows.empty()) continue;
-    Table table({Align::kLeft, Align::kRight, Align::kLeft, Align::kLeft,
-                 Align::kRight, Align::kLeft},
-                2);
     uint64_t bytes = 0;
-    for (const PatternRow& row : rows) {
-      const bool split = row.first->tp.state == TpRule::State::kSplit;
-      table.row(
-          {printable(row.name), times(row.count),
-           std::string(name(row.first->dtype)), dims_text(row.first->shape),
-           iec_size(row.bytes),
-           split || catalog.topology.tp > 1 ? split_text(row.first->tp) : ""});
+    for (const PatternRow& row : rows)
       bytes = checked_add(bytes, row.bytes).value_or(UINT64_MAX);
-    }
     text += fmt::format("\n{}  {}\n", styled(title(kind), Style::kBold),
                         iec_size(bytes));
-    text += table.text(width);
+    text += rows_text(catalog, rows, width);
   }
   return text;
 }
@@ -184,15 +196,14 @@ std::string shards_text(const Catalog& catalog, const Tensor& tensor,
 }
 
 std::string objects_text(const Catalog& catalog, size_t width) {
-  constexpr uint64_t kValues = 200;  // shown on one line at the most
-  constexpr size_t kNarrow = 100;
+  constexpr size_t kUnlimited = 100;  // of a value, if the width is
   if (catalog.objects.empty()) return "";
-  Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
+  const size_t most = width != 0 ? std::max<size_t>(width / 2, 20) : kUnlimited;
   const ObjectValues values(catalog);
+  Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
   for (const Object& object : catalog.objects) {
     table.row({printable(object.name), printable(type_name(object)),
-               cut_middle(values.line(object, kValues),
-                          width != 0 ? width / 2 : kNarrow)});
+               cut_end(values.line(object, 4 * most), most)});
   }
   return "\n" + styled("Objects", Style::kBold) + "\n" + table.text(width);
 }

@@ -7,50 +7,16 @@
 #include <unordered_map>
 
 #include "app/engine.h"
+#include "app/library/write.h"
+#include "app/progress.h"
 #include "app/rename.h"
 #include "app/select.h"
 #include "app/write_report.h"
 #include "formats/families/rules.h"
 #include "formats/format.h"
-#include "lib/interrupt.h"
-#include "lib/io/staging.h"
-#include "lib/manifest.h"
-#include "lib/text/format.h"
 
 namespace ckpt::app {
 namespace {
-
-bool is_cast_to(const Tensor& tensor) {
-  const bool wide = tensor.dtype == DType::f64 || tensor.dtype == DType::f32 ||
-                    tensor.dtype == DType::f16 || tensor.dtype == DType::bf16;
-  return wide && tensor.kind != Kind::optim;
-}
-
-// The catalog that the writer lays out: the source with the target's dtypes.
-Catalog with_dtype(const Catalog& source, std::optional<DType> dtype) {
-  Catalog wanted = source;
-  if (!dtype) return wanted;
-  uint64_t kept = 0;
-  for (Tensor& tensor : wanted.tensors) {
-    if (is_cast_to(tensor)) tensor.dtype = *dtype;
-    if (tensor.kind == Kind::optim) ++kept;
-  }
-  if (kept)
-    wanted.assumptions.push_back(fmt::format(
-        "--dtype {}: the {} tensors of optimizer state keep their dtype",
-        name(*dtype), kept));
-  return wanted;
-}
-
-void check_topology(const Topology& asked, const Target& target) {
-  if (target.catalog.topology == asked) return;
-  throw unfaithful_error({}, "format {} can't hold {}: it would be {}",
-                         target.catalog.format, to_string(asked),
-                         to_string(target.catalog.topology))
-      .with_hint(
-          "`ckpt convert SRC DST --to FORMAT --tp N` writes a format that has "
-          "files for each rank (fairseq2)");
-}
 
 // Where the target may not be: the source would be damaged.
 void check_apart(const std::string& source, const std::string& target) {
@@ -63,114 +29,16 @@ void check_apart(const std::string& source, const std::string& target) {
         .with_hint("write beside it, check the result, then rename it");
 }
 
-uint64_t total_size(const Target& target) {
-  uint64_t bytes = 0;
-  for (const TargetFile& file : target.files) bytes += file.size;
-  return bytes;
+SaveOptions save_options(const WriteRequest& request) {
+  return {.threads = request.engine.threads,
+          .max_mem = request.engine.max_mem,
+          .overwrite = request.write.overwrite,
+          .sync = request.write.sync,
+          .manifest = request.write.manifest,
+          .allow_replica_mismatch = request.write.allow_replica_mismatch,
+          .dtype = request.write.dtype,
+          .progress = {}};
 }
-
-Manifest manifest_of(const Catalog& source, const Target& target,
-                     const reshard::Plan& plan,
-                     const reshard::RunResult& result) {
-  Manifest manifest;
-  manifest.format = target.catalog.format;
-  manifest.source_path = source.path;
-  manifest.source_format = source.format;
-  for (const TargetFile& file : target.files)
-    manifest.files[file.path] = file.size;
-  for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    const Tensor& tensor = target.catalog.tensors[i];
-    Manifest::Entry& entry = manifest.tensors[tensor.name];
-    entry.dtype = tensor.dtype;
-    entry.shape = tensor.shape;
-    entry.digest = result.target[i];
-    if (plan.tensors[i].casts())
-      entry.source = {plan.tensors[i].source_dtype, result.source[i]};
-  }
-  return manifest;
-}
-
-// One run of a plan into a staging directory.
-class Run {
- public:
-  Run(const WriteRequest& request, const Catalog& source, Target& target,
-      const reshard::Plan& plan)
-      : request_(request), source_(source), target_(target), plan_(plan) {}
-
-  void execute() {
-    const InterruptScope scope;
-    io::Staging staging(request_.target_path,
-                        {.single_file = single_file(),
-                         .overwrite = request_.write.overwrite,
-                         .sync = request_.write.sync});
-    try {
-      fill(staging);
-      if (request_.write.manifest) add_manifest(staging);
-      staging.publish();
-    } catch (const Interrupted&) {
-      throw Interrupted("stopped; " + request_.target_path +
-                        " was not touched");
-    }
-  }
-
-  const reshard::RunResult& result() const { return result_; }
-
- private:
-  bool single_file() const { return target_.files.front().path.empty(); }
-
-  void fill(io::Staging& staging) {
-    staging.check_space(total_size(target_));
-    if (single_file())
-      single_file_name_ = target_.files.front().path =
-          io::base_name(staging.target());
-    for (const TargetFile& file : target_.files)
-      staging.create(file.path, file.size);
-    const reshard::RunOptions options =
-        run_options(request_.engine, request_.output, plan_);
-    reshard::Output output(target_, staging.root());
-    options.progress.begin("copying", plan_.bytes_read);
-    result_ = reshard::run(plan_, source_, output, options);
-    if (!request_.write.allow_replica_mismatch)
-      reshard::check_replicas(plan_, result_, source_);
-    for (uint32_t f = 0; f < target_.files.size(); ++f)
-      if (target_.files[f].copy_of.empty())
-        output.write_literals(f);
-      else
-        copy_sidecar(target_.files[f], staging);
-    options.progress.end();
-  }
-
-  static void copy_sidecar(const TargetFile& file, const io::Staging& staging) {
-    const io::Handle from = io::Handle::open_read(file.copy_of);
-    if (from.size() != file.size)
-      throw input_error({file.copy_of, {}},
-                        "changed its size while it was "
-                        "copied: {} bytes, then {}",
-                        file.size, from.size());
-    const io::Handle to =
-        io::Handle::open_write(io::join(staging.root(), file.path));
-    io::copy_range(from, 0, to, 0, file.size);
-  }
-
-  void add_manifest(io::Staging& staging) const {
-    const std::string text =
-        to_json(manifest_of(source_, target_, plan_, result_));
-    const std::string path =
-        single_file_name_.empty()
-            ? std::string(kManifestName)
-            : single_file_name_ + std::string(kManifestName);
-    staging.create(path, text.size());
-    io::Handle::open_write(io::join(staging.root(), path))
-        .write(0, std::string_view(text));
-  }
-
-  const WriteRequest& request_;
-  const Catalog& source_;
-  Target& target_;
-  const reshard::Plan& plan_;
-  std::string single_file_name_;
-  reshard::RunResult result_;
-};
 
 // --verify: the target is opened and read as any checkpoint is.
 void verify_written(const WriteRequest& request, const Target& target,
@@ -221,42 +89,30 @@ Catalog open_for_write(const WriteRequest& request) {
 
 ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                           Layout layout) {
-  if (request.write.resume)
-    throw unfaithful_error({request.target_path, {}},
-                           "--resume: nothing was kept to go on from")
-        .with_hint("run the command again without --resume");
+  if (request.engine.cuda) refuse_cuda();
   const auto begin = std::chrono::steady_clock::now();
-  const formats::Format& format = formats::find_format(layout.format);
-  if (!format.writer)
-    throw unfaithful_error({}, "format {} can be read, not written",
-                           layout.format);
-  layout.name = io::base_name(request.target_path);
+  const SaveOptions options = save_options(request);
   layout.max_shard_size = request.write.max_shard_size;
-  Target target =
-      format.writer->lay_out(with_dtype(source, request.write.dtype), layout);
-  check_topology(layout.topology, target);
-  if (target.files.empty())
-    throw unfaithful_error({source.path, {}}, "nothing to write");
-  log_problems(target.problems);
-  for (const std::string& line : target.assumptions) spdlog::info("{}", line);
-  const reshard::Plan plan =
-      reshard::make_plan(source, target, !request.write.allow_replica_mismatch);
+  library::Prepared prepared =
+      library::prepare(std::move(source), layout, request.target_path, options);
+  log_problems(prepared.target.problems);
+  for (const std::string& line : prepared.target.assumptions)
+    spdlog::info("{}", line);
   WriteReport report{.command = request.command,
-                     .source = &source,
-                     .target = &target,
+                     .source = &prepared.source,
+                     .target = &prepared.target,
                      .target_path = request.target_path,
                      .dry_run = request.write.dry_run,
-                     .bytes_read = plan.bytes_read,
-                     .bytes_written = total_size(target)};
+                     .bytes_read = prepared.plan.bytes_read,
+                     .bytes_written = prepared.file_bytes()};
   if (request.write.dry_run) {
-    io::Staging::check(request.target_path,
-                       {.single_file = target.files.front().path.empty(),
-                        .overwrite = request.write.overwrite});
-    report.peak_memory = peak_memory(request.engine, plan);
+    library::check_target(prepared, options);
+    library::run_options(prepared.plan, options);  // refused as a run would be
+    report.peak_memory = library::peak_memory(prepared, options);
   } else {
-    Run run(request, source, target, plan);
-    run.execute();
-    if (request.write.verify) verify_written(request, target, run.result());
+    const reshard::RunResult result =
+        library::execute(prepared, options, make_progress(request.output));
+    if (request.write.verify) verify_written(request, prepared.target, result);
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
             .count();

@@ -1,6 +1,7 @@
 #include "reshard/numeric.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "reshard/torch/load.h"
 
@@ -44,6 +45,19 @@ void add_comparison(DType dtype_a, const std::byte* a, DType dtype_b,
                                     atol, &part));
   comparison += {part.max_abs, part.max_rel, part.count, part.mismatches,
                  part.first_mismatch};
+}
+
+double mean(const Stats& stats) {
+  const uint64_t finite = stats.count - stats.nans - stats.infs;
+  return stats.sum / static_cast<double>(finite);
+}
+
+double deviation(const Stats& stats) {
+  const uint64_t finite = stats.count - stats.nans - stats.infs;
+  const double middle = mean(stats);
+  const double variance =
+      stats.sum_of_squares / static_cast<double>(finite) - middle * middle;
+  return std::sqrt(std::max(variance, 0.0));
 }
 
 }  // namespace ckpt::reshard

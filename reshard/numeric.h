@@ -24,6 +24,10 @@ struct Stats {
   Stats& operator+=(const Stats& other);
 };
 
+// Of the finite elements; of none: NaN.
+double mean(const Stats& stats);
+double deviation(const Stats& stats);  // of the population
+
 // Throws a resource_error without the module, an unfaithful_error for a type
 // that torch can't read as numbers.
 void add_stats(DType dtype, const std::byte* in, uint64_t count, Stats& stats);

@@ -1,5 +1,7 @@
 #include "reshard/sources.h"
 
+#include <cstring>
+
 #include "ckpt/error.h"
 
 namespace ckpt::reshard {
@@ -43,10 +45,17 @@ void SourceReader::read(uint32_t file, uint64_t offset,
   if (file >= files_.size())
     throw bug_error({}, "file {} of {}", file, files_.size());
   bytes_read_ += buffer.size();
-  if (files_[file].codec == Codec::kDeflate)
-    inflated(file).read(offset, buffer);
-  else
-    raw(file).read(offset, buffer);
+  switch (files_[file].codec) {
+    case Codec::kRaw:
+      raw(file).read(offset, buffer);
+      break;
+    case Codec::kDeflate:
+      inflated(file).read(offset, buffer);
+      break;
+    case Codec::kMemory:
+      std::memcpy(buffer.data(), files_[file].memory + offset, buffer.size());
+      break;
+  }
 }
 
 }  // namespace ckpt::reshard

@@ -8,6 +8,7 @@
 // same type, so that inspect, verify, diff and plan need one code path each.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -28,6 +29,7 @@ class Document;
 enum class Codec : uint8_t {
   kRaw,      // as they are
   kDeflate,  // a raw deflate stream (zip method 8)
+  kMemory,   // no file at all: bytes of the caller's that outlive the catalog
 };
 
 // A run of bytes that extents point into: a whole file, or the inflated form
@@ -39,6 +41,7 @@ struct File {
   Codec codec = Codec::kRaw;
   uint64_t packed_offset = 0;  // the compressed range, if not raw
   uint64_t packed_size = 0;
+  const std::byte* memory = nullptr;  // kMemory
 };
 
 // Where the elements of a piece are: element (i0, i1, …) of the piece's box

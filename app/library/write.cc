@@ -1,0 +1,193 @@
+#include "app/library/write.h"
+
+#include <algorithm>
+
+#include "formats/format.h"
+#include "lib/interrupt.h"
+#include "lib/io/staging.h"
+#include "lib/manifest.h"
+#include "reshard/cast.h"
+
+namespace ckpt::library {
+namespace {
+
+bool is_cast(const Tensor& tensor) {
+  const bool wide = tensor.dtype == DType::f64 || tensor.dtype == DType::f32 ||
+                    tensor.dtype == DType::f16 || tensor.dtype == DType::bf16;
+  return wide && tensor.kind != Kind::optim;
+}
+
+// The catalog that the writer lays out: the source with the target's dtypes.
+Catalog with_dtype(const Catalog& source, std::optional<DType> dtype) {
+  Catalog wanted = source;
+  if (!dtype) return wanted;
+  for (Tensor& tensor : wanted.tensors)
+    if (is_cast(tensor)) tensor.dtype = *dtype;
+  const auto kept = std::ranges::count_if(
+      wanted.tensors, [](const Tensor& t) { return t.kind == Kind::optim; });
+  if (kept)
+    wanted.assumptions.push_back(fmt::format(
+        "--dtype {}: the {} tensors of optimizer state keep their dtype",
+        name(*dtype), kept));
+  return wanted;
+}
+
+void check_topology(const Topology& asked, const Target& target) {
+  if (target.catalog.topology == asked) return;
+  throw unfaithful_error({}, "format {} can't hold {}: it would be {}",
+                         target.catalog.format, to_string(asked),
+                         to_string(target.catalog.topology))
+      .with_hint(
+          "`ckpt convert SRC DST --to FORMAT --tp N` writes a format that has "
+          "files for each rank (fairseq2)");
+}
+
+Manifest manifest_of(const Prepared& prepared,
+                     const reshard::RunResult& result) {
+  const reshard::Plan& plan = prepared.plan;
+  Manifest manifest;
+  manifest.format = prepared.target.catalog.format;
+  manifest.source_path = prepared.source.path;
+  manifest.source_format = prepared.source.format;
+  for (const TargetFile& file : prepared.target.files)
+    manifest.files[file.path] = file.size;
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    const Tensor& tensor = prepared.target.catalog.tensors[i];
+    Manifest::Entry& entry = manifest.tensors[tensor.name];
+    entry.dtype = tensor.dtype;
+    entry.shape = tensor.shape;
+    entry.digest = result.target[i];
+    if (plan.tensors[i].casts())
+      entry.source = {plan.tensors[i].source_dtype, result.source[i]};
+  }
+  return manifest;
+}
+
+void copy_sidecar(const TargetFile& file, const std::string& root) {
+  const io::Handle from = io::Handle::open_read(file.copy_of);
+  if (from.size() != file.size)
+    throw input_error({file.copy_of, {}},
+                      "changed its size while it was copied: {} bytes, then {}",
+                      file.size, from.size());
+  const io::Handle to = io::Handle::open_write(io::join(root, file.path));
+  io::copy_range(from, 0, to, 0, file.size);
+}
+
+void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
+                    io::Staging& staging) {
+  const std::string text = to_json(manifest_of(prepared, result));
+  std::string path(kManifestName);
+  if (prepared.single_file) path = io::base_name(staging.target()) + path;
+  staging.create(path, text.size());
+  io::Handle::open_write(io::join(staging.root(), path))
+      .write(0, std::string_view(text));
+}
+
+io::StagingOptions staging_options(const Prepared& prepared,
+                                   const SaveOptions& options) {
+  return {.single_file = prepared.single_file,
+          .overwrite = options.overwrite,
+          .sync = options.sync};
+}
+
+reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
+                        const SaveOptions& options, const Progress& progress) {
+  Target& target = prepared.target;
+  if (prepared.single_file)
+    target.files.front().path = io::base_name(staging.target());
+  staging.check_space(prepared.file_bytes());
+  for (const TargetFile& file : target.files)
+    staging.create(file.path, file.size);
+  reshard::RunOptions run = run_options(prepared.plan, options);
+  run.progress = progress;
+  reshard::Output output(target, staging.root());
+  progress.begin("copying", prepared.plan.bytes_read);
+  const reshard::RunResult result =
+      reshard::run(prepared.plan, prepared.source, output, run);
+  if (!options.allow_replica_mismatch)
+    reshard::check_replicas(prepared.plan, result, prepared.source);
+  for (uint32_t f = 0; f < target.files.size(); ++f) {
+    if (target.files[f].copy_of.empty())
+      output.write_literals(f);
+    else
+      copy_sidecar(target.files[f], staging.root());
+  }
+  progress.end();
+  return result;
+}
+
+}  // namespace
+
+uint64_t Prepared::file_bytes() const {
+  uint64_t bytes = 0;
+  for (const TargetFile& file : target.files) bytes += file.size;
+  return bytes;
+}
+
+Prepared prepare(Catalog source, Layout layout, const std::string& path,
+                 const SaveOptions& options) {
+  const formats::Format& format = formats::find_format(layout.format);
+  if (!format.writer)
+    throw unfaithful_error({}, "format {} can be read, not written",
+                           layout.format);
+  layout.name = io::base_name(path);
+  Prepared prepared;
+  prepared.target =
+      format.writer->lay_out(with_dtype(source, options.dtype), layout);
+  check_topology(layout.topology, prepared.target);
+  if (prepared.target.files.empty())
+    throw unfaithful_error({source.path, {}}, "there is nothing to write");
+  prepared.plan = reshard::make_plan(source, prepared.target,
+                                     !options.allow_replica_mismatch);
+  prepared.source = std::move(source);
+  prepared.path = path;
+  prepared.single_file = prepared.target.files.front().path.empty();
+  return prepared;
+}
+
+reshard::RunOptions run_options(const reshard::Plan& plan,
+                                const SaveOptions& options) {
+  reshard::RunOptions run;
+  run.threads = options.threads;
+  run.max_mem = options.max_mem;
+  for (const reshard::PlannedTensor& tensor : plan.tensors) {
+    if (!tensor.casts()) continue;
+    const reshard::Caster caster;
+    caster.check(tensor.source_dtype, tensor.target_dtype, tensor.name);
+    run.cast = caster;
+  }
+  return run;
+}
+
+uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
+  reshard::RunOptions run;
+  run.threads = options.threads;
+  run.max_mem = options.max_mem;
+  const reshard::Plan& plan = prepared.plan;
+  return reshard::buffer_bytes(plan, run) +
+         plan.jobs.size() * sizeof(reshard::Job) +
+         plan.lanes.size() * sizeof(reshard::Lane) +
+         plan.moves.size() * sizeof(reshard::Move) +
+         plan.gathers.size() * sizeof(reshard::Gather);
+}
+
+void check_target(const Prepared& prepared, const SaveOptions& options) {
+  io::Staging::check(prepared.path, staging_options(prepared, options));
+}
+
+reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
+                           const Progress& progress) {
+  const InterruptScope scope;
+  io::Staging staging(prepared.path, staging_options(prepared, options));
+  try {
+    const reshard::RunResult result =
+        fill(prepared, staging, options, progress);
+    if (options.manifest) write_manifest(prepared, result, staging);
+    staging.publish();
+    return result;
+  } catch (const Interrupted&) {
+    throw Interrupted("stopped; " + prepared.path + " was not touched");
+  }
+}
+
+}  // namespace ckpt::library

@@ -1,0 +1,45 @@
+// From a source catalog to a published target: what the commands and the
+// public API share.
+#pragma once
+
+#include <string>
+
+#include "ckpt/ckpt.h"
+#include "lib/progress.h"
+#include "reshard/engine.h"
+#include "reshard/plan.h"
+
+namespace ckpt::library {
+
+// A target that is laid out and proven, not written.
+struct Prepared {
+  Catalog source;
+  Target target;
+  reshard::Plan plan;
+  std::string path;  // DST
+  bool single_file = false;
+
+  uint64_t file_bytes() const;
+};
+
+// `layout.name` is set from the path. Throws unfaithful_error if the target's
+// format can't hold the topology or some tensor has no place.
+Prepared prepare(Catalog source, Layout layout, const std::string& path,
+                 const SaveOptions& options);
+
+// Engine options for a plan, cast module loaded if it casts.
+reshard::RunOptions run_options(const reshard::Plan& plan,
+                                const SaveOptions& options);
+
+// Bytes that a run holds at most: buffers and plan.
+uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options);
+
+// Throws what execute would throw before it writes: the target exists, its
+// directory is missing.
+void check_target(const Prepared& prepared, const SaveOptions& options);
+
+// Writes beside the target and renames. Throws Interrupted after a signal.
+reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
+                           const Progress& progress);
+
+}  // namespace ckpt::library

@@ -1,0 +1,166 @@
+// The library in one header: open a checkpoint, read parts of it, cut shards
+// for a rank, write it for another topology or in another format.
+//
+//   ckpt::Checkpoint source = ckpt::open("step_5000");
+//   ckpt::TensorData rows = source.read("final_proj.weight",
+//                                       {{0, 0}, {128, 4096}});
+//   ckpt::Layout layout{.format = "fairseq2", .topology = {.tp = 8}};
+//   ckpt::run(source.catalog(), layout, "step_5000_tp8");
+//
+// Every function throws ckpt::Error (error.h). Nothing prints.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "ckpt/error.h"
+#include "ckpt/layout.h"
+
+namespace ckpt {
+
+// Elements in memory: row-major, packed, little endian.
+struct TensorData {
+  DType dtype = DType::f32;
+  Shape shape;
+  std::vector<std::byte> bytes;
+};
+
+// The coordinates of one process in a topology, each from zero.
+struct Rank {
+  uint32_t tp = 0;
+  uint32_t pp = 0;
+  uint32_t dp = 0;
+  uint32_t ep = 0;
+};
+
+struct OpenOptions {
+  std::string format;           // "": detected from the content
+  std::string family;           // overrides what the files say
+  std::string shard_dims_file;  // JSON of GLOB: dim
+  bool restrict_globals = false;
+};
+
+// The shards of one rank, tensor by tensor: the loop of a loader.
+//
+//   auto shards = source.lazy_load({.tp = 4}, {.tp = 1});
+//   while (auto shard = shards.next()) use(shard->first, shard->second);
+class LazyLoad {
+ public:
+  // The next tensor's name and this rank's part of it. Reads that part and no
+  // more. A rank without rows gets shape (0, d1, …).
+  std::optional<std::pair<std::string, TensorData>> next();
+
+ private:
+  friend class Checkpoint;
+  LazyLoad(std::shared_ptr<const Catalog> catalog, Topology topology,
+           Rank rank);
+  std::shared_ptr<const Catalog> catalog_;
+  Topology topology_;
+  Rank rank_;
+  size_t next_ = 0;
+};
+
+// An open checkpoint: its headers were read, its payload was not. Copies
+// share the catalog; all functions may be called from many threads.
+class Checkpoint {
+ public:
+  explicit Checkpoint(Catalog catalog);
+
+  const Catalog& catalog() const { return *catalog_; }
+
+  // A whole tensor, or a box of it in elements of its global shape. Reads
+  // what is needed and no more. Throws usage_error for an unknown name or a
+  // box outside the tensor, unfaithful_error if pieces of it are missing.
+  TensorData read(const std::string& name) const;
+  TensorData read(const std::string& name, const Box& box) const;
+
+  // The shards of `rank` of `topology`, cut as fairseq2 cuts: equal parts
+  // along the tensor's tensor-parallel dimension (Tensor::tp), then rows of
+  // ceil(rows / dp) for each data-parallel rank; buffers and replicated
+  // tensors whole. Throws unfaithful_error, naming the tensor, where a
+  // dimension does not divide or no rule says how it is split. Sizes of pp
+  // and ep must be one.
+  LazyLoad lazy_load(const Topology& topology, const Rank& rank) const;
+
+ private:
+  std::shared_ptr<const Catalog> catalog_;
+};
+
+// Reads headers only. Throws missing_error for a path that does not exist or
+// is no checkpoint, input_error for a damaged one.
+Checkpoint open(const std::string& path, const OpenOptions& options = {});
+
+// One tensor from the shards of one topology to the shard of one rank of
+// another, in memory. `shards` has source.tp * source.dp members, tensor
+// parallel rank by rank: shards[t * source.dp + d]; each is what that rank
+// holds. Shards of data-parallel ranks are joined along dimension 0, then
+// those of tensor-parallel ranks along rule.dim; of a replicated tensor (rule
+// not kSplit) tensor-parallel rank 0 is taken and the others must be equal to
+// it. Unlike fairseq2's function of that name, a dimension that target.tp
+// does not divide is an unfaithful_error, not a loss of rows.
+TensorData reshard_tensor(std::span<const TensorData> shards,
+                          const Topology& source, const Topology& target,
+                          const Rank& rank, const TpRule& rule);
+
+struct SaveOptions {
+  uint32_t threads = 0;                  // 0: as many as processors
+  uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers, bytes
+  bool overwrite = false;                // replace the target when done
+  bool sync = true;                      // wait for the disk
+  bool manifest = true;                  // write .ckpt-manifest.json
+  bool allow_replica_mismatch = false;
+  std::optional<DType> dtype;  // cast floating-point model tensors to it
+  // Progress in payload bytes, from any thread.
+  std::function<void(uint64_t done, uint64_t total)> progress;
+};
+
+// What a run would do.
+struct Preview {
+  Target target;
+  uint64_t bytes_read = 0;     // payload
+  uint64_t bytes_written = 0;  // whole files
+  uint64_t peak_memory = 0;    // buffers and plan, bytes
+};
+
+// Lays the target out and proves that every byte has one source; writes
+// nothing. `path` names the target only.
+Preview plan(const Catalog& source, Layout layout, const std::string& path,
+             const SaveOptions& options = {});
+
+// plan, then write beside `path` and rename into place. The source is never
+// changed; on failure the target is as it was before.
+Preview run(const Catalog& source, Layout layout, const std::string& path,
+            const SaveOptions& options = {});
+
+// A tensor's shard as one process holds it: a box of the global tensor.
+struct ShardedTensor {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;  // global
+  Box box;      // of the global tensor
+  std::span<const std::byte> bytes;  // the box, row-major
+  TpRule tp;
+};
+
+// Writes tensors that lie in memory; shards of one name must have one dtype
+// and global shape and cover it exactly (equal boxes are replicas and must be
+// equal). The bytes must stay until it returns.
+Preview save(std::span<const ShardedTensor> shards, Layout layout,
+             const std::string& path, const SaveOptions& options = {});
+
+// The same in a thread of its own; the bytes must stay until the future is
+// ready. Errors come out of get().
+std::future<Preview> save_async(std::vector<ShardedTensor> shards,
+                                Layout layout, std::string path,
+                                SaveOptions options = {});
+
+}  // namespace ckpt
