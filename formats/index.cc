@@ -1,11 +1,8 @@
 #include "formats/index.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <map>
-#include <numeric>
-#include <tuple>
 #include <utility>
 
 #include "ckpt/error.h"
@@ -21,17 +18,6 @@ namespace {
 using text::printable;
 
 constexpr uint64_t kMaxIndex = uint64_t{512} << 20;
-
-// "a, b, c and 4 more"
-std::string list_some(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 5;
-  std::string list;
-  for (size_t i = 0; i < std::min(names.size(), kShown); ++i)
-    list += (i ? ", " : "") + printable(names[i]);
-  if (names.size() > kShown)
-    list += fmt::format(" and {} more", names.size() - kShown);
-  return list;
-}
 
 void check_plain_name(const Index& index, const std::string& tensor,
                       std::string_view file) {
@@ -248,66 +234,6 @@ void check_total_size(const Index& index, uint64_t bytes,
       warning("total_size", index.path, {},
               fmt::format("total_size is {}, the tensors have {} bytes",
                           printable(given->dump()), bytes)));
-}
-
-std::optional<NumberedName> parse_numbered(std::string_view name) {
-  constexpr std::string_view kOf = "-of-";
-  const size_t of = name.rfind(kOf);
-  if (of == name.npos || of == 0) return std::nullopt;
-  const size_t dash = name.rfind('-', of - 1);
-  if (dash == name.npos || dash == 0) return std::nullopt;
-  const std::string_view number = name.substr(dash + 1, of - dash - 1);
-  const std::string_view after = name.substr(of + kOf.size());
-  const size_t digits =
-      std::min(after.find_first_not_of("0123456789"), after.size());
-
-  NumberedName parsed{.stem = std::string(name.substr(0, dash)),
-                      .rest = std::string(after.substr(digits))};
-  const auto read = [](std::string_view spelled, uint32_t& value) {
-    const char* end = spelled.data() + spelled.size();
-    const auto result = std::from_chars(spelled.data(), end, value);
-    return result.ec == std::errc() && result.ptr == end;
-  };
-  if (!read(number, parsed.number) ||
-      !read(after.substr(0, digits), parsed.count))
-    return std::nullopt;
-  return parsed;
-}
-
-std::string numbered_name(std::string_view stem, uint64_t number,
-                          uint64_t count, std::string_view rest) {
-  return fmt::format("{}-{:05}-of-{:05}{}", stem, number, count, rest);
-}
-
-void check_complete_sets(const std::string& directory,
-                         std::span<const std::string> names) {
-  using Set = std::tuple<std::string, uint32_t, std::string>;
-  std::map<Set, std::vector<uint32_t>> sets;
-  for (const std::string& name : names)
-    if (const auto parsed = parse_numbered(name))
-      sets[{parsed->stem, parsed->count, parsed->rest}].push_back(
-          parsed->number);
-
-  for (auto& [set, numbers] : sets) {
-    const auto& [stem, count, rest] = set;
-    std::ranges::sort(numbers);
-    if (numbers.size() == count && numbers.back() - numbers.front() < count)
-      continue;
-    const uint32_t first = numbers.front() == 0 ? 0 : 1;
-    std::vector<std::string> missing;
-    size_t at = 0;
-    // Names of what is missing are made only as far as they are shown.
-    for (uint32_t i = 0; i < count && missing.size() < 5; ++i) {
-      while (at < numbers.size() && numbers[at] < first + i) ++at;
-      if (at == numbers.size() || numbers[at] != first + i)
-        missing.push_back(numbered_name(stem, first + i, count, rest));
-    }
-    throw input_error({directory, {}},
-                      "{} of {} files of a set are there; missing: {}{}",
-                      numbers.size(), count, list_some(missing),
-                      numbers.size() + missing.size() < count ? " …" : "")
-        .with_hint("fetch the missing files, or open the files one by one");
-  }
 }
 
 std::string write_index(std::span<const IndexEntry> weight_map,

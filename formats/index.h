@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "formats/numbered.h"
 
 namespace ckpt::formats {
 
@@ -63,24 +64,6 @@ std::vector<Located> select_indexed(
 // Warns ("total_size") if the index says another sum than `bytes`.
 void check_total_size(const Index& index, uint64_t bytes,
                       std::vector<Problem>& problems);
-
-// The files of an x-of-N set: model-00001-of-00003.safetensors. Numbers run
-// from 1 to N (from 0 to N-1 in some old files).
-struct NumberedName {
-  std::string stem;  // "model"
-  uint32_t number = 0;
-  uint32_t count = 0;
-  std::string rest;  // ".safetensors"
-};
-std::optional<NumberedName> parse_numbered(std::string_view file_name);
-// "model-00002-of-00003.safetensors"
-std::string numbered_name(std::string_view stem, uint64_t number,
-                          uint64_t count, std::string_view rest);
-
-// Throws an input_error that names the missing files if a set that begins
-// among `names` is not complete.
-void check_complete_sets(const std::string& directory,
-                         std::span<const std::string> names);
 
 // The text of an index: two spaces, sorted keys, ASCII, a newline at the end.
 // `metadata`: other members than total_size.
