@@ -25,7 +25,8 @@ Id Decoder::integer_of_bytes(std::string_view little_endian) {
   // Sign extension of the highest byte that is there.
   const bool negative = !little_endian.empty() && little_endian.back() < 0;
   uint64_t value = negative ? ~uint64_t{0} : 0;
-  std::memcpy(&value, little_endian.data(), little_endian.size());
+  if (!little_endian.empty())
+    std::memcpy(&value, little_endian.data(), little_endian.size());
   return doc_.add_int(static_cast<int64_t>(value));
 }
 

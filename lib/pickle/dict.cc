@@ -39,7 +39,7 @@ uint64_t hash_text(Type type, std::string_view text) {
     text.remove_prefix(8);
   }
   uint64_t word = 0;
-  std::memcpy(&word, text.data(), text.size());
+  if (!text.empty()) std::memcpy(&word, text.data(), text.size());
   return mix(hash * 0x9E3779B97F4A7C15u + word);
 }
 

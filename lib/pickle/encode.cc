@@ -1,16 +1,12 @@
 #include "lib/pickle/encode.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
-#include <tuple>
 #include <unordered_map>
 #include <vector>
 
 #include "ckpt/error.h"
-#include "lib/pickle/bigint.h"
-#include "lib/pickle/codecs.h"
-#include "lib/pickle/names.h"
+#include "lib/pickle/opcodes.h"
+#include "lib/pickle/survey.h"
 
 namespace ckpt::pickle {
 namespace {
@@ -18,87 +14,19 @@ namespace {
 constexpr uint32_t kBatch = 1000;  // elements per APPENDS, pairs per SETITEMS
 constexpr uint32_t kNotPut = UINT32_MAX;
 
-// A number for each value: an array if most values will get one, else a map.
-class PerValue {
- public:
-  PerValue(const Document& document, Id root, uint32_t initial)
-      : initial_(initial) {
-    constexpr size_t kSmall = size_t{1} << 12;
-    if (root == document.root() || document.size() <= kSmall)
-      array_.assign(document.size(), initial);
-  }
-  uint32_t& operator[](Id id) {
-    return array_.empty() ? map_.try_emplace(id, initial_).first->second
-                          : array_[id];
-  }
-
- private:
-  uint32_t initial_;
-  std::vector<uint32_t> array_;
-  std::unordered_map<Id, uint32_t> map_;
-};
-
-// What encode() has to know of each value beforehand.
-constexpr uint32_t kCount = 3;    // how often it is referred to, up to 2
-constexpr uint32_t kOnPath = 4;   // its parts are being looked at
-constexpr uint32_t kReached = 8;  // it reaches itself
-
-template <class F>
-void for_each_part(const Document& document, Id id, F f) {
-  const Type type = document.type(id);
-  if (type != Type::kCall) {
-    if (type >= Type::kList && type != Type::kGlobal)
-      std::ranges::for_each(document.items(id), f);
-    return;
-  }
-  const Call call = document.call(id);
-  for (const Id part : {call.callable, call.args, call.kwargs, call.state}) {
-    if (part != kNoId) f(part);
-  }
-  std::ranges::for_each(call.items, f);
-  std::ranges::for_each(call.pairs, f);
-}
-
-PerValue survey(const Document& document, Id root) {
-  struct Step {
-    Id id;
-    bool leave;
-  };
-  PerValue marks(document, root, 0);
-  std::vector<Step> pending{{root, false}};
-  while (!pending.empty()) {
-    const auto [id, leave] = pending.back();
-    pending.pop_back();
-    uint32_t& mark = marks[id];
-    if (leave) {
-      mark &= ~kOnPath;
-      continue;
-    }
-    if ((mark & kOnPath) != 0) mark |= kReached;
-    if ((mark & kCount) < 2) ++mark;
-    if ((mark & kCount) == 2 || document.type(id) < Type::kList) continue;
-    mark |= kOnPath;
-    pending.push_back({id, true});
-    for_each_part(document, id, [&](Id part) {
-      pending.push_back({part, false});
-    });
-  }
-  return marks;
-}
-
 class Encoder {
  public:
   Encoder(const Document& document, Id root)
       : doc_(document),
         marks_(survey(document, root)),
         memo_(document, root, kNotPut) {
-    out_ = "\x80\x02";
+    out_ += "\x80\x02";
     save(root);
     while (!frames_.empty()) step();
     out_ += '.';
   }
 
-  std::string take() { return std::move(out_); }
+  std::string take() { return out_.take(); }
 
  private:
   // A value whose parts are being written.
@@ -120,25 +48,23 @@ class Encoder {
         out_ += doc_.boolean(id) ? '\x88' : '\x89';
         return;
       case Type::kInt:
-        return save_int(doc_.integer(id));
+        return out_.integer(doc_.integer(id));
       case Type::kBigInt:
-        return save_long(bytes_of(doc_.text(id)));
-      case Type::kFloat: {
-        const auto bits = std::bit_cast<uint64_t>(doc_.real(id));
-        out_ += 'G';
-        number(__builtin_bswap64(bits));
-        return;
-      }
+        return out_.big_integer(doc_.text(id));
+      case Type::kFloat:
+        return out_.real(doc_.real(id));
       case Type::kString:
-        save_string(doc_.text(id));
+        out_.string(doc_.text(id));
         return put(id);
       case Type::kBytes:
-        save_bytes(doc_.text(id));
+        out_.bytes(doc_.text(id));
         return put(id);
       case Type::kByteArray:
-        return save_bytearray(id);
+        out_.byte_array(doc_.text(id));
+        return put(id);
       case Type::kGlobal:
-        return save_global(id);
+        out_.dotted_global(doc_.module(id), doc_.text(id));
+        return put(id);
       case Type::kList:
         out_ += ']';
         put(id);
@@ -149,7 +75,8 @@ class Encoder {
         break;
       case Type::kSet:
       case Type::kFrozenSet:
-        global("builtins", doc_.type(id) == Type::kSet ? "set" : "frozenset");
+        out_.global("builtins",
+                    doc_.type(id) == Type::kSet ? "set" : "frozenset");
         out_ += ']';
         break;
       case Type::kTuple:
@@ -216,7 +143,7 @@ class Encoder {
     if ((marks_[id] & kReached) != 0) --cycles_;
     const bool written = memo_[id] != kNotPut;
     if (written) {
-      out_.append(parts, '0');
+      out_.repeat('0', parts);
       get(id);
     } else {
       out_ += opcodes;
@@ -273,7 +200,7 @@ class Encoder {
   void begin_call(Id id) {
     const How how = doc_.call(id).how;
     if (how == How::kInst) out_ += '(';
-    if (how == How::kNewObjEx) global("copyreg", "__newobj_ex__");
+    if (how == How::kNewObjEx) out_.global("copyreg", "__newobj_ex__");
   }
 
   void step_call(Frame& frame) {
@@ -327,138 +254,19 @@ class Encoder {
     frames_.back().at = 0;
   }
 
-  // --- scalars ---
-
-  template <class T>
-  void number(T value) {
-    char bytes[sizeof value];
-    std::memcpy(bytes, &value, sizeof value);
-    out_.append(bytes, sizeof value);
-  }
-
-  void save_int(int64_t value) {
-    if (value >= 0 && value <= 0xFF) {
-      out_ += 'K';
-      number(static_cast<uint8_t>(value));
-    } else if (value >= 0 && value <= 0xFFFF) {
-      out_ += 'M';
-      number(static_cast<uint16_t>(value));
-    } else if (value == static_cast<int32_t>(value)) {
-      out_ += 'J';
-      number(static_cast<int32_t>(value));
-    } else {
-      save_long(bytes_of(fmt::format("{}", value)));
-    }
-  }
-
-  void save_long(const std::string& little_endian) {
-    if (little_endian.size() <= 0xFF) {
-      out_ += '\x8A';
-      number(static_cast<uint8_t>(little_endian.size()));
-    } else {
-      out_ += '\x8B';
-      number(static_cast<int32_t>(little_endian.size()));
-    }
-    out_ += little_endian;
-  }
-
-  void save_string(std::string_view text) {
-    if (text.size() > UINT32_MAX)
-      throw unfaithful_error({}, "a text of {} bytes has no pickle",
-                             text.size());
-    out_ += 'X';
-    number(static_cast<uint32_t>(text.size()));
-    out_ += text;
-  }
-
-  void save_bytes(std::string_view bytes) {
-    if (bytes.empty()) {
-      global("builtins", "bytes");
-      out_ += ")R";
-      return;
-    }
-    global("_codecs", "encode");
-    save_string(from_latin1(bytes));
-    save_string("latin1");
-    out_ += "\x86R";
-  }
-
-  void save_bytearray(Id id) {
-    global("builtins", "bytearray");
-    if (doc_.text(id).empty()) {
-      out_ += ")R";
-    } else {
-      save_bytes(doc_.text(id));
-      out_ += "\x85R";
-    }
-    put(id);
-  }
-
-  // --- globals ---
-
-  // Under protocol 2 a nested class is getattr(outer, "inner").
-  void save_global(Id id) {
-    const std::string_view module = doc_.module(id);
-    std::string_view rest = doc_.text(id);
-    const std::vector<std::string_view> parts = parts_of(rest);
-    for (size_t i = 1; i < parts.size(); ++i) global("builtins", "getattr");
-    global(module, parts[0]);
-    for (size_t i = 1; i < parts.size(); ++i) {
-      save_string(parts[i]);
-      out_ += "\x86R";
-    }
-    put(id);
-  }
-
-  // "Outer.Inner" at its dots; a name that Python could not have written, as
-  // one.
-  static std::vector<std::string_view> parts_of(std::string_view name) {
-    std::vector<std::string_view> parts;
-    for (std::string_view rest = name;;) {
-      const size_t dot = rest.find('.');
-      parts.push_back(rest.substr(0, dot));
-      if (parts.back().empty()) return {name};
-      if (dot == std::string_view::npos) return parts;
-      rest.remove_prefix(dot + 1);
-    }
-  }
-
-  void global(std::string_view module, std::string_view name) {
-    if (module.find('\n') != module.npos || name.find('\n') != name.npos)
-      throw unfaithful_error({},
-                             "a global with a newline in its name has no "
-                             "pickle");
-    std::tie(module, name) = python2_name(module, name);
-    out_ += 'c';
-    out_ += module;
-    out_ += '\n';
-    out_ += name;
-    out_ += '\n';
-  }
-
   // --- memo: what is referred to more than once, or may be written again
   // because a value that reaches itself is ---
 
   void put(Id id) {
     if ((marks_[id] & kCount) < 2 && cycles_ == 0) return;
     memo_[id] = next_memo_;
-    memo_opcode('q', 'r', next_memo_++);
+    out_.put(next_memo_++);
   }
 
-  void get(Id id) { memo_opcode('h', 'j', memo_[id]); }
-
-  void memo_opcode(char small, char large, uint32_t index) {
-    if (index <= 0xFF) {
-      out_ += small;
-      number(static_cast<uint8_t>(index));
-    } else {
-      out_ += large;
-      number(index);
-    }
-  }
+  void get(Id id) { out_.get(memo_[id]); }
 
   const Document& doc_;
-  std::string out_;
+  Opcodes out_;
   PerValue marks_;
   PerValue memo_;
   uint32_t next_memo_ = 0;

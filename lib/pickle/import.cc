@@ -20,6 +20,7 @@ class Importer {
       visit_parts(id);
     }
     for (const Id id : filled_) fill(id);
+    for (const Id id : filled_) fill_pairs(id);
     return copies_.at(root);
   }
 
@@ -87,13 +88,10 @@ class Importer {
 
   void fill(Id id) {
     const Id made = copies_.at(id);
-    if (from_.type(id) == Type::kCall) {
+    if (from_.type(id) == Type::kCall)
       fill_call(made, from_.call(id));
-    } else if (from_.type(id) == Type::kDict) {
-      to_.set_pairs(made, copied(from_.items(id)));
-    } else {
+    else if (from_.type(id) != Type::kDict)
       to_.append_items(made, copied(from_.items(id)));
-    }
   }
 
   void fill_call(Id made, const Call& call) {
@@ -106,8 +104,15 @@ class Importer {
     }
     if (!call.items.empty())
       to_.append_items(to_.items_of(made), copied(call.items));
-    if (!call.pairs.empty())
-      to_.set_pairs(to_.pairs_of(made), copied(call.pairs));
+  }
+
+  // Once the keys are whole: half a tuple may look like another.
+  void fill_pairs(Id id) {
+    const Id made = copies_.at(id);
+    if (from_.type(id) == Type::kDict)
+      to_.set_pairs(made, copied(from_.items(id)));
+    else if (from_.type(id) == Type::kCall && !from_.call(id).pairs.empty())
+      to_.set_pairs(to_.pairs_of(made), copied(from_.call(id).pairs));
   }
 
   Document& to_;

@@ -34,7 +34,7 @@ constexpr ModuleRow kModules[] = {
     {"SocketServer", "socketserver", true},
     {"ConfigParser", "configparser", true},
     {"repr", "reprlib", true},
-    {"commands", "subprocess", true},
+    {"commands", "subprocess", false},
     {"thread", "_thread", true},
     {"_abcoll", "collections.abc", true},
     {"httplib", "http.client", true},

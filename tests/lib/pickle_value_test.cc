@@ -129,6 +129,12 @@ TEST_CASE("pickle value: import keeps sharing, takes substitutes") {
   const Id root = to.import(from, from.root(), {{items[4], stand_in}});
   CHECK(to.items(root)[0] == to.items(root)[1]);
   CHECK(to.items(root)[4] == stand_in);
+
+  // Two tuples as keys are two keys, whatever is copied first.
+  const Decoded tuples = test::decode_text("(I1\n\x85NI2\n\x85Nd.");
+  const Document& other = *tuples.document;
+  const Id dict = to.import(other, other.root());
+  CHECK(test::difference(other, other.root(), to, dict) == "");
 }
 
 TEST_CASE("pickle json: what is too much is elided") {

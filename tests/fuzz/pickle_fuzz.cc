@@ -1,0 +1,58 @@
+// Any bytes: decode refuses them with an Error, or what it gives can be
+// shown, copied, and written as a pickle that decodes to the same bytes.
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <string>
+
+#include "ckpt/error.h"
+#include "lib/pickle/decode.h"
+#include "lib/pickle/encode.h"
+#include "lib/pickle/json.h"
+
+namespace {
+
+using namespace ckpt;
+
+[[noreturn]] void found(const char* what) {
+  std::fprintf(stderr, "%s\n", what);
+  std::abort();
+}
+
+void check(const pickle::Document& document) {
+  const pickle::Id root = document.root();
+  pickle::to_json(document, root, 1000).dump();
+  document.as_pairs(root);
+  pickle::Document copy;
+  copy.set_root(copy.import(document, root));
+
+  std::string bytes;
+  try {
+    bytes = pickle::encode(document);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) found(error.what());
+    return;
+  }
+  const auto text = std::as_bytes(std::span(bytes));
+  const auto again = pickle::decode(text, "encoded").document;
+  // Names with dots become calls of getattr; then the form is settled.
+  const std::string settled = pickle::encode(*again);
+  const auto last =
+      pickle::decode(std::as_bytes(std::span(settled)), "settled").document;
+  if (pickle::encode(*last) != settled) found("not a fixed point");
+  if (pickle::encode(copy) != bytes) found("the copy is another tree");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const pickle::Limits limits{.bytes = 1 << 20, .values = 1 << 20};
+  try {
+    const auto decoded =
+        pickle::decode(std::as_bytes(std::span(data, size)), "input", limits);
+    check(*decoded.document);
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kBug) found(error.what());
+  }
+  return 0;
+}
