@@ -23,6 +23,15 @@ bool is_ordered_dict(const Document& document, Id node) {
   return document.is_call(node, "collections", "OrderedDict");
 }
 
+// A subclass of Tensor, or a Tensor with attributes; not the wrapper of a
+// DTensor, which becomes a plain tensor.
+bool keeps_type(const Document& document, Id node) {
+  if (rebuild_of(document, node) != Rebuild::kFromType) return false;
+  const auto args = document.items(document.call(node).args);
+  return args.size() > 3 &&
+         rebuild_of_global(document, args[0]) != Rebuild::kWrapper;
+}
+
 }  // namespace
 
 const Copier::Edit* Copier::edit(Id holder, size_t index) const {
@@ -83,9 +92,9 @@ std::vector<Id> Copier::needed(Id node) const {
     const Id args = source_.call(node).args;
     if (rebuild == Rebuild::kParameterState) {
       add(source_.items(args)[3]);
-    } else if (rebuild == Rebuild::kFromType) {
+    } else if (keeps_type(source_, node)) {
       add(source_.items(args)[1]);
-      if (source_.items(args).size() > 3) add(source_.items(args)[3]);
+      add(source_.items(args)[3]);
     } else if (rebuild == Rebuild::kQuantized) {
       add(source_.items(args)[2]);
       add(source_.items(args)[3]);
@@ -183,10 +192,7 @@ Id Copier::create_tensor(Id node, size_t slot) {
                  out_.add_bool(tensor.requires_grad), add_ordered_dict(out_),
                  argument(3)});
   }
-  const bool typed =
-      rebuild == Rebuild::kFromType && source_.items(args).size() > 3 &&
-      rebuild_of_global(source_, source_.items(args)[0]) != Rebuild::kWrapper;
-  if (typed) {
+  if (keeps_type(source_, node)) {
     std::vector<Id> plain = storage_arguments(slot);
     return call("torch._tensor", "_rebuild_from_type_v2",
                 {out_.add_global("torch._utils", function), argument(1),

@@ -181,7 +181,7 @@ void materialise(const Catalog& source, const Target& target,
     Output& output = outputs[f];
     for (const LateCrc& late : target.files[f].crcs)
       for (const uint64_t at : late.at)
-        output.put(at, crc_of(output, late), false);
+        output.put(at, crc_of(output, late), true);  // a zero in a header
     const auto hole = std::ranges::find(output.written, false);
     if (hole != output.written.end())
       throw bug_error({target.files[f].path, {}}, "byte {} is not covered",
