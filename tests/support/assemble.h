@@ -16,8 +16,8 @@ namespace ckpt::test {
 std::string assemble(const Catalog& catalog, const Tensor& tensor);
 
 // The files of a target, filled with the content of the source's tensors of
-// the same names. Throws std::runtime_error if literals, payload and late
-// checksums don't cover each file exactly once (checksums are filled in).
+// the same names, and with checksums. Throws std::runtime_error if literals and
+// payload don't cover each file exactly once.
 std::vector<std::string> fill(const Catalog& source, const Target& target);
 
 // Writes the files of `fill` and the copies below `directory`.
