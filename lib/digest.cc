@@ -53,6 +53,7 @@ class Accumulator {
 
   // Bytes that stand at byte `offset` of the content.
   void add(uint64_t offset, const std::byte* bytes, size_t count) {
+    if (count == 0) return;
     uint64_t j = offset / 4;
     if (const size_t skip = offset % 4; skip != 0) {
       const size_t head = std::min(count, 4 - skip);
