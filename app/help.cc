@@ -49,18 +49,37 @@ std::string option_names(const CLI::Option& option) {
                          ? "    "
                          : "-" + option.get_snames()[0] + ", ";
   text += "--" + option.get_lnames()[0];
-  if (option.get_type_size() != 0) text += " " + option.get_type_name();
-  return text;
+  if (option.get_type_size() == 0) return text;
+  // CLI11 appends the names of validators to the type: "X:NONNEGATIVE".
+  const std::string type = option.get_type_name();
+  return text + " " + type.substr(0, type.find(':'));
+}
+
+// Words in lines of at most `width` bytes (the texts are ASCII).
+std::vector<std::string> wrapped(std::string_view text, size_t width) {
+  std::vector<std::string> lines;
+  while (text.size() > width) {
+    const size_t space = text.rfind(' ', width);
+    if (space == text.npos) break;
+    lines.emplace_back(text.substr(0, space));
+    text.remove_prefix(space + 1);
+  }
+  lines.emplace_back(text);
+  return lines;
 }
 
 // Options of one group, aligned over the whole page.
 std::string option_group(const CLI::App& app, const std::string& group) {
-  constexpr size_t kNames = 26;
+  constexpr size_t kNames = 30, kPage = 80;
   std::string text;
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_group() != group) continue;
-    text += fmt::format("  {:<{}}  {}\n", option_names(*option), kNames,
-                        option->get_description());
+    std::string names = option_names(*option);
+    for (const std::string& line :
+         wrapped(option->get_description(), kPage - kNames - 4)) {
+      text += fmt::format("  {:<{}}  {}\n", names, kNames, line);
+      names.clear();
+    }
   }
   return text;
 }

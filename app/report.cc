@@ -205,8 +205,17 @@ Totals totals(const Catalog& catalog) {
     if (tensor.kind == Kind::model && !seen_before(tensor, seen))
       sums.parameters += element_count(tensor.shape).value_or(0);
   }
+  // An inflated part of a file is a File of its own, with the same path.
   std::unordered_set<std::string_view> paths;
-  for (const File& file : catalog.files) paths.insert(file.path);
+  std::vector<bool> known(catalog.files.size());
+  for (const Tensor& tensor : catalog.tensors) {
+    for (const Piece& piece : tensor.pieces) {
+      const uint32_t file = piece.extent.file;
+      if (known[file]) continue;
+      known[file] = true;
+      paths.insert(catalog.files[file].path);
+    }
+  }
   sums.files = paths.size();
   return sums;
 }

@@ -37,20 +37,53 @@ uint32_t layer_number(const std::string& list, std::string_view text) {
   return *number;
 }
 
+std::vector<std::string> split(std::string_view text) {
+  std::vector<std::string> parts;
+  for (size_t dot; (dot = text.find('.')) != text.npos;
+       text.remove_prefix(dot + 1))
+    parts.emplace_back(text.substr(0, dot));
+  parts.emplace_back(text);
+  return parts;
+}
+
+// The pattern with words that are in no name replaced by the nearest that
+// are: "*.q_prj.*" -> "*.q_proj.*". Empty if that matches nothing either.
+std::string nearest_pattern(const std::string& pattern,
+                            const Catalog& catalog) {
+  std::set<std::string> words;
+  for (const Tensor& tensor : catalog.tensors)
+    for (std::string& word : split(tensor.name))
+      if (!parse_number(word)) words.insert(std::move(word));
+  if (words.size() > 10'000) return {};
+  const std::vector<std::string> known(words.begin(), words.end());
+  std::vector<std::string> parts = split(pattern);
+  for (std::string& part : parts) {
+    const bool literal = part.find_first_of("*?[]{}") == part.npos;
+    if (!literal || words.contains(part) || parse_number(part)) continue;
+    if (std::string near = text::nearest(part, known); !near.empty())
+      part = std::move(near);
+  }
+  std::string fixed = fmt::format("{}", fmt::join(parts, "."));
+  const text::Glob glob(fixed);
+  const bool any = std::ranges::any_of(
+      catalog.tensors, [&](const Tensor& t) { return glob.matches(t.name); });
+  return any ? fixed : std::string();
+}
+
 Error nothing_matches(const std::string& option, const std::string& pattern,
                       const Catalog& catalog) {
-  std::vector<std::string> names;
-  for (const Tensor& tensor : catalog.tensors) names.push_back(tensor.name);
-  std::string near;
-  if (names.size() <= 10'000) near = text::nearest(pattern, names);
-  if (near.empty() && !names.empty()) near = names.front();
+  const std::string near = nearest_pattern(pattern, catalog);
+  std::string hint = "inspect shows the names; * matches dots too";
+  if (!near.empty()) {
+    hint = fmt::format("did you mean '{}'?", near);
+  } else if (!catalog.tensors.empty()) {
+    hint = fmt::format("a name here: {}; * matches dots too",
+                       catalog.tensors.front().name);
+  }
   return unfaithful_error({catalog.path, {}},
-                          "{} '{}' matches none of the {} "
-                          "tensors",
-                          option, pattern, names.size())
-      .with_hint(near.empty() ? ""
-                              : "a tensor here: " + near +
-                                    "; * matches dots too; inspect lists all");
+                          "{} '{}' matches none of the {} tensors", option,
+                          pattern, catalog.tensors.size())
+      .with_hint(std::move(hint));
 }
 
 // A tensor and why it is left out (an index into the reasons), if it is.
@@ -221,6 +254,44 @@ Selection select(Catalog& catalog, const SelectOptions& options) {
   for (const std::string& note : selection.notes)
     catalog.assumptions.push_back(note);
   return selection;
+}
+
+namespace {
+
+bool matches_any(const Catalog& catalog, const std::string& pattern) {
+  const text::Glob glob(pattern);
+  return std::ranges::any_of(catalog.tensors, [&](const Tensor& tensor) {
+    return glob.matches(tensor.name);
+  });
+}
+
+// One side: without the patterns that only the other side has names for.
+void select_side(Catalog& catalog, SelectOptions options) {
+  const auto foreign = [&](const std::string& pattern) {
+    return !matches_any(catalog, pattern);
+  };
+  std::erase_if(options.exclude, foreign);
+  const bool by_keys = !options.keys.empty();
+  std::erase_if(options.keys, foreign);
+  if (by_keys && options.keys.empty())
+    catalog.tensors.clear();
+  else
+    select(catalog, options);
+}
+
+}  // namespace
+
+void select_both(Catalog& a, Catalog& b, const SelectOptions& options) {
+  const auto check = [&](const std::string& option,
+                         const std::vector<std::string>& patterns) {
+    for (const std::string& pattern : patterns)
+      if (!matches_any(a, pattern) && !matches_any(b, pattern))
+        throw nothing_matches(option, pattern, a);
+  };
+  check("--keys", options.keys);
+  check("--exclude", options.exclude);
+  select_side(a, options);
+  select_side(b, options);
 }
 
 }  // namespace ckpt::app

@@ -25,6 +25,10 @@ struct Selection {
 // remains.
 Selection select(Catalog& catalog, const SelectOptions& options);
 
+// Of two checkpoints that are compared: a pattern has to match something in
+// one of them.
+void select_both(Catalog& a, Catalog& b, const SelectOptions& options);
+
 // The layer that a tensor belongs to: N of "layers.N", "blocks.N", "h.N" …
 // in its dotted name; nothing if it belongs to none.
 std::optional<uint32_t> layer_of(std::string_view name);

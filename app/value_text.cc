@@ -147,6 +147,10 @@ void Writer::tagged(std::string_view tag, const Json& value,
     std::ranges::replace(name, ' ', '.');
     return void(out_ += text::printable(name));
   }
+  if (tag == "!str_surrogates") {
+    out_ += "utf-16 ";
+    return raw(value);
+  }
   if (tag == "!elided") return void(out_ += "…");
   if (tag == "!ref") return void(out_ += "<above>");
   if (tag == "!complex" && value.is_array() && value.size() == 2) {

@@ -96,10 +96,18 @@ TEST_CASE("select: refuses what matches nothing, and says what is there") {
     const char* hint;
   };
   const Row rows[] = {
-      {{.keys = {"layers.0.nrom"}},
+      {{.keys = {"layers.0.nor"}},
        ExitCode::kUnfaithful,
-       "--keys 'layers.0.nrom' matches none of the 6 tensors",
-       "layers.0.norm"},
+       "--keys 'layers.0.nor' matches none of the 6 tensors",
+       "did you mean 'layers.0.norm'?"},
+      {{.keys = {"*.emded.weight", "embd.*"}},
+       ExitCode::kUnfaithful,
+       "--keys '*.emded.weight' matches none of the 6 tensors",
+       "a name here: embed.weight"},
+      {{.keys = {"embd.*"}},
+       ExitCode::kUnfaithful,
+       "--keys 'embd.*' matches none",
+       "did you mean 'embed.*'?"},
       {{.exclude = {"*", "bias"}},
        ExitCode::kUnfaithful,
        "--exclude 'bias' matches none of the 6 tensors",

@@ -1,0 +1,1 @@
+ckpt inspect torch_pt/torch2.7.1/ckpt/model.pt --json

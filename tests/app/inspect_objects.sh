@@ -1,0 +1,1 @@
+ckpt inspect torch_pt/training_objects/ckpt/ckpt_p2.pt --objects

@@ -1,0 +1,1 @@
+ckpt inspect safetensors/hf_sharded/ckpt
