@@ -20,7 +20,9 @@ struct Magic {
 constexpr std::string_view kUnpack = "unpack it first";
 constexpr std::string_view kFailedDownload =
     "the download failed and left an error page: fetch the file again";
-constexpr std::string_view kNotRead = "ckpt does not read this format";
+constexpr std::string_view kMaybeTorch =
+    "if it is a torch file under another name, open it with --from torch";
+constexpr std::string_view kNotRead = {};
 
 constexpr auto kMagics = std::to_array<Magic>({
     {0,
@@ -31,7 +33,7 @@ constexpr auto kMagics = std::to_array<Magic>({
      "GGUF"sv,
      {"a GGUF file, which ckpt does not read",
       "open the safetensors checkpoint that it was made from"}},
-    {0, "PK\3\4"sv, {"a zip archive", kNotRead}},
+    {0, "PK\3\4"sv, {"a zip archive", kMaybeTorch}},
     {0,
      "\x93NUMPY"sv,
      {"a NumPy array (.npy), which ckpt does not read", kNotRead}},
@@ -47,10 +49,10 @@ constexpr auto kMagics = std::to_array<Magic>({
     {0, "<!doctype"sv, {"an HTML page", kFailedDownload}},
     {0, "<html"sv, {"an HTML page", kFailedDownload}},
     {0, "<?xml"sv, {"an XML document", kFailedDownload}},
-    {0, "\x80\2"sv, {"a Python pickle", kNotRead}},
-    {0, "\x80\3"sv, {"a Python pickle", kNotRead}},
-    {0, "\x80\4"sv, {"a Python pickle", kNotRead}},
-    {0, "\x80\5"sv, {"a Python pickle", kNotRead}},
+    {0, "\x80\2"sv, {"a Python pickle", kMaybeTorch}},
+    {0, "\x80\3"sv, {"a Python pickle", kMaybeTorch}},
+    {0, "\x80\4"sv, {"a Python pickle", kMaybeTorch}},
+    {0, "\x80\5"sv, {"a Python pickle", kMaybeTorch}},
 });
 
 struct Ending {

@@ -10,7 +10,7 @@ namespace ckpt::formats {
 
 struct Foreign {
   std::string_view what;  // "a git-lfs pointer"
-  std::string_view hint;  // what to do
+  std::string_view hint;  // what to do; may be empty
 };
 
 // How many bytes of the front tell it.

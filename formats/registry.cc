@@ -22,7 +22,7 @@ std::vector<Format> make_formats() {
   std::vector<Format> formats;
   // In the order they are tried: what is more special comes first.
   formats.push_back({"fairseq2", "fairseq2's native checkpoints",
-                     fairseq2::make_reader(), nullptr});
+                     fairseq2::make_reader(), fairseq2::make_writer()});
   formats.push_back({"safetensors",
                      "safetensors: one file, or a Hugging Face directory",
                      safetensors::make_reader(), safetensors::make_writer()});
@@ -90,7 +90,8 @@ std::string all_answers(const Detection& detection) {
   const std::string& path = detection.path;
   if (const auto foreign = recognise_file(path))
     throw missing_error({path, {}}, "no checkpoint: this is {}", foreign->what)
-        .with_hint(fmt::format("{}; {}", foreign->hint, known_formats()));
+        .with_hint(foreign->hint.empty() ? known_formats()
+                                         : std::string(foreign->hint));
   std::error_code ignored;
   if (std::filesystem::file_size(path, ignored) == 0)
     throw missing_error({path, {}}, "is empty (0 bytes)")
@@ -129,8 +130,8 @@ std::string foreign_inside(const std::string& path,
   for (size_t i = 0; i < std::min(names.size(), kMostTried); ++i) {
     const auto foreign = recognise_file(io::join(path, names[i]));
     if (foreign)
-      return fmt::format("{} is {}: {}", printable(names[i]), foreign->what,
-                         foreign->hint);
+      return fmt::format("{} is {}{}{}", printable(names[i]), foreign->what,
+                         foreign->hint.empty() ? "" : ": ", foreign->hint);
   }
   return {};
 }
@@ -190,6 +191,13 @@ Detection detect(const std::string& path) {
     detection.tried.emplace_back(format.name, std::move(support.why));
     if (!support.yes) continue;
     detection.format = &format;
+    return detection;
+  }
+  // No content that anybody knows; its name still says who can tell what is
+  // wrong with it.
+  if (io::is_file(path) && path.ends_with(".safetensors")) {
+    detection.format = &find_format("safetensors");
+    detection.tried.emplace_back("safetensors", "is named .safetensors");
     return detection;
   }
   if (io::is_directory(path)) unknown_directory(detection);
