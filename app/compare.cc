@@ -29,13 +29,19 @@ std::string about(const Tensor& tensor) {
 }
 
 // How two tensors differ before their values are looked at; nothing if they
-// don't.
+// don't. A quantized type and its integers are told apart by diff alone: the
+// bytes are the same.
 std::optional<Difference> header_difference(const Tensor& a, const Tensor& b,
-                                            bool dtypes_may_differ) {
+                                            const CompareOptions& options) {
+  const bool same =
+      a.dtype == b.dtype || (!options.describe && same_bytes(a.dtype, b.dtype));
+  if (same && a.dtype != b.dtype &&
+      byte_size(a.dtype, a.shape) == byte_size(b.dtype, b.shape))
+    return std::nullopt;
   if (a.shape != b.shape)
     return Difference{"shape", a.name,
                       fmt::format("A has {}, B has {}", about(a), about(b))};
-  if (a.dtype != b.dtype && !dtypes_may_differ)
+  if (!same && !options.numeric)
     return Difference{
         "dtype", a.name,
         fmt::format("A has {}, B has {}", name(a.dtype), name(b.dtype))};
@@ -141,7 +147,7 @@ Comparison compare(const Catalog& a, const Catalog& b,
     }
     ++result.tensors;
     const Tensor& y = b.tensors[other->second];
-    if (auto difference = header_difference(x, y, options.numeric)) {
+    if (auto difference = header_difference(x, y, options)) {
       result.differences.push_back(std::move(*difference));
       continue;
     }
@@ -158,7 +164,8 @@ Comparison compare(const Catalog& a, const Catalog& b,
   for (size_t i = 0; i < left.size(); ++i) {
     const Tensor& x = a.tensors[left[i]];
     const Tensor& y = b.tensors[right[i]];
-    if (x.dtype == y.dtype && from_a.digests[i] == from_b.digests[i]) continue;
+    if (same_bytes(x.dtype, y.dtype) && from_a.digests[i] == from_b.digests[i])
+      continue;
     auto difference = value_difference(a, x, b, y, options, engine);
     if (difference) result.differences.push_back(std::move(*difference));
   }

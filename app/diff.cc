@@ -56,8 +56,7 @@ class Diff : public Command {
   ExitCode run() override {
     Catalog a = open_source(a_, source_);
     Catalog b = open_source(b_, source_);
-    select(a, select_);
-    select(b, select_);
+    select_both(a, b, select_);
     const Comparison result =
         compare(a, b, {.objects = true, .describe = true}, engine_, output);
     if (output.json) {

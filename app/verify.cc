@@ -87,8 +87,7 @@ VerifyReport Verify::verify_one() {
 VerifyReport Verify::verify_two() {
   Catalog a = open_source(path_, source_);
   Catalog b = open_source(other_, source_);
-  select(a, select_);
-  select(b, select_);
+  select_both(a, b, select_);
   const Comparison result = compare(a, b, compare_, engine_, output);
   VerifyReport report;
   report.tensors = result.tensors;

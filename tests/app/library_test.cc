@@ -1,0 +1,182 @@
+#include <doctest/doctest.h>
+
+#include <numeric>
+
+#include "ckpt/ckpt.h"
+#include "tests/support/temp_file.h"
+
+// reshard_tensor and lazy_load as fairseq2 documents its functions of those
+// names: shards of data-parallel ranks are rows, shards of tensor-parallel
+// ranks are parts of one dimension, all else is the same on every rank.
+
+namespace ckpt {
+namespace {
+
+TensorData tensor(Shape shape, std::vector<uint8_t> values) {
+  TensorData data{DType::u8, std::move(shape), {}};
+  for (const uint8_t value : values)
+    data.bytes.push_back(static_cast<std::byte>(value));
+  return data;
+}
+
+std::vector<uint8_t> values(const TensorData& data) {
+  std::vector<uint8_t> result;
+  for (const std::byte byte : data.bytes)
+    result.push_back(static_cast<uint8_t>(byte));
+  return result;
+}
+
+std::vector<uint8_t> range(uint8_t begin, uint8_t end) {
+  std::vector<uint8_t> result(end - begin);
+  std::iota(result.begin(), result.end(), begin);
+  return result;
+}
+
+const std::string kCase =
+    std::string(CKPT_TEST_DATA) + "/fairseq2_native/llama_tp2dp2_fsdp2";
+
+}  // namespace
+
+TEST_CASE("reshard_tensor: two tensor-parallel ranks become four") {
+  // [8, 2] over tp=2 along dimension 0, to rank 2 of tp=4: rows 4 and 5.
+  const std::vector<TensorData> rows{tensor({4, 2}, range(0, 8)),
+                                     tensor({4, 2}, range(8, 16))};
+  const TensorData part =
+      reshard_tensor(rows, {.tp = 2}, {.tp = 4}, {.tp = 2}, TpRule::split(0));
+  CHECK(part.shape == Shape{2, 2});
+  CHECK(values(part) == range(8, 12));
+  // Along dimension 1: [2, 4] over two, each holds two columns.
+  const std::vector<TensorData> columns{tensor({2, 2}, {0, 1, 4, 5}),
+                                        tensor({2, 2}, {2, 3, 6, 7})};
+  const TensorData column = reshard_tensor(columns, {.tp = 2}, {.tp = 4},
+                                           {.tp = 3}, TpRule::split(1));
+  CHECK(column.shape == Shape{2, 1});
+  CHECK(values(column) == std::vector<uint8_t>{3, 7});
+  CHECK(values(reshard_tensor(columns, {.tp = 2}, {}, {}, TpRule::split(1))) ==
+        range(0, 8));
+}
+
+TEST_CASE("reshard_tensor: data-parallel shards are joined along rows") {
+  const std::vector<TensorData> shards{
+      tensor({2, 1}, {0, 1}), tensor({2, 1}, {2, 3}), tensor({1, 1}, {4})};
+  const TensorData whole =
+      reshard_tensor(shards, {.dp = 3}, {}, {}, TpRule::replicated());
+  CHECK(whole.shape == Shape{5, 1});
+  CHECK(values(whole) == range(0, 5));
+  // And cut again: ceil(5 / 2) rows, then the rest; a rank may get none.
+  CHECK(values(reshard_tensor(shards, {.dp = 3}, {.dp = 2}, {.dp = 1},
+                              TpRule::replicated())) ==
+        std::vector<uint8_t>{3, 4});
+  const TensorData none = reshard_tensor(shards, {.dp = 3}, {.dp = 4},
+                                         {.dp = 3}, TpRule::replicated());
+  CHECK(none.shape == Shape{0, 1});
+}
+
+TEST_CASE("reshard_tensor: rows first, then tensor-parallel parts") {
+  // tp=2 x dp=2 of [2, 4] along dimension 1.
+  const std::vector<TensorData> shards{
+      tensor({1, 2}, {0, 1}), tensor({1, 2}, {4, 5}), tensor({1, 2}, {2, 3}),
+      tensor({1, 2}, {6, 7})};
+  CHECK(values(reshard_tensor(shards, {.tp = 2, .dp = 2}, {}, {},
+                              TpRule::split(1))) == range(0, 8));
+}
+
+TEST_CASE("reshard_tensor: groups are split one by one") {
+  // Two groups of four rows; tp=2: rank 0 holds rows 0, 1, 4, 5.
+  const std::vector<TensorData> shards{tensor({4}, {0, 1, 4, 5}),
+                                       tensor({4}, {2, 3, 6, 7})};
+  const TpRule rule = TpRule::split(0, 2);
+  CHECK(values(reshard_tensor(shards, {.tp = 2}, {}, {}, rule)) == range(0, 8));
+  CHECK(values(reshard_tensor(shards, {.tp = 2}, {.tp = 4}, {.tp = 1}, rule)) ==
+        std::vector<uint8_t>{1, 5});
+}
+
+TEST_CASE("reshard_tensor: replicated tensors, and what is refused") {
+  const std::vector<TensorData> same{tensor({2}, {1, 2}), tensor({2}, {1, 2})};
+  CHECK(values(reshard_tensor(same, {.tp = 2}, {.tp = 8}, {.tp = 5},
+                              TpRule::replicated())) ==
+        std::vector<uint8_t>{1, 2});
+  const std::vector<TensorData> unlike{tensor({2}, {1, 2}),
+                                       tensor({2}, {1, 3})};
+  CHECK_THROWS_WITH_AS(
+      reshard_tensor(unlike, {.tp = 2}, {}, {}, TpRule::replicated()),
+      doctest::Contains("this copy differs"), Error);
+  // The peer drops the rest of 4 x 2 rows over three ranks in silence.
+  const std::vector<TensorData> eight{tensor({4}, range(0, 4)),
+                                      tensor({4}, range(4, 8))};
+  CHECK_THROWS_WITH_AS(
+      reshard_tensor(eight, {.tp = 2}, {.tp = 3}, {}, TpRule::split(0)),
+      doctest::Contains("is not a multiple of tp 3"), Error);
+  CHECK_THROWS_AS(reshard_tensor(eight, {.tp = 2}, {.tp = 4}, {}, TpRule{}),
+                  Error);
+  CHECK_THROWS_AS(reshard_tensor(eight, {.tp = 4}, {}, {}, TpRule::split(0)),
+                  Error);
+}
+
+TEST_CASE("lazy_load: the shards of every rank are what the peer wrote") {
+  // other/tp4dp1 is the same model as fairseq2 wrote it at tp=4.
+  const Checkpoint source = open(kCase + "/ckpt");
+  for (uint32_t tp = 0; tp < 4; ++tp) {
+    const std::string file = kCase + "/other/tp4dp1/step_3/model/pp_00/tp_0" +
+                             std::to_string(tp) + "/sdp_00.pt";
+    const Checkpoint peer = open(file);
+    size_t seen = 0;
+    LazyLoad shards = source.lazy_load({.tp = 4}, {.tp = tp});
+    while (auto shard = shards.next()) {
+      if (!peer.catalog().find(shard->first)) continue;  // optimizer state
+      const TensorData expected = peer.read(shard->first);
+      CHECK(shard->second.shape == expected.shape);
+      CHECK(shard->second.bytes == expected.bytes);
+      ++seen;
+    }
+    CHECK(seen == peer.catalog().tensors.size());
+  }
+}
+
+TEST_CASE("read: boxes, and names that are not there") {
+  const Checkpoint source = open(kCase + "/ckpt");
+  const TensorData whole = source.read("final_proj.weight");
+  const TensorData part = source.read("final_proj.weight", {{3, 4}, {2, 5}});
+  CHECK(part.shape == Shape{2, 5});
+  const uint64_t row = whole.shape[1] * 2;
+  for (uint64_t r = 0; r < 2; ++r)
+    CHECK(std::equal(
+        part.bytes.begin() + static_cast<std::ptrdiff_t>(r * 10),
+        part.bytes.begin() + static_cast<std::ptrdiff_t>(r * 10 + 10),
+        whole.bytes.begin() + static_cast<std::ptrdiff_t>((r + 3) * row + 8)));
+  CHECK_THROWS_WITH_AS(source.read("final_proj.wieght"),
+                       doctest::Contains("there is no such tensor"), Error);
+  CHECK_THROWS_AS(source.read("final_proj.weight", {{0, 0}, {99, 99}}), Error);
+}
+
+TEST_CASE("save: shards of many ranks become one checkpoint") {
+  const test::TempDir dir;
+  const std::vector<TensorData> ranks{tensor({2, 3}, range(0, 6)),
+                                      tensor({2, 3}, range(6, 12))};
+  std::vector<ShardedTensor> shards;
+  for (uint64_t r = 0; r < 2; ++r)
+    shards.push_back({.name = "w",
+                      .dtype = DType::u8,
+                      .shape = Shape{4, 3},
+                      .box = {{2 * r, 0}, {2, 3}},
+                      .bytes = ranks[r].bytes,
+                      .tp = TpRule::split(0)});
+  const Layout layout{.format = "safetensors", .single_file = true};
+  save_async(shards, layout, dir.file("m.safetensors")).get();
+  CHECK(values(open(dir.file("m.safetensors")).read("w")) == range(0, 12));
+  shards.pop_back();
+  CHECK_THROWS_AS(save(shards, layout, dir.file("half.safetensors")), Error);
+}
+
+TEST_CASE("plan: says what run would write") {
+  const test::TempDir dir;
+  const Checkpoint source = open(kCase + "/ckpt");
+  const Layout layout{.format = "safetensors", .single_file = true};
+  const std::string path = dir.file("m.safetensors");
+  const Preview preview = plan(source.catalog(), layout, path);
+  CHECK(!std::filesystem::exists(path));
+  run(source.catalog(), layout, path);
+  CHECK(std::filesystem::file_size(path) == preview.bytes_written);
+}
+
+}  // namespace ckpt

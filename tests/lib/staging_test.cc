@@ -1,0 +1,117 @@
+#include "lib/io/staging.h"
+
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include "ckpt/error.h"
+#include "tests/support/temp_file.h"
+
+namespace ckpt::io {
+namespace {
+
+void put(const Staging& staging, const std::string& file,
+         std::string_view text) {
+  Handle::open_write(join(staging.root(), file)).write(0, text);
+}
+
+ExitCode code_of(const std::string& target, const StagingOptions& options) {
+  try {
+    Staging staging(target, options);
+    return ExitCode::kDone;
+  } catch (const Error& error) {
+    CHECK(!error.problem().empty());
+    return error.code();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("staging: a directory appears whole, and nothing is left beside it") {
+  const test::TempDir dir;
+  {
+    Staging staging(dir.file("out/"), {});
+    staging.create("a/b/x", 3);
+    staging.create("a/y", 0);
+    put(staging, "a/b/x", "abc");
+    CHECK(!is_directory(dir.file("out")));
+    staging.publish();
+  }
+  CHECK(read_file(dir.file("out/a/b/x"), 10) == "abc");
+  CHECK(list_directory(dir.path) == std::vector<std::string>{"out"});
+  CHECK(list_directory(dir.file("out")) == std::vector<std::string>{"a"});
+}
+
+TEST_CASE("staging: what is not published vanishes") {
+  const test::TempDir dir;
+  {
+    Staging staging(dir.file("out"), {});
+    staging.create("x", 3);
+  }
+  CHECK(list_directory(dir.path).empty());
+}
+
+TEST_CASE("staging: a single file and what stands beside it") {
+  const test::TempDir dir;
+  {
+    Staging staging(dir.file("m.pt"), {.single_file = true});
+    staging.create("m.pt", 2);
+    staging.create("m.pt.note", 1);
+    put(staging, "m.pt", "hi");
+    staging.publish();
+  }
+  CHECK(read_file(dir.file("m.pt"), 10) == "hi");
+  CHECK(list_directory(dir.path) ==
+        std::vector<std::string>{"m.pt", "m.pt.note"});
+}
+
+TEST_CASE("staging: an existing target is replaced only if asked, at the end") {
+  const test::TempDir dir;
+  dir.write("out/old", "old");
+  dir.write("file.pt", "old");
+  CHECK(code_of(dir.file("out"), {}) == ExitCode::kUnfaithful);
+  CHECK(code_of(dir.file("file.pt"), {.single_file = true}) ==
+        ExitCode::kUnfaithful);
+  CHECK(code_of(dir.file("file.pt"), {}) == ExitCode::kUsage);
+  CHECK(code_of(dir.file("out"), {.single_file = true}) == ExitCode::kUsage);
+  {
+    Staging staging(dir.file("out"), {.overwrite = true});
+    staging.create("new", 3);
+    put(staging, "new", "new");
+    CHECK(read_file(dir.file("out/old"), 10) == "old");
+    staging.publish();
+  }
+  CHECK(list_directory(dir.file("out")) == std::vector<std::string>{"new"});
+  CHECK(list_directory(dir.path) == std::vector<std::string>{"file.pt", "out"});
+}
+
+TEST_CASE("staging: an empty directory may be the target") {
+  const test::TempDir dir;
+  mkdir(dir.file("out").c_str(), 0777);
+  {
+    Staging staging(dir.file("out"), {});
+    staging.create("x", 0);
+    staging.publish();
+  }
+  CHECK(is_file(dir.file("out/x")));
+}
+
+TEST_CASE("staging: one writer at a time; a dead one's leavings go") {
+  const test::TempDir dir;
+  dir.write(".out.ckpt-staging/rest", "of a killed run");
+  {
+    Staging first(dir.file("out"), {});
+    CHECK(!is_file(dir.file(".out.ckpt-staging/rest")));
+    CHECK(code_of(dir.file("out"), {}) == ExitCode::kIo);
+  }
+  CHECK(code_of(dir.file("out"), {}) == ExitCode::kDone);
+  CHECK(code_of(dir.file("none/out"), {}) == ExitCode::kMissing);
+}
+
+TEST_CASE("staging: too little space is said before anything is written") {
+  const test::TempDir dir;
+  const Staging staging(dir.file("out"), {});
+  CHECK_THROWS_WITH_AS(staging.check_space(uint64_t{1} << 60),
+                       doctest::Contains("the target needs"), Error);
+}
+
+}  // namespace ckpt::io
