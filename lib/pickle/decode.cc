@@ -27,7 +27,7 @@ void Decoder::check_size(uint64_t size) const {
 
 void Decoder::check_limits() const {
   const uint64_t most = limits_.values;
-  if (doc_.size() <= most && stack_.size() <= most &&
+  if (doc_.size() <= most && stack_.size() <= most && marks_.size() <= most &&
       doc_.children_.size() / 4 <= most)
     return;
   throw unsafe_error({in_.path(), {}}, "pickle at byte {}: more than {} values",

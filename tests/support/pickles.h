@@ -1,8 +1,8 @@
 // Pickles for tests: those inside torch files, and trees compared.
 #pragma once
 
+#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <span>
 #include <string>
 #include <string_view>
