@@ -111,7 +111,7 @@ void Bar::draw() {
         total_ != 0 ? std::min(done_.load(), total_) / (total_ / 10 + 1) : 10;
     if (tenths <= tenths_) return;
     tenths_ = tenths;
-    write_stderr(stage_ + line() + "\n");
+    write_stderr(stage_ + " " + line() + "\n");
     return;
   }
   constexpr size_t kCells = 20;
