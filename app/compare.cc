@@ -158,8 +158,15 @@ Comparison compare(const Catalog& a, const Catalog& b,
     if (!in_a.contains(y.name))
       result.differences.push_back({"only_in_b", y.name, about(y)});
 
-  const Reading from_a = read_all(part_of(a, left), engine, output);
-  const Reading from_b = read_all(part_of(b, right), engine, output);
+  const Reading from_a =
+      read_all(part_of(a, left), engine, output, {.replicas = true});
+  const Reading from_b =
+      read_all(part_of(b, right), engine, output, {.replicas = true});
+  for (const Reading* reading : {&from_a, &from_b})
+    for (const Problem& problem : reading->problems)
+      result.differences.push_back(
+          {"replica", problem.tensor,
+           problem.message + " (" + problem.file + ")"});
   result.bytes = from_a.bytes + from_b.bytes;
   for (size_t i = 0; i < left.size(); ++i) {
     const Tensor& x = a.tensors[left[i]];

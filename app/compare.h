@@ -10,7 +10,9 @@
 namespace ckpt::app {
 
 struct Difference {
-  std::string kind;  // only_in_a, only_in_b, dtype, shape, values, object
+  // only_in_a, only_in_b, dtype, shape, values, object; replica: copies
+  // within one of the two differ
+  std::string kind;
   std::string tensor;
   std::string message;
 };

@@ -71,9 +71,8 @@ class Check {
       reshard::make_read_plan(catalog, false);  // proves the cover
       return;
     }
-    const Reading reading =
-        read_all(catalog, engine_, output_,
-                 {.replicas = options.deep, .stats = options.finite});
+    const Reading reading = read_all(
+        catalog, engine_, output_, {.replicas = true, .stats = options.finite});
     report_.bytes += reading.bytes;
     for (const Problem& problem : reading.problems) add(problem);
     if (!manifest.empty()) compare_manifest(catalog, reading, manifest);

@@ -9,7 +9,7 @@
 namespace ckpt::app {
 
 struct IntegrityOptions {
-  bool deep = false;    // replicas are compared
+  bool deep = false;    // read everything, so that replicas are compared
   bool finite = false;  // NaN and infinities are reported
 };
 

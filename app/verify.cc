@@ -52,7 +52,8 @@ void Verify::add_options(CLI::App& app) {
   app.add_option("OTHER", other_, "Another: compare the two")
       ->group("Arguments");
   const std::string group = "Checks";
-  app.add_flag("--deep", integrity_.deep, "Compare replicas with each other")
+  app.add_flag("--deep", integrity_.deep,
+               "Read all bytes and compare replicas, manifest or not")
       ->group(group);
   app.add_flag("--finite", integrity_.finite,
                "Report NaN and infinite elements")
