@@ -16,8 +16,10 @@ FORMATS = {"safetensors": "safetensors", "torch_pt": "torch",
            "torch_legacy": "torch", "fairseq2_native": "fairseq2"}
 
 # dtypes that one of the two containers can't hold.
-NOT_SAFETENSORS = {"c128", "c32", "f4x2", "qu8", "qi8"}
+NOT_SAFETENSORS = {"c128", "c32", "f4x2"}
 NOT_TORCH = {"f4", "f6_e2m3", "f6_e3m2"}
+# Quantized tensors become integers in safetensors, with a warning.
+QUANTIZED = {"qu8": "u8", "qi8": "i8"}
 
 
 @dataclass
@@ -108,6 +110,10 @@ def torch_units(case, info):
         unit.own_names = case.name == "whole_module"
         if case.name == "basic":
             unit.model = legacy_basic(path.name, tensors)
+        elif path.name == "ckpt.tar":  # {"model": …}
+            unit.model = {f"model.{k}": v for k, v in tensors.items()}
+        elif path.name == "legacy.pt":  # without what old files can't hold
+            unit.model = {k: v for k, v in tensors.items() if k != "f8"}
         yield unit
 
 
@@ -116,7 +122,7 @@ def legacy_basic(name, tensors):
     old = {k: v for k, v in tensors.items() if k not in new}
     return {
         "legacy_nested.pth": {f"model.{k}": v for k, v in old.items()},
-        "legacy_tensor.pt": {"": tensors["w"]},
+        "legacy_tensor.pt": {"tensor": tensors["w"]},  # a bare tensor
         "legacy_new_dtypes.pt": new,
     }.get(name, old)
 

@@ -7,6 +7,7 @@ computed from its definition.
 
 import argparse
 import json
+import logging
 import os
 import struct
 import subprocess
@@ -16,6 +17,9 @@ import threading
 import time
 import traceback
 from pathlib import Path
+
+# torch warns that a DeviceMesh was unpickled without its process group.
+logging.disable(logging.WARNING)
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "data"
@@ -158,7 +162,7 @@ TORCH_NAMES = {
     "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
     "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
     "bool": "bool", "complex128": "c128", "complex64": "c64",
-    "complex32": "c32",
+    "complex32": "c32", "quint8": "qu8", "qint8": "qi8",
 }
 
 
@@ -171,25 +175,92 @@ def from_torch(tensor):
     shape = tuple(tensor.shape)
     if tensor.numel() == 0:
         return Tensor(dtype, shape, b"")
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
     flat = tensor.reshape(-1).view(torch.uint8)
     return Tensor(dtype, shape, flat.numpy().tobytes())
 
 
-def torch_tensors(value, path=(), found=None):
+def parts_of(tensor):
+    """The plain tensors that a special one consists of."""
+    import torch
+
+    if tensor.device.type == "meta":
+        return []
+    if tensor.is_nested:
+        return [(("buffer",), tensor.values())]
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return [(("indices",), tensor.indices()),
+                (("values",), tensor.values())]
+    if tensor.layout == torch.sparse_csr:
+        return [((n,), getattr(tensor, n)())
+                for n in ("crow_indices", "col_indices", "values")]
+    return [((), tensor)]
+
+
+def torch_tensors(value, path=(), found=None, above=()):
     """dotted path -> Tensor for each tensor in what torch.load gave."""
     import torch
 
     found = {} if found is None else found
+    if id(value) in above:
+        return found  # a cycle
+    above = (*above, id(value))
     if isinstance(value, torch.Tensor):
-        found[".".join(path)] = from_torch(value)
+        for name, tensor in parts_of(value):
+            found[".".join((*path, *name))] = from_torch(tensor)
+    elif isinstance(value, (Stub, torch.nn.Module)):
+        torch_tensors(value.__dict__, path, found, above)
     elif isinstance(value, dict):
         for key, child in value.items():
-            torch_tensors(child, (*path, str(key)), found)
+            torch_tensors(child, (*path, str(key)), found, above)
     elif isinstance(value, (list, tuple)) and not isinstance(
             value, torch.Size):
         for index, child in enumerate(value):
-            torch_tensors(child, (*path, str(index)), found)
+            torch_tensors(child, (*path, str(index)), found, above)
     return found
+
+
+class Stub:
+    """Stands for any class that is not installed here."""
+
+    def __init__(self, *args, **kwargs):
+        self.items = []
+
+    def __new__(cls, *args, **kwargs):
+        return object.__new__(cls)
+
+    def __setstate__(self, state):
+        self.state = state
+
+    def __setitem__(self, key, value):
+        pass
+
+    def append(self, item):
+        pass
+
+    extend = append
+
+
+def load_any(path):
+    """torch.load of a file whose classes may be unknown."""
+    import pickle
+    import types
+
+    import torch
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module, name):
+            try:
+                return super().find_class(module, name)
+            except (ImportError, AttributeError):
+                return type(name, (Stub,), {})
+
+    module = types.SimpleNamespace(
+        Unpickler=Unpickler, load=pickle.load, __name__="stubbed")
+    return torch.load(path, map_location="cpu", weights_only=False,
+                      pickle_module=module)
 
 
 def load_pt(path, weights_only=True, mmap=False):
