@@ -1,7 +1,6 @@
 #include "app/help.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -10,6 +9,8 @@
 #include "app/table.h"
 #include "formats/format.h"
 #include "lib/io/file.h"
+#include "lib/module.h"
+#include "lib/text/format.h"
 #include "lib/text/suggest.h"
 
 namespace ckpt::app {
@@ -107,22 +108,15 @@ std::vector<std::string> option_words(const CLI::App& app) {
   return words;
 }
 
-struct Module {
+struct ModuleUse {
   std::string_view name;
   std::string_view what;
 };
-constexpr Module kModules[] = {
+constexpr ModuleUse kModules[] = {
     {"torch", "casts (--dtype), statistics, numeric differences"},
     {"mpi", "many ranks under mpirun or srun"},
     {"cuda", "--device cuda"},
 };
-
-std::string program_directory() {
-  std::string path(4096, '\0');
-  const ssize_t n = readlink("/proc/self/exe", path.data(), path.size());
-  path.resize(n > 0 ? static_cast<size_t>(n) : 0);
-  return io::parent(path);
-}
 
 std::string formats_table() {
   Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
@@ -178,16 +172,13 @@ std::string command_help(const Command& command, const CLI::App& app) {
 }
 
 std::string version_text() {
-  std::string text = "ckpt " CKPT_VERSION "\n";
-  for (const Module& module : kModules) {
-    const std::string file = fmt::format("libckpt_{}.so", module.name);
-    text += fmt::format("  {:<6} {:<14} {}\n", module.name,
-                        io::is_file(io::join(program_directory(), file))
-                            ? "available"
-                            : "not available",
-                        module.what);
+  Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
+  for (const ModuleUse& module : kModules) {
+    const std::string path = find_module(module.name);
+    table.row({std::string(module.name), std::string(module.what),
+               path.empty() ? "not available" : text::printable(path)});
   }
-  return text;
+  return "ckpt " CKPT_VERSION "\noptional modules:\n" + table.text(0);
 }
 
 Error unknown_command(const std::string& word, const Commands& commands) {
