@@ -54,8 +54,8 @@ def as_tensors(tensors):
     return {name: from_torch(tensor) for name, tensor in tensors.items()}
 
 
-BOTH = [n for n in TORCH_NAMES
-        if n not in ("complex128", "complex32", "float4_e2m1fn_x2")]
+BOTH = [n for n in TORCH_NAMES if not n.startswith("q")
+        and n not in ("complex128", "complex32", "float4_e2m1fn_x2")]
 
 
 # --------------------------------------------------------------- containers
@@ -270,6 +270,8 @@ def same_files(a, b):
     right = sorted(p.relative_to(b) for p in b.rglob("*") if p.is_file())
     check_equal(right, left, f"files of {b.name} against {a.name}")
     for name in left:
+        if name.name.endswith("ckpt-manifest.json"):
+            continue  # it names the source
         check(filecmp.cmp(a / name, b / name, shallow=False),
               f"{name} differs between {a.name} and {b.name}")
 
