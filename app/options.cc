@@ -226,7 +226,8 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
          [&](const std::string& s) {
            options.max_mem = size_value("--max-mem", s);
            if (options.max_mem < kLeastMemory)
-             throw usage_error({}, "--max-mem {}: at least 16MiB is needed", s);
+             throw resource_error({}, "--max-mem {}: at least 16MiB is needed",
+                                  s);
          })
       ->group(group);
   valued(app, "--device", "DEVICE", "cpu (default) or cuda",

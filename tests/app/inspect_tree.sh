@@ -1,1 +1,1 @@
-ckpt inspect fairseq2_native/llama_tp2dp2_fsdp2/ckpt --tree --model-only -v
+ckpt inspect fairseq2_native/llama_tp2dp2_fsdp2/ckpt --tree --model-only

@@ -82,6 +82,7 @@ TEST_CASE("options: wrong values are refused by name") {
   struct Row {
     Words words;
     const char* why;
+    ExitCode code = ExitCode::kUsage;
   };
   const Row rows[] = {
       {{"--tp", "0"}, "--tp '0': expected a number from 1"},
@@ -95,7 +96,9 @@ TEST_CASE("options: wrong values are refused by name") {
       {{"--tp", "99999999999999999999"}, "--tp '99999999999999999999'"},
       {{"--ep", "1000001"}, "--ep '1000001'"},
       {{"--max-mem", "lots"}, "--max-mem: "},
-      {{"--max-mem", "1MiB"}, "--max-mem 1MiB: at least 16MiB"},
+      {{"--max-mem", "1MiB"},
+       "--max-mem 1MiB: at least 16MiB",
+       ExitCode::kResource},
       {{"--max-shard-size", "0"}, "--max-shard-size 0"},
       {{"-j", "0"}, "--threads '0'"},
       {{"--device", "gpu"}, "--device 'gpu': expected cpu, cuda"},
@@ -111,7 +114,7 @@ TEST_CASE("options: wrong values are refused by name") {
       parse(got, row.words);
       FAIL("parsed");
     } catch (const Error& error) {
-      CHECK(error.code() == ExitCode::kUsage);
+      CHECK(error.code() == row.code);
       CHECK(error.what() == doctest::Contains(row.why));
     }
   }
