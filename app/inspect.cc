@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 
 #include "app/command.h"
