@@ -50,13 +50,16 @@ void note(Catalog& catalog, const char* kind, const std::string& path,
 
 // Files of 0.3 and 0.4 that hold the rest of a training run.
 void note_old_files(const Location& location, Catalog& catalog) {
+  std::string names;
   for (const std::string& name : io::list_directory(location.path)) {
-    if (!name.ends_with(".pt") || name.starts_with("model.")) continue;
-    catalog.problems.push_back(
-        {Problem::Severity::kWarning, "old_training_state",
-         join(location.path, name), "",
-         "trainer and optimizer state of fairseq2 0.3 and 0.4 is not read"});
+    if (name.ends_with(".pt") && !name.starts_with("model."))
+      names += (names.empty() ? "" : ", ") + name;
   }
+  if (names.empty()) return;
+  catalog.problems.push_back(
+      {Problem::Severity::kWarning, "old_training_state", location.path, "",
+       "trainer and optimizer state of fairseq2 0.3 and 0.4 is not read: " +
+           names});
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <charconv>
 
 #include "ckpt/error.h"
+#include "formats/fairseq2/order.h"
+#include "formats/families/key_table.h"
 #include "lib/io/file.h"
 
 namespace ckpt::fairseq2 {
@@ -208,6 +210,31 @@ Rules choose_rules(const formats::ReadOptions& options,
   const Rules all = user.over(rules);
   check_embedding(all, dim, catalog);
   return all;
+}
+
+void check_config(const formats::ReadOptions& options, const ModelYaml& yaml,
+                  const Catalog& catalog) {
+  if (!options.family.empty() && options.family != yaml.family) return;
+  const auto table = families::KeyTable::for_family(yaml.family, yaml.config);
+  uint64_t layers = 0;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind != Kind::model) continue;
+    const auto shape = table.shape(tensor.name);
+    if (shape && *shape != tensor.shape)
+      throw input_error({catalog.path, tensor.name},
+                        "the files make up {}, {} makes it {}",
+                        to_string(tensor.shape), yaml.path, to_string(*shape))
+          .with_hint("files are missing, or model.yaml is another model's");
+    const LayerName layer = layer_of(tensor.name);
+    if (layer.stack == "decoder") layers = std::max(layers, layer.index + 1);
+  }
+  const auto expected = families::whole_number(yaml.config, "num_layers");
+  if (!expected || layers == 0 || *expected <= layers) return;
+  throw input_error({catalog.path, {}}, "holds {} layers, {} says {}", layers,
+                    yaml.path, *expected)
+      .with_hint(
+          "a pipeline stage (pp_NN) is missing, or model.yaml is "
+          "another model's");
 }
 
 }  // namespace ckpt::fairseq2

@@ -20,6 +20,13 @@ families::Rules choose_rules(const formats::ReadOptions& options,
                              const std::optional<ModelYaml>& yaml,
                              const Stage& stage, Catalog& catalog);
 
+// Holds the tensors against model.yaml: the shapes that the family's table
+// gives, and the number of layers. Without its last data-parallel file or its
+// last pipeline stage a checkpoint has no gap, but it is not whole. Throws
+// input_error. Not done if --family names another family than the file.
+void check_config(const formats::ReadOptions& options, const ModelYaml& yaml,
+                  const Catalog& catalog);
+
 // A family that names and shapes prove, and the config fields that they do.
 struct Inferred {
   std::string family;

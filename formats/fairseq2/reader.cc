@@ -75,6 +75,7 @@ Catalog Reader::read_catalog(const std::string& path,
     add_stage(stage, rules, catalog);
     order.push_back(parameter_order(stage, catalog));
   }
+  if (yaml) check_config(options, *yaml, catalog);
   const std::string optimizer = io::join(location.path, "optimizer");
   if (location.level != Level::kModel && !location.old &&
       io::is_directory(optimizer))

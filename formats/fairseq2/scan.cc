@@ -154,8 +154,7 @@ Found locate(const std::string& path) {
     return {std::move(found), why};
   }
   if (auto found = as_base(path)) {
-    const std::string why = found->chosen;
-    return {std::move(found), why};
+    return {std::move(found), "a directory of steps"};
   }
   return {std::nullopt, "no pp_00, model/pp_00 or step_N in it"};
 }

@@ -77,6 +77,22 @@ void add_rules(const Catalog& source, uint32_t tp, Target& target) {
   }
 }
 
+// "1, 2, 4 or 8 divide every tensor": what --tp can be instead.
+std::string possible_sizes(const Catalog& source, const Tensor& refused) {
+  constexpr uint32_t kMost = 1024;
+  constexpr size_t kShown = 12;
+  std::vector<uint32_t> sizes;
+  for (uint32_t tp = 1; tp <= kMost && sizes.size() < kShown; ++tp) {
+    const auto fits = [tp](const Tensor& tensor) {
+      return divides(tensor.shape, tensor.tp, tp);
+    };
+    if (fits(refused) && std::ranges::all_of(source.tensors, fits))
+      sizes.push_back(tp);
+  }
+  return fmt::format("sizes that divide every tensor: {}",
+                     fmt::join(sizes, ", "));
+}
+
 void check_split(const Catalog& source, const Tensor& tensor, uint32_t tp) {
   if (tp == 1) return;
   if (tensor.tp.state == State::kUnknown) {
@@ -100,7 +116,8 @@ void check_split(const Catalog& source, const Tensor& tensor, uint32_t tp) {
                          "dimension {} of {} has {} elements, which {} "
                          "tensor-parallel ranks do not divide{}",
                          tensor.tp.dim, to_string(tensor.shape),
-                         tensor.shape[tensor.tp.dim], tp, groups);
+                         tensor.shape[tensor.tp.dim], tp, groups)
+      .with_hint(possible_sizes(source, tensor));
 }
 
 void check_tied(const Catalog& source, const Tensor& tensor, uint32_t tp) {
