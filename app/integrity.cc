@@ -63,8 +63,8 @@ class Check {
   void contents(const Catalog& catalog, const IntegrityOptions& options) {
     const std::string manifest = manifest_of(catalog);
     if (manifest.empty() && catalog.crcs.empty())
-      spdlog::info(
-          "no manifest and no stored checksums: the structure was "
+      spdlog::warn(
+          "no checksums, neither stored nor in a manifest: the structure was "
           "checked, the values can't be");
     const bool read = !manifest.empty() || options.deep || options.finite;
     if (!read) {

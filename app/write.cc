@@ -18,15 +18,21 @@
 namespace ckpt::app {
 namespace {
 
-// Where the target may not be: the source would be damaged.
+// Neither inside of the other: the source is never changed.
 void check_apart(const std::string& source, const std::string& target) {
   std::error_code ignored;
   const auto from = std::filesystem::weakly_canonical(source, ignored).string();
   const auto to = std::filesystem::weakly_canonical(target, ignored).string();
-  if (from == to || (from + "/").starts_with(to + "/"))
-    throw usage_error({target, {}}, "the target would replace the source {}",
+  const bool replaces = (from + "/").starts_with(to + "/");
+  if (!replaces && !(to + "/").starts_with(from + "/")) return;
+  throw usage_error({target, {}}, "the target would {} the source {}",
+                    replaces ? "replace" : "stand inside of", source)
+      .with_hint("write beside it, check the result, then rename it");
+  if (std::filesystem::is_directory(from, ignored) &&
+      (to + "/").starts_with(from + "/"))
+    throw usage_error({target, {}}, "the target would be inside the source {}",
                       source)
-        .with_hint("write beside it, check the result, then rename it");
+        .with_hint("sources are never changed; write beside it");
 }
 
 SaveOptions save_options(const WriteRequest& request) {
