@@ -28,11 +28,6 @@ void check_apart(const std::string& source, const std::string& target) {
   throw usage_error({target, {}}, "the target would {} the source {}",
                     replaces ? "replace" : "stand inside of", source)
       .with_hint("write beside it, check the result, then rename it");
-  if (std::filesystem::is_directory(from, ignored) &&
-      (to + "/").starts_with(from + "/"))
-    throw usage_error({target, {}}, "the target would be inside the source {}",
-                      source)
-        .with_hint("sources are never changed; write beside it");
 }
 
 SaveOptions save_options(const WriteRequest& request) {

@@ -1,0 +1,7 @@
+#include "ckpt/version.h"
+
+namespace ckpt {
+
+const char* version() { return CKPT_VERSION; }
+
+}  // namespace ckpt

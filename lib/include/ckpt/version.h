@@ -1,0 +1,9 @@
+// Which library is this?
+#pragma once
+
+namespace ckpt {
+
+// "0.1.0"
+const char* version();
+
+}  // namespace ckpt
