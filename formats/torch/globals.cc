@@ -117,8 +117,7 @@ void add_globals(Catalog& catalog, const std::vector<std::string>& globals) {
   auto& all = catalog.globals;
   all.insert(all.end(), globals.begin(), globals.end());
   std::ranges::sort(all);
-  const auto rest = std::ranges::unique(all);
-  all.erase(rest.begin(), rest.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
 }
 
 }  // namespace ckpt::torch

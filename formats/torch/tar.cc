@@ -156,8 +156,7 @@ uint64_t read_size(Cursor& cursor) {
 // The storages of the file, and the document that refers to them.
 class Builder {
  public:
-  Builder(const io::Handle& file, Catalog& catalog)
-      : file_(file), catalog_(catalog) {
+  Builder(const io::Handle& file, Catalog& catalog) : file_(file) {
     index_ = add_file(catalog, file.path(), file.size());
     storages_.path = file.path();
   }
@@ -310,7 +309,6 @@ class Builder {
   }
 
   const io::Handle& file_;
-  Catalog& catalog_;
   uint32_t index_ = 0;
   Storages storages_;
   std::shared_ptr<Document> document_ = std::make_shared<Document>();

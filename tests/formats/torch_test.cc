@@ -126,7 +126,8 @@ TEST_CASE("torch: goldens of torch 1.13 to 2.13") {
       {"torch_legacy/tar", {{"old.pth"}}},
   };
   for (const auto& [golden, rows] : goldens) {
-    CAPTURE(std::string(golden));
+    const std::string shown = golden;
+    CAPTURE(shown);
     for (const Row& row : rows) check_file(golden, row);
   }
 }
@@ -156,8 +157,8 @@ TEST_CASE("torch: tensors are what an independent reader sees") {
         "torch_pt/views", "torch_legacy/basic", "torch_legacy/py2_old_torch"}) {
     const auto files = read_json(data(golden) + "/expected_objects.json");
     for (const auto& [file, tree] : files.items()) {
-      CAPTURE(std::string(golden));
-      CAPTURE(file);
+      const std::string shown = std::string(golden) + "/" + file;
+      CAPTURE(shown);
       const Catalog catalog = read(data(golden) + "/ckpt/" + file);
       for (const auto& wanted : named_tensors(tree)) {
         const std::string name = wanted["!tensor"];
@@ -182,7 +183,8 @@ TEST_CASE("torch: the globals that pickles name") {
                              "torch_pt/dtensor_per_rank"}) {
     const auto files = read_json(data(golden) + "/case.json")["files"];
     for (const auto& [file, facts] : files.items()) {
-      CAPTURE(file);
+      const std::string shown = file;
+      CAPTURE(shown);
       const Catalog catalog = read(data(golden) + "/ckpt/" + file);
       CHECK(nlohmann::json(catalog.globals) == facts["globals"]);
     }
