@@ -322,8 +322,8 @@ def update(binary):
             continue
         with tempfile.TemporaryDirectory() as folder:
             _, said = play(Path(folder), scene, Ckpt(binary))
-        text += f"\n## {scene.title}\n"
-        text += f"{scene.about}\n\n" if scene.about else "\n"
+        text += f"\n## {scene.title}\n\n"
+        text += f"{scene.about}\n\n" if scene.about else ""
         text += said
     PAGE.write_text(text)
 

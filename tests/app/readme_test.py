@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""The examples in README.md are what ckpt prints. `--update` writes them anew.
+
+Blocks of ```console are run one after the other in one folder that holds the
+checkpoint tp4. Times and rates may differ.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from support import DATA, Ckpt, Suite, check_equal
+
+CKPT = None
+PAGE = Path(__file__).resolve().parents[2] / "README.md"
+SOURCE = DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt"
+BLOCK = re.compile(r"```console\n(.*?)```", re.S)
+
+
+def said(folder, line):
+    """What a terminal shows for a command: stdout and stderr together."""
+    argv = shlex.split(line)
+    return subprocess.run(
+        [CKPT.path, *argv[1:]], cwd=folder, text=True, check=False,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env={"NO_COLOR": "1", "LC_ALL": "C.UTF-8"},
+    ).stdout
+
+
+def run_block(folder, text):
+    commands = [l[2:] for l in text.splitlines() if l.startswith("$ ")]
+    return "\n".join(f"$ {c}\n{said(folder, c)}" for c in commands)
+
+
+def steady(text):
+    return re.sub(r" in [0-9.]+ s \([^)]*/s\)", " in T s", text).strip()
+
+
+def test_readme(folder):
+    shutil.copytree(SOURCE, folder / "tp4")
+    for block in BLOCK.findall(PAGE.read_text()):
+        check_equal(steady(block), steady(run_block(folder, block)),
+                    "an example in README.md (--update writes it anew)")
+
+
+def update():
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(SOURCE, Path(folder) / "tp4")
+        page = BLOCK.sub(
+            lambda m: f"```console\n{run_block(folder, m.group(1))}```",
+            PAGE.read_text())
+    PAGE.write_text(page)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    suite.add("README.md", test_readme)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--update"]:
+        CKPT = Ckpt(sys.argv[2] if len(sys.argv) > 2 else "build/bin/ckpt")
+        update()
+    else:
+        Suite(__doc__).main(prepare)
