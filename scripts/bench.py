@@ -12,6 +12,7 @@ child touches and frees as much memory as the sample needs.
 
 import argparse
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -26,16 +27,33 @@ def first_touch(size):
     subprocess.run([sys.executable, "-c", TOUCH.format(size)], check=True)
 
 
+def peak_of(pid):
+    """Bytes; 0 if the process has ended. What wait4 reports would include
+    this interpreter's size at the fork."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found.group(1)) * 1024 if found else 0
+
+
 def run(argv):
     """(seconds, processor seconds, peak bytes) of a command."""
     start = time.monotonic()
     child = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(child.pid, 0)
+    peak = 0
+    while True:
+        pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+        if pid:
+            break
+        peak = max(peak, peak_of(child.pid))
+        time.sleep(0.001)
     seconds = time.monotonic() - start
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         sys.exit(f"exit status {child.returncode}: {' '.join(argv)}")
-    return (seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+    return (seconds, usage.ru_utime + usage.ru_stime, peak)
 
 
 def files_of(folder):
