@@ -210,14 +210,14 @@ std::vector<const Part*> parts_of(const Key& key, uint32_t tp) {
   return parts;
 }
 
-void add_stage(const Stage& stage, const Rules& rules, Catalog& catalog) {
+void add_stage(Stage& stage, const Rules& rules, Catalog& catalog) {
   const Topology& grid = catalog.topology;
   std::unordered_map<std::string_view, size_t> known;
   for (size_t i = 0; i < catalog.tensors.size(); ++i)
     known.emplace(catalog.tensors[i].name, i);
   std::vector<Tensor> added;
   std::vector<const Key*> added_keys;
-  for (const Key& key : stage.keys) {
+  for (Key& key : stage.keys) {
     const bool buffer = is_buffer(key, rules);
     const Sharding sharding = buffer ? Sharding::kWhole : Sharding::kRows;
     std::vector<Local> ranks;
@@ -234,6 +234,7 @@ void add_stage(const Stage& stage, const Rules& rules, Catalog& catalog) {
       throw families::no_rule_error(catalog.path, tensor, catalog.family,
                                     grid.tp);
     join_tp(catalog, ranks, rule, sharding, tensor);
+    std::vector<Part>().swap(key.parts);
     if (const auto at = known.find(key.name); at != known.end()) {
       add_replica(catalog.tensors[at->second], tensor, catalog);
       continue;

@@ -40,9 +40,8 @@ bool is_buffer(const Key& key, const families::Rules& rules);
 // The parts of tensor-parallel rank `tp`.
 std::vector<const Part*> parts_of(const Key& key, uint32_t tp);
 
-// Joins a stage's keys into catalog.tensors. A key that an earlier stage has
-// too gets its pieces as replicas.
-void add_stage(const Stage& stage, const families::Rules& rules,
-               Catalog& catalog);
+// Joins a stage's keys into catalog.tensors; their parts are freed on the way.
+// A key that an earlier stage has too gets its pieces as replicas.
+void add_stage(Stage& stage, const families::Rules& rules, Catalog& catalog);
 
 }  // namespace ckpt::fairseq2

@@ -70,7 +70,7 @@ Catalog Reader::read_catalog(const std::string& path,
   families::Rules rules;
   std::vector<std::vector<std::string>> order;
   for (uint32_t pp = 0; pp < grid.pp(); ++pp) {
-    const Stage stage = read_stage(grid, pp, location.old, catalog, options);
+    Stage stage = read_stage(grid, pp, location.old, catalog, options);
     if (pp == 0) rules = choose_rules(options, yaml, stage, catalog);
     add_stage(stage, rules, catalog);
     order.push_back(parameter_order(stage, catalog));
