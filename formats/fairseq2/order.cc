@@ -62,6 +62,7 @@ Rank rank_of(std::string_view name, std::string_view family) {
   rank[0] = rank_in({"encoder_frontend", "encoder", "decoder_frontend",
                      "decoder", "final_proj"},
                     next_part(rest));
+  rank[4] = rank_in({"weight", "bias"}, name.substr(name.rfind('.') + 1));
   if (layer.stack.empty()) {
     rank[1] = UINT64_MAX;
     return rank;
@@ -70,7 +71,6 @@ Rank rank_of(std::string_view name, std::string_view family) {
   rank[1] = layer.index;
   rank[2] = module_rank(next_part(rest), family == "olmo");
   rank[3] = leaf_rank(next_part(rest));
-  rank[4] = rank_in({"weight", "bias"}, next_part(rest));
   return rank;
 }
 

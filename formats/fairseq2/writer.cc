@@ -133,7 +133,6 @@ void check_tied(const Catalog& source, const Tensor& tensor, uint32_t tp) {
 }
 
 void check_tensor(const Catalog& source, const Tensor& tensor, uint32_t tp) {
-  torch::check_materialisable(tensor, source);
   const auto type = torch::torch_type(tensor.name, tensor.dtype, tensor.shape);
   if (type.dtype != tensor.dtype)
     throw unfaithful_error({source.path, tensor.name},
@@ -154,6 +153,7 @@ void add_tensors(const Catalog& source, Target& target) {
     const bool state =
         tensor.kind == Kind::optim && models.contains(tensor.param);
     if (tensor.kind == Kind::model || state) {
+      torch::check_materialisable(tensor, source);
       Tensor& added = target.catalog.tensors.emplace_back(tensor);
       added.pieces.clear();
       continue;
