@@ -79,9 +79,14 @@ venv_has() {
   return 1
 }
 
-# venv_install NAME==VERSION...: into the private venv; false if pip can't.
+# venv_install [--no-deps] NAME==VERSION...: into the private venv; false if
+# pip can't.
 venv_install() {
-  local missing=() pin
+  local missing=() pin options=()
+  if [ "$1" = --no-deps ]; then
+    options=(--no-deps)
+    shift
+  fi
   for pin in "$@"; do
     venv_has "$pin" || missing+=("$pin")
   done
@@ -91,5 +96,5 @@ venv_install() {
   fi
   step "installing ${missing[*]} into .venv"
   "$venv/bin/python" -m pip install --disable-pip-version-check \
-    --no-input -q "${missing[@]}" </dev/null >&2
+    --no-input -q "${options[@]}" "${missing[@]}" </dev/null >&2
 }

@@ -28,6 +28,9 @@ install_packages "${build_packages[@]}"
 pins=("$torch_pin" "$(numpy_pin)" safetensors==0.8.0)
 venv_install "${pins[@]}" ||
   die "pip could not install what the Python tests need: ${pins[*]}"
+# Its loader needs none of the many packages that the rest of it does.
+venv_install --no-deps fairseq2==0.8.1 packaging==26.3 ||
+  say "note: fairseq2 is not to be had; its own loader is not tested"
 
 scripts/build.sh --preset "$preset" -j "$jobs" -- "$@"
 
