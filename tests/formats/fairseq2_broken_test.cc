@@ -206,7 +206,9 @@ TEST_CASE("model.yaml: what is refused") {
       {"? [1]\n: 2\n", "line 1: a key is no scalar"},
       {std::string(17 << 20, '#'), "model.yaml"},
   };
-  for (const auto& [text, why] : rows) {
+  for (const auto& row : rows) {
+    const std::string& text = row.first;
+    const std::string& why = row.second;
     CAPTURE(why);
     const test::TempFile file(text, "model.yaml");
     CHECK_THROWS_WITH_AS(read_model_yaml(file.path),
