@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from golden_cases import Topology, cut
 from support import (
-    DATA, TORCH_NAMES, Suite, check, check_equal, compare, digest,
+    DATA, TORCH_NAMES, Skip, Suite, check, check_equal, compare, digest,
     from_torch, load_pt, read_header, read_safetensors, torch_tensors)
 
 CKPT = None
@@ -161,6 +161,53 @@ def test_training_checkpoint(folder):
     check_equal(list(got["optimizer"]["state"]), [0, 1, 2], "int keys")
     check_equal(got["model"]["0.weight"].data_ptr(),
                 got["model"]["1.weight"].data_ptr(), "the tied storage")
+
+
+# -------------------------------------------------------------------- casts
+CASTS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16,
+         "bf16": torch.bfloat16, "f8_e4m3": torch.float8_e4m3fn,
+         "f8_e5m2": torch.float8_e5m2}
+
+
+def test_cast(folder, name):
+    """--dtype rounds as torch does; integers stay as they are."""
+    if re.search(r"torch .*not available", CKPT.ok("--version").out):
+        raise Skip("built without libtorch")
+    rng = random.Random(name)
+    scale = torch.logspace(-12, 12, 4000, dtype=torch.float64)
+    sign = torch.tensor([rng.choice((-1, 1)) for _ in range(4000)])
+    odd = torch.tensor([float("inf"), -float("inf"), float("nan"), -0.0,
+                        1e-45, 448, 464, 480, 57344, 61440, 65504, 65520])
+    tensors = {"f64": scale * sign * rng.random(), "odd": odd,
+               "bf16": (scale * sign).to(torch.bfloat16),
+               "f16": odd.to(torch.float16), "empty": torch.empty(0, 3),
+               "large": torch.linspace(-3, 3, 1 << 21),
+               "int": torch.arange(5), "bool": torch.tensor([True, False])}
+    source, out = folder / "in.safetensors", folder / "out.safetensors"
+    save_file(tensors, source)
+    CKPT.ok("unshard", source, out, "--dtype", name)
+    compare(read_safetensors(out), as_tensors({
+        k: t.to(CASTS[name]) if t.is_floating_point() else t
+        for k, t in tensors.items()}), f"--dtype {name}")
+
+
+# ----------------------------------------------------------------- manifests
+def test_manifest(folder):
+    """The manifest holds what DESIGN says, by an outside computation."""
+    tensors = random_dict(random.Random(5), BOTH, 30)
+    source, out = folder / "in.pt", folder / "out.safetensors"
+    torch.save(tensors, source)
+    CKPT.ok("unshard", source, out)
+    manifest = json.loads(
+        (folder / "out.safetensors.ckpt-manifest.json").read_text())
+    check_equal(manifest["files"], {out.name: out.stat().st_size}, "files")
+    want = {name: {"dtype": t.dtype, "shape": list(t.shape),
+                   "digest": digest(t.data)}
+            for name, t in as_tensors(tensors).items()}
+    check_equal(manifest["tensors"], want, "tensors")
+    CKPT.ok("unshard", source, folder / "bare.pt", "--no-manifest")
+    check_equal(sorted(p.name for p in folder.glob("bare*")), ["bare.pt"],
+                "with --no-manifest")
 
 
 # ------------------------------------------------------------ sharded output
@@ -361,6 +408,9 @@ def prepare(suite, ckpt):
     suite.add("__metadata__", test_metadata_kept)
     suite.add("2500 tensors", test_many_tensors)
     suite.add("training checkpoint", test_training_checkpoint)
+    for name in CASTS:
+        suite.add(f"cast to {name}", test_cast, name)
+    suite.add("manifest", test_manifest)
     suite.add("sharded safetensors", test_sharded_safetensors)
     suite.add("sharded torch", test_sharded_torch)
     for seed in range(12):
