@@ -68,11 +68,16 @@ const DTypeInfo& info(DType dtype) {
 bool same_bytes(DType a, DType b) {
   const auto stored = [](DType dtype) {
     switch (dtype) {
-      case qi8: return i8;
-      case qu8: return u8;
-      case qi32: return i32;
-      case f4x2: return f4;
-      default: return dtype;
+      case qi8:
+        return i8;
+      case qu8:
+        return u8;
+      case qi32:
+        return i32;
+      case f4x2:
+        return f4;
+      default:
+        return dtype;
     }
   };
   return stored(a) == stored(b);
