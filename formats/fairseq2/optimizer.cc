@@ -231,7 +231,9 @@ std::map<uint64_t, Signature> signatures(const StageState& stage, uint32_t dp) {
   std::map<uint64_t, Signature> all;
   for (const auto& [number, states] : stage.states) {
     const auto known = std::ranges::find_if(states, [](const State& state) {
-      return state.name.starts_with("exp_avg") || state.name == "variance";
+      // Of the parameter's shape, but for Adafactor's row and column sums.
+      return !state.parts.front().shape.empty() && state.name != "row_var" &&
+             state.name != "col_var";
     });
     if (known == states.end()) continue;
     const Part& first = known->parts.front();
