@@ -34,6 +34,7 @@ SaveOptions save_options(const WriteRequest& request) {
   return {.threads = request.engine.threads,
           .max_mem = request.engine.max_mem,
           .overwrite = request.write.overwrite,
+          .resume = request.write.resume,
           .sync = request.write.sync,
           .manifest = request.write.manifest,
           .allow_replica_mismatch = request.write.allow_replica_mismatch,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <mutex>
 #include <thread>
 
 #include "ckpt/error.h"
@@ -48,24 +49,50 @@ void check_casts(const Plan& plan, const RunOptions& options) {
                       name(tensor.source_dtype), name(tensor.target_dtype));
 }
 
-RunResult add_up(const Plan& plan, const RunOptions& options,
-                 std::deque<Mover>& movers) {
-  RunResult result;
-  if (options.digest) {
-    result.source.resize(plan.slots);
-    result.target.resize(plan.tensors.size());
+// The sums of a run, shared by all threads: an item adds to a few of them.
+class Sums {
+ public:
+  Sums(const Plan& plan, bool digest) : plan_(plan) {
+    if (!digest) return;
+    result_.source.resize(plan.slots);
+    result_.target.resize(plan.tensors.size());
   }
-  for (Mover& mover : movers) {
-    result.bytes_read += mover.bytes_read();
-    result.bytes_written += mover.bytes_written();
-    for (size_t i = 0; i < result.source.size(); ++i)
-      result.source[i] += mover.source_digests()[i];
-    for (size_t i = 0; i < result.target.size(); ++i)
-      result.target[i] += mover.target_digests()[i];
+  void add(const Outcome& outcome) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [slot, part] : outcome.source)
+      result_.source.at(slot) += part;
+    for (const auto& [tensor, part] : outcome.target)
+      result_.target.at(tensor) += part;
   }
-  for (size_t i = 0; i < result.target.size(); ++i)
-    if (!plan.tensors[i].casts()) result.target[i] = result.source[i];
-  return result;
+  RunResult finish(const std::deque<Mover>& movers) {
+    for (const Mover& mover : movers) {
+      result_.bytes_read += mover.bytes_read();
+      result_.bytes_written += mover.bytes_written();
+    }
+    for (size_t i = 0; i < result_.target.size(); ++i)
+      if (!plan_.tensors[i].casts()) result_.target[i] = result_.source[i];
+    return std::move(result_);
+  }
+
+ private:
+  const Plan& plan_;
+  std::mutex mutex_;
+  RunResult result_;
+};
+
+// Takes what an earlier run did: its sums, and its items out of the list.
+void take_over(const Journal& journal, std::vector<Item>& items, Sums& sums,
+               Output& output) {
+  std::vector<bool> done(items.size());
+  for (const Outcome& outcome : journal.done()) {
+    if (outcome.item >= items.size() || done[outcome.item])
+      throw bug_error({}, "the journal has item {} of {} twice or not at all",
+                      outcome.item, items.size());
+    done[outcome.item] = true;
+    sums.add(outcome);
+    for (const CrcPart& part : outcome.crcs) output.add_crc(part);
+  }
+  std::erase_if(items, [&](const Item& item) { return done[item.number]; });
 }
 
 }  // namespace
@@ -82,7 +109,10 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
   uint32_t threads = thread_count(options, plan);
   const uint64_t block = block_size(options, threads);
   HandleCache handles;
-  WorkQueue queue(plan, cut_items(plan, kItemBytes));
+  std::vector<Item> items = cut_items(plan, kItemBytes);
+  Sums sums(plan, options.digest);
+  if (options.journal) take_over(*options.journal, items, sums, output);
+  WorkQueue queue(plan, std::move(items));
   std::deque<Mover> movers;
   for (uint32_t t = 0; t < threads; ++t)
     movers.emplace_back(plan, source, output, handles, options, block);
@@ -91,13 +121,15 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
       [&](uint32_t thread) {
         uint32_t group = kNone;
         while (const auto item = queue.next(group)) {
-          if (interrupted()) return;
-          movers[thread].run(*item);
+          const Outcome& outcome = movers[thread].run(*item);
+          if (interrupted()) return;  // the item may be half-done
+          sums.add(outcome);
+          if (options.journal) options.journal->append(outcome);
         }
       },
       [&] { queue.stop(); });
   if (interrupted()) throw Interrupted("");
-  return add_up(plan, options, movers);
+  return sums.finish(movers);
 }
 
 void check_replicas(const Plan& plan, const RunResult& result,

@@ -13,6 +13,7 @@
 #include "ckpt/layout.h"
 #include "lib/digest.h"
 #include "lib/progress.h"
+#include "reshard/journal.h"
 #include "reshard/output.h"
 #include "reshard/plan.h"
 
@@ -36,6 +37,7 @@ struct RunOptions {
   CastFunction cast;  // needed if a planned tensor casts
   Observer observe;   // optional
   Progress progress;
+  Journal* journal = nullptr;  // finished items go in; what it has is skipped
 };
 
 struct RunResult {

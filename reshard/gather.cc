@@ -117,8 +117,8 @@ void Mover::emit_tile(const Gather& gather, const Dims& begin,
     account(gather.digest, gather.check, gather.tensor, content * from,
             {out_.get() + done * from, row * from});
     if (tensor.casts() && options_.digest && gather.digest != kNone)
-      target_digests_[gather.digest] +=
-          digest(content * to, {result + done * to, row * to});
+      add_target(gather.digest,
+                 digest(content * to, {result + done * to, row * to}));
     if (gather.target_file != kNone) {
       iovec part{const_cast<std::byte*>(result) + done * to, row * to};
       write(gather.target_file,

@@ -58,8 +58,10 @@ void Mover::run_columns(const Job& job, uint64_t row, uint64_t begin,
       }
       for (const Move& move : group) {
         if (casts && options_.digest && move.digest != kNone)
-          target_digests_[move.digest] += digest(
-              scaled(move.content + row * move.content_stride + into), result);
+          add_target(
+              move.digest,
+              digest(scaled(move.content + row * move.content_stride + into),
+                     result));
         if (move.target == kNone) continue;
         const Lane& target = plan_.lanes[job.first_target + move.target];
         iovec part{result.data(), result.size()};

@@ -86,8 +86,8 @@ void Mover::digest_block(const Job& job, uint64_t row, uint64_t rows) {
     if (options_.digest) {
       const Digest part = digest_rows(content, move.content_stride, data,
                                       lane.stride, move.bytes, rows);
-      if (move.digest != kNone) source_digests_[move.digest] += part;
-      if (move.check != kNone) source_digests_[move.check] += part;
+      add_source(move.digest, part);
+      add_source(move.check, part);
     }
     if (options_.observe && move.digest != kNone)
       for (uint64_t r = 0; r < rows; ++r)
@@ -119,11 +119,12 @@ void Mover::cast_block(const Job& job, uint64_t row, uint64_t rows) {
     const Move& move = plan_.moves[job.first_move + m];
     if (move.digest == kNone) continue;
     const Loaded& lane = loaded_[move.source];
-    target_digests_[move.digest] +=
+    add_target(
+        move.digest,
         digest_rows((move.content + row * move.content_stride) / from * to,
                     move.content_stride / from * to,
                     lane.data + move.source_column / from * to, lane.stride,
-                    move.bytes / from * to, rows);
+                    move.bytes / from * to, rows));
   }
 }
 

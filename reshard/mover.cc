@@ -12,20 +12,44 @@ Mover::Mover(const Plan& plan, const Catalog& source, Output& output,
       block_(block),
       reader_(source.files, handles),
       in_(std::make_unique_for_overwrite<std::byte[]>(block)),
-      out_(std::make_unique_for_overwrite<std::byte[]>(block)),
-      source_digests_(options.digest ? plan.slots : 0),
-      target_digests_(options.digest ? plan.tensors.size() : 0) {}
+      out_(std::make_unique_for_overwrite<std::byte[]>(block)) {}
 
-void Mover::run(const Item& item) {
+namespace {
+
+// Sums by index; an item has few of them, mostly the last one again.
+void add_to(std::vector<std::pair<uint32_t, Digest>>& sums, uint32_t index,
+            const Digest& part) {
+  for (auto sum = sums.rbegin(); sum != sums.rend(); ++sum)
+    if (sum->first == index) {
+      sum->second += part;
+      return;
+    }
+  sums.emplace_back(index, part);
+}
+
+}  // namespace
+
+void Mover::add_source(uint32_t slot, const Digest& part) {
+  if (slot != kNone) add_to(outcome_.source, slot, part);
+}
+
+void Mover::add_target(uint32_t tensor, const Digest& part) {
+  add_to(outcome_.target, tensor, part);
+}
+
+const Outcome& Mover::run(const Item& item) {
+  outcome_.clear();
+  outcome_.item = item.number;
   if (item.gather) {
     run_gather(plan_.gathers[item.index]);
-    return;
+    return outcome_;
   }
   const Job& job = plan_.jobs[item.index];
   if (job.rows == 1)
     run_columns(job, 0, item.begin, item.end);
   else
     run_rows(job, item.begin, item.end);
+  return outcome_;
 }
 
 void Mover::account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
@@ -33,8 +57,8 @@ void Mover::account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
   if (digest_slot == kNone && check_slot == kNone) return;
   if (options_.digest) {
     const Digest part = digest(offset, bytes);
-    if (digest_slot != kNone) source_digests_[digest_slot] += part;
-    if (check_slot != kNone) source_digests_[check_slot] += part;
+    add_source(digest_slot, part);
+    add_source(check_slot, part);
   }
   if (options_.observe && digest_slot != kNone)
     options_.observe(tensor, offset, bytes);
@@ -42,7 +66,14 @@ void Mover::account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
 
 void Mover::write(uint32_t file, uint64_t offset, std::span<iovec> parts) {
   for (const iovec& part : parts) bytes_written_ += part.iov_len;
-  output_.write(file, offset, parts);
+  const CrcPart crc = output_.write(file, offset, parts);
+  if (crc.file == kNone) return;
+  for (CrcPart& known : outcome_.crcs)
+    if (known.file == crc.file && known.index == crc.index) {
+      known.value ^= crc.value;
+      return;
+    }
+  outcome_.crcs.push_back(crc);
 }
 
 void Mover::add_part(const std::byte* data, size_t bytes) {

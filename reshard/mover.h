@@ -26,10 +26,9 @@ class Mover {
   Mover(const Plan& plan, const Catalog& source, Output& output,
         HandleCache& handles, const RunOptions& options, uint64_t block);
 
-  void run(const Item& item);
+  // Returns what the item gave besides its bytes.
+  const Outcome& run(const Item& item);
 
-  std::vector<Digest>& source_digests() { return source_digests_; }
-  std::vector<Digest>& target_digests() { return target_digests_; }
   uint64_t bytes_read() const { return reader_.bytes_read(); }
   uint64_t bytes_written() const { return bytes_written_; }
 
@@ -56,6 +55,8 @@ class Mover {
   // What is known of a run of logical source bytes: its digest, the observer.
   void account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
                uint64_t offset, std::span<const std::byte> bytes);
+  void add_source(uint32_t slot, const Digest& part);
+  void add_target(uint32_t tensor, const Digest& part);
   void write(uint32_t file, uint64_t offset, std::span<iovec> parts);
   void add_part(const std::byte* data, size_t bytes);
 
@@ -68,8 +69,7 @@ class Mover {
   std::unique_ptr<std::byte[]> out_;
   std::vector<Loaded> loaded_;
   std::vector<iovec> parts_;
-  std::vector<Digest> source_digests_;
-  std::vector<Digest> target_digests_;
+  Outcome outcome_;  // of the current item
   uint64_t bytes_written_ = 0;
 };
 

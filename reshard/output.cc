@@ -20,24 +20,25 @@ Output::Output(const Target& target, const std::string& root)
 Output::Output(std::vector<std::span<std::byte>> buffers)
     : buffers_(std::move(buffers)) {}
 
-void Output::write(uint32_t file, uint64_t offset, std::span<iovec> parts) {
+CrcPart Output::write(uint32_t file, uint64_t offset, std::span<iovec> parts) {
   if (!handles_) {
     for (const iovec& part : parts) {
       std::memcpy(buffers_[file].data() + offset, part.iov_base, part.iov_len);
       offset += part.iov_len;
     }
-    return;
+    return {};
   }
-  if (!target_->files[file].crcs.empty()) add_crc(file, offset, parts);
+  const CrcPart crc = crc_of(file, offset, parts);
+  add_crc(crc);
   handles_->get(paths_[file])->writev(offset, parts);
+  return crc;
 }
 
-void Output::add_crc(uint32_t file, uint64_t offset,
-                     std::span<const iovec> parts) {
+CrcPart Output::crc_of(uint32_t file, uint64_t offset,
+                       std::span<const iovec> parts) const {
   const std::vector<LateCrc>& crcs = target_->files[file].crcs;
-  const auto record = std::ranges::upper_bound(
-      crcs, offset, {}, [](const LateCrc& crc) { return crc.end; });
-  if (record == crcs.end() || offset < record->begin) return;
+  const auto record = std::ranges::upper_bound(crcs, offset, {}, &LateCrc::end);
+  if (record == crcs.end() || offset < record->begin) return {};
   uint32_t value = 0;
   uint64_t bytes = 0;
   for (const iovec& part : parts) {
@@ -47,11 +48,18 @@ void Output::add_crc(uint32_t file, uint64_t offset,
   }
   if (offset + bytes > record->end)
     throw bug_error({paths_[file], {}},
-                    "a write crosses the record that ends "
-                    "at byte {}",
+                    "a write crosses the record that ends at byte {}",
                     record->end);
-  crcs_[file][static_cast<size_t>(record - crcs.begin())] ^=
-      crc32_contribution(value, record->end - offset - bytes);
+  return {file, static_cast<uint32_t>(record - crcs.begin()),
+          crc32_contribution(value, record->end - offset - bytes)};
+}
+
+void Output::add_crc(const CrcPart& part) {
+  if (part.file == kNone) return;
+  if (part.file >= crcs_.size() ||
+      part.index >= target_->files[part.file].crcs.size())
+    throw bug_error({}, "no CRC {} of file {}", part.index, part.file);
+  crcs_[part.file][part.index] ^= part.value;
 }
 
 // CRCs stand inside literals (zip headers): they are put in there first, so

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ckpt/layout.h"
+#include "reshard/journal.h"
 #include "reshard/sources.h"
 
 namespace ckpt::reshard {
@@ -29,15 +30,18 @@ class Output {
   explicit Output(std::vector<std::span<std::byte>> buffers);
 
   // Gathers parts (clobbered) to file bytes [offset, …). Thread-safe; no two
-  // writes may touch the same byte.
-  void write(uint32_t file, uint64_t offset, std::span<iovec> parts);
+  // writes may touch the same byte. Returns what the bytes gave to a CRC.
+  CrcPart write(uint32_t file, uint64_t offset, std::span<iovec> parts);
+  // Adds what an earlier run wrote.
+  void add_crc(const CrcPart& part);
   // After all writes: the literals, and the CRCs of what was written.
   void write_literals(uint32_t file);
 
   const std::string& path(uint32_t file) const { return paths_[file]; }
 
  private:
-  void add_crc(uint32_t file, uint64_t offset, std::span<const iovec> parts);
+  CrcPart crc_of(uint32_t file, uint64_t offset,
+                 std::span<const iovec> parts) const;
 
   const Target* target_ = nullptr;
   std::vector<std::string> paths_;

@@ -36,6 +36,7 @@ std::vector<Item> cut_items(const Plan& plan, uint64_t bytes) {
   }
   for (uint32_t g = 0; g < plan.gathers.size(); ++g)
     items.push_back({g, true, 0, 0});
+  for (uint32_t i = 0; i < items.size(); ++i) items[i].number = i;
   return items;
 }
 

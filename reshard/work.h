@@ -20,6 +20,7 @@ struct Item {
   bool gather = false;
   uint64_t begin = 0;
   uint64_t end = 0;
+  uint32_t number = 0;  // counted over all items of the plan
 };
 
 // All items of a plan, about `bytes` of payload each, in the order of jobs.

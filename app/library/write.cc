@@ -7,6 +7,7 @@
 #include "lib/io/staging.h"
 #include "lib/manifest.h"
 #include "reshard/cast.h"
+#include "reshard/journal.h"
 
 namespace ckpt::library {
 namespace {
@@ -87,19 +88,41 @@ io::StagingOptions staging_options(const Prepared& prepared,
                                    const SaveOptions& options) {
   return {.single_file = prepared.single_file,
           .overwrite = options.overwrite,
+          .resume = options.resume,
           .sync = options.sync};
 }
 
-reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
-                        const SaveOptions& options, const Progress& progress) {
-  Target& target = prepared.target;
-  if (prepared.single_file)
-    target.files.front().path = io::base_name(staging.target());
-  staging.check_space(prepared.file_bytes());
-  for (const TargetFile& file : target.files)
+// The journal of this work: an earlier run's if that can be resumed.
+reshard::Journal start_journal(const Prepared& prepared, io::Staging& staging,
+                               const SaveOptions& options) {
+  const uint64_t work =
+      reshard::fingerprint(prepared.plan, prepared.source, prepared.target);
+  if (options.resume) {
+    try {
+      auto journal = reshard::Journal::open(staging.journal_path(), work);
+      if (journal) return std::move(*journal);
+    } catch (const Error&) {
+      staging.keep();  // it may be the options that are wrong
+      throw;
+    }
+    staging.clear();
+  }
+  return reshard::Journal::create(staging.journal_path(), work);
+}
+
+void make_files(const Prepared& prepared, io::Staging& staging, bool resuming) {
+  if (!resuming) staging.check_space(prepared.file_bytes());
+  for (const TargetFile& file : prepared.target.files)
     staging.create(file.path, file.size);
+}
+
+reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
+                        reshard::Journal& journal, const SaveOptions& options,
+                        const Progress& progress) {
+  Target& target = prepared.target;
   reshard::RunOptions run = run_options(prepared.plan, options);
   run.progress = progress;
+  run.journal = &journal;
   reshard::Output output(target, staging.root());
   progress.begin("copying", prepared.plan.bytes_read);
   const reshard::RunResult result =
@@ -179,14 +202,27 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
                            const Progress& progress) {
   const InterruptScope scope;
   io::Staging staging(prepared.path, staging_options(prepared, options));
+  if (prepared.single_file)
+    prepared.target.files.front().path = io::base_name(staging.target());
+  reshard::Journal journal = start_journal(prepared, staging, options);
+  const std::string kept = "what was done is kept in " + staging.root() +
+                           ": run it again with --resume";
   try {
+    make_files(prepared, staging, journal.items() != 0);
     const reshard::RunResult result =
-        fill(prepared, staging, options, progress);
+        fill(prepared, staging, journal, options, progress);
     if (options.manifest) write_manifest(prepared, result, staging);
     staging.publish();
     return result;
   } catch (const Interrupted&) {
-    throw Interrupted("stopped; " + prepared.path + " was not touched");
+    if (journal.items()) staging.keep();
+    throw Interrupted("stopped; " + prepared.path + " was not touched" +
+                      (journal.items() ? "; " + kept : ""));
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kIo || journal.items() == 0) throw;
+    staging.keep();
+    throw error.with_hint(error.hint().empty() ? kept
+                                               : error.hint() + "; " + kept);
   }
 }
 

@@ -21,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kLock = "lock";
+constexpr std::string_view kJournal = "journal";
 
 bool exists(const std::string& path) {
   struct stat facts;
@@ -94,11 +95,15 @@ Staging::Staging(const std::string& target, const StagingOptions& options)
   if (lock_ < 0)
     throw Error(ExitCode::kIo, {root_, {}},
                 "another process is writing the same target");
-  if (left_over) {
-    for (const std::string& name : list_directory(root_))
-      if (name != kLock) fs::remove_all(join(root_, name));
-  }
+  if (left_over && !options_.resume) clear();
 }
+
+void Staging::clear() {
+  for (const std::string& name : list_directory(root_))
+    if (name != kLock) fs::remove_all(join(root_, name));
+}
+
+std::string Staging::journal_path() const { return join(root_, kJournal); }
 
 Staging::~Staging() {
   if (!published_ && !keep_) {
@@ -128,9 +133,13 @@ void Staging::create(const std::string& relative_path, uint64_t size) {
     make_directory(join(root_, directory));
     directories_.push_back(directory);
   }
-  const Handle file = Handle::create(join(root_, relative_path));
-  file.allocate(size);
+  const std::string path = join(root_, relative_path);
   files_.push_back(relative_path);
+  if (options_.resume && is_file(path) &&
+      Handle::open_write(path).size() == size)
+    return;
+  ::unlink(path.c_str());
+  Handle::create(path).allocate(size);
 }
 
 // One flush serves many files of a journal, so many threads ask at once.
@@ -162,6 +171,7 @@ void Staging::sync_all() const {
 
 void Staging::publish_directory() {
   fs::remove(join(root_, kLock));
+  fs::remove(journal_path());
   if (!exists(target_) ||
       (is_directory(target_) && list_directory(target_).empty())) {
     rename_path(root_, target_);

@@ -16,6 +16,7 @@ namespace ckpt::io {
 struct StagingOptions {
   bool single_file = false;  // DST is a file, not a directory
   bool overwrite = false;    // DST may exist; it is replaced at the end
+  bool resume = false;       // keep what an earlier run left
   bool sync = true;          // flush files and directories before the rename
 };
 
@@ -27,7 +28,7 @@ class Staging {
   // Throws, before anything is written, if DST exists and may not be
   // replaced (kUnfaithful), its parent is missing or not writable (kIo), or
   // another process works on the same DST (kIo). A staging directory that a
-  // dead process left behind is removed.
+  // dead process left behind is emptied, unless options.resume.
   Staging(const std::string& target, const StagingOptions& options);
   // Removes what was not published.
   ~Staging();
@@ -41,8 +42,15 @@ class Staging {
 
   // Throws kIo if the file system has less room.
   void check_space(uint64_t bytes) const;
-  // Makes a file of exactly that size, and the directories above it.
+  // Makes a file of exactly that size, and the directories above it. One that
+  // an earlier run left with that size stays as it is.
   void create(const std::string& relative_path, uint64_t size);
+
+  // Removes everything in it: an earlier run's files are of no use.
+  void clear();
+
+  // A file of the staging itself, which is not published.
+  std::string journal_path() const;
 
   // Flushes and renames. After it DST is there, whole; nothing is left beside
   // it.

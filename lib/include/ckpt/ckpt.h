@@ -115,6 +115,7 @@ struct SaveOptions {
   uint32_t threads = 0;                  // 0: as many as processors
   uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers, bytes
   bool overwrite = false;                // replace the target when done
+  bool resume = false;                   // go on where a run was stopped
   bool sync = true;                      // wait for the disk
   bool manifest = true;                  // write .ckpt-manifest.json
   bool allow_replica_mismatch = false;
