@@ -98,6 +98,7 @@ TEST_CASE("torch: goldens of torch 1.13 to 2.13") {
         {"rezipped_stored.pt"},
         {"ünïcode.pt"}}},
       {"torch_pt/dtensor_per_rank", {{""}}},
+      {"torch/dtensor_mesh", {{""}}},
       {"torch_pt/dtypes", {{"model.pt"}}},
       {"torch_pt/sharded_bin", {{""}, {"pytorch_model.bin.index.json"}}},
       {"torch_pt/special_tensors", {{"special.pt"}}},
