@@ -20,21 +20,12 @@ class Convert : public Command {
            "--family llama";
   }
   void add_options(CLI::App& app) override {
-    app.add_option("SRC", request_.source_path, "The checkpoint")
-        ->required()
-        ->group("Arguments");
-    app.add_option("DST", request_.target_path, "Where the new one goes")
-        ->required()
-        ->group("Arguments");
+    add_request_options(app, request_, "Where the new one goes");
     app.add_option("--to", to_, "Format of the target")
         ->type_name("FORMAT")
         ->required()
         ->group("Arguments");
     add_topology_options(app, topology_);
-    add_select_options(app, request_.select);
-    add_source_options(app, request_.source);
-    add_write_options(app, request_.write);
-    add_engine_options(app, request_.engine);
   }
   ExitCode run() override {
     formats::find_format(to_);  // refused before anything is opened

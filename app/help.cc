@@ -40,6 +40,9 @@ std::string usage_line(const Command& command, const CLI::App& app) {
     const std::string name = option->get_name(true);
     line += option->get_required() ? " " + name : " [" + name + "]";
   }
+  for (const CLI::Option* option : app.get_options())
+    if (!option->get_positional() && option->get_required())
+      line += " --" + option->get_lnames()[0] + " " + option->get_type_name();
   return line + " [options]";
 }
 

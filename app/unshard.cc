@@ -19,17 +19,8 @@ class Unshard : public Command {
            "ckpt unshard step_5000 whole/ --max-shard-size 5GB";
   }
   void add_options(CLI::App& app) override {
-    app.add_option("SRC", request_.source_path, "The checkpoint")
-        ->required()
-        ->group("Arguments");
-    app.add_option("DST", request_.target_path,
-                   "A directory, or a file: .safetensors, .pt, .pth, .bin")
-        ->required()
-        ->group("Arguments");
-    add_select_options(app, request_.select);
-    add_source_options(app, request_.source);
-    add_write_options(app, request_.write);
-    add_engine_options(app, request_.engine);
+    add_request_options(
+        app, request_, "A directory, or a file: .safetensors, .pt, .pth, .bin");
   }
   ExitCode run() override {
     request_.command = "unshard";

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <filesystem>
 #include <unordered_map>
@@ -66,6 +67,20 @@ void verify_written(const WriteRequest& request, const Target& target,
 
 bool has_grid(std::string_view format) {
   return format != "safetensors" && format != "torch";
+}
+
+void add_request_options(CLI::App& app, WriteRequest& request,
+                         const std::string& target_help) {
+  app.add_option("SRC", request.source_path, "The checkpoint")
+      ->required()
+      ->group("Arguments");
+  app.add_option("DST", request.target_path, target_help)
+      ->required()
+      ->group("Arguments");
+  add_select_options(app, request.select);
+  add_source_options(app, request.source);
+  add_write_options(app, request.write);
+  add_engine_options(app, request.engine);
 }
 
 Catalog open_for_write(const WriteRequest& request) {

@@ -8,6 +8,10 @@
 #include "ckpt/error.h"
 #include "ckpt/layout.h"
 
+namespace CLI {
+class App;
+}
+
 namespace ckpt::app {
 
 struct WriteRequest {
@@ -20,6 +24,10 @@ struct WriteRequest {
   WriteOptions write;
   OutputOptions output;
 };
+
+// SRC, DST and the options that all writing commands take.
+void add_request_options(CLI::App& app, WriteRequest& request,
+                         const std::string& target_help);
 
 // The source, selected and renamed, with the rules of --family and
 // --shard-dims on its tensors.
