@@ -84,6 +84,7 @@ class Ckpt:
         self.path = str(Path(path).resolve())
         with open(self.path, "rb") as f:
             self.sanitized = b"__asan_init" in f.read()
+        self.results = []  # (seconds, bytes, command) of all runs
 
     def run(self, *args, timeout=120, cwd=None, env=None, user=None):
         argv = [self.path, *map(str, args)]
@@ -106,7 +107,9 @@ class Ckpt:
         code = child.returncode
         if code == -9 and seconds >= timeout:
             raise Failure(f"no end after {timeout} s: {' '.join(argv)}")
-        return Result(argv, code, *texts, seconds, usage.ru_maxrss * 1024)
+        result = Result(argv, code, *texts, seconds, usage.ru_maxrss * 1024)
+        self.results.append((seconds, result.rss, result.line))
+        return result
 
     def ok(self, *args, **options):
         return self.run(*args, **options).want(0)
@@ -346,7 +349,8 @@ class Suite:
         if not Path(options.ckpt).exists():
             print(f"no binary at {options.ckpt}: run scripts/build.sh")
             sys.exit(1)
-        prepare(self, Ckpt(options.ckpt))
+        ckpt = Ckpt(options.ckpt)
+        prepare(self, ckpt)
         chosen = [c for c in self.cases
                   if all(text in c[0] for text in options.k)]
         failed = skipped = 0
@@ -366,6 +370,10 @@ class Suite:
                     failed += 1
                     print(f"FAIL {name}\n  "
                           + message.replace("\n", "\n  "), flush=True)
+        if ckpt.results:
+            seconds, _, line = max(ckpt.results)
+            print(f"{len(ckpt.results)} runs of ckpt; the slowest took "
+                  f"{seconds:.2f} s: {line[:150]}")
         passed = len(chosen) - failed - skipped
         print(f"{passed} passed, {failed} failed, {skipped} skipped")
         sys.exit(1 if failed or not chosen else 0)
