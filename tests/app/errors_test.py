@@ -3,6 +3,7 @@
 docs/errors.md shows exactly that. `--update` writes the page anew."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -203,8 +204,6 @@ SCENES = [
 
 def play(folder, scene, ckpt):
     """Runs a scene; the Result, and its transcript for the page."""
-    import re
-
     shutil.copytree(DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt",
                     folder / "tp4")
     if scene.prepare:
@@ -245,11 +244,16 @@ def transcript(scene, result):
             f"Exit status {result.code}.\n")
 
 
+def steady(text):
+    """How much is free depends on the file system's own blocks."""
+    return re.sub(r"\d+ are free", "N are free", text)
+
+
 def test_scene(folder, scene):
     _, text = play(folder, scene, CKPT)
     if scene.shown and not CKPT.sanitized:
         page = PAGE.read_text() if PAGE.exists() else ""
-        check(text in page,
+        check(steady(text) in steady(page),
               f"docs/errors.md shows something else than\n{text}"
               f"(errors_test.py --update writes the page anew)")
 
