@@ -2,13 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <map>
 #include <unordered_map>
 
 #include "app/engine.h"
-#include "ckpt/error.h"
+#include "ckpt/ckpt.h"
 #include "lib/module.h"
-#include "lib/pickle/json.h"
 #include "reshard/numeric.h"
 #include "reshard/read.h"
 
@@ -93,33 +91,22 @@ std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
   return difference;
 }
 
-std::map<std::string, std::string> object_texts(const Catalog& catalog) {
-  std::map<std::string, std::string> texts;
-  for (const Object& object : catalog.objects)
-    texts[object.name] =
-        pickle::to_json(*object.document, object.node)
-            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return texts;
-}
-
 void compare_objects(const Catalog& a, const Catalog& b,
                      std::vector<Difference>& differences) {
-  const auto left = object_texts(a), right = object_texts(b);
   const auto cut = [](const std::string& text) {
     return text.size() <= 60 ? text : text.substr(0, 57) + "...";
   };
-  for (const auto& [name, text] : left) {
-    const auto other = right.find(name);
-    if (other == right.end())
-      differences.push_back({"object", name, "only in A: " + cut(text)});
-    else if (other->second != text)
-      differences.push_back(
-          {"object", name,
-           fmt::format("A has {}, B has {}", cut(text), cut(other->second))});
+  for (const ObjectDifference& object : diff_objects(a, b)) {
+    std::string message;
+    if (object.right.empty())
+      message = "only in A: " + cut(object.left);
+    else if (object.left.empty())
+      message = "only in B: " + cut(object.right);
+    else
+      message = fmt::format("A has {}, B has {}", cut(object.left),
+                            cut(object.right));
+    differences.push_back({"object", object.name, std::move(message)});
   }
-  for (const auto& [name, text] : right)
-    if (!left.contains(name))
-      differences.push_back({"object", name, "only in B: " + cut(text)});
 }
 
 // The catalog with the tensors at these indexes only.

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
-#include "ckpt/error.h"
+#include "ckpt/ckpt.h"
 #include "lib/io/file.h"
 #include "lib/text/json.h"
 
@@ -88,26 +87,8 @@ std::string renamed(std::vector<Rule>& rules, const std::string& name) {
 
 void rename(Catalog& catalog, const std::string& rules_file) {
   std::vector<Rule> rules = read_rules(rules_file);
-  std::unordered_map<std::string, std::string> before;  // new -> old
-  std::unordered_map<std::string, std::string> after;   // old -> new
-  for (Tensor& tensor : catalog.tensors) {
-    std::string name = renamed(rules, tensor.name);
-    const auto [other, fresh] = before.emplace(name, tensor.name);
-    if (!fresh)
-      throw unfaithful_error({rules_file, tensor.name},
-                             "would be called {}, as {} is", name,
-                             other->second);
-    after.emplace(tensor.name, name);
-    tensor.name = std::move(name);
-  }
-  for (Tensor& tensor : catalog.tensors) {
-    const auto param = after.find(tensor.param);
-    if (param != after.end()) tensor.param = param->second;
-  }
-  if (catalog.skeleton)
-    for (auto& [node, name] : catalog.skeleton->tensors)
-      if (const auto found = after.find(name); found != after.end())
-        name = found->second;
+  rename_tensors(catalog,
+                 [&](const std::string& name) { return renamed(rules, name); });
   for (const Rule& rule : rules)
     if (rule.used == 0)
       throw unfaithful_error({rules_file, {}}, "'{}' matches no tensor",

@@ -179,4 +179,55 @@ TEST_CASE("plan: says what run would write") {
   CHECK(std::filesystem::file_size(path) == preview.bytes_written);
 }
 
+TEST_CASE("load: metadata and plain tensors of a sharded checkpoint") {
+  const auto metadata = load_tensors_metadata(kCase + "/ckpt");
+  const auto tensors = load_plain_tensors(kCase + "/ckpt");
+  const Checkpoint expected = open(kCase + "/expected.safetensors");
+  CHECK(tensors.size() == expected.catalog().tensors.size());
+  for (const auto& [name, data] : tensors) {
+    CHECK(data.bytes == expected.read(name).bytes);
+    CHECK(metadata.at(name).shape == data.shape);
+  }
+  CHECK(load_plain_tensors(kCase + "/ckpt", true).size() == metadata.size());
+}
+
+TEST_CASE("validate_sharding_integrity: holes and unlike replicas") {
+  CHECK(validate_sharding_integrity(open(kCase + "/ckpt").catalog(), true)
+            .empty());
+  Catalog catalog = open(kCase + "/ckpt").catalog();
+  catalog.tensors[0].pieces.pop_back();
+  catalog.tensors[5].pieces.pop_back();
+  const auto problems = validate_sharding_integrity(catalog);
+  CHECK(problems.size() == 2);
+  CHECK(problems[0].tensor == catalog.tensors[0].name);
+}
+
+TEST_CASE("apply_prefix_mapping: the longest prefix, and no two of a name") {
+  Catalog catalog = open(kCase + "/ckpt").catalog();
+  apply_prefix_mapping(
+      catalog, {{"decoder.", "model."}, {"decoder.layers.", "blocks."}});
+  CHECK(catalog.find("model.layer_norm.weight"));
+  CHECK(catalog.find("blocks.0.ffn.gate_proj.weight"));
+  const Tensor* state = catalog.find("blocks.0.ffn.gate_proj.weight.exp_avg");
+  REQUIRE(state);
+  CHECK(state->param == "blocks.0.ffn.gate_proj.weight");
+  CHECK_THROWS_WITH_AS(
+      apply_prefix_mapping(catalog, {{"blocks.0.", "blocks.1."}}),
+      doctest::Contains("would be called blocks.1."), Error);
+}
+
+TEST_CASE("merge and diff: two catalogs") {
+  const Catalog a =
+      open(std::string(CKPT_TEST_DATA) +
+           "/safetensors/hf_sharded/other/single_file/model.safetensors")
+          .catalog();
+  const Catalog b = open(kCase + "/expected.safetensors").catalog();
+  const Catalog both = merge(a, b);
+  CHECK(both.tensors.size() == a.tensors.size() + b.tensors.size());
+  CHECK(Checkpoint(both).read(b.tensors.back().name).bytes ==
+        Checkpoint(b).read(b.tensors.back().name).bytes);
+  CHECK_THROWS_WITH_AS(merge(b, b), doctest::Contains("has it too"), Error);
+  CHECK(diff_objects(a, a).empty());
+}
+
 }  // namespace ckpt

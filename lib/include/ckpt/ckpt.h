@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -146,8 +147,8 @@ Preview run(const Catalog& source, Layout layout, const std::string& path,
 struct ShardedTensor {
   std::string name;
   DType dtype = DType::f32;
-  Shape shape;  // global
-  Box box;      // of the global tensor
+  Shape shape;                       // global
+  Box box;                           // of the global tensor
   std::span<const std::byte> bytes;  // the box, row-major
   TpRule tp;
 };
@@ -163,5 +164,56 @@ Preview save(std::span<const ShardedTensor> shards, Layout layout,
 std::future<Preview> save_async(std::vector<ShardedTensor> shards,
                                 Layout layout, std::string path,
                                 SaveOptions options = {});
+
+// --- what loaders ask of a checkpoint as a whole ---
+
+struct TensorMetadata {
+  DType dtype = DType::f32;
+  Shape shape;  // global
+  Kind kind = Kind::model;
+};
+
+// Names, dtypes and global shapes; reads headers only.
+std::map<std::string, TensorMetadata> load_tensors_metadata(
+    const std::string& path, const OpenOptions& options = {});
+
+// All tensors, whole, in memory: for checkpoints that fit. Optimizer state is
+// left out unless asked for.
+std::map<std::string, TensorData> load_plain_tensors(
+    const std::string& path, bool optimizer = false,
+    const OpenOptions& options = {});
+
+// Is every element of every tensor stored exactly once, but for replicas?
+// With `deep` all bytes are read: replicas must be equal and stored checksums
+// right. Empty: yes. What a reader found odd is not repeated here.
+std::vector<Problem> validate_sharding_integrity(const Catalog& catalog,
+                                                 bool deep = false);
+
+// Renames tensors: of the prefixes (ends included as they are given: "model."
+// and "model" are two) the longest that fits is replaced. Optimizer state
+// follows its parameter. Throws unfaithful_error if two tensors would get one
+// name.
+void apply_prefix_mapping(Catalog& catalog,
+                          const std::map<std::string, std::string>& prefixes);
+
+// Renames tensors by any function, with the same care; `rename` gets a name
+// and returns the new one.
+void rename_tensors(
+    Catalog& catalog,
+    const std::function<std::string(const std::string&)>& rename);
+
+// In what the values that are no tensors differ, by their dotted names.
+struct ObjectDifference {
+  std::string name;
+  std::string left;   // canonical JSON; "" if only the right side has it
+  std::string right;  // likewise
+};
+std::vector<ObjectDifference> diff_objects(const Catalog& left,
+                                           const Catalog& right);
+
+// The tensors and objects of both, as one catalog to be written. Throws
+// unfaithful_error for a tensor name that both have, or an object that both
+// have with unlike values. The nesting of torch files is not kept.
+Catalog merge(const Catalog& left, const Catalog& right);
 
 }  // namespace ckpt
