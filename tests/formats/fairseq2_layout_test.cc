@@ -105,8 +105,9 @@ TEST_CASE("layer names") {
 }
 
 TEST_CASE("module order: names in any order come out as fairseq2 has them") {
-  for (const std::string path : {"olmo2_tp2dp1", "nllb_tp2dp1", "qwen25_tp4dp1_mixed",
-                           "qwen3_dp3_uneven_fsdp2", "llama_tp1dp1_bf16"}) {
+  for (const std::string path :
+       {"olmo2_tp2dp1", "nllb_tp2dp1", "qwen25_tp4dp1_mixed",
+        "qwen3_dp3_uneven_fsdp2", "llama_tp1dp1_bf16"}) {
     CAPTURE(path);
     const Catalog catalog = make_reader()->read_catalog(
         test::data("fairseq2_native/" + path + "/ckpt"), {});
