@@ -46,7 +46,8 @@ TEST_CASE("pickle json: as the goldens' independent reader") {
   const NameTensor path = [](Id, const std::string& name) { return name; };
   for (const std::string name : cases) {
     const auto expected = load_json(data_path(name + "/expected_objects.json"));
-    for (const auto& [file, want] : expected.items()) {
+    for (const auto& [key, want] : expected.items()) {
+      const std::string file = key;
       CAPTURE(name);
       CAPTURE(file);
       const std::string bytes = pickle_of(data_path(name + "/ckpt/" + file));
