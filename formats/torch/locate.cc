@@ -132,7 +132,20 @@ bool take_ranks(const std::string& directory, const Listing& listing,
   return true;
 }
 
+// A directory around one file.
+bool take_lone(const std::string& directory, const Listing& listing,
+               Files& files) {
+  if (listing.others.size() != 1) return false;
+  if (!is_torch(io::join(directory, listing.others[0]))) return false;
+  files.names = listing.others;
+  return true;
+}
+
 }  // namespace
+
+size_t count_torch_names(const std::string& directory) {
+  return list(directory).others.size();
+}
 
 bool is_bin_index(const std::string& path) {
   return formats::is_index_name(io::base_name(path), kSuffix);
@@ -147,7 +160,8 @@ std::optional<Files> locate(const std::string& directory) {
                             return take_stem(stem, listing, files);
                           }) ||
       take_only(directory, listing, files) ||
-      take_ranks(directory, listing, files);
+      take_ranks(directory, listing, files) ||
+      take_lone(directory, listing, files);
   if (!found) return std::nullopt;
   if (!files.ranks) {
     formats::check_complete_sets(directory, files.names);

@@ -8,6 +8,7 @@
 //   *.bin.index*.json, *-x-of-N.bin, *.bin   if there is only one (set)
 //   *.pt, *.pth, *.bin, *.ckpt               if they hold parts of DTensors:
 //                                            one file per rank, all together
+//   the same endings                         if there is only one file
 #pragma once
 
 #include <optional>
@@ -22,6 +23,9 @@ struct Files {
   bool ranks = false;               // each holds parts of the same tensors
   std::vector<std::string> unread;  // other weights that are there
 };
+
+// How many files in the directory are torch files by name.
+size_t count_torch_names(const std::string& directory);
 
 // Nothing if there is no torch checkpoint in the directory. Throws an
 // input_error if an x-of-N set lacks files.

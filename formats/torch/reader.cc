@@ -38,7 +38,14 @@ Support supports_directory(const std::string& path) {
   } catch (const Error&) {
     return {true, "holds an incomplete set of .bin files"};
   }
-  if (!files) return {false, "no pytorch_model.bin, no index of .bin files"};
+  if (!files) {
+    const size_t others = count_torch_names(path);
+    if (others > 1)
+      return {false, fmt::format("{} .pt, .pth, .bin or .ckpt files in it that "
+                                 "are no set: name the one to open",
+                                 others)};
+    return {false, "no pytorch_model.bin, no index of .bin files"};
+  }
   if (files->ranks)
     return {true, "holds a file per rank with parts of tensors"};
   return {true, "holds " + printable(files->index.empty() ? files->names[0]

@@ -96,3 +96,14 @@ TEST_CASE("registry: what it says about everything else") {
 }
 
 }  // namespace ckpt::formats
+
+namespace ckpt::formats {
+
+TEST_CASE("detect: a directory around one torch file, and around several") {
+  const std::string data = CKPT_TEST_DATA;
+  CHECK(open(data + "/torch_pt/dtypes/ckpt", "", {}).tensors.size() == 36);
+  CHECK_THROWS_WITH_AS(open(data + "/torch_pt/torch2.7.1/ckpt", "", {}),
+                       doctest::Contains("name the one to open"), Error);
+}
+
+}  // namespace ckpt::formats
