@@ -200,11 +200,29 @@ std::optional<Journal> Journal::open(const std::string& path,
 }
 
 void Journal::append(const Outcome& outcome) {
+  constexpr size_t kMostWaiting = 64 << 10;
+  constexpr std::chrono::milliseconds kLongestWait(50);
   const std::string line = line_of(outcome);
   const std::lock_guard lock(mutex_);
-  file_.write(end_, std::string_view(line));
-  end_ += line.size();
+  waiting_ += line;
   ++items_;
+  if (waiting_.size() >= kMostWaiting ||
+      std::chrono::steady_clock::now() - flushed_ >= kLongestWait)
+    flush();
+}
+
+void Journal::flush() {
+  file_.write(end_, std::string_view(waiting_));
+  end_ += waiting_.size();
+  waiting_.clear();
+  flushed_ = std::chrono::steady_clock::now();
+}
+
+Journal::~Journal() {
+  try {
+    if (!waiting_.empty()) flush();
+  } catch (const Error&) {  // a full disk: those items are done again
+  }
 }
 
 }  // namespace ckpt::reshard

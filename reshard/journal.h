@@ -10,6 +10,7 @@
 // of another boot is not believed.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -53,7 +54,9 @@ class Journal {
 
   // What an earlier run finished.
   const std::vector<Outcome>& done() const { return done_; }
-  // Adds a finished item; from any thread.
+  // Adds a finished item; from any thread. It is on file after 50 ms or 64 KiB
+  // of others, or when the journal goes: a plan of a million small items must
+  // not pay a system call for each, and a killed run may do some of them again.
   void append(const Outcome& outcome);
   // Items in it, of this run and of earlier ones.
   size_t items() const { return items_; }
@@ -62,14 +65,20 @@ class Journal {
       : file_(std::move(other.file_)),
         end_(other.end_),
         items_(other.items_),
-        done_(std::move(other.done_)) {}
+        done_(std::move(other.done_)),
+        waiting_(std::move(other.waiting_)),
+        flushed_(other.flushed_) {}
+  ~Journal();
 
  private:
   explicit Journal(io::Handle file) : file_(std::move(file)) {}
+  void flush();
   io::Handle file_;
   uint64_t end_ = 0;  // of the last whole line
   size_t items_ = 0;
   std::vector<Outcome> done_;
+  std::string waiting_;  // lines that are not on file yet
+  std::chrono::steady_clock::time_point flushed_;
   std::mutex mutex_;
 };
 
