@@ -8,10 +8,11 @@ namespace ckpt {
 namespace {
 
 using nlohmann::json;
-using nlohmann::ordered_json;
 
-// A name that is not UTF-8 can't be written to JSON as it is.
-constexpr auto kReplace = ordered_json::error_handler_t::replace;
+// A JSON string. What is not UTF-8 can't be written as it is.
+std::string quoted(const std::string& text) {
+  return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
+}
 
 constexpr uint64_t kMaxManifest = uint64_t{4} << 30;
 
@@ -44,27 +45,33 @@ std::string manifest_path(const std::string& checkpoint) {
   return checkpoint + std::string(kManifestName);
 }
 
+// Written front to back: a tree of 100,000 tensors costs more than the tensors.
 std::string to_json(const Manifest& manifest) {
-  ordered_json root;
-  root["ckpt_manifest"] = 1;
-  root["format"] = manifest.format;
-  root["source"] = {{"path", manifest.source_path},
-                    {"format", manifest.source_format}};
-  root["files"] = ordered_json::object();
-  for (const auto& [path, size] : manifest.files) root["files"][path] = size;
-  root["tensors"] = ordered_json::object();
-  for (const auto& [name, tensor] : manifest.tensors) {
-    ordered_json entry;
-    entry["dtype"] = ckpt::name(tensor.dtype);
-    entry["shape"] =
-        std::vector<uint64_t>(tensor.shape.begin(), tensor.shape.end());
-    entry["digest"] = tensor.digest.hex();
-    if (tensor.source)
-      entry["source"] = {{"dtype", ckpt::name(tensor.source->first)},
-                         {"digest", tensor.source->second.hex()}};
-    root["tensors"][name] = std::move(entry);
+  std::string text = fmt::format(
+      "{{\n \"ckpt_manifest\": 1,\n \"format\": {},\n"
+      " \"source\": {{\"path\": {}, \"format\": {}}},\n \"files\": {{",
+      quoted(manifest.format), quoted(manifest.source_path),
+      quoted(manifest.source_format));
+  const char* separator = "\n";
+  for (const auto& [path, size] : manifest.files) {
+    text += fmt::format("{}  {}: {}", separator, quoted(path), size);
+    separator = ",\n";
   }
-  return root.dump(1, ' ', false, kReplace) + "\n";
+  text += "\n },\n \"tensors\": {";
+  separator = "\n";
+  for (const auto& [name, tensor] : manifest.tensors) {
+    text += fmt::format(
+        "{}  {}: {{\"dtype\": \"{}\", \"shape\": {}, \"digest\": \"{}\"",
+        separator, quoted(name), ckpt::name(tensor.dtype),
+        to_string(tensor.shape), tensor.digest.hex());
+    if (tensor.source)
+      text += fmt::format(
+          ", \"source\": {{\"dtype\": \"{}\", \"digest\": \"{}\"}}",
+          ckpt::name(tensor.source->first), tensor.source->second.hex());
+    text += "}";
+    separator = ",\n";
+  }
+  return text + "\n }\n}\n";
 }
 
 Manifest read_manifest(const std::string& path) {
