@@ -32,7 +32,9 @@ std::vector<std::string> split_at_stars(const std::string& text) {
 }
 
 std::vector<Rule> read_rules(const std::string& path) {
-  const auto root = text::parse_json(io::read_file(path, kMaxRules), path);
+  const std::string text = io::read_file(path, kMaxRules);
+  text::parse_json(text, path);  // strict; but it does not keep the order
+  const auto root = nlohmann::ordered_json::parse(text);
   if (!root.is_object())
     throw usage_error({path, {}}, "expected an object of OLD: NEW names");
   std::vector<Rule> rules;
