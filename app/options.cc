@@ -269,6 +269,9 @@ void add_write_options(CLI::App& app, WriteOptions& options) {
   app.add_flag_callback(
          "--no-fsync", [&] { options.sync = false; }, "Don't wait for the disk")
       ->group(group);
+  app.add_flag("--ignore-checksums", options.ignore_checksums,
+               "Copy bytes of SRC whose stored checksum is wrong")
+      ->group(group);
   app.add_flag("--allow-replica-mismatch", options.allow_replica_mismatch,
                "Take the first of copies that should be equal and are not")
       ->group(group);

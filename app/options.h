@@ -74,6 +74,7 @@ struct WriteOptions {
   bool sync = true;                     // --no-fsync
   bool manifest = true;                 // --no-manifest
   bool allow_replica_mismatch = false;  // take the first of unlike copies
+  bool ignore_checksums = false;        // of the source
   uint64_t max_shard_size = 0;          // 0: not given
   std::optional<DType> dtype;           // floating-point tensors are cast to it
   std::string rename_file;              // "" or RULES.json

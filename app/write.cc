@@ -39,6 +39,7 @@ SaveOptions save_options(const WriteRequest& request) {
           .sync = request.write.sync,
           .manifest = request.write.manifest,
           .allow_replica_mismatch = request.write.allow_replica_mismatch,
+          .ignore_checksums = request.write.ignore_checksums,
           .dtype = request.write.dtype,
           .progress = {}};
 }

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
 #include "reshard/mover.h"
+#include "reshard/source_crcs.h"
 #include "reshard/work.h"
 
 namespace ckpt::reshard {
@@ -113,9 +115,12 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
   Sums sums(plan, options.digest);
   if (options.journal) take_over(*options.journal, items, sums, output);
   WorkQueue queue(plan, std::move(items));
+  std::optional<SourceCrcs> crcs;
+  if (options.check_crcs && !source.crcs.empty()) crcs.emplace(source);
   std::deque<Mover> movers;
   for (uint32_t t = 0; t < threads; ++t)
-    movers.emplace_back(plan, source, output, handles, options, block);
+    movers.emplace_back(plan, source, output, handles, options, block,
+                        crcs ? &*crcs : nullptr);
   run_threads(
       threads,
       [&](uint32_t thread) {
@@ -129,7 +134,22 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
       },
       [&] { queue.stop(); });
   if (interrupted()) throw Interrupted("");
-  return sums.finish(movers);
+  RunResult result = sums.finish(movers);
+  if (crcs) result.wrong_crcs = crcs->wrong();
+  return result;
+}
+
+void check_crcs(const RunResult& result, const Catalog& source) {
+  if (result.wrong_crcs.empty()) return;
+  const StoredCrc& stored = source.crcs[result.wrong_crcs[0]];
+  throw input_error({source.files[stored.file].path, {}},
+                    "record {} (bytes {}-{}) does not have its stored CRC-32 "
+                    "{:08x}; {} records in all are damaged",
+                    stored.record, stored.begin, stored.end, stored.crc32,
+                    result.wrong_crcs.size())
+      .with_hint(
+          "`ckpt verify` lists them with their tensors; --ignore-checksums "
+          "copies what is there");
 }
 
 void check_replicas(const Plan& plan, const RunResult& result,

@@ -34,8 +34,9 @@ struct RunOptions {
   uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers together
   uint64_t block = uint64_t{2} << 20;    // aim of one read
   bool digest = true;
-  CastFunction cast;  // needed if a planned tensor casts
-  Observer observe;   // optional
+  bool check_crcs = false;  // of the source's records, as they are read
+  CastFunction cast;        // needed if a planned tensor casts
+  Observer observe;         // optional
   Progress progress;
   Journal* journal = nullptr;  // finished items go in; what it has is skipped
 };
@@ -43,7 +44,8 @@ struct RunOptions {
 struct RunResult {
   std::vector<Digest> source;  // by slot: of the elements as they were read
   std::vector<Digest> target;  // by tensor: of the elements as written
-  uint64_t bytes_read = 0;     // of payload, counted at the reads
+  std::vector<uint32_t> wrong_crcs;  // in Catalog::crcs, if checked
+  uint64_t bytes_read = 0;           // of payload, counted at the reads
   uint64_t bytes_written = 0;
 };
 
@@ -54,6 +56,9 @@ uint64_t buffer_bytes(const Plan& plan, const RunOptions& options);
 // errors as they come, Interrupted after a signal.
 RunResult run(const Plan& plan, const Catalog& source, Output& output,
               const RunOptions& options);
+
+// Throws input_error naming the first record whose stored checksum is wrong.
+void check_crcs(const RunResult& result, const Catalog& source);
 
 // Throws input_error naming the tensor and both files for the first replicas
 // that differ.

@@ -88,6 +88,7 @@ void Mover::emit_tile(const Gather& gather, const Dims& begin,
   const uint64_t to = element_size(tensor.target_dtype);
   const uint64_t count = element_count(shape).value_or(0);
   const uint64_t row = shape.back();
+  // Tiles overlap in the file: no checksum can be told from them.
   reader_.read(gather.source_file,
                gather.source_offset + dot(begin, gather.source_strides),
                {in_.get(), span_of(gather, shape, from)});

@@ -42,8 +42,7 @@ void Mover::run_columns(const Job& job, uint64_t row, uint64_t begin,
     for (uint64_t at = low; at < high; at += step) {
       if (interrupted()) return;
       const std::span<std::byte> bytes(in_.get(), std::min(step, high - at));
-      reader_.read(source.file, source.offset + row * source.row_stride + at,
-                   bytes);
+      read(source.file, source.offset + row * source.row_stride + at, bytes);
       if (source.transform)
         apply_transform(source.transform, tensor.source_dtype, bytes);
       const uint64_t into = at - first.source_column;

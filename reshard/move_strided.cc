@@ -66,14 +66,14 @@ void Mover::load(const Lane& lane, uint64_t row, uint64_t rows,
   const uint64_t first = lane.offset + row * lane.row_stride;
   if (is_dense(lane)) {
     loaded.stride = lane.row_stride;
-    reader_.read(lane.file, first,
-                 {loaded.data, (rows - 1) * lane.row_stride + lane.width});
+    read(lane.file, first,
+         {loaded.data, (rows - 1) * lane.row_stride + lane.width});
     return;
   }
   loaded.stride = lane.width;
   for (uint64_t r = 0; r < rows; ++r)
-    reader_.read(lane.file, first + r * lane.row_stride,
-                 {loaded.data + r * lane.width, lane.width});
+    read(lane.file, first + r * lane.row_stride,
+         {loaded.data + r * lane.width, lane.width});
 }
 
 void Mover::digest_block(const Job& job, uint64_t row, uint64_t rows) {

@@ -5,12 +5,14 @@
 namespace ckpt::reshard {
 
 Mover::Mover(const Plan& plan, const Catalog& source, Output& output,
-             HandleCache& handles, const RunOptions& options, uint64_t block)
+             HandleCache& handles, const RunOptions& options, uint64_t block,
+             SourceCrcs* crcs)
     : plan_(plan),
       output_(output),
       options_(options),
       block_(block),
       reader_(source.files, handles),
+      crcs_(crcs),
       in_(std::make_unique_for_overwrite<std::byte[]>(block)),
       out_(std::make_unique_for_overwrite<std::byte[]>(block)) {}
 
@@ -28,6 +30,11 @@ void add_to(std::vector<std::pair<uint32_t, Digest>>& sums, uint32_t index,
 }
 
 }  // namespace
+
+void Mover::read(uint32_t file, uint64_t offset, std::span<std::byte> bytes) {
+  reader_.read(file, offset, bytes);
+  if (crcs_) crcs_->add(file, offset, bytes);
+}
 
 void Mover::add_source(uint32_t slot, const Digest& part) {
   if (slot != kNone) add_to(outcome_.source, slot, part);

@@ -11,6 +11,7 @@
 
 #include "reshard/engine.h"
 #include "reshard/output.h"
+#include "reshard/source_crcs.h"
 #include "reshard/sources.h"
 #include "reshard/work.h"
 
@@ -22,9 +23,10 @@ inline constexpr uint64_t kPackBelow = 512;
 
 class Mover {
  public:
-  // `block`: bytes of each of the two buffers.
+  // `block`: bytes of each of the two buffers. `crcs` may be null.
   Mover(const Plan& plan, const Catalog& source, Output& output,
-        HandleCache& handles, const RunOptions& options, uint64_t block);
+        HandleCache& handles, const RunOptions& options, uint64_t block,
+        SourceCrcs* crcs);
 
   // Returns what the item gave besides its bytes.
   const Outcome& run(const Item& item);
@@ -55,6 +57,7 @@ class Mover {
   // What is known of a run of logical source bytes: its digest, the observer.
   void account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
                uint64_t offset, std::span<const std::byte> bytes);
+  void read(uint32_t file, uint64_t offset, std::span<std::byte> bytes);
   void add_source(uint32_t slot, const Digest& part);
   void add_target(uint32_t tensor, const Digest& part);
   void write(uint32_t file, uint64_t offset, std::span<iovec> parts);
@@ -65,6 +68,7 @@ class Mover {
   const RunOptions& options_;
   const uint64_t block_;
   SourceReader reader_;
+  SourceCrcs* crcs_;
   std::unique_ptr<std::byte[]> in_;
   std::unique_ptr<std::byte[]> out_;
   std::vector<Loaded> loaded_;

@@ -84,6 +84,30 @@ void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
       .write(0, std::string_view(text));
 }
 
+// If the source was written by ckpt, its manifest says what was written.
+void check_source_manifest(const Prepared& prepared,
+                           const reshard::RunResult& result) {
+  for (const std::string& root : {prepared.source.path, prepared.source.root}) {
+    const std::string path = manifest_path(root);
+    if (root.empty() || !io::is_file(path)) continue;
+    const Manifest manifest = read_manifest(path);
+    for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) {
+      const std::string& name = prepared.plan.tensors[i].name;
+      const auto entry = manifest.tensors.find(name);
+      if (entry != manifest.tensors.end() &&
+          entry->second.digest != result.source[i])
+        throw input_error({prepared.source.path, name},
+                          "has digest {}, it was written with {} ({})",
+                          result.source[i].hex(), entry->second.digest.hex(),
+                          path)
+            .with_hint(
+                "`ckpt verify` lists all that changed since it was written; "
+                "--ignore-checksums copies what is there");
+    }
+    return;
+  }
+}
+
 io::StagingOptions staging_options(const Prepared& prepared,
                                    const SaveOptions& options) {
   return {.single_file = prepared.single_file,
@@ -123,12 +147,17 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   reshard::RunOptions run = run_options(prepared.plan, options);
   run.progress = progress;
   run.journal = &journal;
+  run.check_crcs = !options.ignore_checksums;
   reshard::Output output(target, staging.root());
   progress.begin("copying", prepared.plan.bytes_read);
   const reshard::RunResult result =
       reshard::run(prepared.plan, prepared.source, output, run);
   if (!options.allow_replica_mismatch)
     reshard::check_replicas(prepared.plan, result, prepared.source);
+  if (!options.ignore_checksums) {
+    reshard::check_crcs(result, prepared.source);
+    check_source_manifest(prepared, result);
+  }
   for (uint32_t f = 0; f < target.files.size(); ++f) {
     if (target.files[f].copy_of.empty())
       output.write_literals(f);

@@ -230,4 +230,41 @@ TEST_CASE("merge and diff: two catalogs") {
   CHECK(diff_objects(a, a).empty());
 }
 
+TEST_CASE("run: a damaged source is not copied as if it were sound") {
+  namespace fs = std::filesystem;
+  const test::TempDir dir;
+  const std::string copy = dir.file("m.pt");
+  fs::copy_file(kCase + "/other/tp1dp1/step_3/model/pp_00/tp_00/sdp_00.pt",
+                copy);
+  fs::permissions(copy, fs::perms::owner_all);
+  const Layout layout{.format = "safetensors", .single_file = true};
+  const std::string first = dir.file("first.safetensors");
+  run(open(copy).catalog(), layout, first);
+
+  const auto flip = [](const std::string& path, uint64_t at) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(at));
+    const auto byte = static_cast<char>(file.get() ^ 1);
+    file.seekp(static_cast<std::streamoff>(at));
+    file.put(byte);
+  };
+  // A zip record has a checksum …
+  const Catalog zip = open(copy).catalog();
+  REQUIRE(!zip.crcs.empty());
+  flip(copy, zip.crcs.back().begin + 1);
+  const std::string out = dir.file("out.safetensors");
+  CHECK_THROWS_WITH_AS(run(zip, layout, out),
+                       doctest::Contains("does not have its stored CRC-32"),
+                       Error);
+  CHECK(!fs::exists(out));
+  run(zip, layout, out, {.ignore_checksums = true});
+  CHECK(fs::exists(out));
+  // … and what ckpt wrote has a manifest.
+  flip(first, fs::file_size(first) - 1);
+  const Layout torch{.format = "torch", .single_file = true};
+  CHECK_THROWS_WITH_AS(run(open(first).catalog(), torch, dir.file("second.pt")),
+                       doctest::Contains("it was written with"), Error);
+  CHECK(!fs::exists(dir.file("second.pt")));
+}
+
 }  // namespace ckpt

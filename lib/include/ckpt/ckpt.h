@@ -120,6 +120,9 @@ struct SaveOptions {
   bool sync = true;                      // wait for the disk
   bool manifest = true;                  // write .ckpt-manifest.json
   bool allow_replica_mismatch = false;
+  // Copy bytes of the source whose stored checksum, or digest in its
+  // manifest, is wrong.
+  bool ignore_checksums = false;
   std::optional<DType> dtype;  // cast floating-point model tensors to it
   // Progress in payload bytes, from any thread.
   std::function<void(uint64_t done, uint64_t total)> progress;

@@ -1,0 +1,45 @@
+// Checking the checksums that a source stores while its bytes pass by: a
+// damaged byte must not be copied as if it were sound.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::reshard {
+
+// One for a run; all functions but the first may be called from any thread.
+class SourceCrcs {
+ public:
+  explicit SourceCrcs(const Catalog& catalog);
+
+  // Bytes [offset, …) of catalog.files[file], as the container has them.
+  void add(uint32_t file, uint64_t offset, std::span<const std::byte> bytes);
+
+  // Indexes into catalog.crcs of records that were read completely, each byte
+  // once, and do not have their checksum. Records that were read in part
+  // (tensors left out, padded storages) can't be told.
+  std::vector<uint32_t> wrong() const;
+
+ private:
+  struct Record {
+    uint32_t file = 0;
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    uint32_t index = 0;  // in catalog.crcs
+    uint32_t crc32 = 0;
+  };
+  struct Sum {
+    std::atomic<uint32_t> crc = 0;
+    std::atomic<uint64_t> bytes = 0;
+  };
+  std::vector<Record> records_;  // by file and begin
+  std::unique_ptr<Sum[]> sums_;
+};
+
+}  // namespace ckpt::reshard
