@@ -19,10 +19,11 @@
 namespace ckpt::reshard {
 
 // Open handles by path; the least recently used is closed when there are too
-// many. Reopening costs more than reading a header, so keep what fits.
+// many. Reopening costs more than reading a header, so keep what fits: sources
+// and targets together stay below the usual limit of 1024 for a process.
 class HandleCache {
  public:
-  explicit HandleCache(bool writable = false, size_t most = 512)
+  explicit HandleCache(bool writable = false, size_t most = 256)
       : writable_(writable), most_(most) {}
   std::shared_ptr<const io::Handle> get(const std::string& path);
 
