@@ -25,10 +25,16 @@ as_root() {
   fi
 }
 
+# Its many lines are shown only when it fails.
 apt_get() {
+  local log status=0
+  log=$(mktemp)
   as_root env DEBIAN_FRONTEND=noninteractive \
     apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -qq "$@" \
-    </dev/null >&2
+    </dev/null >"$log" 2>&1 || status=$?
+  [ $status = 0 ] || cat "$log" >&2
+  rm -f "$log"
+  return $status
 }
 
 # install_packages NAME...: installs those that are missing, or says how to.
