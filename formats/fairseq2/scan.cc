@@ -102,7 +102,8 @@ std::vector<std::string> sequence(const std::string& directory,
   }
   if (found.empty())
     throw input_error({directory, {}}, "holds no {}{}", numbered(prefix, 0),
-                      suffix);
+                      suffix)
+        .with_hint("the file of this rank was not saved or copied: fetch it");
   std::vector<std::string> paths;
   for (const auto& [number, path] : found) {
     if (number != paths.size())
