@@ -145,10 +145,9 @@ Comparison compare(const Catalog& a, const Catalog& b,
     if (!in_a.contains(y.name))
       result.differences.push_back({"only_in_b", y.name, about(y)});
 
-  const Reading from_a =
-      read_all(part_of(a, left), engine, output, {.replicas = true});
-  const Reading from_b =
-      read_all(part_of(b, right), engine, output, {.replicas = true});
+  Catalog part_a = part_of(a, left), part_b = part_of(b, right);
+  const Reading from_a = read_all(part_a, engine, output, {.replicas = true});
+  const Reading from_b = read_all(part_b, engine, output, {.replicas = true});
   for (const Reading* reading : {&from_a, &from_b})
     for (const Problem& problem : reading->problems)
       result.differences.push_back(
@@ -156,11 +155,11 @@ Comparison compare(const Catalog& a, const Catalog& b,
            problem.message + " (" + problem.file + ")"});
   result.bytes = from_a.bytes + from_b.bytes;
   for (size_t i = 0; i < left.size(); ++i) {
-    const Tensor& x = a.tensors[left[i]];
-    const Tensor& y = b.tensors[right[i]];
+    const Tensor& x = part_a.tensors[i];
+    const Tensor& y = part_b.tensors[i];
     if (same_bytes(x.dtype, y.dtype) && from_a.digests[i] == from_b.digests[i])
       continue;
-    auto difference = value_difference(a, x, b, y, options, engine);
+    auto difference = value_difference(part_a, x, part_b, y, options, engine);
     if (difference) result.differences.push_back(std::move(*difference));
   }
   if (options.objects) compare_objects(a, b, result.differences);

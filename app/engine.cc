@@ -54,8 +54,9 @@ void add_replica_problems(const Catalog& catalog, const reshard::Plan& plan,
 
 }  // namespace
 
-Reading read_all(const Catalog& catalog, const EngineOptions& engine,
+Reading read_all(Catalog& catalog, const EngineOptions& engine,
                  const OutputOptions& output, const ReadWhat& what) {
+  locate(catalog);
   const reshard::Plan plan = reshard::make_read_plan(catalog, what.replicas);
   if (engine.cuda) refuse_cuda();
   reshard::RunOptions options;

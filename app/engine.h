@@ -26,7 +26,7 @@ struct Reading {
   uint64_t bytes = 0;                 // that were read
 };
 
-Reading read_all(const Catalog& catalog, const EngineOptions& engine,
+Reading read_all(Catalog& catalog, const EngineOptions& engine,
                  const OutputOptions& output, const ReadWhat& what = {});
 
 }  // namespace ckpt::app

@@ -60,7 +60,7 @@ class Check {
     report_.bytes += bytes;
   }
 
-  void contents(const Catalog& catalog, const IntegrityOptions& options) {
+  void contents(Catalog& catalog, const IntegrityOptions& options) {
     const std::string manifest = manifest_of(catalog);
     if (manifest.empty() && catalog.crcs.empty())
       spdlog::warn(
@@ -185,6 +185,8 @@ VerifyReport check_integrity(const std::string& path,
     Catalog catalog = formats::open(path, source.from, source.read);
     if (select(catalog, selected).dropped) check.only_some();
     check.headers(catalog);
+    locate(catalog);
+    load_objects(catalog);
     check.checksums(catalog);
     check.contents(catalog, options);
   } catch (const Error& error) {

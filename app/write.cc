@@ -47,8 +47,8 @@ SaveOptions save_options(const WriteRequest& request) {
 // --verify: the target is opened and read as any checkpoint is.
 void verify_written(const WriteRequest& request, const Target& target,
                     const reshard::RunResult& result) {
-  const Catalog written = formats::open(
-      request.target_path, target.catalog.format, request.source.read);
+  Catalog written = formats::open(request.target_path, target.catalog.format,
+                                  request.source.read);
   const std::vector<Digest> found =
       read_all(written, request.engine, request.output).digests;
   std::unordered_map<std::string_view, Digest> by_name;

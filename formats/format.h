@@ -47,11 +47,19 @@ class Writer {
  public:
   virtual ~Writer() = default;
   virtual std::string_view name() const = 0;
+  // The source as this format sees it: names in its dialect, layers stacked
+  // or numbered, flat buffers cut into parameters, vocabularies padded. Moves
+  // no byte: only names, shapes and pieces change. What it assumes or leaves
+  // out goes into the catalog's assumptions and problems. lay_out is given
+  // its result. Throws unfaithful_error.
+  virtual Catalog review(Catalog source, const Layout&) const { return source; }
   // Decides files, pieces, extents, headers for the tensors and objects of
   // `source` (already selected, renamed and cast: dtype and name are the
   // target's). Throws unfaithful_error when it can't be done: a dimension
   // that does not divide, a split that no rule explains.
   virtual Target lay_out(const Catalog& source, const Layout& layout) const = 0;
+  // False: objects that nobody has opened may stay so (CarriedRange).
+  virtual bool wants_objects() const { return true; }
 };
 
 // In the order they are tried. Either may be null: read-only or write-only.

@@ -37,4 +37,18 @@ const Tensor* Catalog::find(std::string_view name) const {
   return nullptr;
 }
 
+void locate(Catalog& catalog) {
+  if (!catalog.locate) return;
+  const auto run = std::move(catalog.locate);
+  catalog.locate = nullptr;
+  run(catalog);
+}
+
+void load_objects(Catalog& catalog) {
+  if (!catalog.load_objects) return;
+  const auto run = std::move(catalog.load_objects);
+  catalog.load_objects = nullptr;
+  run(catalog);
+}
+
 }  // namespace ckpt

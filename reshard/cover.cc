@@ -41,6 +41,10 @@ std::vector<Span> all_spans(const Target& target) {
       if (!literal.bytes.empty())
         spans.push_back({f, literal.offset,
                          literal.offset + literal.bytes.size(), 0, nullptr});
+  for (uint32_t f = 0; f < target.files.size(); ++f)
+    for (const CarriedRange& range : target.files[f].carried)
+      if (range.size)
+        spans.push_back({f, range.offset, range.offset + range.size, 0, {}});
   std::ranges::sort(spans, [](const Span& a, const Span& b) {
     return std::tie(a.file, a.begin, a.end) < std::tie(b.file, b.begin, b.end);
   });

@@ -155,6 +155,9 @@ uint64_t fingerprint(const Plan& plan, const Catalog& source,
       hash.add(literal.offset);
       hash.add(literal.bytes);
     }
+    for (const CarriedRange& range : file.carried)
+      hash.all(range.offset, range.size, range.source_file,
+               range.source_offset);
   }
   return hash.value();
 }

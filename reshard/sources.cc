@@ -1,10 +1,24 @@
 #include "reshard/sources.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "ckpt/error.h"
 
 namespace ckpt::reshard {
+namespace {
+
+// Byte i of the buffer is byte (offset + i) of `pattern` said over and over.
+void repeat(const std::string& pattern, uint64_t offset,
+            std::span<std::byte> buffer) {
+  for (size_t i = 0; i < std::min(buffer.size(), pattern.size()); ++i)
+    buffer[i] = std::byte(pattern[(offset + i) % pattern.size()]);
+  for (size_t made = pattern.size(); made < buffer.size(); made *= 2)
+    std::memcpy(buffer.data() + made, buffer.data(),
+                std::min(made, buffer.size() - made));
+}
+
+}  // namespace
 
 std::shared_ptr<const io::Handle> HandleCache::get(const std::string& path) {
   const std::lock_guard lock(mutex_);
@@ -49,11 +63,14 @@ void SourceReader::read(uint32_t file, uint64_t offset,
     case Codec::kRaw:
       raw(file).read(offset, buffer);
       break;
-    case Codec::kDeflate:
-      inflated(file).read(offset, buffer);
-      break;
     case Codec::kMemory:
       std::memcpy(buffer.data(), files_[file].memory + offset, buffer.size());
+      break;
+    case Codec::kFill:
+      repeat(files_[file].fill, offset, buffer);
+      break;
+    default:
+      inflated(file).read(offset, buffer);
       break;
   }
 }

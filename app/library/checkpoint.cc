@@ -77,13 +77,26 @@ TensorData Checkpoint::read(const std::string& name) const {
 
 TensorData Checkpoint::read(const std::string& name, const Box& box) const {
   const Tensor& tensor = named(*catalog_, name);
+  if (catalog_->locate) {
+    Catalog one;
+    one.path = catalog_->path;
+    one.files = catalog_->files;
+    one.locate = catalog_->locate;
+    one.tensors = {tensor};
+    locate(one);
+    return {tensor.dtype, box.shape,
+            reshard::read_box(one, one.tensors[0], box)};
+  }
   return {tensor.dtype, box.shape, reshard::read_box(*catalog_, tensor, box)};
 }
 
 LazyLoad Checkpoint::lazy_load(const Topology& topology,
                                const Rank& rank) const {
   check_rank(topology, rank);
-  return LazyLoad(catalog_, topology, rank);
+  if (!catalog_->locate) return LazyLoad(catalog_, topology, rank);
+  auto located = std::make_shared<Catalog>(*catalog_);
+  locate(*located);
+  return LazyLoad(std::move(located), topology, rank);
 }
 
 LazyLoad::LazyLoad(std::shared_ptr<const Catalog> catalog, Topology topology,

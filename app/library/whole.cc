@@ -21,7 +21,13 @@ std::string text_of(const Object& object) {
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-std::map<std::string, std::string> object_texts(const Catalog& catalog) {
+std::map<std::string, std::string> object_texts(const Catalog& unopened) {
+  Catalog opened;
+  if (unopened.load_objects) {
+    opened = unopened;
+    load_objects(opened);
+  }
+  const Catalog& catalog = unopened.load_objects ? opened : unopened;
   std::map<std::string, std::string> texts;
   for (const Object& object : catalog.objects)
     texts[object.name] = text_of(object);
@@ -55,10 +61,12 @@ std::vector<Problem> validate_sharding_integrity(const Catalog& catalog,
   // Tensor by tensor, so that one hole does not hide the next.
   Catalog one;
   one.path = catalog.path;
-  one.files = catalog.files;
   for (const Tensor& tensor : catalog.tensors) {
+    one.files = catalog.files;
     one.tensors = {tensor};
+    one.locate = catalog.locate;
     try {
+      if (deep) locate(one);
       const reshard::Plan plan = reshard::make_read_plan(one, deep);
       if (!deep) continue;
       reshard::Output nowhere;
@@ -132,7 +140,12 @@ std::vector<ObjectDifference> diff_objects(const Catalog& left,
   return differences;
 }
 
-Catalog merge(const Catalog& left, const Catalog& right) {
+Catalog merge(const Catalog& first, const Catalog& second) {
+  Catalog left = first, right = second;
+  for (Catalog* side : {&left, &right}) {
+    locate(*side);
+    load_objects(*side);
+  }
   Catalog merged = left;
   merged.skeleton.reset();
   const auto shift = static_cast<uint32_t>(left.files.size());

@@ -8,6 +8,7 @@
 #include "lib/manifest.h"
 #include "reshard/cast.h"
 #include "reshard/journal.h"
+#include "reshard/sources.h"
 
 namespace ckpt::library {
 namespace {
@@ -72,6 +73,20 @@ void copy_sidecar(const TargetFile& file, const std::string& root) {
                       file.size, from.size());
   const io::Handle to = io::Handle::open_write(io::join(root, file.path));
   io::copy_range(from, 0, to, 0, file.size);
+}
+
+void carry(const Prepared& prepared, const TargetFile& file,
+           const std::string& root) {
+  if (file.carried.empty()) return;
+  const io::Handle to = io::Handle::open_write(io::join(root, file.path));
+  reshard::HandleCache sources;
+  for (const CarriedRange& range : file.carried) {
+    const File& from = prepared.source.files.at(range.source_file);
+    if (from.codec != Codec::kRaw)
+      throw bug_error({from.path, {}}, "a packed range is carried over");
+    io::copy_range(*sources.get(from.path), range.source_offset, to,
+                   range.offset, range.size);
+  }
 }
 
 void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
@@ -159,10 +174,12 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
     check_source_manifest(prepared, result);
   }
   for (uint32_t f = 0; f < target.files.size(); ++f) {
-    if (target.files[f].copy_of.empty())
-      output.write_literals(f);
-    else
+    if (!target.files[f].copy_of.empty()) {
       copy_sidecar(target.files[f], staging.root());
+      continue;
+    }
+    output.write_literals(f);
+    carry(prepared, target.files[f], staging.root());
   }
   progress.end();
   return result;
@@ -183,6 +200,9 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
     throw unfaithful_error({}, "format {} can be read, not written",
                            layout.format);
   layout.name = io::base_name(path);
+  source = format.writer->review(std::move(source), layout);
+  locate(source);
+  if (format.writer->wants_objects()) load_objects(source);
   Prepared prepared;
   prepared.target =
       format.writer->lay_out(with_dtype(source, options.dtype), layout);

@@ -73,28 +73,59 @@ Handle Handle::open_write(const std::string& path) {
   return Handle(path, fd, known ? static_cast<uint64_t>(facts.st_size) : 0);
 }
 
-Handle::Handle(Handle&& other) noexcept
-    : path_(std::move(other.path_)),
-      fd_(std::exchange(other.fd_, -1)),
-      size_(other.size_) {}
+struct Handle::Descriptor {
+  explicit Descriptor(int number) : fd(number) {}
+  ~Descriptor() { ::close(fd); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  const int fd;
+};
 
-Handle& Handle::operator=(Handle&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(fd_, other.fd_);
-  std::swap(size_, other.size_);
-  return *this;
+Handle::Handle(std::string path, int fd, uint64_t size)
+    : path_(std::move(path)),
+      file_(std::make_shared<const Descriptor>(fd)),
+      size_(size) {}
+Handle::~Handle() = default;
+
+int Handle::fd() const { return file_ ? file_->fd : -1; }
+
+Handle Handle::of_memory(std::string bytes, std::string path) {
+  Handle handle;
+  handle.path_ = std::move(path);
+  handle.size_ = bytes.size();
+  handle.memory_ = std::make_shared<const std::string>(std::move(bytes));
+  handle.bounded_ = true;
+  return handle;
 }
 
-Handle::~Handle() {
-  if (fd_ >= 0) ::close(fd_);
+Handle Handle::slice(uint64_t offset, uint64_t size) const {
+  if (size > size_ || offset > size_ - size)
+    throw input_error({path_, {}},
+                      "file ends at byte {}, wanted {} bytes from byte {}",
+                      size_, size, offset);
+  Handle part;
+  part.path_ = path_;
+  part.size_ = size;
+  part.file_ = file_;
+  part.memory_ = memory_;
+  part.base_ = base_ + offset;
+  part.bounded_ = true;
+  return part;
 }
 
 void Handle::read(uint64_t offset, std::span<std::byte> buffer) const {
+  if (bounded_ && (buffer.size() > size_ || offset > size_ - buffer.size()))
+    throw input_error({path_, {}}, "ends at byte {}, wanted bytes {}-{}", size_,
+                      offset, offset + buffer.size());
+  if (memory_) {
+    std::memcpy(buffer.data(), memory_->data() + base_ + offset, buffer.size());
+    return;
+  }
   size_t done = 0;
   while (done < buffer.size()) {
     const ssize_t n = retry([&] {
-      return ::pread(fd_, buffer.data() + done, buffer.size() - done,
-                     static_cast<off_t>(offset + done));
+      return ::pread(file_->fd, buffer.data() + done, buffer.size() - done,
+                     static_cast<off_t>(base_ + offset + done));
     });
     if (n < 0) throw io_error(path_, "cannot read", errno);
     if (n == 0)
@@ -117,7 +148,7 @@ void Handle::write(uint64_t offset, std::span<const std::byte> bytes) const {
   size_t done = 0;
   while (done < bytes.size()) {
     const ssize_t n = retry([&] {
-      return ::pwrite(fd_, bytes.data() + done, bytes.size() - done,
+      return ::pwrite(file_->fd, bytes.data() + done, bytes.size() - done,
                       static_cast<off_t>(offset + done));
     });
     if (n < 0) throw io_error(path_, "cannot write", errno);
@@ -134,7 +165,8 @@ void Handle::writev(uint64_t offset, std::span<iovec> parts) const {
   while (!parts.empty()) {
     const int count = static_cast<int>(std::min<size_t>(parts.size(), IOV_MAX));
     const ssize_t n = retry([&] {
-      return ::pwritev(fd_, parts.data(), count, static_cast<off_t>(offset));
+      return ::pwritev(file_->fd, parts.data(), count,
+                       static_cast<off_t>(offset));
     });
     if (n < 0) throw io_error(path_, "cannot write", errno);
     offset += static_cast<uint64_t>(n);
@@ -147,38 +179,39 @@ void Handle::allocate(uint64_t size) const {
   // fallocate, not posix_fallocate: the latter writes zeros where the file
   // system has no support, which costs a full write of the file.
   const auto length = static_cast<off_t>(size);
-  if (retry([&] { return ::fallocate(fd_, 0, 0, length); }) == 0) return;
+  if (retry([&] { return ::fallocate(file_->fd, 0, 0, length); }) == 0) return;
   if (errno != EOPNOTSUPP && errno != ENOSYS)
     throw io_error(path_, fmt::format("cannot reserve {} bytes", size), errno);
-  if (retry([&] { return ::ftruncate(fd_, length); }) != 0)
+  if (retry([&] { return ::ftruncate(file_->fd, length); }) != 0)
     throw io_error(path_, "cannot set the size", errno);
 }
 
 void Handle::sync() const {
-  if (retry([&] { return ::fdatasync(fd_); }) != 0)
+  if (retry([&] { return ::fdatasync(file_->fd); }) != 0)
     throw io_error(path_, "cannot sync", errno);
 }
 
 void Handle::drop_cache(uint64_t offset, uint64_t count) const {
-  ::posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(count),
-                  POSIX_FADV_DONTNEED);
+  ::posix_fadvise(file_->fd, static_cast<off_t>(offset),
+                  static_cast<off_t>(count), POSIX_FADV_DONTNEED);
 }
 
 void Handle::start_writeback(uint64_t offset, uint64_t count) const {
-  ::sync_file_range(fd_, static_cast<off_t>(offset), static_cast<off_t>(count),
-                    SYNC_FILE_RANGE_WRITE);
+  ::sync_file_range(file_->fd, static_cast<off_t>(offset),
+                    static_cast<off_t>(count), SYNC_FILE_RANGE_WRITE);
 }
 
 bool reflink(const Handle& from, uint64_t from_offset, const Handle& to,
              uint64_t to_offset, uint64_t count) {
-  file_clone_range range{from.fd(), from_offset, count, to_offset};
+  file_clone_range range{from.fd(), from.base() + from_offset, count,
+                         to.base() + to_offset};
   return retry([&] { return ::ioctl(to.fd(), FICLONERANGE, &range); }) == 0;
 }
 
 void copy_range(const Handle& from, uint64_t from_offset, const Handle& to,
                 uint64_t to_offset, uint64_t count) {
-  auto in = static_cast<off_t>(from_offset);
-  auto out = static_cast<off_t>(to_offset);
+  auto in = static_cast<off_t>(from.base() + from_offset);
+  auto out = static_cast<off_t>(to.base() + to_offset);
   while (count) {
     const ssize_t n = retry([&] {
       return ::copy_file_range(from.fd(), &in, to.fd(), &out, count, 0);
@@ -186,6 +219,8 @@ void copy_range(const Handle& from, uint64_t from_offset, const Handle& to,
     if (n <= 0) break;
     count -= static_cast<uint64_t>(n);
   }
+  in -= static_cast<off_t>(from.base());
+  out -= static_cast<off_t>(to.base());
   std::vector<std::byte> buffer(std::min<uint64_t>(count, 1 << 20));
   while (count) {
     const auto part =

@@ -24,13 +24,23 @@ class Handle {
   static Handle create(const std::string& path);
   static Handle open_write(const std::string& path);
 
-  Handle(Handle&& other) noexcept;
-  Handle& operator=(Handle&& other) noexcept;
+  // Bytes in memory as a file to read; `path` is for messages.
+  static Handle of_memory(std::string bytes, std::string path);
+
+  // Bytes [offset, offset + size) of this file as a file of its own, to read:
+  // a zip archive inside of a bigger file. Shares the open file. Past the
+  // end: an input_error.
+  Handle slice(uint64_t offset, uint64_t size) const;
+
+  Handle(Handle&&) noexcept = default;
+  Handle& operator=(Handle&&) noexcept = default;
   ~Handle();
 
   const std::string& path() const { return path_; }
   uint64_t size() const { return size_; }  // when it was opened
-  int fd() const { return fd_; }
+  // Where a slice begins in the file that fd() is.
+  uint64_t base() const { return base_; }
+  int fd() const;
 
   // Reads exactly buffer.size() bytes at `offset`. Past the end: an
   // input_error ("file ends at byte X, wanted bytes A-B").
@@ -53,11 +63,15 @@ class Handle {
   void start_writeback(uint64_t offset, uint64_t count) const;
 
  private:
-  Handle(std::string path, int fd, uint64_t size)
-      : path_(std::move(path)), fd_(fd), size_(size) {}
+  struct Descriptor;
+  Handle() = default;
+  Handle(std::string path, int fd, uint64_t size);
   std::string path_;
-  int fd_ = -1;
+  std::shared_ptr<const Descriptor> file_;     // null: in memory
+  std::shared_ptr<const std::string> memory_;  // null: in the file
+  uint64_t base_ = 0;
   uint64_t size_ = 0;
+  bool bounded_ = false;  // a slice or memory: size() is the end
 };
 
 // Tries to share [from_offset, +count) of `from` with `to` inside the file

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,7 +30,13 @@ class Document;
 enum class Codec : uint8_t {
   kRaw,      // as they are
   kDeflate,  // a raw deflate stream (zip method 8)
-  kMemory,   // no file at all: bytes of the caller's that outlive the catalog
+  kZlib,     // zlib's frame around deflate
+  kGzip,     // gzip's
+  kBzip2,
+  kZstd,    // zstd frames, one after the other
+  kBlosc,   // one chunk of c-blosc 1
+  kMemory,  // no file at all: bytes of the caller's that outlive the catalog
+  kFill,    // no file at all: `fill` over and over
 };
 
 // A run of bytes that extents point into: a whole file, or the inflated form
@@ -42,6 +49,8 @@ struct File {
   uint64_t packed_offset = 0;  // the compressed range, if not raw
   uint64_t packed_size = 0;
   const std::byte* memory = nullptr;  // kMemory
+  std::string fill;  // kFill: the bytes of one element; byte 0 of the file is
+                     // the first of them
 };
 
 // Where the elements of a piece are: element (i0, i1, …) of the piece's box
@@ -50,6 +59,9 @@ struct Extent {
   uint32_t file = 0;    // index into Catalog::files
   uint64_t offset = 0;  // bytes from the start of the file
   Dims strides;         // bytes; empty: row-major contiguous
+  // Not 0: the piece is an archive of its own of that many bytes, which
+  // begins at `offset`. Where its payload is, shows Catalog::locate.
+  uint64_t archive = 0;
 };
 
 // What has to be done to stored elements to get logical ones.
@@ -117,8 +129,14 @@ uint64_t element_size(DType dtype);  // bytes; 0 for bit-packed types
 // knows it; JSON and YAML values fit in it too).
 struct Object {
   std::string name;  // dotted path in the format's own naming
+  // Null: it is in an archive that nobody has opened (Catalog::load_objects).
   std::shared_ptr<const pickle::Document> document;
   uint32_t node = 0;  // index of the value in the document
+  // The archive of its own (torch.save) that it is in, so that it can be
+  // carried over byte for byte. No bytes: it is in none.
+  uint32_t file = 0;  // index into Catalog::files
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
 };
 
 // A file that is carried whole: config.json, model.yaml, tokenizer files.
@@ -162,6 +180,15 @@ struct Problem {
   std::string message;
 };
 
+// Two tensors of which one must be the other, rounded to its dtype: fp32 main
+// weights and the weights in use. What a reader inferred (the order of a flat
+// buffer) is proven by it before anything is written.
+struct Claim {
+  std::string exact;    // f32
+  std::string rounded;  // bf16, f16, or f32
+  std::string why;      // "the order of bucket 0 is inferred"
+};
+
 struct Catalog {
   std::string format;   // "safetensors", "torch", "fairseq2" …
   std::string version;  // of the format, if it says
@@ -182,8 +209,20 @@ struct Catalog {
   std::vector<std::string> assumptions;
   // All globals that the pickles name, sorted, unique: "module name".
   std::vector<std::string> globals;
+  std::vector<Claim> claims;
+  // What an index alone does not say, found when it is needed: tens of
+  // thousands of small archives inside of big files. Both work on whatever
+  // is still in the catalog, throw input_error for damage, and are empty if
+  // there is nothing to do. Call them through ckpt::locate, ckpt::load_objects.
+  std::function<void(Catalog&)> locate;        // extents with an `archive`
+  std::function<void(Catalog&)> load_objects;  // objects without a document
 
   const Tensor* find(std::string_view name) const;  // linear
 };
+
+// After it no extent is an archive; plans need that.
+void locate(Catalog& catalog);
+// After it every object has a document.
+void load_objects(Catalog& catalog);
 
 }  // namespace ckpt

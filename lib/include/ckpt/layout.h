@@ -24,6 +24,9 @@ struct Layout {
   uint64_t max_shard_size = 0;
   // The target is one file (DST ends in .safetensors or .pt), not a directory.
   bool single_file = false;
+  // Megatron: the sharding type of the optimizer's state ("fully_reshardable";
+  // "" as in the source).
+  std::string optimizer;
   // The name that DST will have in the end (torch puts a file's stem in it).
   std::string name;
 };
@@ -42,11 +45,21 @@ struct LateCrc {
   std::vector<uint64_t> at;
 };
 
+// Bytes of a source file that are carried over as they are: the archive of an
+// object.
+struct CarriedRange {
+  uint64_t offset = 0;
+  uint64_t size = 0;
+  uint32_t source_file = 0;  // in the source's catalog; kRaw
+  uint64_t source_offset = 0;
+};
+
 struct TargetFile {
   std::string path;  // relative to the target directory; "" if it is DST
   uint64_t size = 0;
   std::vector<Literal> literals;  // sorted by offset
   std::vector<LateCrc> crcs;
+  std::vector<CarriedRange> carried;  // sorted by offset
   // A byte-for-byte copy of this file (a sidecar); then nothing else is set
   // but path and size.
   std::string copy_of;
