@@ -42,6 +42,11 @@ std::vector<Span> all_spans(const Target& target) {
         spans.push_back({f, literal.offset,
                          literal.offset + literal.bytes.size(), 0, nullptr});
   for (uint32_t f = 0; f < target.files.size(); ++f)
+    for (const SharedLiteral& literal : target.files[f].shared)
+      if (!literal.bytes->empty())
+        spans.push_back({f, literal.offset,
+                         literal.offset + literal.bytes->size(), 0, nullptr});
+  for (uint32_t f = 0; f < target.files.size(); ++f)
     for (const CarriedRange& range : target.files[f].carried)
       if (range.size)
         spans.push_back({f, range.offset, range.offset + range.size, 0, {}});

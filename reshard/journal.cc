@@ -155,6 +155,10 @@ uint64_t fingerprint(const Plan& plan, const Catalog& source,
       hash.add(literal.offset);
       hash.add(literal.bytes);
     }
+    for (const SharedLiteral& literal : file.shared) {
+      hash.add(literal.offset);
+      hash.add(*literal.bytes);
+    }
     for (const CarriedRange& range : file.carried)
       hash.all(range.offset, range.size, range.source_file,
                range.source_offset);

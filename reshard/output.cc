@@ -7,6 +7,26 @@
 #include "lib/crc32.h"
 
 namespace ckpt::reshard {
+namespace {
+
+struct Known {
+  uint64_t offset = 0;
+  std::string_view bytes;
+};
+
+// Literals of both kinds, in the order of the file.
+std::vector<Known> known_bytes(const TargetFile& file) {
+  std::vector<Known> known;
+  known.reserve(file.literals.size() + file.shared.size());
+  for (const Literal& literal : file.literals)
+    known.push_back({literal.offset, literal.bytes});
+  for (const SharedLiteral& literal : file.shared)
+    known.push_back({literal.offset, *literal.bytes});
+  std::ranges::sort(known, {}, &Known::offset);
+  return known;
+}
+
+}  // namespace
 
 Output::Output(const Target& target, const std::string& root)
     : target_(&target), handles_(std::make_unique<HandleCache>(true)) {
@@ -62,28 +82,42 @@ void Output::add_crc(const CrcPart& part) {
   crcs_[part.file][part.index] ^= part.value;
 }
 
-// CRCs stand inside literals (zip headers): they are put in there first, so
-// that a file of hundreds of records does not cost two calls for each.
+// CRCs stand inside literals (zip headers): they are put in there first, and
+// literals that touch are written at once, so that a file of thousands of
+// records does not cost several calls for each.
 void Output::write_literals(uint32_t file) {
-  const TargetFile& described = target_->files[file];
-  std::vector<Literal> literals = described.literals;
-  for (size_t i = 0; i < described.crcs.size(); ++i)
-    for (const uint64_t at : described.crcs[i].at) {
-      auto literal =
-          std::ranges::upper_bound(literals, at, {}, &Literal::offset);
-      if (literal == literals.begin() ||
-          at + 4 >
-              std::prev(literal)->offset + std::prev(literal)->bytes.size())
-        throw bug_error({paths_[file], {}},
-                        "the CRC at byte {} lies in no literal", at);
-      std::string& bytes = (--literal)->bytes;
-      for (size_t b = 0; b < 4; ++b)
-        bytes[at - literal->offset + b] =
-            static_cast<char>(crcs_[file][i] >> (8 * b));
-    }
+  constexpr size_t kMostRun = 1 << 20;
+  const std::vector<Known> known = known_bytes(target_->files[file]);
+  const std::vector<Patch> patches = patches_of(file);
+  auto patch = patches.begin();
   const auto handle = handles_->get(paths_[file]);
-  for (const Literal& literal : literals)
-    handle->write(literal.offset, std::string_view(literal.bytes));
+  std::string run;
+  for (size_t i = 0; i < known.size();) {
+    const uint64_t begin = known[i].offset;
+    for (run.clear(); i < known.size() && run.size() < kMostRun &&
+                      known[i].offset == begin + run.size();
+         ++i)
+      run += known[i].bytes;
+    for (; patch != patches.end() && patch->at < begin + run.size(); ++patch) {
+      if (patch->at < begin || patch->at + 4 > begin + run.size()) break;
+      for (size_t b = 0; b < 4; ++b)
+        run[patch->at - begin + b] = static_cast<char>(patch->crc >> (8 * b));
+    }
+    handle->write(begin, std::string_view(run));
+  }
+  if (patch != patches.end())
+    throw bug_error({paths_[file], {}}, "the CRC at byte {} lies in no literal",
+                    patch->at);
+}
+
+std::vector<Output::Patch> Output::patches_of(uint32_t file) const {
+  const std::vector<LateCrc>& crcs = target_->files[file].crcs;
+  std::vector<Patch> patches;
+  for (size_t i = 0; i < crcs.size(); ++i)
+    for (const uint64_t at : crcs[i].at)
+      patches.push_back({at, crcs_[file][i]});
+  std::ranges::sort(patches, {}, &Patch::at);
+  return patches;
 }
 
 }  // namespace ckpt::reshard

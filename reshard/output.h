@@ -43,6 +43,12 @@ class Output {
   CrcPart crc_of(uint32_t file, uint64_t offset,
                  std::span<const iovec> parts) const;
 
+  struct Patch {
+    uint64_t at = 0;  // byte of the file
+    uint32_t crc = 0;
+  };
+  std::vector<Patch> patches_of(uint32_t file) const;  // sorted
+
   const Target* target_ = nullptr;
   std::vector<std::string> paths_;
   std::vector<std::span<std::byte>> buffers_;

@@ -97,6 +97,11 @@ std::vector<std::string> fill(const Catalog& source, const Target& target) {
       claim(covered.back(), literal.offset, literal.bytes.size(), file.path);
       files.back().replace(literal.offset, literal.bytes.size(), literal.bytes);
     }
+    for (const SharedLiteral& literal : file.shared) {
+      const std::string& bytes = *literal.bytes;
+      claim(covered.back(), literal.offset, bytes.size(), file.path);
+      files.back().replace(literal.offset, bytes.size(), bytes);
+    }
   }
   for (const Tensor& tensor : target.catalog.tensors) {
     const Tensor* from = source.find(tensor.name);

@@ -156,6 +156,8 @@ void materialise(const Catalog& source, const Target& target,
     if (!file.copy_of.empty()) output.put(0, read_all(file.copy_of), false);
     for (const Literal& literal : file.literals)
       output.put(literal.offset, literal.bytes, false);
+    for (const SharedLiteral& literal : file.shared)
+      output.put(literal.offset, *literal.bytes, false);
   }
   // Tied tensors lie at the same place and are written once more.
   std::set<std::pair<uint32_t, uint64_t>> ties;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,6 +38,13 @@ struct Literal {
   std::string bytes;
 };
 
+// A literal that stands at many places: the frames of archives that differ in
+// nothing but their payload.
+struct SharedLiteral {
+  uint64_t offset = 0;
+  std::shared_ptr<const std::string> bytes;
+};
+
 // A CRC-32 of payload, written when the payload is: the checksum of bytes
 // [begin, end) goes to each of the offsets in `at`, little-endian.
 struct LateCrc {
@@ -57,7 +65,8 @@ struct CarriedRange {
 struct TargetFile {
   std::string path;  // relative to the target directory; "" if it is DST
   uint64_t size = 0;
-  std::vector<Literal> literals;  // sorted by offset
+  std::vector<Literal> literals;      // sorted by offset
+  std::vector<SharedLiteral> shared;  // sorted by offset
   std::vector<LateCrc> crcs;
   std::vector<CarriedRange> carried;  // sorted by offset
   // A byte-for-byte copy of this file (a sidecar); then nothing else is set
