@@ -1,0 +1,90 @@
+// What Megatron's training arguments say about a checkpoint.
+//
+//   args   argparse.Namespace (a call whose state is a dict), or a plain dict
+//     .num_layers 32  .tensor_model_parallel_size 8  .swiglu True  …
+//
+// All of it may be missing: checkpoints without args are valid. None in the
+// file counts as missing.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt/dtype.h"
+#include "ckpt/topology.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::megatron {
+
+struct Facts {
+  // The model.
+  std::optional<uint64_t> num_layers;
+  std::optional<uint64_t> hidden_size;
+  std::optional<uint64_t> ffn_hidden_size;
+  std::optional<uint64_t> num_attention_heads;
+  std::optional<uint64_t> num_query_groups;  // those in use: heads without GQA
+  std::optional<uint64_t> kv_channels;
+  std::optional<uint64_t> num_experts;
+  std::optional<uint64_t> vocab_size;         // true rows
+  std::optional<uint64_t> padded_vocab_size;  // rows that are stored
+  std::optional<uint64_t> vocab_multiple;     // make_vocab_size_divisible_by
+  std::optional<bool> gated;       // swiglu and its kin: fc1 is [gate; up]
+  std::optional<bool> bias;        // add_bias_linear
+  std::optional<bool> untied;      // untie_embeddings_and_output_weights
+  std::optional<bool> local_spec;  // transformer_impl local
+  std::optional<DType> params_dtype;
+
+  // How it was trained.
+  std::optional<uint64_t> tp;
+  std::optional<uint64_t> pp;
+  std::optional<uint64_t> vpp;  // virtual stages of each pipeline rank
+  std::optional<uint64_t> cp;
+  std::optional<uint64_t> ep;
+  std::optional<uint64_t> etp;  // expert tensor parallel
+  std::optional<uint64_t> dp;   // expert-parallel ranks included
+  std::optional<uint64_t> world_size;
+
+  // The gradient buffers of the distributed optimizer (buffers.h).
+  std::optional<bool> distributed_optimizer;
+  std::optional<bool> overlap_grad_reduce;
+  std::optional<uint64_t> bucket_size;  // ddp_bucket_size
+  std::optional<uint64_t> num_buckets;  // ddp_num_buckets
+  std::optional<bool> high_bandwidth;   // ddp_pad_buckets_for_high_nccl_busbw
+
+  std::optional<uint64_t> iteration;
+  bool any = false;  // there were args at all
+};
+
+// `args` may be kNoId. Throws input_error (naming `path`) for sizes that are
+// no numbers of this world: negative, or beyond 2^40.
+Facts read_facts(const pickle::Document& document, pickle::Id args,
+                 const std::string& path);
+
+// The dict with the entries: itself, or the state of a Namespace. kNoId for
+// anything else.
+pickle::Id args_dict(const pickle::Document& document, pickle::Id args);
+
+// Sizes of one where the args say nothing.
+Topology topology_of(const Facts& facts);
+
+struct ArgChange {
+  std::string name;
+  std::optional<uint64_t> value;  // nothing: None
+};
+
+// What another topology changes in the args: the parallel sizes, world_size
+// and the padded vocabulary (0: unchanged). Virtual stages are taken back to
+// None if the pipeline changes, since the old number may not divide.
+std::vector<ArgChange> topology_changes(const Facts& facts,
+                                        const Topology& target,
+                                        uint64_t padded_vocab_size);
+
+// Sets entries that exist and differ; the names of those that it changed.
+// Others are left as they are, what Megatron does not know included.
+std::vector<std::string> set_args(pickle::Document& document, pickle::Id args,
+                                  const std::vector<ArgChange>& changes);
+
+}  // namespace ckpt::megatron
