@@ -72,6 +72,7 @@ function(ckpt_summary)
   message(STATUS "ckpt ${PROJECT_VERSION}")
   message(STATUS "  compiler  ${CMAKE_CXX_COMPILER_ID} "
     "${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_BUILD_TYPE} ${CKPT_SANITIZE}")
+  message(STATUS "  codecs    ${CKPT_CODECS}")
   foreach(module TORCH MPI CUDA)
     string(TOLOWER ${module} lower)
     string(SUBSTRING "${lower}        " 0 10 label)

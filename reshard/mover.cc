@@ -1,8 +1,21 @@
 #include "reshard/mover.h"
 
+#include <algorithm>
+#include <thread>
+
 #include "lib/interrupt.h"
 
 namespace ckpt::reshard {
+namespace {
+
+// A quarter of what a run may have is for streams of compressed sources.
+uint64_t stream_memory(const RunOptions& options) {
+  const uint64_t threads =
+      std::max({1U, options.threads, std::thread::hardware_concurrency()});
+  return std::min<uint64_t>(uint64_t{16} << 20, options.max_mem / 4 / threads);
+}
+
+}  // namespace
 
 Mover::Mover(const Plan& plan, const Catalog& source, Output& output,
              HandleCache& handles, const RunOptions& options, uint64_t block,
@@ -11,7 +24,7 @@ Mover::Mover(const Plan& plan, const Catalog& source, Output& output,
       output_(output),
       options_(options),
       block_(block),
-      reader_(source.files, handles),
+      reader_(source.files, handles, stream_memory(options)),
       crcs_(crcs),
       in_(std::make_unique_for_overwrite<std::byte[]>(block)),
       out_(std::make_unique_for_overwrite<std::byte[]>(block)) {}

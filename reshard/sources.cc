@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "ckpt/error.h"
 
@@ -45,13 +46,39 @@ const io::Handle& SourceReader::raw(uint32_t file) {
   return *handle_;
 }
 
-zip::InflateReader& SourceReader::inflated(uint32_t file) {
-  if (inflated_ != file) {
-    inflater_ = std::make_unique<zip::InflateReader>(
-        handles_.get(files_[file].path), files_[file]);
-    inflated_ = file;
+SourceReader::Open& SourceReader::stream(uint32_t file) {
+  if (const auto found = stream_of_.find(file); found != stream_of_.end()) {
+    streams_.splice(streams_.begin(), streams_, found->second);
+    return streams_.front();
   }
-  return *inflater_;
+  auto opened = std::make_unique<codec::Stream>(handles_.get(files_[file].path),
+                                                files_[file]);
+  streams_.push_front({file, 0, std::move(opened)});
+  stream_of_[file] = streams_.begin();
+  return streams_.front();
+}
+
+// The last one that was used stays, however much it holds. Each keeps its file
+// open, of which a process may have only so many.
+void SourceReader::close_some() {
+  static const size_t most = std::clamp<size_t>(
+      512 / std::max(1U, std::thread::hardware_concurrency()), 4, 64);
+  while (streams_.size() > 1 &&
+         (held_ > stream_memory_ || streams_.size() > most)) {
+    held_ -= streams_.back().memory;
+    stream_of_.erase(streams_.back().file);
+    streams_.pop_back();
+  }
+}
+
+void SourceReader::read_stream(uint32_t file, uint64_t offset,
+                               std::span<std::byte> buffer) {
+  Open& open = stream(file);
+  open.stream->read(offset, buffer);
+  held_ -= open.memory;
+  open.memory = open.stream->memory();
+  held_ += open.memory;
+  close_some();
 }
 
 void SourceReader::read(uint32_t file, uint64_t offset,
@@ -70,7 +97,7 @@ void SourceReader::read(uint32_t file, uint64_t offset,
       repeat(files_[file].fill, offset, buffer);
       break;
     default:
-      inflated(file).read(offset, buffer);
+      read_stream(file, offset, buffer);
       break;
   }
 }

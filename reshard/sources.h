@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "lib/codec/stream.h"
 #include "lib/io/file.h"
-#include "lib/zip/inflate.h"
 
 namespace ckpt::reshard {
 
@@ -43,23 +43,36 @@ class HandleCache {
 // One thread's view of the source files.
 class SourceReader {
  public:
-  SourceReader(const std::vector<File>& files, HandleCache& handles)
-      : files_(files), handles_(handles) {}
+  // Streams of compressed files stay open until they hold more than
+  // `stream_memory` bytes together: a job reads its lanes by turns, and a
+  // stream that is opened again decompresses all over again.
+  SourceReader(const std::vector<File>& files, HandleCache& handles,
+               uint64_t stream_memory = uint64_t{16} << 20)
+      : files_(files), handles_(handles), stream_memory_(stream_memory) {}
   // Reads exactly buffer.size() bytes of files[file] at `offset`.
   void read(uint32_t file, uint64_t offset, std::span<std::byte> buffer);
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:
+  struct Open {
+    uint32_t file = UINT32_MAX;
+    uint64_t memory = 0;
+    std::unique_ptr<codec::Stream> stream;
+  };
   const io::Handle& raw(uint32_t file);
-  zip::InflateReader& inflated(uint32_t file);
+  void read_stream(uint32_t file, uint64_t offset, std::span<std::byte> buffer);
+  Open& stream(uint32_t file);
+  void close_some();
 
   const std::vector<File>& files_;
   HandleCache& handles_;
+  const uint64_t stream_memory_;
   uint64_t bytes_read_ = 0;
   uint32_t current_ = UINT32_MAX;  // the file of handle_
   std::shared_ptr<const io::Handle> handle_;
-  uint32_t inflated_ = UINT32_MAX;  // the file of inflater_
-  std::unique_ptr<zip::InflateReader> inflater_;
+  std::list<Open> streams_;  // most recently used first
+  std::unordered_map<uint32_t, std::list<Open>::iterator> stream_of_;
+  uint64_t held_ = 0;  // bytes of memory of all streams
 };
 
 }  // namespace ckpt::reshard

@@ -12,7 +12,8 @@ die() {
 # What the build needs on Debian 12 and Ubuntu 22.04 or later.
 build_packages=(g++ cmake ninja-build ccache pkg-config python3-venv
   libcli11-dev nlohmann-json3-dev libsimdjson-dev libspdlog-dev libfmt-dev
-  libisal-dev zlib1g-dev libyaml-cpp-dev doctest-dev)
+  libisal-dev zlib1g-dev libbz2-dev libzstd-dev libblosc-dev libyaml-cpp-dev
+  doctest-dev)
 
 # as_root COMMAND...: runs it if this user may, without asking for a password.
 as_root() {

@@ -4,8 +4,8 @@
 
 #include "ckpt/error.h"
 #include "formats/torch/tensors.h"
+#include "lib/codec/stream.h"
 #include "lib/io/file.h"
-#include "lib/zip/inflate.h"
 
 namespace ckpt::torch {
 namespace {
@@ -51,7 +51,7 @@ std::string read_content(const File& file, uint64_t offset, uint64_t size) {
   auto handle = std::make_shared<io::Handle>(io::Handle::open_read(file.path));
   if (file.codec == Codec::kRaw) return handle->read_string(offset, size);
   std::string bytes(size, '\0');
-  zip::InflateReader reader(std::move(handle), file);
+  codec::Stream reader(std::move(handle), file);
   reader.read(offset, std::as_writable_bytes(std::span(bytes)));
   return bytes;
 }

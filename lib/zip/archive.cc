@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "lib/codec/stream.h"
 #include "lib/crc32.h"
 #include "lib/text/format.h"
 #include "lib/zip/directory.h"
 #include "lib/zip/headers.h"
-#include "lib/zip/inflate.h"
 
 namespace ckpt::zip {
 namespace {
@@ -257,7 +257,7 @@ std::string read_entry(const io::Handle& file, const Entry& entry,
     // The handle outlives the reader, so nothing has to own it.
     const std::shared_ptr<const io::Handle> borrowed(std::shared_ptr<void>(),
                                                      &file);
-    InflateReader reader(borrowed,
+    codec::Stream reader(borrowed,
                          {.path = file.path(),
                           .size = entry.size,
                           .codec = Codec::kDeflate,

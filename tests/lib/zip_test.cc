@@ -9,9 +9,9 @@
 #include <sstream>
 
 #include "ckpt/error.h"
+#include "lib/codec/stream.h"
 #include "lib/crc32.h"
 #include "lib/zip/archive.h"
-#include "lib/zip/inflate.h"
 #include "tests/support/temp_file.h"
 
 namespace ckpt::zip {
@@ -344,10 +344,10 @@ std::string deflate_raw(std::string_view text) {
   return packed;
 }
 
-InflateReader reader_of(const std::string& path, uint64_t packed,
+codec::Stream reader_of(const std::string& path, uint64_t packed,
                         uint64_t size) {
   auto file = std::make_shared<const io::Handle>(io::Handle::open_read(path));
-  return InflateReader(file, {.path = path,
+  return codec::Stream(file, {.path = path,
                               .size = size,
                               .codec = Codec::kDeflate,
                               .packed_offset = 3,
@@ -363,7 +363,7 @@ TEST_CASE("inflate: reads anywhere, forwards and backwards") {
     for (char& c : text) c = static_cast<char>(random() % range);
     const std::string packed = deflate_raw(text);
     const TempFile file("abc" + packed + "tail");
-    InflateReader reader = reader_of(file.path, packed.size(), text.size());
+    codec::Stream reader = reader_of(file.path, packed.size(), text.size());
     for (int round = 0; round < 60; ++round) {
       const uint64_t at = random() % text.size();
       std::string part(random() % (text.size() - at + 1), '\0');
@@ -379,7 +379,7 @@ TEST_CASE("inflate: streams that are not what they should be") {
   const auto read_all = [&](const std::string& stored, uint64_t packed_size,
                             uint64_t size) {
     const TempFile file("abc" + stored);
-    InflateReader reader = reader_of(file.path, packed_size, size);
+    codec::Stream reader = reader_of(file.path, packed_size, size);
     std::string part(size, '\0');
     reader.read(0, std::as_writable_bytes(std::span(part)));
   };

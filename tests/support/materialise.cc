@@ -9,9 +9,9 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "lib/codec/stream.h"
 #include "lib/crc32.h"
 #include "lib/io/file.h"
-#include "lib/zip/inflate.h"
 #include "tests/support/golden.h"
 
 namespace ckpt::test {
@@ -22,7 +22,7 @@ std::string read_range(const File& file, uint64_t offset, uint64_t size) {
   if (size == 0) return {};
   if (file.codec == Codec::kRaw) return handle->read_string(offset, size);
   std::string bytes(size, '\0');
-  zip::InflateReader(handle, file)
+  codec::Stream(handle, file)
       .read(offset, std::as_writable_bytes(std::span(bytes)));
   return bytes;
 }
