@@ -1,0 +1,342 @@
+#include "formats/dcp/save.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "formats/dcp/frame.h"
+#include "formats/dcp/metadata_write.h"
+#include "formats/dcp/value_item.h"
+#include "formats/torch/file_plan.h"
+#include "formats/torch/tensors.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::dcp {
+namespace {
+
+using text::printable;
+
+// An object that has to be unpacked to be written is held in memory.
+constexpr uint64_t kMostUnpacked = uint64_t{1} << 30;
+
+// torch.save of a value, or a range of a source file that is one.
+struct ObjectItem {
+  std::string name;
+  uint32_t rank = 0;
+  uint64_t offset = 0;  // in its file, when it is laid out
+  uint64_t length = 0;
+  std::string bytes;  // empty: carried
+  CarriedRange carried;
+};
+
+// What torch calls the elements of a tensor; scales of quantized ones are
+// written by nobody here.
+DType stored_dtype(const Tensor& tensor) {
+  return torch::plain_type(tensor.dtype);
+}
+
+std::string file_name(uint32_t rank) {
+  return fmt::format("__{}_0.distcp", rank);
+}
+
+}  // namespace
+
+struct Save::State {
+  const Catalog& source;
+  Target& target;
+  SaveOptions options;
+  std::vector<ObjectItem> objects;
+  // In the order of the calls; what has no path follows.
+  std::vector<std::pair<std::string, std::vector<PathElement>>> paths;
+  std::vector<TargetFile> files;  // added whole
+  Frames frames;
+
+  // By rank: the file, kNoFile if it has none, and its end so far.
+  static constexpr uint32_t kNoFile = UINT32_MAX;
+  std::vector<uint32_t> file_of;
+  std::vector<uint64_t> end_of;
+
+  // What .metadata lists: first what has a path, in that order.
+  struct Entry {
+    std::string_view name;
+    const Tensor* tensor = nullptr;  // null: an object
+    const std::vector<PathElement>* path = nullptr;
+  };
+  std::vector<Entry> entries;
+  std::unordered_map<std::string_view, size_t> by_name;
+
+  void make_files(uint32_t ranks, bool skip_empty);
+  void place_objects();
+  void place_tensors();
+  void add_metadata();
+  void collect_entries();
+  void write_state_dict(MetadataWriter& writer) const;
+  void write_planner(MetadataWriter& writer) const;
+  void write_storage(MetadataWriter& writer);
+  std::string relative(std::string_view name) const {
+    return io::join(options.directory, name);
+  }
+  const Frame& frame_of(const Tensor& tensor, const Piece& piece) {
+    return frames.of(stored_dtype(tensor), piece.box.shape);
+  }
+};
+
+Save::Save(const Catalog& source, Target& target, SaveOptions options)
+    : state_(new State{
+          .source = source, .target = target, .options = std::move(options)}) {
+  // Refused before anything else: types that torch lacks.
+  for (const Tensor& tensor : target.catalog.tensors)
+    if (element_size(tensor.dtype) == 0 ||
+        info(stored_dtype(tensor)).torch.empty())
+      throw unfaithful_error({{}, printable(tensor.name)},
+                             "a distributed checkpoint can't hold {}",
+                             name(tensor.dtype))
+          .with_hint("write it to safetensors, or leave it out with --exclude");
+}
+
+Save::~Save() = default;
+
+void Save::add_piece(uint32_t tensor, const Box& box, uint32_t rank) {
+  // The rank stands where the file comes.
+  state_->target.catalog.tensors.at(tensor).pieces.push_back(
+      {.box = box,
+       .flat = std::nullopt,
+       .extent = {.file = rank, .offset = 0, .strides = {}}});
+}
+
+void Save::add_object(const std::string& name, const Object& object,
+                      uint32_t rank, bool wrap) {
+  if (object.bytes == 0 || wrap) {
+    if (!object.document)
+      throw bug_error({{}, name}, "an object that nobody has opened");
+    state_->objects.push_back({.name = name, .rank = rank});
+    state_->objects.back().bytes =
+        value_item(state_->source, name, *object.document, object.node, wrap);
+    return;
+  }
+  const File& file = state_->source.files.at(object.file);
+  ObjectItem item{.name = name, .rank = rank, .length = object.bytes};
+  if (file.codec == Codec::kRaw) {
+    item.carried = {.offset = 0,
+                    .size = object.bytes,
+                    .source_file = object.file,
+                    .source_offset = object.offset};
+  } else if (object.bytes > kMostUnpacked) {
+    throw resource_error({file.path, printable(name)},
+                         "a compressed object of {} bytes, at most {} fit",
+                         object.bytes, kMostUnpacked);
+  } else {
+    item.bytes = torch::read_content(file, object.offset, object.bytes);
+  }
+  state_->objects.push_back(std::move(item));
+}
+
+void Save::add_value(const std::string& name, const pickle::Document& document,
+                     uint32_t node, uint32_t rank) {
+  state_->objects.push_back({.name = name, .rank = rank});
+  state_->objects.back().bytes =
+      value_item(state_->source, name, document, node, false);
+}
+
+void Save::set_path(const std::string& name, std::vector<PathElement> path) {
+  state_->paths.emplace_back(name, std::move(path));
+}
+
+void Save::add_file(const std::string& name, std::string bytes) {
+  TargetFile file;
+  file.path = state_->relative(name);
+  file.size = bytes.size();
+  if (!bytes.empty()) file.literals.push_back({0, std::move(bytes)});
+  state_->files.push_back(std::move(file));
+}
+
+void Save::finish(uint32_t ranks, bool skip_empty) {
+  State& state = *state_;
+  for (Tensor& tensor : state.target.catalog.tensors)
+    std::ranges::stable_sort(tensor.pieces, {}, [](const Piece& piece) {
+      return piece.extent.file;  // the rank
+    });
+  state.make_files(ranks, skip_empty);
+  state.place_objects();
+  state.place_tensors();
+  for (TargetFile& file : state.files)
+    state.target.files.push_back(std::move(file));
+  state.add_metadata();
+}
+
+void Save::State::make_files(uint32_t ranks, bool skip_empty) {
+  struct Count {
+    size_t objects = 0, carried = 0, pieces = 0, frames = 0;
+  };
+  std::vector<Count> counts(ranks);
+  const auto check = [&](uint32_t rank, const std::string& name) {
+    if (rank >= ranks)
+      throw bug_error({{}, name}, "rank {} of {} writes it", rank, ranks);
+  };
+  for (const ObjectItem& object : objects) {
+    check(object.rank, object.name);
+    ++(object.bytes.empty() ? counts[object.rank].carried
+                            : counts[object.rank].objects);
+  }
+  for (const Tensor& tensor : target.catalog.tensors)
+    for (const Piece& piece : tensor.pieces) {
+      check(piece.extent.file, tensor.name);
+      Count& count = counts[piece.extent.file];
+      const bool empty = volume(piece.box) == 0;
+      count.pieces += !empty;
+      count.frames += empty ? 1 : 2;
+    }
+  file_of.assign(ranks, kNoFile);
+  end_of.assign(ranks, 0);
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    const Count& count = counts[rank];
+    if (skip_empty && count.objects + count.carried + count.frames == 0)
+      continue;
+    file_of[rank] = static_cast<uint32_t>(target.files.size());
+    TargetFile& file = target.files.emplace_back();
+    file.path = relative(file_name(rank));
+    file.literals.reserve(count.objects);
+    file.carried.reserve(count.carried);
+    file.shared.reserve(count.frames);
+    file.crcs.reserve(count.pieces);
+  }
+}
+
+void Save::State::place_objects() {
+  for (ObjectItem& object : objects) {
+    TargetFile& file = target.files[file_of[object.rank]];
+    object.offset = end_of[object.rank];
+    if (!object.bytes.empty()) {
+      object.length = object.bytes.size();
+      file.literals.push_back({object.offset, std::move(object.bytes)});
+    } else {
+      object.carried.offset = object.offset;
+      file.carried.push_back(object.carried);
+    }
+    end_of[object.rank] += object.length;
+  }
+}
+
+void Save::State::place_tensors() {
+  for (Tensor& tensor : target.catalog.tensors)
+    for (Piece& piece : tensor.pieces) {
+      const uint32_t rank = piece.extent.file;
+      const Frame& frame = frame_of(tensor, piece);
+      TargetFile& file = target.files[file_of[rank]];
+      const uint64_t begin = end_of[rank];
+      if (frame.size > (uint64_t{1} << 62) - begin)
+        throw unfaithful_error({file.path, printable(tensor.name)},
+                               "a file of more than 2^62 bytes");
+      const uint64_t data = begin + frame.data_offset;
+      file.shared.push_back({begin, frame.head});
+      if (frame.tail) {
+        file.shared.push_back({data + frame.payload, frame.tail});
+        LateCrc crc{data, data + frame.payload, frame.crcs};
+        for (uint64_t& at : crc.at) at += begin;
+        file.crcs.push_back(std::move(crc));
+      }
+      piece.extent.file = file_of[rank];
+      piece.extent.offset = data;
+      end_of[rank] = begin + frame.size;
+    }
+  for (size_t rank = 0; rank < file_of.size(); ++rank) {
+    if (file_of[rank] == kNoFile) continue;
+    TargetFile& file = target.files[file_of[rank]];
+    file.size = end_of[rank];
+    target.catalog.files.push_back({.path = file.path, .size = file.size});
+  }
+}
+
+void Save::State::collect_entries() {
+  const auto add = [&](const std::string& name, Entry entry) {
+    if (!by_name.emplace(name, entries.size()).second)
+      throw unfaithful_error({{}, printable(name)},
+                             "two values would have this name")
+          .with_hint(
+              "give one of them another name with --rename, or leave it out "
+              "with --exclude");
+    entries.push_back(entry);
+  };
+  entries.reserve(target.catalog.tensors.size() + objects.size());
+  for (const Tensor& tensor : target.catalog.tensors)
+    add(tensor.name, {.name = tensor.name, .tensor = &tensor});
+  for (const ObjectItem& object : objects)
+    add(object.name, {.name = object.name});
+
+  std::vector<Entry> ordered;
+  ordered.reserve(entries.size());
+  for (const auto& [name, path] : paths) {
+    const auto found = by_name.find(name);
+    if (found == by_name.end()) continue;
+    Entry& entry = entries[found->second];
+    if (entry.path) continue;
+    entry.path = &path;
+    ordered.push_back(entry);
+  }
+  for (const Entry& entry : entries)
+    if (!entry.path) ordered.push_back(entry);
+  entries = std::move(ordered);
+}
+
+void Save::State::write_state_dict(MetadataWriter& writer) const {
+  writer.begin_state_dict();
+  for (const Entry& entry : entries) {
+    if (!entry.tensor) {
+      writer.add_bytes(entry.name);
+      continue;
+    }
+    const Tensor& tensor = *entry.tensor;
+    writer.begin_tensor(tensor.name, stored_dtype(tensor), tensor.shape,
+                        tensor.requires_grad);
+    for (const Piece& piece : tensor.pieces) writer.add_chunk(piece.box);
+    writer.end_tensor();
+  }
+}
+
+void Save::State::write_planner(MetadataWriter& writer) const {
+  writer.begin_planner();
+  for (const Entry& entry : entries) {
+    if (entry.path) {
+      writer.add_path(entry.name, *entry.path);
+      continue;
+    }
+    const PathElement whole{std::string(entry.name)};
+    writer.add_path(entry.name, {&whole, 1});
+  }
+}
+
+void Save::State::write_storage(MetadataWriter& writer) {
+  writer.begin_storage();
+  for (const ObjectItem& object : objects)
+    writer.add_stored(object.name, 0, std::nullopt,
+                      {file_name(object.rank), object.offset, object.length});
+  // The rank of each file.
+  std::vector<std::string> names(target.catalog.files.size());
+  for (uint32_t rank = 0; rank < file_of.size(); ++rank)
+    if (file_of[rank] != kNoFile) names[file_of[rank]] = file_name(rank);
+  for (const Tensor& tensor : target.catalog.tensors)
+    for (size_t i = 0; i < tensor.pieces.size(); ++i) {
+      const Piece& piece = tensor.pieces[i];
+      const Frame& frame = frame_of(tensor, piece);
+      writer.add_stored(tensor.name, i, piece.box.offset,
+                        {names[piece.extent.file],
+                         piece.extent.offset - frame.data_offset, frame.size});
+    }
+}
+
+void Save::State::add_metadata() {
+  collect_entries();
+  MetadataWriter writer;
+  write_state_dict(writer);
+  if (options.planner_data) write_planner(writer);
+  write_storage(writer);
+  std::string bytes = writer.finish(options.storage_meta);
+  TargetFile file;
+  file.path = relative(".metadata");
+  file.size = bytes.size();
+  file.literals.push_back({0, std::move(bytes)});
+  target.files.push_back(std::move(file));
+}
+
+}  // namespace ckpt::dcp
