@@ -66,6 +66,10 @@ bool Document::same_key(Id a, Id b) const {
   if (a == b) return true;
   const Node& x = at(a);
   const Node& y = at(b);
+  // Most keys are short texts, and equal ones of these are one value.
+  if (x.type == Type::kString && y.type == Type::kString &&
+      (x.count != y.count || x.count <= kLongestShared))
+    return false;
   const auto number = [this](Id id) -> std::optional<int64_t> {
     if (nodes_[id].type == Type::kFloat)
       return as_integer(nodes_[id].payload.real);
@@ -134,29 +138,32 @@ uint64_t Document::full_hash(Id key) const {
   return mix(uint64_t{key} << 32);
 }
 
+bool Document::Index::ascends(Type type, Id key) {
+  ascending = ascending && type == Type::kCall && key > last;
+  last = key;
+  return ascending;
+}
+
 Document::Index& Document::index_of(Id dict) {
   std::unique_ptr<Index>& index = indexes_[dict];
-  if (index == nullptr) {
-    index = std::make_unique<Index>();
-    const std::span<const Id> pairs = items(dict);
-    for (uint32_t i = 0; i < pairs.size(); i += 2)
-      index->insert(hash_key(pairs[i]), i);
-    nodes_[dict].more = true;
-  }
+  if (index != nullptr) return *index;
+  index = std::make_unique<Index>();
+  nodes_[dict].more = true;
+  const std::span<const Id> pairs = items(dict);
+  for (uint32_t i = 0; i < pairs.size() && index->ascending; i += 2)
+    index->ascends(at(pairs[i]).type, pairs[i]);
+  for (uint32_t i = 0; i < pairs.size() && !index->ascending; i += 2)
+    index->insert(hash_key(pairs[i]), i);
   return *index;
 }
 
+// Key by key: for dicts that have no index.
 uint32_t Document::find_key(Id dict, Id key) {
   const std::span<const Id> pairs = items(dict);
-  if (pairs.size() < kIndexFrom) {
-    for (uint32_t i = 0; i < pairs.size(); i += 2) {
-      if (same_key(pairs[i], key)) return i;
-    }
-    return kNoId;
+  for (uint32_t i = 0; i < pairs.size(); i += 2) {
+    if (same_key(pairs[i], key)) return i;
   }
-  return index_of(dict).find(hash_key(key), [&](uint32_t position) {
-    return same_key(pairs[position], key);
-  });
+  return kNoId;
 }
 
 void Document::set_pairs(Id dict, std::span<const Id> pairs) {
@@ -164,17 +171,31 @@ void Document::set_pairs(Id dict, std::span<const Id> pairs) {
     throw bug_error({}, "{} keys and values", pairs.size());
   if (nodes_[dict].count + uint64_t{pairs.size()} > UINT32_MAX)
     throw resource_error({}, "a dict of more than 2^31 keys");
-  reserve(nodes_[dict], nodes_[dict].count + uint64_t{pairs.size()});
+  Node& node = nodes_[dict];
+  reserve(node, node.count + uint64_t{pairs.size()});
+  Id* const all = elements(node);
+  Index* index = node.more ? &index_of(dict) : nullptr;
   for (size_t i = 0; i < pairs.size(); i += 2) {
-    const uint32_t found = find_key(dict, pairs[i]);
-    Node& node = nodes_[dict];
+    const Id key = pairs[i];
+    if (index == nullptr && node.count >= kIndexFrom) index = &index_of(dict);
+    uint32_t hash = 0, found = kNoId;
+    if (index == nullptr) {
+      found = find_key(dict, key);
+    } else if (!index->ascending || !index->ascends(at(key).type, key)) {
+      if (index->used == 0)
+        for (uint32_t k = 0; k < node.count; k += 2)
+          index->insert(hash_key(all[k]), k);
+      hash = hash_key(key);
+      found =
+          index->find(hash, [&](uint32_t k) { return same_key(all[k], key); });
+    }
     if (found != kNoId) {
-      elements(node)[found + 1] = pairs[i + 1];
+      all[found + 1] = pairs[i + 1];
       continue;
     }
-    elements(node)[node.count] = pairs[i];
-    elements(node)[node.count + 1] = pairs[i + 1];
-    if (node.more) index_of(dict).insert(hash_key(pairs[i]), node.count);
+    all[node.count] = key;
+    all[node.count + 1] = pairs[i + 1];
+    if (index != nullptr && !index->ascending) index->insert(hash, node.count);
     node.count += 2;
   }
 }

@@ -13,6 +13,9 @@
 namespace ckpt::pickle {
 
 inline constexpr size_t kLongestKey = size_t{1} << 16;
+// Equal texts up to this size are one value of a document. Longer ones are
+// rarely repeated; comparing them would cost more.
+inline constexpr size_t kLongestShared = 64;
 
 // splitmix64's output function.
 uint64_t mix(uint64_t x);
@@ -27,6 +30,13 @@ struct Document::Index {
   };
   std::vector<Slot> slots;  // a power of two, at most half full
   size_t used = 0;
+  // All keys are calls, each made after the one before, as the million keys
+  // of a large .metadata are. Two of these are never equal, so nothing is in
+  // the slots; `last` is the last of them.
+  bool ascending = true;
+  Id last = 0;
+  // Is it so with this key, too?
+  bool ascends(Type type, Id key);
 
   void insert(uint32_t hash, uint32_t position);
   // Calls same(position) for every key with this hash until one is it.

@@ -11,8 +11,6 @@
 namespace ckpt::pickle {
 namespace {
 
-// Longer texts are rarely repeated; comparing them would cost more.
-constexpr size_t kLongestShared = 64;
 constexpr size_t kLargestBlock = size_t{1} << 20;
 
 // constants_

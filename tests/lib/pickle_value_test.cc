@@ -86,6 +86,44 @@ TEST_CASE("pickle value: dict keys are unique, found and kept in order") {
   }
 }
 
+// Calls in the order in which they were made need no index; whatever comes
+// between them does, from then on.
+TEST_CASE("pickle value: dicts with calls as keys") {
+  std::mt19937 random(4);
+  for (int round = 0; round < 40; ++round) {
+    CAPTURE(round);
+    Document document;
+    const Id global = document.add_global("m", "C");
+    const Id empty = document.add_container(Type::kTuple);
+    const Id dict = document.add_container(Type::kDict);
+    std::vector<Id> keys;            // in the order of their first use
+    std::map<Id, int64_t> expected;  // equal keys are one id here
+    const uint32_t odd = round < 8 ? 0 : 1u << (random() % 8);
+    for (int64_t i = 0; i < 200; ++i) {
+      Id key = document.add_call(global, empty);
+      if (odd != 0 && random() % 256 < odd)
+        key = random() % 2 ? document.add_string(std::to_string(i % 30))
+                           : static_cast<Id>(dict + 1 + random() % 20);
+      if (document.type(key) != Type::kCall &&
+          document.type(key) != Type::kString)
+        continue;
+      document.set(dict, key, document.add_int(i));
+      if (!expected.contains(key)) keys.push_back(key);
+      expected[key] = i;
+    }
+    const auto pairs = document.items(dict);
+    REQUIRE(pairs.size() == 2 * keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      CHECK(pairs[2 * i] == keys[i]);
+      CHECK(document.integer(pairs[2 * i + 1]) == expected[keys[i]]);
+      if (document.type(keys[i]) == Type::kString)
+        CHECK(document.integer(document.find(dict, document.text(keys[i]))) ==
+              expected[keys[i]]);
+    }
+    CHECK(document.find(dict, "absent") == kNoId);
+  }
+}
+
 TEST_CASE("pickle value: mappings by whatever name") {
   struct Row {
     const char* pickle;
