@@ -102,8 +102,10 @@ TEST_CASE("pickle value: dicts with calls as keys") {
     for (int64_t i = 0; i < 200; ++i) {
       Id key = document.add_call(global, empty);
       if (odd != 0 && random() % 256 < odd)
-        key = random() % 2 ? document.add_string(std::to_string(i % 30))
-                           : static_cast<Id>(dict + 1 + random() % 20);
+        key = random() % 2
+                  ? document.add_string(std::to_string(i % 30))
+                  : static_cast<Id>(dict + 1 +
+                                    random() % (document.size() - dict - 1));
       if (document.type(key) != Type::kCall &&
           document.type(key) != Type::kString)
         continue;
