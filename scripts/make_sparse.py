@@ -202,21 +202,21 @@ def dcp_objects():
 
 
 def place(keys, objects):
-    """{rank: [(name, offsets, position, item)]}, items in the order of the
-    plan. Payload begins at a block, so that the tail of one item and the head
+    """{rank: [(name, chunk, offsets, position, item)]}, items in the order of
+    the plan. Payload begins at a block, so that the tail of one item and the head
     of the next share one: torch leaves no gaps, but nobody may rely on it."""
     at, files = collections.Counter(), collections.defaultdict(list)
     for name, pickled, rank in objects:
         item = bytes_of.object_item(pickled)
-        files[rank].append((name, None, at[rank], item))
+        files[rank].append((name, None, None, at[rank], item))
         at[rank] += len(item[0])
     for key in keys:
-        for offsets, sizes, rank in key.boxes:
+        for i, (offsets, sizes, rank) in enumerate(key.boxes):
             item = bytes_of.tensor_item(key.dtype, sizes)
             begin = at[rank]
             if item[1] >= BLOCK:
                 begin += -(begin + len(item[0])) % BLOCK
-            files[rank].append((key.name, offsets, begin, item))
+            files[rank].append((key.name, i, offsets, begin, item))
             at[rank] = begin + len(item[0]) + item[1] + len(item[2])
     return files
 
@@ -225,7 +225,7 @@ def write_file(path, items):
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         pending, start = b"", 0
-        for _, _, begin, (head, payload, tail) in items:
+        for _, _, _, begin, (head, payload, tail) in items:
             # A tail and the head behind it are one write.
             if pending and begin - start - len(pending) > BLOCK:
                 os.pwrite(handle, pending, start)
@@ -262,9 +262,10 @@ def write(dst, options):
         for rank in range(mesh.size):  # torch leaves an empty file
             if rank not in files:
                 (dst / file_name(rank)).touch()
-    stored = [(name, offsets, file_name(rank), begin, sum(
-        part if isinstance(part, int) else len(part) for part in item))
-        for rank in sorted(files) for name, offsets, begin, item in files[rank]]
+    stored = [(name, i, offsets, file_name(rank), begin,
+               len(item[0]) + item[1] + len(item[2]))
+              for rank in sorted(files)
+              for name, i, offsets, begin, item in files[rank]]
     with open(dst / ".metadata", "wb") as file:
         bytes_of.Metadata(file).write(
             [(key.name, key.dtype, key.shape,

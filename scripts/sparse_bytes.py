@@ -248,13 +248,13 @@ class Metadata:
             self.put(b"ub")
         self.put(b"ub")
 
-    def stored(self, name, offsets, path, offset, length):
+    def stored(self, name, index, offsets, path, offset, length):
         self.new(self.D, "MetadataIndex")
         self.put(b"}\x94(", 1)
         self.word("fqn")
         self.put(self.text(name), 1)
         self.word("index")
-        self.put(b"K\0" if offsets is not None else b"N")
+        self.put(b"N" if index is None else number(index))
         if offsets is not None:
             self.word("offset")
             self.size(offsets)
@@ -270,7 +270,7 @@ class Metadata:
 
     def write(self, tensors, objects, planner, items):
         """tensors: (name, dtype, shape, [(offsets, sizes)]); items: (name,
-        offsets or None, path, offset, length); planner: {name: path} or
+        number of the chunk and its offsets or None, path, offset, length); planner: {name: path} or
         None."""
         self.new(self.D, "Metadata")
         self.put(b"}\x94(", 1)
