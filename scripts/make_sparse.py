@@ -262,7 +262,8 @@ def write(dst, options):
         for rank in range(mesh.size):  # torch leaves an empty file
             if rank not in files:
                 (dst / file_name(rank)).touch()
-    stored = [(name, i, offsets, file_name(rank), begin,
+    # torch says which chunk of its tensor an item is, Megatron does not.
+    stored = [(name, None if megatron else i, offsets, file_name(rank), begin,
                len(item[0]) + item[1] + len(item[2]))
               for rank in sorted(files)
               for name, i, offsets, begin, item in files[rank]]
