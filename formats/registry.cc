@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "ckpt/error.h"
+#include "formats/dcp/dcp.h"
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/foreign.h"
 #include "formats/format.h"
@@ -23,6 +24,8 @@ std::vector<Format> make_formats() {
   // In the order they are tried: what is more special comes first.
   formats.push_back({"fairseq2", "fairseq2's native checkpoints",
                      fairseq2::make_reader(), fairseq2::make_writer()});
+  formats.push_back({"dcp", "PyTorch distributed checkpoints (.distcp)",
+                     dcp::make_reader(), dcp::make_writer()});
   formats.push_back({"safetensors",
                      "safetensors: one file, or a Hugging Face directory",
                      safetensors::make_reader(), safetensors::make_writer()});

@@ -24,13 +24,14 @@
 namespace ckpt::dcp {
 
 inline constexpr uint32_t kNoTransforms = 0;
+inline constexpr uint32_t kNoFile = UINT32_MAX;
 
 // An item of a .distcp file.
 struct Stored {
   uint64_t offset = 0;
   uint64_t length = 0;
-  uint32_t file = UINT32_MAX;  // index into Metadata::files; max: none
-  uint32_t transforms = 0;     // index into Metadata::transforms
+  uint32_t file = kNoFile;  // index into Metadata::files; max: none
+  uint32_t transforms = 0;  // index into Metadata::transforms
 };
 
 struct Chunk {
@@ -43,12 +44,15 @@ struct TensorEntry {
   DType dtype = DType::f32;
   Shape size;
   bool requires_grad = false;
+  uint32_t position = 0;  // among all entries of state_dict_metadata
+  // None has a volume of zero: what an empty shard stores may have any shape.
   std::vector<Chunk> chunks;
 };
 
 struct BytesEntry {
   std::string name;
   Stored stored;
+  uint32_t position = 0;
 };
 
 // An element of a planner path.
@@ -59,7 +63,8 @@ struct Metadata {
   std::string directory;           // that relative paths start from
   std::string version;             // "1.0.0", or ""
   std::string root_class;          // "Metadata", "MCoreMetadata"
-  std::vector<std::string> files;  // relative, checked: plain, inside
+  std::vector<std::string> files;  // relative, checked: plain, inside, there
+  std::vector<uint64_t> sizes;     // of the files, in bytes
   std::vector<std::vector<std::string>> transforms{{}};  // [0]: none
   std::vector<TensorEntry> tensors;  // in the order of the pickle
   std::vector<BytesEntry> bytes;
@@ -79,8 +84,17 @@ struct Metadata {
 Metadata read_metadata(const std::string& path,
                        const formats::ReadOptions& options);
 
+// Throws input_error if the chunks of a tensor have more or less elements
+// than it has. (That no two overlap is the planner's to prove.)
+void check_cover(const Metadata& metadata);
+
 // Adds files, tensors (kind other, extents with `archive`), objects, problems,
 // globals, and the catalog's locate and load_objects. Takes the chunks.
-void add_to_catalog(Metadata& metadata, Catalog& catalog);
+void add_to_catalog(Metadata& metadata, Catalog& catalog,
+                    const formats::ReadOptions& options = {});
+
+// What add_to_catalog sets as Catalog::locate: opens the archive of every
+// piece that has one. For readers that add pieces of their own.
+void locate_items(Catalog& catalog);
 
 }  // namespace ckpt::dcp

@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "formats/torch/container.h"
+#include "lib/io/file.h"
 
 namespace ckpt::torch {
 
@@ -44,6 +45,8 @@ uint64_t item_size(const std::optional<DType>& dtype);
 Sniff sniff_zip(const std::string& path);
 
 Container open_zip(const std::string& path, Catalog& catalog);
+// The archive that `file` is: an open file, a slice of one, memory.
+Container open_zip(const io::Handle& file, Catalog& catalog);
 Container open_legacy(const std::string& path, Catalog& catalog);
 Container open_tar(const std::string& path, Catalog& catalog);
 

@@ -222,7 +222,11 @@ Sniff sniff_zip(const std::string& path) {
 }
 
 Container open_zip(const std::string& path, Catalog& catalog) {
-  const io::Handle file = io::Handle::open_read(path);
+  return open_zip(io::Handle::open_read(path), catalog);
+}
+
+Container open_zip(const io::Handle& file, Catalog& catalog) {
+  const std::string& path = file.path();
   const zip::Archive archive = zip::Archive::read(file);
   const Records records(file, archive);
   refuse_foreign(records);

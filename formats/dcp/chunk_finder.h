@@ -1,0 +1,43 @@
+// Finds the chunk of a tensor that begins at given offsets. Private to this
+// room.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "formats/dcp/metadata.h"
+
+namespace ckpt::dcp {
+
+class ChunkFinder {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  // `tensors` and their chunks stay as they are while it is in use.
+  explicit ChunkFinder(std::span<const TensorEntry> tensors)
+      : tensors_(tensors) {}
+
+  // `hint` is where torch says that it is, which is mostly right and proves
+  // nothing. The hash table is made when a hint is wrong: millions of chunks
+  // need none.
+  uint32_t find(uint32_t tensor, const Dims& offsets, uint64_t hint) {
+    const auto& chunks = tensors_[tensor].chunks;
+    if (hint < chunks.size() && chunks[hint].box.offset == offsets)
+      return static_cast<uint32_t>(hint);
+    return look_up(tensor, offsets);
+  }
+
+ private:
+  struct Slot {
+    uint32_t tensor = kNone;
+    uint32_t chunk = kNone;
+  };
+  uint32_t look_up(uint32_t tensor, const Dims& offsets);
+  void build();
+
+  std::span<const TensorEntry> tensors_;
+  std::vector<Slot> slots_;  // open addressing; the first of equal ones wins
+};
+
+}  // namespace ckpt::dcp

@@ -1,0 +1,109 @@
+#include "formats/dcp/graph.h"
+
+namespace ckpt::dcp {
+
+using pickle::Id;
+using pickle::kNoId;
+using pickle::Type;
+
+Graph::Graph(pickle::Document& document, std::string path)
+    : document_(document), path_(std::move(path)) {
+  const auto name = [&](std::string_view text) {
+    return document.add_string(text);
+  };
+  names = {.state_dict_metadata = name("state_dict_metadata"),
+           .planner_data = name("planner_data"),
+           .storage_data = name("storage_data"),
+           .version = name("version"),
+           .mcore_data = name("mcore_data"),
+           .original_shape = name("nd_reformulated_orig_global_shape"),
+           .properties = name("properties"),
+           .size = name("size"),
+           .chunks = name("chunks"),
+           .dtype = name("dtype"),
+           .requires_grad = name("requires_grad"),
+           .offsets = name("offsets"),
+           .sizes = name("sizes"),
+           .fqn = name("fqn"),
+           .offset = name("offset"),
+           .index = name("index"),
+           .relative_path = name("relative_path"),
+           .length = name("length"),
+           .transform_descriptors = name("transform_descriptors")};
+  size_class_ = document.add_global("torch", "Size");
+}
+
+std::string_view Graph::class_name(Id node) const {
+  if (!document_.is(node, Type::kCall)) return {};
+  const Id callable = document_.call(node).callable;
+  return document_.is(callable, Type::kGlobal) ? document_.text(callable)
+                                               : std::string_view();
+}
+
+std::span<const Id> Graph::fields(Id node, std::string_view type) {
+  if (!document_.is(node, Type::kCall))
+    fail({}, "a {} where {} is expected", describe(node), type);
+  const pickle::Call call = document_.call(node);
+  if (call.callable != last_class_) {
+    if (!document_.is(call.callable, Type::kGlobal))
+      fail({}, "an object of no class where {} is expected", type);
+    last_class_ = call.callable;
+    last_name_ = document_.text(call.callable);
+  }
+  if (last_name_ != type)
+    fail({}, "an {} where {} is expected", describe(node), type);
+  if (call.state == kNoId) return {};
+  if (!document_.is(call.state, Type::kDict))
+    fail({}, "the fields of {} are a {}, not a dict", type,
+         describe(call.state));
+  return document_.items(call.state);
+}
+
+Dims Graph::dims(Id node, std::string_view tensor,
+                 std::string_view what) const {
+  const Id given = node;
+  if (document_.is(node, Type::kCall)) {
+    const pickle::Call call = document_.call(node);
+    const bool size = call.callable == size_class_ &&
+                      document_.is(call.args, Type::kTuple) &&
+                      document_.items(call.args).size() <= 1;
+    if (!size) fail(tensor, "{} is an {}", what, describe(node));
+    if (document_.items(call.args).empty()) return {};
+    node = document_.items(call.args)[0];
+  }
+  if (!document_.is(node, Type::kTuple) && !document_.is(node, Type::kList))
+    fail(tensor, "{} is a {}, not a torch.Size", what, describe(given));
+  const auto items = document_.items(node);
+  if (items.size() > kMaxRank)
+    fail(tensor, "{} has {} dimensions, known are up to {}", what, items.size(),
+         kMaxRank);
+  Dims dims;
+  for (const Id item : items) dims.push_back(count(item, tensor, what));
+  return dims;
+}
+
+uint64_t Graph::count(Id node, std::string_view tensor,
+                      std::string_view what) const {
+  if (!document_.is(node, Type::kInt))
+    fail(tensor, "{} is a {}, not an integer of 64 bits", what, describe(node));
+  const int64_t value = document_.integer(node);
+  if (value < 0) fail(tensor, "{} {} is negative", what, value);
+  return static_cast<uint64_t>(value);
+}
+
+std::string_view Graph::text(Id node, std::string_view what) const {
+  if (!document_.is(node, Type::kString))
+    fail({}, "{} is a {}, not a str", what, describe(node));
+  return document_.text(node);
+}
+
+std::string Graph::describe(Id node) const {
+  if (node == kNoId) return "missing value";
+  const Type type = document_.type(node);
+  std::string what(pickle::name(type));
+  if (type == Type::kCall || type == Type::kGlobal)
+    what += " " + text::printable(document_.callable_name(node));
+  return what;
+}
+
+}  // namespace ckpt::dcp

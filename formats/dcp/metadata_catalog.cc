@@ -1,0 +1,117 @@
+// What an index says, as a catalog: pieces whose payload is found later.
+#include <algorithm>
+#include <utility>
+
+#include "ckpt/error.h"
+#include "formats/dcp/metadata.h"
+#include "formats/dcp/objects.h"
+#include "formats/torch/container.h"
+#include "lib/io/file.h"
+
+namespace ckpt::dcp {
+namespace {
+
+// What a torch archive has beside the bytes of its one tensor, at most.
+constexpr uint64_t kOverhead = 64 << 10;
+// Nothing says how large an object is that comes out of a transform.
+constexpr uint64_t kFreeObject = uint64_t{16} << 20;
+constexpr uint64_t kMostObject = uint64_t{1} << 30;
+constexpr uint64_t kMostRatio = 100;
+
+class Adder {
+ public:
+  Adder(Metadata& metadata, Catalog& catalog)
+      : metadata_(metadata), catalog_(catalog) {}
+
+  void add() {
+    first_file_ = static_cast<uint32_t>(catalog_.files.size());
+    catalog_.files.reserve(catalog_.files.size() + metadata_.files.size());
+    for (size_t f = 0; f < metadata_.files.size(); ++f)
+      catalog_.files.push_back(
+          {.path = io::join(metadata_.directory, metadata_.files[f]),
+           .size = metadata_.sizes[f]});
+    catalog_.tensors.reserve(catalog_.tensors.size() +
+                             metadata_.tensors.size());
+    for (TensorEntry& entry : metadata_.tensors) add_tensor(entry);
+    catalog_.objects.reserve(catalog_.objects.size() + metadata_.bytes.size());
+    for (const BytesEntry& entry : metadata_.bytes) add_object(entry);
+    catalog_.problems.insert(catalog_.problems.end(),
+                             metadata_.problems.begin(),
+                             metadata_.problems.end());
+    torch::add_globals(catalog_, metadata_.globals);
+  }
+
+ private:
+  // Takes the chunks: a checkpoint has millions of them.
+  void add_tensor(TensorEntry& entry) {
+    Tensor& tensor = catalog_.tensors.emplace_back();
+    tensor.name = entry.name;
+    tensor.dtype = entry.dtype;
+    tensor.shape = entry.size;
+    tensor.kind = Kind::other;
+    tensor.requires_grad = entry.requires_grad;
+    tensor.pieces.reserve(entry.chunks.size());
+    for (Chunk& chunk : entry.chunks) {
+      const uint64_t bytes =
+          byte_size(entry.dtype, chunk.box.shape).value_or(0);
+      Piece& piece = tensor.pieces.emplace_back();
+      piece.box = std::move(chunk.box);
+      piece.extent = place(chunk.stored, bytes + kOverhead);
+    }
+    std::vector<Chunk>().swap(entry.chunks);
+  }
+
+  void add_object(const BytesEntry& entry) {
+    const uint64_t length = entry.stored.length;
+    const uint64_t most = std::clamp(std::min(length, kMostObject) * kMostRatio,
+                                     kFreeObject, kMostObject);
+    const Extent extent = place(entry.stored, most);
+    catalog_.objects.push_back({.name = entry.name,
+                                .document = nullptr,
+                                .node = 0,
+                                .file = extent.file,
+                                .offset = extent.offset,
+                                .bytes = extent.archive});
+  }
+
+  // An item is an archive in the file, or comes out of a transform: then it is
+  // a file of its own, of which the size is known later but for a bound.
+  Extent place(const Stored& stored, uint64_t most) {
+    const uint32_t file = first_file_ + stored.file;
+    Extent extent;
+    if (stored.transforms == kNoTransforms) {
+      extent.file = file;
+      extent.offset = stored.offset;
+      extent.archive = stored.length;
+    } else {
+      extent.file = static_cast<uint32_t>(catalog_.files.size());
+      extent.archive = most;
+      catalog_.files.push_back({.path = catalog_.files[file].path,
+                                .size = most,
+                                .codec = Codec::kZstd,
+                                .packed_offset = stored.offset,
+                                .packed_size = stored.length});
+    }
+    // Nothing can be found in an item of no bytes; that it is one is an error
+    // which locate or load_objects must see.
+    extent.archive = std::max<uint64_t>(extent.archive, 1);
+    return extent;
+  }
+
+  Metadata& metadata_;
+  Catalog& catalog_;
+  uint32_t first_file_ = 0;
+};
+
+}  // namespace
+
+void add_to_catalog(Metadata& metadata, Catalog& catalog,
+                    const formats::ReadOptions& options) {
+  Adder(metadata, catalog).add();
+  catalog.locate = locate_items;
+  catalog.load_objects = [restricted = options.restrict_globals](Catalog& all) {
+    open_objects(all, restricted);
+  };
+}
+
+}  // namespace ckpt::dcp

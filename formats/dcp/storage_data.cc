@@ -1,0 +1,281 @@
+#include "formats/dcp/storage_data.h"
+
+#include <sys/stat.h>
+
+#include <string_view>
+#include <unordered_map>
+
+#include "formats/dcp/chunk_finder.h"
+#include "formats/numbered.h"
+#include "lib/io/file.h"
+
+namespace ckpt::dcp {
+namespace {
+
+using pickle::Id;
+using pickle::kNoId;
+using pickle::Type;
+using text::printable;
+
+constexpr uint64_t kMissing = UINT64_MAX;
+
+// The files that items name, checked once each.
+class Files {
+ public:
+  Files(const Graph& graph, Metadata& metadata)
+      : graph_(graph), metadata_(metadata) {}
+
+  uint32_t find(Id path) {
+    if (path == last_ && path != kNoId) return last_file_;
+    const std::string_view name = graph_.text(path, "relative_path");
+    const auto [known, fresh] = by_name_.try_emplace(
+        name, static_cast<uint32_t>(metadata_.files.size()));
+    if (fresh) add(name);
+    last_ = path;
+    return last_file_ = known->second;
+  }
+
+  void check_there() const {
+    std::vector<std::string> missing;
+    for (size_t f = 0; f < metadata_.files.size(); ++f)
+      if (metadata_.sizes[f] == kMissing) missing.push_back(metadata_.files[f]);
+    if (missing.empty()) return;
+    throw input_error({metadata_.path, {}},
+                      "names files that are not there: {}",
+                      formats::list_some(missing))
+        .with_hint("the checkpoint was not copied whole: copy it again");
+  }
+
+ private:
+  void add(std::string_view name) {
+    check(name);
+    const std::string path = io::join(metadata_.directory, name);
+    struct stat facts;
+    const bool there = ::stat(path.c_str(), &facts) == 0;
+    if (there && !S_ISREG(facts.st_mode))
+      throw input_error({metadata_.path, {}},
+                        "relative_path {} is no plain file", printable(name));
+    metadata_.files.emplace_back(name);
+    metadata_.sizes.push_back(there ? static_cast<uint64_t>(facts.st_size)
+                                    : kMissing);
+  }
+
+  // The name comes from the file: it must stay below the directory, and the
+  // index is no data file.
+  void check(std::string_view name) const {
+    const auto refuse = [&](std::string_view why) {
+      throw unsafe_error({metadata_.path, {}}, "relative_path '{}' {}",
+                         printable(name), why)
+          .with_hint(
+              "no writer of torch makes such a name: find out where "
+              "this checkpoint comes from");
+    };
+    if (name.empty() || name.find('\0') != name.npos) refuse("is no file name");
+    if (name.starts_with('/')) refuse("is absolute");
+    for (size_t at = 0; at <= name.size();) {
+      const size_t end = std::min(name.find('/', at), name.size());
+      const std::string_view part = name.substr(at, end - at);
+      if (part == "..") refuse("leads out of the directory");
+      if (part.empty() || part == ".") refuse("is no file name");
+      at = end + 1;
+    }
+    if (name.ends_with(".metadata")) refuse("is an index, no data file");
+  }
+
+  const Graph& graph_;
+  Metadata& metadata_;
+  std::unordered_map<std::string_view, uint32_t> by_name_;
+  Id last_ = kNoId;
+  uint32_t last_file_ = kNoFile;
+};
+
+class StorageReader {
+ public:
+  StorageReader(Graph& graph, Metadata& metadata)
+      : graph_(graph),
+        metadata_(metadata),
+        files_(graph, metadata),
+        finder_(metadata.tensors) {
+    by_name_.reserve(metadata.tensors.size() + metadata.bytes.size());
+    for (uint32_t i = 0; i < metadata.tensors.size(); ++i)
+      by_name_[metadata.tensors[i].name] = {i, kNoFile};
+    for (uint32_t i = 0; i < metadata.bytes.size(); ++i)
+      by_name_[metadata.bytes[i].name] = {kNoFile, i};
+  }
+
+  void read(Id storage_data) {
+    if (graph_.document().is(storage_data, Type::kNone))
+      graph_.fail({},
+                  "storage_data is None: it does not say where anything "
+                  "is stored");
+    if (!graph_.document().is(storage_data, Type::kDict))
+      graph_.fail({}, "storage_data is a {}, not a dict",
+                  graph_.describe(storage_data));
+    const auto pairs = graph_.document().items(storage_data);
+    for (size_t i = 0; i + 1 < pairs.size(); i += 2)
+      read_item(pairs[i], pairs[i + 1]);
+    files_.check_there();
+    check_ranges();
+    note_unknown();
+  }
+
+ private:
+  struct Entry {
+    uint32_t tensor = kNoFile;
+    uint32_t bytes = kNoFile;
+  };
+
+  void read_item(Id key, Id value) {
+    const auto index = graph_.fields(key, "MetadataIndex");
+    const Id fqn = Graph::find(index, graph_.names.fqn);
+    if (fqn != last_fqn_ || fqn == kNoId) {
+      const auto found = by_name_.find(graph_.text(fqn, "fqn"));
+      last_ = found == by_name_.end() ? Entry() : found->second;
+      last_fqn_ = fqn;
+    }
+    const Stored stored = read_stored(value, fqn);
+    const Id offset = Graph::find(index, graph_.names.offset);
+    const bool is_bytes =
+        offset == kNoId || graph_.document().is(offset, Type::kNone);
+    Stored* slot = nullptr;
+    if (is_bytes && last_.bytes != kNoFile)
+      slot = &metadata_.bytes[last_.bytes].stored;
+    else if (!is_bytes && last_.tensor != kNoFile)
+      slot = find_chunk(index, offset, fqn);
+    if (slot == nullptr) return add_unknown(fqn);
+    if (slot->file != kNoFile)
+      graph_.fail(
+          name(fqn), "storage_data has two items for it{}",
+          is_bytes ? std::string()
+                   : " at offsets " +
+                         to_string(graph_.dims(offset, name(fqn), "offset")));
+    *slot = stored;
+  }
+
+  std::string_view name(Id fqn) const { return graph_.document().text(fqn); }
+
+  Stored* find_chunk(std::span<const Id> index, Id offset, Id fqn) {
+    const Dims offsets = graph_.dims(offset, name(fqn), "offset");
+    const auto hint =
+        graph_.document().as_int(Graph::find(index, graph_.names.index));
+    const uint32_t chunk =
+        finder_.find(last_.tensor, offsets,
+                     hint && *hint >= 0 ? static_cast<uint64_t>(*hint) : 0);
+    if (chunk == ChunkFinder::kNone) return nullptr;
+    return &metadata_.tensors[last_.tensor].chunks[chunk].stored;
+  }
+
+  Stored read_stored(Id value, Id fqn) {
+    const auto fields = graph_.fields(value, "_StorageInfo");
+    Stored stored;
+    stored.file = files_.find(Graph::find(fields, graph_.names.relative_path));
+    stored.offset = graph_.count(Graph::find(fields, graph_.names.offset),
+                                 name(fqn), "item offset");
+    stored.length = graph_.count(Graph::find(fields, graph_.names.length),
+                                 name(fqn), "item length");
+    const Id transforms =
+        Graph::find(fields, graph_.names.transform_descriptors);
+    if (transforms != kNoId && transforms != last_transforms_) {
+      last_transforms_index_ = read_transforms(transforms, fqn);
+      last_transforms_ = transforms;
+    }
+    if (transforms != kNoId) stored.transforms = last_transforms_index_;
+    return stored;
+  }
+
+  // The only transform that torch has is zstd, one frame for each item.
+  uint32_t read_transforms(Id list, Id fqn) {
+    const pickle::Document& document = graph_.document();
+    if (document.is(list, Type::kNone)) return kNoTransforms;
+    if (!document.is(list, Type::kList) && !document.is(list, Type::kTuple))
+      graph_.fail(name(fqn), "transform_descriptors is a {}, not a list",
+                  graph_.describe(list));
+    std::vector<std::string> names;
+    for (const Id item : document.items(list))
+      names.emplace_back(graph_.text(item, "a transform descriptor"));
+    if (names.empty()) return kNoTransforms;
+    if (names.size() > 1 || names[0] != "stream.zstd/1")
+      throw unfaithful_error(
+          {metadata_.path, printable(name(fqn))},
+          "is stored through transforms that are not known: {}",
+          formats::list_some(names))
+          .with_hint(
+              "known is stream.zstd/1; save it again without storage "
+              "extensions");
+    for (uint32_t i = 0; i < metadata_.transforms.size(); ++i)
+      if (metadata_.transforms[i] == names) return i;
+    metadata_.transforms.push_back(std::move(names));
+    return static_cast<uint32_t>(metadata_.transforms.size() - 1);
+  }
+
+  void add_unknown(Id fqn) {
+    if (unknown_++ == 0) first_unknown_ = std::string(name(fqn));
+  }
+  void note_unknown() {
+    if (unknown_ == 0) return;
+    metadata_.problems.push_back(
+        {Problem::Severity::kWarning, "unknown_item", metadata_.path,
+         first_unknown_,
+         fmt::format("storage_data has {} items that state_dict_metadata does "
+                     "not know (the first: {}); they are ignored",
+                     unknown_, printable(first_unknown_))});
+  }
+
+  void check_ranges() {
+    for (TensorEntry& tensor : metadata_.tensors) {
+      std::erase_if(tensor.chunks,
+                    [](const Chunk& chunk) { return volume(chunk.box) == 0; });
+      for (const Chunk& chunk : tensor.chunks) {
+        if (chunk.stored.file == kNoFile) no_item(tensor, chunk);
+        check_range(tensor.name, chunk.stored);
+      }
+    }
+    for (const BytesEntry& entry : metadata_.bytes) {
+      if (entry.stored.file == kNoFile)
+        graph_.fail(entry.name, "storage_data has no item for this object");
+      check_range(entry.name, entry.stored);
+    }
+  }
+
+  void check_range(const std::string& tensor, const Stored& stored) const {
+    const uint64_t size = metadata_.sizes[stored.file];
+    if (stored.length <= size && stored.offset <= size - stored.length) return;
+    throw input_error(
+        {io::join(metadata_.directory, metadata_.files[stored.file]),
+         printable(tensor)},
+        "an item of {} bytes at byte {} of a file of {}", stored.length,
+        stored.offset, size)
+        .with_hint("the file was cut short; copy it again");
+  }
+
+  [[noreturn]] void no_item(const TensorEntry& tensor, const Chunk& chunk) {
+    for (const Chunk& other : tensor.chunks) {
+      if (&other == &chunk || other.box.offset != chunk.box.offset) continue;
+      graph_.fail(tensor.name, "the chunk at offsets {} is listed twice",
+                  to_string(chunk.box.offset));
+    }
+    graph_.fail(tensor.name,
+                "storage_data has no item for the chunk at offsets {}",
+                to_string(chunk.box.offset));
+  }
+
+  Graph& graph_;
+  Metadata& metadata_;
+  Files files_;
+  ChunkFinder finder_;
+  std::unordered_map<std::string_view, Entry> by_name_;
+  Id last_fqn_ = kNoId;
+  Entry last_;
+  Id last_transforms_ = kNoId;
+  uint32_t last_transforms_index_ = kNoTransforms;
+  uint64_t unknown_ = 0;
+  std::string first_unknown_;
+};
+
+}  // namespace
+
+void read_storage_data(Graph& graph, Id storage_data, Metadata& metadata) {
+  StorageReader(graph, metadata).read(storage_data);
+}
+
+}  // namespace ckpt::dcp

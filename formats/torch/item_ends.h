@@ -1,0 +1,35 @@
+// A torch zip archive of one tensor, from its first and last bytes alone: what
+// torch itself writes, and nothing else. Private to this room.
+//
+//   head   | local header | data.pkl | … | byteorder | local header of data/0
+//          | payload …
+//   tail   … payload | version | … | central directory | end records |
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace ckpt::torch {
+
+// Both ends of an archive: enough for those that torch writes.
+inline constexpr uint64_t kItemEnd = 2048;
+
+// Views into the bytes that were given.
+struct ItemEnds {
+  std::string_view pickle;  // data.pkl; its checksum was right
+  std::string_view record;  // name of the only storage: "archive/data/0"
+  std::string_view key;     // "0"
+  uint64_t data_offset = 0;
+  uint64_t data_size = 0;
+  uint32_t crc32 = 0;
+  bool big_endian = false;
+};
+
+// `head` begins at byte 0, `tail` ends at byte `size`; either may be all of
+// it. Nothing if anything is not plain: then the archive is to be opened as a
+// whole, which says what is wrong, if anything is.
+std::optional<ItemEnds> read_ends(std::string_view head, std::string_view tail,
+                                  uint64_t size);
+
+}  // namespace ckpt::torch

@@ -1,0 +1,42 @@
+#include "lib/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace ckpt {
+
+void parallel_for(size_t count, const std::function<void(size_t)>& work) {
+  std::atomic<size_t> next = 0;
+  std::atomic<bool> stopped = false;
+  std::mutex mutex;
+  std::exception_ptr error;
+  size_t error_at = SIZE_MAX;
+  const auto run = [&] {
+    while (!stopped) {
+      const size_t i = next++;
+      if (i >= count) return;
+      try {
+        work(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        stopped = true;
+        if (i >= error_at) continue;
+        error_at = i;
+        error = std::current_exception();
+      }
+    }
+  };
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::jthread> others;
+  for (size_t t = 1; t < std::min(cores, count); ++t) others.emplace_back(run);
+  run();
+  others.clear();
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace ckpt
