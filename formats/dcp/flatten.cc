@@ -1,0 +1,274 @@
+#include "formats/dcp/flatten.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "formats/torch/walk.h"
+#include "lib/text/format.h"
+
+namespace ckpt::dcp {
+namespace {
+
+using pickle::Document;
+using pickle::Id;
+using pickle::kNoId;
+using pickle::Type;
+using text::printable;
+
+// What is nested deeper, or shared so often that it is visited more often
+// than this, is written as one value.
+constexpr size_t kMaxDepth = 100;
+constexpr size_t kMaxVisits = 20'000'000;
+
+std::string join(const Path& path) {
+  std::string name;
+  for (const PathElement& element : path) {
+    if (&element != path.data()) name += '.';
+    if (const auto* key = std::get_if<std::string>(&element))
+      name += *key;
+    else
+      name += std::to_string(std::get<int64_t>(element));
+  }
+  return name;
+}
+
+class Flattener {
+ public:
+  explicit Flattener(const Catalog& source)
+      : source_(source), document_(*source.skeleton->document) {
+    for (const Tensor& tensor : source.tensors) tensors_.insert(tensor.name);
+    for (const auto& [node, name] : source.skeleton->tensors)
+      names_[node].names.push_back(&name);
+    for (const Object& object : source.objects)
+      if (object.document == source.skeleton->document)
+        objects_.emplace(object.name, &object);
+    clean_.assign(document_.size(), false);
+  }
+
+  Flattened run() {
+    open(source_.skeleton->root, nullptr);
+    while (!frames_.empty()) step();
+    for (const Object& object : source_.objects)
+      if (!placed_.contains(&object))
+        result_.values.push_back({object.name, &object, object.node});
+    return std::move(result_);
+  }
+
+ private:
+  // A container on the way down.
+  struct Frame {
+    Id node = kNoId;
+    const Object* object = nullptr;  // that it is in
+    std::vector<Id> pairs;           // of a mapping
+    bool is_mapping = false;
+    size_t next = 0;
+  };
+  struct Names {
+    std::vector<const std::string*> names;
+    size_t next = 0;
+  };
+
+  void step() {
+    Frame& frame = frames_.back();
+    const size_t unit = frame.is_mapping ? 2 : 1;
+    const size_t count = frame.is_mapping ? frame.pairs.size()
+                                          : document_.items(frame.node).size();
+    if (frame.next + unit > count) {
+      frames_.pop_back();
+      if (!path_.empty()) path_.pop_back();
+      return;
+    }
+    const size_t at = frame.next;
+    frame.next += unit;
+    const Object* object = frame.object;
+    if (frame.is_mapping) {
+      path_.emplace_back(torch::key_text(document_, frame.pairs[at], at / 2));
+      visit(frame.pairs[at + 1], object);
+    } else {
+      // The root is a dict: its keys are texts.
+      if (path_.empty())
+        path_.emplace_back(std::to_string(at));
+      else
+        path_.emplace_back(static_cast<int64_t>(at));
+      visit(document_.items(frame.node)[at], object);
+    }
+  }
+
+  // A value at path_; leaves path_ as it is only if a container was opened.
+  void visit(Id node, const Object* object) {
+    const std::string name = join(path_);
+    const auto found = objects_.find(name);
+    if (found != objects_.end() && found->second->node == node) {
+      object = found->second;
+      placed_.insert(object);
+    }
+    const auto tensor = names_.find(node);
+    if (tensor != names_.end()) {
+      add_tensor(tensor->second);
+    } else if (object && object->bytes) {
+      add_value(name, *object, node);  // has an archive: is carried whole
+    } else if (descends(node, object != nullptr)) {
+      open(node, object);
+      return;
+    } else if (object) {
+      add_value(name, *object, node);
+    } else if (holds_tensor(node)) {
+      result_.problems.push_back(
+          {.severity = Problem::Severity::kWarning,
+           .kind = "object_left_out",
+           .file = {},
+           .tensor = printable(name),
+           .message = "an object with tensors in it: they are written under "
+                      "their names, the object is left out"});
+    }
+    path_.pop_back();
+  }
+
+  void add_value(const std::string& name, const Object& object, Id node) {
+    result_.values.push_back({name, &object, node});
+    result_.paths.emplace_back(name, path_);
+  }
+
+  void open(Id node, const Object* object) {
+    Frame frame{.node = node, .object = object};
+    frame.is_mapping = torch::is_mapping(document_, node);
+    if (frame.is_mapping) {
+      frame.pairs = document_.as_pairs(node).value_or(std::vector<Id>());
+    } else if (!document_.is(node, Type::kList) &&
+               !document_.is(node, Type::kTuple)) {
+      return;
+    }
+    frames_.push_back(std::move(frame));
+  }
+
+  // A list that is no object, or part of one, is there for what is in it.
+  bool descends(Id node, bool in_object) {
+    if (frames_.size() >= kMaxDepth || ++visits_ > kMaxVisits) return false;
+    for (const Frame& frame : frames_)
+      if (frame.node == node) return false;  // holds itself
+    if (torch::is_mapping(document_, node)) {
+      // An empty one would vanish: it is kept as a value.
+      const auto pairs = document_.as_pairs(node);
+      return pairs && !pairs->empty();
+    }
+    if (document_.is(node, Type::kList))
+      return !in_object || !is_terminal(node);
+    if (!document_.is(node, Type::kTuple) || !holds_tensor(node)) return false;
+    result_.problems.push_back(
+        {.severity = Problem::Severity::kWarning,
+         .kind = "tuple_as_list",
+         .file = {},
+         .tensor = printable(join(path_)),
+         .message = "a tuple of tensors comes back as a list"});
+    return true;
+  }
+
+  // No mapping or tensor in the list, or in lists in it.
+  bool is_terminal(Id list) const {
+    std::vector<Id> open{list};
+    std::unordered_set<Id> seen{list};
+    while (!open.empty()) {
+      const Id id = open.back();
+      open.pop_back();
+      for (const Id item : document_.items(id)) {
+        if (names_.contains(item) || torch::is_mapping(document_, item))
+          return false;
+        if (document_.is(item, Type::kList) && seen.insert(item).second)
+          open.push_back(item);
+      }
+    }
+    return true;
+  }
+
+  // What was searched once without success is not searched again.
+  bool holds_tensor(Id root) {
+    std::vector<Id> open, seen;
+    const auto enter = [&](Id id) {
+      if (id == kNoId || clean_[id]) return;
+      clean_[id] = true;
+      seen.push_back(id);
+      open.push_back(id);
+    };
+    enter(root);
+    while (!open.empty()) {
+      const Id id = open.back();
+      open.pop_back();
+      if (names_.contains(id)) {
+        for (const Id other : seen) clean_[other] = false;
+        return true;
+      }
+      enter_parts(id, enter);
+    }
+    return false;
+  }
+  template <class Enter>
+  void enter_parts(Id id, Enter enter) const {
+    switch (document_.type(id)) {
+      case Type::kCall: {
+        const pickle::Call call = document_.call(id);
+        for (const Id part :
+             {call.callable, call.args, call.kwargs, call.state})
+          enter(part);
+        for (const Id item : call.items) enter(item);
+        for (const Id item : call.pairs) enter(item);
+        break;
+      }
+      case Type::kList:
+      case Type::kTuple:
+      case Type::kSet:
+      case Type::kFrozenSet:
+      case Type::kDict:
+        for (const Id item : document_.items(id)) enter(item);
+        break;
+      default:
+        break;
+    }
+  }
+
+  // The tensor at path_, by the name that the catalog has for it.
+  void add_tensor(Names& names) {
+    const std::string& name =
+        *names.names[std::min(names.next, names.names.size() - 1)];
+    ++names.next;
+    if (!tensors_.contains(name)) return;  // was left out
+    result_.paths.emplace_back(name, path_of(name));
+  }
+
+  // A new name keeps its place as far as the places above still fit.
+  Path path_of(const std::string& name) const {
+    if (join(path_) == name) return path_;
+    Path above(path_.begin(), path_.end() - 1);
+    const std::string prefix = join(above) + '.';
+    if (above.empty() || !name.starts_with(prefix) ||
+        name.size() == prefix.size())
+      return {name};
+    above.emplace_back(name.substr(prefix.size()));
+    return above;
+  }
+
+  const Catalog& source_;
+  const Document& document_;
+  std::unordered_set<std::string_view> tensors_;  // of the catalog
+  std::unordered_map<Id, Names> names_;           // of tensor nodes
+  std::unordered_map<std::string_view, const Object*> objects_;
+  std::unordered_set<const Object*> placed_;
+  std::vector<bool> clean_;  // leads to no tensor
+  std::vector<Frame> frames_;
+  Path path_;
+  size_t visits_ = 0;
+  Flattened result_;
+};
+
+}  // namespace
+
+Flattened flatten(const Catalog& source) {
+  if (source.skeleton && source.skeleton->document)
+    return Flattener(source).run();
+  Flattened result;
+  for (const Object& object : source.objects)
+    result.values.push_back({object.name, &object, object.node});
+  return result;
+}
+
+}  // namespace ckpt::dcp

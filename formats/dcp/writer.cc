@@ -1,0 +1,283 @@
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "formats/dcp/boxes.h"
+#include "formats/dcp/dcp.h"
+#include "formats/dcp/flatten.h"
+#include "formats/dcp/save.h"
+#include "formats/dcp/value_item.h"
+#include "formats/families/rules.h"
+#include "formats/torch/file_plan.h"
+#include "formats/torch/tree.h"
+#include "lib/text/format.h"
+
+namespace ckpt::dcp {
+namespace {
+
+using text::printable;
+using Severity = Problem::Severity;
+
+// The object that holds a safetensors header's own metadata.
+constexpr std::string_view kHeaderMetadata = "__metadata__";
+
+// The parameters by their names, so that optimizer state is cut as they are.
+using Params = std::unordered_map<std::string_view, const Tensor*>;
+
+Params params_of(const Catalog& source) {
+  Params params;
+  for (const Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::model) params.emplace(tensor.name, &tensor);
+  return params;
+}
+
+TpRule rule_of(const Tensor& tensor, const Params& params) {
+  if (tensor.tp.state != TpRule::State::kUnknown) return tensor.tp;
+  const auto param = params.find(tensor.param);
+  if (tensor.kind == Kind::optim && param != params.end() &&
+      param->second->shape == tensor.shape)
+    return param->second->tp;
+  // Steps; states of random generators and the like.
+  if (tensor.shape.empty() || tensor.kind == Kind::other)
+    return TpRule::replicated();
+  return tensor.tp;
+}
+
+// A buffer, or what the source itself has in one piece although it cut other
+// tensors over its ranks: each of these holds the whole.
+bool is_whole_on_ranks(const Tensor& tensor, const Catalog& source) {
+  if (tensor.dp_replicated || tensor.kind == Kind::other) return true;
+  return source.format == kFormat && source.topology.dp > 1 &&
+         tensor.pieces.size() == 1 &&
+         tensor.pieces[0].box == Box::whole(tensor.shape);
+}
+
+// Gives each item to the rank of its candidates that writes least so far;
+// what is whole counts for what all of it takes (torch, since 2.3).
+class Assigner {
+ public:
+  explicit Assigner(uint32_t ranks) : sizes_(ranks, 0) {}
+
+  uint32_t take(const Cutter::Replicas& among, uint64_t bytes) {
+    uint32_t best = among.first;
+    for (uint32_t i = 1; i < among.count; ++i) {
+      const uint32_t rank = among.first + i * among.step;
+      if (sizes_[rank] < sizes_[best]) best = rank;
+    }
+    add(best, bytes);
+    return best;
+  }
+  uint32_t take(std::span<const uint32_t> among, uint64_t bytes) {
+    const uint32_t best = *std::ranges::min_element(
+        among, {}, [&](uint32_t rank) { return sizes_[rank]; });
+    add(best, bytes);
+    return best;
+  }
+
+ private:
+  void add(uint32_t rank, uint64_t bytes) {
+    uint64_t& size = sizes_[rank];
+    size = checked_add(size, std::max<uint64_t>(bytes, 1))
+               .value_or(std::numeric_limits<uint64_t>::max());
+  }
+  std::vector<uint64_t> sizes_;
+};
+
+class Builder {
+ public:
+  Builder(const Catalog& source, const Layout& layout)
+      : source_(source), mesh_(mesh_of(layout)), assigner_(mesh_.ranks()) {}
+
+  Target build() {
+    start();
+    Save save(source_, target_, {});
+    add_values(save);
+    add_tensors(save);
+    save.finish(mesh_.ranks());
+    add_sidecars();
+    return std::move(target_);
+  }
+
+ private:
+  Catalog& catalog() { return target_.catalog; }
+
+  static Mesh mesh_of(const Layout& layout) {
+    const Topology& topology = layout.topology;
+    for (const auto& [size, what] :
+         {std::pair(topology.pp, "pp"), std::pair(topology.ep, "ep")})
+      if (size != 1)
+        throw unfaithful_error({},
+                               "a distributed checkpoint has no {0} ranks, "
+                               "asked for {0}={1}",
+                               what, size)
+            .with_hint(fmt::format(
+                "leave --{0} away, or give --{0} 1: the files of dp x tp ranks "
+                "hold all layers and experts",
+                what));
+    if (layout.max_shard_size != 0)
+      throw usage_error({}, "--max-shard-size does not go with dcp")
+          .with_hint("--dp N sets how many files there are");
+    if (uint64_t{topology.dp} * topology.tp > kMostRanks)
+      throw unfaithful_error({}, "{} files, at most {}",
+                             uint64_t{topology.dp} * topology.tp, kMostRanks);
+    return {topology.dp, topology.tp};
+  }
+
+  void start() {
+    catalog().format = kFormat;
+    catalog().family = source_.family;
+    catalog().dialect = source_.dialect;
+    catalog().topology = {.tp = mesh_.tp, .dp = mesh_.dp};
+    catalog().tensors = source_.tensors;
+    for (Tensor& tensor : catalog().tensors) {
+      tensor.pieces.clear();
+      tensor.tie = 0;
+    }
+  }
+
+  void warn(Severity severity, std::string kind, const std::string& name,
+            std::string message) {
+    target_.problems.push_back(
+        {severity, std::move(kind), {}, printable(name), std::move(message)});
+  }
+
+  // Every rank has every value; one writes it.
+  void add_values(Save& save) {
+    Flattened flat = flatten(source_);
+    for (Problem& problem : flat.problems)
+      target_.problems.push_back(std::move(problem));
+    for (auto& [name, path] : flat.paths) save.set_path(name, std::move(path));
+    const Cutter::Replicas all{0, 1, mesh_.ranks()};
+    for (const FlatValue& value : flat.values) {
+      const Object& object = *value.object;
+      if (!object.bytes && !can_write(object, value)) continue;
+      const uint32_t rank = assigner_.take(all, 1);
+      if (object.bytes)
+        save.add_object(value.name, object, rank);
+      else
+        save.add_value(value.name, *object.document, value.node, rank);
+      if (value.node == object.node) catalog().objects.push_back(object);
+    }
+  }
+  bool can_write(const Object& object, const FlatValue& value) {
+    if (value.name.starts_with(kHeaderMetadata)) {
+      warn(Severity::kNote, "object_left_out", value.name,
+           "metadata of a safetensors header; it is left out");
+      return false;
+    }
+    if (!object.document) {
+      warn(Severity::kWarning, "object_left_out", value.name,
+           "its value is not known; it is left out");
+      return false;
+    }
+    if (!has_unknown_storage(source_, *object.document, value.node))
+      return true;
+    warn(Severity::kWarning, "object_left_out", value.name,
+         "it refers to the bytes of tensors; it is left out");
+    return false;
+  }
+
+  // Rank by rank, as the ranks would come with their plans: so the same rank
+  // writes what several have as with torch.
+  void add_tensors(Save& save) {
+    const Params params = params_of(source_);
+    std::vector<Cutter> cutters;
+    cutters.reserve(source_.tensors.size());
+    for (const Tensor& tensor : source_.tensors) {
+      torch::check_materialisable(tensor, source_);
+      const TpRule rule = rule_of(tensor, params);
+      if (mesh_.tp > 1 && rule.state == TpRule::State::kUnknown)
+        throw families::no_rule_error(source_.path, tensor, source_.family,
+                                      mesh_.tp);
+      cutters.emplace_back(tensor, rule, !is_whole_on_ranks(tensor, source_),
+                           mesh_);
+      note_quantized(tensor);
+    }
+    empties_.resize(cutters.size());
+    for (uint32_t rank = 0; rank < mesh_.ranks(); ++rank)
+      for (uint32_t t = 0; t < cutters.size(); ++t)
+        cutters[t].boxes(rank, [&](const Box& box) {
+          add_box(save, cutters[t], t, box, rank);
+        });
+  }
+
+  void note_quantized(const Tensor& tensor) {
+    const DType plain = torch::plain_type(tensor.dtype);
+    if (plain != tensor.dtype)
+      warn(Severity::kWarning, "quantization_left_out", tensor.name,
+           fmt::format("{} is written as {}, without scale and zero point",
+                       ckpt::name(tensor.dtype), ckpt::name(plain)));
+  }
+
+  void add_box(Save& save, const Cutter& cutter, uint32_t t, const Box& box,
+               uint32_t rank) {
+    const uint64_t bytes = byte_size(catalog().tensors[t]);
+    if (volume(box) == 0) {
+      add_empty(save, cutter, t, Box(box), rank);
+      return;
+    }
+    const Cutter::Replicas replicas = cutter.replicas(rank);
+    if (replicas.first == rank)
+      save.add_piece(t, box, assigner_.take(replicas, bytes));
+  }
+
+  // Ranks that hold nothing of a tensor have one and the same empty box, or a
+  // few of them where two dimensions are cut.
+  void add_empty(Save& save, const Cutter& cutter, uint32_t t, const Box& box,
+                 uint32_t rank) {
+    std::vector<Dims>& seen = empties_[t];
+    if (std::ranges::find(seen, box.offset) != seen.end()) return;
+    seen.push_back(box.offset);
+    std::vector<uint32_t> among;
+    for (uint32_t other = rank; other < mesh_.ranks(); ++other)
+      cutter.boxes(other, [&](const Box& its) {
+        if (its == box) among.push_back(other);
+      });
+    save.add_piece(t, box,
+                   assigner_.take(among, byte_size(catalog().tensors[t])));
+  }
+
+  void add_sidecars() {
+    const bool keep = source_.dialect == "hf";
+    for (const Sidecar& sidecar : source_.sidecars) {
+      if (!keep) {
+        warn(Severity::kNote, "sidecar_left_out", sidecar.name,
+             "is not copied");
+        continue;
+      }
+      TargetFile file;
+      file.path = sidecar.name;
+      file.size = sidecar.size;
+      file.copy_of = sidecar.path;
+      // .metadata stays the last one.
+      target_.files.insert(target_.files.end() - 1, std::move(file));
+    }
+  }
+
+  // The rank count of the largest machines, with room.
+  static constexpr uint64_t kMostRanks = 1 << 20;
+
+  const Catalog& source_;
+  Mesh mesh_;
+  Assigner assigner_;
+  Target target_;
+  std::vector<std::vector<Dims>> empties_;  // offsets, by tensor
+};
+
+class DcpWriter final : public formats::Writer {
+ public:
+  std::string_view name() const override { return kFormat; }
+  Target lay_out(const Catalog& source, const Layout& layout) const override {
+    return Builder(source, layout).build();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<formats::Writer> make_writer() {
+  return std::make_unique<DcpWriter>();
+}
+
+}  // namespace ckpt::dcp
