@@ -39,14 +39,9 @@ class Convert : public Command {
     if (!file.empty() && !layout.single_file)
       throw usage_error({request_.target_path, {}},
                         "--to {} does not fit a name of {}", to_, file);
-    // A format without files for each rank holds whole tensors; what is
-    // asked of it all the same is refused by write_checkpoint.
+    // Refused if a left side is not what the source holds.
     layout.topology = topology_.resolve(source.topology);
-    if (!has_grid(to_))
-      layout.topology = {.tp = topology_.tp.to.value_or(1),
-                         .pp = topology_.pp.to.value_or(1),
-                         .dp = topology_.dp.to.value_or(1),
-                         .ep = topology_.ep.to.value_or(1)};
+    if (!same_grid(source.format, to_)) layout.topology = topology_.alone();
     return write_checkpoint(request_, std::move(source), layout);
   }
 

@@ -176,7 +176,8 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
 
 void add_select_options(CLI::App& app, SelectOptions& options) {
   add_list(app, "--keys", options.keys, "Only tensors of these names");
-  add_list(app, "--exclude", options.exclude, "No tensors of these names");
+  add_list(app, "--exclude", options.exclude,
+           "No tensors or objects of these names");
   valued(app, "--layers", "LIST",
          "Only these layers (0-15,20) and what is in no layer",
          [&](const std::string& s) {
@@ -192,6 +193,12 @@ void add_select_options(CLI::App& app, SelectOptions& options) {
       ->excludes(model);
 }
 
+Topology TopologyOptions::alone() const {
+  return {.tp = tp.to.value_or(1),
+          .pp = pp.to.value_or(1),
+          .dp = dp.to.value_or(1),
+          .ep = ep.to.value_or(1)};
+}
 void add_topology_options(CLI::App& app, TopologyOptions& options) {
   struct Row {
     const char* name;

@@ -54,6 +54,9 @@ struct TopologyOptions {
   Axis tp, pp, dp, ep;
 
   bool any() const { return tp.to || pp.to || dp.to || ep.to; }
+  // A size that was asked for, or 1: for targets whose grid has nothing to do
+  // with the source's.
+  Topology alone() const;
   // The target: the source's sizes with the given ones in their place.
   // Throws a usage_error if a left side isn't what the source holds.
   Topology resolve(const Topology& source) const;

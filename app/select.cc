@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
+#include <set>
 
+#include "app/layers.h"
 #include "ckpt/error.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
@@ -14,27 +15,9 @@
 namespace ckpt::app {
 namespace {
 
-constexpr uint32_t kMostLayers = 100'000;
-
-// The last component of what comes before a layer's number.
-constexpr std::string_view kLayerWords[] = {"layers", "layer", "blocks",
-                                            "block", "h"};
-
-std::optional<uint32_t> parse_number(std::string_view text) {
-  uint32_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || end != text.data() + text.size())
-    return std::nullopt;
-  return value;
-}
-
-uint32_t layer_number(const std::string& list, std::string_view text) {
-  const auto number = parse_number(text);
-  if (!number || *number >= kMostLayers)
-    throw usage_error({}, "--layers {}: '{}' is no layer number", list, text)
-        .with_hint("numbers and ranges, as in --layers 0-15,20");
-  return *number;
+bool is_number(std::string_view text) {
+  return !text.empty() &&
+         std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }
 
 std::vector<std::string> split(std::string_view text) {
@@ -53,13 +36,13 @@ std::string nearest_pattern(const std::string& pattern,
   std::set<std::string> words;
   for (const Tensor& tensor : catalog.tensors)
     for (std::string& word : split(tensor.name))
-      if (!parse_number(word)) words.insert(std::move(word));
+      if (!is_number(word)) words.insert(std::move(word));
   if (words.size() > 10'000) return {};
   const std::vector<std::string> known(words.begin(), words.end());
   std::vector<std::string> parts = split(pattern);
   for (std::string& part : parts) {
     const bool literal = part.find_first_of("*?[]{}") == part.npos;
-    if (!literal || words.contains(part) || parse_number(part)) continue;
+    if (!literal || words.contains(part) || is_number(part)) continue;
     if (std::string near = text::nearest(part, known); !near.empty())
       part = std::move(near);
   }
@@ -80,9 +63,11 @@ Error nothing_matches(const std::string& option, const std::string& pattern,
     hint = fmt::format("a name here: {}; * matches dots too",
                        catalog.tensors.front().name);
   }
-  return unfaithful_error({catalog.path, {}},
-                          "{} '{}' matches none of the {} tensors", option,
-                          pattern, catalog.tensors.size())
+  std::string what = fmt::format("{} tensors", catalog.tensors.size());
+  if (option == "--exclude" && !catalog.objects.empty())
+    what += fmt::format(" and {} objects", catalog.objects.size());
+  return unfaithful_error({catalog.path, {}}, "{} '{}' matches none of the {}",
+                          option, pattern, what)
       .with_hint(std::move(hint));
 }
 
@@ -106,6 +91,7 @@ class Chooser {
   const SelectOptions& options_;
   std::vector<bool> left_out_ = std::vector<bool>(catalog_.tensors.size());
   Selection selection_;
+  uint32_t stacked_ = 0;  // the most layers that a tensor stacks
 };
 
 void Chooser::filter(const std::string& why,
@@ -135,6 +121,25 @@ void Chooser::by_kind() {
            [](const Tensor& t) { return t.kind == Kind::optim; });
 }
 
+bool any_tensor(const Catalog& catalog, const text::Glob& glob) {
+  return std::ranges::any_of(catalog.tensors, [&](const Tensor& tensor) {
+    return glob.matches(tensor.name);
+  });
+}
+
+bool any_object(const Catalog& catalog, const text::Glob& glob) {
+  return std::ranges::any_of(catalog.objects, [&](const Object& object) {
+    return glob.matches(object.name);
+  });
+}
+
+// --exclude leaves out objects too; --keys is about tensors alone.
+bool matches_any(const Catalog& catalog, const std::string& option,
+                 const text::Glob& glob) {
+  return any_tensor(catalog, glob) ||
+         (option == "--exclude" && any_object(catalog, glob));
+}
+
 // The patterns, each of which matches something.
 std::vector<text::Glob> compile(const std::string& option,
                                 const std::vector<std::string>& patterns,
@@ -142,42 +147,39 @@ std::vector<text::Glob> compile(const std::string& option,
   std::vector<text::Glob> globs;
   for (const std::string& pattern : patterns) {
     const text::Glob& glob = globs.emplace_back(pattern);
-    if (std::ranges::none_of(catalog.tensors, [&](const Tensor& t) {
-          return glob.matches(t.name);
-        }))
+    if (!matches_any(catalog, option, glob))
       throw nothing_matches(option, pattern, catalog);
   }
   return globs;
 }
 
+bool any(const std::vector<text::Glob>& globs, const std::string& name) {
+  return std::ranges::any_of(
+      globs, [&](const text::Glob& glob) { return glob.matches(name); });
+}
+
 void Chooser::by_names() {
-  const auto any = [](const std::vector<text::Glob>& globs,
-                      const Tensor& tensor) {
-    return std::ranges::any_of(
-        globs, [&](const auto& glob) { return glob.matches(tensor.name); });
-  };
   const auto keys = compile("--keys", options_.keys, catalog_);
   const auto exclude = compile("--exclude", options_.exclude, catalog_);
   if (!keys.empty())
     filter(fmt::format("--keys {}", fmt::join(options_.keys, " ")),
-           [&](const Tensor& t) { return any(keys, t); });
+           [&](const Tensor& t) { return any(keys, t.name); });
   if (!exclude.empty())
     filter(fmt::format("--exclude {}", fmt::join(options_.exclude, " ")),
-           [&](const Tensor& t) { return !any(exclude, t); });
-}
-
-// Optimizer state goes with its parameter, whatever its own name is.
-std::optional<uint32_t> layer_of(const Tensor& tensor) {
-  const auto layer = app::layer_of(tensor.name);
-  return layer || tensor.param.empty() ? layer : app::layer_of(tensor.param);
+           [&](const Tensor& t) { return !any(exclude, t.name); });
 }
 
 void Chooser::by_layers() {
   if (options_.layers.empty()) return;
   const std::set<uint32_t> wanted = parse_layers(options_.layers);
   std::set<uint32_t> held;
-  for (const Tensor& tensor : catalog_.tensors)
+  for (const Tensor& tensor : catalog_.tensors) {
     if (const auto layer = layer_of(tensor)) held.insert(*layer);
+    const uint64_t rows =
+        std::min<uint64_t>(stacked_layers(catalog_, tensor), kMostLayers);
+    if (rows > stacked_)
+      for (; stacked_ < rows; ++stacked_) held.insert(stacked_);
+  }
   if (held.empty())
     throw unfaithful_error({catalog_.path, {}},
                            "--layers {}: no tensor name has a layer number",
@@ -191,44 +193,30 @@ void Chooser::by_layers() {
           "to {}",
           options_.layers, layer, held.size(), *held.begin(), *held.rbegin());
   filter("--layers " + options_.layers, [&](const Tensor& t) {
+    if (const uint64_t rows = stacked_layers(catalog_, t))
+      return *wanted.begin() < rows;
     const auto layer = layer_of(t);
     return !layer || wanted.contains(*layer);
   });
 }
 
+// --exclude: objects as well. Says what went.
+void leave_out_objects(Catalog& catalog, const SelectOptions& options,
+                       Selection& selection) {
+  std::vector<text::Glob> globs;
+  for (const std::string& pattern : options.exclude)
+    globs.emplace_back(pattern);
+  const size_t before = catalog.objects.size();
+  const size_t gone = std::erase_if(catalog.objects, [&](const Object& object) {
+    return any(globs, object.name);
+  });
+  if (gone == 0) return;
+  selection.notes.push_back(
+      fmt::format("--exclude {}: {} of {} objects left out",
+                  fmt::join(options.exclude, " "), gone, before));
+}
+
 }  // namespace
-
-std::optional<uint32_t> layer_of(std::string_view name) {
-  bool after_word = false;
-  while (!name.empty()) {
-    const size_t dot = name.find('.');
-    const std::string_view part = name.substr(0, dot);
-    if (after_word)
-      if (const auto number = parse_number(part)) return number;
-    after_word = std::ranges::find(kLayerWords, part) != std::end(kLayerWords);
-    name = dot == name.npos ? std::string_view() : name.substr(dot + 1);
-  }
-  return std::nullopt;
-}
-
-std::set<uint32_t> parse_layers(const std::string& text) {
-  std::set<uint32_t> layers;
-  std::string_view rest = text;
-  while (true) {
-    const size_t comma = rest.find(',');
-    const std::string_view item = rest.substr(0, comma);
-    const size_t dash = item.find('-');
-    const uint32_t first = layer_number(text, item.substr(0, dash));
-    const uint32_t last =
-        dash == item.npos ? first : layer_number(text, item.substr(dash + 1));
-    if (last < first)
-      throw usage_error({}, "--layers {}: {} comes before {}", text, last,
-                        first);
-    for (uint32_t layer = first; layer <= last; ++layer) layers.insert(layer);
-    if (comma == rest.npos) return layers;
-    rest.remove_prefix(comma + 1);
-  }
-}
 
 Selection select(Catalog& catalog, const SelectOptions& options) {
   Chooser chooser(catalog, options);
@@ -246,33 +234,34 @@ Selection select(Catalog& catalog, const SelectOptions& options) {
   catalog.tensors.resize(kept);
   Selection selection = std::move(chooser).selection();
   selection.kept = kept;
+  leave_out_objects(catalog, options, selection);
   if (kept == 0 && before != 0)
     throw unfaithful_error({catalog.path, {}},
                            "the selection leaves none of the {} tensors",
                            before)
         .with_hint(selection.notes.back());
+  if (!options.layers.empty())
+    selection.warning = keep_rows(catalog, parse_layers(options.layers));
   for (const std::string& note : selection.notes)
     catalog.assumptions.push_back(note);
+  if (!selection.warning.empty())
+    catalog.assumptions.push_back(selection.warning);
   return selection;
 }
 
 namespace {
 
-bool matches_any(const Catalog& catalog, const std::string& pattern) {
-  const text::Glob glob(pattern);
-  return std::ranges::any_of(catalog.tensors, [&](const Tensor& tensor) {
-    return glob.matches(tensor.name);
-  });
-}
-
 // One side: without the patterns that only the other side has names for.
 void select_side(Catalog& catalog, SelectOptions options) {
-  const auto foreign = [&](const std::string& pattern) {
-    return !matches_any(catalog, pattern);
+  const auto drop_foreign = [&](const std::string& option,
+                                std::vector<std::string>& patterns) {
+    std::erase_if(patterns, [&](const std::string& pattern) {
+      return !matches_any(catalog, option, text::Glob(pattern));
+    });
   };
-  std::erase_if(options.exclude, foreign);
+  drop_foreign("--exclude", options.exclude);
   const bool by_keys = !options.keys.empty();
-  std::erase_if(options.keys, foreign);
+  drop_foreign("--keys", options.keys);
   if (by_keys && options.keys.empty())
     catalog.tensors.clear();
   else
@@ -285,7 +274,8 @@ void select_both(Catalog& a, Catalog& b, const SelectOptions& options) {
   const auto check = [&](const std::string& option,
                          const std::vector<std::string>& patterns) {
     for (const std::string& pattern : patterns)
-      if (!matches_any(a, pattern) && !matches_any(b, pattern))
+      if (const text::Glob glob(pattern);
+          !matches_any(a, option, glob) && !matches_any(b, option, glob))
         throw nothing_matches(option, pattern, a);
   };
   check("--keys", options.keys);

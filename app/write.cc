@@ -70,6 +70,11 @@ bool has_grid(std::string_view format) {
   return format != "safetensors" && format != "torch";
 }
 
+bool same_grid(std::string_view source, std::string_view target) {
+  return has_grid(source) && has_grid(target) &&
+         (source == "dcp") == (target == "dcp");
+}
+
 void add_request_options(CLI::App& app, WriteRequest& request,
                          const std::string& target_help) {
   app.add_option("SRC", request.source_path, "The checkpoint")
@@ -98,8 +103,9 @@ Catalog open_for_write(const WriteRequest& request) {
                   .over(std::move(rules));
     families::apply(source, rules);
   }
-  for (const std::string& note : select(source, request.select).notes)
-    spdlog::info("{}", note);
+  const Selection selection = select(source, request.select);
+  for (const std::string& note : selection.notes) spdlog::info("{}", note);
+  if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
   if (!request.write.rename_file.empty())
     rename(source, request.write.rename_file);
   return source;

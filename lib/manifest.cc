@@ -1,5 +1,7 @@
 #include "lib/manifest.h"
 
+#include <algorithm>
+
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/text/json.h"
@@ -46,6 +48,12 @@ std::string manifest_path(const std::string& checkpoint) {
 }
 
 // Written front to back: a tree of 100,000 tensors costs more than the tensors.
+bool is_part(const Shape& shape, const Manifest::Entry& entry) {
+  return !shape.empty() && shape.size() == entry.shape.size() &&
+         shape[0] < entry.shape[0] &&
+         std::equal(shape.begin() + 1, shape.end(), entry.shape.begin() + 1);
+}
+
 std::string to_json(const Manifest& manifest) {
   std::string text = fmt::format(
       "{{\n \"ckpt_manifest\": 1,\n \"format\": {},\n"

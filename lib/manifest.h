@@ -41,6 +41,10 @@ inline constexpr std::string_view kManifestName = ".ckpt-manifest.json";
 // as FILE.ckpt-manifest.json.
 std::string manifest_path(const std::string& checkpoint);
 
+// True if a tensor of that shape is only some rows of what was written:
+// --layers of stacked layers. Its digest says nothing then.
+bool is_part(const Shape& shape, const Manifest::Entry& entry);
+
 std::string to_json(const Manifest& manifest);
 // Throws input_error naming the path and the key.
 Manifest read_manifest(const std::string& path);
