@@ -7,7 +7,6 @@
 #include <random>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "ckpt/error.h"
@@ -171,9 +170,13 @@ std::string random_text(std::mt19937_64& random, uint64_t size,
   return text;
 }
 
-// The exit code and message of what a call throws; 0: nothing.
+// What a call throws; 0: nothing.
+struct Outcome {
+  int code = 0;
+  std::string message;
+};
 template <class Call>
-std::pair<int, std::string> outcome(const Call& call) {
+Outcome outcome(const Call& call) {
   try {
     call();
     return {0, ""};
@@ -199,7 +202,7 @@ TEST_CASE("codec: reads what the libraries' own compressors wrote") {
         CHECK(measure(memory, packer.codec, size) == size);
         CHECK(outcome([&] {
                 decompress(memory, packer.codec, size - 1);
-              }).first == 4);
+              }).code == 4);
       }
 }
 
@@ -234,9 +237,9 @@ TEST_CASE("codec: several streams one after the other") {
     if (joins)
       CHECK(read_all(packer, both, 150'000) == a + b);
     else
-      CHECK(outcome([&] { read_all(packer, both, 150'000); }).first == 4);
+      CHECK(outcome([&] { read_all(packer, both, 150'000); }).code == 4);
     // The first one alone is not all that is there.
-    CHECK(outcome([&] { read_all(packer, both, 100'000); }).first == 4);
+    CHECK(outcome([&] { read_all(packer, both, 100'000); }).code == 4);
   }
 }
 
@@ -247,10 +250,9 @@ TEST_CASE("codec: data of another size than declared, cut, or with a tail") {
     const std::string text = random_text(random, 100'000, 30);
     const std::string packed = packer.pack(text);
     const auto code = [&](const std::string& bytes, uint64_t size) {
-      const auto [status, message] =
-          outcome([&] { read_all(packer, bytes, size); });
-      if (status) CHECK(message.find("r: ") == 0);  // names the record
-      return status;
+      const Outcome result = outcome([&] { read_all(packer, bytes, size); });
+      if (result.code) CHECK(result.message.find("r: ") == 0);  // the record
+      return result.code;
     };
     CHECK(code(packed, 99'999) == 4);
     CHECK(code(packed, 100'001) == 4);
@@ -279,14 +281,14 @@ TEST_CASE("codec: any byte may be wrong") {
           round % 2 ? bad.size() : std::min<size_t>(64, bad.size());
       bad[random() % reach] = static_cast<char>(random());
       std::string read;
-      const auto [status, message] =
+      const Outcome result =
           outcome([&] { read = read_all(packer, bad, text.size()); });
-      CAPTURE(message);
-      CHECK((status == 0 || status == 4 || status == 7));
+      CAPTURE(result.message);
+      CHECK((result.code == 0 || result.code == 4 || result.code == 7));
       const bool checked = packer.codec == Codec::kGzip ||
                            packer.codec == Codec::kZlib ||
                            packer.codec == Codec::kBzip2;
-      if (status == 0 && checked) CHECK(read == text);
+      if (result.code == 0 && checked) CHECK(read == text);
       outcome([&] {
         decompress(io::Handle::of_memory(bad, "bad"), packer.codec, 1 << 20);
       });
@@ -307,7 +309,7 @@ TEST_CASE("blosc: headers that don't fit their chunk") {
     return bytes;
   };
   const auto message = [&](const std::string& bytes) {
-    return outcome([&] { read_all(packer, bytes, text.size()); }).second;
+    return outcome([&] { read_all(packer, bytes, text.size()); }).message;
   };
   struct Row {
     std::string bytes;

@@ -18,8 +18,14 @@ namespace ckpt::test {
 namespace {
 
 std::string read_range(const File& file, uint64_t offset, uint64_t size) {
-  auto handle = std::make_shared<io::Handle>(io::Handle::open_read(file.path));
   if (size == 0) return {};
+  if (file.codec == Codec::kFill) {
+    std::string bytes;
+    for (uint64_t i = 0; i < size; ++i)
+      bytes += file.fill.at((offset + i) % file.fill.size());
+    return bytes;
+  }
+  auto handle = std::make_shared<io::Handle>(io::Handle::open_read(file.path));
   if (file.codec == Codec::kRaw) return handle->read_string(offset, size);
   std::string bytes(size, '\0');
   codec::Stream(handle, file)
