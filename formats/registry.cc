@@ -8,6 +8,7 @@
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/foreign.h"
 #include "formats/format.h"
+#include "formats/megatron/legacy.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
 #include "lib/io/file.h"
@@ -24,6 +25,9 @@ std::vector<Format> make_formats() {
   // In the order they are tried: what is more special comes first.
   formats.push_back({"fairseq2", "fairseq2's native checkpoints",
                      fairseq2::make_reader(), fairseq2::make_writer()});
+  formats.push_back({"megatron_legacy",
+                     "Megatron-LM's ranks, one directory each (mp_rank_XX)",
+                     megatron::make_legacy_reader(), nullptr});
   formats.push_back({"dcp", "PyTorch distributed checkpoints (.distcp)",
                      dcp::make_reader(), dcp::make_writer()});
   formats.push_back({"safetensors",

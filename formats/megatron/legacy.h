@@ -1,0 +1,13 @@
+// Legacy Megatron-LM checkpoints: one directory for each rank.
+#pragma once
+
+#include <memory>
+
+#include "formats/format.h"
+
+namespace ckpt::megatron {
+
+std::unique_ptr<formats::Reader> make_legacy_reader();
+std::unique_ptr<formats::Writer> make_legacy_writer();
+
+}  // namespace ckpt::megatron
