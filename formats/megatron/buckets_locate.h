@@ -1,0 +1,66 @@
+// Pieces that are parts of archives: a stored chunk of a bucket may hold
+// several boxes (gate and up of a gated layer). Until its archive is located,
+// such a piece has the archive's offset plus the bytes of payload before it:
+// that is inside of the archive and tells which one it is.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::megatron {
+
+class BucketChunks {
+ public:
+  // Of one bucket tensor, in elements of it. Throws input_error for chunks
+  // that overlap, or archives too small for what they should hold.
+  void add(const Catalog& catalog, const Tensor& tensor);
+
+  struct Cut {
+    FlatRange range;  // of the bucket
+    Extent extent;
+    uint8_t transform = kNoTransform;
+  };
+  // What chunk by chunk stores elements [begin, end) of a tensor that was
+  // added.
+  std::vector<Cut> cut(const Tensor& tensor, uint64_t begin,
+                       uint64_t end) const;
+
+  // Makes catalog.locate find these archives, too.
+  void install(Catalog& catalog) &&;
+
+ private:
+  struct Chunk {
+    uint64_t begin = 0;  // elements of the bucket
+    uint64_t end = 0;
+    Piece piece;  // as the reader made it
+  };
+  struct Source {
+    DType dtype = DType::f32;
+    Shape shape;
+    std::vector<Chunk> chunks;  // by begin
+  };
+  using Sources = std::unordered_map<std::string, Source>;
+  // An archive and whose it is.
+  struct Archive {
+    uint32_t file = 0;
+    uint64_t offset = 0;
+    uint64_t size = 0;
+    const Source* source = nullptr;
+    const Piece* piece = nullptr;
+    auto key() const { return std::pair(file, offset); }
+  };
+  static std::vector<Archive> archives_of(const Sources& sources,
+                                          const Catalog& catalog);
+  static void locate(const Sources& sources, Catalog& catalog,
+                     const std::function<void(Catalog&)>& inner);
+
+  Sources sources_;  // by name
+};
+
+}  // namespace ckpt::megatron
