@@ -9,6 +9,7 @@
 #include "formats/foreign.h"
 #include "formats/format.h"
 #include "formats/megatron/legacy.h"
+#include "formats/megatron/megatron.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
 #include "lib/io/file.h"
@@ -28,6 +29,9 @@ std::vector<Format> make_formats() {
   formats.push_back({"megatron_legacy",
                      "Megatron-LM's ranks, one directory each (mp_rank_XX)",
                      megatron::make_legacy_reader(), nullptr});
+  formats.push_back({"megatron_torch_dist",
+                     "Megatron-Core's distributed checkpoints",
+                     megatron::make_dist_reader(), nullptr});
   formats.push_back({"dcp", "PyTorch distributed checkpoints (.distcp)",
                      dcp::make_reader(), dcp::make_writer()});
   formats.push_back({"safetensors",

@@ -18,7 +18,7 @@
 #include "ckpt/catalog.h"
 #include "formats/format.h"
 #include "formats/megatron/facts.h"
-#include "formats/torch/container.h"
+#include "formats/torch/item.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt::megatron {
@@ -38,9 +38,9 @@ struct Common {
 Common read_common_file(const std::string& path, Catalog& catalog,
                         const formats::ReadOptions& options);
 
-// The same for an archive that is open: `root` is the dict.
-Common take_common(const torch::Container& container, pickle::Id root,
-                   Catalog& catalog);
+// The same for the item of newer cores, opened: a list of the one dict.
+Common read_common_item(const torch::OpenedObject& opened,
+                        const std::string& path, Catalog& catalog);
 
 // One object for each entry, before the objects that are there.
 void add_common_objects(const Common& common, Catalog& catalog);

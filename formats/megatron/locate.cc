@@ -1,0 +1,204 @@
+#include "formats/megatron/locate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <set>
+
+#include "ckpt/error.h"
+#include "formats/megatron/common.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::megatron {
+namespace {
+
+constexpr std::string_view kIter = "iter_";
+constexpr std::string_view kRelease = "release";
+constexpr uint64_t kMostTracker = 4096;
+// How much of an index is searched for signs, at its front and at its end.
+constexpr uint64_t kSearched = uint64_t{1} << 20;
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n\v\f";
+  const size_t begin = text.find_first_not_of(kSpace);
+  if (begin == text.npos) return {};
+  return text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
+}
+
+std::optional<uint64_t> number(std::string_view text) {
+  uint64_t value = 0;
+  const char* last = text.data() + text.size();
+  const auto [end, failure] = std::from_chars(text.data(), last, value);
+  if (failure != std::errc{} || end != last || text.empty())
+    return std::nullopt;
+  return value;
+}
+
+// The checkpoint itself, or one level down where NeMo puts it.
+std::string checkpoint_at(const std::string& path, Config& config) {
+  if (auto found = read_config(path)) {
+    config = std::move(*found);
+    return path;
+  }
+  for (const char* below : {"weights", "model_weights"}) {
+    const std::string inner = io::join(path, below);
+    if (!io::is_directory(inner)) continue;
+    if (auto found = read_config(inner)) {
+      config = std::move(*found);
+      return inner;
+    }
+  }
+  return {};
+}
+
+// iter_* of a directory, the newest first; release goes last.
+std::vector<std::string> iterations(const std::string& path) {
+  std::vector<std::pair<uint64_t, std::string>> numbered;
+  bool release = false;
+  for (const std::string& name : io::list_directory(path)) {
+    release |= name == kRelease;
+    if (const auto iteration = iteration_number(name))
+      numbered.emplace_back(*iteration, name);
+  }
+  std::ranges::sort(numbered, std::greater{});
+  std::vector<std::string> names;
+  for (auto& [iteration, name] : numbered) names.push_back(std::move(name));
+  if (release) names.emplace_back(kRelease);
+  return names;
+}
+
+// What the tracker of a training root names; "" if there is no tracker.
+std::string tracked(const std::string& path) {
+  const std::string tracker = io::join(path, kTracker);
+  if (!io::is_file(tracker)) return {};
+  const std::string text = io::read_file(tracker, kMostTracker);
+  const auto named = iteration_directory(trimmed(text));
+  if (named) return *named;
+  throw input_error({tracker, {}}, "'{}' is neither an iteration nor 'release'",
+                    text::printable(trimmed(text)))
+      .with_hint("name the iter_ directory itself");
+}
+
+void below_root(const std::string& path, DistFound& found) {
+  const std::string wanted = tracked(path);
+  if (!wanted.empty()) {
+    found.path = checkpoint_at(io::join(path, wanted), found.config);
+    if (!found.path.empty()) {
+      found.chosen = fmt::format("{}: {}", wanted, kTracker);
+      return;
+    }
+  }
+  for (const std::string& name : iterations(path)) {
+    found.path = checkpoint_at(io::join(path, name), found.config);
+    if (found.path.empty()) continue;
+    found.chosen = fmt::format("{}: newest complete iteration", name);
+    if (!wanted.empty())
+      found.warning = fmt::format(
+          "{} names {}, which is no complete checkpoint; {} is read", kTracker,
+          wanted, name);
+    return;
+  }
+}
+
+bool contains(const std::string& text, std::string_view word) {
+  return text.find(word) != text.npos;
+}
+
+}  // namespace
+
+std::optional<std::string> iteration_directory(std::string_view word) {
+  if (word == kRelease) return std::string(kRelease);
+  const auto iteration = number(word);
+  if (!iteration) return std::nullopt;
+  return fmt::format("{}{:07}", kIter, *iteration);
+}
+
+std::optional<uint64_t> iteration_number(std::string_view directory) {
+  if (!directory.starts_with(kIter)) return std::nullopt;
+  return number(directory.substr(kIter.size()));
+}
+
+DistFound locate_dist(const std::string& path) {
+  DistFound found;
+  if (!io::is_directory(path)) {
+    found.why = "is no directory";
+    return found;
+  }
+  found.path = checkpoint_at(path, found.config);
+  if (!found.path.empty()) {
+    if (found.path != path)
+      found.chosen = fmt::format("{}: the checkpoint in {}",
+                                 io::base_name(found.path), path);
+  } else {
+    below_root(path, found);
+    if (!found.path.empty()) found.root = path;
+  }
+  found.why =
+      found.path.empty()
+          ? fmt::format("no {} in it", kConfigFile)
+          : fmt::format("{} says {}",
+                        found.path == path
+                            ? kConfigFile
+                            : io::join(io::base_name(found.path), kConfigFile),
+                        text::printable(found.config.sharded_backend));
+  return found;
+}
+
+std::string unfinished_sign(const std::string& directory) {
+  const std::string index = io::join(directory, ".metadata");
+  if (!io::is_file(index)) return {};
+  if (io::is_file(io::join(directory, kCommonFile))) return kCommonFile;
+  const io::Handle file = io::Handle::open_read(index);
+  const uint64_t part = std::min(file.size(), kSearched);
+  for (const uint64_t at : {uint64_t{0}, file.size() - part}) {
+    const std::string text = file.read_string(at, part);
+    for (const std::string_view sign :
+         {"MCoreMetadata", "mcore_data", "MCoreSavePlan", "common_state/shard_",
+          "_extra_state/shard_", "rng_state/shard_"})
+      if (contains(text, sign)) return fmt::format("{} in .metadata", sign);
+  }
+  return {};
+}
+
+namespace {
+
+// What belongs to the checkpoint, or to nobody.
+bool is_part(const std::string& name, const std::set<std::string>& read) {
+  return read.contains(name) || name == kConfigFile || name == kCommonFile ||
+         name == "integrity.json" || name.ends_with("ckpt-manifest.json") ||
+         name == ".metadata";
+}
+
+}  // namespace
+
+void add_strays(const std::string& directory, Catalog& catalog) {
+  std::set<std::string> read;
+  for (const File& file : catalog.files)
+    if (io::parent(file.path) == directory)
+      read.insert(io::base_name(file.path));
+  const auto note = [&](const std::string& name, const char* what) {
+    catalog.problems.push_back({Problem::Severity::kNote, "stray_file",
+                                io::join(directory, name), "", what});
+  };
+  for (const std::string& name : io::list_directory(directory)) {
+    const std::string path = io::join(directory, name);
+    if (is_part(name, read)) continue;
+    if (io::is_directory(path)) {
+      if (io::is_file(io::join(path, kConfigFile)))
+        note(name, "a checkpoint of its own, which is left alone");
+    } else if (name == ".metadata.tmp" || name == ".metadata.bck") {
+      note(name, "is left over from a write of the index that was cut short");
+    } else if (name.ends_with(".distcp")) {
+      note(name, "holds nothing that the index names");
+    } else if (io::is_file(path)) {
+      std::error_code failed;
+      const uint64_t size = std::filesystem::file_size(path, failed);
+      if (!failed) catalog.sidecars.push_back({name, path, size});
+    }
+  }
+}
+
+}  // namespace ckpt::megatron

@@ -1,0 +1,14 @@
+// The formats of Megatron-LM and Megatron-Core.
+#pragma once
+
+#include <memory>
+
+#include "formats/format.h"
+
+namespace ckpt::megatron {
+
+// megatron_torch_dist: dist_*.cc
+std::unique_ptr<formats::Reader> make_dist_reader();
+std::unique_ptr<formats::Writer> make_dist_writer();
+
+}  // namespace ckpt::megatron

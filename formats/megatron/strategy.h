@@ -1,0 +1,60 @@
+// Which backend of which version can be read and written: the registry that
+// Megatron-Core kept as get_default_strategy(action, backend, version).
+//
+//   metadata.json
+//   {"sharded_backend": "torch_dist", "sharded_backend_version": 1,
+//    "common_backend": "torch", "common_backend_version": 1}
+//
+// Cores from 0.19 on leave the last two out.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ckpt::megatron {
+
+inline constexpr char kConfigFile[] = "metadata.json";
+
+enum class Action : uint8_t {
+  kLoadSharded,
+  kSaveSharded,
+  kLoadCommon,
+  kSaveCommon,
+};
+std::string_view name(Action action);  // "load_sharded"
+
+struct Strategy {
+  Action action;
+  std::string_view backend;
+  uint64_t version;
+  std::string_view format;  // of ckpt; "" for common parts
+};
+std::span<const Strategy> strategies();
+
+// metadata.json, read.
+struct Config {
+  std::string sharded_backend;
+  uint64_t sharded_version = 1;
+  std::string common_backend;  // "": by the sharded backend itself
+  uint64_t common_version = 1;
+  std::vector<std::string> unknown;  // other fields
+};
+
+// Nothing if the directory has no metadata.json, or one of something else: no
+// object with a string "sharded_backend". Throws input_error for one that is
+// damaged.
+std::optional<Config> read_config(const std::string& directory);
+
+// The strategy for both parts of a checkpoint. Throws an input_error that
+// lists what is supported.
+const Strategy& find_strategy(Action action, std::string_view backend,
+                              uint64_t version, const std::string& path);
+
+// The text of a metadata.json that every core reads.
+std::string config_text(std::string_view sharded_backend);
+
+}  // namespace ckpt::megatron
