@@ -90,6 +90,7 @@ def fsdp_boxes(shape, dim, stage, mesh, turn):
     """Tensor parallelism first, then rows over the shard group. Copies go to
     the replicas in turn, as the planner's deduplication spreads them."""
     boxes = []
+    turn[0] += 1
     for shard in range(mesh.shards):
         for tp in range(1 if dim is None else mesh.tp):
             offsets, sizes = [0] * len(shape), list(shape)
@@ -99,8 +100,7 @@ def fsdp_boxes(shape, dim, stage, mesh, turn):
             offsets[0], sizes[0] = offsets[0] + begin, count
             if not count:  # empty shards collapse into one; leave them out
                 continue
-            turn[0] += 1
-            at = mesh.rank(stage, turn[0] % mesh.replicas, shard,
+            at = mesh.rank(stage, (turn[0] + shard) % mesh.replicas, shard,
                            turn[0] // mesh.replicas % mesh.tp
                            if dim is None else tp)
             boxes.append((tuple(offsets), tuple(sizes), at))
