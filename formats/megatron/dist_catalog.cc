@@ -6,6 +6,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "formats/megatron/buckets.h"
 #include "formats/megatron/keys.h"
 #include "formats/megatron/rules.h"
 #include "lib/io/file.h"
@@ -164,6 +165,7 @@ void finish_dist_catalog(Catalog& catalog, const Common& common) {
   infer_facts(catalog.tensors, facts);
   for (Tensor& tensor : catalog.tensors) tensor.tp = rule_of(tensor, facts);
   set_topology(catalog, facts);
+  view_buckets(catalog, facts);
 }
 
 }  // namespace ckpt::megatron
