@@ -25,8 +25,8 @@ class Decoder {
   Decoded run();
 
  private:
-  // decode.cc: the opcodes; each returns after one.
-  bool step();  // false after STOP
+  // decode.cc: the opcodes.
+  void steps();  // until STOP
   void step_rare(uint8_t opcode);
   void start_frame();
 

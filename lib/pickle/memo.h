@@ -20,6 +20,11 @@ class Memo {
   }
 
   void put(uint64_t index, Id value) {
+    if (index == dense_.size() && wild_.empty()) {  // MEMOIZE, nearly always
+      dense_.push_back(value);
+      ++count_;
+      return;
+    }
     Id& slot = slot_at(index);
     if (slot == kNoId) ++count_;
     slot = value;
