@@ -125,12 +125,22 @@ class StorageReader {
     uint32_t bytes = kNoFile;
   };
 
+  // Names are mostly short, and short texts are one value of the document
+  // each: a million times the id is found, not the text.
+  Entry entry(Id fqn) {
+    if (const auto known = by_id_.find(fqn); known != by_id_.end())
+      return known->second;
+    const auto found = by_name_.find(graph_.text(fqn, "fqn"));
+    if (found == by_name_.end()) return {};
+    if (by_id_.size() < 2 * by_name_.size()) by_id_.emplace(fqn, found->second);
+    return found->second;
+  }
+
   void read_item(Id key, Id value) {
     const auto index = graph_.fields(key, "MetadataIndex");
     const Id fqn = Graph::find(index, graph_.names.fqn);
     if (fqn != last_fqn_ || fqn == kNoId) {
-      const auto found = by_name_.find(graph_.text(fqn, "fqn"));
-      last_ = found == by_name_.end() ? Entry() : found->second;
+      last_ = entry(fqn);
       last_fqn_ = fqn;
     }
     const Stored stored = read_stored(value, fqn);
@@ -264,6 +274,7 @@ class StorageReader {
   Files files_;
   ChunkFinder finder_;
   std::unordered_map<std::string_view, Entry> by_name_;
+  std::unordered_map<Id, Entry> by_id_;
   Id last_fqn_ = kNoId;
   Entry last_;
   Id last_transforms_ = kNoId;
