@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <set>
-#include <unordered_map>
 
 #include "app/engine.h"
 #include "app/progress.h"
@@ -55,7 +54,7 @@ class Check {
     const uint64_t bytes = reshard::crc_bytes(catalog);
     options.progress.begin("checking", bytes);
     for (Problem& problem : reshard::check_crcs(catalog, options))
-      add(name_tensor(catalog, std::move(problem)));
+      add(std::move(problem));
     options.progress.end();
     report_.bytes += bytes;
   }
@@ -90,24 +89,6 @@ class Check {
       if (io::is_file(manifest)) return manifest;
     }
     return "";
-  }
-
-  // A record's checksum covers a tensor's bytes: say whose.
-  static Problem name_tensor(const Catalog& catalog, Problem problem) {
-    for (const StoredCrc& stored : catalog.crcs) {
-      if (problem.message.find("record " + stored.record + " ") != 0 ||
-          catalog.files[stored.file].path != problem.file)
-        continue;
-      for (const Tensor& tensor : catalog.tensors)
-        for (const Piece& piece : tensor.pieces)
-          if (piece.extent.file == stored.file &&
-              piece.extent.offset >= stored.begin &&
-              piece.extent.offset < stored.end) {
-            problem.tensor = tensor.name;
-            return problem;
-          }
-    }
-    return problem;
   }
 
   void compare_manifest(const Catalog& catalog, const Reading& reading,

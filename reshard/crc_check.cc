@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "ckpt/error.h"
@@ -54,35 +55,76 @@ uint64_t crc_bytes(const Catalog& catalog) {
   return bytes;
 }
 
+std::vector<std::string> tensors_in(const Catalog& catalog,
+                                    const std::vector<StoredCrc>& ranges) {
+  struct Start {
+    uint32_t file;
+    uint64_t offset;
+    size_t tensor;
+    auto operator<=>(const Start&) const = default;
+  };
+  std::vector<Start> starts;
+  for (size_t t = 0; t < catalog.tensors.size(); ++t)
+    for (const Piece& piece : catalog.tensors[t].pieces)
+      starts.push_back({piece.extent.file, piece.extent.offset, t});
+  std::ranges::sort(starts);
+  std::vector<std::string> names;
+  for (const StoredCrc& range : ranges) {
+    const auto at =
+        std::ranges::lower_bound(starts, Start{range.file, range.begin, 0});
+    const bool inside =
+        at != starts.end() && at->file == range.file && at->offset < range.end;
+    names.push_back(inside ? catalog.tensors[at->tensor].name : "");
+  }
+  return names;
+}
+
 std::vector<Problem> check_crcs(const Catalog& catalog,
                                 const RunOptions& options) {
+  std::vector<uint32_t> all(catalog.crcs.size());
+  std::iota(all.begin(), all.end(), 0U);
+  std::vector<Problem> problems;
+  std::vector<StoredCrc> wrong;  // one for each problem
+  for (auto& [index, problem] : check_crcs(catalog, all, options)) {
+    problems.push_back(std::move(problem));
+    wrong.push_back(catalog.crcs[index]);
+  }
+  if (problems.empty()) return problems;
+  const std::vector<std::string> names = tensors_in(catalog, wrong);
+  for (size_t i = 0; i < names.size(); ++i) problems[i].tensor = names[i];
+  std::ranges::sort(problems, {}, [](const Problem& p) {
+    return std::tie(p.file, p.message);
+  });
+  return problems;
+}
+
+std::vector<std::pair<uint32_t, Problem>> check_crcs(
+    const Catalog& catalog, const std::vector<uint32_t>& which,
+    const RunOptions& options) {
   HandleCache handles;
   std::mutex mutex;
-  std::vector<Problem> problems;
+  std::vector<std::pair<uint32_t, Problem>> problems;
   std::atomic<size_t> next = 0;
   std::atomic<bool> stopped = false;
   const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
   const auto threads = static_cast<uint32_t>(std::clamp<size_t>(
-      catalog.crcs.size(), 1, options.threads ? options.threads : cores));
+      which.size(), 1, options.threads ? options.threads : cores));
   run_threads(
       threads,
       [&](uint32_t) {
         SourceReader reader(catalog.files, handles);
         std::vector<std::byte> buffer(options.block);
-        for (size_t i = next++; i < catalog.crcs.size(); i = next++) {
+        for (size_t i = next++; i < which.size(); i = next++) {
           if (stopped || interrupted()) return;
-          auto problem = check_one(catalog.crcs[i], catalog, reader, buffer,
-                                   options.progress);
+          auto problem = check_one(catalog.crcs[which[i]], catalog, reader,
+                                   buffer, options.progress);
           if (!problem) continue;
           const std::lock_guard lock(mutex);
-          problems.push_back(std::move(*problem));
+          problems.emplace_back(which[i], std::move(*problem));
         }
       },
       [&] { stopped = true; });
   if (interrupted()) throw Interrupted("");
-  std::ranges::sort(problems, {}, [](const Problem& p) {
-    return std::tie(p.file, p.message);
-  });
   return problems;
 }
 

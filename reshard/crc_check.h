@@ -1,6 +1,8 @@
 // Checking the checksums that a container stores (zip records).
 #pragma once
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -12,6 +14,15 @@ namespace ckpt::reshard {
 // each that does not have its checksum, or can't be read.
 std::vector<Problem> check_crcs(const Catalog& catalog,
                                 const RunOptions& options);
+
+// Only of these, by their index; with that index, in no order.
+std::vector<std::pair<uint32_t, Problem>> check_crcs(
+    const Catalog& catalog, const std::vector<uint32_t>& which,
+    const RunOptions& options);
+
+// The tensors that begin in these ranges, in their order; "" for none.
+std::vector<std::string> tensors_in(const Catalog& catalog,
+                                    const std::vector<StoredCrc>& ranges);
 
 // Bytes that check_crcs reads.
 uint64_t crc_bytes(const Catalog& catalog);

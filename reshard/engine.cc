@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "reshard/crc_check.h"
 #include "reshard/mover.h"
 #include "reshard/source_crcs.h"
 #include "reshard/work.h"
@@ -97,6 +98,18 @@ void take_over(const Journal& journal, std::vector<Item>& items, Sums& sums,
   std::erase_if(items, [&](const Item& item) { return done[item.number]; });
 }
 
+// What passed by is judged as it is; the rest of what the plan takes is read
+// once more.
+std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
+                                 const Catalog& source, RunOptions options) {
+  std::vector<uint32_t> wrong = crcs.wrong();
+  options.progress = {};
+  for (const auto& [index, problem] :
+       check_crcs(source, crcs.unsure(plan), options))
+    wrong.push_back(index);
+  return wrong;
+}
+
 }  // namespace
 
 uint64_t buffer_bytes(const Plan& plan, const RunOptions& options) {
@@ -135,18 +148,19 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
       [&] { queue.stop(); });
   if (interrupted()) throw Interrupted("");
   RunResult result = sums.finish(movers);
-  if (crcs) result.wrong_crcs = crcs->wrong();
+  if (crcs) result.wrong_crcs = wrong_crcs(*crcs, plan, source, options);
   return result;
 }
 
 void check_crcs(const RunResult& result, const Catalog& source) {
   if (result.wrong_crcs.empty()) return;
   const StoredCrc& stored = source.crcs[result.wrong_crcs[0]];
-  throw input_error({source.files[stored.file].path, {}},
-                    "record {} (bytes {}-{}) does not have its stored CRC-32 "
-                    "{:08x}; {} records in all are damaged",
-                    stored.record, stored.begin, stored.end, stored.crc32,
-                    result.wrong_crcs.size())
+  throw input_error(
+      {source.files[stored.file].path, tensors_in(source, {stored})[0]},
+      "record {} (bytes {}-{}) does not have its stored CRC-32 "
+      "{:08x}; {} records in all are damaged",
+      stored.record, stored.begin, stored.end, stored.crc32,
+      result.wrong_crcs.size())
       .with_hint(
           "`ckpt verify` lists them with their tensors; --ignore-checksums "
           "copies what is there");

@@ -49,4 +49,37 @@ std::vector<uint32_t> SourceCrcs::wrong() const {
   return wrong;
 }
 
+void SourceCrcs::plan_bytes(uint32_t file, uint64_t offset, uint64_t bytes,
+                            std::vector<uint64_t>& planned) const {
+  const auto record = std::ranges::upper_bound(
+      records_, std::tuple(file, offset), {},
+      [](const Record& r) { return std::tuple(r.file, r.end); });
+  if (record == records_.end() || record->file != file ||
+      record->begin > offset)
+    return;
+  planned[static_cast<size_t>(record - records_.begin())] += bytes;
+}
+
+std::vector<uint32_t> SourceCrcs::unsure(const Plan& plan) const {
+  std::vector<uint64_t> planned(records_.size());
+  for (const Job& job : plan.jobs)
+    for (uint32_t i = 0; i < job.sources; ++i) {
+      const Lane& lane = plan.lanes[job.first_source + i];
+      plan_bytes(lane.file, lane.offset, job.rows * lane.width, planned);
+    }
+  for (const Gather& gather : plan.gathers)
+    plan_bytes(gather.source_file, gather.source_offset,
+               element_count(gather.shape).value_or(0) *
+                   element_size(plan.tensors[gather.tensor].source_dtype),
+               planned);
+  std::vector<uint32_t> unsure;
+  for (size_t i = 0; i < records_.size(); ++i) {
+    const Record& record = records_[i];
+    const uint64_t size = record.end - record.begin;
+    if (sums_[i].bytes != size && planned[i] != 0 && planned[i] >= size / 2)
+      unsure.push_back(record.index);
+  }
+  return unsure;
+}
+
 }  // namespace ckpt::reshard

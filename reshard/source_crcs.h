@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "reshard/plan.h"
 
 namespace ckpt::reshard {
 
@@ -22,11 +23,18 @@ class SourceCrcs {
   void add(uint32_t file, uint64_t offset, std::span<const std::byte> bytes);
 
   // Indexes into catalog.crcs of records that were read completely, each byte
-  // once, and do not have their checksum. Records that were read in part
-  // (tensors left out, padded storages) can't be told.
+  // once, and do not have their checksum.
   std::vector<uint32_t> wrong() const;
+  // Records that were not read so, although the plan takes at least half of
+  // what is in them: padded storages, strided tensors, work that an earlier
+  // run did. They have to be read on their own. Of records that the plan
+  // takes less of, nothing is said: tensors were left out.
+  std::vector<uint32_t> unsure(const Plan& plan) const;
 
  private:
+  void plan_bytes(uint32_t file, uint64_t offset, uint64_t bytes,
+                  std::vector<uint64_t>& planned) const;
+
   struct Record {
     uint32_t file = 0;
     uint64_t begin = 0;
