@@ -10,6 +10,7 @@
 #include "formats/format.h"
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/megatron.h"
+#include "formats/megatron/zarr.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
 #include "lib/io/file.h"
@@ -32,6 +33,9 @@ std::vector<Format> make_formats() {
   formats.push_back({"megatron_torch_dist",
                      "Megatron-Core's distributed checkpoints",
                      megatron::make_dist_reader(), nullptr});
+  formats.push_back({"megatron_zarr",
+                     "the same of the zarr backend (cores up to 0.15)",
+                     megatron::make_zarr_reader(), nullptr});
   formats.push_back({"dcp", "PyTorch distributed checkpoints (.distcp)",
                      dcp::make_reader(), dcp::make_writer()});
   formats.push_back({"safetensors",

@@ -1,0 +1,37 @@
+// What lies in the directory of a zarr checkpoint. Private to this room.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::megatron {
+
+// Adds a tensor for each array and an object (not opened) for each shard_*.pt,
+// in the order of their names. Sets Catalog::locate if there are arrays that
+// ckpt can't decompress: they are refused when they are needed, not before.
+// Throws input_error for arrays and objects that are damaged; what is neither
+// goes into the problems.
+void scan_zarr(const std::string& directory, Catalog& catalog);
+
+// "shard_0.1_2.2", the name of an object's file without ".pt".
+struct ShardName {
+  std::vector<uint64_t> offset;
+  std::vector<uint64_t> grid;  // with `cut`: without its last extent
+  bool cut = false;
+};
+// Cores up to 0.7 cut the name at its last dot: "shard_0.1_2".
+std::optional<ShardName> parse_shard_name(std::string_view stem);
+
+// "rng_state/shard_0.1_2" -> "rng_state/shard_0.1_2.2": names that were cut
+// get their last extent back, one more than the highest offset of their key.
+void complete_object_names(std::vector<Object>& objects);
+
+// A problem (damage) for each grid with cut names that lacks objects.
+void check_cut_grids(Catalog& catalog);
+
+}  // namespace ckpt::megatron
