@@ -142,8 +142,9 @@ class StorageReader {
     if (fqn != last_fqn_ || fqn == kNoId) {
       last_ = entry(fqn);
       last_fqn_ = fqn;
+      last_name_ = name_of(last_, fqn);
     }
-    const Stored stored = read_stored(value, fqn);
+    const Stored stored = read_stored(value);
     const Id offset = Graph::find(index, graph_.names.offset);
     const bool is_bytes =
         offset == kNoId || graph_.document().is(offset, Type::kNone);
@@ -151,21 +152,26 @@ class StorageReader {
     if (is_bytes && last_.bytes != kNoFile)
       slot = &metadata_.bytes[last_.bytes].stored;
     else if (!is_bytes && last_.tensor != kNoFile)
-      slot = find_chunk(index, offset, fqn);
-    if (slot == nullptr) return add_unknown(fqn);
+      slot = find_chunk(index, offset);
+    if (slot == nullptr) return add_unknown();
     if (slot->file != kNoFile)
       graph_.fail(
-          name(fqn), "storage_data has two items for it{}",
+          last_name_, "storage_data has two items for it{}",
           is_bytes ? std::string()
                    : " at offsets " +
-                         to_string(graph_.dims(offset, name(fqn), "offset")));
+                         to_string(graph_.dims(offset, last_name_, "offset")));
     *slot = stored;
   }
 
-  std::string_view name(Id fqn) const { return graph_.document().text(fqn); }
+  // For messages; the document's own text is seldom in the cache.
+  std::string_view name_of(const Entry& entry, Id fqn) const {
+    if (entry.tensor != kNoFile) return metadata_.tensors[entry.tensor].name;
+    if (entry.bytes != kNoFile) return metadata_.bytes[entry.bytes].name;
+    return graph_.document().text(fqn);
+  }
 
-  Stored* find_chunk(std::span<const Id> index, Id offset, Id fqn) {
-    const Dims offsets = graph_.dims(offset, name(fqn), "offset");
+  Stored* find_chunk(std::span<const Id> index, Id offset) {
+    const Dims offsets = graph_.dims(offset, last_name_, "offset");
     const auto hint =
         graph_.document().as_int(Graph::find(index, graph_.names.index));
     const uint32_t chunk =
@@ -175,18 +181,18 @@ class StorageReader {
     return &metadata_.tensors[last_.tensor].chunks[chunk].stored;
   }
 
-  Stored read_stored(Id value, Id fqn) {
+  Stored read_stored(Id value) {
     const auto fields = graph_.fields(value, "_StorageInfo");
     Stored stored;
     stored.file = files_.find(Graph::find(fields, graph_.names.relative_path));
     stored.offset = graph_.count(Graph::find(fields, graph_.names.offset),
-                                 name(fqn), "item offset");
+                                 last_name_, "item offset");
     stored.length = graph_.count(Graph::find(fields, graph_.names.length),
-                                 name(fqn), "item length");
+                                 last_name_, "item length");
     const Id transforms =
         Graph::find(fields, graph_.names.transform_descriptors);
     if (transforms != kNoId && transforms != last_transforms_) {
-      last_transforms_index_ = read_transforms(transforms, fqn);
+      last_transforms_index_ = read_transforms(transforms);
       last_transforms_ = transforms;
     }
     if (transforms != kNoId) stored.transforms = last_transforms_index_;
@@ -194,11 +200,11 @@ class StorageReader {
   }
 
   // The only transform that torch has is zstd, one frame for each item.
-  uint32_t read_transforms(Id list, Id fqn) {
+  uint32_t read_transforms(Id list) {
     const pickle::Document& document = graph_.document();
     if (document.is(list, Type::kNone)) return kNoTransforms;
     if (!document.is(list, Type::kList) && !document.is(list, Type::kTuple))
-      graph_.fail(name(fqn), "transform_descriptors is a {}, not a list",
+      graph_.fail(last_name_, "transform_descriptors is a {}, not a list",
                   graph_.describe(list));
     std::vector<std::string> names;
     for (const Id item : document.items(list))
@@ -206,7 +212,7 @@ class StorageReader {
     if (names.empty()) return kNoTransforms;
     if (names.size() > 1 || names[0] != "stream.zstd/1")
       throw unfaithful_error(
-          {metadata_.path, printable(name(fqn))},
+          {metadata_.path, printable(last_name_)},
           "is stored through transforms that are not known: {}",
           formats::list_some(names))
           .with_hint(
@@ -218,8 +224,8 @@ class StorageReader {
     return static_cast<uint32_t>(metadata_.transforms.size() - 1);
   }
 
-  void add_unknown(Id fqn) {
-    if (unknown_++ == 0) first_unknown_ = std::string(name(fqn));
+  void add_unknown() {
+    if (unknown_++ == 0) first_unknown_ = std::string(last_name_);
   }
   void note_unknown() {
     if (unknown_ == 0) return;
@@ -277,6 +283,7 @@ class StorageReader {
   std::unordered_map<Id, Entry> by_id_;
   Id last_fqn_ = kNoId;
   Entry last_;
+  std::string_view last_name_;
   Id last_transforms_ = kNoId;
   uint32_t last_transforms_index_ = kNoTransforms;
   uint64_t unknown_ = 0;
