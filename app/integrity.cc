@@ -14,6 +14,7 @@
 #include "lib/io/file.h"
 #include "lib/manifest.h"
 #include "reshard/crc_check.h"
+#include "reshard/prove.h"
 
 namespace ckpt::app {
 namespace {
@@ -76,6 +77,17 @@ class Check {
     for (const Problem& problem : reading.problems) add(problem);
     if (!manifest.empty()) compare_manifest(catalog, reading, manifest);
     if (options.finite) report_infinite(catalog, reading);
+  }
+
+  // What the reader inferred, of which the bytes are the proof.
+  void claims(const Catalog& catalog) {
+    reshard::RunOptions options;
+    options.threads = engine_.threads;
+    options.max_mem = engine_.max_mem;
+    options.progress = make_progress(output_);
+    report_.bytes += reshard::claim_bytes(catalog);
+    for (Problem& problem : reshard::check_claims(catalog, options))
+      add(std::move(problem));
   }
 
   void only_some() { selected_ = true; }
@@ -172,6 +184,7 @@ VerifyReport check_integrity(const std::string& path,
     load_objects(catalog);
     check.checksums(catalog);
     check.contents(catalog, options);
+    if (options.deep) check.claims(catalog);
   } catch (const Error& error) {
     if (!is_answer(error)) throw;
     check.add(problem_of(

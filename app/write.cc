@@ -122,6 +122,8 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   log_problems(prepared.target.problems);
   for (const std::string& line : prepared.target.assumptions)
     spdlog::info("{}", line);
+  const Progress progress = make_progress(request.output);
+  library::prove(prepared, options, progress);
   WriteReport report{.command = request.command,
                      .source = &prepared.source,
                      .target = &prepared.target,
@@ -135,7 +137,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
     report.peak_memory = library::peak_memory(prepared, options);
   } else {
     const reshard::RunResult result =
-        library::execute(prepared, options, make_progress(request.output));
+        library::execute(prepared, options, progress);
     if (request.write.verify) verify_written(request, prepared.target, result);
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)

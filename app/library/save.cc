@@ -118,14 +118,17 @@ void check_reshard(std::span<const TensorData> shards, const Topology& source,
 
 Preview plan(const Catalog& source, Layout layout, const std::string& path,
              const SaveOptions& options) {
-  return preview_of(library::prepare(source, std::move(layout), path, options),
-                    options);
+  library::Prepared prepared =
+      library::prepare(source, std::move(layout), path, options);
+  library::prove(prepared, options, {});
+  return preview_of(std::move(prepared), options);
 }
 
 Preview run(const Catalog& source, Layout layout, const std::string& path,
             const SaveOptions& options) {
   library::Prepared prepared =
       library::prepare(source, std::move(layout), path, options);
+  library::prove(prepared, options, {});
   library::execute(prepared, options, progress_of(options));
   return preview_of(std::move(prepared), options);
 }

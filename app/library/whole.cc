@@ -103,6 +103,10 @@ void rename_tensors(
     const auto param = after.find(tensor.param);
     if (param != after.end()) tensor.param = param->second;
   }
+  for (Claim& claim : catalog.claims)
+    for (std::string* name : {&claim.exact, &claim.rounded})
+      if (const auto found = after.find(*name); found != after.end())
+        *name = found->second;
   if (!catalog.skeleton) return;
   for (auto& [node, name] : catalog.skeleton->tensors)
     if (const auto found = after.find(name); found != after.end())
@@ -169,6 +173,8 @@ Catalog merge(const Catalog& first, const Catalog& second) {
     crc.file += shift;
     merged.crcs.push_back(std::move(crc));
   }
+  merged.claims.insert(merged.claims.end(), right.claims.begin(),
+                       right.claims.end());
   const auto texts = object_texts(left);
   for (const Object& object : right.objects) {
     const auto other = texts.find(object.name);

@@ -8,6 +8,7 @@
 #include "lib/manifest.h"
 #include "reshard/cast.h"
 #include "reshard/journal.h"
+#include "reshard/prove.h"
 #include "reshard/sources.h"
 
 namespace ckpt::library {
@@ -217,6 +218,15 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   prepared.path = path;
   prepared.single_file = prepared.target.files.front().path.empty();
   return prepared;
+}
+
+void prove(const Prepared& prepared, const SaveOptions& options,
+           const Progress& progress) {
+  reshard::RunOptions run;
+  run.threads = options.threads;
+  run.max_mem = options.max_mem;
+  run.progress = progress;
+  reshard::prove_claims(prepared.source, run);
 }
 
 reshard::RunOptions run_options(const reshard::Plan& plan,

@@ -27,6 +27,11 @@ struct Prepared {
 Prepared prepare(Catalog source, Layout layout, const std::string& path,
                  const SaveOptions& options);
 
+// Proves what readers inferred (Catalog::claims) from the bytes of the source.
+// Throws unfaithful_error naming the parameter that shows it wrong.
+void prove(const Prepared& prepared, const SaveOptions& options,
+           const Progress& progress);
+
 // Engine options for a plan, cast module loaded if it casts.
 reshard::RunOptions run_options(const reshard::Plan& plan,
                                 const SaveOptions& options);

@@ -1,0 +1,298 @@
+#include "reshard/prove.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "lib/interrupt.h"
+#include "lib/parallel.h"
+#include "reshard/read.h"
+
+namespace ckpt::reshard {
+namespace {
+
+// Of the f32 side. Larger tiles read no faster; much smaller ones do more
+// planning than reading.
+constexpr uint64_t kMostTile = uint64_t{16} << 20;
+// What each thread needs to read at all.
+constexpr uint64_t kLeastShare = uint64_t{4} << 20;
+
+template <class T>
+T load(std::span<const std::byte> bytes, uint64_t index) {
+  T value;
+  std::memcpy(&value, bytes.data() + index * sizeof(T), sizeof(T));
+  return value;
+}
+
+// Truth values are numbers here, so that loops over them have no branches.
+uint32_t is_nan32(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
+
+uint32_t round_bf16(uint32_t bits) {
+  return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+}
+
+// Blocks without a branch for each element; the element is looked for only in
+// a block that has one.
+template <class Same>
+std::optional<uint64_t> first_not(uint64_t count, const Same& same) {
+  constexpr uint64_t kBlock = 1024;
+  for (uint64_t begin = 0; begin < count; begin += kBlock) {
+    const uint64_t end = std::min(count, begin + kBlock);
+    uint32_t all = 1;
+    for (uint64_t i = begin; i < end; ++i) all &= same(i);
+    if (all & 1) continue;
+    for (uint64_t i = begin; i < end; ++i)
+      if (!(same(i) & 1)) return i;
+  }
+  return std::nullopt;
+}
+
+double half_value(uint16_t bits) {
+  const int exponent = bits >> 10 & 31;
+  const double sign = bits & 0x8000 ? -1 : 1;
+  const double fraction = bits & 1023;
+  if (exponent == 31)
+    return fraction != 0 ? std::numeric_limits<double>::quiet_NaN()
+                         : sign * std::numeric_limits<double>::infinity();
+  const double scale = std::ldexp(1.0, std::max(exponent, 1) - 25);
+  return sign * (exponent ? fraction + 1024 : fraction) * scale;
+}
+
+double value_at(std::span<const std::byte> bytes, DType dtype, uint64_t index) {
+  if (dtype == DType::f32) return load<float>(bytes, index);
+  const auto bits = load<uint16_t>(bytes, index);
+  if (dtype == DType::f16) return half_value(bits);
+  return std::bit_cast<float>(uint32_t{bits} << 16);
+}
+
+bool comparable(const Tensor& exact, const Tensor& rounded) {
+  return exact.dtype == DType::f32 && exact.shape == rounded.shape &&
+         (rounded.dtype == DType::f32 || rounded.dtype == DType::bf16 ||
+          rounded.dtype == DType::f16);
+}
+
+// A claim whose tensors are both there.
+struct Pair {
+  const Claim* claim = nullptr;
+  const Tensor* exact = nullptr;
+  const Tensor* rounded = nullptr;
+};
+
+std::vector<Pair> pairs_of(const Catalog& catalog) {
+  std::unordered_map<std::string_view, const Tensor*> by_name;
+  if (catalog.claims.empty()) return {};
+  for (const Tensor& tensor : catalog.tensors)
+    by_name.emplace(tensor.name, &tensor);
+  std::vector<Pair> pairs;
+  for (const Claim& claim : catalog.claims) {
+    const auto exact = by_name.find(claim.exact);
+    const auto rounded = by_name.find(claim.rounded);
+    if (exact != by_name.end() && rounded != by_name.end())
+      pairs.push_back({&claim, exact->second, rounded->second});
+  }
+  return pairs;
+}
+
+struct Tile {
+  size_t pair = 0;
+  Box box;
+};
+
+class Checker {
+ public:
+  Checker(const Catalog& catalog, const RunOptions& options)
+      : catalog_(catalog), options_(options), pairs_(pairs_of(catalog)) {
+    const uint32_t wanted =
+        options.threads ? options.threads
+                        : std::max(1u, std::thread::hardware_concurrency());
+    const uint64_t fit = std::max<uint64_t>(1, options.max_mem / kLeastShare);
+    threads_ = std::min<uint64_t>(wanted, fit);
+    share_ = options.max_mem / threads_;
+    found_.resize(pairs_.size());
+    first_.resize(pairs_.size());
+  }
+
+  std::vector<Problem> run() {
+    uint64_t total = 0;
+    for (size_t p = 0; p < pairs_.size(); ++p) add_tiles(p);
+    for (const Pair& pair : pairs_)
+      total += byte_size(*pair.exact) + byte_size(*pair.rounded);
+    if (pairs_.empty()) return {};
+    options_.progress.begin("proving", total);
+    parallel_for(threads_, [this](size_t) {
+      for (size_t t; (t = next_++) < tiles_.size();) check(t);
+    });
+    options_.progress.end();
+    if (interrupted()) throw Interrupted("stopped; nothing was written");
+    std::vector<Problem> problems;
+    for (std::optional<Problem>& problem : found_)
+      if (problem) problems.push_back(std::move(*problem));
+    return problems;
+  }
+
+ private:
+  void add_tiles(size_t p) {
+    const Pair& pair = pairs_[p];
+    if (!comparable(*pair.exact, *pair.rounded)) {
+      found_[p] = problem(
+          p, fmt::format("{} {} can't be compared with {}, which is {} {}",
+                         name(pair.exact->dtype), to_string(pair.exact->shape),
+                         pair.rounded->name, name(pair.rounded->dtype),
+                         to_string(pair.rounded->shape)));
+      return;
+    }
+    for (Box& box : tiles(*pair.exact, std::min(kMostTile, share_ / 4)))
+      tiles_.push_back({p, std::move(box)});
+  }
+
+  void check(size_t t) {
+    if (interrupted()) return;
+    const Tile& tile = tiles_[t];
+    const Pair& pair = pairs_[tile.pair];
+    RunOptions options;
+    options.threads = 1;
+    options.max_mem = share_ / 2;
+    options.digest = false;
+    const auto exact = read_box(catalog_, *pair.exact, tile.box, options);
+    const auto rounded = read_box(catalog_, *pair.rounded, tile.box, options);
+    const auto unlike = first_unlike(exact, rounded, pair.rounded->dtype);
+    if (unlike) report(t, *unlike, exact, rounded);
+    options_.progress.advance(exact.size() + rounded.size());
+  }
+
+  void report(size_t t, uint64_t index, std::span<const std::byte> exact,
+              std::span<const std::byte> rounded) {
+    const Tile& tile = tiles_[t];
+    const Pair& pair = pairs_[tile.pair];
+    Dims at = tile.box.offset;
+    uint64_t rest = index;
+    for (size_t d = at.size(); d-- > 0;) {
+      at[d] += rest % tile.box.shape[d];
+      rest /= tile.box.shape[d];
+    }
+    const auto float_at = load<float>(exact, index);
+    const DType dtype = pair.rounded->dtype;
+    Problem one = problem(
+        tile.pair,
+        fmt::format(
+            "element {} of {} is {} and should round to {} of {}, which "
+            "is {} {}",
+            to_string(at), pair.exact->name, float_at, to_string(at),
+            pair.rounded->name, name(dtype), value_at(rounded, dtype, index)));
+    const std::lock_guard lock(mutex_);
+    if (found_[tile.pair] && first_[tile.pair] < t) return;
+    first_[tile.pair] = t;
+    found_[tile.pair] = std::move(one);
+  }
+
+  Problem problem(size_t p, const std::string& what) const {
+    const Pair& pair = pairs_[p];
+    return {Problem::Severity::kDamage, "main_weight", catalog_.path,
+            pair.rounded->name,
+            fmt::format("its main weight is another one: {} ({})", what,
+                        pair.claim->why)};
+  }
+
+  const Catalog& catalog_;
+  const RunOptions& options_;
+  const std::vector<Pair> pairs_;
+  uint64_t threads_ = 1;
+  uint64_t share_ = 0;  // of the memory, for each thread
+  std::vector<Tile> tiles_;
+  std::atomic<size_t> next_ = 0;
+  std::mutex mutex_;
+  std::vector<std::optional<Problem>> found_;  // by pair
+  std::vector<size_t> first_;                  // tile of what was found
+};
+
+}  // namespace
+
+uint16_t to_bf16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  if (is_nan32(bits)) return 0x7fc0;
+  return static_cast<uint16_t>(round_bf16(bits));
+}
+
+uint16_t to_f16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 16 & 0x8000u;
+  const uint32_t rest = bits & 0x7fffffffu;
+  if (rest > 0x7f800000u) return 0x7e00;
+  // 65520 and more round to infinity.
+  if (rest >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (rest >= 0x38800000u) {  // normal: 2^-14 and more
+    const uint32_t rebased = rest - (112u << 23);
+    return static_cast<uint16_t>(
+        sign | (rebased + 0xfffu + (rebased >> 13 & 1)) >> 13);
+  }
+  // A multiple of 2^-24: adding 0.5 leaves it in the last bits, rounded to
+  // nearest even by the addition itself.
+  const float moved = std::bit_cast<float>(rest) + 0.5f;
+  return static_cast<uint16_t>(sign |
+                               (std::bit_cast<uint32_t>(moved) - 0x3f000000u));
+}
+
+std::optional<uint64_t> first_unlike(std::span<const std::byte> exact,
+                                     std::span<const std::byte> rounded,
+                                     DType dtype) {
+  const uint64_t count = exact.size() / sizeof(float);
+  if (dtype == DType::bf16)
+    return first_not(count, [&](uint64_t i) {
+      const auto bits = load<uint32_t>(exact, i);
+      const uint32_t other = load<uint16_t>(rounded, i);
+      const uint32_t nan = (other & 0x7fff) > 0x7f80;
+      const uint32_t same = round_bf16(bits) == other;
+      return (same & ~is_nan32(bits)) | (nan & is_nan32(bits));
+    });
+  if (dtype == DType::f16)
+    return first_not(count, [&](uint64_t i) {
+      const auto value = load<float>(exact, i);
+      const uint32_t other = load<uint16_t>(rounded, i);
+      const uint32_t nan = (other & 0x7fff) > 0x7c00;
+      const uint32_t same = to_f16(value) == other;
+      return same | (nan & is_nan32(std::bit_cast<uint32_t>(value)));
+    });
+  return first_not(count, [&](uint64_t i) {
+    const auto bits = load<uint32_t>(exact, i);
+    const auto other = load<uint32_t>(rounded, i);
+    const uint32_t same = bits == other;
+    return same | (is_nan32(bits) & is_nan32(other));
+  });
+}
+
+uint64_t claim_bytes(const Catalog& catalog) {
+  uint64_t bytes = 0;
+  for (const Pair& pair : pairs_of(catalog))
+    bytes += byte_size(*pair.exact) + byte_size(*pair.rounded);
+  return bytes;
+}
+
+std::vector<Problem> check_claims(const Catalog& catalog,
+                                  const RunOptions& options) {
+  return Checker(catalog, options).run();
+}
+
+void prove_claims(const Catalog& catalog, const RunOptions& options) {
+  const std::vector<Problem> problems = check_claims(catalog, options);
+  if (problems.empty()) return;
+  const Problem& first = problems.front();
+  throw unfaithful_error({catalog.path, first.tensor}, "{}{}", first.message,
+                         problems.size() > 1
+                             ? fmt::format("; so it is for {} more parameters",
+                                           problems.size() - 1)
+                             : "")
+      .with_hint(
+          "the model weights alone can be written with --model-only; `ckpt "
+          "verify --deep` lists all parameters of which this is so");
+}
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,44 @@
+// Proves a catalog's claims: that fp32 main weights, rounded to the dtype of
+// the weights in use, are those weights, bit for bit.
+//
+//   exact    f32   0x3f8ccccd  1.1
+//   rounded  bf16      0x3f8d  1.1015625     round to nearest, ties to even
+//
+// A flat buffer whose parameters were taken in the wrong order, or cut at the
+// wrong element, fails here and is not written.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "reshard/engine.h"
+
+namespace ckpt::reshard {
+
+// Bytes that a proof reads.
+uint64_t claim_bytes(const Catalog& catalog);
+
+// Reads both sides of each claim whose tensors are in the catalog, tile by
+// tile, within options.max_mem and on options.threads. A problem (damage,
+// "main_weight") for each claim that does not hold, naming the first element.
+// A claim about dtypes that can't be compared is one that does not hold.
+std::vector<Problem> check_claims(const Catalog& catalog,
+                                  const RunOptions& options);
+
+// Throws unfaithful_error for the first of them.
+void prove_claims(const Catalog& catalog, const RunOptions& options);
+
+// The first of `exact` that is not `rounded` when rounded: f32 to f32, bf16
+// or f16. Any NaN is any other.
+std::optional<uint64_t> first_unlike(std::span<const std::byte> exact,
+                                     std::span<const std::byte> rounded,
+                                     DType dtype);
+
+uint16_t to_bf16(float value);  // round to nearest even
+uint16_t to_f16(float value);
+
+}  // namespace ckpt::reshard
