@@ -42,6 +42,14 @@ std::string file_name(uint32_t rank) {
 
 }  // namespace
 
+Error name_clash(const std::string& name) {
+  return unfaithful_error({{}, printable(name)},
+                          "two values would have this name")
+      .with_hint(
+          "give one of them another name with --rename, or leave it out with "
+          "--exclude");
+}
+
 struct Save::State {
   const Catalog& source;
   Target& target;
@@ -250,12 +258,7 @@ void Save::State::place_tensors() {
 
 void Save::State::collect_entries() {
   const auto add = [&](const std::string& name, Entry entry) {
-    if (!by_name.emplace(name, entries.size()).second)
-      throw unfaithful_error({{}, printable(name)},
-                             "two values would have this name")
-          .with_hint(
-              "give one of them another name with --rename, or leave it out "
-              "with --exclude");
+    if (!by_name.emplace(name, entries.size()).second) throw name_clash(name);
     entries.push_back(entry);
   };
   entries.reserve(target.catalog.tensors.size() + objects.size());

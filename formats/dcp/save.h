@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "ckpt/error.h"
 #include "ckpt/layout.h"
 #include "formats/dcp/metadata.h"
 
@@ -58,5 +59,8 @@ class Save {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// What finish() throws for two entries of one name.
+Error name_clash(const std::string& name);
 
 }  // namespace ckpt::dcp

@@ -20,8 +20,9 @@ namespace {
 using text::printable;
 using Severity = Problem::Severity;
 
-// The object that holds a safetensors header's own metadata.
-constexpr std::string_view kHeaderMetadata = "__metadata__";
+// Objects that hold what safetensors files say about themselves.
+constexpr std::string_view kAboutFiles[] = {"__metadata__",
+                                            "__index_metadata__"};
 
 // The parameters by their names, so that optimizer state is cut as they are.
 using Params = std::unordered_map<std::string_view, const Tensor*>;
@@ -48,7 +49,8 @@ TpRule rule_of(const Tensor& tensor, const Params& params) {
 // A buffer, or what the source itself has in one piece although it cut other
 // tensors over its ranks: each of these holds the whole.
 bool is_whole_on_ranks(const Tensor& tensor, const Catalog& source) {
-  if (tensor.dp_replicated || tensor.kind == Kind::other) return true;
+  if (tensor.dp_replicated) return true;
+  if (tensor.kind == Kind::other && tensor.pieces.size() == 1) return true;
   return source.format == kFormat && source.topology.dp > 1 &&
          tensor.pieces.size() == 1 &&
          tensor.pieces[0].box == Box::whole(tensor.shape);
@@ -92,9 +94,12 @@ class Builder {
 
   Target build() {
     start();
+    Flattened flat = flatten(source_);
+    for (Problem& problem : flat.problems)
+      target_.problems.push_back(std::move(problem));
     Save save(source_, target_, {});
-    add_values(save);
-    add_tensors(save);
+    add_entries(save, entries_of(flat));
+    for (auto& [name, path] : flat.paths) save.set_path(name, std::move(path));
     save.finish(mesh_.ranks());
     add_sidecars();
     return std::move(target_);
@@ -143,28 +148,51 @@ class Builder {
         {severity, std::move(kind), {}, printable(name), std::move(message)});
   }
 
+  // What is to be written, in the order of the state dict.
+  struct Entry {
+    uint32_t tensor = 0;
+    const FlatValue* value = nullptr;  // then `tensor` says nothing
+  };
+  std::vector<Entry> entries_of(const Flattened& flat) {
+    std::unordered_map<std::string_view, Entry> by_name;
+    std::vector<Entry> entries;
+    const auto add = [&](const std::string& name, const Entry& entry) {
+      if (!by_name.emplace(name, entry).second) throw name_clash(name);
+    };
+    for (uint32_t t = 0; t < source_.tensors.size(); ++t)
+      add(source_.tensors[t].name, {.tensor = t});
+    for (const FlatValue& value : flat.values)
+      if (value.object->bytes || can_write(*value.object, value))
+        add(value.name, {.value = &value});
+    const auto take = [&](const std::string& name) {
+      const auto found = by_name.find(name);
+      if (found == by_name.end()) return;
+      entries.push_back(found->second);
+      by_name.erase(found);
+    };
+    for (const auto& [name, path] : flat.paths) take(name);
+    for (const Tensor& tensor : source_.tensors) take(tensor.name);
+    for (const FlatValue& value : flat.values) take(value.name);
+    return entries;
+  }
+
   // Every rank has every value; one writes it.
-  void add_values(Save& save) {
-    Flattened flat = flatten(source_);
-    for (Problem& problem : flat.problems)
-      target_.problems.push_back(std::move(problem));
-    for (auto& [name, path] : flat.paths) save.set_path(name, std::move(path));
-    const Cutter::Replicas all{0, 1, mesh_.ranks()};
-    for (const FlatValue& value : flat.values) {
-      const Object& object = *value.object;
-      if (!object.bytes && !can_write(object, value)) continue;
-      const uint32_t rank = assigner_.take(all, 1);
-      if (object.bytes)
-        save.add_object(value.name, object, rank);
-      else
-        save.add_value(value.name, *object.document, value.node, rank);
-      if (value.node == object.node) catalog().objects.push_back(object);
-    }
+  void add_value(Save& save, const FlatValue& value) {
+    const Object& object = *value.object;
+    const uint32_t rank = assigner_.take({0, 1, mesh_.ranks()}, 1);
+    if (object.bytes)
+      save.add_object(value.name, object, rank);
+    else
+      save.add_value(value.name, *object.document, value.node, rank);
+    if (value.node == object.node) catalog().objects.push_back(object);
   }
   bool can_write(const Object& object, const FlatValue& value) {
-    if (value.name.starts_with(kHeaderMetadata)) {
+    if (source_.format == "safetensors" &&
+        std::ranges::any_of(kAboutFiles, [&](std::string_view prefix) {
+          return value.name.starts_with(prefix);
+        })) {
       warn(Severity::kNote, "object_left_out", value.name,
-           "metadata of a safetensors header; it is left out");
+           "tells about the safetensors files; it is left out");
       return false;
     }
     if (!object.document) {
@@ -179,9 +207,7 @@ class Builder {
     return false;
   }
 
-  // Rank by rank, as the ranks would come with their plans: so the same rank
-  // writes what several have as with torch.
-  void add_tensors(Save& save) {
+  std::vector<Cutter> cutters() {
     const Params params = params_of(source_);
     std::vector<Cutter> cutters;
     cutters.reserve(source_.tensors.size());
@@ -195,12 +221,23 @@ class Builder {
                            mesh_);
       note_quantized(tensor);
     }
+    return cutters;
+  }
+
+  // Rank by rank, as the ranks would come with their plans: so the same rank
+  // writes what several have as with torch.
+  void add_entries(Save& save, const std::vector<Entry>& entries) {
+    const std::vector<Cutter> cutters = this->cutters();
     empties_.resize(cutters.size());
     for (uint32_t rank = 0; rank < mesh_.ranks(); ++rank)
-      for (uint32_t t = 0; t < cutters.size(); ++t)
-        cutters[t].boxes(rank, [&](const Box& box) {
-          add_box(save, cutters[t], t, box, rank);
-        });
+      for (const Entry& entry : entries) {
+        if (!entry.value)
+          cutters[entry.tensor].boxes(rank, [&](const Box& box) {
+            add_box(save, cutters[entry.tensor], entry.tensor, box, rank);
+          });
+        else if (rank == 0)
+          add_value(save, *entry.value);
+      }
   }
 
   void note_quantized(const Tensor& tensor) {
