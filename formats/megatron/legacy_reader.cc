@@ -190,6 +190,9 @@ Catalog begin_catalog(const std::string& path, const LegacyPlace& place) {
   if (place.root) catalog.root = path;
   catalog.dialect = "mcore";
   if (!place.chosen.empty()) catalog.assumptions.push_back(place.chosen);
+  if (!place.warning.empty())
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "tracker", path, "", place.warning});
   return catalog;
 }
 

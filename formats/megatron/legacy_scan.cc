@@ -3,12 +3,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <map>
 #include <set>
 #include <tuple>
 
 #include "ckpt/error.h"
+#include "formats/megatron/locate.h"
 #include "formats/torch/container.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -18,7 +20,6 @@ namespace {
 
 using text::printable;
 
-constexpr std::string_view kTracker = "latest_checkpointed_iteration.txt";
 constexpr std::string_view kRank = "mp_rank_";
 
 // "00" or "001": at least `digits` of them.
@@ -79,39 +80,23 @@ std::string why_not_step(const std::string& path) {
   return "no mp_rank_XX directory with a model in it";
 }
 
-std::optional<uint64_t> iteration_of(std::string_view name) {
-  if (!name.starts_with("iter_")) return std::nullopt;
-  name.remove_prefix(5);
-  uint64_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(name.data(), name.data() + name.size(), value);
-  if (failure != std::errc{} || end != name.data() + name.size() ||
-      name.empty())
-    return std::nullopt;
-  return value;
-}
-
-// What the tracker names: "iter_0000005", "release", or nothing.
+// What the tracker says: "5", "release", anything. Nothing without one.
 std::optional<std::string> tracked(const std::string& path) {
   const std::string file = io::join(path, kTracker);
   if (!io::is_file(file)) return std::nullopt;
   const io::Handle handle = io::Handle::open_read(file);
   std::string text =
       handle.read_string(0, std::min<uint64_t>(64, handle.size()));
-  while (!text.empty() &&
-         (text.back() == '\n' || text.back() == ' ' || text.back() == '\r'))
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())))
     text.pop_back();
-  if (text == "release") return text;
-  const auto iteration = iteration_of("iter_" + text);
-  if (!iteration) return std::nullopt;
-  return fmt::format("iter_{:07}", *iteration);
+  return text;
 }
 
 // The newest directory of a root that is a step, and its number.
 std::optional<std::string> newest_step(const std::string& path) {
   std::optional<std::pair<uint64_t, std::string>> newest;
   for (const std::string& name : io::list_directory(path)) {
-    const auto iteration = iteration_of(name);
+    const auto iteration = iteration_number(name);
     const std::string step = io::join(path, name);
     if (!iteration || (newest && newest->first >= *iteration) ||
         !io::is_directory(step) || !why_not_step(step).empty())
@@ -128,27 +113,34 @@ std::optional<std::string> newest_step(const std::string& path) {
 LegacyFound find_step(const std::string& path) {
   if (!io::is_directory(path)) return {std::nullopt, "is no directory"};
   std::string why = why_not_step(path);
-  if (why.empty()) return {LegacyPlace{path, "", false}, "mp_rank_XX in it"};
-  const auto named = tracked(path);
+  if (why.empty())
+    return {LegacyPlace{path, "", "", false}, "mp_rank_XX in it"};
+  const auto word = tracked(path);
+  const auto named = iteration_directory(word.value_or(""));
+  if (word && !named)
+    return {std::nullopt,
+            fmt::format("{} says '{}', which is neither an iteration nor "
+                        "'release'",
+                        kTracker, text::printable(*word))};
   if (named) {
     const std::string step = io::join(path, *named);
     if (io::is_directory(step)) {
       why = why_not_step(step);
       if (!why.empty()) return {std::nullopt, *named + ": " + why};
-      return {LegacyPlace{
-                  step, fmt::format("{}: {} names it", *named, kTracker), true},
-              fmt::format("{} names {}", kTracker, *named)};
+      return {
+          LegacyPlace{step, fmt::format("{}: {} names it", *named, kTracker),
+                      "", true},
+          fmt::format("{} names {}", kTracker, *named)};
     }
   }
   const auto newest = newest_step(path);
   if (!newest) return {std::nullopt, why};
-  return {LegacyPlace{io::join(path, *newest),
-                      fmt::format("{}: the newest complete one ({})", *newest,
-                                  named ? "the tracker names " + *named +
-                                              ", which is not there"
-                                        : "no tracker that can be read"),
-                      true},
-          *newest + " in it"};
+  LegacyPlace place{io::join(path, *newest),
+                    *newest + ": the newest complete one", "", true};
+  if (named)
+    place.warning = fmt::format("{} names {}, which is not there; {} is read",
+                                kTracker, *named, *newest);
+  return {std::move(place), *newest + " in it"};
 }
 
 std::string list_of(const std::vector<std::string>& names) {
