@@ -42,7 +42,7 @@ std::string_view Graph::class_name(Id node) const {
 
 std::span<const Id> Graph::fields(Id node, std::string_view type) {
   if (!document_.is(node, Type::kCall))
-    fail({}, "a {} where {} is expected", describe(node), type);
+    fail({}, "{} where {} is expected", describe(node), type);
   const pickle::Call call = document_.call(node);
   if (call.callable != last_class_) {
     if (!document_.is(call.callable, Type::kGlobal))
@@ -51,11 +51,10 @@ std::span<const Id> Graph::fields(Id node, std::string_view type) {
     last_name_ = document_.text(call.callable);
   }
   if (last_name_ != type)
-    fail({}, "an {} where {} is expected", describe(node), type);
+    fail({}, "{} where {} is expected", describe(node), type);
   if (call.state == kNoId) return {};
   if (!document_.is(call.state, Type::kDict))
-    fail({}, "the fields of {} are a {}, not a dict", type,
-         describe(call.state));
+    fail({}, "the fields of {} are {}, not a dict", type, describe(call.state));
   return document_.items(call.state);
 }
 
@@ -67,12 +66,12 @@ Dims Graph::dims(Id node, std::string_view tensor,
     const bool size = call.callable == size_class_ &&
                       document_.is(call.args, Type::kTuple) &&
                       document_.items(call.args).size() <= 1;
-    if (!size) fail(tensor, "{} is an {}", what, describe(node));
+    if (!size) fail(tensor, "{} is {}", what, describe(node));
     if (document_.items(call.args).empty()) return {};
     node = document_.items(call.args)[0];
   }
   if (!document_.is(node, Type::kTuple) && !document_.is(node, Type::kList))
-    fail(tensor, "{} is a {}, not a torch.Size", what, describe(given));
+    fail(tensor, "{} is {}, not a torch.Size", what, describe(given));
   const auto items = document_.items(node);
   if (items.size() > kMaxRank)
     fail(tensor, "{} has {} dimensions, known are up to {}", what, items.size(),
@@ -85,7 +84,7 @@ Dims Graph::dims(Id node, std::string_view tensor,
 uint64_t Graph::count(Id node, std::string_view tensor,
                       std::string_view what) const {
   if (!document_.is(node, Type::kInt))
-    fail(tensor, "{} is a {}, not an integer of 64 bits", what, describe(node));
+    fail(tensor, "{} is {}, not an integer of 64 bits", what, describe(node));
   const int64_t value = document_.integer(node);
   if (value < 0) fail(tensor, "{} {} is negative", what, value);
   return static_cast<uint64_t>(value);
@@ -93,14 +92,17 @@ uint64_t Graph::count(Id node, std::string_view tensor,
 
 std::string_view Graph::text(Id node, std::string_view what) const {
   if (!document_.is(node, Type::kString))
-    fail({}, "{} is a {}, not a str", what, describe(node));
+    fail({}, "{} is {}, not a str", what, describe(node));
   return document_.text(node);
 }
 
 std::string Graph::describe(Id node) const {
-  if (node == kNoId) return "missing value";
+  if (node == kNoId) return "nothing";
   const Type type = document_.type(node);
-  std::string what(pickle::name(type));
+  if (type == Type::kNone) return "None";
+  const std::string_view name = pickle::name(type);
+  const bool vowel = name[0] == 'i' || name[0] == 'o';
+  std::string what = fmt::format("{} {}", vowel ? "an" : "a", name);
   if (type == Type::kCall || type == Type::kGlobal)
     what += " " + text::printable(document_.callable_name(node));
   return what;

@@ -58,7 +58,7 @@ class Graph {
                  std::string_view what) const;
   // A str; throws input_error for anything else.
   std::string_view text(pickle::Id node, std::string_view what) const;
-  // "int", "object collections Counter": what a value is, for messages.
+  // "an int", "an object collections Counter": what a value is, for messages.
   std::string describe(pickle::Id node) const;
 
   template <class... Args>

@@ -1,6 +1,8 @@
 #include "formats/dcp/metadata.h"
 
 #include <algorithm>
+#include <span>
+#include <tuple>
 
 #include "formats/dcp/graph.h"
 #include "formats/dcp/storage_data.h"
@@ -54,7 +56,7 @@ class MetadataReader {
     if (document_.is(version, Type::kString)) read_version(version);
     const Id entries = Graph::find(fields, graph_.names.state_dict_metadata);
     if (entries == kNoId || !document_.is(entries, Type::kDict))
-      graph_.fail({}, "state_dict_metadata is a {}, not a dict",
+      graph_.fail({}, "state_dict_metadata is {}, not a dict",
                   graph_.describe(entries));
     read_entries(document_.items(entries));
     const Id storage = Graph::find(fields, graph_.names.storage_data);
@@ -73,8 +75,7 @@ class MetadataReader {
     metadata_.root_class = graph_.class_name(root);
     const std::string& name = metadata_.root_class;
     if (name != "Metadata" && name != "MCoreMetadata")
-      graph_.fail({},
-                  "holds a {}, not the Metadata of a distributed checkpoint",
+      graph_.fail({}, "holds {}, not the Metadata of a distributed checkpoint",
                   graph_.describe(root));
     return graph_.fields(root, name);
   }
@@ -105,7 +106,7 @@ class MetadataReader {
         read_tensor(name, pairs[i + 1], position);
       else
         graph_.fail(name,
-                    "its entry is a {}, not a TensorStorageMetadata or a "
+                    "its entry is {}, not a TensorStorageMetadata or a "
                     "BytesStorageMetadata",
                     graph_.describe(pairs[i + 1]));
     }
@@ -132,7 +133,7 @@ class MetadataReader {
     const Id chunks = Graph::find(fields, graph_.names.chunks);
     if (!document_.is(chunks, Type::kList) &&
         !document_.is(chunks, Type::kTuple))
-      graph_.fail(name, "chunks is a {}, not a list", graph_.describe(chunks));
+      graph_.fail(name, "chunks is {}, not a list", graph_.describe(chunks));
     const auto items = document_.items(chunks);
     tensor.chunks.reserve(items.size());
     for (const Id item : items) read_chunk(item, tensor);
@@ -154,7 +155,7 @@ class MetadataReader {
       dtype = Graph::find(document_.items(state), graph_.names.dtype);
       grad = Graph::find(document_.items(state), graph_.names.requires_grad);
     } else {
-      graph_.fail(tensor.name, "properties is a {}, not a TensorProperties",
+      graph_.fail(tensor.name, "properties is {}, not a TensorProperties",
                   graph_.describe(node));
     }
     const auto known = torch::as_dtype(document_, dtype);
@@ -188,7 +189,7 @@ class MetadataReader {
     const auto pairs = document_.as_pairs(node);
     if (!pairs) {
       metadata_.planner.reset();
-      warn_planner("planner_data is a " + graph_.describe(node) +
+      warn_planner("planner_data is " + graph_.describe(node) +
                    "; without it nothing says how the names are nested");
       return;
     }
@@ -273,14 +274,40 @@ Metadata read_metadata(const std::string& path,
   return metadata;
 }
 
+namespace {
+
+// Elements in the chunks, `most` + 1 at most. The chunks lie inside of the
+// tensor, so nothing overflows.
+uint64_t count_elements(std::span<const Chunk> chunks, uint64_t most) {
+  uint64_t count = 0;
+  for (const Chunk& chunk : chunks) {
+    count += volume(chunk.box);
+    if (count > most) return most + 1;
+  }
+  return count;
+}
+
+// The same, replicas counted once.
+uint64_t count_unique(const std::vector<Chunk>& chunks, uint64_t most) {
+  const auto key = [](const Chunk& chunk) {
+    return std::tie(chunk.box.offset, chunk.box.shape);
+  };
+  std::vector<Chunk> unique = chunks;
+  std::ranges::sort(unique, {}, key);
+  const auto same = [](const Chunk& a, const Chunk& b) {
+    return a.box == b.box;
+  };
+  unique.erase(std::unique(unique.begin(), unique.end(), same), unique.end());
+  return count_elements(unique, most);
+}
+
+}  // namespace
+
 void check_cover(const Metadata& metadata) {
   for (const TensorEntry& tensor : metadata.tensors) {
     const uint64_t wanted = element_count(tensor.size).value_or(0);
-    uint64_t found = 0;  // of boxes inside of it: stops before it overflows
-    for (const Chunk& chunk : tensor.chunks) {
-      found += volume(chunk.box);
-      if (found > wanted) break;
-    }
+    uint64_t found = count_elements(tensor.chunks, wanted);
+    if (found > wanted) found = count_unique(tensor.chunks, wanted);
     if (found == wanted) continue;
     if (found < wanted)
       throw input_error({metadata.path, printable(tensor.name)},

@@ -1,41 +1,243 @@
-// A directory of torch.distributed.checkpoint.
-//
-//   .metadata                    the index; written last
-//   __0_0.distcp  __1_0.distcp   items of rank 0, of rank 1 …
+// A directory of torch.distributed.checkpoint, in any of its flavours
+// (directory.h).
 #include <algorithm>
+#include <set>
 
 #include "ckpt/error.h"
 #include "formats/dcp/dcp.h"
+#include "formats/dcp/directory.h"
+#include "formats/dcp/hf.h"
+#include "formats/dcp/kinds.h"
 #include "formats/dcp/metadata.h"
+#include "formats/dcp/nest.h"
+#include "formats/dcp/unite.h"
+#include "formats/numbered.h"
 #include "lib/io/file.h"
+#include "lib/text/format.h"
 
 namespace ckpt::dcp {
 namespace {
 
 using formats::Support;
+using text::printable;
+using Severity = Problem::Severity;
 
 constexpr std::string_view kIndex = ".metadata";
+constexpr std::string_view kFlatParam = "_flat_param";
+
+bool is_part_name(const std::string& path) {
+  const std::string name = io::base_name(path);
+  return name == kIndex || (rank_of(name) && (name.ends_with(kIndex) ||
+                                              name.ends_with(".distcp")));
+}
+
+Support supports_directory(const std::string& path) {
+  const Directory found = look_at(path);
+  if (found.whole) return {true, "holds .metadata"};
+  if (!found.ranks.empty()) return {true, "holds " + printable(found.ranks[0])};
+  if (!found.shards.empty())
+    return {true,
+            "holds " + printable(found.shards[0]) + " with DCP_SHARDING_INFO"};
+  if (found.is_ours()) return {true, "holds an unfinished save"};
+  if (const auto followed = follow(path))
+    return {true, "holds " + printable(followed->name.empty()
+                                           ? followed->unfinished[0]
+                                           : followed->name)};
+  return {false, "no .metadata in it"};
+}
+
+[[noreturn]] void throw_unfinished(const Directory& directory) {
+  const Error error =
+      directory.started.empty()
+          ? input_error({directory.path, {}},
+                        "holds {} .distcp files and no .metadata, which is "
+                        "written last: the save did not finish",
+                        directory.distcps.size())
+          : input_error({directory.path, {}},
+                        "holds {} and no .metadata, which it becomes in the "
+                        "end: the save did not finish",
+                        printable(directory.started[0]));
+  throw error.with_hint(
+      "use an earlier checkpoint; if this one was copied, look whether "
+      "names that begin with a dot were left out");
+}
+
+// Each rank wrote an index of its own; one that is not there can't be known
+// but by a gap in the numbers.
+void check_ranks(const Directory& directory, Metadata& metadata) {
+  if (!directory.started.empty())
+    throw input_error({directory.path, {}},
+                      "holds {}: that rank's save did not finish",
+                      printable(directory.started[0]))
+        .with_hint("use an earlier checkpoint");
+  uint64_t expected = 0;
+  for (const std::string& name : directory.ranks) {
+    const uint32_t rank = *rank_of(name);
+    if (rank != expected) {
+      metadata.problems.push_back(
+          {Severity::kWarning,
+           "missing_rank",
+           directory.path,
+           {},
+           fmt::format("__{}.metadata is not there, {} is: what only that rank "
+                       "saved is missing",
+                       expected, printable(name))});
+      return;
+    }
+    ++expected;
+  }
+}
+
+Metadata read_index(const Directory& directory,
+                    const formats::ReadOptions& options) {
+  if (directory.whole)
+    return read_metadata(io::join(directory.path, kIndex), options);
+  if (directory.ranks.empty()) throw_unfinished(directory);
+  std::vector<Metadata> ranks;
+  for (const std::string& name : directory.ranks)
+    ranks.push_back(read_metadata(io::join(directory.path, name), options));
+  Metadata metadata = unite(std::move(ranks));
+  metadata.path = directory.path;
+  check_ranks(directory, metadata);
+  return metadata;
+}
+
+// How many ranks wrote, as far as the names of the files tell.
+uint32_t count_ranks(const Metadata& metadata) {
+  std::set<uint32_t> ranks;
+  for (const std::string& name : metadata.files)
+    if (const auto rank = rank_of(name)) ranks.insert(*rank);
+  return std::max<uint32_t>(1, static_cast<uint32_t>(ranks.size()));
+}
+
+// Files of an earlier, larger run stay when a save goes to the same place.
+void note_strays(const Directory& directory, const Metadata& metadata,
+                 Catalog& catalog) {
+  std::vector<std::string> named = metadata.files;
+  std::ranges::sort(named);
+  std::vector<std::string> strays;
+  for (const std::string& name : directory.distcps) {
+    if (std::ranges::binary_search(named, name)) continue;
+    // A rank without anything to save leaves an empty file.
+    const io::Handle file =
+        io::Handle::open_read(io::join(directory.path, name));
+    if (file.size() > 0) strays.push_back(name);
+  }
+  if (!strays.empty())
+    catalog.problems.push_back(
+        {Severity::kNote,
+         "unnamed_file",
+         directory.path,
+         {},
+         fmt::format("the index does not name {}: of an earlier save, maybe; "
+                     "ignored",
+                     formats::list_some(strays))});
+  if (directory.whole && !directory.started.empty())
+    catalog.problems.push_back(
+        {Severity::kWarning,
+         "unfinished_save",
+         directory.path,
+         {},
+         fmt::format("{} is there too: a later save into this directory did "
+                     "not finish, and may have replaced data files",
+                     printable(directory.started[0]))});
+}
+
+// FSDP1 in its LOCAL_STATE_DICT mode keeps one flat tensor for each unit.
+void note_flat(Catalog& catalog) {
+  for (const Tensor& tensor : catalog.tensors) {
+    if (!tensor.name.ends_with(kFlatParam) || tensor.shape.size() != 1)
+      continue;
+    catalog.problems.push_back(
+        {Severity::kNote,
+         "flat_parameter",
+         {},
+         tensor.name,
+         "a flat parameter of FSDP: many parameters one after the other, whose "
+         "names and shapes are not stored; it is carried as it is"});
+    return;
+  }
+}
+
+Catalog read_indexed(const Directory& directory,
+                     const formats::ReadOptions& options) {
+  Metadata metadata = read_index(directory, options);
+  check_cover(metadata);
+  Catalog catalog;
+  catalog.format = kFormat;
+  catalog.path = directory.path;
+  catalog.version = metadata.version;
+  catalog.family = options.family;
+  catalog.topology.dp = count_ranks(metadata);
+  add_to_catalog(metadata, catalog, options);
+  add_nest(metadata, catalog, options);
+  set_kinds(catalog);
+  note_strays(directory, metadata, catalog);
+  note_flat(catalog);
+  return catalog;
+}
+
+// The newest complete checkpoint below.
+Catalog read_below(const std::string& path,
+                   const formats::ReadOptions& options) {
+  const auto followed = follow(path);
+  if (!followed)
+    throw missing_error({path, {}},
+                        "no .metadata, and no step-N with one, is in this "
+                        "directory");
+  if (followed->name.empty())
+    throw_unfinished(look_at(io::join(path, followed->unfinished.back())));
+  if (followed->mixed)
+    throw usage_error({path, {}},
+                      "holds checkpoints that count steps and others that "
+                      "count epochs")
+        .with_hint("name the one that you mean");
+  const std::string below = io::join(path, followed->name);
+  const Directory directory = look_at(below);
+  Catalog catalog = directory.shards.empty() ? read_indexed(directory, options)
+                                             : read_shards(directory, options);
+  catalog.root = path;
+  catalog.assumptions.insert(
+      catalog.assumptions.begin(),
+      fmt::format("{}: the newest complete checkpoint in {}",
+                  printable(followed->name), printable(path)));
+  for (const std::string& name : followed->unfinished)
+    catalog.problems.push_back(
+        {Severity::kWarning,
+         "unfinished_save",
+         io::join(path, name),
+         {},
+         fmt::format("{} is newer, but its save did not finish; {} is read",
+                     printable(name), printable(followed->name))});
+  return catalog;
+}
 
 class DcpReader final : public formats::Reader {
  public:
   std::string_view name() const override { return kFormat; }
 
   Support supports(const std::string& path) const override {
-    if (!io::is_directory(path)) return {false, "is no directory"};
-    if (io::is_file(io::join(path, kIndex))) return {true, "holds .metadata"};
-    return {false, "no .metadata in it"};
+    if (io::is_directory(path)) return supports_directory(path);
+    if (!is_part_name(path)) return {false, "is no directory with a .metadata"};
+    const bool ours = look_at(io::parent(path)).is_checkpoint();
+    return {ours, ours ? "is a part of a distributed checkpoint"
+                       : "no .metadata is beside it"};
   }
 
   Catalog read_catalog(const std::string& path,
                        const formats::ReadOptions& options) const override {
-    Metadata metadata = read_metadata(io::join(path, kIndex), options);
-    check_cover(metadata);
-    Catalog catalog;
-    catalog.format = kFormat;
-    catalog.path = path;
-    catalog.version = metadata.version;
-    catalog.family = options.family;
-    add_to_catalog(metadata, catalog, options);
+    const bool part = !io::is_directory(path);
+    const std::string home = part ? io::parent(path) : path;
+    const Directory directory = look_at(home);
+    if (!directory.is_ours()) return read_below(home, options);
+    Catalog catalog = directory.shards.empty()
+                          ? read_indexed(directory, options)
+                          : read_shards(directory, options);
+    if (catalog.path != path) catalog.root = path;
+    if (part)
+      catalog.assumptions.push_back(
+          fmt::format("{} is a part of the checkpoint in {}, which is read",
+                      printable(io::base_name(path)), printable(home)));
     return catalog;
   }
 };

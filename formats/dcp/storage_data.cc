@@ -109,7 +109,7 @@ class StorageReader {
                   "storage_data is None: it does not say where anything "
                   "is stored");
     if (!graph_.document().is(storage_data, Type::kDict))
-      graph_.fail({}, "storage_data is a {}, not a dict",
+      graph_.fail({}, "storage_data is {}, not a dict",
                   graph_.describe(storage_data));
     const auto pairs = graph_.document().items(storage_data);
     for (size_t i = 0; i + 1 < pairs.size(); i += 2)
@@ -204,7 +204,7 @@ class StorageReader {
     const pickle::Document& document = graph_.document();
     if (document.is(list, Type::kNone)) return kNoTransforms;
     if (!document.is(list, Type::kList) && !document.is(list, Type::kTuple))
-      graph_.fail(last_name_, "transform_descriptors is a {}, not a list",
+      graph_.fail(last_name_, "transform_descriptors is {}, not a list",
                   graph_.describe(list));
     std::vector<std::string> names;
     for (const Id item : document.items(list))

@@ -194,7 +194,7 @@ LocatedTensor TensorLocator::locate_slowly(uint64_t offset, uint64_t length,
     const pickle::Document& document = *container.document;
     const auto ref = as_tensor(document, document.root(), container.storages);
     if (!ref || ref->distributed)
-      throw input_error({}, "it is no tensor but a {}", what_it_is(document));
+      throw input_error({}, "it is no tensor (but: {})", what_it_is(document));
     check_tensor(file_.path(), offset, ref->dtype, ref->shape, dtype, shape,
                  name);
     return {.extent = ref->extent, .transform = ref->transform};

@@ -1,0 +1,127 @@
+#include "formats/dcp/directory.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+
+#include "ckpt/error.h"
+#include "formats/dcp/hf.h"
+#include "lib/io/file.h"
+
+namespace ckpt::dcp {
+namespace {
+
+constexpr std::string_view kIndex = ".metadata";
+constexpr std::string_view kStarted = ".metadata.tmp";
+constexpr std::string_view kData = ".distcp";
+
+std::optional<uint64_t> number(std::string_view digits) {
+  uint64_t value = 0;
+  const char* end = digits.data() + digits.size();
+  const auto [stop, error] = std::from_chars(digits.data(), end, value);
+  if (digits.empty() || error != std::errc() || stop != end)
+    return std::nullopt;
+  return value;
+}
+
+// Files that belong to another writer, which has its own reader: Megatron's
+// metadata.json, OLMo-core's .metadata.json.
+bool is_foreign(const std::string& path) {
+  return io::is_file(io::join(path, "metadata.json")) ||
+         io::is_file(io::join(path, ".metadata.json"));
+}
+
+struct Step {
+  std::string word;
+  uint64_t number = 0;
+};
+
+// step-1000, step_1000, step=1000, step1000, …
+std::optional<Step> step_of(std::string_view name) {
+  constexpr auto kWords = std::to_array<std::string_view>(
+      {"step", "global_step", "checkpoint", "ckpt", "epoch"});
+  for (const std::string_view word : kWords) {
+    if (!name.starts_with(word)) continue;
+    std::string_view rest = name.substr(word.size());
+    if (!rest.empty() && std::string_view("-_=").find(rest[0]) != rest.npos)
+      rest.remove_prefix(1);
+    if (const auto value = number(rest)) return Step{std::string(word), *value};
+  }
+  return std::nullopt;
+}
+
+void look_for_shards(Directory& directory) {
+  for (const std::string& below : {std::string(), std::string("sharded")}) {
+    const std::string path =
+        below.empty() ? directory.path : io::join(directory.path, below);
+    if (!below.empty() && !io::is_directory(path)) return;
+    directory.shards = find_shards(path);
+    if (directory.shards.empty()) continue;
+    directory.path = path;
+    return;
+  }
+}
+
+}  // namespace
+
+std::optional<uint32_t> rank_of(std::string_view name) {
+  if (!name.starts_with("__")) return std::nullopt;
+  name.remove_prefix(2);
+  const size_t digits =
+      std::min(name.find_first_not_of("0123456789"), name.size());
+  const auto rank = number(name.substr(0, digits));
+  if (!rank || *rank >= UINT32_MAX) return std::nullopt;
+  return static_cast<uint32_t>(*rank);
+}
+
+Directory look_at(const std::string& path) {
+  Directory directory;
+  directory.path = path;
+  for (std::string& name : io::list_directory(path)) {
+    if (name == kIndex)
+      directory.whole = io::is_file(io::join(path, name));
+    else if (name.ends_with(kStarted))
+      directory.started.push_back(std::move(name));
+    else if (name.ends_with(kData))
+      directory.distcps.push_back(std::move(name));
+    else if (name.ends_with(kIndex) && rank_of(name))
+      directory.ranks.push_back(std::move(name));
+  }
+  std::ranges::sort(directory.ranks, {},
+                    [](const std::string& name) { return *rank_of(name); });
+  if (!directory.is_ours()) look_for_shards(directory);
+  return directory;
+}
+
+std::optional<Followed> follow(const std::string& path) {
+  std::map<std::string, std::map<uint64_t, std::string>> complete;
+  std::map<uint64_t, std::string> unfinished;
+  for (const std::string& name : io::list_directory(path)) {
+    const auto step = step_of(name);
+    const std::string below = io::join(path, name);
+    if (!step || !io::is_directory(below) || is_foreign(below)) continue;
+    // (Listing tens of thousands of files in each of many takes long.)
+    const bool whole = io::is_file(io::join(below, kIndex));
+    const Directory directory = whole ? Directory() : look_at(below);
+    if (whole || directory.is_checkpoint())
+      complete[step->word][step->number] = name;
+    else if (directory.is_ours())
+      unfinished[step->number] = name;
+  }
+  if (complete.empty() && unfinished.empty()) return std::nullopt;
+  Followed followed;
+  followed.mixed = complete.size() > 1;
+  uint64_t newest = 0;
+  if (!complete.empty()) {
+    const auto& [at, name] = *complete.begin()->second.rbegin();
+    newest = at;
+    followed.name = name;
+  }
+  // Those before the newest complete one are history.
+  for (const auto& [at, name] : unfinished)
+    if (complete.empty() || at >= newest) followed.unfinished.push_back(name);
+  return followed;
+}
+
+}  // namespace ckpt::dcp

@@ -1,0 +1,226 @@
+#include "formats/dcp/hf.h"
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "formats/dcp/dcp.h"
+#include "formats/hf.h"
+#include "formats/index.h"
+#include "formats/safetensors/header.h"
+#include "lib/io/file.h"
+#include "lib/pickle/value.h"
+#include "lib/text/format.h"
+#include "lib/text/json.h"
+
+namespace ckpt::dcp {
+namespace {
+
+using text::printable;
+
+constexpr std::string_view kSuffix = ".safetensors";
+constexpr std::string_view kShard = "shard-";
+constexpr std::string_view kInfo = "DCP_SHARDING_INFO";
+constexpr std::string_view kVersion = "DCP_VERSION";
+
+bool is_shard_name(std::string_view name) {
+  return name.starts_with(kShard) && name.ends_with(kSuffix) &&
+         name.find("-model-") != name.npos && name.find("-of-") != name.npos;
+}
+
+bool is_whole_name(std::string_view name) {
+  return formats::is_index_name(name, kSuffix) ||
+         (name.starts_with("model") && name.ends_with(kSuffix));
+}
+
+const std::string* find(const safetensors::Header& header,
+                        std::string_view key) {
+  if (!header.metadata) return nullptr;
+  for (const auto& [name, value] : *header.metadata)
+    if (name == key) return &value;
+  return nullptr;
+}
+
+class Assembly {
+ public:
+  void read_file(const std::string& path) {
+    const io::Handle file = io::Handle::open_read(path);
+    safetensors::Header header = safetensors::read_header(file);
+    const std::string* info = find(header, kInfo);
+    if (info == nullptr)
+      throw input_error({path, {}},
+                        "has no {} in its header, which the other shards have",
+                        kInfo);
+    const nlohmann::json offsets = text::parse_json(*info, path);
+    if (!offsets.is_object())
+      throw input_error({path, {}}, "{} is no JSON object", kInfo);
+    catalog_.files.push_back({.path = path, .size = file.size()});
+    if (const std::string* version = find(header, kVersion))
+      catalog_.version = *version;
+    keep_metadata(header);
+    for (safetensors::Entry& entry : header.entries)
+      add(path, offsets, std::move(entry));
+  }
+
+  Catalog finish() {
+    for (Tensor& tensor : catalog_.tensors) check(tensor);
+    if (document_)
+      catalog_.objects.push_back(
+          {std::string(safetensors::kMetadata), document_, document_->root()});
+    return std::move(catalog_);
+  }
+
+ private:
+  void add(const std::string& path, const nlohmann::json& info,
+           safetensors::Entry entry) {
+    const Dims offset = read_offset(path, info, entry);
+    const auto [known, fresh] =
+        by_name_.try_emplace(entry.name, catalog_.tensors.size());
+    if (fresh) {
+      Tensor& made = catalog_.tensors.emplace_back();
+      made.name = entry.name;
+      made.dtype = entry.dtype;
+      made.shape = Shape(entry.shape.size(), 0);
+    }
+    Tensor& tensor = catalog_.tensors[known->second];
+    if (tensor.dtype != entry.dtype ||
+        tensor.shape.size() != entry.shape.size())
+      throw input_error({path, printable(entry.name)},
+                        "a part of {} with {} dimensions, in an earlier file "
+                        "of {} with {}",
+                        name(entry.dtype), entry.shape.size(),
+                        name(tensor.dtype), tensor.shape.size());
+    for (size_t d = 0; d < offset.size(); ++d) {
+      const auto end = checked_add(offset[d], entry.shape[d]);
+      if (!end)
+        throw input_error({path, printable(entry.name)},
+                          "saved_offsets {} overflow", to_string(offset));
+      tensor.shape[d] = std::max(tensor.shape[d], *end);
+    }
+    Piece piece;
+    piece.box = {offset, std::move(entry.shape)};
+    piece.extent.file = static_cast<uint32_t>(catalog_.files.size() - 1);
+    piece.extent.offset = entry.begin;
+    tensor.pieces.push_back(std::move(piece));
+  }
+
+  static Dims read_offset(const std::string& path, const nlohmann::json& info,
+                          const safetensors::Entry& entry) {
+    const auto fail = [&](std::string_view why) {
+      throw input_error({path, printable(entry.name)}, "{}: {}", kInfo, why);
+    };
+    const auto found = info.find(entry.name);
+    if (found == info.end()) fail("does not name this tensor");
+    if (!found->is_object()) fail("its entry is no object");
+    const auto list = found->find("saved_offsets");
+    if (list == found->end() || !list->is_array())
+      fail("saved_offsets is no list");
+    if (list->size() != entry.shape.size())
+      fail(fmt::format("{} saved_offsets for {} dimensions", list->size(),
+                       entry.shape.size()));
+    Dims offset;
+    for (const nlohmann::json& value : *list) {
+      if (!value.is_number_unsigned())
+        fail("saved_offsets is no list of integers >= 0");
+      offset.push_back(value.get<uint64_t>());
+    }
+    return offset;
+  }
+
+  // Empty parts say nothing; the others must fill the tensor.
+  void check(Tensor& tensor) {
+    std::erase_if(tensor.pieces,
+                  [](const Piece& piece) { return volume(piece.box) == 0; });
+    if (!byte_size(tensor.dtype, tensor.shape))
+      throw input_error({catalog_.files[0].path, printable(tensor.name)},
+                        "its parts reach to {}, which overflows",
+                        to_string(tensor.shape));
+    const uint64_t wanted = element_count(tensor.shape).value_or(0);
+    std::set<std::pair<Dims, Dims>> boxes;  // replicas count once
+    uint64_t elements = 0;
+    for (const Piece& piece : tensor.pieces) {
+      if (!boxes.emplace(piece.box.offset, piece.box.shape).second) continue;
+      elements += volume(piece.box);
+      if (elements > wanted) break;
+    }
+    if (elements == wanted) return;
+    throw input_error(
+        {io::parent(catalog_.files[0].path), printable(tensor.name)},
+        "its {} parts hold {} {} elements, a tensor of {} has {}",
+        tensor.pieces.size(), elements > wanted ? "more than" : "only",
+        std::min(elements, wanted), to_string(tensor.shape), wanted)
+        .with_hint(
+            "a rank's file is missing or is of another save: copy the "
+            "checkpoint again");
+  }
+
+  // What is not about sharding is kept, the first file's where they differ.
+  void keep_metadata(const safetensors::Header& header) {
+    for (const auto& [key, value] : *header.metadata) {
+      if (key == kInfo || key == kVersion) continue;
+      if (!document_) {
+        document_ = std::make_shared<pickle::Document>();
+        document_->set_root(document_->add_container(pickle::Type::kDict));
+      }
+      if (document_->find(document_->root(), key) == pickle::kNoId)
+        document_->set(document_->root(), key, document_->add_string(value));
+    }
+  }
+
+  Catalog catalog_;
+  std::unordered_map<std::string, size_t> by_name_;
+  std::shared_ptr<pickle::Document> document_;
+};
+
+// "shard-00003-model-…" -> 3
+std::string_view writer_of(std::string_view name) {
+  name.remove_prefix(kShard.size());
+  return name.substr(0, name.find('-'));
+}
+
+}  // namespace
+
+std::vector<std::string> find_shards(const std::string& directory) {
+  std::vector<std::string> shards;
+  for (std::string& name : io::list_directory(directory)) {
+    if (is_whole_name(name)) return {};
+    if (is_shard_name(name)) shards.push_back(std::move(name));
+  }
+  if (shards.empty()) return {};
+  try {
+    const io::Handle file =
+        io::Handle::open_read(io::join(directory, shards[0]));
+    if (find(safetensors::read_header(file), kInfo) == nullptr) return {};
+  } catch (const Error&) {
+    return {};  // the safetensors reader says what is wrong with it
+  }
+  return shards;
+}
+
+Catalog read_shards(const Directory& directory,
+                    const formats::ReadOptions& options) {
+  Assembly assembly;
+  std::set<std::string_view> writers;
+  for (const std::string& name : directory.shards) {
+    assembly.read_file(io::join(directory.path, name));
+    writers.insert(writer_of(name));
+  }
+  Catalog catalog = assembly.finish();
+  catalog.format = kFormat;
+  catalog.path = directory.path;
+  catalog.family = options.family;
+  catalog.topology.dp = static_cast<uint32_t>(writers.size());
+  catalog.assumptions.push_back(
+      "shapes: no shard says how large a tensor is; it ends where its last "
+      "part does");
+  const bool below = io::base_name(directory.path) == "sharded";
+  const std::string home = below ? io::parent(directory.path) : directory.path;
+  formats::add_sidecars(home, catalog);
+  formats::detect_dialect(home, catalog);
+  return catalog;
+}
+
+}  // namespace ckpt::dcp

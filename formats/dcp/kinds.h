@@ -1,0 +1,18 @@
+// What a tensor of a distributed checkpoint is, by its name alone: trainers
+// choose the words. Private to this room.
+#pragma once
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::dcp {
+
+// Sets kind, param and state of all tensors.
+//
+//   optim.state.<param>.exp_avg          optimizer state; also below optimizer
+//   optimizer.param_groups.0.lr          and optimizers, and at the top
+//   rng.rank0  dataloader.dp_rank_0      other
+//   model.<param>  <param>               model; beside "model." all else is
+//                                        other
+void set_kinds(Catalog& catalog);
+
+}  // namespace ckpt::dcp
