@@ -30,9 +30,10 @@ struct LegacyDir {
 };
 
 struct LegacyPlace {
-  std::string path;    // the directory with the mp_rank_… directories
-  std::string chosen;  // why this one, if there was a choice
-  bool root = false;   // what was given lies above `path`
+  std::string path;     // the directory with the mp_rank_… directories
+  std::string chosen;   // why this one, if there was a choice
+  std::string warning;  // something about that which should be known
+  bool root = false;    // what was given lies above `path`
 };
 
 // Nothing, and why, if there is no such checkpoint. Does not throw for
