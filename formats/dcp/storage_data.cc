@@ -239,8 +239,13 @@ class StorageReader {
 
   void check_ranges() {
     for (TensorEntry& tensor : metadata_.tensors) {
-      std::erase_if(tensor.chunks,
-                    [](const Chunk& chunk) { return volume(chunk.box) == 0; });
+      // A chunk without elements is never read, but its item has to be there.
+      std::erase_if(tensor.chunks, [&](const Chunk& chunk) {
+        if (volume(chunk.box) != 0) return false;
+        if (chunk.stored.file != kNoFile)
+          check_range(tensor.name, chunk.stored);
+        return true;
+      });
       for (const Chunk& chunk : tensor.chunks) {
         if (chunk.stored.file == kNoFile) no_item(tensor, chunk);
         check_range(tensor.name, chunk.stored);
