@@ -1,5 +1,6 @@
 #include "formats/torch/skeleton.h"
 
+#include <map>
 #include <set>
 #include <unordered_set>
 
@@ -23,6 +24,7 @@ struct Place {
   size_t entry = SIZE_MAX;   // the nearest place that a dict or list holds
   bool is_tensor = false;
   bool dropped = false;
+  bool open = false;       // only some of what it holds may stay
   size_t slot = SIZE_MAX;  // of a tensor that stays
   std::string key;         // its new key, if that is another
   uint32_t children = 0;
@@ -39,8 +41,12 @@ class Rewriter {
     for (size_t i = 0; i < source.tensors.size(); ++i)
       by_name_.emplace(source.tensors[i].name, i);
     for (const auto& [node, name] : skeleton_.tensors) nodes_.insert(node);
-    for (const Object& object : source.objects)
-      if (object.document == skeleton_.document) objects_.insert(object.node);
+    for (const Object& object : source.objects) {
+      if (object.document != skeleton_.document) continue;
+      objects_.insert(object.node);
+      object_names_.emplace(object.name, object.node);
+    }
+    leads_ = mark_holders(document_, {nodes_.begin(), nodes_.end()});
     placed_.resize(source.tensors.size(), false);
   }
 
@@ -82,12 +88,30 @@ class Rewriter {
       return Next::kAttributes;
     }
     if (document_.is(visit.node, Type::kPersistent)) return Next::kSkip;
+    // An object whose tensors are its own business.
+    if (holds && objects_.contains(visit.node) && !leads_[visit.node])
+      return Next::kSkip;
     if (holds) return Next::kDescend;
     // The root dict alone is looked into although it holds no tensor.
     if (visit.site == Site::kRoot && is_mapping(document_, visit.node))
       return Next::kDescend;
-    place.dropped = !in_object && !objects_.contains(visit.node);
-    return Next::kSkip;
+    if (in_object) return Next::kSkip;
+    const std::string name = join_path({}, visit.path);
+    const bool below_open =
+        place.parent != SIZE_MAX && places_[place.parent].open;
+    const auto object = object_names_.find(name);
+    const bool kept = below_open ? object != object_names_.end() &&
+                                       object->second == visit.node
+                                 : objects_.contains(visit.node);
+    place.open = !kept && has_objects_below(name);
+    place.dropped = !kept && !place.open;
+    return place.open ? Next::kOpen : Next::kSkip;
+  }
+
+  // A dict or list of objects that are listed each for itself.
+  bool has_objects_below(const std::string& name) const {
+    const auto next = object_names_.lower_bound(name + '.');
+    return next != object_names_.end() && next->first.starts_with(name + '.');
   }
 
   void add_tensor(Place& place) {
@@ -192,6 +216,8 @@ class Rewriter {
   std::unordered_map<std::string_view, size_t> by_name_;
   std::unordered_set<Id> nodes_;    // of tensors
   std::unordered_set<Id> objects_;  // that the catalog still has
+  std::map<std::string, Id> object_names_;
+  std::vector<bool> leads_;  // by node: to a tensor
   std::vector<Place> places_;
   std::vector<bool> placed_;  // tensors of the source
   size_t next_ = 0;

@@ -40,37 +40,11 @@ void for_each_child(const Document& document, Id node, Function&& function) {
   }
 }
 
-// Which nodes lead to a storage: backwards from the storages, since cycles
-// forbid a simple descent.
-std::vector<bool> mark_holders(const Document& document) {
-  const size_t size = document.size();
-  std::vector<uint32_t> first(size + 1, 0);
-  for (Id node = 0; node < size; ++node)
-    for_each_child(document, node, [&](Id child) { ++first[child + 1]; });
-  for (size_t i = 0; i < size; ++i) first[i + 1] += first[i];
-  std::vector<uint32_t> at(first.begin(), first.end() - 1);
-  std::vector<Id> holders(first[size]);
-  for (Id node = 0; node < size; ++node)
-    for_each_child(document, node,
-                   [&](Id child) { holders[at[child]++] = node; });
-
-  std::vector<bool> marked(size, false);
-  std::vector<Id> queue;
-  for (Id node = 0; node < size; ++node) {
-    if (document.type(node) != Type::kPersistent) continue;
-    marked[node] = true;
-    queue.push_back(node);
-  }
-  while (!queue.empty()) {
-    const Id node = queue.back();
-    queue.pop_back();
-    for (uint32_t i = first[node]; i < first[node + 1]; ++i) {
-      if (marked[holders[i]]) continue;
-      marked[holders[i]] = true;
-      queue.push_back(holders[i]);
-    }
-  }
-  return marked;
+std::vector<Id> storages_of(const Document& document) {
+  std::vector<Id> storages;
+  for (Id node = 0; node < document.size(); ++node)
+    if (document.type(node) == Type::kPersistent) storages.push_back(node);
+  return storages;
 }
 
 struct Child {
@@ -241,7 +215,7 @@ class Walker {
       : document_(document),
         file_(file),
         visitor_(visitor),
-        holds_(mark_holders(document)),
+        holds_(mark_holders(document, storages_of(document))),
         budget_(std::max<uint64_t>(kFreeVisits, 2 * document.size())) {}
 
   void walk(Id root) {
@@ -295,7 +269,7 @@ class Walker {
     if (open_.contains(node)) return false;  // a cycle
     const Next next = visitor_(visit_, holds);
     if (next == Next::kSkip) return false;
-    if (!holds && !stack_.empty()) return false;
+    if (!holds && next != Next::kOpen && !stack_.empty()) return false;
     if (stack_.size() == kMaxDepth)
       throw input_error({file_, {}},
                         "the pickle: tensors nested deeper than {} levels",
@@ -322,6 +296,35 @@ class Walker {
 void visit_tree(const Document& document, Id root, const std::string& file,
                 const std::function<Next(const Visit&, bool)>& visitor) {
   Walker(document, file, visitor).walk(root);
+}
+
+// Backwards from the targets, since cycles forbid a simple descent.
+std::vector<bool> mark_holders(const Document& document,
+                               std::vector<Id> targets) {
+  const size_t size = document.size();
+  std::vector<uint32_t> first(size + 1, 0);
+  for (Id node = 0; node < size; ++node)
+    for_each_child(document, node, [&](Id child) { ++first[child + 1]; });
+  for (size_t i = 0; i < size; ++i) first[i + 1] += first[i];
+  std::vector<uint32_t> at(first.begin(), first.end() - 1);
+  std::vector<Id> holders(first[size]);
+  for (Id node = 0; node < size; ++node)
+    for_each_child(document, node,
+                   [&](Id child) { holders[at[child]++] = node; });
+
+  std::vector<bool> marked(size, false);
+  for (const Id node : targets) marked[node] = true;
+  std::vector<Id> queue = std::move(targets);
+  while (!queue.empty()) {
+    const Id node = queue.back();
+    queue.pop_back();
+    for (uint32_t i = first[node]; i < first[node + 1]; ++i) {
+      if (marked[holders[i]]) continue;
+      marked[holders[i]] = true;
+      queue.push_back(holders[i]);
+    }
+  }
+  return marked;
 }
 
 bool is_mapping(const Document& document, Id node) {

@@ -29,7 +29,8 @@ struct Visit {
 
 // What a visitor wants to happen next.
 enum class Next : uint8_t {
-  kDescend,
+  kDescend,     // if it leads to a storage
+  kOpen,        // even if it does not
   kAttributes,  // of a tensor: only what hangs on it as Python attributes
   kSkip,
 };
@@ -40,6 +41,10 @@ enum class Next : uint8_t {
 void visit_tree(
     const pickle::Document& document, pickle::Id root, const std::string& file,
     const std::function<Next(const Visit&, bool holds_storage)>& visitor);
+
+// Which nodes lead to one of `targets`, these included.
+std::vector<bool> mark_holders(const pickle::Document& document,
+                               std::vector<pickle::Id> targets);
 
 // Key, value, key, value … of a dict or a call that behaves like one.
 bool is_mapping(const pickle::Document& document, pickle::Id node);
