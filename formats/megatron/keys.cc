@@ -46,13 +46,14 @@ size_t find_component(std::string_view text, std::string_view word, size_t at) {
   return text.npos;
 }
 
-size_t prefix_size(std::string_view model) {
+// Nothing if it has none of the roots.
+std::optional<size_t> prefix_size(std::string_view model) {
   for (size_t at = 0; at < model.size();) {
     const std::string_view word = component(model, at);
     if (std::ranges::find(kRoots, word) != std::end(kRoots)) return at;
     at += word.size() + 1;
   }
-  return 0;
+  return std::nullopt;
 }
 
 void parse_layer(Key& key) {
@@ -125,7 +126,9 @@ Key parse_key(std::string_view text) {
     }
   }
   key.model = key.state.empty() ? text : rest;
-  key.prefix = key.model.substr(0, prefix_size(key.model));
+  const std::optional<size_t> prefix = prefix_size(key.model);
+  key.rooted = prefix.has_value();
+  key.prefix = key.model.substr(0, prefix.value_or(0));
   key.name = key.model.substr(key.prefix.size());
   parse_layer(key);
   parse_expert(key);

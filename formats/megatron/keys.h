@@ -30,6 +30,7 @@ struct Key {
   std::string_view model;          // the model's key, with its prefix
   std::string_view prefix;         // "module.", or ""
   std::string_view name;           // the model's key without it
+  bool rooted = false;             // is one of Megatron's module trees
   std::optional<uint64_t> layer;   // numbered
   std::optional<uint64_t> expert;  // numbered
   bool layer_axis = false;         // prepended; before …

@@ -1,0 +1,13 @@
+// A source as a distributed checkpoint sees it: sharded keys, optimizer state
+// parameter by parameter, a vocabulary that the ranks divide. No byte moves.
+#pragma once
+
+#include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+
+namespace ckpt::megatron {
+
+// For both backends. Throws unfaithful_error for what can't be seen so.
+Catalog review_for_dist(Catalog source, const Layout& layout);
+
+}  // namespace ckpt::megatron
