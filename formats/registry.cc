@@ -30,6 +30,7 @@ std::vector<Format> make_formats() {
   formats.push_back({"megatron_legacy",
                      "Megatron-LM's ranks, one directory each (mp_rank_XX)",
                      megatron::make_legacy_reader(), nullptr});
+  formats.push_back(
       {"megatron_torch_dist", "Megatron-Core's distributed checkpoints",
        megatron::make_dist_reader(), megatron::make_dist_writer()});
   formats.push_back({"megatron_zarr",
