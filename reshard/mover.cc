@@ -8,11 +8,14 @@
 namespace ckpt::reshard {
 namespace {
 
-// A quarter of what a run may have is for streams of compressed sources.
-uint64_t stream_memory(const RunOptions& options) {
+// Streams of compressed sources may have half of what the blocks leave of a
+// run's memory: too little, and the lanes of a job push each other's streams
+// out, so that each block decompresses its chunks from the start.
+uint64_t stream_memory(const RunOptions& options, uint64_t block) {
   const uint64_t threads =
       std::max({1U, options.threads, std::thread::hardware_concurrency()});
-  return std::min<uint64_t>(uint64_t{16} << 20, options.max_mem / 4 / threads);
+  const uint64_t share = options.max_mem / threads;
+  return share > 2 * block ? (share - 2 * block) / 2 : 0;
 }
 
 }  // namespace
@@ -24,7 +27,7 @@ Mover::Mover(const Plan& plan, const Catalog& source, Output& output,
       output_(output),
       options_(options),
       block_(block),
-      reader_(source.files, handles, stream_memory(options)),
+      reader_(source.files, handles, stream_memory(options, block)),
       crcs_(crcs),
       in_(std::make_unique_for_overwrite<std::byte[]>(block)),
       out_(std::make_unique_for_overwrite<std::byte[]>(block)) {}

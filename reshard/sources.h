@@ -47,7 +47,7 @@ class SourceReader {
   // `stream_memory` bytes together: a job reads its lanes by turns, and a
   // stream that is opened again decompresses all over again.
   SourceReader(const std::vector<File>& files, HandleCache& handles,
-               uint64_t stream_memory = uint64_t{16} << 20)
+               uint64_t stream_memory = uint64_t{64} << 20)
       : files_(files), handles_(handles), stream_memory_(stream_memory) {}
   // Reads exactly buffer.size() bytes of files[file] at `offset`.
   void read(uint32_t file, uint64_t offset, std::span<std::byte> buffer);
