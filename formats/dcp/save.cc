@@ -8,7 +8,7 @@
 #include "formats/dcp/metadata_write.h"
 #include "formats/dcp/value_item.h"
 #include "formats/torch/file_plan.h"
-#include "formats/torch/tensors.h"
+#include "formats/torch/item.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -16,9 +16,6 @@ namespace ckpt::dcp {
 namespace {
 
 using text::printable;
-
-// An object that has to be unpacked to be written is held in memory.
-constexpr uint64_t kMostUnpacked = uint64_t{1} << 30;
 
 // torch.save of a value, or a range of a source file that is one.
 struct ObjectItem {
@@ -130,12 +127,10 @@ void Save::add_object(const std::string& name, const Object& object,
                     .size = object.bytes,
                     .source_file = object.file,
                     .source_offset = object.offset};
-  } else if (object.bytes > kMostUnpacked) {
-    throw resource_error({file.path, printable(name)},
-                         "a compressed object of {} bytes, at most {} fit",
-                         object.bytes, kMostUnpacked);
   } else {
-    item.bytes = torch::read_content(file, object.offset, object.bytes);
+    const torch::OpenedObject opened = torch::open_archive(
+        state_->source, object, io::Handle::open_read(file.path));
+    item.bytes = opened.item.read_string(0, opened.item.size());
   }
   state_->objects.push_back(std::move(item));
 }

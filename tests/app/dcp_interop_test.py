@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+"""Distributed checkpoints that ckpt writes are loaded by torch: in one
+process, as DTensors of other meshes, and by its converters."""
+
+import collections
+import json
+import math
+import pickle
+import random
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
+from torch.distributed.checkpoint.format_utils import (
+    dcp_to_torch_save, torch_save_to_dcp)
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import (
+    SavePlan, TensorWriteData, WriteItem, WriteItemType)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._utils import (
+    compute_local_shape_and_global_offset)
+
+from dcp_support import (
+    check_files, check_same, load_nested, load_plain, load_sharded, read_index,
+    run_ranks)
+from golden_cases import expected
+from support import (
+    DATA, Suite, check, check_equal, compare, load_pt, read_safetensors)
+
+CKPT = None
+CASES = DATA / "dcp"
+
+# What torch 2.13 itself can load without more ado: not the zstd items, the
+# files without collectives, and Hugging Face's.
+LOADABLE = ["ddp_w4", "ddp_w4_lowest_rank", "file_per_item_w2",
+            "fsdp1_w2_sharded", "fsdp2_w2_adamw", "fsdp2_w4_uneven_bf16",
+            "fsdp2_w8", "hsdp_tp_w8", "hsdp_w4", "noflatten_w2", "plain_w1",
+            "fsdp1_w4_local", "threads3_w2", "torch2.1.2_w2", "torch2.4.1_w2",
+            "torch2.7.1_w2", "torch_save_to_dcp", "tp2_fsdp2_w4",
+            "tp4_fsdp2_w8_empty"]
+OTHERS = ["zstd_w2", "nocollectives_w2"]
+# Keys of flat parameters; what is in them is another matter.
+FLAT = "fsdp1_w4_local"
+
+
+def expected_tensors(case):
+    """Without those that a safetensors file can't name."""
+    return {**expected(case), **expected(case, "expected_optim.safetensors")}
+
+
+# ---------------------------------------------------------------------- cases
+def test_golden(folder, case, ranks):
+    """Resharded, a golden is what the peer itself reads from it."""
+    source = CASES / case / "ckpt"
+    for n in ranks:
+        out = folder / f"dp{n}"
+        CKPT.ok("reshard", source, out, "--dp", n)
+        index = check_files(out)
+        written = {p.name for p in out.glob("*.distcp")}
+        check_equal(written, {f"__{r}_0.distcp" for r in range(n)}, "files")
+        want = {} if case == FLAT else expected_tensors(CASES / case)
+        compare(load_plain(out, want), want, f"{case} to dp={n}")
+        check(set(index.tensors) >= set(want), "all tensors are listed")
+        if case in LOADABLE:
+            check_same(load_nested(out), load_nested(source),
+                       f"{case} to dp={n}, nested")
+
+
+def test_topologies(folder, world, meshes):
+    """Loaded as DTensors by `world` processes, whatever it was cut for."""
+    jobs = []
+    for case, n in (("fsdp2_w2_adamw", 3), ("fsdp2_w4_uneven_bf16", 2),
+                    ("tp4_fsdp2_w8_empty", 5), ("zstd_w2", 4)):
+        out = folder / f"{case}_{n}"
+        CKPT.ok("reshard", CASES / case / "ckpt", out, "--dp", n)
+        jobs += [(out, mesh, expected_tensors(CASES / case))
+                 for mesh in meshes]
+    run_ranks(folder, world, load_sharded, jobs)
+
+
+def save_mixed(folder, seed):
+    """Sharded and replicated tensors of many sizes, and values."""
+    rng = random.Random(seed)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = {}
+    for i in range(30):
+        shape = tuple(rng.randrange(2, 9) for _ in range(rng.randrange(3)))
+        pick = rng.random()
+        if pick < 0.3:
+            state[f"value{i}"] = i
+        elif pick < 0.6 or not shape:
+            state[f"whole{i}"] = torch.full(shape, i, dtype=torch.int32)
+        else:
+            size, _ = compute_local_shape_and_global_offset(
+                torch.Size(shape), mesh, [Shard(0)])
+            strides = [math.prod(shape[d + 1:]) for d in range(len(shape))]
+            state[f"cut{i}"] = DTensor.from_local(
+                torch.full(size, i, dtype=torch.float16), mesh, [Shard(0)],
+                run_check=False, shape=torch.Size(shape),
+                stride=tuple(strides))
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder))
+
+
+def planned_files(folder, world):
+    """Which rank writes what, by torch's own de-duplication of the plans
+    that ranks with such a state dict make."""
+    meta = pickle.loads((folder / ".metadata").read_bytes())
+    plans = [[] for _ in range(world)]
+    for name in meta.planner_data:
+        row = meta.state_dict_metadata[name]
+        if not hasattr(row, "chunks"):
+            items = [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO)]
+        else:
+            items = [WriteItem(MetadataIndex(name, c.offsets),
+                               WriteItemType.SHARD,
+                               tensor_data=TensorWriteData(
+                                   c, row.properties, row.size))
+                     for c in row.chunks]
+        if name.startswith("cut"):
+            items += [items[-1]] * (world - len(items))  # the empty one
+        else:
+            items *= world
+        for plan, item in zip(plans, items, strict=True):
+            plan.append(item)
+    plans = dedup_save_plans([SavePlan(plan) for plan in plans])
+    return {(item.index.fqn, item.index.offset and tuple(item.index.offset)):
+            f"__{rank}_0.distcp"
+            for rank, plan in enumerate(plans) for item in plan.items}
+
+
+def test_placement(folder):
+    """Copies and values go to the ranks that the peer gives them to."""
+    world, seeds = 4, range(6)
+    run_ranks(folder, world, save_mixed,
+              [(folder / f"peer{seed}", seed) for seed in seeds])
+    for seed in seeds:
+        peer, out = folder / f"peer{seed}", folder / f"out{seed}"
+        CKPT.ok("reshard", peer, out, "--dp", world)
+        want = boxes_of(peer)
+        for name, boxes in boxes_of(out).items():
+            check_equal(boxes, want[name], f"boxes of {name}, seed {seed}")
+        got = {key: row[0] for key, row in check_files(out).stored.items()}
+        check_equal(got, planned_files(out, world), f"files, seed {seed}")
+
+
+def boxes_of(folder):
+    with open(folder / ".metadata", "rb") as f:
+        rows = pickle.load(f).state_dict_metadata
+    return {name: [(tuple(c.offsets), tuple(c.sizes)) for c in row.chunks]
+            for name, row in rows.items() if hasattr(row, "chunks")}
+
+
+def check_boxes(got, want, what, unknown=()):
+    """The peer's, with the same empty ones; in any order. One rank's file
+    does not tell which tensors are buffers (`unknown`)."""
+    got, want = boxes_of(got), boxes_of(want)
+    for name, boxes in want.items():
+        if name in got and name not in unknown:
+            check_equal(sorted(got[name]), sorted(boxes), f"{what}: {name}")
+
+
+# Parallel plans of the models in the goldens.
+RULES = {"*emb.weight": 0, "*out.weight": 0, "*w1.weight": 0, "*w2.weight": 1,
+         "*": None}
+
+
+def test_boxes(folder):
+    """For the peer's topologies the boxes are the peer's own."""
+    rules = folder / "rules.json"
+    rules.write_text(json.dumps(RULES))
+    tp = ("--shard-dims", rules)
+    for source, args, peer in (
+            ("fsdp2_w2_adamw/ckpt", ("--dp", 4), "fsdp2_w2_adamw/other/w4"),
+            ("fsdp2_w2_adamw/ckpt", ("--dp", 1), "fsdp2_w2_adamw/other/w1"),
+            ("fsdp2_w2_adamw/other/w4", (), "fsdp2_w2_adamw/other/w4"),
+            ("fsdp2_w2_adamw/other/w4", ("--dp", 2), "fsdp2_w2_adamw/ckpt"),
+            ("fsdp2_w4_uneven_bf16/ckpt", ("--dp", 3),
+             "fsdp2_w4_uneven_bf16/other/w3"),
+            ("fsdp2_w4_uneven_bf16/other/w3", ("--dp", 4),
+             "fsdp2_w4_uneven_bf16/ckpt"),
+            ("fsdp2_w8/ckpt", ("--dp", 2), "fsdp2_w8/other/w2"),
+            ("fsdp2_w8/other/w2", ("--dp", 8), "fsdp2_w8/ckpt"),
+            ("tp2_fsdp2_w4/other/w1", ("--dp", 2, "--tp", 2, *tp),
+             "tp2_fsdp2_w4/ckpt"),
+            ("tp2_fsdp2_w4/ckpt", ("--dp", 1, "--tp", 4, *tp),
+             "tp2_fsdp2_w4/other/tp4"),
+            ("tp4_fsdp2_w8_empty/ckpt", ("--dp", 2, "--tp", 4, *tp),
+             "tp4_fsdp2_w8_empty/ckpt")):
+        out = folder / "out"
+        CKPT.ok("reshard", CASES / source, out, "--overwrite", *args)
+        check_files(out)
+        check_boxes(out, CASES / peer, f"{source} {args}",
+                    ["model.freqs"] if source.endswith("w1") else [])
+
+
+def random_tensor(rng, dtype, shape):
+    count = math.prod(shape)
+    size = torch.empty(0, dtype=dtype).element_size()
+    data = bytearray(rng.randbytes(count * size))
+    if dtype == torch.bool:
+        data = bytearray(b & 1 for b in data)
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+SCALARS = (None, True, 7, -(2 ** 70), 0.1, "text é", (1, 2), b"bytes",
+           (1, [2, {"a": 3}]), [1, 2, 3], [], torch.float32, torch.Size([2]),
+           collections.OrderedDict(a=1), {3, 4}, float("nan"))
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64,
+          torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16,
+          torch.complex64, torch.float8_e4m3fn]
+
+
+def random_tree(rng, depth=0):
+    """Nested as trainers nest; every dict has something in it."""
+    tree = {}
+    for i in range(rng.randrange(2, 6)):
+        key = rng.choice((f"k{i}", f"a.b{i}", i, f"é {i}"))
+        pick = rng.random()
+        if pick < 0.45:
+            shape = tuple(rng.choice((0, 1, 2, 3, 5, 8, 33))
+                          for _ in range(rng.randrange(5)))
+            tensor = random_tensor(rng, rng.choice(DTYPES), shape)
+            if len(shape) == 2 and rng.random() < 0.3:
+                tensor = tensor.t()
+            tree[key] = tensor
+        elif pick < 0.6 and depth < 3:
+            tree[key] = random_tree(rng, depth + 1)
+        elif pick < 0.75 and depth < 3:
+            tree[key] = [random_tree(rng, depth + 1),
+                         rng.choice(SCALARS), torch.ones(2)]
+        else:
+            tree[key] = rng.choice(SCALARS)
+    tree["last"] = random_tensor(rng, torch.float32, (3, 2))
+    return tree
+
+
+def test_tree(folder, seed):
+    """A file of torch.save becomes what torch_save_to_dcp makes of it."""
+    rng = random.Random(seed)
+    tree = random_tree(rng)
+    torch.save(tree, folder / "in.pt")
+    torch_save_to_dcp(folder / "in.pt", folder / "peer")
+    n = rng.randrange(1, 6)
+    CKPT.ok("convert", folder / "in.pt", folder / "out", "--to", "dcp", "--dp",
+            n)
+    ours, peer = check_files(folder / "out"), pickle.loads(
+        (folder / "peer/.metadata").read_bytes())
+    check_equal(ours.planner, peer.planner_data, "planner_data")
+    want = load_nested(folder / "peer")
+    check_same(load_nested(folder / "out"), want, "nested")
+    dcp_to_torch_save(folder / "out", folder / "back.pt")
+    check_same(load_pt(folder / "back.pt", weights_only=False), want,
+               "dcp_to_torch_save")
+    # And what torch wrote, through ckpt, for other ranks.
+    CKPT.ok("reshard", folder / "peer", folder / "re", "--dp", n + 1,
+            "--verify")
+    check_files(folder / "re")
+    check_same(load_nested(folder / "re"), want, "resharded")
+
+
+def test_safetensors(folder):
+    """Plain names become keys; it is the same again after the way back."""
+    source = DATA / "safetensors/hf_sharded/ckpt"
+    CKPT.ok("convert", source, folder / "out", "--to", "dcp", "--dp", 3)
+    index = check_files(folder / "out")
+    want = {}
+    for path in source.glob("*.safetensors"):
+        want.update(read_safetensors(path))
+    compare(load_plain(folder / "out", want), want, "as torch loads it")
+    paths = {name: (name,) for name in want}
+    check_equal(index.planner, paths, "paths")
+    CKPT.ok("verify", source, folder / "out")
+
+
+def test_same_bytes(folder):
+    """Two runs write the same files, save_id included."""
+    for name in "ab":
+        CKPT.ok("reshard", CASES / "fsdp2_w2_adamw/ckpt", folder / name,
+                "--dp", 3, "--no-manifest", "-j", 1 if name == "a" else 3)
+    for path in (folder / "a").iterdir():
+        check_equal(path.read_bytes(), (folder / "b" / path.name).read_bytes(),
+                    path.name)
+
+
+def test_refusals(folder):
+    """What has no place is refused with what to do."""
+    source = CASES / "fsdp2_w2_adamw/ckpt"
+    for args, code, text in (
+            (("--tp", 2), 5, "--shard-dims"),
+            (("--pp", 2), 5, "pp=2"),
+            (("--ep", 2), 5, "ep=2"),
+            (("--max-shard-size", "5GB"), 2, "--dp")):
+        result = CKPT.run("reshard", source, folder / "out", *args)
+        result.want(code)
+        check(text in result.err, f"{text} is not in\n{result}")
+        check(not (folder / "out").exists(), "nothing is written")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    torch.set_num_threads(1)
+    for i, case in enumerate(LOADABLE + OTHERS):
+        suite.add(f"golden {case}", test_golden, case, (1, 2 + i % 4))
+    suite.add("boxes", test_boxes)
+    for seed in range(8):
+        suite.add(f"tree {seed}", test_tree, seed)
+    suite.add("safetensors", test_safetensors)
+    suite.add("same bytes", test_same_bytes)
+    suite.add("refusals", test_refusals)
+    suite.add("placement", test_placement)
+    suite.add("1 process", test_topologies, 1, [(1,)])
+    suite.add("3 processes", test_topologies, 3, [(3,)])
+    suite.add("4 processes", test_topologies, 4, [(4,), (2, 2)])
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
