@@ -169,7 +169,7 @@ class MetadataReader {
 
   void read_chunk(Id node, TensorEntry& tensor) {
     const auto fields = graph_.fields(node, "ChunkStorageMetadata");
-    Chunk chunk;
+    Chunk& chunk = tensor.chunks.emplace_back();
     chunk.box.offset = graph_.dims(Graph::find(fields, graph_.names.offsets),
                                    tensor.name, "chunk offset");
     chunk.box.shape = graph_.dims(Graph::find(fields, graph_.names.sizes),

@@ -52,8 +52,9 @@ class Adder {
     tensor.requires_grad = entry.requires_grad;
     tensor.pieces.reserve(entry.chunks.size());
     for (Chunk& chunk : entry.chunks) {
+      const bool plain = chunk.stored.transforms == kNoTransforms;
       const uint64_t bytes =
-          byte_size(entry.dtype, chunk.box.shape).value_or(0);
+          plain ? 0 : byte_size(entry.dtype, chunk.box.shape).value_or(0);
       Piece& piece = tensor.pieces.emplace_back();
       piece.box = std::move(chunk.box);
       piece.extent = place(chunk.stored, bytes + kOverhead);
