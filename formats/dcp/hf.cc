@@ -1,5 +1,7 @@
 #include "formats/dcp/hf.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -181,6 +183,35 @@ std::string_view writer_of(std::string_view name) {
   return name.substr(0, name.find('-'));
 }
 
+// "shard-00003-model-00001-of-00002.safetensors" -> model-00001-of-00002…
+std::string_view file_of(std::string_view name) {
+  return name.substr(name.find("model-"));
+}
+
+// A tensor ends where its last part does: a file that is gone may take the
+// end of tensors with it. Ranks mostly write alike, so that a file that only
+// some of them have is worth a word.
+void warn_of_gaps(const std::vector<std::string>& names, Catalog& catalog) {
+  std::set<std::string_view> writers, files, all(names.begin(), names.end());
+  for (const std::string& name : names) {
+    writers.insert(writer_of(name));
+    files.insert(file_of(name));
+  }
+  constexpr size_t kMost = 8;
+  std::vector<std::string> gone;
+  for (const std::string_view writer : writers)
+    for (const std::string_view file : files)
+      if (std::string name = fmt::format("{}{}-{}", kShard, writer, file);
+          !all.contains(name) && gone.size() < kMost)
+        gone.push_back(std::move(name));
+  if (gone.empty()) return;
+  catalog.problems.push_back(
+      {Problem::Severity::kWarning, "missing_shard", catalog.path, "",
+       fmt::format("other ranks wrote such a file, these are not there: {}; "
+                   "if one is missing, tensors end too early",
+                   fmt::join(gone, ", "))});
+}
+
 }  // namespace
 
 std::vector<std::string> find_shards(const std::string& directory) {
@@ -216,6 +247,7 @@ Catalog read_shards(const Directory& directory,
   catalog.assumptions.push_back(
       "shapes: no shard says how large a tensor is; it ends where its last "
       "part does");
+  warn_of_gaps(directory.shards, catalog);
   const bool below = io::base_name(directory.path) == "sharded";
   const std::string home = below ? io::parent(directory.path) : directory.path;
   formats::add_sidecars(home, catalog);

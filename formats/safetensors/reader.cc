@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <span>
 
 #include "ckpt/error.h"
@@ -165,10 +166,26 @@ class Assembly {
     return sum;
   }
 
+  // torch DCP's rank 0 can write whole tensors, all at offset 0, under the
+  // names of a Hugging Face directory.
+  static bool is_whole(const std::string& path, const std::string& info) {
+    if (!io::base_name(path).starts_with("model-")) return false;
+    const auto document = nlohmann::json::parse(info, nullptr, false);
+    if (!document.is_object()) return false;
+    for (const auto& tensor : document) {
+      const auto offsets =
+          tensor.is_object() ? tensor.find("saved_offsets") : tensor.end();
+      if (offsets == tensor.end() || !offsets->is_array()) return false;
+      for (const auto& offset : *offsets)
+        if (offset != 0) return false;
+    }
+    return true;
+  }
+
   void merge_metadata(size_t f, const std::string& key,
                       const std::string& value, pickle::Document& merged) {
     const std::string& path = catalog_.files[f].path;
-    if (key == kDcpInfo)
+    if (key == kDcpInfo && !is_whole(path, value))
       catalog_.problems.push_back(problem(
           Severity::kWarning, "dcp_shard", path, {},
           "torch DCP wrote this file as a shard (DCP_SHARDING_INFO): its "
