@@ -66,7 +66,8 @@ class Check {
       spdlog::warn(
           "no checksums, neither stored nor in a manifest: the structure was "
           "checked, the values can't be");
-    const bool read = !manifest.empty() || options.deep || options.finite;
+    const bool read =
+        !manifest.empty() || options.deep || options.finite || packed(catalog);
     if (!read) {
       reshard::make_read_plan(catalog, false);  // proves the cover
       return;
@@ -94,6 +95,16 @@ class Check {
   void add(Problem problem) { report_.problems.push_back(std::move(problem)); }
 
  private:
+  // Compressed chunks without a checksum: inflating them tells at least
+  // whether they are whole.
+  static bool packed(const Catalog& catalog) {
+    return catalog.crcs.empty() &&
+           std::ranges::any_of(catalog.files, [](const File& file) {
+             return file.codec != Codec::kRaw && file.codec != Codec::kMemory &&
+                    file.codec != Codec::kFill;
+           });
+  }
+
   // The manifest of what was asked for or of what it led to.
   std::string manifest_of(const Catalog& catalog) const {
     for (const std::string& root : {path_, catalog.path}) {
