@@ -26,14 +26,17 @@ class Convert : public Command {
         ->required()
         ->group("Arguments");
     add_topology_options(app, topology_);
+    add_optim_option(app, optim_);
   }
   ExitCode run() override {
     formats::find_format(to_);  // refused before anything is opened
+    check_optim(optim_, to_);
     request_.command = "convert";
     request_.output = output;
     Catalog source = open_for_write(request_);
     Layout layout;
     layout.format = to_;
+    layout.optimizer = optim_;
     const std::string file = file_format(request_.target_path);
     layout.single_file = !file.empty() && file == to_;
     if (!file.empty() && !layout.single_file)
@@ -49,6 +52,7 @@ class Convert : public Command {
   WriteRequest request_;
   TopologyOptions topology_;
   std::string to_;
+  std::string optim_;
 };
 
 }  // namespace

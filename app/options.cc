@@ -10,6 +10,7 @@
 
 #include "app/select.h"
 #include "ckpt/error.h"
+#include "formats/megatron/optimizer.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
 
@@ -216,6 +217,24 @@ void add_topology_options(CLI::App& app, TopologyOptions& options) {
       *row.axis = parse_axis(row.name, s);
     })->group("Topology");
   }
+}
+
+void add_optim_option(CLI::App& app, std::string& optim) {
+  app.add_option("--optim", optim,
+                 "Form of Megatron's optimizer state: fully_reshardable is "
+                 "what megatron-core 0.15 and later load at any topology")
+      ->type_name("FORM")
+      ->group("Target");
+}
+
+void check_optim(const std::string& optim, std::string_view format) {
+  if (optim.empty()) return;
+  megatron::check_optimizer_type(optim);
+  if (format != "megatron_torch_dist" && format != "megatron_zarr")
+    throw usage_error({},
+                      "--optim is for megatron_torch_dist and megatron_zarr, "
+                      "not for {}",
+                      format);
 }
 
 void add_engine_options(CLI::App& app, EngineOptions& options) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -88,6 +89,10 @@ void add_source_options(CLI::App& app, SourceOptions& options);
 void add_select_options(CLI::App& app, SelectOptions& options);
 void add_topology_options(CLI::App& app, TopologyOptions& options);
 void add_engine_options(CLI::App& app, EngineOptions& options);
+// --optim: the form of Megatron's optimizer state.
+void add_optim_option(CLI::App& app, std::string& optim);
+// Throws a usage_error for a form that is unknown, or that `format` lacks.
+void check_optim(const std::string& optim, std::string_view format);
 void add_write_options(CLI::App& app, WriteOptions& options);
 
 // "8", "4→8" … for the option named `option` ("--tp").

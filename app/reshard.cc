@@ -20,6 +20,7 @@ class Reshard : public Command {
   void add_options(CLI::App& app) override {
     add_request_options(app, request_, "Where the new one goes");
     add_topology_options(app, topology_);
+    add_optim_option(app, optim_);
   }
   ExitCode run() override {
     request_.command = "reshard";
@@ -27,6 +28,8 @@ class Reshard : public Command {
     Catalog source = open_for_write(request_);
     Layout layout;
     layout.format = source.format;
+    check_optim(optim_, layout.format);
+    layout.optimizer = optim_;
     layout.topology = topology_.resolve(source.topology);
     return write_checkpoint(request_, std::move(source), layout);
   }
@@ -34,6 +37,7 @@ class Reshard : public Command {
  private:
   WriteRequest request_;
   TopologyOptions topology_;
+  std::string optim_;
 };
 
 }  // namespace

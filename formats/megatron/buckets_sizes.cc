@@ -2,7 +2,6 @@
 
 #include "ckpt/error.h"
 #include "formats/torch/item.h"
-#include "lib/io/file.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -31,11 +30,9 @@ std::vector<uint64_t> numbers(const Document& document, Id list,
 Value value_of(const Catalog& catalog, const Object& object) {
   Value value{object.document, object.node};
   if (!value.document) {
-    const File& file = catalog.files.at(object.file);
-    const io::Handle whole = io::Handle::open_read(file.path);
-    const torch::Container item = torch::open_item(
-        whole.slice(object.offset, object.bytes), object.file, object.offset);
-    value = {item.document, item.document->root()};
+    Object opened = object;
+    torch::open_object(catalog, opened);
+    value = {opened.document, opened.node};
   }
   if (catalog.format == "megatron_zarr") return value;
   if (value.document->is(value.node, Type::kList) &&
