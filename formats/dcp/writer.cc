@@ -1,9 +1,8 @@
 #include <algorithm>
-#include <limits>
-#include <span>
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "formats/dcp/assigner.h"
 #include "formats/dcp/boxes.h"
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/flatten.h"
@@ -56,37 +55,6 @@ bool is_whole_on_ranks(const Tensor& tensor, const Catalog& source) {
          tensor.pieces[0].box == Box::whole(tensor.shape);
 }
 
-// Gives each item to the rank of its candidates that writes least so far;
-// what is whole counts for what all of it takes (torch, since 2.3).
-class Assigner {
- public:
-  explicit Assigner(uint32_t ranks) : sizes_(ranks, 0) {}
-
-  uint32_t take(const Cutter::Replicas& among, uint64_t bytes) {
-    uint32_t best = among.first;
-    for (uint32_t i = 1; i < among.count; ++i) {
-      const uint32_t rank = among.first + i * among.step;
-      if (sizes_[rank] < sizes_[best]) best = rank;
-    }
-    add(best, bytes);
-    return best;
-  }
-  uint32_t take(std::span<const uint32_t> among, uint64_t bytes) {
-    const uint32_t best = *std::ranges::min_element(
-        among, {}, [&](uint32_t rank) { return sizes_[rank]; });
-    add(best, bytes);
-    return best;
-  }
-
- private:
-  void add(uint32_t rank, uint64_t bytes) {
-    uint64_t& size = sizes_[rank];
-    size = checked_add(size, std::max<uint64_t>(bytes, 1))
-               .value_or(std::numeric_limits<uint64_t>::max());
-  }
-  std::vector<uint64_t> sizes_;
-};
-
 class Builder {
  public:
   Builder(const Catalog& source, const Layout& layout)
@@ -95,6 +63,7 @@ class Builder {
   Target build() {
     start();
     Flattened flat = flatten(source_);
+    rename_grids(flat);
     for (Problem& problem : flat.problems)
       target_.problems.push_back(std::move(problem));
     Save save(source_, target_, {});
@@ -146,6 +115,23 @@ class Builder {
             std::string message) {
     target_.problems.push_back(
         {severity, std::move(kind), {}, printable(name), std::move(message)});
+  }
+
+  // "key/shard_0_1" is Megatron's name for an object. A checkpoint with such
+  // keys and without Megatron's own files is one that was not finished.
+  void rename_grids(Flattened& flat) {
+    if (!source_.format.starts_with("megatron")) return;
+    std::string last;
+    for (FlatValue& value : flat.values) {
+      const size_t slash = value.name.rfind("/shard_");
+      if (slash == std::string::npos) continue;
+      last = value.name;
+      value.name[slash] = '.';
+    }
+    if (!last.empty())
+      target_.assumptions.push_back(fmt::format(
+          "objects named as Megatron names them get a dot for the slash: {}",
+          printable(last)));
   }
 
   // What is to be written, in the order of the state dict.
