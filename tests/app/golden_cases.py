@@ -36,6 +36,8 @@ class Unit:
     # True: the reader's names for these tensors are its own, so contents and
     # the last parts of the names are compared.
     own_names: bool = False
+    # Tensors that are listed, but can't be read: --exclude them.
+    unreadable: tuple = ()
 
     @property
     def all(self):
