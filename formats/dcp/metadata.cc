@@ -181,7 +181,6 @@ class MetadataReader {
           "a chunk of {} at offsets {} is not inside of the tensor's {}",
           to_string(chunk.box.shape), to_string(chunk.box.offset),
           to_string(tensor.size));
-    tensor.chunks.push_back(std::move(chunk));
   }
 
   void read_planner(Id node) {
