@@ -126,15 +126,16 @@ class Reader {
     if (pickle == nullptr || data == nullptr || find("constants.pkl") ||
         !has_version())
       return std::nullopt;
-    const auto pickle_at = data_offset(*pickle);
-    const auto data_at = data_offset(*data);
-    if (!pickle_at || !data_at || !read_order(ends)) return std::nullopt;
-    ends.pickle = bytes_.get(*pickle_at, pickle->size);
+    // Of all records, read or not: a damaged header is no detail.
+    for (size_t i = 0; i < count_; ++i)
+      if (!data_offset(records_[i])) return std::nullopt;
+    if (!read_order(ends)) return std::nullopt;
+    ends.pickle = bytes_.get(*data_offset(*pickle), pickle->size);
     if (ends.pickle.empty() || !sound(*pickle, ends.pickle))
       return std::nullopt;
     ends.record = data->name;
     ends.key = below_root(*data).substr(5);
-    ends.data_offset = *data_at;
+    ends.data_offset = *data_offset(*data);
     ends.data_size = data->size;
     ends.crc32 = data->crc32;
     return ends;
