@@ -35,7 +35,8 @@ std::vector<Format> make_formats() {
        megatron::make_dist_reader(), megatron::make_dist_writer()});
   formats.push_back({"megatron_zarr",
                      "the same of the zarr backend (cores up to 0.15)",
-                     megatron::make_zarr_reader(), nullptr});
+                     megatron::make_zarr_reader(),
+                     megatron::make_zarr_writer()});
   formats.push_back({"dcp", "PyTorch distributed checkpoints (.distcp)",
                      dcp::make_reader(), dcp::make_writer()});
   formats.push_back({"safetensors",

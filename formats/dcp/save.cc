@@ -135,6 +135,12 @@ void Save::add_object(const std::string& name, const Object& object,
   state_->objects.push_back(std::move(item));
 }
 
+void Save::add_archive(const std::string& name, std::string bytes,
+                       uint32_t rank) {
+  state_->objects.push_back({.name = name, .rank = rank});
+  state_->objects.back().bytes = std::move(bytes);
+}
+
 void Save::add_value(const std::string& name, const pickle::Document& document,
                      uint32_t node, uint32_t rank) {
   state_->objects.push_back({.name = name, .rank = rank});

@@ -42,6 +42,8 @@ class Save {
   // `wrap`: the value is put in a list of one (Megatron's objects).
   void add_object(const std::string& name, const Object& object, uint32_t rank,
                   bool wrap = false);
+  // An object's archive that the caller made.
+  void add_archive(const std::string& name, std::string bytes, uint32_t rank);
   // torch.save of a value.
   void add_value(const std::string& name, const pickle::Document& document,
                  uint32_t node, uint32_t rank);

@@ -8,6 +8,7 @@
 #include "formats/megatron/keys.h"
 #include "formats/megatron/rules.h"
 #include "formats/megatron/vocab.h"
+#include "formats/megatron/zarr_scan.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -45,6 +46,7 @@ void warn_of_names(Catalog& catalog) {
 
 Catalog review_for_dist(Catalog source, const Layout& layout) {
   if (source.format != kDist) load_objects(source);
+  complete_object_names(source.objects);
   Facts facts = facts_of(source);
   infer_facts(source.tensors, facts);
   recognise(source, facts);

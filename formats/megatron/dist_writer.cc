@@ -18,6 +18,7 @@
 #include "formats/megatron/dist_review.h"
 #include "formats/megatron/locate.h"
 #include "formats/megatron/megatron.h"
+#include "formats/megatron/object_archive.h"
 #include "formats/megatron/ranks.h"
 #include "formats/megatron/rules.h"
 #include "formats/megatron/vocab.h"
@@ -116,9 +117,15 @@ class Builder {
   }
 
   void add_objects(dcp::Save& save) {
-    const bool wrap = source_.format == "megatron_zarr";  // bare ones there
+    const bool as_it_is = form_of(source_.format) == Form::kListOfOne;
     for (const Object* object : kept_objects(source_, topology_, target_)) {
-      save.add_object(object->name, *object, rank_of(*object), wrap);
+      if (object->bytes == 0 || as_it_is)
+        save.add_object(object->name, *object, rank_of(*object), !as_it_is);
+      else
+        save.add_archive(
+            object->name,
+            object_archive(source_, *object, Form::kListOfOne, "archive"),
+            rank_of(*object));
       target_.catalog.objects.push_back(*object);
     }
     const auto names = missing_extra_states(source_, facts_, target_);

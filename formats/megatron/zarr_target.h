@@ -1,0 +1,36 @@
+// What stands beside the arrays and objects of a zarr checkpoint that is
+// written: common.pt, files that are carried along, the tracker above.
+// Private to this room.
+#pragma once
+
+#include <string>
+
+#include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+#include "formats/megatron/dist_boxes.h"
+#include "formats/megatron/facts.h"
+
+namespace ckpt::megatron {
+
+// Where the checkpoint stands below DST: the level that was opened, so that a
+// training root gives a training root. "", "iter_0000007".
+std::string directory_for(const Catalog& source);
+
+// What the args say, and what names and shapes do.
+Facts facts_with_shapes(const Catalog& source);
+
+// Expert tensor parallelism follows tp unless the args set it apart.
+DistSplit split_for(const Facts& facts, const Topology& topology);
+
+// Files, objects, problems and assumptions of the target; `directory` is that
+// of directory_for. Payload files must be in it already.
+void add_common(const Catalog& source, const Facts& facts,
+                const std::string& directory, Target& target);
+void add_sidecars(const Catalog& source, const std::string& directory,
+                  Target& target);
+void add_tracker(const std::string& directory, Target& target);
+
+// A small file that is known whole.
+void add_text(const std::string& path, std::string bytes, Target& target);
+
+}  // namespace ckpt::megatron
