@@ -34,6 +34,16 @@ Output::Output(const Target& target, const std::string& root)
     paths_.push_back(io::join(root, file.path));
     crcs_.push_back(
         std::make_unique<std::atomic<uint32_t>[]>(file.crcs.size()));
+    if (!file.crcs.empty()) add_known(static_cast<uint32_t>(paths_.size() - 1));
+  }
+}
+
+// Bytes that are known belong to the checksum of the record that they are in:
+// the gaps of a flat buffer.
+void Output::add_known(uint32_t file) {
+  for (const Literal& literal : target_->files[file].literals) {
+    iovec part{const_cast<char*>(literal.bytes.data()), literal.bytes.size()};
+    add_crc(crc_of(file, literal.offset, {&part, 1}));
   }
 }
 

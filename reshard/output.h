@@ -42,6 +42,7 @@ class Output {
  private:
   CrcPart crc_of(uint32_t file, uint64_t offset,
                  std::span<const iovec> parts) const;
+  void add_known(uint32_t file);
 
   struct Patch {
     uint64_t at = 0;  // byte of the file
