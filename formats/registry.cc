@@ -29,7 +29,8 @@ std::vector<Format> make_formats() {
                      fairseq2::make_reader(), fairseq2::make_writer()});
   formats.push_back({"megatron_legacy",
                      "Megatron-LM's ranks, one directory each (mp_rank_XX)",
-                     megatron::make_legacy_reader(), nullptr});
+                     megatron::make_legacy_reader(),
+                     megatron::make_legacy_writer()});
   formats.push_back(
       {"megatron_torch_dist", "Megatron-Core's distributed checkpoints",
        megatron::make_dist_reader(), megatron::make_dist_writer()});

@@ -1,0 +1,111 @@
+#include "formats/megatron/legacy_review.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "formats/megatron/legacy_names.h"
+
+namespace ckpt::megatron {
+namespace {
+
+constexpr uint64_t kUsualMultiple = 128;
+
+bool has_rows(const Tensor& tensor, uint64_t rows) {
+  const std::string& name = tensor.param.empty() ? tensor.name : tensor.param;
+  return tensor.kind != Kind::other && is_vocabulary(name) &&
+         !tensor.shape.empty() && tensor.shape[0] == rows;
+}
+
+uint64_t rows_of(const Catalog& catalog) {
+  uint64_t rows = 0;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind != Kind::model || tensor.shape.empty()) continue;
+    if (is_word_embedding(tensor.name)) return tensor.shape[0];
+    if (is_vocabulary(tensor.name)) rows = tensor.shape[0];
+  }
+  return rows;
+}
+
+void cut_rows(Tensor& tensor, uint64_t rows) {
+  std::vector<Piece> kept;
+  for (Piece& piece : tensor.pieces) {
+    const uint64_t begin = piece.box.offset[0];
+    if (begin >= rows) continue;
+    const uint64_t size = std::min(piece.box.shape[0], rows - begin);
+    if (piece.flat && piece.box.shape[0] != 0) {
+      const uint64_t row = volume(piece.box) / piece.box.shape[0];
+      piece.flat->end = std::min(piece.flat->end, size * row);
+      if (piece.flat->begin >= piece.flat->end) continue;
+    }
+    piece.box.shape[0] = size;
+    kept.push_back(std::move(piece));
+  }
+  tensor.pieces = std::move(kept);
+  tensor.shape[0] = rows;
+}
+
+void append_rows(Catalog& catalog, Tensor& tensor, uint64_t rows) {
+  Piece piece;
+  piece.box = Box::whole(tensor.shape);
+  piece.box.offset[0] = tensor.shape[0];
+  piece.box.shape[0] = rows - tensor.shape[0];
+  Shape shape = tensor.shape;
+  shape[0] = rows;
+  const uint64_t item = element_size(tensor.dtype);
+  if (item == 0 || !byte_size(tensor.dtype, shape))
+    throw unfaithful_error({catalog.path, tensor.name},
+                           "can't be padded to {} rows", rows);
+  catalog.files.push_back({.path = "zero rows",
+                           .size = volume(piece.box) * item,
+                           .codec = Codec::kFill,
+                           .fill = std::string(item, '\0')});
+  piece.extent.file = static_cast<uint32_t>(catalog.files.size() - 1);
+  tensor.pieces.push_back(std::move(piece));
+  tensor.shape = shape;
+}
+
+uint64_t round_up(uint64_t rows, uint64_t multiple, const Catalog& catalog) {
+  const auto padded = checked_mul((rows - 1) / multiple + 1, multiple);
+  if (!padded)
+    throw unfaithful_error({catalog.path, {}},
+                           "a vocabulary of {} rows can't be padded", rows);
+  return *padded;
+}
+
+}  // namespace
+
+void fit_vocabulary(Catalog& catalog, const Facts& facts, uint64_t tp) {
+  const uint64_t rows = rows_of(catalog);
+  if (rows == 0) return;
+  // Without args nobody knows the multiple that training used.
+  if (!facts.vocab_multiple && rows % tp == 0) return;
+  const auto multiple =
+      checked_mul(facts.vocab_multiple.value_or(kUsualMultiple), tp);
+  if (!multiple || *multiple == 0)
+    throw unfaithful_error({catalog.path, {}}, "vocabulary for tp={}", tp);
+  const bool known = facts.vocab_size && *facts.vocab_size <= rows;
+  const uint64_t real = known ? *facts.vocab_size : rows;
+  const uint64_t wanted = round_up(real, *multiple, catalog);
+  if (wanted == rows) return;
+  for (size_t i = 0; i < catalog.tensors.size(); ++i) {
+    Tensor& tensor = catalog.tensors[i];
+    if (!has_rows(tensor, rows)) continue;
+    if (wanted < rows)
+      cut_rows(tensor, wanted);
+    else
+      append_rows(catalog, tensor, wanted);
+  }
+  catalog.assumptions.push_back(
+      wanted < rows
+          ? fmt::format("vocabulary: {} of {} rows are padding (vocab_size "
+                        "{}); {} of them are cut for tp={}",
+                        rows - real, rows, real, rows - wanted, tp)
+          : fmt::format("vocabulary: {} rows of zeros are appended to {}, for "
+                        "tp={}{}",
+                        wanted - rows, rows, tp,
+                        known ? "" : "; args don't say how many are real"));
+}
+
+}  // namespace ckpt::megatron

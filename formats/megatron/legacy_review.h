@@ -1,0 +1,17 @@
+// The source with as many rows of vocabulary as the target's ranks want.
+//
+//   | true rows | padding |      a multiple of make_vocab_size_divisible_by *
+//   tp | true rows | pad | zeros |          more ranks: zeros are appended |
+//   true rows | |                      fewer: padding is cut, real rows never
+#pragma once
+
+#include "ckpt/catalog.h"
+#include "formats/megatron/facts.h"
+
+namespace ckpt::megatron {
+
+// Changes shapes and pieces of word embeddings and output layers, and of their
+// optimizer state.
+void fit_vocabulary(Catalog& catalog, const Facts& facts, uint64_t tp);
+
+}  // namespace ckpt::megatron
