@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import random
+import re
 
 import torch
 import torch.distributed as dist
@@ -226,6 +227,8 @@ def random_tree(rng, depth=0):
             tensor = random_tensor(rng, rng.choice(DTYPES), shape)
             if len(shape) == 2 and rng.random() < 0.3:
                 tensor = tensor.t()
+            if tensor.is_floating_point() and rng.random() < 0.2:
+                tensor = torch.nn.Parameter(tensor)
             tree[key] = tensor
         elif pick < 0.6 and depth < 3:
             tree[key] = random_tree(rng, depth + 1)
@@ -250,6 +253,12 @@ def test_tree(folder, seed):
     ours, peer = check_files(folder / "out"), pickle.loads(
         (folder / "peer/.metadata").read_bytes())
     check_equal(ours.planner, peer.planner_data, "planner_data")
+    rows = pickle.loads((folder / "out/.metadata").read_bytes())
+    for name, row in rows.state_dict_metadata.items():
+        if hasattr(row, "chunks"):
+            check_equal(row.properties,
+                        peer.state_dict_metadata[name].properties,
+                        f"properties of {name}")
     want = load_nested(folder / "peer")
     check_same(load_nested(folder / "out"), want, "nested")
     dcp_to_torch_save(folder / "out", folder / "back.pt")
@@ -274,6 +283,33 @@ def test_safetensors(folder):
     paths = {name: (name,) for name in want}
     check_equal(index.planner, paths, "paths")
     CKPT.ok("verify", source, folder / "out")
+
+
+def test_rename(folder):
+    """New names keep their places in the nest as far as they fit there."""
+    rules = folder / "rules.json"
+    rules.write_text(json.dumps({"model.layers.*": "model.blocks.*",
+                                 "model.emb.weight": "wte"}))
+    source = CASES / "fsdp2_w2_adamw/ckpt"
+    CKPT.ok("reshard", source, folder / "out", "--rename", rules)
+    check_files(folder / "out")
+    want = load_nested(source)
+    model = want["model"]
+    want["wte"] = model.pop("emb.weight")
+    want["model"] = {re.sub("^layers", "blocks", name): tensor
+                     for name, tensor in model.items()}
+    check_same(load_nested(folder / "out"), want, "renamed")
+
+
+def test_megatron(folder):
+    """Megatron's keys are plain ones without Megatron's files."""
+    source = DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161"
+    CKPT.ok("convert", source / "ckpt", folder / "out", "--to", "dcp", "--dp",
+            3, "--verify")
+    check_files(folder / "out")
+    want = expected_tensors(source)
+    compare(load_plain(folder / "out", want), want, "as torch loads it")
+    check_equal(CKPT.inspect(folder / "out")["format"], "dcp", "format")
 
 
 def test_same_bytes(folder):
@@ -310,6 +346,8 @@ def prepare(suite, ckpt):
     for seed in range(8):
         suite.add(f"tree {seed}", test_tree, seed)
     suite.add("safetensors", test_safetensors)
+    suite.add("rename", test_rename)
+    suite.add("megatron", test_megatron)
     suite.add("same bytes", test_same_bytes)
     suite.add("refusals", test_refusals)
     suite.add("placement", test_placement)
