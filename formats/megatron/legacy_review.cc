@@ -5,7 +5,10 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "formats/megatron/keys.h"
 #include "formats/megatron/legacy_names.h"
+#include "formats/megatron/rules.h"
+#include "lib/text/format.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -75,6 +78,37 @@ uint64_t round_up(uint64_t rows, uint64_t multiple, const Catalog& catalog) {
 }
 
 }  // namespace
+
+void check_names(const Catalog& catalog) {
+  if (catalog.format == "megatron_legacy") return;
+  for (const Tensor& tensor : catalog.tensors) {
+    const std::string name = text::printable(tensor.name);
+    if (tensor.kind == Kind::optim)
+      throw unfaithful_error({catalog.path, name},
+                             "optimizer state of {} in the form of ranks' "
+                             "files can't be made",
+                             catalog.format)
+          .with_hint("--model-only leaves the optimizer out");
+    if (tensor.kind != Kind::model) continue;
+    const Key key = parse_key(tensor.name);
+    const bool module =
+        tp_rule(tensor.name, {}).state != TpRule::State::kUnknown ||
+        place_of(key) != Where::kAnywhere;
+    if (key.axes() != 0)
+      throw unfaithful_error({catalog.path, name},
+                             "is stacked over layers or experts; ranks' files "
+                             "have a tensor for each")
+          .with_hint(
+              "`ckpt reshard` writes this checkpoint for other topologies in "
+              "its own format, which Megatron-Core loads");
+    if (!module || (!key.layer && place_of(key) == Where::kAnywhere))
+      throw unfaithful_error({catalog.path, name},
+                             "is not named as Megatron's modules are")
+          .with_hint(
+              "ranks' files hold Megatron's modules; names of other model "
+              "families have to be converted first");
+  }
+}
 
 void fit_vocabulary(Catalog& catalog, const Facts& facts, uint64_t tp) {
   const uint64_t rows = rows_of(catalog);

@@ -10,6 +10,10 @@
 
 namespace ckpt::megatron {
 
+// Refuses sources of other formats whose tensors are not named like modules:
+// stacked layers, other dialects, an optimizer in another form.
+void check_names(const Catalog& catalog);
+
 // Changes shapes and pieces of word embeddings and output layers, and of their
 // optimizer state.
 void fit_vocabulary(Catalog& catalog, const Facts& facts, uint64_t tp);

@@ -52,4 +52,18 @@ std::vector<pickle::Id> optimizers_in(const pickle::Document& document,
 // The inner dict with state and param_groups.
 pickle::Id inner_optimizer(const pickle::Document& document, pickle::Id node);
 
+// distrib_optim.pt of a rank that has one (legacy_flat.cc).
+void read_flat_states(const LegacyRank& rank,
+                      const std::vector<LegacyParam>& params, Catalog& catalog,
+                      const formats::ReadOptions& options, LegacyStates& out);
+
+// split_optimizers, or an input_error.
+std::vector<std::vector<LegacyParam>> split_or_throw(
+    const std::vector<LegacyParam>& params, size_t count,
+    const LegacyRank& rank, const std::string& path);
+
+// Says once that weights are read and optimizer state is not.
+void tell_unread(Catalog& catalog, const std::string& path,
+                 const std::string& what);
+
 }  // namespace ckpt::megatron

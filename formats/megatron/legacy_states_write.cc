@@ -5,7 +5,7 @@
 
 #include "ckpt/error.h"
 #include "formats/megatron/legacy_objects.h"
-#include "formats/megatron/legacy_states.h"
+#include "formats/megatron/legacy_states_state.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 
@@ -19,7 +19,6 @@ using pickle::Type;
 using text::printable;
 using Params = std::vector<LegacyParam>;
 
-constexpr std::string_view kMainWeights = "fp32_param";
 constexpr const char* kMainLists[] = {"fp32_from_fp16_params",
                                       "fp32_from_fp16"};
 
@@ -60,42 +59,6 @@ std::string settings_of(const Document& document, Id group) {
 }
 
 }  // namespace
-
-struct LegacyStatesWriter::State {
-  const Catalog& source;
-  const Facts& facts;
-  const LegacyPlan& plan;
-  const Catalog& target;
-  const Object* shell = nullptr;  // the object "optimizer"
-  std::vector<Id> subs;           // its optimizers
-  bool flat = false;
-  bool by_chunk = false;  // an optimizer for each chunk
-  bool decay_qk_norms = false;
-  std::vector<std::pair<DType, DType>> dtypes;
-  // parameter -> its states: tensors of the target
-  std::unordered_map<std::string, std::vector<size_t>> states;
-
-  const Document& document() const { return *shell->document; }
-  std::vector<Params> split(const Params& params) const;
-  size_t source_of(size_t i, size_t count) const;
-  Id add_sub(LegacyFile& file, Id sub, const Params& params,
-             const LegacyCoordinates& at, bool mark_experts) const;
-  void add_members(LegacyFile& file, Id states, const Params& members,
-                   int64_t first, const LegacyCoordinates& at,
-                   std::vector<Id>& mains) const;
-  Id add_state(LegacyFile& file, const LegacyParam& param, size_t index,
-               const LegacyCoordinates& at) const;
-  const std::vector<size_t>& states_of(const LegacyParam& param) const;
-  void check_merge() const;
-  Id add_buffers(LegacyFile& file, const Params& params, const Params& all,
-                 const LegacyCoordinates& at) const;
-  Id add_buffer(LegacyFile& file, const LegacyBuffer& buffer,
-                const BufferLayout& layout, const LegacyCoordinates& at) const;
-  uint64_t slot_of(const LegacyParam& param,
-                   const LegacyCoordinates& at) const {
-    return at.tp % plan.ranks_of(param.expert);
-  }
-};
 
 namespace {
 
@@ -302,106 +265,6 @@ Id LegacyStatesWriter::add_optimizer(LegacyFile& file, const Params& params,
   for (size_t i = 0; i < all.size(); ++i)
     doc.set(numbered, doc.add_int(static_cast<int64_t>(i)), all[i]);
   return numbered;
-}
-
-Id LegacyStatesWriter::State::add_buffer(LegacyFile& file,
-                                         const LegacyBuffer& buffer,
-                                         const BufferLayout& layout,
-                                         const LegacyCoordinates& at) const {
-  Document& doc = file.document;
-  std::vector<std::string> names;  // of states, in the first one's order
-  for (const size_t index : states_of(buffer.params.front()))
-    names.push_back(target.tensors[index].state);
-  const Id dict = doc.add_container(Type::kDict);
-  for (const std::string& name : names) {
-    std::optional<LegacyFile::Flat> flat_tensor;
-    DType dtype = DType::f32;
-    for (size_t i = 0; i < buffer.params.size(); ++i) {
-      const LegacyParam& param = buffer.params[i];
-      const auto& all = states_of(param);
-      const auto index = std::ranges::find_if(all, [&](size_t candidate) {
-        return target.tensors[candidate].state == name;
-      });
-      const Tensor& model = target.tensors[param.index];
-      if (index == all.end() || all.size() != names.size() ||
-          target.tensors[*index].shape != model.shape)
-        throw unfaithful_error({source.path, model.name},
-                               "a flat buffer has no place for its optimizer "
-                               "state, which is not like that of {}",
-                               buffer.params.front().name);
-      const Tensor& tensor = target.tensors[*index];
-      if (!flat_tensor) {
-        dtype = tensor.dtype;
-        flat_tensor = file.add_flat(dtype, layout.unpadded);
-      }
-      if (tensor.dtype != dtype)
-        throw unfaithful_error({source.path, tensor.name},
-                               "{} in a flat buffer of {}",
-                               ckpt::name(tensor.dtype), ckpt::name(dtype));
-      file.fill_flat(*flat_tensor, tensor, *index, model.tp, slot_of(param, at),
-                     plan.ranks_of(param.expert),
-                     layout.joined(layout.slots[i]));
-    }
-    doc.set(dict, name == kMainWeights ? "param" : name, flat_tensor->node);
-  }
-  doc.set(dict, "numel_unpadded",
-          doc.add_int(static_cast<int64_t>(layout.unpadded)));
-  return dict;
-}
-
-Id LegacyStatesWriter::State::add_buffers(LegacyFile& file,
-                                          const Params& params,
-                                          const Params& all,
-                                          const LegacyCoordinates& at) const {
-  Document& doc = file.document;
-  const Id root = doc.add_container(Type::kDict);
-  doc.set(root, "buckets_coalesced", doc.add_bool(true));
-  int64_t number = 0;
-  for (const LegacyBuffer& buffer : split_buffers(params)) {
-    uint64_t numel = 0;
-    for (const LegacyParam& param : all)
-      if (param.chunk == buffer.chunk) numel += param.numel;
-    const BufferLayout layout =
-        lay_out_buffer(buffer_params(buffer),
-                       buffer_rules(facts, at.pp, buffer.chunk, numel,
-                                    uint64_t{plan.topology.dp} * plan.cp));
-    DType grad = DType::f32;
-    for (const auto& [param, known] : dtypes)
-      if (param == buffer.dtype) grad = known;
-    const Id key = doc.add_container(
-        Type::kTuple,
-        {torch::add_dtype(doc, buffer.dtype), torch::add_dtype(doc, grad)});
-    const Id pair = doc.add_container(
-        Type::kDict, {key, add_buffer(file, buffer, layout, at)});
-    doc.set(root, doc.add_int(number++), pair);
-  }
-  return root;
-}
-
-bool LegacyStatesWriter::write_flat(Target& target, const Params& params,
-                                    const LegacyCoordinates& at,
-                                    const std::string& path) const {
-  const State& state = *state_;
-  if (!state.flat) return false;
-  const auto parts = state.split(params);
-  LegacyFile file;
-  Document& doc = file.document;
-  std::vector<Id> all;
-  bool any = false;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    // The file of a rank that is not the first of its replicas has None.
-    const bool expert =
-        parts.size() > 1 && i + 1 == parts.size() && state.plan.own_experts;
-    const bool mine = expert ? at.expert_states : at.dense_states;
-    any = any || mine;
-    all.push_back(mine ? state.add_buffers(file, parts[i], params, at)
-                       : doc.add_none());
-  }
-  if (!any) return false;
-  file.finish(target,
-              all.size() == 1 ? all[0] : doc.add_container(Type::kList, all),
-              path);
-  return true;
 }
 
 }  // namespace ckpt::megatron
