@@ -1,6 +1,7 @@
 #include "formats/dcp/metadata_write.h"
 
 #include <functional>
+#include <limits>
 #include <unordered_map>
 
 #include "ckpt/error.h"
@@ -105,7 +106,11 @@ struct MetadataWriter::State {
       out += ')';
     } else {
       if (dims.size() > 3) out += '(';
-      for (const uint64_t n : dims) out.integer(static_cast<int64_t>(n));
+      for (const uint64_t n : dims) {
+        if (n > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+          throw unfaithful_error({}, "torch has no sizes like {}", n);
+        out.integer(static_cast<int64_t>(n));
+      }
       end_tuple(dims.size());
     }
     out += "\x85R";
