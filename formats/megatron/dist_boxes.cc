@@ -106,7 +106,8 @@ class Cutter {
 
   void cut(DistBox& box) {
     const TpRule& rule = tensor_.tp;
-    if (rule.state != State::kSplit || parts_ == 1) {
+    // A gated tensor is two boxes even on one rank, as the peer has it.
+    if (rule.state != State::kSplit || parts_ * rule.groups == 1) {
       take_(box);
       return;
     }
