@@ -25,16 +25,25 @@ bool length_agrees(uint64_t length, const BufferBucket& bucket, bool sure,
   return ranks && length % ranks == 0 && length - bucket.unpadded < ranks;
 }
 
-// Buckets that ended because they were long enough have at least this many
-// elements; the last one, and those around a shared embedding, may be shorter.
-std::optional<uint64_t> bucket_size(const std::vector<uint64_t>& lengths,
-                                    std::span<const BufferParam> params) {
-  size_t begin = 0, end = lengths.empty() ? 0 : lengths.size() - 1;
-  if (!params.empty() && params.back().shared_embedding) begin = 1;
-  if (!params.empty() && params.front().shared_embedding && end) --end;
-  if (begin >= end) return std::nullopt;
-  return *std::min_element(lengths.begin() + static_cast<ptrdiff_t>(begin),
-                           lengths.begin() + static_cast<ptrdiff_t>(end));
+// What the bucket size can have been. Buckets that ended because they were long
+// enough have at least that many elements; the last one may be shorter, and so
+// may the one that a shared embedding put an end to. The least of them stands
+// for all sizes that make the same buckets.
+std::vector<std::optional<uint64_t>> bucket_sizes(
+    const std::vector<uint64_t>& lengths, std::span<const BufferParam> params) {
+  std::vector<std::optional<uint64_t>> sizes;
+  const size_t first =
+      !params.empty() && params.back().shared_embedding ? 1 : 0;
+  const size_t most =
+      !params.empty() && params.front().shared_embedding ? 2 : 1;
+  for (size_t short_ones = 1; short_ones <= most; ++short_ones) {
+    if (lengths.size() <= first + short_ones) continue;
+    const auto begin = lengths.begin() + static_cast<ptrdiff_t>(first);
+    const auto end = lengths.end() - static_cast<ptrdiff_t>(short_ones);
+    sizes.emplace_back(*std::min_element(begin, end));
+  }
+  sizes.emplace_back();
+  return sizes;
 }
 
 }  // namespace
@@ -74,11 +83,12 @@ std::optional<BufferLayout> BufferFitter::try_rules(
   for (const Bucket& bucket : buffer(ref).buckets)
     lengths.push_back(bucket.length);
   const std::vector<uint64_t>* stored = stored_lengths(ref);
-  rules.bucket_size = bucket_size(stored ? *stored : lengths, params);
-  BufferLayout layout = lay_out_buffer(params, rules);
-  if (!agrees(ref, layout, ranks) || !edges_agree(ref, layout))
-    return std::nullopt;
-  return layout;
+  for (const auto& size : bucket_sizes(stored ? *stored : lengths, params)) {
+    rules.bucket_size = size;
+    BufferLayout layout = lay_out_buffer(params, rules);
+    if (agrees(ref, layout, ranks) && edges_agree(ref, layout)) return layout;
+  }
+  return std::nullopt;
 }
 
 const std::vector<uint64_t>* BufferFitter::stored_lengths(

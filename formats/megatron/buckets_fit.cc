@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "formats/megatron/buckets_buffer.h"
 #include "formats/megatron/common.h"
+#include "formats/megatron/optimizer_groups.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -19,10 +20,13 @@ struct Candidate {
   bool ep_outermost = false;   // cores before expert tensor parallelism
   bool expected = true;        // nothing in the args speaks against it
 
-  std::string text() const {
-    return fmt::format(
-        "{} layers, {}", style.fused_norms ? "transformer_engine" : "local",
-        style.grouped_experts ? "grouped experts" : "experts one by one");
+  std::string text(bool has_experts) const {
+    std::string text = style.fused_norms ? "transformer_engine" : "local";
+    text += " layers";
+    if (has_experts)
+      text +=
+          style.grouped_experts ? ", grouped experts" : ", experts one by one";
+    return text;
   }
 };
 
@@ -89,7 +93,7 @@ Fit Attempt::run() {
         fmt::format("the model's parameters are in {} gradient buffers, there "
                     "are {}",
                     fit_.buffers.size(), buffers));
-  fit_.how = candidate_.text();
+  fit_.how = candidate_.text(model_.has_experts());
   return std::move(fit_);
 }
 
@@ -220,15 +224,39 @@ void Attempt::must_take(const std::vector<RankParam>& params,
   if (!take(params, buffers, next, ranks, &fit_.buffers)) fail(why_);
 }
 
-std::optional<bool> arg_flag(const Catalog& catalog, std::string_view name) {
+// What else the args tell.
+struct Args {
+  std::optional<bool> grouped;  // moe_grouped_gemm
+  bool transposed = false;      // moe_use_legacy_grouped_gemm
+  // Ranks of experts: cores that know expert tensor parallelism (0.11) have
+  // it inside of the pipeline, older ones have ep outside of it.
+  bool new_ranks = false;
+  bool old_ranks = false;
+};
+
+Args read_args(const Catalog& catalog) {
+  Args args;
+  args.new_ranks = sharding_type(catalog) == "dp_reshardable";
   for (const Object& object : catalog.objects) {
+    args.new_ranks |= object.name == "content_metadata";  // 0.13
     if (object.name != kArgs || !object.document) continue;
     const pickle::Document& document = *object.document;
-    const pickle::Id flag =
-        document.find(args_dict(document, object.node), name);
-    if (document.is(flag, pickle::Type::kBool)) return document.boolean(flag);
+    const pickle::Id dict = args_dict(document, object.node);
+    const pickle::Id grouped = document.find(dict, "moe_grouped_gemm");
+    if (document.is(grouped, pickle::Type::kBool))
+      args.grouped = document.boolean(grouped);
+    const pickle::Id legacy =
+        document.find(dict, "moe_use_legacy_grouped_gemm");
+    args.transposed = args.grouped == true &&
+                      document.is(legacy, pickle::Type::kBool) &&
+                      document.boolean(legacy);
+    const bool knows =
+        document.find(dict, "expert_tensor_parallel_size") != pickle::kNoId;
+    args.new_ranks |= knows;
+    args.old_ranks = !knows;
   }
-  return std::nullopt;
+  args.old_ranks &= !args.new_ranks;
+  return args;
 }
 
 Sizes sizes_of(const Catalog& catalog, const Groups& groups,
@@ -266,8 +294,7 @@ Sizes sizes_of(const Catalog& catalog, const Groups& groups,
 
 std::vector<Candidate> candidates(const ModelParams& model,
                                   const Groups& groups, const Sizes& sizes,
-                                  const Facts& facts,
-                                  std::optional<bool> grouped_arg) {
+                                  const Facts& facts, const Args& args) {
   const bool chained = groups.rbegin()->first.chain.has_value();
   std::vector<Candidate> all;
   for (const bool fused : {true, false}) {
@@ -280,13 +307,14 @@ std::vector<Candidate> candidates(const ModelParams& model,
         for (const bool outermost : {false, true}) {
           // Without these sizes both ranks of experts are the same.
           if (outermost && (!apart || sizes.ep == 1 || sizes.pp == 1 ||
-                            facts.etp || sizes.etp != sizes.tp))
+                            facts.etp || args.new_ranks))
             continue;
           Candidate one{{fused, grouped}, apart, outermost};
+          one.expected &= outermost || !args.old_ranks || !apart;
           if (facts.local_spec && model.has_norms())
             one.expected &= *facts.local_spec != fused;
-          if (grouped_arg && model.has_experts())
-            one.expected &= *grouped_arg == grouped;
+          if (args.grouped && model.has_experts())
+            one.expected &= *args.grouped == grouped;
           all.push_back(one);
         }
       }
@@ -326,12 +354,13 @@ Fit fit_buckets(const Catalog& catalog, const Groups& groups,
   };
   std::vector<Found> found;
   std::string why;
-  if (arg_flag(catalog, "moe_use_legacy_grouped_gemm") == true)
+  const Args args = read_args(catalog);
+  if (args.transposed)
     throw unfaithful_error({},
                            "experts of the old fused kind are transposed in "
                            "their buffers");
-  const auto all = candidates(ModelParams(catalog, {}), groups, sizes, facts,
-                              arg_flag(catalog, "moe_grouped_gemm"));
+  const auto all =
+      candidates(ModelParams(catalog, {}), groups, sizes, facts, args);
   for (const Candidate& candidate : all) {
     const ModelParams model(catalog, candidate.style);
     if (model.layers() > kMostLayers)
