@@ -119,6 +119,7 @@ ExitCode Inspect::run() {
   Catalog catalog = open_source(path_, source_);
   const Selection selection = select(catalog, select_);
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
+  if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
   if (objects_ || output.json || !html_.empty()) load_objects(catalog);
   if (!html_.empty()) save_html(html_, inspect_html(catalog));
   Reading reading;

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "app/console.h"
+#include "app/layers.h"
 #include "app/pattern.h"
 #include "app/report.h"
 #include "app/table.h"
@@ -97,21 +98,29 @@ std::string_view title(Kind kind) {
   return "Other";
 }
 
+// What the dimensions are: "layers dim 0, tp dim 1".
+std::string axes_text(const Catalog& catalog, const PatternRow& row) {
+  if (row.like_parameter) return {};
+  const TpRule& rule = row.first->tp;
+  std::string text = stacked_layers(catalog, *row.first) ? "layers dim 0" : "";
+  if (rule.state != TpRule::State::kSplit && catalog.topology.tp <= 1)
+    return text;
+  const std::string split = split_text(rule);
+  if (!text.empty() && !split.empty()) text += ", ";
+  return text + split;
+}
+
 std::string rows_text(const Catalog& catalog,
                       const std::vector<PatternRow>& rows, size_t width) {
   Table table({Align::kLeft, Align::kRight, Align::kLeft, Align::kLeft,
                Align::kRight, Align::kLeft},
               2);
   for (const PatternRow& row : rows) {
-    const TpRule& rule = row.first->tp;
-    const bool split = rule.state == TpRule::State::kSplit;
-    const bool shown =
-        !row.like_parameter && (split || catalog.topology.tp > 1);
     table.row({printable(row.name), times(row.count),
                std::string(name(row.first->dtype)),
                row.like_parameter ? "like its parameter"
                                   : dims_text(row.first->shape),
-               iec_size(row.bytes), shown ? split_text(rule) : ""});
+               iec_size(row.bytes), axes_text(catalog, row)});
   }
   return table.text(width);
 }
