@@ -35,6 +35,20 @@ Catalog with_dtype(const Catalog& source, std::optional<DType> dtype) {
   return wanted;
 }
 
+// What a review found is told with what the writer did: it is about the target.
+void tell_review(const Catalog& source, size_t problems, size_t assumptions,
+                 Target& target) {
+  const auto from = [](const auto& all, size_t first) {
+    return all.begin() + static_cast<ptrdiff_t>(std::min(first, all.size()));
+  };
+  target.problems.insert(target.problems.begin(),
+                         from(source.problems, problems),
+                         source.problems.end());
+  target.assumptions.insert(target.assumptions.begin(),
+                            from(source.assumptions, assumptions),
+                            source.assumptions.end());
+}
+
 void check_topology(const Topology& asked, const Target& target) {
   if (target.catalog.topology == asked) return;
   throw unfaithful_error({}, "format {} can't hold {}: it would be {}",
@@ -203,12 +217,15 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
     throw unfaithful_error({}, "format {} can be read, not written",
                            layout.format);
   layout.name = io::base_name(path);
+  const size_t problems = source.problems.size();
+  const size_t assumptions = source.assumptions.size();
   source = format.writer->review(std::move(source), layout);
   locate(source);
   if (format.writer->wants_objects()) load_objects(source);
   Prepared prepared;
   prepared.target =
       format.writer->lay_out(with_dtype(source, options.dtype), layout);
+  tell_review(source, problems, assumptions, prepared.target);
   check_topology(layout.topology, prepared.target);
   if (prepared.target.files.empty())
     throw unfaithful_error({source.path, {}}, "there is nothing to write");
