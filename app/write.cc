@@ -71,8 +71,10 @@ bool has_grid(std::string_view format) {
 }
 
 bool same_grid(std::string_view source, std::string_view target) {
-  return has_grid(source) && has_grid(target) &&
-         (source == "dcp") == (target == "dcp");
+  constexpr std::string_view kMegatron = "megatron_";
+  return has_grid(target) &&
+         (source == target ||
+          (source.starts_with(kMegatron) && target.starts_with(kMegatron)));
 }
 
 void add_request_options(CLI::App& app, WriteRequest& request,

@@ -41,9 +41,10 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
 bool has_grid(std::string_view format);
 
 // True if a checkpoint of one format goes into the other with the topology
-// that it has: both have tensor- and pipeline-parallel ranks, or both have
-// writers only (dcp). A format without files for each rank holds whole
-// tensors; what is asked of it all the same is refused by write_checkpoint.
+// that it has: the formats are one, or both are Megatron's. Between others
+// (the writers of a dcp, fairseq2's ranks) the sizes mean different things. A
+// format without files for each rank holds whole tensors; what is asked of it
+// all the same is refused by write_checkpoint.
 bool same_grid(std::string_view source, std::string_view target);
 
 }  // namespace ckpt::app
