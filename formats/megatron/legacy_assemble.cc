@@ -87,6 +87,11 @@ RowOrder LegacyAssembler::row_order(const LegacyRank& rank,
                       "heads on each of {} ranks",
                       rank.version, rows, order.parts, heads, sizes_.tp)
         .with_hint("args.num_attention_heads must be that of the model");
+  const uint64_t hn = rows / (order.heads * order.parts);
+  if (facts_.kv_channels && *facts_.kv_channels != hn)
+    throw input_error({rank.file.path, printable(entry.name)},
+                      "{} rows to a head, args.kv_channels is {}", hn,
+                      *facts_.kv_channels);
   return order;
 }
 
@@ -108,6 +113,7 @@ void LegacyAssembler::begin(Whole& whole, const std::string& param,
     whole.rule = TpRule::replicated();
     whole.tensor.tp = TpRule{};
   }
+  if (expert && cut) check_expert(whole, param, file);
   const auto shape = whole_shape(part.shape, whole.rule, whole.ranks);
   if (!shape)
     throw input_error({file, printable(whole.tensor.name)},
@@ -117,6 +123,28 @@ void LegacyAssembler::begin(Whole& whole, const std::string& param,
   whole.tensor.shape = *shape;
   whole.seen.assign(whole.rule.state == TpRule::State::kSplit ? whole.ranks : 1,
                     false);
+}
+
+void LegacyAssembler::check_expert(const Whole& whole, const std::string& param,
+                                   const std::string& file) const {
+  const std::string last = param.substr(param.rfind('.') + 1);
+  // Several experts in one matrix, in an order of their own.
+  if (param.find(".experts.weight") != std::string::npos &&
+      sizes_.ep * sizes_.etp > 1)
+    throw unfaithful_error({file, printable(param)},
+                           "holds the experts of a rank in one matrix "
+                           "(grouped_gemm), of which there are {} parts",
+                           sizes_.ep * sizes_.etp)
+        .with_hint("save it with TEGroupedMLP or SequentialMLP names");
+  if (sizes_.etp > 1 && sizes_.expert_ffn && last.starts_with("weight") &&
+      param.find("linear_fc2.") != std::string::npos &&
+      whole.local.size() == 2 && whole.local[1] == *sizes_.expert_ffn)
+    throw input_error({file, printable(param)},
+                      "has all {} columns of an expert, although args say "
+                      "that {} ranks share them "
+                      "(expert_tensor_parallel_size)",
+                      whole.local[1], sizes_.etp)
+        .with_hint("the args are those of another run");
 }
 
 void LegacyAssembler::add(Whole& whole, const LegacyRank& rank,

@@ -18,6 +18,7 @@ struct LegacySizes {
   uint64_t tp = 1, pp = 1, ep = 1;
   uint64_t etp = 1;   // of experts; divides tp
   bool tied = false;  // and pp > 1: the embedding has a copy at the end
+  std::optional<uint64_t> expert_ffn = {};  // columns of an expert's fc2
 };
 LegacySizes legacy_sizes(const Facts& facts, const std::string& path);
 
@@ -57,6 +58,8 @@ class LegacyAssembler {
            const std::string& param, const LocalTensor& part,
            const std::string& file, bool cut);
   RowOrder row_order(const LegacyRank& rank, const LegacyEntry& entry) const;
+  void check_expert(const Whole& whole, const std::string& param,
+                    const std::string& file) const;
   void check_sizes(const Whole& whole, const std::string& file) const;
   void check_seen(const Whole& whole) const;
 

@@ -96,8 +96,8 @@ void infer_sizes(const std::vector<LegacyDir>& dirs, Facts& facts,
                   *facts.tp, *facts.pp, *facts.ep));
 }
 
-// Names and shapes of one rank's tensors, for what args don't say.
-void infer_model(const LegacyRank& rank, Facts& facts) {
+// Whether fc1 is gated, by the shapes of one rank's tensors.
+std::optional<bool> gated_by_shapes(const LegacyRank& rank) {
   std::vector<Tensor> tensors;
   for (const LegacyChunk& chunk : rank.chunks)
     for (const LegacyEntry& entry : chunk) {
@@ -105,10 +105,29 @@ void infer_model(const LegacyRank& rank, Facts& facts) {
       Tensor& tensor = tensors.emplace_back();
       tensor.name = entry.name;
       tensor.shape = entry.tensor->shape;
+      for (const auto& [old, now] :
+           {std::pair("dense_h_to_4h.", "linear_fc1."),
+            std::pair("dense_4h_to_h.", "linear_fc2.")})
+        if (const size_t at = tensor.name.find(old); at != std::string::npos)
+          tensor.name.replace(at, std::string_view(old).size(), now);
     }
-  Facts found = facts;
+  Facts found;
   infer_facts(tensors, found);
-  if (!facts.gated) facts.gated = found.gated;
+  return found.gated;
+}
+
+// The halves of a gated fc1 are joined apart. What an activation takes and
+// gives can't be mistaken, so shapes come before what args say.
+void find_gated(const LegacyRank& rank, Facts& facts, Catalog& catalog) {
+  const auto found = gated_by_shapes(rank);
+  if (!found || facts.gated == found) return;
+  if (facts.gated)
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "args", rank.file.path, "",
+         fmt::format("args say that linear_fc1 is {}gated (swiglu), the "
+                     "shapes say that it is{}: shapes are believed",
+                     *found ? "not " : "", *found ? "" : " not")});
+  facts.gated = found;
 }
 
 // args of any file are those of all: some writers kept them in one only.
@@ -120,7 +139,7 @@ Facts find_facts(const std::vector<LegacyDir>& dirs, Catalog& catalog,
     Catalog aside;
     const LegacyRank rank = read_legacy_rank(dir, aside, options);
     Facts found = rank.facts;
-    infer_model(rank, found);
+    find_gated(rank, found, catalog);
     if (found.any || !facts.gated) facts = found;
   }
   if (!facts.any) infer_sizes(dirs, facts, catalog, options);
@@ -166,6 +185,15 @@ void tell_strays(const LegacyScan& scan, Catalog& catalog) {
                                             scan.strays.size() - kMost)});
 }
 
+// Width of an expert's hidden layer, if args say it.
+std::optional<uint64_t> expert_ffn(const LegacyRank& rank) {
+  const pickle::Document& document = rank.document();
+  const auto width = document.as_int(document.find(
+      args_dict(document, rank.find("args")), "moe_ffn_hidden_size"));
+  if (width && *width > 0) return static_cast<uint64_t>(*width);
+  return rank.facts.ffn_hidden_size;
+}
+
 // States of one kind of optimizer in all files.
 struct AllStates {
   LegacyStates::Form form = LegacyStates::Form::kNone;
@@ -203,7 +231,7 @@ Catalog LegacyReader::read_catalog(const std::string& path,
   LegacyScan scan = scan_legacy(place.path);
   const Facts facts = find_facts(scan.dirs, catalog, options);
   resolve_legacy(scan.dirs, facts, place.path);
-  const LegacySizes sizes = legacy_sizes(facts, place.path);
+  LegacySizes sizes = legacy_sizes(facts, place.path);
 
   std::vector<LegacyRank> ranks;
   for (const LegacyDir& dir : scan.dirs) {
@@ -212,6 +240,7 @@ Catalog LegacyReader::read_catalog(const std::string& path,
     if (!rank.facts.any) rank.facts = facts;
     check_same(ranks.front(), rank);
   }
+  sizes.expert_ffn = expert_ffn(ranks.front());
   catalog.version = fmt::format("{:.1f}", ranks.front().version);
   catalog.topology = topology_of(facts);
   const LegacyNumbering numbering(ranks, facts, place.path);

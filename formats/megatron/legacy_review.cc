@@ -119,7 +119,13 @@ void fit_vocabulary(Catalog& catalog, const Facts& facts, uint64_t tp) {
       checked_mul(facts.vocab_multiple.value_or(kUsualMultiple), tp);
   if (!multiple || *multiple == 0)
     throw unfaithful_error({catalog.path, {}}, "vocabulary for tp={}", tp);
-  const bool known = facts.vocab_size && *facts.vocab_size <= rows;
+  // A vocab_size that does not explain the rows is not taken for their count.
+  const auto source_multiple = checked_mul(
+      facts.vocab_multiple.value_or(kUsualMultiple), facts.tp.value_or(1));
+  const bool known =
+      facts.vocab_size.value_or(0) != 0 && source_multiple &&
+      *facts.vocab_size <= rows &&
+      round_up(*facts.vocab_size, *source_multiple, catalog) == rows;
   const uint64_t real = known ? *facts.vocab_size : rows;
   const uint64_t wanted = round_up(real, *multiple, catalog);
   if (wanted == rows) return;
