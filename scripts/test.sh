@@ -31,6 +31,9 @@ venv_install "${pins[@]}" ||
 # Its loader needs none of the many packages that the rest of it does.
 venv_install --no-deps fairseq2==0.8.1 packaging==26.3 ||
   say "note: fairseq2 is not to be had; its own loader is not tested"
+venv_install --no-deps zarr==2.18.7 numcodecs==0.15.2 asciitree==0.3.3 \
+  fasteners==0.20 deprecated==1.3.1 wrapt==2.5.2 ||
+  say "note: zarr is not to be had; its own reader and writer are not tested"
 
 scripts/build.sh --preset "$preset" -j "$jobs" -- "$@"
 

@@ -162,6 +162,11 @@ void materialise(const Catalog& source, const Target& target,
     if (!file.copy_of.empty()) output.put(0, read_all(file.copy_of), false);
     for (const Literal& literal : file.literals)
       output.put(literal.offset, literal.bytes, false);
+    for (const CarriedRange& range : file.carried)
+      output.put(range.offset,
+                 read_range(source.files.at(range.source_file),
+                            range.source_offset, range.size),
+                 false);
     for (const SharedLiteral& literal : file.shared)
       output.put(literal.offset, *literal.bytes, false);
   }
