@@ -135,8 +135,18 @@ class MetadataReader {
         !document_.is(chunks, Type::kTuple))
       graph_.fail(name, "chunks is {}, not a list", graph_.describe(chunks));
     const auto items = document_.items(chunks);
+    spend(items.size() * (1 + 2 * tensor.size.size()), name);
     tensor.chunks.reserve(items.size());
     for (const Id item : items) read_chunk(item, tensor);
+  }
+
+  // A pickle may list one chunk a million times, at two bytes each. Real ones
+  // are at least eight values, with a few sizes.
+  void spend(uint64_t numbers, std::string_view name) {
+    constexpr uint64_t kFree = uint64_t{1} << 20;
+    spent_ += numbers;
+    if (spent_ > kFree + 4 * document_.size())
+      graph_.fail(name, "the chunks are far more than the pickle is large");
   }
 
   // Pickled as a tuple (dtype, layout, requires_grad, memory format, pinned);
@@ -253,6 +263,7 @@ class MetadataReader {
   pickle::Document& document_;
   Graph graph_;
   Metadata& metadata_;
+  uint64_t spent_ = 0;  // numbers in the boxes of chunks
 };
 
 }  // namespace
