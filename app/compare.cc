@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "app/engine.h"
@@ -46,17 +47,33 @@ std::optional<Difference> header_difference(const Tensor& a, const Tensor& b,
   return std::nullopt;
 }
 
-// Tile by tile, so that no tensor is ever in memory whole.
-reshard::Comparison numbers(const Catalog& a, const Tensor& x, const Catalog& b,
-                            const Tensor& y, const CompareOptions& options,
-                            const EngineOptions& engine) {
+// Nothing but the number of rows: what a vocabulary is padded to depends on
+// how many ranks share it.
+bool rows_differ(const Tensor& a, const Tensor& b) {
+  return a.dtype == b.dtype && element_size(a.dtype) != 0 && !a.shape.empty() &&
+         a.shape.size() == b.shape.size() && a.shape[0] != b.shape[0] &&
+         std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1);
+}
+
+reshard::RunOptions read_options(const EngineOptions& engine) {
   reshard::RunOptions run;
   run.threads = engine.threads;
   run.max_mem = std::max<uint64_t>(engine.max_mem / 4, 1 << 20);
   run.digest = false;
-  const uint64_t tile = std::min<uint64_t>(engine.max_mem / 8, 64 << 20);
+  return run;
+}
+
+uint64_t tile_bytes(const EngineOptions& engine) {
+  return std::min<uint64_t>(engine.max_mem / 8, 64 << 20);
+}
+
+// Tile by tile, so that no tensor is ever in memory whole.
+reshard::Comparison numbers(const Catalog& a, const Tensor& x, const Catalog& b,
+                            const Tensor& y, const CompareOptions& options,
+                            const EngineOptions& engine) {
+  const reshard::RunOptions run = read_options(engine);
   reshard::Comparison sum;
-  for (const Box& box : reshard::tiles(x, tile)) {
+  for (const Box& box : reshard::tiles(x, tile_bytes(engine))) {
     const auto left = reshard::read_box(a, x, box, run);
     const auto right = reshard::read_box(b, y, box, run);
     reshard::Comparison part;
@@ -65,6 +82,40 @@ reshard::Comparison numbers(const Catalog& a, const Tensor& x, const Catalog& b,
     sum += part;
   }
   return sum;
+}
+
+// True if all rows of x are the first rows of y.
+bool begins_with(const Catalog& a, const Tensor& x, const Catalog& b,
+                 const Tensor& y, const EngineOptions& engine) {
+  const reshard::RunOptions run = read_options(engine);
+  return std::ranges::all_of(reshard::tiles(x, tile_bytes(engine)),
+                             [&](const Box& box) {
+                               return reshard::read_box(a, x, box, run) ==
+                                      reshard::read_box(b, y, box, run);
+                             });
+}
+
+// Of two that differ in their number of rows. A digest does not count zeros
+// at the end.
+Difference row_difference(const Catalog& a, const Tensor& x, const Catalog& b,
+                          const Tensor& y, bool same_digest,
+                          const EngineOptions& engine) {
+  const bool b_has_more = x.shape[0] < y.shape[0];
+  const uint64_t common = std::min(x.shape[0], y.shape[0]);
+  const uint64_t more = std::max(x.shape[0], y.shape[0]) - common;
+  const std::string shapes =
+      fmt::format("A has {}, B has {}", about(x), about(y));
+  if (same_digest)
+    return {"padding", x.name,
+            fmt::format("{}: the first {} rows are equal, the other {} are "
+                        "zero (padding)",
+                        shapes, common, more)};
+  const bool same = b_has_more ? begins_with(a, x, b, y, engine)
+                               : begins_with(b, y, a, x, engine);
+  return {"shape", x.name,
+          fmt::format(
+              "{}: the first {} rows {}", shapes, common,
+              same ? "are equal, the others are not zero" : "differ as well")};
 }
 
 std::string how_far(const reshard::Comparison& apart) {
@@ -109,19 +160,18 @@ void compare_objects(const Catalog& a, const Catalog& b,
   }
 }
 
-// The catalog with the tensors at these indexes only.
-Catalog part_of(const Catalog& catalog, const std::vector<size_t>& indexes) {
-  Catalog part = catalog;
-  part.tensors.clear();
-  for (const size_t i : indexes) part.tensors.push_back(catalog.tensors[i]);
-  return part;
+// Keeps the tensors at these indexes, in this order.
+void keep(Catalog& catalog, const std::vector<size_t>& indexes) {
+  std::vector<Tensor> kept;
+  kept.reserve(indexes.size());
+  for (const size_t i : indexes) kept.push_back(std::move(catalog.tensors[i]));
+  catalog.tensors = std::move(kept);
 }
 
 }  // namespace
 
-Comparison compare(const Catalog& a, const Catalog& b,
-                   const CompareOptions& options, const EngineOptions& engine,
-                   const OutputOptions& output) {
+Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
+                   const EngineOptions& engine, const OutputOptions& output) {
   Comparison result;
   const Index in_b = index_of(b), in_a = index_of(a);
   std::vector<size_t> left, right;  // tensors whose values are to be compared
@@ -134,7 +184,8 @@ Comparison compare(const Catalog& a, const Catalog& b,
     }
     ++result.tensors;
     const Tensor& y = b.tensors[other->second];
-    if (auto difference = header_difference(x, y, options)) {
+    if (auto difference = header_difference(x, y, options);
+        difference && !rows_differ(x, y)) {
       result.differences.push_back(std::move(*difference));
       continue;
     }
@@ -145,9 +196,10 @@ Comparison compare(const Catalog& a, const Catalog& b,
     if (!in_a.contains(y.name))
       result.differences.push_back({"only_in_b", y.name, about(y)});
 
-  Catalog part_a = part_of(a, left), part_b = part_of(b, right);
-  const Reading from_a = read_all(part_a, engine, output, {.replicas = true});
-  const Reading from_b = read_all(part_b, engine, output, {.replicas = true});
+  keep(a, left);
+  keep(b, right);
+  const Reading from_a = read_all(a, engine, output, {.replicas = true});
+  const Reading from_b = read_all(b, engine, output, {.replicas = true});
   for (const Reading* reading : {&from_a, &from_b})
     for (const Problem& problem : reading->problems)
       result.differences.push_back(
@@ -155,11 +207,16 @@ Comparison compare(const Catalog& a, const Catalog& b,
            problem.message + " (" + problem.file + ")"});
   result.bytes = from_a.bytes + from_b.bytes;
   for (size_t i = 0; i < left.size(); ++i) {
-    const Tensor& x = part_a.tensors[i];
-    const Tensor& y = part_b.tensors[i];
+    const Tensor& x = a.tensors[i];
+    const Tensor& y = b.tensors[i];
+    if (rows_differ(x, y)) {
+      result.differences.push_back(row_difference(
+          a, x, b, y, from_a.digests[i] == from_b.digests[i], engine));
+      continue;
+    }
     if (same_bytes(x.dtype, y.dtype) && from_a.digests[i] == from_b.digests[i])
       continue;
-    auto difference = value_difference(part_a, x, part_b, y, options, engine);
+    auto difference = value_difference(a, x, b, y, options, engine);
     if (difference) result.differences.push_back(std::move(*difference));
   }
   if (options.objects) compare_objects(a, b, result.differences);

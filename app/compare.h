@@ -11,7 +11,8 @@ namespace ckpt::app {
 
 struct Difference {
   // only_in_a, only_in_b, dtype, shape, values, object; replica: copies
-  // within one of the two differ
+  // within one of the two differ; padding: one has more rows at the end, all
+  // of them zero
   std::string kind;
   std::string tensor;
   std::string message;
@@ -32,8 +33,9 @@ struct Comparison {
   uint64_t bytes = 0;    // read
 };
 
-Comparison compare(const Catalog& a, const Catalog& b,
-                   const CompareOptions& options, const EngineOptions& engine,
-                   const OutputOptions& output);
+// Takes the catalogs: two of them with millions of pieces each are large
+// enough.
+Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
+                   const EngineOptions& engine, const OutputOptions& output);
 
 }  // namespace ckpt::app

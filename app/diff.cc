@@ -58,7 +58,8 @@ class Diff : public Command {
     Catalog b = open_source(b_, source_);
     select_both(a, b, select_);
     const Comparison result =
-        compare(a, b, {.objects = true, .describe = true}, engine_, output);
+        compare(std::move(a), std::move(b), {.objects = true, .describe = true},
+                engine_, output);
     if (output.json) {
       print(as_json(result, a_, b_));
     } else {
