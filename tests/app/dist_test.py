@@ -14,7 +14,7 @@ from dist_cases import (
 from dist_readers import boxes, items, payload, read_dcp, read_zarr
 from golden_test import flip, plain as plain_tree
 from support import (
-    DATA, Suite, Tensor, check, check_equal, compare, load_pt,
+    DATA, Suite, Tensor, check, check_equal, compare, load_pt, read_header,
     read_safetensors)
 
 CKPT = None  # set by prepare
@@ -172,9 +172,8 @@ def test_reshard_like_peer(folder, unit, other, options):
     if unit.format in READERS:
         check_independently(unit, out, other)
     CKPT.ok("verify", out)
-    vocab = vocabulary(unit)
-    if not vocab:
-        CKPT.ok("verify", unit.path, out)
+    # Zero rows that pad a vocabulary are said, and no difference.
+    CKPT.ok("verify", unit.path, out)
     sizes = sizes_of(other.name)
     topology = CKPT.inspect(out)["topology"]
     for key, size in sizes.items():
@@ -286,6 +285,113 @@ def test_flip_after_reshard(folder, unit):
           f"neither {tensor} nor {file} is named\n{result}")
 
 
+# ------------------------------------------------------------- single cases
+GPT = DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161"
+LEGACY = DATA / "megatron_legacy/lm_gpt_tp2_fp16/ckpt"
+
+
+def test_padding(folder):
+    """Zero rows at the end of a vocabulary, and rows that are not zero."""
+    out = folder / "tp4"
+    CKPT.ok("reshard", LEGACY, out, "--tp", 4)
+    result = CKPT.ok("verify", LEGACY, out)
+    check("the first 40 rows are equal, the other 8 are zero" in result.out,
+          f"{result}")
+    document = CKPT.run("diff", LEGACY, out, "--json").want(1).json()
+    kinds = {d["kind"] for d in document["differences"]}
+    check("padding" in kinds and "shape" not in kinds, f"kinds: {kinds}")
+    whole = folder / "whole.safetensors"
+    CKPT.ok("unshard", out, whole)
+    header, base = read_header(whole)
+    row = header["language_model.embedding.word_embeddings.weight"]
+    flip(whole, base + row["data_offsets"][0] + 45 * 16 * 2)
+    result = CKPT.run("verify", LEGACY, whole).want(1)
+    check("the first 40 rows are equal, the others are not zero" in result.out,
+          f"{result}")
+
+
+def test_layers(folder):
+    """--layers of stacked layers are rows of the peer's tensors."""
+    out = folder / "out.safetensors"
+    result = CKPT.ok("unshard", GPT / "ckpt", out, "--layers", "1,3")
+    check("layer 1 as row 0, layer 3 as row 1" in result.err, f"{result}")
+    want = {}
+    for name, t in read_safetensors(GPT / "expected.safetensors").items():
+        if name.startswith("decoder.layers."):
+            row = len(t.data) // t.shape[0]
+            t = Tensor(t.dtype, (2, *t.shape[1:]),
+                       t.data[row:2 * row] + t.data[3 * row:4 * row])
+        want[name] = t
+    compare(read_safetensors(out), want, "layers 1 and 3")
+    part = folder / "part"
+    CKPT.ok("reshard", GPT / "ckpt", part, "--layers", "2-3", "--pp", 1)
+    CKPT.ok("verify", part)
+    names = {o["name"] for o in CKPT.inspect(part, "--objects")["objects"]}
+    grids = {n.split("/")[1] for n in names if "_extra_state" in n}
+    check_equal(grids, {"shard_0_2", "shard_1_2"}, "grids of _extra_state")
+    # The target's manifest has all rows; a part of them is no damage.
+    CKPT.ok("verify", part, "--layers", 1)
+    CKPT.ok("unshard", part, folder / "one.safetensors", "--layers", 1)
+    refused = CKPT.run("unshard", GPT / "ckpt", out, "--overwrite", "--layers",
+                       "3-4").want(5)
+    check("there is no layer 4; the source has 4 layers, 0 to 3" in
+          refused.err, f"{refused}")
+
+
+def test_exclude_objects(folder):
+    out = folder / "out"
+    CKPT.ok("reshard", GPT / "ckpt", out, "--exclude", "rng_state/*",
+            "--exclude", "*_extra_state*")
+    names = {o["name"] for o in CKPT.inspect(out, "--objects")["objects"]}
+    check(not [n for n in names if n.startswith("rng_state")], f"{names}")
+    refused = CKPT.run("reshard", GPT / "ckpt", folder / "no", "--exclude",
+                       "rgn_state/*").want(5)
+    check("none of the 12 tensors and 2" in refused.err, f"{refused}")
+
+
+def test_tp_of_dcp(folder):
+    """2-D boxes as the peer cuts them, once the split is known."""
+    case = DATA / "dcp/tp2_fsdp2_w4"
+    rules = folder / "rules.json"
+    rules.write_text('{"*.emb.weight": 0, "*.w1.weight": 0, "*.w2.weight": 1,'
+                     ' "*.out.weight": 0, "*": null}')
+    out = folder / "out"
+    CKPT.ok("reshard", case / "ckpt", out, "--tp", 4, "--dp", 1,
+            "--shard-dims", rules)
+    got, want = boxes(out), boxes(case / "other/tp4")
+    for name in got:
+        check_equal(got[name], want[name], f"boxes of {name}")
+    tensors, _ = read_dcp(out)
+    compare(tensors, read_dcp(case / "other/tp4")[0], "tensors",
+            [n for n in tensors if n.startswith("rng.")])
+
+
+CONVERTED = (
+    "dcp/fsdp2_w2_adamw", "megatron_torch_dist/gpt_tp2_pp2_v0161",
+    "megatron_torch_dist/gpt_optim_dp_reshardable_v0161",
+    "megatron_torch_dist/moe_tp1_ep2_pp2_v0161",
+    "megatron_zarr/gpt_zarr_optim_bucket_space_v0090",
+    "megatron_zarr/gpt_zarr_tp2_pp2_v0090",
+)
+TARGETS = ("dcp", "megatron_torch_dist", "megatron_zarr", "safetensors",
+           "torch")
+
+
+def test_convert(folder, unit, to):
+    """Between formats with the same names: the same contents."""
+    scalars = {n for n, t in unit.all.items() if not t.shape}
+    gone = scalars if to == "megatron_zarr" else set()
+    without = [o for name in sorted(gone) for o in ("--exclude", name)]
+    out = folder / "out"
+    CKPT.ok("convert", unit.path, out, "--to", to, *without)
+    CKPT.ok("verify", out)
+    CKPT.ok("verify", unit.path, out, *without)
+    if to in READERS:
+        got = READERS[to](peer_folder(out))
+        want = {n: t for n, t in unit.all.items() if n not in gone}
+        compare(got, want, f"as {to}", set(got) - set(want))
+
+
 # ---------------------------------------------------------------- the table
 def add_others(suite, unit):
     for other in sorted((unit.case / "other").glob("*")):
@@ -327,6 +433,14 @@ def prepare(suite, ckpt):
             suite.add(f"{unit.name}: a flipped bit in what ckpt wrote",
                       test_flip_after_reshard, unit)
         add_others(suite, unit)
+        if unit.name in CONVERTED:
+            for to in TARGETS:
+                suite.add(f"{unit.name}: convert to {to}", test_convert, unit,
+                          to)
+    suite.add("vocabulary padding", test_padding)
+    suite.add("--layers of stacked layers", test_layers)
+    suite.add("--exclude of objects", test_exclude_objects)
+    suite.add("--tp of dcp", test_tp_of_dcp)
 
 
 if __name__ == "__main__":
