@@ -20,19 +20,23 @@ bool is_cast(const Tensor& tensor) {
   return wide && tensor.kind != Kind::optim;
 }
 
-// The catalog that the writer lays out: the source with the target's dtypes.
-Catalog with_dtype(const Catalog& source, std::optional<DType> dtype) {
-  Catalog wanted = source;
-  if (!dtype) return wanted;
-  for (Tensor& tensor : wanted.tensors)
+// Gives the tensors the dtypes of the target, for the writer to see; returns
+// those that are stored. (A copy of a catalog of millions of pieces would cost
+// more than all else.)
+std::vector<DType> set_dtypes(Catalog& source, std::optional<DType> dtype) {
+  std::vector<DType> stored;
+  stored.reserve(source.tensors.size());
+  for (const Tensor& tensor : source.tensors) stored.push_back(tensor.dtype);
+  if (!dtype) return stored;
+  for (Tensor& tensor : source.tensors)
     if (is_cast(tensor)) tensor.dtype = *dtype;
   const auto kept = std::ranges::count_if(
-      wanted.tensors, [](const Tensor& t) { return t.kind == Kind::optim; });
+      source.tensors, [](const Tensor& t) { return t.kind == Kind::optim; });
   if (kept)
-    wanted.assumptions.push_back(fmt::format(
+    source.assumptions.push_back(fmt::format(
         "--dtype {}: the {} tensors of optimizer state keep their dtype",
         name(*dtype), kept));
-  return wanted;
+  return stored;
 }
 
 // What a review found is told with what the writer did: it is about the target.
@@ -223,8 +227,10 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   locate(source);
   if (format.writer->wants_objects()) load_objects(source);
   Prepared prepared;
-  prepared.target =
-      format.writer->lay_out(with_dtype(source, options.dtype), layout);
+  const std::vector<DType> stored = set_dtypes(source, options.dtype);
+  prepared.target = format.writer->lay_out(source, layout);
+  for (size_t i = 0; i < stored.size(); ++i)
+    source.tensors[i].dtype = stored[i];
   tell_review(source, problems, assumptions, prepared.target);
   check_topology(layout.topology, prepared.target);
   if (prepared.target.files.empty())
