@@ -4,8 +4,8 @@
 //   args, checkpoint_version, …     as the first rank has them
 //   rng_state.mp_rank_00_001        of each rank; "rng_state" if there is one
 //   optimizer                       without its tensors and numbers
-//   distrib_optim                   [(param dtype, grad dtype)]
-//   model                           the state dicts' keys, in order:
+//   distrib_optim.dtypes            [(param dtype, grad dtype)]
+//   model.keys                      the state dicts' keys, in order:
 //                                   [[(path, kind, value), …] per chunk]
 //   model._extra_state.mp_rank_…    {name: state} of FP8 modules
 //
@@ -24,12 +24,12 @@
 
 namespace ckpt::megatron {
 
-inline constexpr std::string_view kModelObject = "model";
+inline constexpr std::string_view kModelObject = "model.keys";
 inline constexpr std::string_view kStatesObject = "model._extra_state.";
 inline constexpr std::string_view kOptimizerObject = "optimizer";
-inline constexpr std::string_view kDtypesObject = "distrib_optim";
+inline constexpr std::string_view kDtypesObject = "distrib_optim.dtypes";
 
-// Kinds of entries in the object "model".
+// Kinds of entries in the object "model.keys".
 enum class KeyKind : int64_t {
   kTensor = 0,
   kValue = 1,  // None, an empty state: the same on all ranks

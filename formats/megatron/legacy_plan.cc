@@ -27,7 +27,7 @@ std::string joined(const std::vector<std::string>& path) {
   return fmt::format("{}", fmt::join(path, "."));
 }
 
-// The object "model", as the reader made it. Nothing of another shape.
+// The object "model.keys", as the reader made it. Nothing of another shape.
 std::vector<Keys> keys_of(const Object& object) {
   std::vector<Keys> chunks;
   const Document& document = *object.document;
@@ -101,7 +101,11 @@ class Planner {
     std::unordered_set<std::string_view> known;
     bool nested = false;
     for (Keys& keys : chunks) {
-      std::erase_if(keys, [&](LegacyKey& key) { return !resolve(key); });
+      std::erase_if(keys, [&](LegacyKey& key) {
+        if (resolve(key)) return false;
+        plan_.left_out = key.name;
+        return true;
+      });
       for (const LegacyKey& key : keys) {
         known.insert(key.tensor);
         nested = nested || key.path.size() > 1;
@@ -219,7 +223,8 @@ class Planner {
     for (size_t i = 0; i < count; ++i)
       for (const LegacyKey& key : plan_.chunks[i]) {
         const LegacyName name = parse_legacy_name(key.name);
-        if (!name.layer) continue;
+        // A layer without tensors was left out, whatever else it has.
+        if (!name.layer || key.kind != KeyKind::kTensor) continue;
         auto& first = plan_.first_layer[name.stack];
         first.resize(count, UINT64_MAX);
         first[i] = std::min(first[i], name.layer->value);

@@ -1,7 +1,7 @@
 // Which rank of the target holds what: state dicts cut by pipeline stage,
 // layers and experts numbered as each rank numbers them.
 //
-//   source     [v0 p0] [v0 p1] …      the object "model", or names alone
+//   source     [v0 p0] [v0 p1] …      the object "model.keys", or names alone
 //      └► one list in the model's order ──► chunks of the target
 #pragma once
 
@@ -24,7 +24,7 @@ struct LegacyKey {
   std::string name;               // joined
   std::string tensor;             // in the catalog; a copy's: the embedding's
   KeyKind kind = KeyKind::kTensor;
-  pickle::Id value = pickle::kNoId;  // kValue: in the object "model"
+  pickle::Id value = pickle::kNoId;  // kValue: in the object "model.keys"
 };
 
 struct LegacyPlan {
@@ -42,6 +42,7 @@ struct LegacyPlan {
   std::map<std::string, std::vector<uint64_t>> first_layer;
   // Nothing of the topology changes: what belongs to ranks stays.
   bool same_ranks = false;
+  std::string left_out;  // a parameter of the source that is not written
 
   const std::vector<LegacyKey>& chunk(uint32_t v, uint32_t p) const {
     return chunks[size_t{v} * topology.pp + p];

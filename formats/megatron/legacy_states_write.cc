@@ -81,6 +81,11 @@ LegacyStatesWriter::LegacyStatesWriter(const Catalog& source,
     if (tensor.kind == Kind::optim) state.states[tensor.param].push_back(i);
   }
   if (state.states.empty()) return;
+  if (!plan.left_out.empty())
+    throw unfaithful_error({source.path, printable(plan.left_out)},
+                           "is left out, and optimizers count parameters: "
+                           "the state of others would take its place")
+        .with_hint("--model-only leaves the optimizer out");
   state.shell = find_object(source, kOptimizerObject);
   if (!state.shell || !state.shell->document)
     throw unfaithful_error({source.path, {}},
