@@ -101,10 +101,9 @@ def compare_trees(got, want, rows, what):
     got, want = list(flatten(got)), list(flatten(want))
     names = [p for p, _ in want]
     if [p for p, _ in got] != names:
-        missing = set(names) - {p for p, _ in got}
-        more = {p for p, _ in got} - set(names)
-        raise Failure(f"{what}: keys differ (missing {sorted(map(str, missing))[:4]}, "
-                      f"more {sorted(map(str, more))[:4]}, or their order)")
+        odd = set(names) ^ {p for p, _ in got}
+        raise Failure(f"{what}: keys differ, or their order: "
+                      f"{sorted(map(str, odd))[:6]}")
     for (path, value), (_, expected) in zip(got, want):
         check_leaf(value, expected, (what, *path), rows)
 
