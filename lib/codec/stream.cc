@@ -71,6 +71,7 @@ class Feed {
   void refill() {
     if (!input_.empty()) return;
     const uint64_t count = std::min<uint64_t>(buffer_.size(), packed_ - taken_);
+    if (count == 0) return;
     const auto part = std::span(buffer_).first(count);
     file_.read(offset_ + taken_, part);
     taken_ += count;
