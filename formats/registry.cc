@@ -11,6 +11,7 @@
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/zarr.h"
+#include "formats/olmo_core/olmo_core.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
 #include "lib/io/file.h"
@@ -38,6 +39,8 @@ std::vector<Format> make_formats() {
                      "the same of the zarr backend (cores up to 0.15)",
                      megatron::make_zarr_reader(),
                      megatron::make_zarr_writer()});
+  formats.push_back({"olmo_core", "OLMo-core's checkpoints since 1.0 (on DCP)",
+                     olmo_core::make_reader(), olmo_core::make_writer()});
   formats.push_back({"dcp", "PyTorch distributed checkpoints (.distcp)",
                      dcp::make_reader(), dcp::make_writer()});
   formats.push_back({"safetensors",

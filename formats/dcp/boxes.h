@@ -6,7 +6,7 @@
 // torch.chunk gives ceil(n / ranks) to each rank, then one short part, then
 // none: 5 rows over 4 ranks: 2, 2, 1, 0. A rank without rows still has a box:
 // of size 0, at the end of the dimension. (torch calls rows of a part
-// _StridedShard; formats: dcp, section 7.) Private to this room.
+// _StridedShard; formats: dcp, section 7.) Also used by olmo_core.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Which files of a directory are a distributed checkpoint. Private to this
-// room.
+// Which files of a directory are a distributed checkpoint. Also used by
+// olmo_core.
 //
 //   .metadata  __0_0.distcp …              one index for all ranks
 //   __0.metadata  __0_0.distcp …           one for each (use_collectives=False)

@@ -7,7 +7,7 @@
 //   seed         ("seed",)                  value
 //
 // Mappings are always descended, a list if it holds a mapping or a tensor;
-// tuples, sets and the rest are values. Private to this room.
+// tuples, sets and the rest are values. Also used by olmo_core.
 #pragma once
 
 #include <string>

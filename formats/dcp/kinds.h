@@ -1,5 +1,5 @@
 // What a tensor of a distributed checkpoint is, by its name alone: trainers
-// choose the words. Private to this room.
+// choose the words. Also used by olmo_core.
 #pragma once
 
 #include "ckpt/catalog.h"

@@ -21,9 +21,10 @@ using text::printable;
 
 // What .metadata names and executes nothing by (formats/dcp.md 3).
 bool is_own_global(std::string_view global) {
-  constexpr std::string_view kModules[] = {"torch.distributed.checkpoint.",
-                                           "torch.distributed._shard.",
-                                           "megatron.core.dist_checkpointing."};
+  constexpr std::string_view kModules[] = {
+      "torch.distributed.checkpoint.", "torch.distributed._shard.",
+      "megatron.core.dist_checkpointing.",
+      "olmo_core.distributed.checkpoint."};
   for (const std::string_view module : kModules)
     if (global.starts_with(module)) return true;
   constexpr std::string_view kNames[] = {"pathlib PosixPath",

@@ -1,6 +1,6 @@
 // The nested state dict that a flat checkpoint was made from: planner_data
 // gives each name its path, and a torch file can be written as torch's own
-// converter writes it. Private to this room.
+// converter writes it. Also used by olmo_core.
 //
 //   "lst.0" -> ("lst", 0), "lst.2.k" -> ("lst", 2, "k")
 //   {"lst": [value, None, {"k": value}]}

@@ -1,4 +1,4 @@
-// torch.save of a value that is no tensor. Private to this room.
+// torch.save of a value that is no tensor. Also used by olmo_core.
 #pragma once
 
 #include <string>

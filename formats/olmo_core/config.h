@@ -1,0 +1,18 @@
+// config.json: the experiment, of which the model's block tells the family.
+//
+//   {"model": {"block": {"name": "reordered_norm",
+//                        "sequence_mixer": {"qk_norm": {…}, …}}}}
+//
+// Before 2.5 the mixer was called "attention".
+#pragma once
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::olmo_core {
+
+// Sets the family, and says so in the assumptions, if the file at `path` is
+// clear about it; a file that can't be read is a problem, no error: nothing
+// but the family depends on it.
+void read_family(const std::string& path, Catalog& catalog);
+
+}  // namespace ckpt::olmo_core

@@ -1,0 +1,170 @@
+// A checkpoint of OLMo-core since 1.0.0 (olmo_core.h).
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "ckpt/error.h"
+#include "formats/dcp/directory.h"
+#include "formats/dcp/metadata.h"
+#include "formats/dcp/nest.h"
+#include "formats/numbered.h"
+#include "formats/olmo_core/config.h"
+#include "formats/olmo_core/locate.h"
+#include "formats/olmo_core/names.h"
+#include "formats/olmo_core/olmo_core.h"
+#include "formats/olmo_core/shards.h"
+#include "formats/olmo_core/sidecars.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::olmo_core {
+namespace {
+
+using formats::ReadOptions;
+using formats::Support;
+using text::printable;
+using Severity = Problem::Severity;
+
+[[noreturn]] void throw_unfinished(const Found& found) {
+  throw input_error({found.data, {}},
+                    "has no .metadata, which is written after all data files: "
+                    "the save did not finish")
+      .with_hint(
+          "use an earlier step; if this one was copied, look whether names "
+          "that begin with a dot were left out");
+}
+
+// Ranks that stored something, by the names of the files.
+uint32_t count_ranks(const dcp::Metadata& metadata) {
+  std::set<uint32_t> ranks;
+  for (const std::string& name : metadata.files)
+    if (const auto rank = dcp::rank_of(name)) ranks.insert(*rank);
+  return std::max<uint32_t>(1, static_cast<uint32_t>(ranks.size()));
+}
+
+// Files of an earlier, larger run stay when a save goes to the same place.
+void note_strays(const std::string& directory, const dcp::Metadata& metadata,
+                 Catalog& catalog) {
+  std::vector<std::string> named = metadata.files;
+  std::ranges::sort(named);
+  std::vector<std::string> strays;
+  for (const std::string& name : io::list_directory(directory)) {
+    if (name == kIndex || !is_part_name(name) ||
+        std::ranges::binary_search(named, name))
+      continue;
+    std::error_code ignored;
+    const auto size =
+        std::filesystem::file_size(io::join(directory, name), ignored);
+    // A rank without anything to save leaves an empty file.
+    if (!ignored && size > 0) strays.push_back(name);
+  }
+  if (!strays.empty())
+    catalog.problems.push_back(
+        {Severity::kNote,
+         "unnamed_file",
+         directory,
+         {},
+         fmt::format("the index does not name {}: of an earlier save, maybe; "
+                     "ignored",
+                     formats::list_some(strays))});
+}
+
+void note_names(std::string_view dialect, const dcp::Metadata& metadata,
+                Catalog& catalog) {
+  if (dialect == kDirectDialect)
+    catalog.problems.push_back(
+        {Severity::kNote,
+         "flat_parameters",
+         metadata.path,
+         {},
+         "holds flat fp32 master weights (<parameter>.main): the shapes of "
+         "the parameters, and the weights in use, are not stored"});
+  else if (dialect.empty())
+    catalog.problems.push_back(
+        {Severity::kNote,
+         "foreign_keys",
+         metadata.path,
+         {},
+         "its keys are not the model.* and optim.* of OLMo-core's trainer; "
+         "they are shown as they are"});
+}
+
+void note_followed(const Found& found, const std::string& path,
+                   Catalog& catalog) {
+  if (!found.chosen.empty())
+    catalog.assumptions.push_back(
+        fmt::format("{}: the newest complete checkpoint in {}",
+                    printable(found.chosen), printable(path)));
+  for (const std::string& name : found.unfinished)
+    catalog.problems.push_back(
+        {Severity::kWarning,
+         "unfinished_save",
+         io::join(path, name),
+         {},
+         fmt::format("{} is newer, but its save did not finish; {} is read",
+                     printable(name), printable(found.chosen))});
+  if (found.home.ends_with("-tmp"))
+    catalog.problems.push_back(
+        {Severity::kWarning,
+         "unfinished_save",
+         found.home,
+         {},
+         "is named as a save that did not finish; its tensors are complete, "
+         "what lies beside them may not be"});
+}
+
+class OlmoReader final : public formats::Reader {
+ public:
+  std::string_view name() const override { return kFormat; }
+
+  Support supports(const std::string& path) const override {
+    const Found found = locate(path);
+    return {!found.home.empty(), found.why};
+  }
+
+  Catalog read_catalog(const std::string& path,
+                       const ReadOptions& options) const override {
+    Found found = locate(path);
+    if (found.home.empty()) found = forced(path, found);
+    if (!found.finished) throw_unfinished(found);
+    dcp::Metadata metadata =
+        dcp::read_metadata(io::join(found.data, kIndex), options);
+    dcp::check_cover(metadata);
+    const Names names = shorten(metadata);
+    Catalog catalog;
+    catalog.format = kFormat;
+    catalog.path = found.home;
+    if (found.home != path) catalog.root = path;
+    catalog.version = metadata.version;
+    catalog.family = options.family;
+    dcp::add_to_catalog(metadata, catalog, options);
+    dcp::add_nest(metadata, catalog, options);
+    set_kinds(catalog, names);
+    if (names.dialect == kDialect) set_rules(catalog);
+    catalog.topology = topology_of(catalog, count_ranks(metadata));
+    note_followed(found, path, catalog);
+    note_names(names.dialect, metadata, catalog);
+    note_strays(found.data, metadata, catalog);
+    add_sidecars(found.home, catalog);
+    read_family(io::join(found.home, "config.json"), catalog);
+    return catalog;
+  }
+
+ private:
+  // --from olmo_core: any directory with an index.
+  static Found forced(const std::string& path, const Found& found) {
+    const std::string home = io::is_directory(path) ? path : io::parent(path);
+    if (!io::is_file(io::join(home, kIndex)))
+      throw missing_error({path, {}}, "is no checkpoint of OLMo-core: {}",
+                          found.why);
+    return {.why = {}, .home = home, .data = home, .finished = true};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<formats::Reader> make_reader() {
+  return std::make_unique<OlmoReader>();
+}
+
+}  // namespace ckpt::olmo_core

@@ -1,0 +1,20 @@
+// What lies beside model_and_optim: the trainer's state of each rank, the
+// configuration, lists of data files. All of it is carried as it is.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::olmo_core {
+
+// All other files below a checkpoint's directory, folders included; links to
+// folders are not followed (a problem says so).
+void add_sidecars(const std::string& home, Catalog& catalog);
+
+// The rank of "train/rank3.pt".
+std::optional<uint32_t> train_rank(std::string_view sidecar);
+
+}  // namespace ckpt::olmo_core

@@ -1,0 +1,302 @@
+#include <algorithm>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "formats/dcp/boxes.h"
+#include "formats/dcp/flatten.h"
+#include "formats/dcp/save.h"
+#include "formats/dcp/value_item.h"
+#include "formats/families/rules.h"
+#include "formats/olmo_core/names.h"
+#include "formats/olmo_core/olmo_core.h"
+#include "formats/olmo_core/review.h"
+#include "formats/olmo_core/shards.h"
+#include "formats/olmo_core/sidecars.h"
+#include "formats/torch/file_plan.h"
+#include "formats/torch/tree.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::olmo_core {
+namespace {
+
+using dcp::Cutter;
+using dcp::Mesh;
+using text::printable;
+using Severity = Problem::Severity;
+
+// The rank count of the largest machines, with room.
+constexpr uint64_t kMostRanks = 1 << 20;
+
+// Smaller flat weights are whole on every rank (OLMoDDPTrainModule).
+constexpr uint64_t kLeastFlat = 4096;
+
+// Where the data go: "model_and_optim", or "" if the source has none.
+struct Place {
+  std::string step;  // "step1000", if a training run was given
+  std::string data;
+};
+
+Place place_of(const Catalog& source) {
+  if (source.format != kFormat) return {{}, std::string(kDataFolder)};
+  Place place;
+  const std::string above = source.root + "/";
+  if (!source.root.empty() && source.path.starts_with(above))
+    place.step = source.path.substr(above.size());
+  const std::string below = io::join(source.path, kDataFolder) + "/";
+  const bool deep = std::ranges::any_of(source.files, [&](const File& file) {
+    return file.path.starts_with(below);
+  });
+  place.data = deep ? io::join(place.step, kDataFolder) : place.step;
+  return place;
+}
+
+Mesh mesh_of(const Topology& topology) {
+  for (const auto& [size, what] :
+       {std::pair(topology.pp, "pp"), std::pair(topology.ep, "ep")})
+    if (size != 1)
+      throw unfaithful_error({},
+                             "OLMo-core's files are those of dp x tp ranks, "
+                             "asked for {}={}",
+                             what, size)
+          .with_hint(fmt::format(
+              "leave --{} away: OLMo-core loads what any ranks wrote", what));
+  const uint64_t ranks = uint64_t{topology.dp} * topology.tp;
+  if (ranks > kMostRanks)
+    throw unfaithful_error({}, "{} files, at most {}", ranks, kMostRanks);
+  return {topology.dp, topology.tp};
+}
+
+class Builder {
+ public:
+  Builder(const Catalog& source, const Layout& layout)
+      : source_(source),
+        topology_(layout.topology),
+        mesh_(mesh_of(layout.topology)),
+        place_(place_of(source)),
+        flattened_(is_flattened(source)),
+        keyed_(source.dialect == kDialect || source.format != kFormat) {
+    if (layout.max_shard_size != 0)
+      throw usage_error({}, "--max-shard-size does not go with olmo_core")
+          .with_hint("--dp N sets how many files there are");
+  }
+
+  Target build() {
+    start();
+    dcp::Save save(source_, target_, {.directory = place_.data});
+    set_paths(save);
+    add_objects(save);
+    add_tensors(save);
+    save.finish(mesh_.ranks());
+    // From here on the catalog's own names: a reader will give them.
+    for (size_t t = 0; t < source_.tensors.size(); ++t)
+      target_.catalog.tensors[t].name = source_.tensors[t].name;
+    add_sidecars();
+    return std::move(target_);
+  }
+
+ private:
+  void start() {
+    Catalog& catalog = target_.catalog;
+    catalog.format = kFormat;
+    catalog.family = source_.family;
+    catalog.dialect = source_.format == kFormat ? source_.dialect : kDialect;
+    catalog.topology = topology_;
+    catalog.tensors = source_.tensors;
+    for (Tensor& tensor : catalog.tensors) {
+      torch::check_materialisable(tensor, source_);
+      tensor.pieces.clear();
+      tensor.tie = 0;
+      tensor.name = key(tensor).key;
+    }
+  }
+
+  Key key(const Tensor& tensor) const {
+    if (!keyed_) return {tensor.name, {tensor.name}};
+    return key_of(tensor, flattened_);
+  }
+  Key key(const std::string& object) const {
+    if (!keyed_) return {object, {object}};
+    return key_of_object(object, flattened_);
+  }
+
+  // The nested dict, in its order. Keys that are neither of the model nor of
+  // the optimizer keep the place that the source has for them.
+  void set_paths(dcp::Save& save) {
+    std::unordered_map<std::string, std::vector<dcp::PathElement>> own;
+    for (auto& [name, path] : dcp::flatten(source_).paths)
+      own.emplace(name, std::move(path));
+    const auto set = [&](const std::string& name, Key key) {
+      const auto found = own.find(name);
+      if (key.path.size() == 1 && found != own.end()) key.path = found->second;
+      save.set_path(key.key, std::move(key.path));
+    };
+    for (const Tensor& tensor : source_.tensors) set(tensor.name, key(tensor));
+    for (const Object& object : source_.objects)
+      set(object.name, key(object.name));
+  }
+
+  // Every rank has them; the lowest writes.
+  void add_objects(dcp::Save& save) {
+    for (const Object& object : source_.objects) {
+      if (object.bytes == 0 &&
+          dcp::has_unknown_storage(source_, *object.document, object.node)) {
+        target_.problems.push_back(
+            {Severity::kWarning,
+             "object_left_out",
+             {},
+             printable(object.name),
+             "it refers to the bytes of tensors; it is left out"});
+        continue;
+      }
+      save.add_object(key(object.name).key, object, 0);
+      target_.catalog.objects.push_back(object);
+    }
+  }
+
+  // A buffer, or what the source has in one piece although it cut others.
+  bool is_whole(const Tensor& tensor) const {
+    if (tensor.dp_replicated) return true;
+    if (tensor.kind == Kind::other && tensor.pieces.size() == 1) return true;
+    if (source_.format != kFormat) return false;
+    if (source_.dialect == kDirectDialect && tensor.pieces.size() == 1)
+      return element_count(tensor.shape).value_or(0) < kLeastFlat;
+    return source_.topology.dp > 1 && tensor.pieces.size() == 1 &&
+           tensor.pieces[0].box == Box::whole(tensor.shape);
+  }
+
+  void add_tensors(dcp::Save& save) {
+    for (uint32_t t = 0; t < source_.tensors.size(); ++t) {
+      const Tensor& tensor = source_.tensors[t];
+      const TpRule rule =
+          tensor.kind == Kind::other ? TpRule::replicated() : tensor.tp;
+      if (mesh_.tp > 1 && rule.state == TpRule::State::kUnknown)
+        throw families::no_rule_error(source_.path, tensor, source_.family,
+                                      mesh_.tp);
+      add_tensor(save, t, Cutter(tensor, rule, !is_whole(tensor), mesh_));
+      note_quantized(tensor);
+    }
+  }
+
+  // Of ranks with equal boxes the lowest writes; empty boxes are not listed.
+  void add_tensor(dcp::Save& save, uint32_t t, const Cutter& cutter) {
+    const Tensor& tensor = source_.tensors[t];
+    if (element_count(tensor.shape).value_or(0) == 0)
+      return save.add_piece(t, Box::whole(tensor.shape), 0);
+    for (uint32_t rank = 0; rank < mesh_.ranks(); ++rank) {
+      if (cutter.replicas(rank).first != rank) continue;
+      cutter.boxes(rank, [&](const Box& box) {
+        if (volume(box) != 0) save.add_piece(t, box, rank);
+      });
+    }
+  }
+
+  void note_quantized(const Tensor& tensor) {
+    const DType plain = torch::plain_type(tensor.dtype);
+    if (plain != tensor.dtype)
+      target_.problems.push_back(
+          {Severity::kWarning,
+           "quantization_left_out",
+           {},
+           printable(tensor.name),
+           fmt::format("{} is written as {}, without scale and zero point",
+                       ckpt::name(tensor.dtype), ckpt::name(plain))});
+  }
+
+  void add_sidecars() {
+    if (source_.format != kFormat) return note_sidecars();
+    const bool keep_train = keeps_train();
+    const Sidecar* note = nullptr;
+    for (const Sidecar& sidecar : source_.sidecars) {
+      if (sidecar.name == kNote)
+        note = &sidecar;
+      else if (keep_train || train_rank(sidecar.name).value_or(0) == 0)
+        add_copy(sidecar);
+    }
+    if (note != nullptr)
+      add_copy(*note);
+    else if (!place_.data.ends_with(kDataFolder))
+      add_note();
+  }
+
+  // The trainer's state is of a rank. Another number of ranks loads that of
+  // rank 0, and seeds anew.
+  bool keeps_train() {
+    uint32_t ranks = 0;
+    bool first = false;
+    for (const Sidecar& sidecar : source_.sidecars)
+      if (const auto rank = train_rank(sidecar.name)) {
+        ++ranks;
+        first = first || *rank == 0;
+      }
+    if (ranks < 2 || !first || ranks == mesh_.ranks() ||
+        topology_ == source_.topology)
+      return true;
+    target_.problems.push_back(
+        {Severity::kNote,
+         "train_state",
+         {},
+         {},
+         fmt::format("the trainer's state of {} ranks does not fit {}: only "
+                     "train/rank0.pt is copied, which OLMo-core loads on all "
+                     "of them",
+                     ranks, mesh_.ranks())});
+    return false;
+  }
+
+  // .metadata alone looks like any other's: this file tells whose it is.
+  void add_note() {
+    TargetFile file;
+    file.path = io::join(place_.step, kNote);
+    std::string bytes = "{\"version\": \"3.0.0\"}";
+    file.size = bytes.size();
+    file.literals.push_back({0, std::move(bytes)});
+    target_.files.push_back(std::move(file));
+    target_.assumptions.push_back(
+        ".metadata.json: written, so that the checkpoint is known as one of "
+        "OLMo-core's");
+  }
+
+  void add_copy(const Sidecar& sidecar) {
+    TargetFile file;
+    file.path = io::join(place_.step, sidecar.name);
+    file.size = sidecar.size;
+    file.copy_of = sidecar.path;
+    target_.files.push_back(std::move(file));
+  }
+  void note_sidecars() {
+    for (const Sidecar& sidecar : source_.sidecars)
+      target_.problems.push_back({Severity::kNote,
+                                  "sidecar_left_out",
+                                  {},
+                                  printable(sidecar.name),
+                                  "is not copied"});
+  }
+
+  const Catalog& source_;
+  const Topology topology_;
+  const Mesh mesh_;
+  const Place place_;
+  const bool flattened_;
+  const bool keyed_;  // names are without "model." and "optim."
+  Target target_;
+};
+
+class OlmoWriter final : public formats::Writer {
+ public:
+  std::string_view name() const override { return kFormat; }
+  Catalog review(Catalog source, const Layout&) const override {
+    return review_names(std::move(source));
+  }
+  Target lay_out(const Catalog& source, const Layout& layout) const override {
+    return Builder(source, layout).build();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<formats::Writer> make_writer() {
+  return std::make_unique<OlmoWriter>();
+}
+
+}  // namespace ckpt::olmo_core
