@@ -134,8 +134,20 @@ class Builder {
     return files;
   }
 
+  // A source whose nesting contradicts itself has none that could be written.
+  void check_nesting() const {
+    for (const Problem& problem : source_.problems)
+      if (problem.kind == "planner_conflict")
+        throw unfaithful_error({problem.file, problem.tensor}, "{}",
+                               problem.message)
+            .with_hint(
+                "write a .safetensors file or a directory: their names "
+                "are flat");
+  }
+
   // One file with everything, nested as the source was.
   void add_whole() {
+    check_nesting();
     const std::string path =
         layout_.single_file ? "" : std::string(kStem) + std::string(kSuffix);
     const std::string root =
