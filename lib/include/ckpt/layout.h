@@ -28,6 +28,11 @@ struct Layout {
   // Megatron: the sharding type of the optimizer's state ("fully_reshardable";
   // "" as in the source).
   std::string optimizer;
+  // modelopt: "shards" (a file for each rank) or "blocks" (files for the parts
+  // of each block); "" as in the source.
+  std::string form;
+  // modelopt: the blocks of each rank, "0-3,8/4-7"; "" even runs.
+  std::string blocks;
   // The name that DST will have in the end (torch puts a file's stem in it).
   std::string name;
 };
