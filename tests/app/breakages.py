@@ -32,7 +32,8 @@ class Wound:
 
 def root_of(path):
     below = [p for p in sorted(path.iterdir())
-             if p.name.startswith("iter_") or p.name == "release"]
+             if p.name.startswith("iter_")
+             or p.name in ("release", "model_and_optim")]
     return below[0] if below else path
 
 

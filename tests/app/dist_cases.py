@@ -1,4 +1,5 @@
-"""DCP and Megatron checkpoints under tests/data, as units of golden_cases.
+"""Checkpoints of many ranks under tests/data, as units of golden_cases: DCP,
+Megatron, OLMo-core.
 
 Objects of these cases come in two dialects of tagged JSON: torch's own files
 in the one that ckpt prints ({"!tuple": […]}), Megatron's in {"$tuple": […]}.
@@ -11,7 +12,10 @@ import struct
 from golden_cases import Unit, expected, load
 from support import DATA, Tensor, check
 
-FORMATS = ("dcp", "megatron_torch_dist", "megatron_zarr", "megatron_legacy")
+FORMATS = ("dcp", "megatron_torch_dist", "megatron_zarr", "megatron_legacy",
+           "olmo_core_dcp")
+# Folders that are not named as the format.
+NAMES = {"olmo_core_dcp": "olmo_core"}
 
 # Whole tensors with an index: an ordinary Hugging Face folder.
 SAFETENSORS = {"dcp/hf_rank0_w1"}
@@ -40,8 +44,8 @@ def dist_units():
         for case in sorted((DATA / folder).iterdir()):
             info = load(case / "case.json")
             name = f"{folder}/{case.name}"
-            unit = Unit(name, case, case / "ckpt", folder, info,
-                        expected(case),
+            unit = Unit(name, case, case / "ckpt", NAMES.get(folder, folder),
+                        info, expected(case),
                         optim=expected(case, "expected_optim.safetensors"))
             unit.unreadable = UNREADABLE.get(name, ())
             if name in SAFETENSORS:
@@ -52,7 +56,7 @@ def dist_units():
                 unit.objects = wanted_objects(
                     load(case / "expected_objects.json"))
             units.append(unit)
-    check(len(units) >= 58, f"only {len(units)} goldens: tests/data is cut")
+    check(len(units) >= 71, f"only {len(units)} goldens: tests/data is cut")
     return units
 
 

@@ -33,9 +33,32 @@ def know_megatron():
         setattr(sys.modules[name], what, made)
 
 
+@dataclass
+class OlmoStorageInfo:
+    """OLMo-core's own class of that name, without OLMo-core."""
+
+    relative_path: str
+    offset: int
+    length: int
+
+
+def know_olmo_core():
+    name = "olmo_core.distributed.checkpoint.filesystem"
+    if name in sys.modules:
+        return
+    parts = name.split(".")
+    for n in range(1, len(parts) + 1):
+        sys.modules.setdefault(
+            ".".join(parts[:n]), types.ModuleType(".".join(parts[:n])))
+    OlmoStorageInfo.__module__ = name
+    OlmoStorageInfo.__name__ = OlmoStorageInfo.__qualname__ = "_StorageInfo"
+    sys.modules[name]._StorageInfo = OlmoStorageInfo
+
+
 def read_index(path):
     """The object in `.metadata`."""
     know_megatron()
+    know_olmo_core()
     return pickle.loads(Path(path).read_bytes())
 
 

@@ -26,6 +26,8 @@ OPTIM_NAMES = {
         r"(?:chained_\d+\.)?optimizer\.state\.(?P<state>\w+)\.(?P<param>.+)",
     "megatron_legacy": r"(?P<state>\w+?)\.(?P<param>.+)",
 }
+# Keys of OLMoDDPTrainModule have no "state."
+OPTIM_NAMES["olmo_core"] = r"(?:state\.)?(?P<param>.+)\.(?P<state>\w+)"
 OPTIM_NAMES["megatron_zarr"] = OPTIM_NAMES["megatron_torch_dist"]
 
 # `opt` is this trainer's word for an optimizer; its tensors are expected
@@ -48,7 +50,7 @@ def test_kinds(folder, unit):
         check_equal(row["state"], said["state"], f"state of {name}")
         param = row["param"].removeprefix("model.")
         check_equal(param, said["param"], f"param of {name}")
-        check(param in names, f"{name} belongs to no tensor: {param}")
+        check(param in names or f"{param}.main" in names, f"{name} belongs to no tensor: {param}")
 
 
 def test_topology(folder, unit):
@@ -126,7 +128,8 @@ def test_from_torch_save(folder, unit, source):
 def peer_folder(path):
     """The checkpoint below a training root."""
     below = [p for p in sorted(path.iterdir())
-             if p.name.startswith("iter_") or p.name == "release"]
+             if p.name.startswith("iter_")
+             or p.name in ("release", "model_and_optim")]
     return below[0] if below else path
 
 
@@ -152,6 +155,7 @@ def vocabulary(unit):
 
 READERS = {"dcp": lambda path: read_dcp(path)[0],
            "megatron_torch_dist": lambda path: read_dcp(path)[0],
+           "olmo_core": lambda path: read_dcp(path)[0],
            "megatron_zarr": read_zarr}
 
 
@@ -233,7 +237,10 @@ def damage(unit, path):
         begin, size = (item.offset, item.length) if item.packed else payload(
             root, item)
         flip(root / item.file, begin + size // 2)
-        return item.file, None if buckets(item.tensor) else item.tensor
+        name = item.tensor
+        if unit.format == "olmo_core":  # keys: model.<name>, optim.<name>
+            name = re.sub(r"^(model|optim)\.", "", name)
+        return item.file, None if buckets(name) else name
     if unit.format == "megatron_legacy":
         file = max(root.glob("mp_rank_*/model_optim_rng.pt"))
         begin, size = biggest_tensor(file)
@@ -261,7 +268,8 @@ def test_flip(folder, unit):
     copy = folder / "copy"
     shutil.copytree(unit.path, copy)
     file, tensor = damage(unit, copy)
-    if unit.format in ("dcp", "megatron_torch_dist", "megatron_legacy") and (
+    if unit.format in ("dcp", "megatron_torch_dist", "megatron_legacy",
+                       "olmo_core") and (
             peer_folder(copy) / ".metadata").exists() or (
             unit.format == "megatron_legacy"):
         result = CKPT.run("verify", copy)
@@ -410,6 +418,12 @@ def add_others(suite, unit):
         elif re.fullmatch(r"w\d+", other.name):
             suite.add(name, test_reshard_like_peer, unit, other,
                       ["--dp", other.name[1:]])
+        elif unit.format == "olmo_core":
+            # Replicas (ddp) are one writer's. hf_*: another naming.
+            if found := re.fullmatch(r"(\w+)_w(\d+)", other.name):
+                dp = 1 if found[1] == "ddp" else found[2]
+                suite.add(name, test_reshard_like_peer, unit, other,
+                          ["--dp", dp])
         elif unit.format != "dcp":
             suite.add(name, test_reshard_like_peer, unit, other,
                       topology_options(
