@@ -34,6 +34,8 @@ venv_install --no-deps fairseq2==0.8.1 packaging==26.3 ||
 venv_install --no-deps zarr==2.18.7 numcodecs==0.15.2 asciitree==0.3.3 \
   fasteners==0.20 deprecated==1.3.1 wrapt==2.5.2 ||
   say "note: zarr is not to be had; its own reader and writer are not tested"
+venv_install --no-deps megatron-core==0.16.1 ||
+  say "note: megatron-core is not to be had; nothing is loaded by Megatron"
 
 scripts/build.sh --preset "$preset" -j "$jobs" -- "$@"
 

@@ -4,8 +4,8 @@
 
 #include "ckpt/error.h"
 #include "formats/megatron/common.h"
-#include "formats/megatron/dist_objects.h"
 #include "formats/megatron/keys.h"
+#include "formats/megatron/optimizer.h"
 #include "formats/megatron/rules.h"
 #include "formats/megatron/vocab.h"
 #include "formats/megatron/zarr_scan.h"
@@ -51,6 +51,7 @@ Catalog review_for_dist(Catalog source, const Layout& layout) {
   infer_facts(source.tensors, facts);
   recognise(source, facts);
   warn_of_names(source);
+  convert_optimizer(source, layout);
   if (layout.topology.tp != 0)
     pad_vocabulary(source, facts, layout.topology.tp);
   return source;

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""What ckpt writes as megatron_torch_dist is loaded by megatron-core itself, on
+one to four processes, at other topologies than it was written for, and every
+element is the one that the goldens say."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from support import DATA, Failure, Skip, Suite, check, check_equal
+
+CKPT = None
+GOLDENS = DATA / "megatron_torch_dist"
+PEER = Path(__file__).with_name("megatron_peer.py")
+
+
+def require_peer():
+    if importlib.util.find_spec("megatron") is None:
+        raise Skip("megatron-core is not installed")
+
+
+def expected_files(case, data):
+    names = ("expected.safetensors", "expected_optim.safetensors")
+    return [str(data / case / name) for name in names
+            if (data / case / name).exists()]
+
+
+def iteration_of(path):
+    inner = path / "iter_0000007"
+    return inner if inner.is_dir() else path
+
+
+def run_peer(kind, path, expected, topology, world, case, **more):
+    description = json.loads((case / "case.json").read_text())
+    model = description.get("model") or {}
+    job = dict(kind=kind, path=str(iteration_of(path)), expected=expected,
+               topology=topology, world=world, model=model,
+               gated=model.get("swiglu", True), **more)
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "job.json"
+        file.write_text(json.dumps(job))
+        done = subprocess.run(
+            [sys.executable, "-B", str(PEER), str(file)], timeout=300,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=dict(os.environ, OMP_NUM_THREADS="1"))
+    if done.returncode != 0:
+        lines = [line for line in done.stdout.splitlines() if line.strip()]
+        raise Failure(f"megatron-core on {world} processes ({topology}): "
+                      + " | ".join(lines[-3:]))
+
+
+# case, what ckpt writes, (kind, topology, processes) of those who load it
+CASES = (
+    ("gpt_tp2_pp2_v0161", "--tp 4 --pp 1", (
+        ("plain", {}, 1), ("gpt", {"tp": 1, "pp": 2}, 2))),
+    ("gpt_tp2_pp2_v0161", "--tp 1 --pp 4 --dp 2", (
+        ("gpt", {"tp": 4}, 4), ("keys", {"tp": 2}, 4))),
+    ("gpt_common_state_tp2_v0190", "--tp 4 --pp 2 --dp 1", (
+        ("plain", {}, 1), ("gpt", {"tp": 2, "pp": 2}, 4))),
+    ("moe_tp1_ep2_pp2_v0161", "--tp 2 --pp 1 --dp 2", (
+        ("gpt", {"ep": 2}, 2), ("keys", {"tp": 4}, 4))),
+    ("moe_nonhomogeneous_optim_v0161", "--tp 2 --pp 2 --dp 1 --ep 1", (
+        ("optim", {"ep": 2}, 2),)),
+    ("gpt_optim_fully_reshardable_v0161", "--tp 1 --pp 2 --dp 2", (
+        ("optim", {"tp": 2}, 4), ("keys", {"tp": 2}, 2))),
+    ("gpt_optim_dp_reshardable_v0161", "--tp 2 --pp 2 --dp 1", (
+        ("optim", {"tp": 2}, 4),)),
+    ("gpt_singleton_shards_tp2_v0161", "--tp 4 --pp 2 --dp 1", (
+        ("plain", {}, 1),)),
+    ("gpt_flat_optim_model_space_v0140", "--tp 4 --pp 2 --dp 1", (
+        ("plain", {}, 1), ("keys", {"tp": 2}, 4))),
+    ("handmade_w4_v0161", "--dp 2", (("plain", {}, 1),)),
+    ("handmade_flat_w4_v0140", "--dp 3", (("plain", {}, 1),)),
+    ("handmade_w2_v0190", "--dp 1", (("plain", {}, 1),)),
+    ("minimal_writer_emulated", "--tp 2 --pp 2 --dp 1", (
+        ("gpt", {"tp": 4}, 4),)),
+)
+
+
+def test_case(scratch, case, options, loads):
+    require_peer()
+    out = scratch / "out"
+    CKPT.ok("reshard", GOLDENS / case / "ckpt", out, *options.split())
+    CKPT.ok("verify", out, "--deep")
+    for kind, topology, world in loads:
+        run_peer(kind, out, expected_files(case, GOLDENS), topology, world,
+                 GOLDENS / case)
+
+
+# Optimizer state in forms that today's core no longer takes.
+RESCUES = (
+    ("megatron_torch_dist", "gpt_flat_optim_model_space_v0140",
+     {"tp": 2, "pp": 2}, 4),
+    ("megatron_torch_dist", "gpt_optim_float16_v0161", {"tp": 2}, 2),
+    ("megatron_zarr", "gpt_zarr_optim_model_space_v0090", {"tp": 2}, 2),
+    ("megatron_zarr", "gpt_zarr_optim_bucket_space_v0090", {"tp": 2}, 4),
+)
+
+
+def test_rescue(scratch, form, case, topology, world):
+    require_peer()
+    out = scratch / "out"
+    source = DATA / form / case
+    CKPT.ok("convert", source / "ckpt", out, "--to", "megatron_torch_dist",
+            "--optim", "fully_reshardable")
+    run_peer("optim", out, expected_files(case, DATA / form), topology, world,
+             source, main_weight="param")
+
+
+def test_args(scratch):
+    """The common part says the new topology, and all else that it said."""
+    require_peer()
+    out = scratch / "out"
+    case = "gpt_tp2_pp2_v0161"
+    CKPT.ok("reshard", GOLDENS / case / "ckpt", out, "--tp", 1, "--pp", 1,
+            "--dp", 2)
+    run_peer("plain", out, expected_files(case, GOLDENS), {}, 1,
+             GOLDENS / case, common={"iteration": 7, "checkpoint_version": 3.0},
+             args={"tensor_model_parallel_size": 1,
+                   "pipeline_model_parallel_size": 1,
+                   "data_parallel_size": 2, "world_size": 2,
+                   "padded_vocab_size": 24, "train_samples": 2**33,
+                   "data_path": ["data/part-0", "data/part-1"]})
+
+
+def test_vocabulary(scratch):
+    """16 ranks don't divide 24 rows: zeros up to the next multiple of 8 * 16,
+    which the model at two ranks does not miss."""
+    require_peer()
+    out = scratch / "out"
+    case = "gpt_tp2_pp2_v0161"
+    result = CKPT.run("reshard", GOLDENS / case / "ckpt", out, "--tp", 16)
+    result.want(5)  # no other tensor is divided by 16
+    CKPT.ok("reshard", GOLDENS / case / "ckpt", out, "--tp", 5, "--pp", 1,
+            "--keys", "embedding.word_embeddings.weight")
+    catalog = CKPT.inspect(out)
+    check_equal([t["shape"] for t in catalog["tensors"]], [[40, 8]], "rows")
+    run_peer("vocabulary", out, expected_files(case, GOLDENS), {}, 1,
+             GOLDENS / case)
+
+
+def test_carried(scratch):
+    """Nothing changes: common.pt is the same file."""
+    out = scratch / "out"
+    source = GOLDENS / "gpt_tp2_pp2_v0161/ckpt"
+    CKPT.ok("reshard", source, out)
+    inner = "iter_0000007/common.pt"
+    check((out / inner).read_bytes() == (source / inner).read_bytes(),
+          "common.pt was rewritten")
+    tracker = "latest_checkpointed_iteration.txt"
+    check_equal((out / tracker).read_bytes(), b"7", tracker)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for case, options, loads in CASES:
+        suite.add(f"{case} {options}", test_case, case, options, loads)
+    for form, case, topology, world in RESCUES:
+        suite.add(f"rescue {case}", test_rescue, form, case, topology, world)
+    suite.add("args", test_args)
+    suite.add("vocabulary", test_vocabulary)
+    suite.add("carried", test_carried)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
