@@ -289,7 +289,7 @@ TEST_CASE("pickle decode: refuses, and says why") {
 
 TEST_CASE("pickle decode: limits name the byte and the number") {
   CHECK(outcome("]NN0" + std::string(100, 'N') + ".", {.values = 50}) ==
-        "pickle at byte 63: more than 50 values (in test.pkl)");
+        "pickle at byte 62: more than 50 values (in test.pkl)");
   CHECK(outcome("X\x05\x00\x00\x00hello."s, {.string = 4}) ==
         "pickle at byte 0: a value of 5 bytes, the limit is 4 (in test.pkl)");
   CHECK(outcome("NNNNNN.", {.bytes = 3}) ==
