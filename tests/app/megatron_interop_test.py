@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from support import DATA, Failure, Skip, Suite, check, check_equal
@@ -34,23 +33,38 @@ def iteration_of(path):
     return inner if inner.is_dir() else path
 
 
+class Peer:
+    """The program beside this one, started when it is first needed."""
+
+    def __init__(self):
+        self.child = None
+
+    def ask(self, job):
+        if self.child is None:
+            self.child = subprocess.Popen(
+                [sys.executable, "-B", str(PEER)], text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=dict(os.environ, OMP_NUM_THREADS="1"))
+        self.child.stdin.write(json.dumps(job) + "\n")
+        self.child.stdin.flush()
+        line = self.child.stdout.readline()
+        if not line:
+            self.child = None
+            raise Failure("megatron-core's program ended")
+        return json.loads(line)
+
+
 def run_peer(kind, path, expected, topology, world, case, **more):
     description = json.loads((case / "case.json").read_text())
     model = description.get("model") or {}
-    job = dict(kind=kind, path=str(iteration_of(path)), expected=expected,
-               topology=topology, world=world, model=model,
-               gated=model.get("swiglu", True), **more)
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "job.json"
-        file.write_text(json.dumps(job))
-        done = subprocess.run(
-            [sys.executable, "-B", str(PEER), str(file)], timeout=300,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env=dict(os.environ, OMP_NUM_THREADS="1"))
-    if done.returncode != 0:
-        lines = [line for line in done.stdout.splitlines() if line.strip()]
-        raise Failure(f"megatron-core on {world} processes ({topology}): "
-                      + " | ".join(lines[-3:]))
+    wrong = PROGRAM.ask(
+        dict(kind=kind, path=str(iteration_of(path)), expected=expected,
+             topology=topology, world=world, model=model,
+             gated=model.get("swiglu", True), **more))
+    if wrong:
+        raise Failure(f"{kind} of megatron-core on {world} processes "
+                      f"({topology}): {wrong}")
 
 
 # case, what ckpt writes, (kind, topology, processes) of those who load it
@@ -153,6 +167,9 @@ def test_carried(scratch):
           "common.pt was rewritten")
     tracker = "latest_checkpointed_iteration.txt"
     check_equal((out / tracker).read_bytes(), b"7", tracker)
+
+
+PROGRAM = Peer()
 
 
 def prepare(suite, ckpt):

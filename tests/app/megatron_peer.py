@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""megatron-core itself, on CPUs: loads a checkpoint on several processes and
-holds every element against the truth. Run as a program of its own:
-
-    megatron_peer.py JOB.json
+"""megatron-core itself, on CPUs: loads checkpoints on several processes and
+holds every element against the truth. A program of its own, which reads jobs
+and answers each with null or with what is wrong:
 
     {"kind": see below, "path": checkpoint,
      "expected": [safetensors…], "topology": {"tp": 2, …}, "model": {…}}
@@ -14,6 +13,7 @@ gpt    a GPTModel, loaded strictly
 optim  the same with its distributed optimizer
 """
 
+import importlib
 import json
 import os
 import sys
@@ -362,15 +362,11 @@ def run_optim(job, expected):
 
 # ---------------------------------------------------------------------- main
 def on_rank(number, world, rendezvous, job):
-    import torch
     import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    shim()
-    if job["kind"] == "optim":
-        import_optimizer()
     from megatron.core import parallel_state
 
+    if number != 0:  # one voice is enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     dist.init_process_group("gloo", rank=number, world_size=world,
                             init_method="file://" + rendezvous)
     topology = {"tp": 1, "pp": 1, "ep": 1, **job.get("topology", {})}
@@ -382,31 +378,49 @@ def on_rank(number, world, rendezvous, job):
     expected = {
         key.replace("fp32_param", job.get("main_weight", "fp32_param")): value
         for key, value in read_expected(job["expected"]).items()}
-    if job["kind"] == "plain":
-        run_plain(job, expected)
-    elif job["kind"] == "keys":
+    run = {"plain": run_plain, "vocabulary": run_vocabulary, "gpt": run_gpt,
+           "optim": run_optim}.get(job["kind"])
+    if run:
+        run(job, expected)
+    else:
         run_keys(job, expected, {
             "tp": parallel_state.get_tensor_model_parallel_rank(),
             "dp": number // topology["tp"]})
-    elif job["kind"] == "vocabulary":
-        run_vocabulary(job, expected)
-    elif job["kind"] == "gpt":
-        run_gpt(job, expected)
-    else:
-        run_optim(job, expected)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def main():
-    with open(sys.argv[1]) as file:
-        job = json.load(file)
+def run_job(job):
+    """None, or what went wrong. Processes are forked: importing megatron-core
+    takes longer than all that they do."""
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory() as scratch:
         world = job.get("world", 1)
-        mp.spawn(on_rank, (world, os.path.join(scratch, "rendezvous"), job),
-                 nprocs=world)
+        try:
+            mp.start_processes(
+                on_rank, (world, os.path.join(scratch, "rendezvous"), job),
+                nprocs=world, start_method="fork")
+        except Exception as error:
+            lines = [x for x in str(error).splitlines() if x.strip()]
+            return " | ".join(lines[-3:])
+    return None
+
+
+def main():
+    """Jobs come as lines of JSON; each is answered with a line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import torch
+
+    torch.set_num_threads(1)
+    shim()
+    import_optimizer()
+    for module in ("dist_checkpointing", "models.gpt.gpt_layer_specs",
+                   "models.gpt.gpt_model", "distributed", "optimizer"):
+        importlib.import_module("megatron.core." + module)
+    for line in sys.stdin:
+        print(json.dumps(run_job(json.loads(line))), file=answers, flush=True)
 
 
 if __name__ == "__main__":
