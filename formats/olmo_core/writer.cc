@@ -168,6 +168,13 @@ class Builder {
   void add_tensors(dcp::Save& save) {
     for (uint32_t t = 0; t < source_.tensors.size(); ++t) {
       const Tensor& tensor = source_.tensors[t];
+      if (mesh_.tp > 1 && source_.dialect == kDirectDialect)
+        throw unfaithful_error(
+            {source_.path, printable(tensor.name)},
+            "flat weights of OLMoDDPTrainModule are cut over all ranks alike, "
+            "asked for tp={}",
+            mesh_.tp)
+            .with_hint("give the number of ranks with --dp, and --tp 1");
       const TpRule rule =
           tensor.kind == Kind::other ? TpRule::replicated() : tensor.tp;
       if (mesh_.tp > 1 && rule.state == TpRule::State::kUnknown)
@@ -233,7 +240,7 @@ class Builder {
         topology_ == source_.topology)
       return true;
     target_.problems.push_back(
-        {Severity::kNote,
+        {Severity::kWarning,
          "train_state",
          {},
          {},
