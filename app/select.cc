@@ -6,6 +6,7 @@
 #include <functional>
 #include <set>
 
+#include "app/blocks.h"
 #include "app/layers.h"
 #include "ckpt/error.h"
 #include "lib/text/format.h"
@@ -83,6 +84,7 @@ class Chooser {
   void by_kind();
   void by_names();
   void by_layers();
+  void by_blocks();
   bool left_out(size_t i) const { return left_out_[i]; }
   Selection selection() && { return std::move(selection_); }
 
@@ -200,6 +202,12 @@ void Chooser::by_layers() {
   });
 }
 
+void Chooser::by_blocks() {
+  if (options_.blocks.empty()) return;
+  filter("--blocks " + options_.blocks,
+         owned_blocks(catalog_, options_.blocks));
+}
+
 // --exclude: objects as well. Says what went.
 void leave_out_objects(Catalog& catalog, const SelectOptions& options,
                        Selection& selection) {
@@ -216,6 +224,23 @@ void leave_out_objects(Catalog& catalog, const SelectOptions& options,
                   fmt::join(options.exclude, " "), gone, before));
 }
 
+// --model-only: the options of an optimizer, where each is an object of its
+// own: optim.param_groups.0.lr.
+void leave_out_options(Catalog& catalog, const SelectOptions& options,
+                       Selection& selection) {
+  if (!options.model_only ||
+      (catalog.format != "dcp" && catalog.format != "olmo_core"))
+    return;
+  const size_t before = catalog.objects.size();
+  const size_t gone = std::erase_if(catalog.objects, [](const Object& object) {
+    return ('.' + object.name).find(".param_groups.") != std::string::npos;
+  });
+  if (gone == 0) return;
+  selection.notes.push_back(fmt::format(
+      "--model-only: {} of {} objects left out, options of the optimizer", gone,
+      before));
+}
+
 }  // namespace
 
 Selection select(Catalog& catalog, const SelectOptions& options) {
@@ -223,6 +248,7 @@ Selection select(Catalog& catalog, const SelectOptions& options) {
   chooser.by_kind();
   chooser.by_names();
   chooser.by_layers();
+  chooser.by_blocks();
 
   size_t kept = 0;
   for (size_t i = 0; i < catalog.tensors.size(); ++i) {
@@ -235,6 +261,7 @@ Selection select(Catalog& catalog, const SelectOptions& options) {
   Selection selection = std::move(chooser).selection();
   selection.kept = kept;
   leave_out_objects(catalog, options, selection);
+  leave_out_options(catalog, options, selection);
   if (kept == 0 && before != 0)
     throw unfaithful_error({catalog.path, {}},
                            "the selection leaves none of the {} tensors",
