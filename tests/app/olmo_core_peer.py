@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""OLMo-core itself, on CPUs: loads a checkpoint on several processes and holds
+every element against the truth. Run as a program of its own:
+
+    olmo_core_peer.py JOB.json
+
+    {"kind": "load", "path": checkpoint, "world": 3, "flattened": true,
+     "expected": [safetensors…]}
+    {"kind": "unshard", "path": checkpoint, "out": folder}
+
+load     a model sharded by FSDP2 and its AdamW, by load_model_and_optim_state
+unshard  unshard_checkpoint: model.pt, and optim.pt if there is an optimizer
+"""
+
+import json
+import sys
+import tempfile
+import types
+import warnings
+from pathlib import Path
+
+warnings.filterwarnings("ignore")
+
+
+def know_the_rest():
+    """Stands in for packages that OLMo-core imports and this does not use:
+    progress bars, the clients of remote files, YAML."""
+
+    class Kind(type):
+        def __getattr__(cls, name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return Anything
+
+    class Anything(Exception, metaclass=Kind):
+        def __init__(self, *args, **options):
+            pass
+
+        def __init_subclass__(cls, **options):
+            pass
+
+        def __class_getitem__(cls, item):
+            return cls
+
+        def __call__(self, *args, **options):
+            return args[0] if args else None
+
+    class Module(types.ModuleType):
+        __path__ = []
+
+        def __getattr__(self, name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return Anything
+
+    for name in ("rich", "rich.progress", "rich.console", "rich.highlighter",
+                 "rich.text", "rich.traceback", "rich.pretty", "rich.syntax",
+                 "rich.logging", "cached_path", "cached_path.schemes",
+                 "requests", "requests.adapters", "requests.exceptions",
+                 "bettermap", "dataclass_extensions", "yaml", "omegaconf"):
+        sys.modules[name] = module = Module(name)
+        above, _, last = name.rpartition(".")
+        if above:
+            setattr(sys.modules[above], last, module)
+    sys.modules["rich.progress"].track = lambda items, **_: items
+    sys.modules["bettermap"].ordered_map_per_thread = (
+        lambda function, items, **_: map(function, items))
+    sys.modules["cached_path"].cached_path = lambda path, **_: Path(path)
+    sys.modules["cached_path.schemes"].add_scheme_client = lambda client: None
+
+
+def checkpointing():
+    know_the_rest()
+    import olmo_core.distributed.checkpoint as peer
+
+    return peer
+
+
+def build_model(shapes, dtypes):
+    """Modules without a forward, with parameters of these dotted names."""
+    import torch
+    from torch import nn
+
+    root = nn.Module()
+    for name, shape in shapes.items():
+        module = root
+        *path, last = name.split(".")
+        for word in path:
+            if not hasattr(module, word):
+                setattr(module, word, nn.Module())
+            module = getattr(module, word)
+        value = torch.full(shape, 7.0).to(dtypes[name])
+        setattr(module, last, nn.Parameter(value))
+    return root
+
+
+def truth(job):
+    """Parameters and their states, as the expectations have them."""
+    from safetensors.torch import load_file
+
+    tensors = {}
+    for path in job["expected"]:
+        tensors |= load_file(path)
+    states = {n: t for n, t in tensors.items() if n.startswith("state.")}
+    return {n: t for n, t in tensors.items() if n not in states}, states
+
+
+def objects_of(path):
+    """The options of the optimizer, by their keys."""
+    from dist_readers import read_dcp
+
+    return read_dcp(Path(path))[1]
+
+
+def groups_of(objects, model, flattened):
+    """Groups of parameter names, and the options that groups have."""
+    groups, options = [], set()
+    while not flattened and (
+            f"optim.param_groups.{len(groups)}.params" in objects):
+        groups.append(objects[f"optim.param_groups.{len(groups)}.params"])
+    for key in objects:
+        if key.startswith("optim.param_groups."):
+            options.add(key.rsplit(".", 1)[1])
+    everything = [name for name, _ in model.named_parameters()]
+    return groups or [everything], options - {"params"}
+
+
+def make_optimizer(groups, options):
+    """Has what the saved optimizer had for each parameter and each group,
+    with other values."""
+    import torch
+
+    class Saved(torch.optim.Optimizer):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    self.state[param] = {
+                        "step": torch.tensor(0.0),
+                        "exp_avg": torch.zeros_like(param),
+                        "exp_avg_sq": torch.zeros_like(param)}
+
+    return Saved(groups, {option: 0.5 for option in options})
+
+
+def load(rank, job, store):
+    peer = checkpointing()
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    params, states = truth(job)
+    model = build_model({n: t.shape for n, t in params.items()},
+                        {n: t.dtype for n, t in params.items()})
+    objects = objects_of(job["path"])
+    groups, options = groups_of(objects, model, job["flattened"])
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
+                            world_size=job["world"])
+    mesh = dist.init_device_mesh("cpu", (job["world"],))
+    fully_shard(model, mesh=mesh)
+    optim = None
+    if states:
+        sharded = dict(model.named_parameters())
+        optim = make_optimizer(
+            [{"params": [sharded[n] for n in g]} for g in groups], options)
+    peer.load_model_and_optim_state(
+        job["path"], model, optim, flatten_optimizer_state=job["flattened"],
+        thread_count=1)
+    found = 0
+    for name, param in model.named_parameters():
+        found += same(param, params[name], name)
+        for state, value in (optim.state[param] if states else {}).items():
+            key = f"state.{name}.{state}"
+            found += same(value, states.pop(key), key)
+    assert found == len(params) + 3 * (len(params) if optim else 0), found
+    assert not states, f"not loaded: {sorted(states)}"
+    if optim:
+        check_options(job, optim, model, objects)
+    dist.destroy_process_group()
+
+
+def check_options(job, optim, model, objects):
+    names = {p: n for n, p in model.named_parameters()}
+    for number, group in enumerate(optim.param_groups):
+        for option, value in group.items():
+            if option == "params":
+                continue
+            owner = names[group["params"][0]] if job["flattened"] else number
+            want = objects[f"optim.param_groups.{owner}.{option}"]
+            assert value == want, f"group {number}: {option} is {value}"
+
+
+def same(got, want, name):
+    import torch
+
+    whole = got.full_tensor() if hasattr(got, "full_tensor") else got
+    assert whole.dtype == want.dtype, f"{name}: {whole.dtype}"
+    assert torch.equal(whole.detach(), want), f"{name} differs"
+    return 1
+
+
+def main():
+    with open(sys.argv[1]) as f:
+        job = json.load(f)
+    if job["kind"] == "unshard":
+        peer = checkpointing()
+        keys = peer.get_checkpoint_metadata(job["path"]).state_dict_metadata
+        peer.unshard_checkpoint(
+            job["path"], job["out"], quiet=True,
+            optim=any(key.startswith("optim.") for key in keys))
+        return
+    import torch.multiprocessing as mp
+
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(load, (job, folder + "/store"),
+                           nprocs=job["world"], start_method="fork")
+
+
+if __name__ == "__main__":
+    main()
