@@ -36,6 +36,8 @@ venv_install --no-deps zarr==2.18.7 numcodecs==0.15.2 asciitree==0.3.3 \
   say "note: zarr is not to be had; its own reader and writer are not tested"
 venv_install --no-deps megatron-core==0.16.1 ||
   say "note: megatron-core is not to be had; nothing is loaded by Megatron"
+venv_install --no-deps ai2-olmo-core==3.0.0 ||
+  say "note: ai2-olmo-core is not to be had; nothing is loaded by OLMo-core"
 
 scripts/build.sh --preset "$preset" -j "$jobs" -- "$@"
 
