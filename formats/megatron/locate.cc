@@ -121,6 +121,20 @@ std::optional<uint64_t> iteration_number(std::string_view directory) {
   return number(directory.substr(kIter.size()));
 }
 
+namespace {
+
+// Of a directory without a checkpoint: a step whose save was cut short is
+// worth more than the lack of a file.
+std::string why_none(const std::string& path) {
+  for (const std::string& name : iterations(path))
+    if (!unfinished_sign(io::join(path, name)).empty())
+      return fmt::format("{} has no {}: its save did not finish", name,
+                         kConfigFile);
+  return fmt::format("no {} in it", kConfigFile);
+}
+
+}  // namespace
+
 DistFound locate_dist(const std::string& path) {
   DistFound found;
   if (!io::is_directory(path)) {
@@ -138,7 +152,7 @@ DistFound locate_dist(const std::string& path) {
   }
   found.why =
       found.path.empty()
-          ? fmt::format("no {} in it", kConfigFile)
+          ? why_none(path)
           : fmt::format("{} says {}",
                         found.path == path
                             ? kConfigFile
