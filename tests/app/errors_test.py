@@ -126,12 +126,57 @@ def no_yaml(folder):
                    path)
 
 
+def bring(folder, name, case):
+    """A golden under a short name."""
+    shutil.copytree(DATA / case / "ckpt", folder / name)
+    return folder / name
+
+
+def bring_gpt(folder):
+    return bring(folder, "gpt", "megatron_torch_dist/gpt_tp2_pp2_v0161")
+
+
+def bring_fsdp(folder):
+    return bring(folder, "fsdp", "dcp/fsdp2_w2_adamw")
+
+
+def cut_index(folder):
+    (bring_gpt(folder) / "iter_0000007/metadata.json").unlink()
+
+
+def other_backend(folder):
+    path = bring_gpt(folder) / "iter_0000007/metadata.json"
+    path.write_text(path.read_text().replace("torch_dist", "stone_tablets"))
+
+
+def flip_item(folder):
+    """One bit of a weight inside of a .distcp file."""
+    path = bring_fsdp(folder) / "__1_0.distcp"
+    tensors = read_safetensors(
+        DATA / "dcp/fsdp2_w2_adamw/expected.safetensors")
+    rows = tensors["model.out.weight"].data  # of 11, rank 1 has the last 5
+    data = bytearray(path.read_bytes())
+    data[data.index(rows[-5 * 6 * 4:]) + 50] ^= 0x10
+    path.write_bytes(data)
+
+
+def lie_about_weight(folder):
+    """A weight that is not what its fp32 main weight rounds to."""
+    case = "megatron_zarr/gpt_zarr_optim_bucket_space_v0090"
+    path = bring(folder, "old", case)
+    chunk = path / "decoder.layers.mlp.linear_fc2.weight/1.0.0"
+    data = bytearray(chunk.read_bytes())
+    data[20] ^= 0x10
+    chunk.write_bytes(data)
+
+
 def nothing_left(folder):
     check_equal(sorted(p.name for p in folder.iterdir()
-                       if p.name not in ("tp4", "archive", "disk")), [],
+                       if p.name not in KEPT), [],
                 "left behind")
 
 
+KEPT = ("tp4", "archive", "disk", "gpt", "fsdp", "old")
 TP8 = "reshard tp4 tp8 --tp 8"
 SCENES = [
     Scene("A wrong path", "inspect tp5", 3, ("tp5", "hint:"),
@@ -189,6 +234,41 @@ SCENES = [
           ("safetensors",)),
     Scene("Too little memory", "reshard tp4 tp8 --tp 8 --max-mem 1MiB", (2, 7),
           ("1MiB",), after=nothing_left),
+    Scene("A save that did not finish", "inspect gpt", (3, 4),
+          ("metadata.json",),
+          "`gpt` is a checkpoint of Megatron-Core (tp=2 pp=2). Its "
+          "`metadata.json` is written last.", prepare=cut_index),
+    Scene("A backend of another time", "inspect gpt", 4,
+          ("stone_tablets", "torch_dist"), prepare=other_backend),
+    Scene("Ranks that do not divide layers and heads",
+          "reshard gpt out --tp 8 --pp 1", 5, ("linear_fc1", "1, 2, 4"),
+          prepare=bring_gpt, after=nothing_left),
+    Scene("A layer that is not there", "unshard gpt out --layers 2-4", 5,
+          ("layer 4", "0 to 3"),
+          "Megatron-Core stacks layers along axis 0; `--layers` takes rows.",
+          prepare=bring_gpt, after=nothing_left),
+    Scene("A rank's file is gone", "verify fsdp", 1, ("__1_0.distcp",),
+          "`fsdp` is a checkpoint of torch's DCP, written by two ranks.",
+          prepare=lambda f: (bring_fsdp(f) / "__1_0.distcp").unlink()),
+    Scene("One flipped bit", "verify fsdp", 1,
+          ("model.out.weight", "__1_0.distcp"),
+          "Every piece is a torch archive with a checksum.",
+          prepare=flip_item),
+    Scene("A damaged source", "reshard fsdp out --dp 4", 4,
+          ("model.out.weight", "__1_0.distcp", "--ignore-checksums"),
+          "Checksums are compared while bytes pass by, so damage is not "
+          "copied as if it were sound.", prepare=flip_item,
+          after=nothing_left),
+    Scene("No place for a tensor", "convert fsdp out --to megatron_zarr", 5,
+          ("0-d", "--exclude"), prepare=bring_fsdp, after=nothing_left),
+    Scene("A weight that its optimizer denies",
+          "convert old out --to megatron_torch_dist "
+          "--optim fully_reshardable", 5, ("linear_fc2.weight",),
+          "`old` has its optimizer state in flat buffers, whose order is not "
+          "stored. It is inferred, and proven: each fp32 main weight has to "
+          "round to the weight. Here one bit of a weight was flipped, in a "
+          "format without checksums.", prepare=lie_about_weight,
+          after=nothing_left),
     Scene("Two wishes that exclude each other",
           "unshard tp4 out.safetensors --model-only --optim-only", 2,
           ("only",), shown=False),

@@ -2,7 +2,7 @@
 """The examples in README.md are what ckpt prints. `--update` writes them anew.
 
 Blocks of ```console are run one after the other in one folder that holds the
-checkpoint tp4. Times and rates may differ, and buffers go by processors.
+checkpoints of SOURCES. Times and rates may differ, and buffers go by processors.
 """
 
 import re
@@ -17,7 +17,12 @@ from support import DATA, Ckpt, Suite, check_equal
 
 CKPT = None
 PAGE = Path(__file__).resolve().parents[2] / "README.md"
-SOURCE = DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt"
+SOURCES = {
+    "tp4": "fairseq2_native/qwen25_tp4dp1_mixed",
+    "gpt": "megatron_torch_dist/gpt_tp2_pp2_v0161",
+    "old": "megatron_zarr/gpt_zarr_optim_bucket_space_v0090",
+    "fsdp": "dcp/fsdp2_w2_adamw",
+}
 BLOCK = re.compile(r"```console\n(.*?)```", re.S)
 
 
@@ -41,8 +46,13 @@ def steady(text):
     return re.sub(r" in [0-9.]+ s \([^)]*/s\)", " in T s", text).strip()
 
 
+def bring_sources(folder):
+    for name, case in SOURCES.items():
+        shutil.copytree(DATA / case / "ckpt", folder / name)
+
+
 def test_readme(folder):
-    shutil.copytree(SOURCE, folder / "tp4")
+    bring_sources(folder)
     for block in BLOCK.findall(PAGE.read_text()):
         check_equal(steady(block), steady(run_block(folder, block)),
                     "an example in README.md (--update writes it anew)")
@@ -50,7 +60,7 @@ def test_readme(folder):
 
 def update():
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(SOURCE, Path(folder) / "tp4")
+        bring_sources(Path(folder))
         page = BLOCK.sub(
             lambda m: f"```console\n{run_block(folder, m.group(1))}```",
             PAGE.read_text())
