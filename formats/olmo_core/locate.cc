@@ -54,8 +54,12 @@ bool index_names_class(const std::string& path) {
 bool has_note(const std::string& directory) {
   const std::string path = io::join(directory, kNote);
   if (!io::is_file(path)) return false;
-  const auto note = text::parse_json(io::read_file(path, kMostNote), path);
-  return note.is_object() && note.contains("version");
+  try {
+    const auto note = text::parse_json(io::read_file(path, kMostNote), path);
+    return note.is_object() && note.contains("version");
+  } catch (const Error&) {
+    return false;  // then the index has to tell
+  }
 }
 
 // Data files of a save that has no index.

@@ -152,6 +152,13 @@ std::vector<dcp::PathElement> optimizer_path(const std::string& name,
                                              std::string_view param,
                                              bool flattened) {
   std::vector<dcp::PathElement> path{std::string("optim")};
+  // (Who renamed the tensor may have left the parameter's name as it was.)
+  if (name.starts_with(kState)) {
+    const std::string_view rest = std::string_view(name).substr(kState.size());
+    if (!rest.starts_with(param) || rest.size() <= param.size() + 1 ||
+        rest[param.size()] != '.')
+      param = without_last(rest);
+  }
   if (!flattened && name.starts_with(kState) && !param.empty()) {
     path.emplace_back(std::string("state"));
     path.emplace_back(std::string(param));

@@ -40,7 +40,9 @@ struct Place {
 Place place_of(const Catalog& source) {
   if (source.format != kFormat) return {{}, std::string(kDataFolder)};
   Place place;
-  const std::string above = source.root + "/";
+  std::string above = source.root;
+  while (above.ends_with('/')) above.pop_back();
+  above += '/';
   if (!source.root.empty() && source.path.starts_with(above))
     place.step = source.path.substr(above.size());
   const std::string below = io::join(source.path, kDataFolder) + "/";
