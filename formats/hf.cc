@@ -44,8 +44,7 @@ constexpr auto kSidecars = std::to_array<const char*>({
     "tekken.json",
     "chat_template*",
     "*.jinja",
-    "{configuration,modeling,tokenization,processing}_*.py",
-    "{image,video}_processing_*.py",
+    "*.py",  // remote code: one file imports the others
     "README.md",
     "LICENSE*",
     "NOTICE*",

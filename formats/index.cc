@@ -34,8 +34,8 @@ void check_plain_name(const Index& index, const std::string& tensor,
 
 class Parser {
  public:
-  Parser(std::string_view json, Index& index)
-      : index_(index), scan_(json, index.path) {}
+  Parser(std::string_view json, Index& index, std::string_view folder)
+      : index_(index), folder_(folder), scan_(json, index.path) {}
 
   void parse() {
     scan_.enter_object();
@@ -71,13 +71,20 @@ class Parser {
       const std::string_view file = scan_.string();
       auto found = files_.find(file);
       if (found == files_.end()) {
-        check_plain_name(index_, tensor, file);
+        check_plain_name(index_, tensor, in_folder(file));
         const auto id = static_cast<uint32_t>(files_.size());
         found = files_.emplace(file, id).first;
       }
       index_.weights.push_back({std::move(tensor), found->second});
     }
     scan_.about({});
+  }
+
+  // What follows "FOLDER/", if a name begins so.
+  std::string_view in_folder(std::string_view file) const {
+    const bool inside = !folder_.empty() && file.starts_with(folder_) &&
+                        file.substr(folder_.size()).starts_with('/');
+    return inside ? file.substr(folder_.size() + 1) : file;
   }
 
   void read_metadata() {
@@ -124,6 +131,7 @@ class Parser {
   }
 
   Index& index_;
+  const std::string_view folder_;
   text::Scanner scan_;
   bool has_weights_ = false;
   bool has_metadata_ = false;
@@ -170,11 +178,12 @@ bool is_index_name(std::string_view file_name, std::string_view suffix) {
   return variant.empty() || variant[0] == '.';
 }
 
-Index read_index(const std::string& directory, const std::string& index_file) {
+Index read_index(const std::string& directory, const std::string& index_file,
+                 std::string_view folder) {
   Index index;
   index.path = io::join(directory, index_file);
   const std::string json = io::read_file(index.path, kMaxIndex);
-  Parser(json, index).parse();
+  Parser(json, index, folder).parse();
   check_files_exist(directory, index);
   return index;
 }

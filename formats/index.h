@@ -27,8 +27,9 @@ struct Index {
     std::string tensor;
     uint32_t file = 0;  // index into files
   };
-  std::string path;                    // of the index itself
-  std::vector<std::string> files;      // names in the directory: sorted, unique
+  std::string path;  // of the index itself
+  // Names in the directory, or FOLDER/NAME: sorted, unique.
+  std::vector<std::string> files;
   std::vector<Weight> weights;         // in the order of the index
   std::optional<uint64_t> total_size;  // metadata.total_size, if it is there
   nlohmann::json metadata;             // an object, or null if there is none
@@ -41,8 +42,10 @@ bool is_index_name(std::string_view file_name, std::string_view suffix);
 
 // Reads `directory`/`index_file` and checks all of it, also that every file
 // is there. Throws an input_error for a malformed index and for a file that
-// is missing, an unsafe_error for a file name that is no plain name.
-Index read_index(const std::string& directory, const std::string& index_file);
+// is missing, an unsafe_error for a file name that is no plain name. Files may
+// also be one level down: in `folder`, if there is one.
+Index read_index(const std::string& directory, const std::string& index_file,
+                 std::string_view folder = {});
 
 // A tensor of one of the files: its number in the file's own order.
 struct Located {

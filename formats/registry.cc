@@ -11,6 +11,7 @@
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/zarr.h"
+#include "formats/modelopt/modelopt.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
@@ -43,6 +44,8 @@ std::vector<Format> make_formats() {
                      olmo_core::make_reader(), olmo_core::make_writer()});
   formats.push_back({"dcp", "PyTorch distributed checkpoints (.distcp)",
                      dcp::make_reader(), dcp::make_writer()});
+  formats.push_back({"modelopt", "ModelOpt's shards and files of whole blocks",
+                     modelopt::make_reader(), modelopt::make_writer()});
   formats.push_back({"safetensors",
                      "safetensors: one file, or a Hugging Face directory",
                      safetensors::make_reader(), safetensors::make_writer()});

@@ -1,11 +1,10 @@
 #include <algorithm>
 #include <map>
 #include <span>
-#include <tuple>
 
 #include "ckpt/error.h"
 #include "formats/index.h"
-#include "formats/safetensors/header.h"
+#include "formats/safetensors/file_plan.h"
 #include "formats/safetensors/safetensors.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
@@ -22,68 +21,8 @@ constexpr uint64_t kDefaultShard = 5'000'000'000;
 constexpr std::string_view kSingle = "model.safetensors";
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
 
-// How a dtype is stored. Quantized integers are plain ones without their
-// scales; two F4 values fill one byte of torch's f4x2.
-std::string_view stored_as(DType dtype) {
-  switch (dtype) {
-    case DType::qi8:
-      return "I8";
-    case DType::qu8:
-      return "U8";
-    case DType::qi32:
-      return "I32";
-    case DType::f4x2:
-      return "F4";
-    default:
-      return info(dtype).safetensors;
-  }
-}
-
 bool is_quantized(DType dtype) {
   return dtype == DType::qi8 || dtype == DType::qu8 || dtype == DType::qi32;
-}
-
-[[noreturn]] void refuse_dtype(const Tensor& tensor) {
-  const bool complex =
-      tensor.dtype == DType::c128 || tensor.dtype == DType::c32;
-  const std::string leave_out = fmt::format(
-      "leave it out with --exclude '{}', or write a format that "
-      "has this type: --to torch",
-      printable(tensor.name));
-  throw unfaithful_error({{}, tensor.name}, "safetensors has no dtype for {}",
-                         name(tensor.dtype))
-      .with_hint(complex ? "cast it with --dtype c64; or " + leave_out
-                         : leave_out);
-}
-
-Described describe(const Tensor& tensor) {
-  Described described{.name = tensor.name,
-                      .dtype = stored_as(tensor.dtype),
-                      .shape = tensor.shape,
-                      .bytes = 0};
-  if (described.dtype.empty()) refuse_dtype(tensor);
-  if (tensor.name == kMetadata || !text::is_utf8(tensor.name))
-    throw unfaithful_error({{}, tensor.name},
-                           "safetensors can't hold a tensor of this name")
-        .with_hint("give it another one with --rename");
-  if (tensor.dtype == DType::f4x2) {
-    const auto doubled = described.shape.empty()
-                             ? std::nullopt
-                             : checked_mul(described.shape.back(), 2);
-    if (!doubled)
-      throw unfaithful_error({{}, tensor.name},
-                             "f4x2 {} has no dimension that counts F4 values",
-                             to_string(tensor.shape));
-    described.shape.back() = *doubled;
-  }
-  const auto bytes = byte_size(tensor.dtype, tensor.shape);
-  const uint32_t bits = info(tensor.dtype).bits;
-  if (!bytes || (bits % 8 && *element_count(tensor.shape) * bits % 8))
-    throw unfaithful_error({{}, tensor.name},
-                           "{} {} fills no whole number of bytes",
-                           name(tensor.dtype), to_string(tensor.shape));
-  described.bytes = *bytes;
-  return described;
 }
 
 // Tensors of each file, by their number in the catalog: in its order, a new
@@ -128,7 +67,7 @@ class Builder {
                                                    : kDefaultShard;
     const auto files = split(described_, most);
     for (uint32_t f = 0; f < files.size(); ++f)
-      add_file(f, file_name(f, files.size()), files[f]);
+      add_file(target_, file_name(f, files.size()), files[f], metadata_);
     if (files.size() > 1) add_index(files);
     add_sidecars();
     return std::move(target_);
@@ -216,41 +155,6 @@ class Builder {
     if (layout_.single_file) return {};
     if (count == 1) return std::string(kSingle);
     return formats::numbered_name("model", f + 1, count, ".safetensors");
-  }
-
-  void add_file(uint32_t f, const std::string& path,
-                std::vector<uint32_t> ids) {
-    std::ranges::sort(ids, {}, [&](uint32_t id) {
-      return std::tuple(dtype_rank(described_[id].dtype), described_[id].name);
-    });
-    std::vector<Described> ordered;
-    for (const uint32_t id : ids) ordered.push_back(described_[id]);
-    std::string header = encode_header(ordered, metadata_);
-    if (header.size() - 8 > kMaxHeader)
-      throw unfaithful_error({path, {}},
-                             "a header of {} bytes for {} tensors, safetensors "
-                             "allows {}",
-                             header.size() - 8, ids.size(), kMaxHeader)
-          .with_hint("spread them over files with --max-shard-size");
-
-    uint64_t at = header.size();
-    for (const uint32_t id : ids) {
-      Tensor& tensor = catalog().tensors[id];
-      tensor.pieces.push_back(
-          {.box = Box::whole(tensor.shape),
-           .flat = {},
-           .extent = {.file = f, .offset = at, .strides = {}}});
-      const auto end = checked_add(at, described_[id].bytes);
-      if (!end)
-        throw unfaithful_error({path, tensor.name},
-                               "file size overflows 64 bits");
-      at = *end;
-    }
-    catalog().files.push_back({.path = path, .size = at});
-    TargetFile& file = target_.files.emplace_back();
-    file.path = path;
-    file.size = at;
-    file.literals.push_back({0, std::move(header)});
   }
 
   void add_index(std::span<const std::vector<uint32_t>> files) {

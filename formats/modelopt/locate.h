@@ -1,0 +1,60 @@
+// Which files of a directory make up a checkpoint. As the peer does, the first
+// that is there:
+//
+//   subblocks_safetensors/   all *.pth in it, else all *.safetensors
+//   subblocks/               all *.pth
+//   model.safetensors.index.json, STEM.pth.index.json
+//                            the files that it names, and the empty files of
+//                            idle ranks, which it doesn't
+//
+// A model.safetensors in the directory is an ordinary one, whatever else is
+// there.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/format.h"
+#include "formats/index.h"
+
+namespace ckpt::modelopt {
+
+enum class Form : uint8_t {
+  kNone,
+  kShards,
+  kPickledShards,
+  kBlockFiles,
+  kPickledBlocks
+};
+
+inline bool is_pickled(Form form) {
+  return form == Form::kPickledShards || form == Form::kPickledBlocks;
+}
+
+struct Files {
+  Form form = Form::kNone;
+  std::string index;               // its name; "" if there is none
+  std::string folder;              // of block files; "" for shards
+  std::vector<std::string> names;  // block files: FOLDER/NAME, sorted
+};
+
+// Looks at names only.
+Files locate(const std::string& directory);
+
+// Rank shards look like any Hugging Face directory; these are ModelOpt's if
+// config.json has block_configs or if the index is written as the peer writes
+// it and no block is cut.
+formats::Support supports(const std::string& path);
+
+// The files of ranks that an index does not name, beside those that it does.
+struct RankFiles {
+  uint32_t world = 1;
+  std::vector<std::string> idle;     // of the same set, in no index
+  std::vector<std::string> missing;  // of the same set, not there
+  std::vector<std::string> unread;   // other weights that are there
+};
+RankFiles rank_files(const std::string& directory, const formats::Index& index);
+
+}  // namespace ckpt::modelopt

@@ -1,0 +1,170 @@
+#include "formats/modelopt/review.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "ckpt/error.h"
+#include "formats/modelopt/modelopt.h"
+#include "lib/text/format.h"
+
+namespace ckpt::modelopt {
+namespace {
+
+using Severity = Problem::Severity;
+
+bool wants_blocks(const Catalog& source, const Layout& layout) {
+  if (layout.form == kBlocks || layout.form == kShards)
+    return layout.form == kBlocks;
+  if (!layout.form.empty())
+    throw usage_error({}, "modelopt has no form '{}': shards or blocks",
+                      layout.form);
+  const bool was =
+      source.format == kFormat &&
+      (source.version == kBlocks || source.version == kPickledBlocks);
+  return was && layout.topology.pp == 1 && layout.blocks.empty();
+}
+
+void refuse_optimizer(const Catalog& source) {
+  for (const Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::optim)
+      throw unfaithful_error({{}, tensor.name},
+                             "modelopt holds weights, no optimizer state")
+          .with_hint("leave it out with --model-only");
+}
+
+void refuse_dialect(const Catalog& source) {
+  if (source.dialect == "hf" || source.dialect.empty()) return;
+  throw unfaithful_error(
+      {source.path, {}},
+      "modelopt has Hugging Face's names, the source has those of {}",
+      source.dialect)
+      .with_hint("convert it to Hugging Face's names first");
+}
+
+// ModelOpt's own order is that of the module tree; files of others are mostly
+// sorted by name.
+void sort_like_model(Catalog& source, const Naming& naming) {
+  const bool own = source.format == kFormat;
+  std::vector<std::pair<std::tuple<int, uint32_t, size_t, size_t>, size_t>>
+      order;
+  for (size_t i = 0; i < source.tensors.size(); ++i) {
+    const Place place = naming.place(source.tensors[i].name);
+    const bool block = place.part == Part::kBlock;
+    const size_t rank = block && !own ? naming.rank(place.rest) : 0;
+    order.push_back({{static_cast<int>(place.part), place.block, rank, i}, i});
+  }
+  std::ranges::sort(order);
+  std::vector<Tensor> sorted;
+  sorted.reserve(order.size());
+  for (const auto& item : order)
+    sorted.push_back(std::move(source.tensors[item.second]));
+  source.tensors = std::move(sorted);
+}
+
+Tensor* find_part(Catalog& source, const Naming& naming, Part part) {
+  const auto found =
+      std::ranges::find_if(source.tensors, [&](const Tensor& tensor) {
+        return naming.place(tensor.name).part == part;
+      });
+  return found == source.tensors.end() ? nullptr : &*found;
+}
+
+// Rank shards hold the head of a tied model by its own name; Hugging Face and
+// block files leave it out. Where it is left out, its elements must be the
+// embedding's: as a replica it is compared.
+void settle_head(Catalog& source, const Decision& decision) {
+  if (!decision.tied) return;
+  Tensor* embedding = find_part(source, *decision.naming, Part::kEmbedding);
+  Tensor* head = find_part(source, *decision.naming, Part::kHead);
+  if (!embedding) return;
+  if (!head && !decision.blocks) {
+    Tensor copy = *embedding;
+    copy.name = decision.naming->head.front();
+    source.assumptions.push_back(copy.name + " is " + embedding->name +
+                                 ": config.json says that they are tied");
+    source.tensors.push_back(std::move(copy));
+  } else if (head && decision.blocks) {
+    if (head->dtype != embedding->dtype || head->shape != embedding->shape)
+      throw unfaithful_error(
+          {{}, head->name},
+          "is {} {}, {} is {} {}; config.json says that they "
+          "are one tensor",
+          name(head->dtype), to_string(head->shape), embedding->name,
+          name(embedding->dtype), to_string(embedding->shape));
+    embedding->pieces.insert(embedding->pieces.end(), head->pieces.begin(),
+                             head->pieces.end());
+    source.assumptions.push_back(head->name + " is left out: it is " +
+                                 embedding->name + " (tie_word_embeddings)");
+    source.tensors.erase(source.tensors.begin() +
+                         (head - source.tensors.data()));
+  }
+}
+
+void drop_unowned(Catalog& source, const Decision& decision) {
+  const size_t dropped = std::erase_if(
+      source.tensors,
+      [&](const Tensor& tensor) { return decision.keepers(tensor).empty(); });
+  if (dropped)
+    source.assumptions.push_back(fmt::format(
+        "{} tensors of blocks that no rank owns are left out", dropped));
+}
+
+void note_packed(Catalog& source) {
+  const auto packed =
+      std::ranges::count_if(source.tensors, [](const Tensor& tensor) {
+        return tensor.dtype == DType::u8 &&
+               (tensor.name.ends_with("_proj_blocks") ||
+                tensor.name.ends_with("_proj_scales"));
+      });
+  if (packed)
+    source.problems.push_back(
+        {Severity::kWarning,
+         "mxfp4",
+         source.path,
+         {},
+         fmt::format("{} tensors of MXFP4 experts are carried as they are; "
+                     "ModelOpt's own converter expands them to bf16, ckpt "
+                     "does no arithmetic on weights",
+                     packed)});
+}
+
+}  // namespace
+
+Decision decide(const Catalog& source, const Layout& layout) {
+  Decision decision;
+  decision.naming = &naming_of(source);
+  decision.config = config_of(source);
+  decision.tied = decision.config && decision.config->tied;
+  decision.blocks = wants_blocks(source, layout);
+  const uint64_t count = block_count(source, *decision.naming, decision.config);
+  if (layout.blocks.empty()) {
+    decision.owners =
+        Owners::even(count, decision.blocks ? 1 : layout.topology.pp);
+    return decision;
+  }
+  decision.owners = Owners::given(layout.blocks, count);
+  if (decision.blocks && decision.owners.ranks() > 1)
+    throw usage_error({}, "--blocks {}: block files have no ranks",
+                      layout.blocks)
+        .with_hint("give one list of blocks");
+  return decision;
+}
+
+Catalog review(Catalog source, const Layout& layout) {
+  refuse_optimizer(source);
+  refuse_dialect(source);
+  if (layout.max_shard_size)
+    throw usage_error({}, "--max-shard-size: modelopt's files follow blocks")
+        .with_hint("more ranks make smaller files: --pp N");
+  const Decision decision = decide(source, layout);
+  settle_head(source, decision);
+  drop_unowned(source, decision);
+  if (source.tensors.empty())
+    throw unfaithful_error({source.path, {}},
+                           "no tensor belongs to --blocks {}", layout.blocks);
+  sort_like_model(source, *decision.naming);
+  note_packed(source);
+  return source;
+}
+
+}  // namespace ckpt::modelopt

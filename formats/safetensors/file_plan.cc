@@ -1,0 +1,118 @@
+#include "formats/safetensors/file_plan.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "lib/text/format.h"
+#include "lib/text/utf8.h"
+
+namespace ckpt::safetensors {
+namespace {
+
+using text::printable;
+
+[[noreturn]] void refuse_dtype(const Tensor& tensor) {
+  const bool complex =
+      tensor.dtype == DType::c128 || tensor.dtype == DType::c32;
+  const std::string leave_out = fmt::format(
+      "leave it out with --exclude '{}', or write a format that "
+      "has this type: --to torch",
+      printable(tensor.name));
+  throw unfaithful_error({{}, tensor.name}, "safetensors has no dtype for {}",
+                         name(tensor.dtype))
+      .with_hint(complex ? "cast it with --dtype c64; or " + leave_out
+                         : leave_out);
+}
+
+}  // namespace
+
+std::string_view stored_as(DType dtype) {
+  switch (dtype) {
+    case DType::qi8:
+      return "I8";
+    case DType::qu8:
+      return "U8";
+    case DType::qi32:
+      return "I32";
+    case DType::f4x2:
+      return "F4";
+    default:
+      return info(dtype).safetensors;
+  }
+}
+
+Described describe(const Tensor& tensor) {
+  Described described{.name = tensor.name,
+                      .dtype = stored_as(tensor.dtype),
+                      .shape = tensor.shape,
+                      .bytes = 0};
+  if (described.dtype.empty()) refuse_dtype(tensor);
+  if (tensor.name == kMetadata || !text::is_utf8(tensor.name))
+    throw unfaithful_error({{}, tensor.name},
+                           "safetensors can't hold a tensor of this name")
+        .with_hint("give it another one with --rename");
+  if (tensor.dtype == DType::f4x2) {
+    const auto doubled = described.shape.empty()
+                             ? std::nullopt
+                             : checked_mul(described.shape.back(), 2);
+    if (!doubled)
+      throw unfaithful_error({{}, tensor.name},
+                             "f4x2 {} has no dimension that counts F4 values",
+                             to_string(tensor.shape));
+    described.shape.back() = *doubled;
+  }
+  const auto bytes = byte_size(tensor.dtype, tensor.shape);
+  const uint32_t bits = info(tensor.dtype).bits;
+  if (!bytes || (bits % 8 && *element_count(tensor.shape) * bits % 8))
+    throw unfaithful_error({{}, tensor.name},
+                           "{} {} fills no whole number of bytes",
+                           name(tensor.dtype), to_string(tensor.shape));
+  described.bytes = *bytes;
+  return described;
+}
+
+void add_file(Target& target, const std::string& path,
+              std::span<const uint32_t> tensors,
+              const std::optional<Metadata>& metadata) {
+  std::vector<std::pair<Described, Tensor*>> ordered;
+  for (const uint32_t id : tensors) {
+    Tensor& tensor = target.catalog.tensors.at(id);
+    ordered.emplace_back(describe(tensor), &tensor);
+  }
+  std::ranges::sort(ordered, {}, [](const auto& item) {
+    return std::tuple(dtype_rank(item.first.dtype), item.first.name);
+  });
+  std::vector<Described> described;
+  for (const auto& item : ordered) described.push_back(item.first);
+  std::string header = encode_header(described, metadata);
+  if (header.size() - 8 > kMaxHeader)
+    throw unfaithful_error({path, {}},
+                           "a header of {} bytes for {} tensors, safetensors "
+                           "allows {}",
+                           header.size() - 8, tensors.size(), kMaxHeader)
+        .with_hint("spread them over files with --max-shard-size");
+
+  const auto number = static_cast<uint32_t>(target.catalog.files.size());
+  uint64_t at = header.size();
+  for (const auto& [entry, tensor] : ordered) {
+    tensor->pieces.push_back(
+        {.box = Box::whole(tensor->shape),
+         .flat = {},
+         .extent = {.file = number, .offset = at, .strides = {}}});
+    const auto end = checked_add(at, entry.bytes);
+    if (!end)
+      throw unfaithful_error({path, tensor->name},
+                             "file size overflows 64 bits");
+    at = *end;
+  }
+  target.catalog.files.push_back({.path = path, .size = at});
+  TargetFile& file = target.files.emplace_back();
+  file.path = path;
+  file.size = at;
+  file.literals.push_back({0, std::move(header)});
+}
+
+}  // namespace ckpt::safetensors
