@@ -6,6 +6,7 @@
 
 #include "app/progress.h"
 #include "ckpt/error.h"
+#include "lib/io/read_count.h"
 
 namespace ckpt::app {
 
@@ -69,13 +70,15 @@ Reading read_all(Catalog& catalog, const EngineOptions& engine,
                           std::span<const std::byte> bytes) {
       stats.add(tensor, bytes);
     };
+  const uint64_t header_bytes = io::bytes_read();
   reshard::Output nowhere;
   options.progress.begin("reading", plan.bytes_read);
   const reshard::RunResult result =
       reshard::run(plan, catalog, nowhere, options);
   options.progress.end();
   Reading reading;
-  reading.bytes = plan.bytes_read;
+  reading.bytes = result.bytes_read;
+  reading.header_bytes = header_bytes;
   add_replica_problems(catalog, plan, result, reading.problems);
   reading.digests.assign(result.source.begin(),
                          result.source.begin() + static_cast<std::ptrdiff_t>(

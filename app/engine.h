@@ -24,6 +24,7 @@ struct Reading {
   std::vector<reshard::Stats> stats;  // likewise, if asked
   std::vector<Problem> problems;      // replicas that differ
   uint64_t bytes = 0;                 // that were read
+  uint64_t header_bytes = 0;          // and before them: headers, indexes
 };
 
 Reading read_all(Catalog& catalog, const EngineOptions& engine,

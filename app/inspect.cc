@@ -125,11 +125,18 @@ ExitCode Inspect::run() {
   Reading reading;
   if (digest_ || stats_)
     reading = read_all(catalog, engine_, output, {.stats = stats_});
+  std::optional<uint64_t> bytes_read, header_bytes;
+  if (digest_ || stats_) {
+    bytes_read = reading.bytes;
+    header_bytes = reading.header_bytes;
+  }
   if (!digest_) reading.digests.clear();
   if (output.json) {
     print(inspect_json(catalog, {.digests = reading.digests,
                                  .stats = reading.stats,
-                                 .shards = shards_}));
+                                 .shards = shards_,
+                                 .bytes_read = bytes_read,
+                                 .header_bytes = header_bytes}));
   } else if (html_ != "-") {
     print_text(catalog);
     const size_t width = stdout_is_terminal() ? stdout_width() : 0;

@@ -1,6 +1,7 @@
 #include "app/options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
@@ -11,6 +12,7 @@
 #include "app/select.h"
 #include "ckpt/error.h"
 #include "formats/megatron/optimizer.h"
+#include "formats/modelopt/owners.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
 
@@ -185,6 +187,17 @@ void add_select_options(CLI::App& app, SelectOptions& options) {
            parse_layers(s);  // refused here, before anything is opened
            options.layers = s;
          })
+      ->group("Selection");
+  app.add_option_function<std::vector<std::string>>(
+         "--blocks",
+         [&](const std::vector<std::string>& lists) {
+           options.blocks = fmt::format("{}", fmt::join(lists, "/"));
+           modelopt::parse_ranks(options.blocks);  // refused here, too
+         },
+         "What the owner of these blocks keeps (0-3,8); for modelopt once for "
+         "each rank")
+      ->type_name("LIST")
+      ->allow_extra_args(false)
       ->group("Selection");
   CLI::Option* model =
       app.add_flag("--model-only", options.model_only, "No optimizer state")

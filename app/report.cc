@@ -158,6 +158,8 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   json.member("bytes", sums.bytes);
   json.member("files", sums.files);
   json.member("parameters", sums.parameters);
+  if (parts.bytes_read) json.member("bytes_read", *parts.bytes_read);
+  if (parts.header_bytes) json.member("header_bytes_read", *parts.header_bytes);
   json.key("tensors").begin_array();
   for (const Tensor& tensor : catalog.tensors)
     write_tensor(json, catalog, tensor, parts);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -19,6 +20,9 @@ struct InspectParts {
   std::span<const Digest> digests = {};   // none, or one per tensor in order
   std::span<const reshard::Stats> stats;  // likewise
   bool shards = false;                    // the place of every piece
+  // What was read for digests and statistics, if it was.
+  std::optional<uint64_t> bytes_read = {};    // of tensors
+  std::optional<uint64_t> header_bytes = {};  // before that
 };
 std::string inspect_json(const Catalog& catalog,
                          const InspectParts& parts = {});

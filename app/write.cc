@@ -15,6 +15,7 @@
 #include "app/write_report.h"
 #include "formats/families/rules.h"
 #include "formats/format.h"
+#include "lib/io/read_count.h"
 
 namespace ckpt::app {
 namespace {
@@ -124,6 +125,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   log_problems(prepared.target.problems);
   for (const std::string& line : prepared.target.assumptions)
     spdlog::info("{}", line);
+  const uint64_t header_bytes = io::bytes_read();
   const Progress progress = make_progress(request.output);
   library::prove(prepared, options, progress);
   WriteReport report{.command = request.command,
@@ -132,6 +134,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                      .target_path = request.target_path,
                      .dry_run = request.write.dry_run,
                      .bytes_read = prepared.plan.bytes_read,
+                     .header_bytes = header_bytes,
                      .bytes_written = prepared.file_bytes()};
   if (request.write.dry_run) {
     library::check_target(prepared, options);
@@ -140,6 +143,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   } else {
     const reshard::RunResult result =
         library::execute(prepared, options, progress);
+    report.bytes_read = result.bytes_read;
     if (request.write.verify) verify_written(request, prepared.target, result);
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)

@@ -59,6 +59,7 @@ std::string as_json(const WriteReport& report) {
   write_side(json, "target", report.target_path, report.target->catalog);
   json.member("tensors", uint64_t{report.target->catalog.tensors.size()});
   json.member("bytes_read", report.bytes_read);
+  json.member("header_bytes_read", report.header_bytes);
   json.member("bytes_written", report.bytes_written);
   if (report.dry_run)
     json.member("peak_memory", report.peak_memory);

@@ -16,6 +16,7 @@ struct WriteReport {
   std::string target_path;
   bool dry_run = false;
   uint64_t bytes_read = 0;     // payload
+  uint64_t header_bytes = 0;   // read before it: headers, indexes, pickles
   uint64_t bytes_written = 0;  // whole files
   uint64_t peak_memory = 0;    // dry run
   double seconds = 0;          // real run

@@ -8,14 +8,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstring>
 
 #include "ckpt/error.h"
+#include "lib/io/read_count.h"
 
 namespace ckpt::io {
 namespace {
+
+std::atomic<uint64_t> read_so_far = 0;
 
 // Repeats a system call while a signal interrupts it.
 template <class Call>
@@ -133,7 +137,10 @@ void Handle::read(uint64_t offset, std::span<std::byte> buffer) const {
                         offset + done, offset, offset + buffer.size());
     done += static_cast<size_t>(n);
   }
+  read_so_far.fetch_add(buffer.size(), std::memory_order_relaxed);
 }
+
+uint64_t bytes_read() { return read_so_far.load(std::memory_order_relaxed); }
 
 std::string Handle::read_string(uint64_t offset, uint64_t count) const {
   if (count > size_ || offset > size_ - count)

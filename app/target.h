@@ -1,0 +1,36 @@
+// What reshard and convert are told about the target.
+#pragma once
+
+#include <string>
+
+#include "app/options.h"
+#include "app/write.h"
+#include "ckpt/layout.h"
+
+namespace CLI {
+class App;
+}
+
+namespace ckpt::app {
+
+// --to --tp --pp --dp --ep --optim --block-files
+struct TargetOptions {
+  std::string to;  // "": the source's format
+  TopologyOptions topology;
+  std::string optim;
+  bool block_files = false;
+};
+
+void add_target_options(CLI::App& app, TargetOptions& options,
+                        bool format_required);
+
+// Throws a usage_error for what can be told before anything is opened: an
+// unknown format, an option that it does not have.
+void check_target_options(const TargetOptions& options);
+
+// Throws a usage_error if the options contradict each other, the name of DST
+// or the source.
+Layout make_layout(const WriteRequest& request, const TargetOptions& options,
+                   const Catalog& source);
+
+}  // namespace ckpt::app
