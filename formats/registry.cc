@@ -13,6 +13,7 @@
 #include "formats/megatron/zarr.h"
 #include "formats/modelopt/modelopt.h"
 #include "formats/olmo_core/olmo_core.h"
+#include "formats/olmo_core/v1.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
 #include "lib/io/file.h"
@@ -42,6 +43,9 @@ std::vector<Format> make_formats() {
                      megatron::make_zarr_writer()});
   formats.push_back({"olmo_core", "OLMo-core's checkpoints since 1.0 (on DCP)",
                      olmo_core::make_reader(), olmo_core::make_writer()});
+  formats.push_back({"olmo_core_v1", "OLMo-core's checkpoints up to 0.1.0",
+                     olmo_core::v1::make_reader(),
+                     olmo_core::v1::make_writer()});
   formats.push_back({"dcp", "PyTorch distributed checkpoints (.distcp)",
                      dcp::make_reader(), dcp::make_writer()});
   formats.push_back({"modelopt", "ModelOpt's shards and files of whole blocks",
