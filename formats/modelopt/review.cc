@@ -41,10 +41,12 @@ void refuse_dialect(const Catalog& source) {
       .with_hint("convert it to Hugging Face's names first");
 }
 
-// ModelOpt's own order is that of the module tree; files of others are mostly
-// sorted by name.
+// The order of rank shards is that of the module tree; block files keep it
+// inside of a group only, and files of others are mostly sorted by name.
 void sort_like_model(Catalog& source, const Naming& naming) {
-  const bool own = source.format == kFormat;
+  const bool own =
+      source.format == kFormat &&
+      (source.version == kShards || source.version == kPickledShards);
   std::vector<std::pair<std::tuple<int, uint32_t, size_t, size_t>, size_t>>
       order;
   for (size_t i = 0; i < source.tensors.size(); ++i) {
