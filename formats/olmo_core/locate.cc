@@ -50,18 +50,6 @@ bool index_names_class(const std::string& path) {
   return false;
 }
 
-// {"version": "3.0.0"}
-bool has_note(const std::string& directory) {
-  const std::string path = io::join(directory, kNote);
-  if (!io::is_file(path)) return false;
-  try {
-    const auto note = text::parse_json(io::read_file(path, kMostNote), path);
-    return note.is_object() && note.contains("version");
-  } catch (const Error&) {
-    return false;  // then the index has to tell
-  }
-}
-
 // Data files of a save that has no index.
 bool has_leftovers(const std::string& directory) {
   return std::ranges::any_of(io::list_directory(directory),
@@ -95,7 +83,7 @@ Found look_at(const std::string& path) {
   Found found{.why = {}, .home = path, .data = path, .finished = true};
   if (by_name)
     found.why = "is a model_and_optim with .metadata";
-  else if (has_note(path))
+  else if (note_version(path))
     found.why = "holds .metadata and .metadata.json";
   else if (index_names_class(index))
     found.why = "its .metadata names OLMo-core's _StorageInfo";
@@ -176,6 +164,17 @@ Found locate_directory(const std::string& path) {
 }
 
 }  // namespace
+
+std::optional<std::string> note_version(const std::string& directory) {
+  const std::string path = io::join(directory, kNote);
+  if (!io::is_file(path)) return std::nullopt;
+  try {
+    const auto note = text::parse_json(io::read_file(path, kMostNote), path);
+    return text::string_member(note, "version", path);
+  } catch (const Error&) {
+    return std::nullopt;  // then the index has to tell
+  }
+}
 
 bool is_part_name(const std::string& name) {
   return name == kIndex || (name.starts_with("__") && name.ends_with(kData));

@@ -8,6 +8,7 @@
 //                                      complete is taken
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,10 @@ struct Found {
 // Looks at names and, for a bare directory, at the bytes of .metadata. Does
 // not throw for what is damaged or of another format.
 Found locate(const std::string& path);
+
+// What .metadata.json in a directory says: "3.0.0", the release of OLMo-core
+// that wrote it. Nothing if it is not there, or says none.
+std::optional<std::string> note_version(const std::string& directory);
 
 // True for a part of a checkpoint by its name: .metadata, __0_0.distcp.
 bool is_part_name(const std::string& name);

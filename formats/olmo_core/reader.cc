@@ -135,7 +135,7 @@ class OlmoReader final : public formats::Reader {
     catalog.format = kFormat;
     catalog.path = found.home;
     if (found.home != path) catalog.root = path;
-    catalog.version = metadata.version;
+    catalog.version = note_version(found.home).value_or("");
     catalog.family = options.family;
     dcp::add_to_catalog(metadata, catalog, options);
     dcp::add_nest(metadata, catalog, options);
