@@ -162,10 +162,16 @@ def extra_rank_file(root):
 
 
 # ------------------------------------------------------------------ payload
+def biggest_item(root):
+    """Not of a bucket, if there is another: those have gaps."""
+    return max(items(root), key=lambda i: (".gbuf_idx_" not in i.tensor,
+                                           i.length))
+
+
 def flipped_payload(root):
     kind, path = kind_of(root), data_files(root)[0]
     if kind == "dcp" and (root / ".metadata").exists():
-        item = max(items(root), key=lambda i: i.length)
+        item = biggest_item(root)
         begin, size = (item.offset, item.length) if item.packed else payload(
             root, item)
         flip(root / item.file, begin + size // 2)

@@ -102,12 +102,18 @@ def boxes(folder):
 
 
 def payload(folder, item):
-    """(position in the file, size) of a piece's elements."""
+    """(position in the file, size) of a piece's elements: its storage may
+    hold more than them."""
+    import torch
+
     with open(folder / item.file, "rb") as f:
         f.seek(item.offset)
         raw = f.read(item.length)
-    begin, size = record(io.BytesIO(raw), lambda n: n.endswith("/data/0"))
-    return item.offset + begin, size
+    begin, _ = record(io.BytesIO(raw), lambda n: n.endswith("/data/0"))
+    part = torch.load(io.BytesIO(raw), weights_only=True)
+    element = part.element_size()
+    return (item.offset + begin + part.storage_offset() * element,
+            part.numel() * element)
 
 
 def record(file, wanted):

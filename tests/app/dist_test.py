@@ -8,7 +8,7 @@ golden_test.py; here is what only checkpoints of many ranks have.
 import re
 import shutil
 
-from breakages import biggest_tensor, data_files
+from breakages import biggest_item, biggest_tensor, data_files
 from dist_cases import (
     dist_units, object_difference, plain, sizes_of, topology_options)
 from dist_readers import boxes, items, payload, read_dcp, read_zarr
@@ -233,7 +233,7 @@ def damage(unit, path):
     """Flips a byte of a tensor's elements: (file, tensor or None)."""
     root = peer_folder(path)
     if (root / ".metadata").exists():
-        item = max(items(root), key=lambda i: i.length)
+        item = biggest_item(root)
         begin, size = (item.offset, item.length) if item.packed else payload(
             root, item)
         flip(root / item.file, begin + size // 2)
