@@ -11,6 +11,10 @@ namespace {
 constexpr std::string_view kWordEmbeddings = "embedding.word_embeddings.weight";
 constexpr std::string_view kOutput = "output_layer.weight";
 
+// Of one rank: more than any model has, so that shapes of a hostile file don't
+// become lists.
+constexpr uint64_t kMostParts = uint64_t{1} << 22;
+
 Key key_of(const Catalog& catalog, uint32_t tensor) {
   return parse_key(catalog.tensors[tensor].name);
 }
@@ -143,6 +147,9 @@ void ModelParams::add_entry(const Entry& entry, uint64_t layer,
                             std::vector<Placed>& out) const {
   const uint64_t number = entry.own_number ? entry.layer : layer;
   const auto [begin, end] = experts_of(entry, place);
+  if (end - begin > kMostParts - std::min<uint64_t>(kMostParts, out.size()))
+    throw unfaithful_error({{}, catalog_.tensors[entry.tensor].name},
+                           "a rank with more than {} parameters", kMostParts);
   for (uint64_t e = begin; e < end; ++e)
     out.push_back({entry.order.at(number, e), entry.order.part, shared,
                    entry.tensor, boxes(entry, layer, e, place)});

@@ -121,6 +121,16 @@ void make_fully_reshardable(Catalog& catalog, Form form) {
         objects));
 }
 
+// State under names that nobody here knows would stay as it is.
+void check_no_state(const Catalog& catalog) {
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind == Kind::optim)
+      throw unfaithful_error({catalog.path, tensor.name},
+                             "is optimizer state, but not under a sharded key "
+                             "of Megatron's (optimizer.state.…): --optim "
+                             "can't give it another form");
+}
+
 [[noreturn]] void refuse(const Catalog& catalog, Form form) {
   if (form == Form::kZero)
     throw unfaithful_error({catalog.path, {}},
@@ -159,6 +169,7 @@ void convert_optimizer(Catalog& catalog, const Layout& layout) {
       refuse(catalog, form);
     return;
   }
+  if (form == Form::kNone && asked) check_no_state(catalog);
   if (form == Form::kNone || form == Form::kFully) return;
   if (asked || form == Form::kViewed) {
     make_fully_reshardable(catalog, form);
