@@ -12,6 +12,9 @@ namespace {
 
 using Severity = Problem::Severity;
 
+// A source may say any number of ranks in the names of its files.
+constexpr uint32_t kMostRanks = 10'000;
+
 bool wants_blocks(const Catalog& source, const Layout& layout) {
   if (layout.form == kBlocks || layout.form == kShards)
     return layout.form == kBlocks;
@@ -133,6 +136,10 @@ void note_packed(Catalog& source) {
 }  // namespace
 
 Decision decide(const Catalog& source, const Layout& layout) {
+  if (layout.topology.pp > kMostRanks)
+    throw usage_error({}, "{} ranks, modelopt is written for at most {}",
+                      layout.topology.pp, kMostRanks)
+        .with_hint("give the number of ranks with --pp");
   Decision decision;
   decision.naming = &naming_of(source);
   decision.config = config_of(source);

@@ -195,6 +195,32 @@ def test_blocks(folder, case, lists):
         CKPT.ok("verify", out)
 
 
+def test_even(folder):
+    """Without --blocks: runs as numpy.array_split cuts them, and a file for
+    each rank that has none."""
+    import numpy
+    import torch
+    from safetensors.torch import save_file
+
+    hf = folder / "hf"
+    hf.mkdir()
+    names = [EMBEDDING, HEAD, "model.norm.weight"] + [
+        f"model.layers.{b}.mlp.up_proj.weight" for b in range(11)]
+    save_file({n: torch.full((3,), i) for i, n in enumerate(names)},
+              hf / "model.safetensors", {"format": "pt"})
+    tensors = read_safetensors(hf / "model.safetensors")
+    for world in (1, 2, 3, 4, 7, 11, 14):
+        out = folder / str(world)
+        CKPT.ok("reshard", hf, out, "--to", "modelopt", "--pp", world)
+        for rank, blocks in enumerate(
+                numpy.array_split(numpy.arange(11), world)):
+            name = f"model-{rank + 1:05}-of-{world:05}.safetensors"
+            compare(read_safetensors(out / name),
+                    owned(tensors, set(map(int, blocks)), 11), name)
+        check_equal(world_of(out), world, "files")
+        CKPT.ok("verify", hf, out)
+
+
 def test_select(folder):
     """--blocks of other commands: what the owner keeps."""
     case = "sharded_llama_tied_w2"
@@ -425,6 +451,7 @@ def prepare(suite, ckpt):
             ("sharded_llama_tied_w2", [[3], [0, 2]]),
             ("sharded_llama_tied_w2", [[1, 3]])):
         suite.add(f"{case}: blocks {lists}", test_blocks, case, lists)
+    suite.add("even runs of blocks", test_even)
     suite.add("--blocks selects", test_select)
     for damage, code, word in BREAKAGES:
         suite.add(f"broken: {damage.__name__}", test_broken, damage, code, word)
