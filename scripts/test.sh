@@ -38,6 +38,15 @@ venv_install --no-deps megatron-core==0.16.1 ||
   say "note: megatron-core is not to be had; nothing is loaded by Megatron"
 venv_install --no-deps ai2-olmo-core==3.0.0 ||
   say "note: ai2-olmo-core is not to be had; nothing is loaded by OLMo-core"
+# 0.1.0 has the same name, so it and what it needs get a folder of their own.
+old_olmo_core=$venv/olmo_core_0.1.0
+[ -d "$old_olmo_core/olmo_core" ] ||
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
+    -q --no-deps --target "$old_olmo_core" ai2-olmo-core==0.1.0 \
+    pydantic==2.11.7 pydantic-core==2.33.2 annotated-types==0.8.0 \
+    typing-extensions==4.16.0 typing-inspection==0.4.5 packaging==26.3 \
+    </dev/null >&2 ||
+  say "note: ai2-olmo-core 0.1.0 is not to be had; it loads nothing"
 
 scripts/build.sh --preset "$preset" -j "$jobs" -- "$@"
 

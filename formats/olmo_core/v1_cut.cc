@@ -52,6 +52,34 @@ void add_empty(Cut& cut, uint32_t ranks) {
   cut.shards = std::move(all);
 }
 
+// Ranks past the end of the dimension that is split.
+void add_empty_boxes(Cut& cut, const Tensor& tensor, uint32_t ranks) {
+  Box empty = Box::whole(tensor.shape);
+  empty.offset[tensor.tp.dim] = tensor.shape[tensor.tp.dim];
+  empty.shape[tensor.tp.dim] = 0;
+  for (uint32_t rank = cut.shards.back().rank + 1; rank < ranks; ++rank)
+    cut.shards.push_back(
+        {.rank = rank, .ranges = {}, .box = empty, .elements = 0});
+}
+
+// A DTensor that every rank has whole: the peer stores all the copies.
+bool is_copied(const Tensor& tensor) {
+  return tensor.pieces.size() > 1 &&
+         std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
+           return !piece.flat && piece.box == Box::whole(tensor.shape);
+         });
+}
+
+Cut copies(const Tensor& tensor, uint32_t ranks) {
+  Cut cut{.sharded = true, .shards = {}};
+  for (uint32_t rank = 0; rank < ranks; ++rank)
+    cut.shards.push_back({.rank = rank,
+                          .ranges = {},
+                          .box = Box::whole(tensor.shape),
+                          .elements = count_of(tensor)});
+  return cut;
+}
+
 }  // namespace
 
 TensorCutter::TensorCutter(const Catalog& source, const Topology& topology)
@@ -85,6 +113,8 @@ Cut TensorCutter::cut(const Tensor& tensor) const {
   if (rule.state == TpRule::State::kUnknown)
     throw families::no_rule_error(source_.path, tensor, source_.family,
                                   topology_.tp);
+  if (source_.format == kFormat && is_copied(tensor) && topology_.dp == 1)
+    return copies(tensor, ranks_);
   if (rule.state == TpRule::State::kReplicated &&
       (topology_.dp == 1 || tensor.dp_replicated))
     return plain(count);
@@ -121,6 +151,8 @@ Cut TensorCutter::keep(const Tensor& tensor) const {
     }
   }
   if (any_flat) add_empty(cut, std::max(topology_.dp, 1u));
+  if (boxed && tensor.tp.state == TpRule::State::kSplit)
+    add_empty_boxes(cut, tensor, ranks_);
   return cut;
 }
 

@@ -142,11 +142,12 @@ class Builder {
     }
     for (uint32_t t = 0; t < source_.tensors.size(); ++t) {
       const bool optim = source_.tensors[t].kind == Kind::optim;
-      add_tensor(optim ? parts_.back() : parts_.front(), t);
+      if (optim)
+        add_state(t);
+      else
+        add_tensor(parts_.front(), t);
     }
-    if (any_optim)
-      add_helpers(parts_.back(),
-                  [](const std::string& name) { return name == kStateKeys; });
+    if (any_optim && !keys_added_) add_state_keys();
     take_objects(any_optim);
     // A part without tensors is not written, but a checkpoint has one.
     if (parts_.size() > 1 && !any_optim) parts_.pop_back();
@@ -221,6 +222,31 @@ class Builder {
     }
   }
 
+  // state_keys ends what rank 0 has; then follows what it has nothing of.
+  void add_state(uint32_t t) {
+    PartPlan& part = parts_.back();
+    add_tensor(part, t);
+    const auto held = [](const Shard& shard) {
+      return shard.rank == 0 && shard.elements > 0;
+    };
+    if (keys_added_ || std::ranges::any_of(part.entries.back().shards, held))
+      return;
+    Entry last = std::move(part.entries.back());
+    part.entries.pop_back();
+    part.tensors.pop_back();
+    part.bytes.pop_back();
+    add_state_keys();
+    part.entries.push_back(std::move(last));
+    part.tensors.push_back(t);
+    part.bytes.emplace_back();
+  }
+
+  void add_state_keys() {
+    keys_added_ = true;
+    add_helpers(parts_.back(),
+                [](const std::string& name) { return name == kStateKeys; });
+  }
+
   void add_tensor(PartPlan& part, uint32_t t) {
     const Tensor& tensor = source_.tensors[t];
     Cut cut = cutter_.cut(tensor);
@@ -244,7 +270,8 @@ class Builder {
           t != UINT32_MAX && source_.tensors[t].kind == Kind::optim;
       for (const Shard& shard : entry.shards) {
         // A rank without elements of a parameter has no state of it.
-        if (optim && shard.elements == 0 && entry.sharded.value_or(false))
+        if (optim && shard.elements == 0 && !shard.box &&
+            entry.sharded.value_or(false))
           continue;
         if (shard.rank >= files.size()) files.resize(shard.rank + 1);
         files[shard.rank].push_back({.name = &entry.name,
@@ -367,6 +394,7 @@ class Builder {
   std::string step_;
   std::vector<PartPlan> parts_;
   std::vector<Object> helpers_;  // of the optimizer
+  bool keys_added_ = false;
   Target target_;
 };
 

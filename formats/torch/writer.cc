@@ -4,6 +4,7 @@
 
 #include "ckpt/error.h"
 #include "formats/index.h"
+#include "formats/olmo_core/v1_state_dict.h"
 #include "formats/torch/file_plan.h"
 #include "formats/torch/skeleton.h"
 #include "formats/torch/torch.h"
@@ -276,6 +277,10 @@ class Builder {
 class TorchWriter final : public formats::Writer {
  public:
   std::string_view name() const override { return kFormat; }
+  Catalog review(Catalog source, const Layout& layout) const override {
+    if (!layout.single_file) return source;
+    return olmo_core::v1::as_state_dict(std::move(source));
+  }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
     return Builder(source, layout).build();
   }
