@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "formats/dcp/dcp.h"
+#include "formats/deepspeed/deepspeed.h"
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/foreign.h"
 #include "formats/format.h"
@@ -53,6 +54,8 @@ std::vector<Format> make_formats() {
   formats.push_back({"safetensors",
                      "safetensors: one file, or a Hugging Face directory",
                      safetensors::make_reader(), safetensors::make_writer()});
+  formats.push_back({"deepspeed", "DeepSpeed's checkpoints: ZeRO, universal",
+                     deepspeed::make_reader(), nullptr});
   formats.push_back({"torch", "torch.save: .pt, .pth, .bin, .ckpt",
                      torch::make_reader(), torch::make_writer()});
   return formats;

@@ -48,6 +48,9 @@ MESSAGES = {
     "dcp/relative_path_parent/": "outside_secret",
     "dcp/relative_path_absolute/": "/etc/hostname",
     "dcp/unknown_metadata_class/": "Counter",
+    "deepspeed/missing_partition/": "partition 2 of 4",
+    "deepspeed/swapped_partitions/": "param_slice_mappings",
+    "deepspeed/latest_traversal/": "no plain name",
 }
 
 # Where inspect may be content, these must not be.

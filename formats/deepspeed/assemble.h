@@ -1,0 +1,76 @@
+// Puts the files of all ranks together: whole tensors in a catalog.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "formats/deepspeed/model_states.h"
+#include "formats/deepspeed/optim_states.h"
+#include "formats/deepspeed/pieces.h"
+#include "formats/deepspeed/rules.h"
+
+namespace ckpt::deepspeed {
+
+// One model-parallel rank: its model states (ZeRO 3: of every data-parallel
+// rank) and all partitions of its optimizer states.
+struct Column {
+  std::vector<ModelRank> models;  // by dp
+  std::vector<OptimRank> optims;  // by dp; may be none
+
+  const ModelRank& model() const { return models.front(); }
+};
+
+// Throws input_error if the partitions are not those of the model: counts,
+// lengths, padding, and where each rank says that its fragments are.
+void check_column(const Column& column);
+
+// ZeRO 1 and 2: elements of one partition of a group, with padding.
+uint64_t partition_size(const Column& column, size_t group);
+
+class Assembler {
+ public:
+  Assembler(Catalog& catalog, const Rules& rules)
+      : catalog_(catalog), rules_(rules) {}
+
+  // The tensor-parallel ranks of one pipeline stage.
+  void add_masters(std::span<const Column> stage);
+  // Frozen parameters, buffers, and without optimizer states all parameters.
+  void add_module(std::span<const Column> stage);
+  // Files of a pipeline's layer, one for each tensor-parallel rank.
+  using Named = std::vector<std::pair<std::string, torch::TensorRef>>;
+  void add_slices(std::span<const Named* const> ranks,
+                  const std::set<std::string>& buffers,
+                  const std::vector<std::string>& paths);
+  void add_shared(const ModelRank& rank);
+  // A tensor that is whole already.
+  void add_model(Tensor tensor);
+  void add_optim(Tensor tensor) { optim_.push_back(std::move(tensor)); }
+  bool has(const std::string& name) const { return places_.contains(name); }
+  // Optimizer state goes behind the model.
+  void finish();
+
+ private:
+  struct Local;
+  Tensor make(const std::string& name, const Joined& joined);
+  void add_frozen(std::span<const Column> stage);
+  void add_states(const std::string& name, const Joined& joined,
+                  std::span<const Column> stage, std::span<const Local> locals);
+  bool equal_bytes(std::span<const torch::TensorRef* const> refs) const;
+  Joined join_module(const std::string& name, const std::vector<Shape>& shapes,
+                     std::span<const torch::TensorRef* const> refs,
+                     bool buffer);
+  void note_replicas(const std::string& name, size_t t);
+
+  Catalog& catalog_;
+  const Rules& rules_;
+  std::map<std::string, size_t> places_;  // of model tensors
+  std::vector<Tensor> optim_;
+  uint32_t ties_ = 0;
+};
+
+}  // namespace ckpt::deepspeed

@@ -1,0 +1,213 @@
+#include "formats/deepspeed/locate.h"
+
+#include <algorithm>
+#include <charconv>
+#include <tuple>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::deepspeed {
+namespace {
+
+using text::printable;
+
+// Takes a name apart from the left.
+class Scanner {
+ public:
+  explicit Scanner(std::string_view text) : left_(text) {}
+
+  bool take(std::string_view word) {
+    if (!left_.starts_with(word)) return false;
+    left_.remove_prefix(word.size());
+    return true;
+  }
+  bool number(uint32_t& value) {
+    const auto [stop, error] =
+        std::from_chars(left_.data(), left_.data() + left_.size(), value);
+    if (error != std::errc()) return false;
+    left_.remove_prefix(static_cast<size_t>(stop - left_.data()));
+    return true;
+  }
+  bool done() const { return left_.empty(); }
+
+ private:
+  std::string_view left_;
+};
+
+bool parse_ranks(Scanner scan, FileName& out) {
+  if (!scan.take("bf16_")) scan.take("fp16_");
+  uint32_t dp = 0;
+  if (scan.take("zero_pp_rank_")) {
+    if (!scan.number(dp) || !scan.take("_")) return false;
+    out.dp = dp;
+  }
+  if (!scan.take("mp_rank_") || !scan.number(out.mp)) return false;
+  // Very old versions left the underscore out.
+  const bool under = scan.take("_");
+  if (out.dp && scan.take("optim_states.pt")) {
+    out.kind = FileKind::kOptim;
+    return scan.done();
+  }
+  out.kind = FileKind::kModel;
+  return under && scan.take("model_states.pt") && scan.done();
+}
+
+bool parse_layer(Scanner scan, FileName& out) {
+  out.kind = FileKind::kLayer;
+  return scan.take("layer_") && scan.number(out.layer) &&
+         scan.take("-model_") && scan.number(out.mp) &&
+         scan.take("-model_states.pt") && scan.done();
+}
+
+bool is_expert(std::string_view name) {
+  if (!name.ends_with("_states.pt")) return false;
+  return name.starts_with("expp_rank_") ||
+         (name.starts_with("layer_") &&
+          name.find("expert_") != std::string_view::npos);
+}
+
+bool is_plain(std::string_view tag) {
+  return !tag.empty() && tag != "." && tag != ".." &&
+         std::ranges::all_of(tag, [](char c) {
+           return c != '/' && c != '\\' && static_cast<unsigned char>(c) >= ' ';
+         });
+}
+
+bool has_parameters(const std::string& directory) {
+  const std::string zero = io::join(directory, "zero");
+  if (!io::is_directory(zero)) return false;
+  if (io::is_file(io::join(zero, "optimizer_state.pt"))) return true;
+  return std::ranges::any_of(
+      io::list_directory(zero), [&](const std::string& name) {
+        return io::is_file(io::join(io::join(zero, name), "fp32.pt"));
+      });
+}
+
+bool has_files(const std::string& directory) {
+  return std::ranges::any_of(
+      io::list_directory(directory),
+      [](const std::string& name) { return parse_name(name).has_value(); });
+}
+
+bool look_at(const std::string& directory, Found& found) {
+  found.universal = has_parameters(directory);
+  if (!found.universal && !has_files(directory)) return false;
+  found.yes = true;
+  found.directory = directory;
+  return true;
+}
+
+std::string read_tag(const std::string& path) {
+  constexpr uint64_t kMost = 4096;
+  std::string tag = io::read_file(path, kMost);
+  const size_t end = tag.find_last_not_of(" \t\r\n");
+  tag.resize(end == std::string::npos ? 0 : end + 1);
+  return tag;
+}
+
+// `latest` is believed to be DeepSpeed's if it leads to a checkpoint, or
+// could be meant to.
+bool follow(const std::string& path, std::string_view pointer, Found& found) {
+  const std::string file = io::join(path, pointer);
+  if (!io::is_file(file)) return false;
+  found.tag = read_tag(file);
+  found.pointer = file;
+  if (!is_plain(found.tag)) {
+    found.yes = true;
+    found.why = fmt::format("{} names a tag", pointer);
+    return true;
+  }
+  const std::string below = io::join(path, found.tag);
+  if (!io::is_directory(below)) {
+    found.why = fmt::format("{} names {}, which is not there", pointer,
+                            printable(found.tag));
+    return false;
+  }
+  if (!look_at(below, found)) return false;
+  found.why = fmt::format("{} names {}", pointer, printable(found.tag));
+  return true;
+}
+
+}  // namespace
+
+std::optional<FileName> parse_name(std::string_view name) {
+  if (!name.ends_with("states.pt")) return std::nullopt;
+  FileName out;
+  out.name = name;
+  if (parse_ranks(Scanner(name), out)) return out;
+  out = {};
+  out.name = name;
+  if (parse_layer(Scanner(name), out)) return out;
+  if (!is_expert(name)) return std::nullopt;
+  out.kind = FileKind::kExpert;
+  return out;
+}
+
+Found locate(const std::string& path) {
+  Found found;
+  try {
+    if (!io::is_directory(path)) {
+      found.why = "is no directory";
+      return found;
+    }
+    if (look_at(path, found)) {
+      found.why = found.universal ? "holds parameters below zero/"
+                                  : "holds *_states.pt files of ranks";
+      return found;
+    }
+    for (const std::string_view pointer : {"latest", "latest_universal"})
+      if (follow(path, pointer, found)) return found;
+    if (found.why.empty())
+      found.why = "no *_states.pt files of ranks, no latest";
+  } catch (const Error& error) {
+    // What can't be read is another format's to explain.
+    found = {};
+    found.why = error.problem();
+  }
+  return found;
+}
+
+std::vector<FileName> list_files(const std::string& directory) {
+  std::vector<FileName> files;
+  for (const std::string& name : io::list_directory(directory))
+    if (auto parsed = parse_name(name)) files.push_back(std::move(*parsed));
+  const auto key = [](const FileName& file) {
+    return std::tuple(file.kind, file.mp, file.dp, file.layer);
+  };
+  std::ranges::stable_sort(files, {}, key);
+  for (size_t i = 1; i < files.size(); ++i)
+    if (files[i].kind != FileKind::kExpert &&
+        key(files[i - 1]) == key(files[i]))
+      throw input_error({directory, {}}, "{} and {} are the same rank's",
+                        printable(files[i - 1].name), printable(files[i].name))
+          .with_hint("two saves were mixed in this directory");
+  return files;
+}
+
+std::vector<std::string> list_parameters(const std::string& directory) {
+  // A name with slashes in it is a path: bounded, not recursive.
+  constexpr size_t kDeepest = 16;
+  const std::string zero = io::join(directory, "zero");
+  std::vector<std::pair<std::string, size_t>> open{{"", 0}};
+  std::vector<std::string> found;
+  while (!open.empty()) {
+    const auto [prefix, depth] = open.back();
+    open.pop_back();
+    const std::string at = prefix.empty() ? zero : io::join(zero, prefix);
+    if (!prefix.empty() && io::is_file(io::join(at, "fp32.pt"))) {
+      found.push_back(prefix);
+      continue;
+    }
+    if (depth == kDeepest) continue;
+    for (const std::string& name : io::list_directory(at))
+      if (io::is_directory(io::join(at, name)))
+        open.emplace_back(prefix.empty() ? name : prefix + "/" + name,
+                          depth + 1);
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+}  // namespace ckpt::deepspeed

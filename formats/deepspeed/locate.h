@@ -1,0 +1,45 @@
+// Which directory of a path is a checkpoint of DeepSpeed, and what its files
+// are (deepspeed.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ckpt::deepspeed {
+
+enum class FileKind : uint8_t { kModel, kOptim, kLayer, kExpert };
+
+struct FileName {
+  FileKind kind = FileKind::kModel;
+  std::optional<uint32_t> dp;
+  uint32_t mp = 0;
+  uint32_t layer = 0;  // kLayer
+  std::string name;    // in the directory
+};
+
+// Nothing for a name that is none of DeepSpeed's.
+std::optional<FileName> parse_name(std::string_view name);
+
+struct Found {
+  bool yes = false;
+  std::string why;        // one clause, whatever was found
+  std::string directory;  // the tag's; empty if `latest` leads out
+  std::string tag;        // that was followed; "" if the path is a tag's
+  std::string pointer;    // the file that names it
+  bool universal = false;
+};
+
+// Looks at names and at `latest`; does not throw for what is damaged.
+Found locate(const std::string& path);
+
+// The files of a tag's directory: by kind, then mp, dp, layer. Throws
+// input_error if two files are the same rank's.
+std::vector<FileName> list_files(const std::string& directory);
+
+// The parameters below DIRECTORY/zero; names may be nested.
+std::vector<std::string> list_parameters(const std::string& directory);
+
+}  // namespace ckpt::deepspeed

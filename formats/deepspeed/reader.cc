@@ -1,0 +1,391 @@
+#include <algorithm>
+#include <map>
+
+#include "ckpt/error.h"
+#include "formats/deepspeed/assemble.h"
+#include "formats/deepspeed/deepspeed.h"
+#include "formats/deepspeed/locate.h"
+#include "formats/deepspeed/universal.h"
+#include "formats/torch/tree.h"
+#include "lib/io/file.h"
+#include "lib/pickle/json.h"
+#include "lib/text/format.h"
+
+namespace ckpt::deepspeed {
+namespace {
+
+using formats::ReadOptions;
+using formats::Support;
+using text::printable;
+using Severity = Problem::Severity;
+
+// Reads the files of one tag.
+class Reading {
+ public:
+  Reading(const std::string& directory, const ReadOptions& options,
+          bool universal, Catalog& catalog)
+      : directory_(directory),
+        options_(options),
+        universal_(universal),
+        catalog_(catalog) {}
+
+  void read() {
+    const std::vector<FileName> files = list_files(directory_);
+    refuse_experts(files);
+    open_models(files);
+    open_optims(files);
+    find_sizes();
+    rules_ =
+        Rules::read(*first().container.document,
+                    first().find("universal_checkpoint_info"), first().path);
+    Assembler assembler(catalog_, rules_);
+    if (universal_)
+      add_universal(directory_, whole_shapes(), options_, assembler, catalog_);
+    for (size_t pp = 0; pp < pp_; ++pp) {
+      const auto stage = std::span(columns_).subspan(pp * tp_, tp_);
+      for (const Column& column : stage) check_column(column);
+      if (!stage[0].optims.empty()) assembler.add_masters(stage);
+      assembler.add_module(stage);
+    }
+    add_layers(files, assembler);
+    for (const Column& column : columns_) assembler.add_shared(column.model());
+    check_trainable(assembler);
+    add_rest(assembler);
+    assembler.finish();
+    add_objects();
+    say();
+  }
+
+ private:
+  const ModelRank& first() const { return columns_.front().model(); }
+
+  void refuse_experts(const std::vector<FileName>& files) const {
+    for (const FileName& file : files)
+      if (file.kind == FileKind::kExpert)
+        throw unfaithful_error({io::join(directory_, file.name), {}},
+                               "holds experts in files of their own, which "
+                               "ckpt does not read")
+            .with_hint(
+                "convert the checkpoint with DeepSpeed's "
+                "ds_to_universal, and open the result");
+  }
+
+  torch::Container open(const FileName& file) {
+    return torch::open_container(io::join(directory_, file.name), catalog_,
+                                 options_);
+  }
+
+  void open_models(const std::vector<FileName>& files) {
+    for (const FileName& file : files) {
+      if (file.kind != FileKind::kModel) continue;
+      if (file.mp > columns_.size() ||
+          (file.mp == columns_.size() && file.dp.value_or(0) != 0))
+        missing_rank("mp_rank", columns_.size());
+      if (file.mp == columns_.size()) columns_.emplace_back();
+      Column& column = columns_[file.mp];
+      if (file.dp.value_or(0) != column.models.size())
+        missing_rank("data-parallel rank", column.models.size());
+      column.models.push_back(read_model_rank(open(file)));
+      column.models.back().mp = file.mp;
+      column.models.back().dp = file.dp;
+    }
+    if (columns_.empty())
+      throw input_error({directory_, {}},
+                        "has no *_model_states.pt, which say the names and "
+                        "shapes of parameters")
+          .with_hint("copy them from where the checkpoint was written");
+  }
+
+  [[noreturn]] void missing_rank(const char* what, size_t rank) const {
+    throw input_error({directory_, {}},
+                      "the model states of {} {} are missing, higher ranks "
+                      "are there",
+                      what, rank)
+        .with_hint("fetch all files of the checkpoint");
+  }
+
+  void open_optims(const std::vector<FileName>& files) {
+    for (const FileName& file : files) {
+      if (file.kind != FileKind::kOptim || universal_) continue;
+      if (file.mp >= columns_.size())
+        throw input_error({io::join(directory_, file.name), {}},
+                          "belongs to mp_rank {}, whose model states are "
+                          "missing",
+                          file.mp);
+      std::vector<OptimRank>& optims = columns_[file.mp].optims;
+      torch::Container container = open(file);
+      OptimRank rank = read_optim_rank(container);
+      if (*file.dp != optims.size()) missing_partition(rank, optims.size());
+      if (!optim_first_) {
+        optim_first_ = std::move(container);
+        optim_tree_ =
+            torch::walk(*optim_first_, optim_first_->document->root());
+      }
+      optims.push_back(std::move(rank));
+    }
+    for (const Column& column : columns_) {
+      const uint64_t have = column.optims.size();
+      if (have != columns_[0].optims.size())
+        throw input_error({column.model().path, {}},
+                          "mp_rank {} has {} partitions, mp_rank 0 has {}",
+                          column.model().mp, have, columns_[0].optims.size())
+            .with_hint("fetch all *_optim_states.pt files");
+      for (const OptimRank& rank : column.optims)
+        for (const uint64_t count : rank.partition_counts)
+          if (count > have) missing_partition(rank, have);
+      if (have > 0 && column.models.size() > 1 && column.models.size() != have)
+        throw input_error({column.model().path, {}},
+                          "model states of {} data-parallel ranks, optimizer "
+                          "states of {}",
+                          column.models.size(), have);
+    }
+  }
+
+  [[noreturn]] void missing_partition(const OptimRank& rank,
+                                      uint64_t missing) const {
+    uint64_t count = 0;
+    for (const uint64_t n : rank.partition_counts) count = std::max(count, n);
+    throw input_error({directory_, {}},
+                      "partition {} of {} (partition_count) is missing: no "
+                      "*zero_pp_rank_{}_*optim_states.pt beside {}",
+                      missing, count, missing,
+                      printable(io::base_name(rank.path)))
+        .with_hint("fetch all *_optim_states.pt files");
+  }
+
+  void find_sizes() {
+    const uint64_t all = columns_.size();
+    tp_ = first().tp.value_or(all);
+    pp_ = all / std::max<uint64_t>(1, tp_);
+    if (tp_ * pp_ != all || (first().pp && *first().pp != pp_))
+      throw input_error({first().path, {}},
+                        "says tp_degree {} and pp_degree {}, there are model "
+                        "states of {} ranks",
+                        tp_, first().pp.value_or(1), all)
+          .with_hint("fetch all *_model_states.pt files");
+    catalog_.topology.tp = static_cast<uint32_t>(tp_);
+    catalog_.topology.pp = static_cast<uint32_t>(pp_);
+    const size_t dp =
+        std::max(columns_[0].optims.size(), columns_[0].models.size());
+    catalog_.topology.dp = static_cast<uint32_t>(std::max<size_t>(1, dp));
+    if (universal_) catalog_.topology = {};
+  }
+
+  // The parameters' shapes, joined over tensor-parallel ranks.
+  std::map<std::string, Shape> whole_shapes() const {
+    std::map<std::string, Shape> out;
+    for (size_t pp = 0; pp < pp_; ++pp) {
+      const auto stage = std::span(columns_).subspan(pp * tp_, tp_);
+      std::map<std::string, std::vector<Shape>> slices;
+      for (const Column& column : stage)
+        for (const auto& group : column.model().groups)
+          for (const NamedShape& entry : group)
+            slices[entry.name].push_back(entry.shape);
+      for (const auto& [name, shapes] : slices)
+        if (shapes.size() == stage.size())
+          out.emplace(name, rules_.join(name, shapes).shape);
+    }
+    return out;
+  }
+
+  void add_layers(const std::vector<FileName>& files, Assembler& assembler) {
+    std::map<uint32_t, std::vector<const FileName*>> layers;
+    for (const FileName& file : files)
+      if (file.kind == FileKind::kLayer) layers[file.layer].push_back(&file);
+    std::set<std::string> buffers;
+    for (const Column& column : columns_)
+      buffers.insert(column.model().buffers.begin(),
+                     column.model().buffers.end());
+    for (const auto& [layer, names] : layers) {
+      std::vector<Assembler::Named> ranks;
+      std::vector<const Assembler::Named*> pointers;
+      std::vector<std::string> paths;
+      for (const FileName* file : names) {
+        if (file->mp != paths.size())
+          throw input_error({directory_, {}},
+                            "layer {}: the file of tensor-parallel rank {} is "
+                            "missing",
+                            layer, paths.size());
+        const torch::Container container = open(*file);
+        const torch::Tree tree =
+            torch::walk(container, container.document->root());
+        paths.push_back(container.path);
+        auto& named = ranks.emplace_back();
+        for (const torch::NamedTensor& found : tree.tensors)
+          named.emplace_back(fmt::format("{}.{}", layer, found.name),
+                             found.ref);
+      }
+      if (ranks.size() != tp_)
+        throw input_error({directory_, {}},
+                          "layer {}: {} files, there are {} tensor-parallel "
+                          "ranks",
+                          layer, ranks.size(), tp_);
+      for (const auto& named : ranks) pointers.push_back(&named);
+      assembler.add_slices(pointers, buffers, paths);
+    }
+  }
+
+  // Every trainable parameter has come from somewhere.
+  void check_trainable(const Assembler& assembler) {
+    for (const Column& column : columns_)
+      for (const auto& group : column.model().groups)
+        for (const NamedShape& entry : group)
+          if (!assembler.has(entry.name))
+            throw input_error({column.model().path, printable(entry.name)},
+                              "is in param_shapes, its elements are in no "
+                              "file")
+                .with_hint(
+                    "ZeRO 3 keeps them in *_optim_states.pt: fetch these");
+    if (universal_ || !columns_[0].optims.empty() || first().stage == 0) return;
+    catalog_.problems.push_back(
+        {Severity::kWarning,
+         "no_optimizer",
+         directory_,
+         {},
+         "has no *_optim_states.pt: the weights are those of the module, "
+         "rounded; their fp32 masters are not here"});
+  }
+
+  // Tensors that the trainer stored beside module and optimizer.
+  void add_rest(Assembler& assembler) {
+    bool numbered = false;
+    for (const Column& column : columns_)
+      for (const ModelRank& rank : column.models) {
+        for (const torch::NamedTensor& found : rank.tree.tensors) {
+          if (found.path.empty() || found.path[0] == "module" ||
+              found.path[0] == "frozen_param_fragments")
+            continue;
+          Tensor tensor =
+              torch::make_tensor(prefix_of(rank) + found.name, found.ref);
+          tensor.kind = found.path[0] == "optimizer" ? Kind::optim
+                        : found.kind == Kind::model  ? Kind::other
+                                                     : found.kind;
+          tensor.param = found.param;
+          tensor.state = found.state;
+          numbered = numbered || found.path[0] == "optimizer";
+          assembler.add_optim(std::move(tensor));
+        }
+        catalog_.problems.insert(catalog_.problems.end(),
+                                 rank.tree.problems.begin(),
+                                 rank.tree.problems.end());
+      }
+    if (numbered)
+      catalog_.problems.push_back(
+          {Severity::kNote,
+           "numbered_state",
+           first().path,
+           {},
+           "the optimizer's state is by the numbers of parameters; no file "
+           "says their names"});
+  }
+
+  // What is not rank 0's has its file's name before it.
+  std::string prefix_of(const ModelRank& rank) const {
+    if (&rank == &first()) return {};
+    std::string stem = io::base_name(rank.path);
+    stem.resize(stem.rfind("_model_states.pt"));
+    return stem + ".";
+  }
+
+  void add_objects() {
+    std::map<std::string, std::string> seen;
+    for (const Column& column : columns_)
+      for (const ModelRank& rank : column.models)
+        for (const torch::NamedObject& object : rank.tree.objects) {
+          const pickle::Document& document = *rank.container.document;
+          const std::string json =
+              pickle::to_json(document, object.node)
+                  .dump(-1, ' ', false,
+                        nlohmann::ordered_json::error_handler_t::replace);
+          const auto [it, added] = seen.emplace(object.name, json);
+          if (!added && it->second == json) continue;
+          catalog_.objects.push_back({prefix_of(rank) + object.name,
+                                      rank.container.document, object.node});
+        }
+    if (!optim_first_) return;
+    for (const torch::NamedObject& object : optim_tree_.objects) {
+      // Where fragments are, is said by the pieces.
+      if (object.name.starts_with("optimizer_state_dict.param_slice_mappings"))
+        continue;
+      if (seen.contains(object.name)) continue;  // ds_config, ds_version
+      catalog_.objects.push_back(
+          {object.name, optim_first_->document, object.node});
+    }
+    catalog_.assumptions.push_back(
+        fmt::format("optimizer values that are no tensors: those of {}",
+                    printable(io::base_name(optim_first_->path))));
+  }
+
+  void say() {
+    const pickle::Document& document = *first().container.document;
+    const pickle::Id version = first().find("ds_version");
+    if (document.is(version, pickle::Type::kString))
+      catalog_.version = document.text(version);
+    if (universal_ || columns_[0].optims.empty()) return;
+    catalog_.assumptions.push_back(
+        "trainable parameters are the optimizer's fp32 masters; the module's "
+        "own copies are these, rounded (--dtype)");
+    const auto& optims = columns_[0].optims;
+    if (optims[0].stage != 3 && optims[0].mappings.empty() && optims.size() > 1)
+      catalog_.problems.push_back(
+          {Severity::kNote,
+           "no_mappings",
+           directory_,
+           {},
+           "no param_slice_mappings: the order of partitions is that of the "
+           "files' names"});
+  }
+
+  const std::string& directory_;
+  const ReadOptions& options_;
+  const bool universal_;
+  Catalog& catalog_;
+  std::vector<Column> columns_;  // by mp
+  std::optional<torch::Container> optim_first_;
+  torch::Tree optim_tree_;
+  Rules rules_;
+  uint64_t tp_ = 1, pp_ = 1;
+};
+
+class DeepSpeedReader final : public formats::Reader {
+ public:
+  std::string_view name() const override { return "deepspeed"; }
+
+  Support supports(const std::string& path) const override {
+    const Found found = locate(path);
+    return {found.yes, found.why};
+  }
+
+  Catalog read_catalog(const std::string& path,
+                       const ReadOptions& options) const override {
+    const Found found = locate(path);
+    if (!found.yes)
+      throw missing_error({path, {}}, "is no checkpoint of DeepSpeed: {}",
+                          found.why);
+    if (found.directory.empty())
+      throw unsafe_error({found.pointer, {}},
+                         "names {}, which is no plain name of a directory",
+                         printable(found.tag))
+          .with_hint("open the directory itself, if you trust it");
+    Catalog catalog;
+    catalog.format = name();
+    catalog.path = found.directory;
+    catalog.family = options.family;
+    if (found.directory != path) {
+      catalog.root = path;
+      catalog.assumptions.push_back(
+          fmt::format("{}: named by {}", printable(found.tag),
+                      printable(io::base_name(found.pointer))));
+    }
+    Reading(found.directory, options, found.universal, catalog).read();
+    return catalog;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<formats::Reader> make_reader() {
+  return std::make_unique<DeepSpeedReader>();
+}
+
+}  // namespace ckpt::deepspeed

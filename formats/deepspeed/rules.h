@@ -1,0 +1,67 @@
+// How the tensor-parallel slices of a parameter are joined: the client's
+// universal_checkpoint_info, lists of patterns for names of parameters.
+//
+//   tp_replicated_parameter_patterns           all slices are equal
+//   parameter_to_average_patterns              they are to be averaged
+//   parameter_with_row_parallelism_patterns    joined on dimension 1
+//   parameter_with_2_sub_params_cat_dim_0      [a|b] each: a's, then b's
+//   parameter_with_sub_params                  any number of such parts
+//   vocabulary_parameter_patterns              rows >= original_vocab_size
+//                                              are padding
+//   anything else                              joined on dimension 0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::deepspeed {
+
+// Elements [local, local + length) of a rank's slice, on the dimension that
+// is split, are [global, global + length) of the whole.
+struct Segment {
+  uint64_t local = 0;
+  uint64_t global = 0;
+  uint64_t length = 0;
+};
+
+struct Joined {
+  Shape shape;  // of the whole, without padding of the vocabulary
+  TpRule tp;
+  uint32_t dim = 0;
+  bool replicated = false;  // every rank holds the whole
+  bool averaged = false;
+  std::vector<std::vector<Segment>> ranks;  // not if replicated
+};
+
+class Rules {
+ public:
+  Rules();
+  ~Rules();
+  Rules(Rules&&) noexcept;
+  Rules& operator=(Rules&&) noexcept;
+
+  // universal_checkpoint_info; of kNoId or None no rules come. Throws
+  // input_error for patterns that can't be understood.
+  static Rules read(const pickle::Document& document, pickle::Id info,
+                    const std::string& path);
+
+  // `locals`: the shapes of all ranks' slices. Throws unfaithful_error if
+  // there are several and no rules, input_error if they don't fit.
+  Joined join(const std::string& name, const std::vector<Shape>& locals) const;
+
+  // True if a pattern says how this one is joined.
+  bool names(const std::string& name) const;
+  bool is_vocabulary(const std::string& name) const;
+
+ private:
+  struct Data;
+  std::unique_ptr<Data> data_;
+};
+
+}  // namespace ckpt::deepspeed

@@ -1,0 +1,23 @@
+// The parameters of a universal checkpoint: one archive for each state.
+//
+//   zero/NAME/fp32.pt      {"param": tensor, "cat_dim": 0, …}, or, of ZeRO 3,
+//                          the tensor alone, flat and without its shape
+//   zero/NAME/step.pt      a scalar
+//   zero/optimizer_state.pt  what is common: param_groups, loss scaler
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "formats/deepspeed/assemble.h"
+#include "formats/format.h"
+
+namespace ckpt::deepspeed {
+
+// `shapes`: of whole parameters, for those that are stored flat.
+void add_universal(const std::string& directory,
+                   const std::map<std::string, Shape>& shapes,
+                   const formats::ReadOptions& options, Assembler& assembler,
+                   Catalog& catalog);
+
+}  // namespace ckpt::deepspeed
