@@ -49,7 +49,8 @@ class Copier {
         known ? document_.import(*object.document, object.node, inlined_)
               : document_.import(*object.document, object.node);
     for (size_t node = before; node < document_.size(); ++node)
-      if (document_.type(static_cast<Id>(node)) == Type::kPersistent)
+      if (document_.type(static_cast<Id>(node)) == Type::kPersistent &&
+          !torch::is_inline_storage(document_, static_cast<Id>(node)))
         return kNoId;
     return id;
   }

@@ -50,6 +50,19 @@ class Entries {
     if (!document_.is(id, Type::kGlobal)) return std::nullopt;
     return torch::as_dtype(document_, id);
   }
+  // Every n-th layer, or a list of which layers, are of another kind.
+  std::optional<bool> numbered_layers() const {
+    std::optional<bool> found;
+    for (const char* key : {"moe_layer_freq", "linear_attention_freq"}) {
+      const Id id = document_.find(dict_, key);
+      if (document_.is(id, Type::kList)) return true;
+      if (document_.is(id, Type::kInt)) found = document_.integer(id) > 1;
+      if (found == true) return true;
+    }
+    if (text("heterogeneous_layers_config_path")) return true;
+    if (flag("hetereogenous_dist_checkpoint") == true) return true;
+    return found;
+  }
   std::optional<std::string_view> text(const char* key) const {
     const Id id = document_.find(dict_, key);
     if (!document_.is(id, Type::kString)) return std::nullopt;
@@ -86,6 +99,7 @@ void read_model(const Entries& args, Facts& facts) {
   facts.untied = args.flag("untie_embeddings_and_output_weights");
   if (const auto impl = args.text("transformer_impl"))
     facts.local_spec = *impl == "local";
+  facts.numbered_layers = args.numbered_layers();
   facts.params_dtype = args.dtype("params_dtype");
   if (!facts.params_dtype && args.flag("bf16") == true)
     facts.params_dtype = DType::bf16;

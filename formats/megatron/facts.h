@@ -31,9 +31,12 @@ struct Facts {
   std::optional<uint64_t> vocab_size;         // true rows
   std::optional<uint64_t> padded_vocab_size;  // rows that are stored
   std::optional<uint64_t> vocab_multiple;     // make_vocab_size_divisible_by
-  std::optional<bool> gated;       // swiglu and its kin: fc1 is [gate; up]
-  std::optional<bool> bias;        // add_bias_linear
-  std::optional<bool> untied;      // untie_embeddings_and_output_weights
+  std::optional<bool> gated;   // swiglu and its kin: fc1 is [gate; up]
+  std::optional<bool> bias;    // add_bias_linear
+  std::optional<bool> untied;  // untie_embeddings_and_output_weights
+  // Layers that differ from each other: no layer axis in distributed
+  // checkpoints.
+  std::optional<bool> numbered_layers;
   std::optional<bool> local_spec;  // transformer_impl local
   std::optional<DType> params_dtype;
 

@@ -206,6 +206,14 @@ Id add_inline_storage(Document& document, DType dtype, std::string content) {
        document.add_text(Type::kBytes, content)}));
 }
 
+bool is_inline_storage(const Document& document, Id node) {
+  if (!document.is(node, Type::kPersistent)) return false;
+  const Id id = document.items(node)[0];
+  return document.is(id, Type::kTuple) && document.items(id).size() == 3 &&
+         document.is(document.items(id)[0], Type::kString) &&
+         document.text(document.items(id)[0]) == kInline;
+}
+
 FilePlan plan_file(const Document& tree, Id root,
                    std::span<const TensorSlot> slots,
                    const std::string& archive_root) {

@@ -44,6 +44,9 @@ pickle::Id add_storage_placeholder(pickle::Document& document, uint64_t slot);
 pickle::Id add_inline_storage(pickle::Document& document, DType dtype,
                               std::string content);
 
+// True for such a storage; copies of it are no less inline.
+bool is_inline_storage(const pickle::Document& document, pickle::Id node);
+
 struct FilePlan {
   TargetFile file;                     // path is left empty
   std::vector<uint64_t> data_offsets;  // of each slot

@@ -241,7 +241,8 @@ def build_gpt(model, topology):
         pipeline_dtype=torch.bfloat16, params_dtype=torch.bfloat16, bf16=True,
         gated_linear_unit=model["swiglu"], add_bias_linear=model["bias"],
         activation_func=silu if model["swiglu"] else torch.nn.functional.gelu,
-        normalization="LayerNorm", perform_initialization=False,
+        normalization=model.get("norm", "LayerNorm"),
+        kv_channels=model.get("kv"), perform_initialization=False,
         bias_activation_fusion=False, persist_layer_norm=False,
         gradient_accumulation_fusion=False, **options)
     config.sequence_parallel = False
@@ -250,7 +251,8 @@ def build_gpt(model, topology):
             config, use_transformer_engine=False)
     else:
         spec = gpt_layer_specs.get_gpt_layer_local_spec(
-            num_experts=experts, moe_grouped_gemm=False)
+            num_experts=experts, moe_grouped_gemm=False,
+            normalization=model.get("norm"))
     gpt = GPTModel(
         config, spec, vocab_size=model["vocab"],
         max_sequence_length=model["seq"],

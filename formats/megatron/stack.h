@@ -1,0 +1,25 @@
+// Tensors seen as layers of one, and back. Pieces change, bytes don't move.
+//
+//   stack   a (4, 3), b (4, 3)  ─►  (2, 4, 3) along a new axis
+//   join    w (4, 3), v (4, 3)  ─►  (8, 3) along one that is there
+//   part    (2, 4, 3)           ─►  (4, 3): one index of an axis
+//
+// All extents have to be located (ckpt::locate).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::megatron {
+
+// `parts` have one dtype and one shape, and are not empty. Name, kind and the
+// like are those of the first. Throws unfaithful_error.
+Tensor stack(std::span<const Tensor* const> parts, uint32_t axis);
+Tensor join(std::span<const Tensor* const> parts, uint32_t axis);
+
+// Throws unfaithful_error for bit-packed types.
+Tensor part(const Tensor& whole, uint32_t axis, uint64_t index);
+
+}  // namespace ckpt::megatron
