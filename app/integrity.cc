@@ -11,6 +11,7 @@
 #include "app/progress.h"
 #include "app/select.h"
 #include "ckpt/error.h"
+#include "formats/megatron/integrity.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
 #include "reshard/crc_check.h"
@@ -58,6 +59,15 @@ class Check {
       add(std::move(problem));
     options.progress.end();
     report_.bytes += bytes;
+  }
+
+  // What a writer's own manifest says about whole files.
+  void integrity_file(const Catalog& catalog) {
+    if (!catalog.format.starts_with("megatron_")) return;
+    megatron::IntegrityCheck found =
+        megatron::check_integrity_file(catalog.path, make_progress(output_));
+    report_.bytes += found.bytes;
+    for (Problem& problem : found.problems) add(std::move(problem));
   }
 
   void contents(Catalog& catalog, const IntegrityOptions& options) {
@@ -193,6 +203,7 @@ VerifyReport check_integrity(const std::string& path,
     check.headers(catalog);
     locate(catalog);
     load_objects(catalog);
+    check.integrity_file(catalog);
     check.checksums(catalog);
     check.contents(catalog, options);
     if (options.deep) check.claims(catalog);

@@ -1,0 +1,26 @@
+// integrity.json, which cores from 0.17.1 on can write beside a checkpoint:
+//
+//   {"algorithm": "sha256", "files": {".metadata": "4f03…", …}}
+//
+// Files that it does not list are nobody's concern, as in Megatron.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "lib/progress.h"
+
+namespace ckpt::megatron {
+
+struct IntegrityCheck {
+  std::vector<Problem> problems;
+  uint64_t bytes = 0;  // that were read
+};
+
+// Reads every file that the manifest of a directory lists. Nothing to do if
+// there is no manifest. One that is damaged is a problem, not an error.
+IntegrityCheck check_integrity_file(const std::string& directory,
+                                    const Progress& progress);
+
+}  // namespace ckpt::megatron
