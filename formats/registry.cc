@@ -55,7 +55,7 @@ std::vector<Format> make_formats() {
                      "safetensors: one file, or a Hugging Face directory",
                      safetensors::make_reader(), safetensors::make_writer()});
   formats.push_back({"deepspeed", "DeepSpeed's checkpoints: ZeRO, universal",
-                     deepspeed::make_reader(), nullptr});
+                     deepspeed::make_reader(), deepspeed::make_writer()});
   formats.push_back({"torch", "torch.save: .pt, .pth, .bin, .ckpt",
                      torch::make_reader(), torch::make_writer()});
   return formats;

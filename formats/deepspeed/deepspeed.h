@@ -23,5 +23,7 @@
 namespace ckpt::deepspeed {
 
 std::unique_ptr<formats::Reader> make_reader();
+// Writes universal checkpoints, from sources of this format.
+std::unique_ptr<formats::Writer> make_writer();
 
 }  // namespace ckpt::deepspeed

@@ -166,6 +166,63 @@ def test_objects(folder, case):
     check(not any("param_slice_mappings" in name for name in got), "mappings")
 
 
+# ----------------------------------------------------------------- universal
+def shown(value):
+    """A loaded value in a form that can be compared."""
+    if isinstance(value, torch.Tensor):
+        return from_torch(value)
+    if isinstance(value, dict):
+        return {key: shown(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(shown(v) for v in value)
+    if isinstance(value, Stub):
+        return type(value).__name__, getattr(value, "state", None)
+    return value
+
+
+def test_write_universal(folder, case, source):
+    """File by file what ds_to_universal writes."""
+    peer = GOLDENS / case / "other" / "universal"
+    out = folder / "out"
+    CKPT.ok("convert", GOLDENS / case / source, out, "--to", "deepspeed")
+    files = {p.relative_to(out) for p in out.rglob("*") if p.is_file()}
+    want = {p.relative_to(peer) for p in peer.rglob("*") if p.is_file()}
+    check_equal(want - files, set(), "missing files")
+    extra = {p for p in files - want if p.suffix == ".pt"}
+    check_equal(extra, set(), "extra files")
+    for name in sorted(want):
+        if name.suffix != ".pt" or "model_states" in name.name:
+            check_equal((out / name).read_bytes(), (peer / name).read_bytes(),
+                        str(name))
+            continue
+        got, theirs = load_states(out / name), load_states(peer / name)
+        if name.name == "optimizer_state.pt" and case.startswith("zero3"):
+            # They leave rank 0's partitions in it, which nobody reads.
+            theirs.pop("fp32_flat_groups")
+            state = theirs["optimizer_state_dict"]["state"]
+            theirs["optimizer_state_dict"]["state"] = {
+                0: {"step": state[0]["step"]}}
+        check_equal(shown(got), shown(theirs), str(name))
+    CKPT.ok("verify", out)
+    CKPT.ok("verify", out, GOLDENS / case / "ckpt")
+
+
+def test_not_written(folder):
+    source, out = GOLDENS / "zero1_dp2" / "ckpt", folder / "out"
+    for args, words in (
+            (("--dp", 4), "any topology"),
+            (("--exclude", "emb.weight"), "left out"),
+            (("--model-only",), "no optimizer state")):
+        result = CKPT.run("convert", source, out, "--to", "deepspeed", *args)
+        check_equal(result.code, 5, f"{args}\n{result}")
+        check(words in result.err, f"{args}: no {words!r}\n{result}")
+        check(not out.exists(), "something was written")
+    other = DATA / "safetensors" / "hf_sharded" / "ckpt"
+    CKPT.run("convert", other, out, "--to", "deepspeed").want(5)
+    zero0 = GOLDENS / "zero0_dp2_fp32" / "ckpt"
+    CKPT.run("convert", zero0, out, "--to", "deepspeed").want(5)
+
+
 # -------------------------------------------------------------------- damage
 def test_flip(folder, case):
     """A flipped bit of any partition is found and named."""
@@ -293,9 +350,13 @@ def prepare(suite, ckpt):
     for case in WITH_ZERO:
         suite.add(f"{case}: the peer's universal", test_universal, case)
         suite.add(f"{case}: no model states", test_no_model_states, case)
+        for source in ("ckpt", "other/universal"):
+            suite.add(f"{case}: universal from {source}",
+                      test_write_universal, case, source)
         suite.add(f"{case}: last partition missing",
                   test_last_partition_missing, case)
         suite.add(f"{case}: no optimizer states", test_no_optimizer, case)
+    suite.add("what can't be written", test_not_written)
     suite.add("missing partition", test_missing_partition)
     suite.add("swapped partitions", test_swapped)
     suite.add("latest leads out", test_traversal)
