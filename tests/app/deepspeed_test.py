@@ -223,6 +223,69 @@ def test_not_written(folder):
     CKPT.run("convert", zero0, out, "--to", "deepspeed").want(5)
 
 
+# --------------------------------------------------------------------- rules
+def slices_of(whole, name):
+    """What two tensor-parallel ranks hold, by the words of the rules."""
+    if name == "gate":  # [a|b] each
+        a, b = whole.chunk(2)
+        return [torch.cat([x.chunk(2)[t] for x in (a, b)]) for t in (0, 1)]
+    if name == "qkv":  # parts of 4, 2 and 2 rows
+        parts = whole.split([4, 2, 2])
+        return [torch.cat([x.chunk(2)[t] for x in parts]) for t in (0, 1)]
+    if name == "row":
+        return list(whole.chunk(2, 1))
+    if name == "emb":  # 5 rows, padded to 8
+        return list(torch.cat([whole, torch.zeros(3, 3)]).chunk(2))
+    return [whole, whole] if name == "norm" else list(whole.chunk(2))
+
+
+def test_rules(folder, ranks):
+    """Every way of joining, over partitions that cut rows anywhere."""
+    shapes = {"gate": (8, 3), "qkv": (8, 3), "row": (3, 6), "emb": (5, 3),
+              "norm": (7,), "column": (4, 5)}
+    torch.manual_seed(ranks)
+    whole = {name: torch.randn(shape) for name, shape in shapes.items()}
+    moments = {name: torch.randn(shape) for name, shape in shapes.items()}
+    info = {"universal_checkpoint_version": 0.2, "original_vocab_size": 5,
+            "tp_replicated_parameter_patterns": ["norm"],
+            "parameter_with_row_parallelism_patterns": ["r.w$"],
+            "parameter_with_2_sub_params_cat_dim_0": ["^gate"],
+            "vocabulary_parameter_patterns": ["(emb|unembed)"],
+            "parameter_with_sub_params": [
+                {"patterns": ["qkv"], "shape": ((4, 2, 2), -1),
+                 "partition_dim": 0}]}
+    step = folder / "step"
+    step.mkdir()
+    for t in (0, 1):
+        local = {n: slices_of(w, n)[t] for n, w in whole.items()}
+        states = {"module": {n: w.bfloat16() for n, w in local.items()},
+                  "buffer_names": [], "param_shapes": [
+                      {n: w.shape for n, w in local.items()}],
+                  "checkpoint_parallel_dimensions": {"tp_degree": 2,
+                                                     "pp_degree": 1},
+                  "universal_checkpoint_info": info, "ds_version": "0.16.0"}
+        torch.save(states, step / f"mp_rank_0{t}_model_states.pt")
+        flats = []
+        for source in (whole, moments):
+            flat = torch.cat([slices_of(source[n], n)[t].flatten()
+                              for n in local])
+            pad = -len(flat) % (2 * ranks)
+            flats.append(torch.cat([flat, torch.zeros(pad)]).chunk(ranks))
+        for r in range(ranks):
+            torch.save({"optimizer_state_dict": {
+                "zero_stage": 2, "partition_count": [ranks],
+                "single_partition_of_fp32_groups": [flats[0][r].clone()],
+                "base_optimizer_state": {"state": {0: {
+                    "exp_avg": flats[1][r].clone()}}, "param_groups": []}}},
+                step / f"zero_pp_rank_{r}_mp_rank_0{t}_optim_states.pt")
+    out = folder / "out.safetensors"
+    CKPT.ok("unshard", step, out)
+    want = {n: from_torch(w) for n, w in whole.items()}
+    want |= {f"{n}.exp_avg": from_torch(m) for n, m in moments.items()}
+    compare(read_safetensors(out), want, "joined")
+    CKPT.ok("verify", step, out)
+
+
 # -------------------------------------------------------------------- damage
 def test_flip(folder, case):
     """A flipped bit of any partition is found and named."""
@@ -356,6 +419,8 @@ def prepare(suite, ckpt):
         suite.add(f"{case}: last partition missing",
                   test_last_partition_missing, case)
         suite.add(f"{case}: no optimizer states", test_no_optimizer, case)
+    for ranks in (1, 2, 3, 7):
+        suite.add(f"joined by rules, {ranks} partitions", test_rules, ranks)
     suite.add("what can't be written", test_not_written)
     suite.add("missing partition", test_missing_partition)
     suite.add("swapped partitions", test_swapped)
