@@ -6,38 +6,22 @@
 //                  __R_0.distcp    of the ranks that hold something
 //                  common.pt
 //   [latest_checkpointed_iteration.txt]   if a training root was read
-#include <fmt/ranges.h>
-
 #include <algorithm>
 
 #include "ckpt/error.h"
 #include "formats/dcp/save.h"
-#include "formats/megatron/common.h"
 #include "formats/megatron/dist_boxes.h"
 #include "formats/megatron/dist_objects.h"
 #include "formats/megatron/dist_review.h"
-#include "formats/megatron/locate.h"
+#include "formats/megatron/dist_target.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/object_archive.h"
 #include "formats/megatron/ranks.h"
-#include "formats/megatron/rules.h"
-#include "formats/megatron/vocab.h"
+#include "formats/megatron/strategy.h"
 #include "formats/torch/tree.h"
-#include "lib/io/file.h"
 
 namespace ckpt::megatron {
 namespace {
-
-using Severity = Problem::Severity;
-
-// Where the checkpoint stands below DST: the level that was opened, so that a
-// training root gives a training root.
-std::string directory_for(const Catalog& source) {
-  if (!source.format.starts_with("megatron_") || source.root.empty()) return {};
-  const std::string prefix = source.root + "/";
-  if (source.path.starts_with(prefix)) return source.path.substr(prefix.size());
-  return io::base_name(source.path);
-}
 
 class Builder {
  public:
@@ -66,37 +50,20 @@ class Builder {
     add_objects(save);
     add_tensors(save);
     save.add_file(kConfigFile, config_text("torch_dist"));
-    const CommonTarget common = plan_common(
-        source_, topology_changes(facts_, topology_, padded_vocabulary()));
-    if (common.copy_of.empty()) save.add_file(kCommonFile, common.bytes);
     save.finish(ranks_.count(), true);
-    tell_common(common);
-    if (!common.copy_of.empty()) add_copy(kCommonFile, common.copy_of);
-    add_sidecars();
-    add_tracker();
+    add_common(source_, facts_, directory_, target_);
+    add_sidecars(source_, directory_, target_);
+    add_tracker(directory_, target_);
     return std::move(target_);
   }
 
  private:
-  static Facts facts_with_shapes(const Catalog& source) {
-    Facts facts = facts_of(source);
-    infer_facts(source.tensors, facts);
-    return facts;
-  }
   static bool has_experts(const Catalog& source) {
     return std::ranges::any_of(source.tensors, [](const Tensor& tensor) {
       const Key key = parse_key(tensor.name);
       return key.rooted && key.is_expert();
     });
   }
-  // Expert tensor parallelism follows tp unless it was set apart.
-  static DistSplit split_for(const Facts& facts, const Topology& topology) {
-    const bool apart = facts.etp && facts.etp != facts.tp;
-    return {.tp = std::max<uint32_t>(1, topology.tp),
-            .etp = apart ? *facts.etp : std::max<uint32_t>(1, topology.tp),
-            .ep = std::max<uint32_t>(1, topology.ep)};
-  }
-
   void start() {
     Catalog& catalog = target_.catalog;
     catalog.format = "megatron_torch_dist";
@@ -182,55 +149,6 @@ class Builder {
     const uint64_t ep =
         std::min(box.expert * split_.ep / experts, uint64_t{split_.ep - 1});
     return ranks_.expert(box.tp, ep, stage, bytes);
-  }
-
-  // 0 if the args need not say another number.
-  uint64_t padded_vocabulary() const {
-    const uint64_t rows = vocabulary_rows(source_);
-    return facts_.padded_vocab_size && *facts_.padded_vocab_size != rows ? rows
-                                                                         : 0;
-  }
-
-  void tell_common(const CommonTarget& common) {
-    for (const Problem& problem : common.problems)
-      target_.problems.push_back(problem);
-    for (const Object& object : source_.objects)
-      if (is_common(source_, object)) target_.catalog.objects.push_back(object);
-    if (!common.changed.empty())
-      target_.assumptions.push_back(fmt::format(
-          "changed in the args: {}", fmt::join(common.changed, ", ")));
-  }
-
-  void add_copy(const std::string& name, const std::string& from) {
-    TargetFile file;
-    file.path = io::join(directory_, name);
-    file.size = io::Handle::open_read(from).size();
-    file.copy_of = from;
-    target_.files.push_back(std::move(file));
-  }
-  void add_sidecars() {
-    const bool keep = source_.format.starts_with("megatron_");
-    for (const Sidecar& sidecar : source_.sidecars) {
-      if (keep)
-        add_copy(sidecar.name, sidecar.path);
-      else
-        target_.problems.push_back({Severity::kNote, "sidecar_left_out", "",
-                                    sidecar.name, "is not copied"});
-    }
-  }
-
-  void add_tracker() {
-    const std::string first = directory_.substr(0, directory_.find('/'));
-    std::string word = first;
-    if (const auto iteration = iteration_number(first))
-      word = std::to_string(*iteration);
-    else if (first != "release")
-      return;
-    TargetFile file;
-    file.path = kTracker;
-    file.size = word.size();
-    file.literals.push_back({0, std::move(word)});
-    target_.files.push_back(std::move(file));
   }
 
   const Catalog& source_;

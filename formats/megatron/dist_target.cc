@@ -1,4 +1,4 @@
-#include "formats/megatron/zarr_target.h"
+#include "formats/megatron/dist_target.h"
 
 #include <fmt/ranges.h>
 
@@ -18,7 +18,6 @@ namespace {
 using Severity = Problem::Severity;
 
 TargetFile& add_file(const std::string& path, uint64_t size, Target& target) {
-  target.catalog.files.push_back({.path = path, .size = size});
   TargetFile& file = target.files.emplace_back();
   file.path = path;
   file.size = size;

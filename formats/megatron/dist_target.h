@@ -1,6 +1,6 @@
-// What stands beside the arrays and objects of a zarr checkpoint that is
-// written: common.pt, files that are carried along, the tracker above.
-// Private to this room.
+// What stands beside the tensors and objects of a distributed checkpoint that
+// is written, whatever its backend: common.pt, files that are carried along,
+// the tracker above. Private to this room.
 #pragma once
 
 #include <string>
