@@ -5,16 +5,9 @@
 
 #include "ckpt/ckpt.h"
 #include "lib/pickle/json.h"
-#include "reshard/crc_check.h"
-#include "reshard/engine.h"
 
 namespace ckpt {
 namespace {
-
-Problem problem_of(const Error& error) {
-  return {Problem::Severity::kDamage, "incomplete", error.where().path,
-          error.where().tensor, error.problem()};
-}
 
 std::string text_of(const Object& object) {
   return pickle::to_json(*object.document, object.node)
@@ -53,35 +46,6 @@ std::map<std::string, TensorData> load_plain_tensors(
     if (optimizer || tensor.kind != Kind::optim)
       all[tensor.name] = checkpoint.read(tensor.name);
   return all;
-}
-
-std::vector<Problem> validate_sharding_integrity(const Catalog& catalog,
-                                                 bool deep) {
-  std::vector<Problem> problems;
-  // Tensor by tensor, so that one hole does not hide the next.
-  Catalog one;
-  one.path = catalog.path;
-  for (const Tensor& tensor : catalog.tensors) {
-    one.files = catalog.files;
-    one.tensors = {tensor};
-    one.locate = catalog.locate;
-    try {
-      if (deep) locate(one);
-      const reshard::Plan plan = reshard::make_read_plan(one, deep);
-      if (!deep) continue;
-      reshard::Output nowhere;
-      reshard::check_replicas(plan, reshard::run(plan, one, nowhere, {}), one);
-    } catch (const Error& error) {
-      const bool answer = error.code() == ExitCode::kDamaged ||
-                          error.code() == ExitCode::kUnfaithful;
-      if (!answer) throw;
-      problems.push_back(problem_of(error));
-    }
-  }
-  if (deep)
-    std::ranges::move(reshard::check_crcs(catalog, {}),
-                      std::back_inserter(problems));
-  return problems;
 }
 
 void rename_tensors(
@@ -126,6 +90,16 @@ void apply_prefix_mapping(Catalog& catalog,
   // State that is named after its parameter is renamed with it: the prefix is
   // one of both names.
   rename_tensors(catalog, mapped);
+}
+
+void replace_prefix(Catalog& catalog, const std::string& prefix,
+                    const std::string& replacement) {
+  rename_tensors(catalog, [&](const std::string& name) {
+    if (!name.starts_with(prefix))
+      throw usage_error({catalog.path, name}, "does not begin with '{}'",
+                        prefix);
+    return replacement + name.substr(prefix.size());
+  });
 }
 
 std::vector<ObjectDifference> diff_objects(const Catalog& left,

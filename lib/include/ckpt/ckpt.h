@@ -1,5 +1,6 @@
-// The library in one header: open a checkpoint, read parts of it, cut shards
-// for a rank, write it for another topology or in another format.
+// The library: open a checkpoint, read parts of it, cut shards for a rank,
+// write it for another topology or in another format. Beside it: sharded.h
+// (saves and loads of many ranks), trees.h (values that are no tensors).
 //
 //   ckpt::Checkpoint source = ckpt::open("step_5000");
 //   ckpt::TensorData rows = source.read("final_proj.weight",
@@ -154,6 +155,9 @@ struct ShardedTensor {
   Box box;                           // of the global tensor
   std::span<const std::byte> bytes;  // the box, row-major
   TpRule tp;
+  // Which copy of the box this is: all zeros, or none, for the main one. For
+  // Saver (sharded.h); save() takes the first of equal boxes.
+  std::vector<uint64_t> replica;
 };
 
 // Writes tensors that lie in memory; shards of one name must have one dtype
@@ -186,9 +190,11 @@ std::map<std::string, TensorData> load_plain_tensors(
     const std::string& path, bool optimizer = false,
     const OpenOptions& options = {});
 
-// Is every element of every tensor stored exactly once, but for replicas?
+// Is every element of every tensor stored exactly once, but for replicas? Do
+// the pieces lie inside of files that are there and long enough, and are the
+// grids of objects complete? (megatron-core: validate_sharding_integrity.)
 // With `deep` all bytes are read: replicas must be equal and stored checksums
-// right. Empty: yes. What a reader found odd is not repeated here.
+// right. Empty: yes. What else a reader found odd is not repeated here.
 std::vector<Problem> validate_sharding_integrity(const Catalog& catalog,
                                                  bool deep = false);
 
@@ -198,6 +204,11 @@ std::vector<Problem> validate_sharding_integrity(const Catalog& catalog,
 // name.
 void apply_prefix_mapping(Catalog& catalog,
                           const std::map<std::string, std::string>& prefixes);
+
+// Replaces a prefix that every tensor's name must have (megatron-core:
+// replace_prefix_for_sharding). Throws usage_error naming one that lacks it.
+void replace_prefix(Catalog& catalog, const std::string& prefix,
+                    const std::string& replacement);
 
 // Renames tensors by any function, with the same care; `rename` gets a name
 // and returns the new one.
