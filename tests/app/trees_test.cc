@@ -1,0 +1,97 @@
+#include "ckpt/trees.h"
+
+#include <doctest/doctest.h>
+
+#include "ckpt/error.h"
+
+// The expected lists are what megatron-core's dict_utils gives for the same
+// dicts: diff, merge (lists of equal length, no leaf twice).
+
+namespace ckpt {
+namespace {
+
+Object tree(const std::string& json) { return object_from_json("t", json); }
+
+std::string told(const TreeDifference& difference) {
+  std::string text;
+  for (const std::string& path : difference.only_left) text += "-" + path + " ";
+  for (const std::string& path : difference.only_right)
+    text += "+" + path + " ";
+  for (const auto& mismatch : difference.mismatching)
+    text += mismatch.path + ":" + mismatch.left + "/" + mismatch.right + " ";
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("trees: diff") {
+  struct Row {
+    const char* left;
+    const char* right;
+    const char* expected;
+  };
+  const Row rows[] = {
+      {R"({"a":1,"b":[1,{"c":null}]})", R"({"b":[1,{"c":null}],"a":1})", ""},
+      {R"({"a":1})", R"({"b":1})", "-a +b "},
+      {R"({"a":{"x":1,"y":2}})", R"({"a":{"x":1.5,"z":2}})",
+       "-a.y +a.z a.x:int/float "},
+      {R"([1,2,3])", R"([1,5])", "-2 1:int/int "},
+      {R"([1])", R"([1,2,3])", "+1 +2 "},
+      {R"({"a":[]})", R"({"a":{}})", "a:list/dict "},
+      {R"({"a":1})", R"({"a":1.0})", ""},  // as Python compares
+      {R"({"a":true})", R"({"a":1})", ""},
+      {R"({"a":"1"})", R"({"a":1})", "a:str/int "},
+      {R"({"1":1})", R"({"1":2})", "1:int/int "},
+      {"3", "4", ":int/int "},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.left);
+    CAPTURE(row.right);
+    CHECK(told(diff_trees(tree(row.left), tree(row.right))) == row.expected);
+  }
+}
+
+TEST_CASE("trees: merge") {
+  struct Row {
+    const char* left;
+    const char* right;
+    const char* expected;  // JSON, or "error: …"
+  };
+  const Row rows[] = {
+      {R"({"a":1})", R"({"b":2})", R"({"a":1,"b":2})"},
+      {R"({"a":{"x":1}})", R"({"a":{"y":[2]},"c":null})",
+       R"({"a":{"x":1,"y":[2]},"c":null})"},
+      {R"([{"a":1},{"b":1}])", R"([{"b":2},{"a":2}])",
+       R"([{"a":1,"b":2},{"b":1,"a":2}])"},
+      {R"({"a":[]})", R"({"a":[]})", R"({"a":[]})"},
+      {R"({"a":1})", R"({"a":1})", "error: a: both trees have it"},
+      {R"({"a":{"b":1}})", R"({"a":{"b":{}}})",
+       "error: a.b: both trees have it: a int and a dict"},
+      {R"({"a":[1,2]})", R"({"a":[1]})",
+       "error: a: a list of 2 and one of 1 elements"},
+      {R"({"a":[{}]})", R"({"a":{}})", "error: a: both trees have it"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.left);
+    CAPTURE(row.right);
+    const std::string expected = row.expected;
+    if (expected.starts_with("error: "))
+      CHECK_THROWS_WITH_AS(merge_trees(tree(row.left), tree(row.right)),
+                           doctest::Contains(expected.substr(7).c_str()),
+                           Error);
+    else
+      CHECK(json_of(merge_trees(tree(row.left), tree(row.right))) == expected);
+  }
+}
+
+TEST_CASE("trees: what is in one") {
+  const auto leaves =
+      inspect_types(tree(R"({"a":{"b":1,"c":[true,2.5,"x"]},"d":{},"e":[]})"));
+  std::string text;
+  for (const TreeLeaf& leaf : leaves) text += leaf.path + ":" + leaf.type + " ";
+  CHECK(text == "a.b:int a.c.0:bool a.c.1:float a.c.2:str d:dict e:list ");
+  CHECK(inspect_types(tree("[1,2,3]"), 2).size() == 2);
+  CHECK_THROWS_AS(tree("{1"), Error);
+}
+
+}  // namespace ckpt
