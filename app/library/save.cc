@@ -2,12 +2,15 @@
 #include <atomic>
 #include <unordered_map>
 
+#include "app/library/memory.h"
 #include "app/library/write.h"
 #include "ckpt/ckpt.h"
 #include "formats/fairseq2/layout.h"
 
 namespace ckpt {
 namespace {
+
+using library::add_memory;
 
 Progress progress_of(const SaveOptions& options) {
   if (!options.progress) return {};
@@ -33,46 +36,6 @@ Preview preview_of(library::Prepared prepared, const SaveOptions& options) {
   preview.peak_memory = library::peak_memory(prepared, options);
   preview.target = std::move(prepared.target);
   return preview;
-}
-
-// A tensor in memory as a file of a catalog.
-uint32_t add_file(Catalog& catalog, std::span<const std::byte> bytes) {
-  catalog.files.push_back({.path = "(memory)",
-                           .size = bytes.size(),
-                           .codec = Codec::kMemory,
-                           .memory = bytes.data()});
-  return static_cast<uint32_t>(catalog.files.size() - 1);
-}
-
-Catalog catalog_of(std::span<const ShardedTensor> shards) {
-  Catalog catalog;
-  catalog.format = "memory";
-  catalog.path = "(memory)";
-  std::unordered_map<std::string, size_t> index;
-  for (const ShardedTensor& shard : shards) {
-    const auto [at, fresh] = index.emplace(shard.name, catalog.tensors.size());
-    if (fresh)
-      catalog.tensors.push_back({.name = shard.name,
-                                 .dtype = shard.dtype,
-                                 .shape = shard.shape,
-                                 .tp = shard.tp});
-    Tensor& tensor = catalog.tensors[at->second];
-    if (tensor.dtype != shard.dtype || tensor.shape != shard.shape)
-      throw unfaithful_error({{}, shard.name},
-                             "one shard says {} {}, another {} {}",
-                             name(tensor.dtype), to_string(tensor.shape),
-                             name(shard.dtype), to_string(shard.shape));
-    if (byte_size(shard.dtype, shard.box.shape) != shard.bytes.size())
-      throw usage_error({{}, shard.name}, "{} {} needs {} bytes, given are {}",
-                        name(shard.dtype), to_string(shard.box.shape),
-                        byte_size(shard.dtype, shard.box.shape).value_or(0),
-                        shard.bytes.size());
-    tensor.pieces.push_back(
-        {.box = shard.box,
-         .flat = {},
-         .extent = {add_file(catalog, shard.bytes), 0, {}}});
-  }
-  return catalog;
 }
 
 // The global shape of which the ranks hold the shards.
@@ -135,7 +98,7 @@ Preview run(const Catalog& source, Layout layout, const std::string& path,
 
 Preview save(std::span<const ShardedTensor> shards, Layout layout,
              const std::string& path, const SaveOptions& options) {
-  return run(catalog_of(shards), std::move(layout), path, options);
+  return run(library::catalog_of(shards), std::move(layout), path, options);
 }
 
 std::future<Preview> save_async(std::vector<ShardedTensor> shards,
@@ -172,7 +135,7 @@ TensorData reshard_tensor(std::span<const TensorData> shards,
                                "{}",
                                t, d, to_string(shard.shape),
                                to_string(expected));
-      const uint32_t file = add_file(catalog, shard.bytes);
+      const uint32_t file = add_memory(catalog, shard.bytes);
       const Dims strides = row_major_strides(shard.shape);
       const uint64_t element = element_size(shard.dtype);
       for (const fairseq2::Placed& part :

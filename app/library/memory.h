@@ -1,0 +1,20 @@
+// Tensors in memory as the source of a write.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "ckpt/ckpt.h"
+
+namespace ckpt::library {
+
+// Bytes of the caller's as a file of a catalog: its index.
+uint32_t add_memory(Catalog& catalog, std::span<const std::byte> bytes);
+
+// The shards of all ranks; shards of one name make one tensor, in the order
+// in which they are given. Throws unfaithful_error if their dtypes or global
+// shapes differ, usage_error for the wrong number of bytes.
+Catalog catalog_of(std::span<const ShardedTensor> shards);
+
+}  // namespace ckpt::library

@@ -1,0 +1,168 @@
+// Checkpoints of many ranks, as megatron-core's dist_checkpointing and torch's
+// DCP see them: names ("keys") of global tensors, boxes that ranks hold of
+// them, objects on grids of ranks, and a common part that no rank owns.
+//
+//   auto all = ckpt::load_sharded_metadata("iter_0000007");
+//   ckpt::remove_sharded_tensors("iter_0000007", "optimizer.");
+//
+//   ckpt::Saver saver(4, {.format = "dcp"}, "step_1");  // four ranks
+//   // each rank, in a thread of its own:
+//   saver.save(rank, shards);
+//
+// Every function throws ckpt::Error (error.h). Nothing prints.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/ckpt.h"
+
+namespace ckpt {
+
+// --- what a checkpoint holds ---
+
+// The common part (megatron-core: load_common_state_dict), which rank 0 wrote
+// for all: args, iteration, schedulers. By name, as canonical JSON (trees.h:
+// to_json). Of a format without grids of ranks (dcp, torch): all objects.
+std::map<std::string, std::string> load_common(const std::string& path,
+                                               const OpenOptions& options = {});
+
+// An object that some rank owns: entry `at` of a grid of that many objects.
+struct ShardedObjectMetadata {
+  std::string key;
+  Dims at;
+  Dims grid;  // empty: it is alone
+};
+
+// What load_tensors_metadata gives, and the sharded objects by their unique
+// keys ("rng_state/shard_0.1_2.2"). The common part is not among them. Reads
+// headers only.
+struct ShardedMetadata {
+  std::map<std::string, TensorMetadata> tensors;
+  std::map<std::string, ShardedObjectMetadata> objects;
+};
+ShardedMetadata load_sharded_metadata(const std::string& path,
+                                      const OpenOptions& options = {});
+
+// --- loading what a job asks for ---
+
+// What is done about names that a job and a checkpoint don't share. The
+// direction is megatron-core's: "unexpected" was requested and is not in the
+// checkpoint, "missing" is in it and was not requested.
+enum class StrictHandling : uint8_t {
+  kAssumeOkUnexpected,  // no check; reading an unexpected name throws
+  kLogUnexpected,       // told through LoadOptions::log, and left out
+  kLogAll,
+  kRaiseUnexpected,  // unfaithful_error that lists them
+  kRaiseAll,
+  kReturnUnexpected,  // left out, and listed in the result
+  kReturnAll,
+  kIgnoreAll,
+};
+
+// "raise_all" and so on; throws usage_error for any other word.
+StrictHandling parse_strict(std::string_view word);
+
+struct LoadRequest {
+  std::string name;
+  std::optional<Box> box;  // of the global tensor; none: the whole
+  // The global shape that the job has; none: whatever is stored. Another one
+  // that is stored is an unfaithful_error, unless it may differ: then what is
+  // beyond the stored shape is zero (padded vocabularies).
+  std::optional<Shape> shape;
+  bool allow_shape_mismatch = false;
+};
+
+struct LoadOptions {
+  OpenOptions open;
+  StrictHandling strict = StrictHandling::kAssumeOkUnexpected;
+  std::function<void(const std::string& line)> log;
+  bool optimizer = true;  // does its state count as missing?
+};
+
+struct LoadResult {
+  // In the order of the requests; none for what is unexpected and left out.
+  std::vector<std::optional<TensorData>> tensors;
+  std::vector<std::string> unexpected;  // sorted; as `strict` asks
+  std::vector<std::string> missing;     // likewise
+};
+
+// Reads the requested boxes and nothing else.
+LoadResult load_shards(const std::string& path,
+                       std::span<const LoadRequest> requests,
+                       const LoadOptions& options = {});
+
+// --- changing one in place ---
+
+struct RemovedTensors {
+  std::vector<std::string> tensors;
+  std::vector<std::string> objects;
+  std::vector<std::string> files;  // that nothing else refers to
+  uint64_t freed = 0;              // bytes of the files
+  uint64_t kept = 0;  // bytes of removed items in files that others need
+};
+
+// Takes all tensors and objects whose name begins with `prefix` out of a dcp
+// or megatron_torch_dist directory: rewrites .metadata (through .metadata.tmp;
+// the old one is .metadata.bck until all is done) and deletes the data files
+// that no remaining item refers to. Unlike megatron-core's function of this
+// name it does not look at the names of the files, and keeps version,
+// storage_meta and mcore_data; the plans of the writers, which speak of what
+// is gone, go. Manifests (integrity.json, ckpt's own) follow. With `dry_run`
+// nothing is changed. Throws usage_error if no name or every name begins so.
+RemovedTensors remove_sharded_tensors(const std::string& directory,
+                                      const std::string& prefix,
+                                      bool dry_run = false);
+
+// --- saving from many ranks ---
+
+// An object of a rank. On a grid its name becomes KEY/shard_AT_GRID, in formats
+// without grids KEY.AT.
+struct ShardedObject {
+  std::string key;
+  std::string json;  // its value
+  Dims at;
+  Dims grid;                      // empty: it is alone
+  std::vector<uint64_t> replica;  // as ShardedTensor::replica
+};
+
+// What one rank gives.
+struct RankState {
+  std::vector<ShardedTensor> tensors;  // bytes stay until all is written
+  std::vector<ShardedObject> objects;
+  std::string common;  // a JSON object; only rank 0's is stored
+};
+
+// A save that all ranks take part in; threads stand for ranks. The last rank
+// that comes starts the work. Only main replicas are written (replica: all
+// zeros, or none), as megatron-core checks it: they cover each tensor, every
+// box has one, the other replicas are of a box that has one and are equal to
+// it, grids of objects are complete. Else an unfaithful_error for every rank.
+// How many files there are, says layout.topology, not the number of ranks.
+class Saver {
+ public:
+  Saver(uint32_t ranks, Layout layout, std::string path,
+        SaveOptions options = {});
+  ~Saver();  // waits for a save that was started
+
+  // Called once for each rank, from any thread. Returns at once; the future
+  // is ready, for all ranks, when all is written or has failed. Throws
+  // usage_error for a rank that there is not or that came before.
+  std::shared_future<Preview> save_async(uint32_t rank, RankState state);
+  // The same, and waits: for all other ranks, too.
+  void save(uint32_t rank, RankState state);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ckpt
