@@ -17,7 +17,11 @@ namespace {
 
 using Severity = Problem::Severity;
 
+// The catalog's files are the first of the target's: it lists another one only
+// if it lists all that come before.
 TargetFile& add_file(const std::string& path, uint64_t size, Target& target) {
+  if (target.catalog.files.size() == target.files.size())
+    target.catalog.files.push_back({.path = path, .size = size});
   TargetFile& file = target.files.emplace_back();
   file.path = path;
   file.size = size;

@@ -1,0 +1,53 @@
+#include "lib/sha256.h"
+
+#include <doctest/doctest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+namespace ckpt {
+namespace {
+
+std::string hash(std::string_view text) {
+  Sha256 sha;
+  sha.update(std::as_bytes(std::span(text)));
+  return sha.hex();
+}
+
+}  // namespace
+
+// The examples of FIPS 180-4 and its test vectors.
+TEST_CASE("sha256: the standard's examples") {
+  struct Row {
+    std::string text;
+    const char* digest;
+  };
+  const Row rows[] = {
+      {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+      {"abc",
+       "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+      {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
+       "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
+      {std::string(1'000'000, 'a'),
+       "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"},
+  };
+  for (const Row& row : rows) CHECK(hash(row.text) == row.digest);
+}
+
+TEST_CASE("sha256: the same in one part or in many") {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 300; ++round) {
+    std::string text(random() % 400, '\0');
+    for (char& c : text) c = static_cast<char>(random());
+    Sha256 parts;
+    for (size_t at = 0; at < text.size();) {
+      const size_t count = 1 + random() % (text.size() - at);
+      parts.update(std::as_bytes(std::span(text).subspan(at, count)));
+      at += count;
+    }
+    CHECK(parts.hex() == hash(text));
+  }
+}
+
+}  // namespace ckpt
