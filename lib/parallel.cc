@@ -10,7 +10,8 @@
 
 namespace ckpt {
 
-void parallel_for(size_t count, const std::function<void(size_t)>& work) {
+void parallel_for(size_t count, const std::function<void(size_t)>& work,
+                  size_t least) {
   std::atomic<size_t> next = 0;
   std::atomic<bool> stopped = false;
   std::mutex mutex;
@@ -31,9 +32,11 @@ void parallel_for(size_t count, const std::function<void(size_t)>& work) {
       }
     }
   };
-  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const size_t threads =
+      std::max<size_t>({1, least, std::thread::hardware_concurrency()});
   std::vector<std::jthread> others;
-  for (size_t t = 1; t < std::min(cores, count); ++t) others.emplace_back(run);
+  for (size_t t = 1; t < std::min(threads, count); ++t)
+    others.emplace_back(run);
   run();
   others.clear();
   if (error) std::rethrow_exception(error);

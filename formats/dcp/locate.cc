@@ -20,6 +20,9 @@ namespace {
 // Items of one file that one thread takes at a time: their headers are
 // neighbours, and one file is opened for them.
 constexpr size_t kRun = 256;
+// Files that are waited for at a time: a header is a few KiB, and to get it
+// takes a disk or a server longer than to look at it.
+constexpr size_t kReaders = 16;
 // Decompressed items up to this size are held in memory as a whole; of larger
 // ones only both ends are.
 constexpr uint64_t kSmallStream = uint64_t{8} << 20;
@@ -38,7 +41,8 @@ class Locator {
   void run() {
     collect();
     crcs_.resize(runs_.size());
-    parallel_for(runs_.size(), [this](size_t run) { locate_run(run); });
+    parallel_for(
+        runs_.size(), [this](size_t run) { locate_run(run); }, kReaders);
     size_t count = catalog_.crcs.size();
     for (const auto& crcs : crcs_) count += crcs.size();
     catalog_.crcs.reserve(count);
