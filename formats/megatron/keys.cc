@@ -135,6 +135,21 @@ Key parse_key(std::string_view text) {
   return key;
 }
 
+std::string layer_prefix(std::string_view text) {
+  const Key key = parse_key(text);
+  if (!key.layer) return {};
+  const size_t at = find_component(key.model, "layers", key.prefix.size());
+  const size_t dot = key.model.find('.', at + 7);
+  return std::string(key.model.substr(0, dot + 1));
+}
+
+bool replace_front(std::string& text, std::string_view from,
+                   std::string_view to) {
+  if (!text.starts_with(from)) return false;
+  text = std::string(to) + text.substr(from.size());
+  return true;
+}
+
 bool is_bucket_key(std::string_view text) {
   const size_t group = text.find("optimizer.distributed.dp_group_idx_");
   const size_t buffer = text.find(".gbuf_idx_", group);

@@ -40,6 +40,14 @@ struct Key {
 };
 Key parse_key(std::string_view text);
 
+// "decoder.layers.3." of a name, with its prefix; "" if it has no numbered
+// layer.
+std::string layer_prefix(std::string_view text);
+
+// Puts `to` in the place of `from`, if the text begins with that.
+bool replace_front(std::string& text, std::string_view from,
+                   std::string_view to);
+
 // Of flat buffers: "…gbuf_idx_0.dtype_(…).bucket_idx_0.exp_avg".
 bool is_bucket_key(std::string_view text);
 

@@ -12,6 +12,7 @@
 #include "formats/megatron/legacy_review.h"
 #include "formats/megatron/legacy_states_write.h"
 #include "formats/megatron/locate.h"
+#include "formats/megatron/restack.h"
 #include "formats/torch/tree.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -25,8 +26,15 @@ class LegacyWriter : public formats::Writer {
  public:
   std::string_view name() const override { return "megatron_legacy"; }
   Catalog review(Catalog source, const Layout& layout) const override {
+    const Facts facts = facts_of(source);
+    const bool keys = source.format == "megatron_torch_dist" ||
+                      source.format == "megatron_zarr";
+    // Optimizer state is refused; it must not be taken apart before.
+    const bool state = std::ranges::any_of(
+        source.tensors, [](const auto& t) { return t.kind == Kind::optim; });
+    if (keys && !state) name_modules(source, facts);
     check_names(source);
-    fit_vocabulary(source, facts_of(source), layout.topology.tp);
+    fit_vocabulary(source, facts, layout.topology.tp);
     return source;
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override;

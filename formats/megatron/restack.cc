@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -22,15 +21,6 @@ struct LayerStyle {
   bool input_norm = false;  // a norm of its own: the local spec
 };
 
-// "decoder.layers.3." of a name; "" if it has no numbered layer.
-std::string layer_prefix(std::string_view name) {
-  const Key key = parse_key(name);
-  if (!key.layer) return {};
-  const size_t at = key.model.find("layers.", key.prefix.size());
-  const size_t dot = key.model.find('.', at + 7);
-  return std::string(key.model.substr(0, dot + 1));
-}
-
 using Styles = std::unordered_map<std::string, LayerStyle>;
 
 Styles styles_of(const Catalog& catalog) {
@@ -48,26 +38,15 @@ Styles styles_of(const Catalog& catalog) {
   return styles;
 }
 
-struct Rename {
-  std::string_view from;
-  std::string_view to;
-};
-
-bool replace_front(std::string& text, const Rename& rename) {
-  if (!text.starts_with(rename.from)) return false;
-  text = std::string(rename.to) + text.substr(rename.from.size());
-  return true;
-}
-
 // A parameter's name inside of its layer, as the sharded key has it: the local
 // spec's norms go by the names of the linear layers that they come before, as
 // if they were fused. (Not with latent attention, which has no linear_qkv.)
 std::string sharded_rest(std::string rest, const LayerStyle& style) {
-  replace_front(rest, {"mtp_model_layer.", "transformer_layer."});
+  replace_front(rest, "mtp_model_layer.", "transformer_layer.");
   if (!style.qkv || !style.input_norm) return rest;
-  replace_front(rest,
-                {"input_layernorm.", "self_attention.linear_qkv.layer_norm_"});
-  replace_front(rest, {"pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"});
+  replace_front(rest, "input_layernorm.",
+                "self_attention.linear_qkv.layer_norm_");
+  replace_front(rest, "pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_");
   return rest;
 }
 
@@ -290,95 +269,6 @@ class Restacker {
 void stack_modules(Catalog& catalog, const Facts& facts) {
   locate(catalog);
   Restacker(catalog, facts).run();
-}
-
-namespace {
-
-// "…weight" for "…weight_w" and "…weight_v".
-std::string whole_name(std::string_view name) {
-  if (!name.ends_with("_w") && !name.ends_with("_v")) return {};
-  const std::string_view whole = name.substr(0, name.size() - 2);
-  const bool ours = whole.ends_with("linear_fc1.weight") ||
-                    whole.ends_with("linear_fc1.bias");
-  return ours ? std::string(whole) : std::string();
-}
-
-}  // namespace
-
-bool join_gated(Catalog& catalog) {
-  std::unordered_map<std::string, std::array<const Tensor*, 2>> halves;
-  for (const Tensor& tensor : catalog.tensors)
-    if (const std::string whole = whole_name(tensor.name); !whole.empty())
-      halves[whole][tensor.name.back() == 'v'] = &tensor;
-  if (halves.empty()) return false;
-  locate(catalog);
-  std::vector<Tensor> all;
-  for (Tensor& tensor : catalog.tensors) {
-    const std::string whole = whole_name(tensor.name);
-    if (whole.empty()) {
-      all.push_back(std::move(tensor));
-      continue;
-    }
-    const auto& [gate, up] = halves.at(whole);
-    if (!gate || !up)
-      throw unfaithful_error({catalog.path, whole}, "its {} half is missing",
-                             gate ? "_v" : "_w");
-    if (&tensor != std::min(gate, up)) continue;
-    const uint32_t axis = parse_key(tensor.name).axes();
-    if (axis >= gate->shape.size())
-      throw unfaithful_error({catalog.path, gate->name}, "has shape {}",
-                             to_string(gate->shape));
-    const Tensor* const parts[] = {gate, up};
-    Tensor made = join(parts, axis);
-    made.name = whole;
-    if (!made.param.empty()) made.param = std::string(parse_key(whole).model);
-    if (made.tp.state == TpRule::State::kSplit) made.tp.groups = 2;
-    all.push_back(std::move(made));
-  }
-  catalog.tensors = std::move(all);
-  return true;
-}
-
-namespace {
-
-// The key with a number where it has an axis.
-std::string numbered(const std::string& name, std::string_view word,
-                     uint64_t number) {
-  const size_t at = name.find(word) + word.size();
-  return fmt::format("{}{}.{}", name.substr(0, at), number, name.substr(at));
-}
-
-// Each index of an axis as a tensor of its own.
-void spread(Catalog& catalog, bool Key::*axis, std::string_view word,
-            const char* what) {
-  constexpr uint64_t kMost = 1 << 20;
-  std::vector<Tensor> all;
-  for (Tensor& tensor : catalog.tensors) {
-    const Key key = parse_key(tensor.name);
-    if (!key.rooted || !(key.*axis) || tensor.shape.empty()) {
-      all.push_back(std::move(tensor));
-      continue;
-    }
-    if (tensor.shape[0] > kMost)
-      throw resource_error({catalog.path, tensor.name}, "{} {}s",
-                           tensor.shape[0], what);
-    for (uint64_t i = 0; i < tensor.shape[0]; ++i) {
-      Tensor one = part(tensor, 0, i);
-      one.name = numbered(tensor.name, word, i);
-      if (!one.param.empty())
-        one.param = std::string(parse_key(one.name).model);
-      all.push_back(std::move(one));
-    }
-  }
-  catalog.tensors = std::move(all);
-}
-
-}  // namespace
-
-void number_layers(Catalog& catalog) {
-  locate(catalog);
-  spread(catalog, &Key::layer_axis, "layers.", "layer");
-  spread(catalog, &Key::expert_axis, ".experts.experts.", "expert");
 }
 
 }  // namespace ckpt::megatron

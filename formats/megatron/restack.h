@@ -29,4 +29,8 @@ bool join_gated(Catalog& catalog);
 // "decoder.layers.3.…", "….experts.experts.7.linear_fc1.weight".
 void number_layers(Catalog& catalog);
 
+// The inverse of all of it, for a checkpoint under sharded keys: module names
+// with global numbers, in the spec that the args name (else the engine's).
+void name_modules(Catalog& catalog, const Facts& facts);
+
 }  // namespace ckpt::megatron
