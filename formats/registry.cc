@@ -38,10 +38,9 @@ std::vector<Format> make_formats() {
   formats.push_back(
       {"megatron_torch_dist", "Megatron-Core's distributed checkpoints",
        megatron::make_dist_reader(), megatron::make_dist_writer()});
-  formats.push_back({"megatron_zarr",
-                     "the same of the zarr backend (cores up to 0.15)",
-                     megatron::make_zarr_reader(),
-                     megatron::make_zarr_writer()});
+  formats.push_back(
+      {"megatron_zarr", "the same of the zarr backend (cores up to 0.15)",
+       megatron::make_zarr_reader(), megatron::make_zarr_writer()});
   formats.push_back({"olmo_core", "OLMo-core's checkpoints since 1.0 (on DCP)",
                      olmo_core::make_reader(), olmo_core::make_writer()});
   formats.push_back({"olmo_core_v1", "OLMo-core's checkpoints up to 0.1.0",

@@ -23,8 +23,7 @@ using text::printable;
 bool is_own_global(std::string_view global) {
   constexpr std::string_view kModules[] = {
       "torch.distributed.checkpoint.", "torch.distributed._shard.",
-      "megatron.core.dist_checkpointing.",
-      "olmo_core.distributed.checkpoint."};
+      "megatron.core.dist_checkpointing.", "olmo_core.distributed.checkpoint."};
   for (const std::string_view module : kModules)
     if (global.starts_with(module)) return true;
   constexpr std::string_view kNames[] = {"pathlib PosixPath",
