@@ -93,7 +93,7 @@ std::string dry_run_text(const WriteReport& report) {
   text += files.text(stdout_is_terminal() ? stdout_width() : 0);
   text += fmt::format(
       "{} tensors in {} files; reads {} ({} bytes), writes {} ({} bytes); "
-      "at most {} of buffers\n",
+      "at most {} of buffers and plan\n",
       report.target->catalog.tensors.size(), report.target->files.size(),
       text::iec_size(report.bytes_read), report.bytes_read,
       text::iec_size(report.bytes_written), report.bytes_written,

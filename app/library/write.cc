@@ -206,6 +206,29 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   return result;
 }
 
+// What a catalog holds in memory, in the main: pieces count by the million.
+uint64_t catalog_bytes(const Catalog& catalog) {
+  uint64_t bytes = catalog.files.size() * sizeof(File) +
+                   catalog.crcs.size() * sizeof(StoredCrc);
+  for (const Tensor& tensor : catalog.tensors)
+    bytes += sizeof(Tensor) + tensor.pieces.size() * sizeof(Piece);
+  return bytes;
+}
+
+// What is known of the target's files besides payload.
+uint64_t known_bytes(const Target& target) {
+  uint64_t bytes = 0;
+  for (const TargetFile& file : target.files) {
+    for (const Literal& literal : file.literals)
+      bytes += sizeof(Literal) + literal.bytes.size();
+    bytes += file.shared.size() * sizeof(SharedLiteral) +
+             file.carried.size() * sizeof(CarriedRange);
+    for (const LateCrc& crc : file.crcs)
+      bytes += sizeof(LateCrc) + crc.at.size() * sizeof(uint64_t);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 uint64_t Prepared::file_bytes() const {
@@ -275,7 +298,9 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
          plan.jobs.size() * sizeof(reshard::Job) +
          plan.lanes.size() * sizeof(reshard::Lane) +
          plan.moves.size() * sizeof(reshard::Move) +
-         plan.gathers.size() * sizeof(reshard::Gather);
+         plan.gathers.size() * sizeof(reshard::Gather) +
+         catalog_bytes(prepared.source) +
+         catalog_bytes(prepared.target.catalog) + known_bytes(prepared.target);
 }
 
 void check_target(const Prepared& prepared, const SaveOptions& options) {

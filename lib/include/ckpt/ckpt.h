@@ -134,7 +134,7 @@ struct Preview {
   Target target;
   uint64_t bytes_read = 0;     // payload
   uint64_t bytes_written = 0;  // whole files
-  uint64_t peak_memory = 0;    // buffers and plan, bytes
+  uint64_t peak_memory = 0;    // buffers, catalogs and plan, bytes
 };
 
 // Lays the target out and proves that every byte has one source; writes
