@@ -1,4 +1,6 @@
 // Command line -> one command -> exit status; nothing else.
+#include <sys/resource.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
@@ -74,6 +76,18 @@ int run(std::vector<std::string> words) {
   throw unknown_command(words[0], commands);
 }
 
+// A checkpoint of thousands of ranks has as many files, and shells begin with
+// a limit of 1024. The limit is this process's own; what is opened stays open
+// as long as it allows (reshard/sources.h).
+void raise_file_limit() {
+  constexpr rlim_t kWanted = 16384;
+  rlimit limit;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kWanted)
+    return;
+  limit.rlim_cur = std::min(limit.rlim_max, kWanted);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 }  // namespace
 }  // namespace ckpt::app
 
@@ -82,6 +96,7 @@ int main(int argc, char** argv) {
   int status = 0;
   try {
     ckpt::install_interrupt_handlers();
+    raise_file_limit();
     configure({});
     status = run({argv + 1, argv + argc});
     flush();

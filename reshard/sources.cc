@@ -1,5 +1,7 @@
 #include "reshard/sources.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -20,6 +22,13 @@ void repeat(const std::string& pattern, uint64_t offset,
 }
 
 }  // namespace
+
+size_t HandleCache::most_handles() {
+  constexpr size_t kLeast = 64, kMost = 4096;
+  rlimit limit;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kLeast;
+  return std::clamp<size_t>(limit.rlim_cur / 4, kLeast, kMost);
+}
 
 std::shared_ptr<const io::Handle> HandleCache::get(const std::string& path) {
   const std::lock_guard lock(mutex_);

@@ -20,11 +20,13 @@ namespace ckpt::reshard {
 
 // Open handles by path; the least recently used is closed when there are too
 // many. Reopening costs more than reading a header, so keep what fits: sources
-// and targets together stay below the usual limit of 1024 for a process.
+// and targets together take half of the files that a process may have open.
 class HandleCache {
  public:
-  explicit HandleCache(bool writable = false, size_t most = 256)
+  explicit HandleCache(bool writable = false, size_t most = most_handles())
       : writable_(writable), most_(most) {}
+  // A quarter of the process's limit (RLIMIT_NOFILE), of 64 to 4096.
+  static size_t most_handles();
   std::shared_ptr<const io::Handle> get(const std::string& path);
 
  private:
