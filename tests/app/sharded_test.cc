@@ -343,10 +343,10 @@ TEST_CASE("integrity: what is missing is named") {
   Catalog catalog = open(mine).catalog();
   CHECK(validate_sharding_integrity(catalog).empty());
   const auto kinds = [](const Catalog& broken) {
-    std::string kinds;
+    std::string words;
     for (const Problem& problem : validate_sharding_integrity(broken))
-      kinds += problem.kind + " ";
-    return kinds;
+      words += problem.kind + " ";
+    return words;
   };
   Catalog hole = catalog;
   hole.tensors[0].pieces.pop_back();
