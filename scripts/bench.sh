@@ -4,8 +4,13 @@
 #
 #   scripts/bench.sh [--gib 4] [--rounds 5] [--tp 4:8] [--dir DIR] [--keep]
 #                    [-- OPTION_FOR_RESHARD...]
+#   scripts/bench.sh --scale [--rounds 5] [--dir DIR] [--keep]
 #
-# DIR (default: ${TMPDIR:-/tmp}) needs room for three times the size.
+# --scale: how long a checkpoint of 405B parameters over 16,384 ranks takes to
+# inspect and to plan, against what is promised. Its payload is holes.
+#
+# DIR (default: ${TMPDIR:-/tmp}) needs room for three times the size; --scale
+# needs 8 GB and 16,400 inodes.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -16,6 +21,7 @@ rounds=5
 tp=4:8
 dir=${TMPDIR:-/tmp}
 keep=no
+scale=no
 while [ $# -gt 0 ]; do
   case $1 in
     --gib) gib=${2:?}; shift ;;
@@ -23,6 +29,7 @@ while [ $# -gt 0 ]; do
     --tp) tp=${2:?}; shift ;;
     --dir) dir=${2:?}; shift ;;
     --keep) keep=yes ;;
+    --scale) scale=yes ;;
     -h | --help) usage; exit ;;
     --) shift; break ;;
     *) usage >&2; exit 2 ;;
@@ -31,6 +38,22 @@ while [ $# -gt 0 ]; do
 done
 
 scripts/build.sh --target ckpt
+
+if [ $scale = yes ]; then
+  source=$dir/ckpt_bench_405b
+  [ $keep = yes ] || trap 'rm -rf "$source"' EXIT
+  if [ ! -e "$source" ]; then
+    step "making 405B parameters over 16,384 ranks in $source"
+    python3 scripts/make_sparse.py "$source" --model 405b --ranks 16384 \
+      --tp 8 --pp 16 --replicate 2 ||
+      { rm -rf "$source"; die "could not make it"; }
+  fi
+  step "measuring"
+  python3 -B scripts/bench_scale.py --ckpt build/bin/ckpt --source "$source" \
+    --rounds "$rounds"
+  exit
+fi
+
 venv_install "$torch_pin" "$(numpy_pin)" || die "the generator needs torch, numpy"
 
 source=$dir/ckpt_bench_${gib}GiB_tp${tp%%:*}
