@@ -21,6 +21,7 @@
 #include "lib/manifest.h"
 #include "lib/pickle/decode.h"
 #include "lib/pickle/encode.h"
+#include "lib/sha256.h"
 #include "lib/text/json.h"
 
 namespace ckpt {
@@ -147,15 +148,22 @@ void remove_file(const std::string& path) {
     throw io_error(path, "cannot delete", errno);
 }
 
-// Its hashes of what stays are right; that of the index is not any more, and
-// files that it does not list are not checked.
-std::string without(const std::string& directory,
-                    const std::vector<std::string>& names) {
+// integrity.json without the files that went, and with the new index. Ckpt's
+// own manifest is left out: it changes after this.
+std::string new_integrity(const std::string& directory,
+                          const std::vector<std::string>& gone,
+                          const std::string& index) {
   const std::string path = io::join(directory, kIntegrity);
   nlohmann::json manifest =
       text::parse_json(io::read_file(path, kMostIntegrity), path);
-  if (manifest.is_object() && manifest["files"].is_object())
-    for (const std::string& name : names) manifest["files"].erase(name);
+  if (!manifest.is_object() || !manifest["files"].is_object())
+    throw input_error({path, {}}, "has no object of files");
+  nlohmann::json& files = manifest["files"];
+  for (const std::string& name : gone) files.erase(name);
+  files.erase(std::string(kManifestName));
+  Sha256 hash;
+  hash.update(std::as_bytes(std::span(index)));
+  if (files.contains(kIndex)) files[kIndex] = hash.hex();
   return manifest.dump(2);
 }
 
@@ -191,12 +199,9 @@ void apply(const std::string& directory, const std::string& index,
     write_synced(path + ".bck", io::read_file(path, UINT64_MAX));
   move(path + ".tmp", path);
   io::sync_directory(directory);
-  if (io::is_file(io::join(directory, kIntegrity))) {
-    std::vector<std::string> changed = removed.files;
-    changed.emplace_back(kIndex);
-    changed.emplace_back(kManifestName);
-    replace(directory, kIntegrity, without(directory, changed));
-  }
+  if (io::is_file(io::join(directory, kIntegrity)))
+    replace(directory, kIntegrity,
+            new_integrity(directory, removed.files, index));
   rewrite_manifest(directory, removed, index.size());
   for (const std::string& file : removed.files)
     remove_file(io::join(directory, file));

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <thread>
 
+#include "formats/megatron/integrity.h"
 #include "tests/support/temp_file.h"
 
 namespace ckpt {
@@ -109,6 +110,21 @@ TEST_CASE("sharded: remove_sharded_tensors refuses, and keeps what is shared") {
   CHECK(removed.files.empty());
   CHECK(removed.kept > 0);
   CHECK(names_in(mine) == names_in(kCase + "/ckpt"));
+}
+
+// The peer's hashes of the files that stay, and one of the new index.
+TEST_CASE("sharded: integrity.json follows what is removed") {
+  const test::TempDir dir;
+  const std::string mine = dir.file("ckpt");
+  copy_to(kMegatron + "gpt_common_state_tp2_v0190/ckpt", mine);
+  const auto check = [&] {
+    return megatron::check_integrity_file(mine, {}).problems.size();
+  };
+  REQUIRE(check() == 0);
+  CHECK(remove_sharded_tensors(mine, "decoder.final").files.empty());
+  CHECK(check() == 0);
+  dir.write("ckpt/.metadata", "x");
+  CHECK(check() == 1);
 }
 
 TEST_CASE("sharded: strictness") {
