@@ -70,7 +70,8 @@ TEST_CASE("buffers: as megatron-core laid them out") {
   };
   for (const Golden& golden : goldens) {
     CAPTURE(golden.path);
-    for (auto& [id, listed] : read_layout(golden)) {
+    for (auto& [buffer, listed] : read_layout(golden)) {
+      const auto id = buffer;  // clang 14 can't capture a binding
       CAPTURE(id.first);
       BufferRules rules;
       rules.divisor = golden.divisor;
