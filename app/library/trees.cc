@@ -125,6 +125,8 @@ class Same {
         return same_sets(a, b);
       case Type::kCall:
         return same_calls(a, b, depth);
+      case Type::kPersistent:
+        return same_storages(a, b, depth);
       case Type::kNone:
         return true;
       default:
@@ -176,6 +178,22 @@ class Same {
       return all;
     };
     return texts(a) == texts(b);
+  }
+
+  // ("storage", class, key, location, numel …): the key is a file's own.
+  bool same_storages(const Node& a, const Node& b, size_t depth) {
+    const auto id = [](const Node& node) {
+      const Id tuple = node.document.items(node.id)[0];
+      return node.document.is(tuple, Type::kTuple)
+                 ? node.document.items(tuple)
+                 : node.document.items(node.id);
+    };
+    const auto x = id(a), y = id(b);
+    if (x.size() != y.size() || x.size() < 5)
+      return same_items(a, x, b, y, depth);
+    for (const size_t i : {0, 1, 4})
+      if (!(*this)(a.at(x[i]), b.at(y[i]), depth + 1)) return false;
+    return true;
   }
 
   bool same_calls(const Node& a, const Node& b, size_t depth) {

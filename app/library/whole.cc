@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "ckpt/ckpt.h"
+#include "ckpt/trees.h"
 #include "lib/pickle/json.h"
 
 namespace ckpt {
@@ -14,17 +15,37 @@ std::string text_of(const Object& object) {
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-std::map<std::string, std::string> object_texts(const Catalog& unopened) {
+// The objects, opened. Of a catalog with millions of pieces the rest is not
+// copied for it.
+std::vector<Object> opened_objects(const Catalog& catalog) {
+  if (!catalog.load_objects) return catalog.objects;
   Catalog opened;
-  if (unopened.load_objects) {
-    opened = unopened;
-    load_objects(opened);
-  }
-  const Catalog& catalog = unopened.load_objects ? opened : unopened;
-  std::map<std::string, std::string> texts;
-  for (const Object& object : catalog.objects)
-    texts[object.name] = text_of(object);
-  return texts;
+  opened.format = catalog.format;
+  opened.path = catalog.path;
+  opened.root = catalog.root;
+  opened.files = catalog.files;
+  opened.objects = catalog.objects;
+  opened.skeleton = catalog.skeleton;
+  opened.load_objects = catalog.load_objects;
+  load_objects(opened);
+  return std::move(opened.objects);
+}
+
+using ObjectIndex = std::map<std::string, const Object*>;
+ObjectIndex index_of(const std::vector<Object>& objects) {
+  ObjectIndex index;
+  for (const Object& object : objects) index[object.name] = &object;
+  return index;
+}
+
+// Long bytes and large values are shown in part: then more than the text has
+// to be looked at.
+bool same_values(const Object& a, const std::string& left, const Object& b,
+                 const std::string& right) {
+  if (left != right) return false;
+  const bool whole = left.find("\"!bytes\"") == left.npos &&
+                     left.find("\"!elided\"") == left.npos;
+  return whole || diff_trees(a, b).empty();
 }
 
 }  // namespace
@@ -40,11 +61,15 @@ std::map<std::string, TensorMetadata> load_tensors_metadata(
 
 std::map<std::string, TensorData> load_plain_tensors(
     const std::string& path, bool optimizer, const OpenOptions& options) {
+  Catalog catalog = open(path, options).catalog();
+  if (!optimizer)
+    std::erase_if(catalog.tensors,
+                  [](const Tensor& t) { return t.kind == Kind::optim; });
+  locate(catalog);  // once, not for each of them
+  const Checkpoint checkpoint(std::move(catalog));
   std::map<std::string, TensorData> all;
-  const Checkpoint checkpoint = open(path, options);
   for (const Tensor& tensor : checkpoint.catalog().tensors)
-    if (optimizer || tensor.kind != Kind::optim)
-      all[tensor.name] = checkpoint.read(tensor.name);
+    all[tensor.name] = checkpoint.read(tensor.name);
   return all;
 }
 
@@ -104,17 +129,23 @@ void replace_prefix(Catalog& catalog, const std::string& prefix,
 
 std::vector<ObjectDifference> diff_objects(const Catalog& left,
                                            const Catalog& right) {
-  const auto a = object_texts(left), b = object_texts(right);
+  const std::vector<Object> left_objects = opened_objects(left);
+  const std::vector<Object> right_objects = opened_objects(right);
+  const ObjectIndex a = index_of(left_objects), b = index_of(right_objects);
   std::vector<ObjectDifference> differences;
-  for (const auto& [name, text] : a) {
+  for (const auto& [name, object] : a) {
+    const std::string text = text_of(*object);
     const auto other = b.find(name);
-    if (other == b.end())
+    if (other == b.end()) {
       differences.push_back({name, text, ""});
-    else if (other->second != text)
-      differences.push_back({name, text, other->second});
+      continue;
+    }
+    std::string other_text = text_of(*other->second);
+    if (!same_values(*object, text, *other->second, other_text))
+      differences.push_back({name, text, std::move(other_text)});
   }
-  for (const auto& [name, text] : b)
-    if (!a.contains(name)) differences.push_back({name, "", text});
+  for (const auto& [name, object] : b)
+    if (!a.contains(name)) differences.push_back({name, "", text_of(*object)});
   return differences;
 }
 
@@ -149,12 +180,13 @@ Catalog merge(const Catalog& first, const Catalog& second) {
   }
   merged.claims.insert(merged.claims.end(), right.claims.begin(),
                        right.claims.end());
-  const auto texts = object_texts(left);
+  const ObjectIndex known = index_of(left.objects);
   for (const Object& object : right.objects) {
-    const auto other = texts.find(object.name);
-    if (other == texts.end())
+    const auto other = known.find(object.name);
+    if (other == known.end())
       merged.objects.push_back(object);
-    else if (other->second != text_of(object))
+    else if (!same_values(*other->second, text_of(*other->second), object,
+                          text_of(object)))
       throw unfaithful_error({right.path, object.name},
                              "{} has another value of it", left.path);
   }

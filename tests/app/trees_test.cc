@@ -2,7 +2,8 @@
 
 #include <doctest/doctest.h>
 
-#include "ckpt/error.h"
+#include "ckpt/ckpt.h"
+#include "lib/pickle/value.h"
 
 // The expected lists are what megatron-core's dict_utils gives for the same
 // dicts: diff, merge (lists of equal length, no leaf twice).
@@ -49,6 +50,21 @@ TEST_CASE("trees: diff") {
     CAPTURE(row.right);
     CHECK(told(diff_trees(tree(row.left), tree(row.right))) == row.expected);
   }
+}
+
+TEST_CASE("trees: long bytes are compared to the end") {
+  Catalog catalogs[2];
+  for (int i = 0; i < 2; ++i) {
+    auto document = std::make_shared<pickle::Document>();
+    std::string bytes(10'000, 'x');
+    bytes.back() = i == 0 ? 'a' : 'b';
+    Object object{.name = "rng"};
+    object.node = document->add_text(pickle::Type::kBytes, bytes);
+    object.document = std::move(document);
+    catalogs[i].objects.push_back(std::move(object));
+  }
+  CHECK(diff_objects(catalogs[0], catalogs[0]).empty());
+  CHECK(diff_objects(catalogs[0], catalogs[1]).size() == 1);
 }
 
 TEST_CASE("trees: merge") {
