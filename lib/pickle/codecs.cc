@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <cstring>
 
 #include "lib/text/utf8.h"
 
@@ -80,8 +81,28 @@ char octal_escape(std::string_view& text) {
 
 }  // namespace
 
+namespace {
+
+// Most texts of a pickle are short and ASCII: a call into the library that
+// knows all of UTF-8 costs more than looking.
+bool is_short_ascii(std::string_view text) {
+  constexpr size_t kShort = 64;
+  if (text.size() > kShort) return false;
+  uint64_t bits = 0;
+  size_t i = 0;
+  for (; i + 8 <= text.size(); i += 8) {
+    uint64_t word;
+    std::memcpy(&word, text.data() + i, 8);
+    bits |= word;
+  }
+  for (; i < text.size(); ++i) bits |= static_cast<unsigned char>(text[i]);
+  return (bits & 0x8080808080808080u) == 0;
+}
+
+}  // namespace
+
 bool is_python_utf8(std::string_view text) {
-  if (text::is_utf8(text)) return true;
+  if (is_short_ascii(text) || text::is_utf8(text)) return true;
   while (!text.empty()) {
     const size_t length =
         begins_with_surrogate(text) ? 3 : text::first_char(text).length;

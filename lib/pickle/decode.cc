@@ -63,18 +63,14 @@ void Decoder::push_tuple(size_t count) {
   push(tuple);
 }
 
-void Decoder::put(uint64_t index) {
-  if (index > limits_.memo)
-    throw unsafe_error({in_.path(), {}},
-                       "pickle at byte {}: memo index {}, the limit is {}", at_,
-                       index, limits_.memo);
-  memo_.put(index, top());
+void Decoder::throw_memo(uint64_t index) const {
+  throw unsafe_error({in_.path(), {}},
+                     "pickle at byte {}: memo index {}, the limit is {}", at_,
+                     index, limits_.memo);
 }
 
-Id Decoder::get(uint64_t index) const {
-  const Id value = memo_.get(index);
-  if (value == kNoId) fail("memo index {} was never stored", index);
-  return value;
+void Decoder::throw_unset(uint64_t index) const {
+  fail("memo index {} was never stored", index);
 }
 
 // --- opcodes ---

@@ -90,8 +90,17 @@ class Decoder {
   // next push.
   std::span<const Id> pop_mark();
   void push_tuple(size_t count);
-  void put(uint64_t index);
-  Id get(uint64_t index) const;
+  void put(uint64_t index) {
+    if (index > limits_.memo) throw_memo(index);
+    memo_.put(index, top());
+  }
+  Id get(uint64_t index) const {
+    const Id value = memo_.get(index);
+    if (value == kNoId) throw_unset(index);
+    return value;
+  }
+  [[noreturn]] void throw_memo(uint64_t index) const;
+  [[noreturn]] void throw_unset(uint64_t index) const;
   void check_limits() const;
 
   [[noreturn]] void fail(std::string_view problem) const;

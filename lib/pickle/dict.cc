@@ -160,8 +160,12 @@ Document::Index& Document::index_of(Id dict) {
 // Key by key: for dicts that have no index.
 uint32_t Document::find_key(Id dict, Id key) {
   const std::span<const Id> pairs = items(dict);
+  const bool short_text =
+      at(key).type == Type::kString && at(key).count <= kLongestShared;
   for (uint32_t i = 0; i < pairs.size(); i += 2) {
-    if (same_key(pairs[i], key)) return i;
+    if (pairs[i] == key) return i;
+    const bool other_text = short_text && at(pairs[i]).type == Type::kString;
+    if (!other_text && same_key(pairs[i], key)) return i;
   }
   return kNoId;
 }

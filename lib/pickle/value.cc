@@ -280,9 +280,14 @@ void Document::reserve(Node& node, uint64_t count) {
 Id Document::add_items(Type type, std::span<const Id> items) {
   if (type == Type::kTuple && items.empty())
     return add_constant(kEmptyTuple, type, {.integer = 0});
-  const Id id = add_node(type, 0, {.integer = 0});
-  append_items(id, items);
-  return id;
+  if (items.size() > 2) {
+    const Id id = add_node(type, 0, {.integer = 0});
+    append_items(id, items);
+    return id;
+  }
+  Payload payload{.integer = 0};
+  std::ranges::copy(items, payload.ids);
+  return add_node(type, items.size(), payload);
 }
 
 void Document::append_items(Id container, std::span<const Id> items) {
