@@ -60,14 +60,22 @@ std::span<const Id> Graph::fields(Id node, std::string_view type) {
 
 Dims Graph::dims(Id node, std::string_view tensor,
                  std::string_view what) const {
+  Dims dims;
+  read_dims(node, dims, tensor, what);
+  return dims;
+}
+
+void Graph::read_dims(Id node, Dims& dims, std::string_view tensor,
+                      std::string_view what) const {
   const Id given = node;
+  dims.clear();
   if (document_.is(node, Type::kCall)) {
     const pickle::Call call = document_.call(node);
     const bool size = call.callable == size_class_ &&
                       document_.is(call.args, Type::kTuple) &&
                       document_.items(call.args).size() <= 1;
     if (!size) fail(tensor, "{} is {}", what, describe(node));
-    if (document_.items(call.args).empty()) return {};
+    if (document_.items(call.args).empty()) return;
     node = document_.items(call.args)[0];
   }
   if (!document_.is(node, Type::kTuple) && !document_.is(node, Type::kList))
@@ -76,9 +84,7 @@ Dims Graph::dims(Id node, std::string_view tensor,
   if (items.size() > kMaxRank)
     fail(tensor, "{} has {} dimensions, known are up to {}", what, items.size(),
          kMaxRank);
-  Dims dims;
   for (const Id item : items) dims.push_back(count(item, tensor, what));
-  return dims;
 }
 
 uint64_t Graph::count(Id node, std::string_view tensor,

@@ -54,6 +54,9 @@ class Graph {
   // messages.
   Dims dims(pickle::Id node, std::string_view tensor,
             std::string_view what) const;
+  // The same into dims that are there: millions of boxes are read.
+  void read_dims(pickle::Id node, Dims& dims, std::string_view tensor,
+                 std::string_view what) const;
   uint64_t count(pickle::Id node, std::string_view tensor,
                  std::string_view what) const;
   // A str; throws input_error for anything else.

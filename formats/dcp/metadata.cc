@@ -180,10 +180,10 @@ class MetadataReader {
   void read_chunk(Id node, TensorEntry& tensor) {
     const auto fields = graph_.fields(node, "ChunkStorageMetadata");
     Chunk& chunk = tensor.chunks.emplace_back();
-    chunk.box.offset = graph_.dims(Graph::find(fields, graph_.names.offsets),
-                                   tensor.name, "chunk offset");
-    chunk.box.shape = graph_.dims(Graph::find(fields, graph_.names.sizes),
-                                  tensor.name, "chunk size");
+    graph_.read_dims(Graph::find(fields, graph_.names.offsets),
+                     chunk.box.offset, tensor.name, "chunk offset");
+    graph_.read_dims(Graph::find(fields, graph_.names.sizes), chunk.box.shape,
+                     tensor.name, "chunk size");
     if (chunk.box.offset.size() != chunk.box.shape.size() ||
         !inside(chunk.box, tensor.size))
       graph_.fail(

@@ -171,11 +171,11 @@ class StorageReader {
   }
 
   Stored* find_chunk(std::span<const Id> index, Id offset) {
-    const Dims offsets = graph_.dims(offset, last_name_, "offset");
+    graph_.read_dims(offset, offsets_, last_name_, "offset");
     const auto hint =
         graph_.document().as_int(Graph::find(index, graph_.names.index));
     const uint32_t chunk =
-        finder_.find(last_.tensor, offsets,
+        finder_.find(last_.tensor, offsets_,
                      hint && *hint >= 0 ? static_cast<uint64_t>(*hint) : 0);
     if (chunk == ChunkFinder::kNone) return nullptr;
     return &metadata_.tensors[last_.tensor].chunks[chunk].stored;
@@ -289,6 +289,7 @@ class StorageReader {
   Id last_fqn_ = kNoId;
   Entry last_;
   std::string_view last_name_;
+  Dims offsets_;
   Id last_transforms_ = kNoId;
   uint32_t last_transforms_index_ = kNoTransforms;
   uint64_t unknown_ = 0;
