@@ -70,6 +70,10 @@ enum Transform : uint8_t {
   kSwapBytes = 1,  // stored big-endian; unit: info(dtype).swap
   kNegate = 2,     // torch's neg bit
   kConjugate = 4,  // torch's conj bit
+  // Norms that one dialect stores as w and another as w - 1: the element in
+  // f32, plus or minus one, rounded to the dtype again.
+  kAddOne = 8,
+  kSubtractOne = 16,
 };
 
 // A box of a tensor, or a flat range of the row-major elements of that box.
@@ -102,6 +106,10 @@ struct Tensor {
   std::string name;  // the format's own
   DType dtype = DType::f32;
   Shape shape;  // global
+  // Empty, or the dimensions that the boxes of pieces count in: each one of
+  // `shape` cut into factors, [heads * 2 * half, width] into [heads, 2, half,
+  // width]. So rows that a dialect interleaves are boxes too. Sources only.
+  Shape grid;
   Kind kind = Kind::model;
   std::string param;  // optimizer state: the parameter it belongs to …
   std::string state;  // … and which state it is: exp_avg, exp_avg_sq, step …
@@ -189,6 +197,16 @@ struct Claim {
   std::string why;      // "the order of bucket 0 is inferred"
 };
 
+// A tensor that is not written because another says the same: a constant that
+// the target's dialect has no place for, a second copy of tied weights. Proven
+// from its bytes before anything is written.
+struct Redundant {
+  Tensor tensor;                  // with its pieces
+  std::optional<double> value;    // each element is this …
+  std::optional<Tensor> same_as;  // … or the tensor is this one, bit for bit
+  std::string why;                // "olmo has no norm weights"
+};
+
 struct Catalog {
   std::string format;   // "safetensors", "torch", "fairseq2" …
   std::string version;  // of the format, if it says
@@ -210,6 +228,7 @@ struct Catalog {
   // All globals that the pickles name, sorted, unique: "module name".
   std::vector<std::string> globals;
   std::vector<Claim> claims;
+  std::vector<Redundant> redundant;
   // What an index alone does not say, found when it is needed: tens of
   // thousands of small archives inside of big files. Both work on whatever
   // is still in the catalog, throw input_error for damage, and are empty if
