@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 
 #include "app/target_name.h"
 #include "ckpt/error.h"
@@ -11,6 +12,7 @@ namespace ckpt::app {
 namespace {
 
 constexpr std::string_view kModelopt = "modelopt";
+constexpr std::string_view kLegacy = "megatron_legacy";
 
 // Lists of blocks stand for ranks; files of blocks have none.
 void settle_blocks(const WriteRequest& request, const TargetOptions& options,
@@ -35,6 +37,95 @@ void settle_blocks(const WriteRequest& request, const TargetOptions& options,
     layout.form = "shards";
 }
 
+bool is_megatron(std::string_view format) {
+  return format.starts_with("megatron_");
+}
+
+// "9,8,8,7"
+std::vector<uint64_t> parse_stage_layers(const std::string& text) {
+  constexpr uint64_t kMost = uint64_t{1} << 20;
+  std::vector<uint64_t> layers;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (true) {
+    uint64_t count = 0;
+    const auto [next, failure] = std::from_chars(at, end, count);
+    if (failure != std::errc{} || count == 0 || count > kMost ||
+        (next != end && *next != ',') || layers.size() == kMost)
+      throw usage_error({}, "--pp-layout {}: not a list of layers", text)
+          .with_hint("the layers of each pipeline stage: 9,8,8,7");
+    layers.push_back(count);
+    if (next == end) return layers;
+    at = next + 1;
+  }
+}
+
+// How the pipeline is cut fits the number of its stages.
+void settle_stages(const TargetOptions& options, Layout& layout) {
+  Layout::Megatron& wanted = layout.megatron;
+  if (options.stage_layers.empty()) return;
+  wanted.stage_layers = parse_stage_layers(options.stage_layers);
+  const uint64_t vpp = std::max<uint32_t>(1, wanted.vpp);
+  const uint64_t chunks = wanted.stage_layers.size();
+  if (chunks == layout.topology.pp * vpp) return;
+  if (options.topology.pp.to || chunks % vpp != 0)
+    throw usage_error({}, "--pp-layout {}: {} numbers for {} pipeline stages{}",
+                      options.stage_layers, chunks, layout.topology.pp,
+                      vpp > 1 ? fmt::format(" of {} virtual ones", vpp) : "")
+        .with_hint("a number for each stage (with --vpp: for each chunk)");
+  layout.topology.pp = static_cast<uint32_t>(chunks / vpp);
+}
+
+void settle_megatron(const TargetOptions& options, Layout& layout) {
+  const Layout::Megatron& wanted = options.megatron;
+  if (!is_megatron(layout.format)) {
+    for (const auto& [name, given] :
+         {std::pair{"--vocab-size", wanted.vocab_size != 0},
+          std::pair{"--make-vocab-size-divisible-by",
+                    wanted.vocab_multiple != 0},
+          std::pair{"--pp-layout", !options.stage_layers.empty()},
+          std::pair{"--vpp", wanted.vpp != 0},
+          std::pair{"--etp", wanted.etp != 0},
+          std::pair{"--transformer-impl", !wanted.transformer_impl.empty()}})
+      if (given)
+        throw usage_error({}, "{} is for Megatron's formats, not for {}", name,
+                          layout.format);
+    return;
+  }
+  if (wanted.vpp > 1 && layout.format != kLegacy)
+    throw usage_error({}, "--vpp {}: {} has no virtual stages", wanted.vpp,
+                      layout.format)
+        .with_hint("any job loads it, whatever its virtual stages are");
+  layout.megatron = wanted;
+  settle_stages(options, layout);
+}
+
+void add_megatron_options(CLI::App& app, TargetOptions& options) {
+  Layout::Megatron& wanted = options.megatron;
+  const auto count = [&](const char* name, auto& value, const char* help) {
+    app.add_option(name, value, help)
+        ->type_name("N")
+        ->check(CLI::Range(uint32_t{1}, uint32_t{1} << 30))
+        ->group("Megatron");
+  };
+  count("--vocab-size", wanted.vocab_size,
+        "Rows of the vocabulary that are in use");
+  count("--make-vocab-size-divisible-by", wanted.vocab_multiple,
+        "Rows are padded to a multiple of N times tp (default: 128)");
+  app.add_option("--pp-layout", options.stage_layers,
+                 "Layers of each pipeline stage: 9,8,8,7")
+      ->type_name("LIST")
+      ->group("Megatron");
+  count("--vpp", wanted.vpp,
+        "megatron_legacy: virtual stages of each pipeline rank");
+  count("--etp", wanted.etp, "Tensor-parallel ranks of experts (default: tp)");
+  app.add_option("--transformer-impl", wanted.transformer_impl,
+                 "Whose modules: transformer_engine, or local")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"transformer_engine", "local"}))
+      ->group("Megatron");
+}
+
 }  // namespace
 
 void add_target_options(CLI::App& app, TargetOptions& options,
@@ -54,6 +145,7 @@ void add_target_options(CLI::App& app, TargetOptions& options,
   app.add_flag("--block-files", options.block_files,
                "modelopt: files of a block's parts, not of ranks")
       ->group("Target");
+  add_megatron_options(app, options);
 }
 
 void check_target_options(const TargetOptions& options) {
@@ -83,6 +175,7 @@ Layout make_layout(const WriteRequest& request, const TargetOptions& options,
   else if (options.block_files)
     throw usage_error({}, "--block-files is for modelopt, not for {}",
                       layout.format);
+  settle_megatron(options, layout);
   return layout;
 }
 

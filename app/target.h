@@ -13,12 +13,15 @@ class App;
 
 namespace ckpt::app {
 
-// --to --tp --pp --dp --ep --optim --block-files
+// --to --tp --pp --dp --ep --etp --vpp --pp-layout --optim --block-files
+// --vocab-size --make-vocab-size-divisible-by --transformer-impl
 struct TargetOptions {
   std::string to;  // "": the source's format
   TopologyOptions topology;
   std::string optim;
   bool block_files = false;
+  Layout::Megatron megatron;
+  std::string stage_layers;  // "9,8,8,7"
 };
 
 void add_target_options(CLI::App& app, TargetOptions& options,

@@ -33,6 +33,19 @@ struct Layout {
   std::string form;
   // modelopt: the blocks of each rank, "0-3,8/4-7"; "" even runs.
   std::string blocks;
+  // Megatron. Nothing, or 0: as the source's args have it, else Megatron's
+  // habit.
+  struct Megatron {
+    uint64_t vocab_size = 0;      // rows of the vocabulary that are in use
+    uint64_t vocab_multiple = 0;  // make_vocab_size_divisible_by
+    // Layers of each pipeline stage; with virtual stages of each chunk, the
+    // first chunks of all stages first.
+    std::vector<uint64_t> stage_layers;
+    uint32_t vpp = 0;              // virtual stages of each pipeline rank
+    uint32_t etp = 0;              // tensor-parallel ranks of experts
+    std::string transformer_impl;  // "local" or "transformer_engine"
+  };
+  Megatron megatron;
   // The name that DST will have in the end (torch puts a file's stem in it).
   std::string name;
 };
