@@ -172,6 +172,10 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
                  "JSON of GLOB: dim, for names that no family explains")
       ->type_name("RULES.json")
       ->group(group);
+  app.add_option("--flat-params", options.read.flat_params_file,
+                 "JSON of the parameters in each flat one of FSDP1")
+      ->type_name("FILE.json")
+      ->group(group);
   app.add_flag("--restrict", options.read.restrict_globals,
                "Refuse pickled classes that weights-only loading refuses")
       ->group(group);

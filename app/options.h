@@ -29,7 +29,7 @@ struct OutputOptions {
   bool json = false;
 };
 
-// --from --family --shard-dims --restrict
+// --from --family --shard-dims --flat-params --restrict
 struct SourceOptions {
   std::string from;
   formats::ReadOptions read;

@@ -19,6 +19,8 @@ struct ReadOptions {
   std::string shard_dims_file;  // --shard-dims RULES.json
   // Opaque values of unknown classes are refused (--restrict).
   bool restrict_globals = false;
+  // --flat-params FILE.json: the parameters in FSDP1's flat ones
+  std::string flat_params_file = {};
 };
 
 // The answer of Reader::supports. `why` is one clause for `inspect -v`,
