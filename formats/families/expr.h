@@ -1,0 +1,70 @@
+// The expressions of family files: sizes, conditions and names, computed from
+// the numbers of a model's configuration.
+//
+//   tie_word_embeddings ?? false
+//   ceil_to(int(8 * dim / 3.0), multiple_of)
+//   $moe && pick(layer_types, l) == 'linear_attention'
+//
+//   low to high   ? :   ??   ||   &&   == != < <= > >=   + -   * / %   ! -
+//
+// Numbers, 'strings', true, false, null; names of the configuration (dotted:
+// rope_parameters.rope_theta), $variables, indices. A name that nothing
+// defines is null; `a ?? b` is a unless that is null. Integers stay integers:
+// 64 bits, checked, and `/` has to be exact. In ||, &&, ! and ?: null, false,
+// 0, '' and [] are false.
+//
+//   has(list, x)    is x in the list? A null list is empty
+//   pick(x, i)      a switch for each layer: x[i] of a list; 1 where i % x is
+//                   0, else 0, of a whole number; 1 for null
+//   first1(list)    where the first 1 is; 0 for anything but a list
+//   int(x)          without the part behind the point
+//   ceil_to(x, m)   x rounded up to a multiple of m
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ckpt::families {
+
+using Json = nlohmann::json;
+
+class Expr {
+ public:
+  // What names stand for. The reference holds until the next call; null for
+  // names that nothing defines.
+  class Scope {
+   public:
+    virtual ~Scope() = default;
+    virtual const Json& value(const std::string& name) const = 0;
+  };
+
+  // Throws usage_error "… at character 7": for text over 4,096 bytes, or
+  // nested deeper than 64, too.
+  explicit Expr(std::string_view text);
+  ~Expr();
+  Expr(Expr&&) noexcept;
+  Expr& operator=(Expr&&) noexcept;
+
+  // Throws unfaithful_error for what has no value: arithmetic on null or
+  // texts, a division that is not exact, a list without that element.
+  Json eval(const Scope& scope) const;
+  const std::string& text() const { return text_; }
+  // The names in it, $variables and indices included, in order, unique.
+  const std::vector<std::string>& names() const { return names_; }
+
+ private:
+  friend class ExprParser;
+  struct Node;
+  std::string text_;
+  std::vector<std::string> names_;
+  std::unique_ptr<Node> root_;
+};
+
+// As || && ! and ?: see it.
+bool truthy(const Json& value);
+
+}  // namespace ckpt::families
