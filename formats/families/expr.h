@@ -58,6 +58,7 @@ class Expr {
 
  private:
   friend class ExprParser;
+  friend class ExprRun;
   struct Node;
   std::string text_;
   std::vector<std::string> names_;

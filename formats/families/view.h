@@ -65,16 +65,28 @@ class View {
     uint32_t file = 0;
     uint8_t transform = kNoTransform;
   };
-  // The factors of dimension d are grid_[first_[d]] to grid_[first_[d + 1]].
   size_t rank() const { return shape_.size(); }
-  std::vector<uint64_t> factors(uint32_t dim) const;
-  void refine(uint32_t dim, const std::vector<uint64_t>& factors);
+  size_t begin_of(uint32_t dim) const { return first_[dim]; }
+  size_t end_of(uint32_t dim) const { return first_[dim + 1]; }
+  // Elements that one step of the dimension's first factor spans.
+  uint64_t inner_of(uint32_t dim) const;
+  // Sizes that the factors after the first one of a dimension, after the
+  // second one, … span; 1 left out.
+  std::vector<uint64_t> spans(uint32_t dim) const;
+  void refine(uint32_t dim, const std::vector<uint64_t>& spans);
+  void coarsen(uint32_t dim);
+
+  // On factors, whatever dimension they belong to; first_ is the caller's.
   void split_factor(size_t factor, uint64_t inner);
   void join_factor(size_t factor);
-  void coarsen(uint32_t dim);
+  void drop_factor(size_t factor);
+  void insert_one(size_t factor);
+  // How many parts there were if each dimension had one factor.
+  uint64_t coarse_parts() const;
 
   DType dtype_ = DType::f32;
   Shape shape_;
+  // The factors of dimension d are grid_[first_[d]] to grid_[first_[d + 1]].
   Dims grid_;
   std::vector<size_t> first_{0};
   std::vector<Part> parts_;
