@@ -64,4 +64,26 @@ void collapse(Shape& shape, std::vector<Placed>& sources,
   }
 }
 
+void cut_short_dims(const Shape& shape, std::vector<Placed>& sources) {
+  constexpr uint64_t kShort = 8;
+  for (size_t d = shape.size(); d-- > 1;) {
+    if (d + 1 == shape.size() || shape[d] < 2 || shape[d] > kShort) continue;
+    std::vector<Placed> cut;
+    for (const Placed& placed : sources) {
+      if (joins(placed, shape, d)) {
+        cut.push_back(placed);
+        continue;
+      }
+      for (uint64_t i = 0; i < placed.box.shape[d]; ++i) {
+        Placed one = placed;
+        one.box.offset[d] += i;
+        one.box.shape[d] = 1;
+        one.offset += i * placed.strides[d];
+        cut.push_back(std::move(one));
+      }
+    }
+    sources = std::move(cut);
+  }
+}
+
 }  // namespace ckpt::reshard

@@ -13,4 +13,10 @@ namespace ckpt::reshard {
 void collapse(Shape& shape, std::vector<Placed>& sources,
               std::vector<Placed>& targets);
 
+// Cuts sources along short dimensions whose steps they don't take in the order
+// of the tensor. What lies further in can then be joined: of rows that are
+// interleaved, [half, 2, width] in steps of (width, half * width, 1), two
+// boxes remain, each a matrix.
+void cut_short_dims(const Shape& shape, std::vector<Placed>& sources);
+
 }  // namespace ckpt::reshard

@@ -163,6 +163,7 @@ void merge(const Cells& cells, std::vector<Placed> sources,
   std::vector<Box> asked;  // as messages name them
   for (const Placed& target : targets) asked.push_back(target.box);
   Shape shape = cells.grid.shape;
+  if (cells.refined) cut_short_dims(shape, sources);
   collapse(shape, sources, targets);
   const bool in_rows = std::ranges::all_of(sources, [&](const Placed& source) {
     return lies_in_rows(source, cells.grid.element);

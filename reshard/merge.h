@@ -22,6 +22,7 @@ struct Cells {
   std::string path;             // for messages
   bool digest = true;           // false: a replica, only its check counts
   bool whole = true;            // the targets must hold the whole tensor
+  bool refined = false;         // the boxes count in Tensor::grid
 };
 
 // Adds the jobs that fill `targets` from `sources` (replicas already left

@@ -31,11 +31,11 @@ Dims byte_strides(const Shape& shape, uint64_t element) {
 
 void check_piece(const Tensor& tensor, const Piece& piece,
                  const std::string& path) {
-  if (!inside(piece.box, tensor.shape))
+  if (!inside(piece.box, space_of(tensor)))
     throw input_error({path, tensor.name},
                       "a piece at {} of shape {} leaves the tensor's shape {}",
                       to_string(piece.box.offset), to_string(piece.box.shape),
-                      to_string(tensor.shape));
+                      to_string(space_of(tensor)));
   if (piece.flat && (piece.flat->begin > piece.flat->end ||
                      piece.flat->end > volume(piece.box)))
     throw input_error({path, tensor.name},
@@ -94,8 +94,44 @@ std::vector<uint32_t> first_of_equals(const Tensor& tensor) {
   return first;
 }
 
+const Shape& space_of(const Tensor& tensor) {
+  return tensor.grid.empty() ? tensor.shape : tensor.grid;
+}
+
+std::vector<Placed> refine(const Placed& placed, const Shape& shape,
+                           const Shape& grid) {
+  Placed none = placed;
+  none.box = {};
+  none.strides = {};
+  std::vector<Placed> boxes{none};
+  for (size_t d = 0, f = 0; d < shape.size(); ++d) {
+    Shape factors{grid[f++]};
+    for (uint64_t n = factors[0]; n < shape[d] && f < grid.size(); ++f) {
+      n *= grid[f];
+      factors.push_back(grid[f]);
+    }
+    const uint64_t begin = placed.box.offset[d];
+    const FlatRange range{begin, begin + placed.box.shape[d]};
+    const Dims steps = row_major_strides(factors);
+    std::vector<Placed> more;
+    for (const FlatPart& part : cut(Box::whole(factors), range)) {
+      for (Placed box : boxes) {
+        box.offset += part.at * placed.strides[d];
+        for (size_t i = 0; i < factors.size(); ++i) {
+          box.box.offset.push_back(part.box.offset[i]);
+          box.box.shape.push_back(part.box.shape[i]);
+          box.strides.push_back(steps[i] * placed.strides[d]);
+        }
+        more.push_back(std::move(box));
+      }
+    }
+    boxes = std::move(more);
+  }
+  return boxes;
+}
+
 std::vector<Placed> place(const Tensor& tensor, const std::string& path) {
-  const Grid grid = grid_of(tensor.dtype, tensor.shape);
+  const Grid grid = grid_of(tensor.dtype, space_of(tensor));
   const bool packed = element_size(tensor.dtype) == 0;
   const std::vector<uint32_t> first = first_of_equals(tensor);
   std::vector<Placed> placed;

@@ -29,6 +29,13 @@ struct Grid {
 };
 Grid grid_of(DType dtype, const Shape& shape);
 
+// What the boxes of a tensor's pieces count in: its grid, or its shape.
+const Shape& space_of(const Tensor& tensor);
+
+// A box of a tensor of that shape in the factors of its grid (Tensor::grid).
+std::vector<Placed> refine(const Placed& placed, const Shape& shape,
+                           const Shape& grid);
+
 // The boxes of a tensor's pieces. Pieces without elements are left out.
 // Throws if a piece leaves the tensor or splits a bit-packed type.
 std::vector<Placed> place(const Tensor& tensor, const std::string& path);

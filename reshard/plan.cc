@@ -34,11 +34,13 @@ class Planner {
     const PlannedTensor& planned = plan_.tensors[index];
     const Cells cells{
         .index = index,
-        .grid = grid_of(from.dtype, from.shape),
+        .grid = grid_of(from.dtype, space_of(from)),
         .target_element = element_size(planned.target_dtype),
         .path = path,
         .whole = whole_,
+        .refined = !from.grid.empty(),
     };
+    if (cells.refined) refine_all(from, targets);
     merge(cells, std::move(sources), std::move(targets), plan_);
     plan_replicas(cells);
   }
@@ -50,6 +52,15 @@ class Planner {
   }
 
  private:
+  // Targets count in the tensor's shape, its pieces in something finer.
+  static void refine_all(const Tensor& from, std::vector<Placed>& targets) {
+    std::vector<Placed> finer;
+    for (const Placed& target : targets)
+      for (Placed& box : refine(target, from.shape, from.grid))
+        finer.push_back(std::move(box));
+    targets = std::move(finer);
+  }
+
   // Moves replicas from `sources` to replicas_, with slots to compare them.
   void split_replicas(uint32_t index, const Tensor& from,
                       std::vector<Placed>& sources) {

@@ -241,6 +241,8 @@ uint16_t to_f16(float value) {
                                (std::bit_cast<uint32_t>(moved) - 0x3f000000u));
 }
 
+float from_f16(uint16_t bits) { return static_cast<float>(half_value(bits)); }
+
 std::optional<uint64_t> first_unlike(std::span<const std::byte> exact,
                                      std::span<const std::byte> rounded,
                                      DType dtype) {

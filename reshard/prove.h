@@ -40,5 +40,12 @@ std::optional<uint64_t> first_unlike(std::span<const std::byte> exact,
 
 uint16_t to_bf16(float value);  // round to nearest even
 uint16_t to_f16(float value);
+float from_f16(uint16_t bits);  // exact
+
+// Reads the tensors that are not written (Catalog::redundant), within
+// options.max_mem. Throws unfaithful_error, naming the element, for the first
+// that is not what it has to be.
+void prove_redundant(const Catalog& catalog, const RunOptions& options);
+uint64_t redundant_bytes(const Catalog& catalog);
 
 }  // namespace ckpt::reshard

@@ -1,8 +1,11 @@
 #include "reshard/transform.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 
 #include "ckpt/error.h"
+#include "reshard/prove.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -18,6 +21,36 @@ void flip_signs(std::span<std::byte> bytes, size_t unit, size_t first,
                 size_t step) {
   for (size_t at = (first + 1) * unit - 1; at < bytes.size(); at += unit * step)
     bytes[at] ^= std::byte{0x80};
+}
+
+template <class Stored, class ToFloat, class FromFloat>
+void add_each(std::span<std::byte> bytes, float value, ToFloat to_float,
+              FromFloat from_float) {
+  for (size_t at = 0; at + sizeof(Stored) <= bytes.size();
+       at += sizeof(Stored)) {
+    Stored stored;
+    std::memcpy(&stored, bytes.data() + at, sizeof stored);
+    stored = from_float(to_float(stored) + value);
+    std::memcpy(bytes.data() + at, &stored, sizeof stored);
+  }
+}
+
+// In f32, as torch adds a number to a tensor of half precision.
+void add(DType dtype, float value, std::span<std::byte> bytes) {
+  const auto same = [](auto x) { return x; };
+  const auto from_bf16 = [](uint16_t bits) {
+    return std::bit_cast<float>(uint32_t{bits} << 16);
+  };
+  if (dtype == DType::bf16)
+    add_each<uint16_t>(bytes, value, from_bf16, to_bf16);
+  else if (dtype == DType::f16)
+    add_each<uint16_t>(bytes, value, from_f16, to_f16);
+  else if (dtype == DType::f32)
+    add_each<float>(bytes, value, same, same);
+  else if (dtype == DType::f64)
+    add_each<double>(bytes, value, same, same);
+  else
+    throw unfaithful_error({}, "{} added to {} elements", value, name(dtype));
 }
 
 }  // namespace
@@ -36,6 +69,8 @@ void apply_transform(uint8_t transform, DType dtype,
     flip_signs(bytes, unit, 0, 1);
   }
   if (transform & kConjugate && complex) flip_signs(bytes, unit, 1, 2);
+  if (transform & kAddOne) add(dtype, 1, bytes);
+  if (transform & kSubtractOne) add(dtype, -1, bytes);
 }
 
 }  // namespace ckpt::reshard

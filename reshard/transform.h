@@ -1,5 +1,6 @@
-// Stored elements -> logical elements, in place: byte order, and the sign
-// flips that torch keeps as the neg and conj bits of a view.
+// Stored elements -> logical elements, in place: byte order, the sign flips
+// that torch keeps as the neg and conj bits of a view, and the one that some
+// dialects add to the weights of norms.
 #pragma once
 
 #include <cstddef>

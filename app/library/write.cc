@@ -27,9 +27,13 @@ std::vector<DType> set_dtypes(Catalog& source, std::optional<DType> dtype) {
   std::vector<DType> stored;
   stored.reserve(source.tensors.size());
   for (const Tensor& tensor : source.tensors) stored.push_back(tensor.dtype);
+  for (Tensor& tensor : source.tensors) {
+    if (tensor.pinned)
+      tensor.dtype = *tensor.pinned;
+    else if (dtype && is_cast(tensor))
+      tensor.dtype = *dtype;
+  }
   if (!dtype) return stored;
-  for (Tensor& tensor : source.tensors)
-    if (is_cast(tensor)) tensor.dtype = *dtype;
   const auto kept = std::ranges::count_if(
       source.tensors, [](const Tensor& t) { return t.kind == Kind::optim; });
   if (kept)
@@ -51,6 +55,18 @@ void tell_review(const Catalog& source, size_t problems, size_t assumptions,
   target.assumptions.insert(target.assumptions.begin(),
                             from(source.assumptions, assumptions),
                             source.assumptions.end());
+}
+
+// Sidecars that no file holds are literals.
+void write_sidecars(const Catalog& source, Target& target) {
+  for (const Sidecar& sidecar : source.sidecars) {
+    if (!sidecar.text) continue;
+    for (TargetFile& file : target.files) {
+      if (file.copy_of != sidecar.path) continue;
+      file.copy_of.clear();
+      file.literals = {{0, *sidecar.text}};
+    }
+  }
 }
 
 void check_topology(const Topology& asked, const Target& target) {
@@ -254,6 +270,9 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   prepared.target = format.writer->lay_out(source, layout);
   for (size_t i = 0; i < stored.size(); ++i)
     source.tensors[i].dtype = stored[i];
+  // They were made of the source's; their pieces count in their shapes.
+  for (Tensor& tensor : prepared.target.catalog.tensors) tensor.grid = {};
+  write_sidecars(source, prepared.target);
   tell_review(source, problems, assumptions, prepared.target);
   check_topology(layout.topology, prepared.target);
   if (prepared.target.files.empty())
@@ -273,6 +292,7 @@ void prove(const Prepared& prepared, const SaveOptions& options,
   run.max_mem = options.max_mem;
   run.progress = progress;
   reshard::prove_claims(prepared.source, run);
+  reshard::prove_redundant(prepared.source, run);
 }
 
 reshard::RunOptions run_options(const reshard::Plan& plan,

@@ -86,6 +86,90 @@ TEST_CASE("engine: any pieces to any other pieces, bytes and digests") {
   }
 }
 
+TEST_CASE("engine: pieces that count in a finer grid than the target's") {
+  Random random(7);
+  for (int round = 0; round < 300; ++round) {
+    CAPTURE(round);
+    Case c = random_case(random);
+    for (size_t i = 0; i < c.source.tensors.size(); ++i) {
+      Tensor& from = c.source.tensors[i];
+      Tensor& to = c.target.catalog.tensors[i];
+      if (element_size(from.dtype) == 0 || from.shape.size() < 2) continue;
+      // Neighbours that are one dimension in the target.
+      Shape shape{from.shape[0]};
+      for (size_t d = 1; d < from.shape.size(); ++d) {
+        if (random() % 2)
+          shape.back() *= from.shape[d];
+        else
+          shape.push_back(from.shape[d]);
+      }
+      if (volume(Box::whole(shape)) == 0) continue;
+      from.grid = from.shape;
+      from.shape = to.shape = shape;
+      to.pieces = test::random_pieces(random, shape, random() % 2);
+    }
+    test::place_randomly(random, c.target.catalog, 2, false);
+    c.target.files.clear();
+    for (const File& file : c.target.catalog.files)
+      c.target.files.push_back({.size = file.size});
+    const test::TempDir dir;
+    write_files(c.source, dir);
+    RunResult result;
+    const auto buffers = run_to_memory(c, {}, &result);
+    CHECK(buffers == test::files_of(c.target.catalog));
+    for (size_t i = 0; i < c.source.tensors.size(); ++i)
+      CHECK(result.source[i] ==
+            digest(0, test::content_of(c.source.tensors[i])));
+  }
+}
+
+TEST_CASE("engine: interleaved rows are written in one sweep of each head") {
+  // Stored [head][half][i], wanted [head][i][half]: rotary rows.
+  constexpr uint64_t kHeads = 3, kHalf = 10, kWidth = 7;
+  for (const bool forward : {true, false}) {
+    CAPTURE(forward);
+    Tensor tensor{.name = "q",
+                  .dtype = DType::bf16,
+                  .shape = Shape{kHeads * 2 * kHalf, kWidth}};
+    const auto content = test::content_of(tensor);
+    std::vector<std::byte> stored(content.size());
+    const uint64_t row = kWidth * 2;
+    for (uint64_t h = 0; h < kHeads; ++h)
+      for (uint64_t i = 0; i < kHalf; ++i)
+        for (uint64_t s = 0; s < 2; ++s) {
+          const uint64_t apart = h * 2 * kHalf + s * kHalf + i;
+          const uint64_t paired = h * 2 * kHalf + 2 * i + s;
+          std::memcpy(&stored[(forward ? apart : paired) * row],
+                      &content[(forward ? paired : apart) * row], row);
+        }
+    const test::TempDir dir;
+    Case c;
+    c.source.files.push_back(
+        {.path = dir.write("s", {reinterpret_cast<const char*>(stored.data()),
+                                 stored.size()}),
+         .size = stored.size()});
+    Tensor from = tensor;
+    from.grid = forward ? Shape{kHeads, kHalf, 2, kWidth}
+                        : Shape{kHeads, 2, kHalf, kWidth};
+    const Dims strides = forward ? Dims{2 * kHalf * row, row, kHalf * row, 2}
+                                 : Dims{2 * kHalf * row, row, 2 * row, 2};
+    from.pieces = {{.box = Box::whole(from.grid),
+                    .flat = {},
+                    .extent = {.strides = strides}}};
+    c.source.tensors = {from};
+    Tensor to = tensor;
+    to.pieces = {{.box = Box::whole(to.shape), .flat = {}, .extent = {}}};
+    c.target.catalog.tensors = {to};
+    c.target.catalog.files = {{}};
+    c.target.files.push_back({.size = content.size()});
+    RunResult result;
+    CHECK(run_to_memory(c, {}, &result)[0] == content);
+    const Plan plan = make_plan(c.source, c.target);
+    CHECK(plan.gathers.empty());
+    CHECK(plan.jobs.size() == (forward ? kHeads : 2 * kHeads));
+  }
+}
+
 TEST_CASE("engine: reading alone gives the same digests") {
   Random random(5);
   for (int round = 0; round < 100; ++round) {
@@ -148,6 +232,11 @@ TEST_CASE("engine: big-endian, negated and conjugated elements") {
       {DType::c64, kConjugate, "\0\0\x80\x3f\0\0\x80\x3f"sv,
        "\0\0\x80\x3f\0\0\x80\xbf"sv},
       {DType::bf16, kNegate | kSwapBytes, "\x3f\x80"sv, "\x80\xbf"sv},
+      // 0.5 + 1, 2 - 1; 2^-9 + 1 is halfway between bf16s: to the even one
+      {DType::bf16, kAddOne, "\0\x3f"sv, "\xc0\x3f"sv},
+      {DType::bf16, kAddOne, "\0\x3b"sv, "\x80\x3f"sv},
+      {DType::f16, kSubtractOne, "\0\x40"sv, "\0\x3c"sv},
+      {DType::f32, kAddOne, "\0\0\x80\x3f"sv, "\0\0\0\x40"sv},
   };
   for (const Row& row : rows) {
     const test::TempFile file(row.stored);

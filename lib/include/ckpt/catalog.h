@@ -114,6 +114,8 @@ struct Tensor {
   std::string param;  // optimizer state: the parameter it belongs to …
   std::string state;  // … and which state it is: exp_avg, exp_avg_sq, step …
   TpRule tp;
+  // The dtype it is written with, whatever --dtype says.
+  std::optional<DType> pinned;
   bool dp_replicated = false;  // a buffer: whole on every data-parallel rank
   // Pieces cover the tensor exactly once, but for replicas: pieces with the
   // same box (and flat range) hold the same elements. The first one is read;
@@ -152,6 +154,9 @@ struct Sidecar {
   std::string name;  // relative to the checkpoint, in the source's layout
   std::string path;
   uint64_t size = 0;
+  // Not null: there is no such file, this is what it is to hold. `path` is a
+  // name that no file has.
+  std::shared_ptr<const std::string> text;
 };
 
 // The nesting that dotted names came from: a value tree with the tensors in

@@ -1,0 +1,126 @@
+// Constants and second copies: what is left out has to be what it is said to
+// be.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "ckpt/error.h"
+#include "lib/interrupt.h"
+#include "reshard/prove.h"
+#include "reshard/read.h"
+
+namespace ckpt::reshard {
+namespace {
+
+constexpr uint64_t kMostTile = uint64_t{16} << 20;
+
+// One element as numbers print; nothing for dtypes that are none.
+std::optional<double> value_of(DType dtype, std::span<const std::byte> bytes) {
+  const auto load = [&](auto value) {
+    std::memcpy(&value, bytes.data(), sizeof value);
+    return value;
+  };
+  switch (dtype) {
+    case DType::f64:
+      return load(double{});
+    case DType::f32:
+      return load(float{});
+    case DType::f16:
+      return from_f16(load(uint16_t{}));
+    case DType::bf16:
+      return std::bit_cast<float>(uint32_t{load(uint16_t{})} << 16);
+    default:
+      return std::nullopt;
+  }
+}
+
+std::string element_at(const Box& tile, uint64_t index) {
+  Dims at = tile.offset;
+  for (size_t d = at.size(); d-- > 0;) {
+    at[d] += index % tile.shape[d];
+    index /= tile.shape[d];
+  }
+  return to_string(at);
+}
+
+void prove_value(const Catalog& catalog, const Redundant& one, const Box& tile,
+                 std::span<const std::byte> bytes) {
+  const uint64_t item = element_size(one.tensor.dtype);
+  const size_t count = bytes.size() / item;
+  for (size_t i = 0; i < count; ++i) {
+    const auto element = bytes.subspan(i * item, item);
+    // As a rule all elements are the one before.
+    if (i != 0 && std::memcmp(element.data(), element.data() - item, item) == 0)
+      continue;
+    const auto value = value_of(one.tensor.dtype, element);
+    if (value == one.value) continue;
+    throw unfaithful_error(
+        {catalog.path, one.tensor.name},
+        "element {} is {}, and has no place in the target, where it is {} ({})",
+        element_at(tile, i), value ? fmt::format("{}", *value) : "no number",
+        *one.value, one.why)
+        .with_hint("--drop '" + one.tensor.name +
+                   "' leaves it out all the same");
+  }
+}
+
+void prove_same(const Catalog& catalog, const Redundant& one, const Box& tile,
+                std::span<const std::byte> bytes,
+                std::span<const std::byte> other) {
+  if (bytes.size() == other.size() &&
+      std::memcmp(bytes.data(), other.data(), bytes.size()) == 0)
+    return;
+  const auto unlike = std::ranges::mismatch(bytes, other);
+  const auto byte = static_cast<uint64_t>(unlike.in1 - bytes.begin());
+  throw unfaithful_error(
+      {catalog.path, one.tensor.name},
+      "differs from {} at element {}, and the target has one of them only ({})",
+      one.same_as->name,
+      element_at(tile, byte / element_size(one.tensor.dtype)), one.why)
+      .with_hint(
+          "if they are two tensors: --set tie=false; to take the other: "
+          "--drop '" +
+          one.tensor.name + "'");
+}
+
+}  // namespace
+
+uint64_t redundant_bytes(const Catalog& catalog) {
+  uint64_t bytes = 0;
+  for (const Redundant& one : catalog.redundant)
+    bytes += byte_size(one.tensor) * (one.same_as ? 2 : 1);
+  return bytes;
+}
+
+void prove_redundant(const Catalog& catalog, const RunOptions& options) {
+  if (catalog.redundant.empty()) return;
+  RunOptions reading;
+  reading.threads = 1;
+  reading.max_mem = options.max_mem / 2;
+  reading.digest = false;
+  options.progress.begin("proving", redundant_bytes(catalog));
+  for (const Redundant& one : catalog.redundant) {
+    if (one.same_as && (one.same_as->dtype != one.tensor.dtype ||
+                        one.same_as->shape != one.tensor.shape))
+      throw unfaithful_error(
+          {catalog.path, one.tensor.name}, "is {} {}, {} is {} {} ({})",
+          name(one.tensor.dtype), to_string(one.tensor.shape),
+          one.same_as->name, name(one.same_as->dtype),
+          to_string(one.same_as->shape), one.why);
+    for (const Box& tile :
+         tiles(one.tensor, std::min(kMostTile, options.max_mem / 8))) {
+      if (interrupted()) throw Interrupted("stopped; nothing was written");
+      const auto bytes = read_box(catalog, one.tensor, tile, reading);
+      if (one.value) prove_value(catalog, one, tile, bytes);
+      if (one.same_as)
+        prove_same(catalog, one, tile, bytes,
+                   read_box(catalog, *one.same_as, tile, reading));
+      options.progress.advance(bytes.size() * (one.same_as ? 2 : 1));
+    }
+  }
+  options.progress.end();
+}
+
+}  // namespace ckpt::reshard
