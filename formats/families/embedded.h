@@ -8,7 +8,7 @@
 namespace ckpt::families {
 
 struct Embedded {
-  std::string_view name;  // the file's name without .json: "fairseq2_llama"
+  std::string_view name;  // the file's name without .json: "llama"
   std::string_view text;
 };
 

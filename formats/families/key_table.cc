@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "formats/families/embedded.h"
+#include "formats/families/fairseq2_section.h"
 
 namespace ckpt::families {
 namespace {
@@ -46,14 +46,11 @@ std::optional<uint64_t> product(std::string_view expression,
 
 KeyTable KeyTable::for_family(const std::string& family, const Config& config) {
   KeyTable table;
-  const std::string_view text = embedded_text("fairseq2_" + family);
-  if (text.empty()) return table;
-  const auto json = nlohmann::json::parse(text);
-  if (!json.at("keys").is_array()) return table;
-  for (const auto& row : json.at("keys")) {
+  const auto section = fairseq2_section(family);
+  if (!section.contains("shapes")) return table;
+  for (const auto& row : section.at("shapes")) {
     Shape shape;
-    bool known = row.contains("shape");
-    if (!known) continue;
+    bool known = true;
     for (const auto& expression : row.at("shape")) {
       const auto size = expression.is_string()
                             ? product(expression.get<std::string>(), config)
@@ -61,8 +58,7 @@ KeyTable KeyTable::for_family(const std::string& family, const Config& config) {
       known = known && size.has_value();
       shape.push_back(size.value_or(0));
     }
-    if (known)
-      table.shapes_.emplace(row.at("native").get<std::string>(), shape);
+    if (known) table.shapes_.emplace(row.at("name").get<std::string>(), shape);
   }
   return table;
 }

@@ -6,7 +6,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
-#include "formats/families/embedded.h"
+#include "formats/families/fairseq2_section.h"
 #include "formats/families/pattern.h"
 #include "lib/io/file.h"
 #include "lib/text/glob.h"
@@ -19,7 +19,6 @@ namespace {
 using Json = nlohmann::json;
 constexpr uint64_t kMaxRulesFile = uint64_t{16} << 20;
 constexpr uint64_t kMaxLayers = 4096;
-constexpr std::string_view kPrefix = "fairseq2_";
 
 // One line of a family's tp_rules.
 struct PatternRule {
@@ -31,10 +30,6 @@ struct GlobRule {
   text::Glob glob;
   TpRule rule;
 };
-
-std::string file_name(std::string_view family) {
-  return std::string(kPrefix) + std::string(family);
-}
 
 // The value that decides an "if": the config's, or the family's default.
 std::optional<Scalar> field_value(const Json& family, const Config& config,
@@ -172,22 +167,15 @@ struct Rules::Layer {
 Rules::Rules() = default;
 
 bool Rules::is_family(std::string_view family) {
-  return !embedded_text(file_name(family)).empty();
+  return !fairseq2_section(family).is_null();
 }
 
-std::vector<std::string> Rules::families() {
-  std::vector<std::string> all;
-  for (const Embedded& file : embedded()) {
-    if (file.name.starts_with(kPrefix))
-      all.emplace_back(file.name.substr(kPrefix.size()));
-  }
-  return all;
-}
+std::vector<std::string> Rules::families() { return fairseq2_families(); }
 
 Rules Rules::for_family(const std::string& family, const Config& config,
                         const std::string& source) {
-  const std::string_view text = embedded_text(file_name(family));
-  if (text.empty()) {
+  const Json json = fairseq2_section(family);
+  if (json.is_null()) {
     const std::string near = text::nearest(family, families());
     std::string known;
     for (const std::string& name : families())
@@ -196,7 +184,6 @@ Rules Rules::for_family(const std::string& family, const Config& config,
         .with_hint(near.empty() ? "families: " + known
                                 : "did you mean '" + near + "'?");
   }
-  const Json json = Json::parse(text);
   auto layer = std::make_shared<Layer>();
   layer->family = family;
   layer->source = source;

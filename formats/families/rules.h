@@ -1,5 +1,5 @@
 // How the tensors of a model are split over tensor-parallel ranks: rules per
-// model family (fairseq2_*.json, formats/families) or from the user.
+// model family (the fairseq2 part of formats/families/*.json) or from the user.
 //
 //   Rules rules = Rules::from_file("rules.json")
 //                     .over(Rules::for_family("llama", config, "model.yaml"));

@@ -1,0 +1,89 @@
+// A JSON document that knows where each of its values stands, so that an
+// error in a file that people write points at its line.
+//
+//   const Located file(text, "mine.json");
+//   const Value rules = file.root().member("rules");
+//   rules.fail("no rules")   // mine.json:14:12: rules: no rules
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace ckpt::families {
+
+using Json = nlohmann::json;
+
+class Value;
+
+class Located {
+ public:
+  // Strict JSON (lib/text/json.h). Throws usage_error with line and column.
+  Located(std::string text, std::string source);
+
+  Value root() const;
+  const std::string& source() const { return source_; }
+  // "mine.json:14:12"; counts from 1, columns in bytes.
+  std::string place(size_t offset) const;
+  uint32_t line(size_t offset) const;
+
+ private:
+  friend class LocatedParser;
+  friend class Value;
+  std::string text_;
+  std::string source_;
+  Json root_;
+  std::unordered_map<std::string, size_t> offsets_;  // "/rules/3/to" -> byte
+};
+
+// A value of the document. All checks throw usage_error with its place.
+class Value {
+ public:
+  Value(const Located& file, const Json& json, std::string path)
+      : file_(&file), json_(&json), path_(std::move(path)) {}
+
+  const Json& json() const { return *json_; }
+  uint32_t line() const { return file_->line(offset()); }
+  [[noreturn]] void fail(std::string_view problem,
+                         std::string_view hint = {}) const;
+
+  // Objects.
+  void only(std::initializer_list<std::string_view> fields) const;
+  std::optional<Value> find(std::string_view key) const;
+  Value member(std::string_view key) const;  // has to be there
+  std::vector<std::pair<std::string, Value>> members() const;
+  // Arrays.
+  std::vector<Value> items() const;
+  // Scalars.
+  const std::string& text() const;
+  bool flag() const;
+  uint64_t number(uint64_t least, uint64_t most) const;
+
+  bool is_text() const { return json_->is_string(); }
+  bool is_object() const { return json_->is_object(); }
+
+ private:
+  size_t offset() const;
+  void expect(bool right, const char* what) const;
+
+  const Located* file_;
+  const Json* json_;
+  std::string path_;
+};
+
+// A list of texts; a text alone is a list of one if `one` says so.
+std::vector<std::string> texts(const Value& value, bool one = false);
+
+// The name in `known` that is nearest, as a hint: "did you mean 'x'?", or all
+// of them if none is near.
+std::string known_names(std::string_view name,
+                        const std::vector<std::string>& known);
+
+}  // namespace ckpt::families
