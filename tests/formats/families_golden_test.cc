@@ -64,7 +64,8 @@ size_t check_case(const std::string& home, const std::string& weights,
   REQUIRE(family);
   const Names hf = hf_names(*family, weights);
   size_t checked = 0;
-  for (const auto& [dialect_name, file] : all) {
+  for (const auto& [name, file] : all) {
+    const std::string& dialect_name = name;
     if (!io::is_file(home + "/" + file)) continue;
     CAPTURE(dialect_name);
     const Dialect* dialect = family->dialect(dialect_name);
@@ -115,7 +116,8 @@ TEST_CASE("families: OLMo-core's exports, by either side's numbers") {
     // The peer's own config.json, from the same numbers.
     const Json written = values_of_file(weights, "hf").values;
     const Json table = config_table(dialect->hf_config, numbers);
-    for (const auto& [key, value] : table.items()) {
+    for (const auto& [field, value] : table.items()) {
+      const std::string& key = field;
       if (key == "rope_theta") {
         CHECK(written.at("rope_parameters").at("rope_theta") == value);
       } else if (written.contains(key)) {
