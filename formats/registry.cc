@@ -12,6 +12,7 @@
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/zarr.h"
+#include "formats/meta/meta.h"
 #include "formats/modelopt/modelopt.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/v1.h"
@@ -50,6 +51,8 @@ std::vector<Format> make_formats() {
                      dcp::make_reader(), dcp::make_writer()});
   formats.push_back({"modelopt", "ModelOpt's shards and files of whole blocks",
                      modelopt::make_reader(), modelopt::make_writer()});
+  formats.push_back({"meta", "Meta's ranks of Llama (consolidated.NN.pth)",
+                     meta::make_reader(), meta::make_writer()});
   formats.push_back({"safetensors",
                      "safetensors: one file, or a Hugging Face directory",
                      safetensors::make_reader(), safetensors::make_writer()});
