@@ -18,6 +18,7 @@
 #include "formats/olmo_core/v1.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
+#include "formats/vllm/vllm.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
@@ -53,6 +54,8 @@ std::vector<Format> make_formats() {
                      modelopt::make_reader(), modelopt::make_writer()});
   formats.push_back({"meta", "Meta's ranks of Llama (consolidated.NN.pth)",
                      meta::make_reader(), meta::make_writer()});
+  formats.push_back({"vllm", "vLLM's tensor-parallel ranks (sharded_state)",
+                     vllm::make_reader(), vllm::make_writer()});
   formats.push_back({"safetensors",
                      "safetensors: one file, or a Hugging Face directory",
                      safetensors::make_reader(), safetensors::make_writer()});

@@ -1,0 +1,32 @@
+// What config.json says of a model that its tensors alone don't tell.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::vllm {
+
+struct Config {
+  std::string model_type;
+  std::optional<uint64_t> hidden;    // hidden_size
+  std::optional<uint64_t> heads;     // num_attention_heads
+  std::optional<uint64_t> kv_heads;  // num_key_value_heads; else as heads
+  std::optional<uint64_t> head_dim;  // else hidden_size / heads
+  std::optional<uint64_t> vocab;     // vocab_size
+  std::optional<uint64_t> experts;   // num_local_experts, num_experts …
+  std::optional<bool> tied;          // tie_word_embeddings
+  bool quantized = false;            // quantization_config is there
+
+  std::optional<uint64_t> query_rows() const;
+  std::optional<uint64_t> key_rows() const;
+};
+
+// Of the config.json among the sidecars; nothing if there is none. Members of
+// text_config count where there are none above. Throws input_error if it is
+// no JSON object or has head counts that can't be.
+std::optional<Config> config_of(const Catalog& catalog);
+
+}  // namespace ckpt::vllm

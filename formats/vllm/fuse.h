@@ -1,0 +1,22 @@
+// A Hugging Face model as vLLM holds it.
+//
+//   q_proj, k_proj, v_proj      qkv_proj       [q | k | v]
+//   gate_proj, up_proj          gate_up_proj   [gate | up]
+//   embed_tokens, lm_head       rows of zeros up to a multiple of 64
+//   tied embeddings             one tensor, by the smaller of its names, as
+//                               vLLM's own loader looks for it
+//   self_attn                   attn._k_scale, _prob_scale, _q_scale, _v_scale:
+//                               buffers of ones, which vLLM has since 2025
+//
+// Only for models of which vLLM's modules are known to be these.
+#pragma once
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::vllm {
+
+// Throws unfaithful_error for other models, for quantized ones and where one
+// part of what is fused is missing.
+Catalog fuse(Catalog source);
+
+}  // namespace ckpt::vllm

@@ -1,0 +1,269 @@
+#include "formats/vllm/layout.h"
+
+#include <algorithm>
+#include <array>
+
+#include "ckpt/error.h"
+
+namespace ckpt::vllm {
+namespace {
+
+using formats::Cut;
+using formats::Segment;
+
+// "a.b.qkv_proj.weight": module qkv_proj, parameter weight.
+struct Words {
+  std::string_view module;
+  std::string_view parameter;
+};
+
+Words split(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  if (dot == name.npos) return {{}, name};
+  const std::string_view path = name.substr(0, dot);
+  const size_t above = path.rfind('.');
+  return {above == path.npos ? path : path.substr(above + 1),
+          name.substr(dot + 1)};
+}
+
+bool is_plain(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 ||
+         dtype == DType::f64;
+}
+
+struct Rule {
+  std::string_view module;
+  std::string_view parameter;
+  size_t rank;  // dimensions
+  Role role;
+};
+constexpr auto kRules = std::to_array<Rule>({
+    {"qkv_proj", "weight", 2, Role::kQkv},
+    {"qkv_proj", "bias", 1, Role::kQkv},
+    {"gate_up_proj", "weight", 2, Role::kGateUp},
+    {"gate_up_proj", "bias", 1, Role::kGateUp},
+    {"o_proj", "weight", 2, Role::kColumns},
+    {"o_proj", "bias", 1, Role::kWhole},
+    {"down_proj", "weight", 2, Role::kColumns},
+    {"down_proj", "bias", 1, Role::kWhole},
+    {"embed_tokens", "weight", 2, Role::kVocab},
+    {"lm_head", "weight", 2, Role::kVocab},
+    {"lm_head", "bias", 1, Role::kVocab},
+    {"experts", "w13_weight", 3, Role::kUp13},
+    {"experts", "w2_weight", 3, Role::kDown2},
+    {"gate", "weight", 2, Role::kWhole},
+    {"gate", "e_score_correction_bias", 1, Role::kWhole},
+    {"shared_expert_gate", "weight", 2, Role::kWhole},
+});
+
+bool is_norm(const Words& words) {
+  return words.module.ends_with("norm") &&
+         (words.parameter == "weight" || words.parameter == "bias");
+}
+
+uint32_t dim_of(Role role) {
+  if (role == Role::kDown2) return 2;
+  return role == Role::kColumns || role == Role::kUp13 ? 1 : 0;
+}
+
+uint32_t groups_of(Role role) {
+  return role == Role::kGateUp || role == Role::kUp13 ? 2 : 1;
+}
+
+// The dimension that has the model's width, if it is known.
+void check_width(std::string_view name, Role role, const Shape& shape,
+                 const Facts& facts) {
+  if (!facts.config || !facts.config->hidden || shape.size() < 2) return;
+  const size_t at = role == Role::kUp13                              ? 2
+                    : role == Role::kDown2                           ? 1
+                    : role == Role::kColumns || role == Role::kWhole ? 0
+                                                                     : 1;
+  if (role == Role::kWhole || shape[at] == *facts.config->hidden) return;
+  throw unfaithful_error({facts.path, std::string(name)},
+                         "{} has {} in dimension {}, hidden_size in "
+                         "config.json is {}: it is not arranged as usual",
+                         to_string(shape), shape[at], at, *facts.config->hidden)
+      .with_hint("leave it out with --exclude, or correct config.json");
+}
+
+void check_experts(std::string_view name, Role role, const Shape& shape,
+                   const Facts& facts) {
+  const bool experts = role == Role::kUp13 || role == Role::kDown2;
+  if (!experts || !facts.config || !facts.config->experts) return;
+  if (shape[0] == *facts.config->experts) return;
+  throw unfaithful_error({facts.path, std::string(name)},
+                         "holds {} experts of {}: ranks that own whole experts "
+                         "are not supported",
+                         shape[0], *facts.config->experts)
+      .with_hint("save it without expert parallelism");
+}
+
+[[noreturn]] void refuse_queries(std::string_view name, const Shape& shape,
+                                 const Facts& facts,
+                                 std::optional<uint64_t> queries) {
+  if (!queries)
+    throw unfaithful_error({facts.path, std::string(name)},
+                           "how many of its {} rows are queries is not known",
+                           shape[0])
+        .with_hint(
+            "put config.json (num_attention_heads, num_key_value_heads) "
+            "beside the files, and keep o_proj with qkv_proj");
+  throw input_error({facts.path, std::string(name)},
+                    "has {} rows, of which {} are queries: the others are no "
+                    "keys and as many values",
+                    shape[0], *queries);
+}
+
+// Rows of the queries, and of the keys, in `shape`.
+struct Rows {
+  uint64_t q = 0;
+  uint64_t kv = 0;
+};
+
+Rows rows_of(std::string_view name, const Shape& shape,
+             std::optional<uint64_t> queries, const Facts& facts) {
+  if (!queries || *queries == 0 || *queries >= shape[0] ||
+      (shape[0] - *queries) % 2 != 0)
+    refuse_queries(name, shape, facts, queries);
+  return {*queries, (shape[0] - *queries) / 2};
+}
+
+// Ranks that hold the same keys.
+uint32_t repeat_of(const Facts& facts) {
+  if (!facts.config || !facts.config->kv_heads) return 1;
+  const uint64_t heads = *facts.config->kv_heads;
+  if (facts.ranks <= heads || facts.ranks % heads != 0) return 1;
+  return static_cast<uint32_t>(facts.ranks / heads);
+}
+
+Cut qkv_cut(const Rows& whole, uint32_t repeat) {
+  return {.dim = 0,
+          .segments = {{.size = whole.q, .repeat = 1},
+                       {.size = whole.kv, .repeat = repeat},
+                       {.size = whole.kv, .repeat = repeat}}};
+}
+
+void check_rows(std::string_view name, const Rows& whole, const Facts& facts) {
+  if (!facts.config) return;
+  const auto check = [&](uint64_t rows, std::optional<uint64_t> wanted,
+                         std::string_view what, std::string_view why) {
+    if (!wanted || rows == *wanted) return;
+    throw input_error({facts.path, std::string(name)},
+                      "{} ranks hold {} rows of {}, by {} in config.json there "
+                      "are {}",
+                      facts.ranks, rows, what, why, *wanted)
+        .with_hint("are all ranks' files here, and is it their config.json?");
+  };
+  check(whole.q, facts.config->query_rows(), "queries", "num_attention_heads");
+  check(whole.kv, facts.config->key_rows(), "keys", "num_key_value_heads");
+}
+
+Cut stored_qkv(std::string_view name, const Shape& local, const Facts& facts) {
+  std::optional<uint64_t> queries = facts.queries;
+  if (!queries && facts.config && facts.config->query_rows())
+    queries = *facts.config->query_rows() / facts.ranks;
+  const Rows mine = rows_of(name, local, queries, facts);
+  const uint32_t repeat = repeat_of(facts);
+  const auto q = formats::whole_size(mine.q, facts.ranks);
+  const auto kv = formats::whole_size(mine.kv, facts.ranks, repeat);
+  if (!q || !kv)
+    throw input_error({facts.path, std::string(name)},
+                      "{} on each of {} ranks: the whole is too large",
+                      to_string(local), facts.ranks);
+  check_rows(name, {*q, *kv}, facts);
+  return qkv_cut({*q, *kv}, repeat);
+}
+
+[[noreturn]] void refuse_heads(const Tensor& tensor, const Facts& facts,
+                               uint64_t heads, bool keys) {
+  throw unfaithful_error({facts.path, tensor.name},
+                         "{} ranks can't share {} {} heads: each holds whole "
+                         "heads",
+                         facts.ranks, heads, keys ? "key/value" : "query")
+      .with_hint(fmt::format("--tp has to divide {}{}", heads,
+                             keys ? ", or be a multiple of it" : ""));
+}
+
+void check_heads(const Tensor& tensor, uint32_t held, const Facts& facts) {
+  if (facts.ranks == 1 || held % facts.ranks == 0) return;
+  if (!facts.config || !facts.config->heads || !facts.config->kv_heads)
+    throw unfaithful_error({facts.path, tensor.name},
+                           "{} ranks are to share its heads, and how many "
+                           "there are is not known",
+                           facts.ranks)
+        .with_hint(
+            "put config.json (num_attention_heads, num_key_value_heads) "
+            "beside the files");
+  const uint64_t heads = *facts.config->heads;
+  const uint64_t keys = *facts.config->kv_heads;
+  if (heads % facts.ranks != 0) refuse_heads(tensor, facts, heads, false);
+  if (keys % facts.ranks != 0 && facts.ranks % keys != 0)
+    refuse_heads(tensor, facts, keys, true);
+}
+
+Cut wanted_qkv(const Tensor& tensor, uint32_t held, const Facts& facts) {
+  std::optional<uint64_t> queries = facts.queries;
+  if (!queries && facts.config) queries = facts.config->query_rows();
+  const Rows whole = rows_of(tensor.name, tensor.shape, queries, facts);
+  check_rows(tensor.name, whole, facts);
+  check_heads(tensor, held, facts);
+  return qkv_cut(whole, repeat_of(facts));
+}
+
+}  // namespace
+
+Role role_of(std::string_view name, DType dtype, const Shape& shape) {
+  if (shape.empty()) return Role::kWhole;
+  const Words words = split(name);
+  if (is_norm(words) && shape.size() == 1) return Role::kWhole;
+  for (const Rule& rule : kRules)
+    if (rule.module == words.module && rule.parameter == words.parameter)
+      return is_plain(dtype) && shape.size() == rule.rank ? rule.role
+                                                          : Role::kUnknown;
+  return Role::kUnknown;
+}
+
+std::string output_of(std::string_view qkv_name) {
+  constexpr std::string_view kModule = "qkv_proj.";
+  return std::string(qkv_name.substr(0, qkv_name.rfind(kModule))) +
+         "o_proj.weight";
+}
+
+std::optional<Cut> stored_cut(std::string_view name, DType dtype,
+                              const Shape& local, const Facts& facts) {
+  const Role role = role_of(name, dtype, local);
+  if (role == Role::kWhole) return Cut{};
+  if (role == Role::kUnknown)
+    return facts.ranks == 1 ? std::optional(Cut{}) : std::nullopt;
+  check_width(name, role, local, facts);
+  check_experts(name, role, local, facts);
+  if (role == Role::kQkv) return stored_qkv(name, local, facts);
+  const uint32_t dim = dim_of(role);
+  const auto size = formats::whole_size(local[dim], facts.ranks);
+  if (!size || local[dim] % groups_of(role) != 0)
+    throw input_error({facts.path, std::string(name)},
+                      "{} on each of {} ranks can't be parts of dimension {}",
+                      to_string(local), facts.ranks, dim);
+  return Cut::even(dim, *size, groups_of(role));
+}
+
+std::optional<Cut> wanted_cut(const Tensor& tensor, uint32_t held,
+                              const Facts& facts) {
+  const Role role = role_of(tensor.name, tensor.dtype, tensor.shape);
+  if (role == Role::kWhole) return Cut{};
+  const bool said = tensor.tp.state == TpRule::State::kSplit;
+  if (role == Role::kUnknown || (role == Role::kQkv && said)) {
+    if (tensor.tp.state == TpRule::State::kReplicated || facts.ranks == 1)
+      return Cut{};
+    if (tensor.tp.state != TpRule::State::kSplit ||
+        tensor.tp.dim >= tensor.shape.size())
+      return std::nullopt;
+    return Cut::even(tensor.tp.dim, tensor.shape[tensor.tp.dim],
+                     tensor.tp.groups);
+  }
+  check_width(tensor.name, role, tensor.shape, facts);
+  if (role == Role::kQkv) return wanted_qkv(tensor, held, facts);
+  return Cut::even(dim_of(role), tensor.shape[dim_of(role)], groups_of(role));
+}
+
+}  // namespace ckpt::vllm

@@ -1,0 +1,57 @@
+// What each of vLLM's tensors is, and how ranks share it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "ckpt/catalog.h"
+#include "formats/rank_cut.h"
+#include "formats/vllm/config.h"
+
+namespace ckpt::vllm {
+
+// A vocabulary is padded to a multiple of that many rows.
+inline constexpr uint64_t kVocabMultiple = 64;
+
+enum class Role : uint8_t {
+  kUnknown,
+  kQkv,      // qkv_proj: segments q, k, v of dimension 0
+  kGateUp,   // gate_up_proj: two segments of dimension 0
+  kColumns,  // o_proj, down_proj: dimension 1
+  kVocab,    // embed_tokens, lm_head: dimension 0
+  kUp13,     // experts.w13_weight: two segments of dimension 1
+  kDown2,    // experts.w2_weight: dimension 2
+  kWhole,
+};
+
+// kUnknown too for quantized weights: vLLM packs and turns them as its kernels
+// like it.
+Role role_of(std::string_view name, DType dtype, const Shape& shape);
+
+// "model.layers.0.self_attn.o_proj.weight" for that qkv_proj: its columns are
+// what the queries' rows are.
+std::string output_of(std::string_view qkv_name);
+
+// The facts that a cut needs besides the tensor.
+struct Facts {
+  std::string path;                 // for messages
+  uint32_t ranks = 1;               // that share it, or are to
+  std::optional<Config> config;     // config.json
+  std::optional<uint64_t> queries;  // columns of o_proj, as the tensor's rows:
+                                    // a rank's, or those of the whole
+};
+
+// How ranks share a tensor of which each holds `local`. Throws input_error if
+// that can't be. Nothing if no rule knows it.
+std::optional<formats::Cut> stored_cut(std::string_view name, DType dtype,
+                                       const Shape& local, const Facts& facts);
+
+// How ranks are to share a tensor. `held`: those of the source's files. Of a
+// qkv_proj a TpRule counts that somebody gave (--shard-dims). Throws
+// unfaithful_error if they can't. Nothing if no rule knows it.
+std::optional<formats::Cut> wanted_cut(const Tensor& tensor, uint32_t held,
+                                       const Facts& facts);
+
+}  // namespace ckpt::vllm

@@ -1,0 +1,246 @@
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "formats/families/rules.h"
+#include "formats/hf.h"
+#include "formats/safetensors/header.h"
+#include "formats/vllm/config.h"
+#include "formats/vllm/layout.h"
+#include "formats/vllm/locate.h"
+#include "formats/vllm/vllm.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::vllm {
+namespace {
+
+using formats::Cut;
+using text::printable;
+using Severity = Problem::Severity;
+
+// A tensor of one rank, and where its data are.
+struct Stored {
+  safetensors::Entry entry;
+  uint32_t file = 0;  // in the catalog
+};
+
+struct Rank {
+  std::vector<Stored> tensors;  // in the order of the parts
+  std::unordered_map<std::string_view, const Stored*> by_name;
+};
+
+class Assembly {
+ public:
+  Assembly(const std::string& path, const formats::ReadOptions& options)
+      : path_(path), options_(options) {
+    catalog_.format = kFormat;
+    catalog_.path = path;
+    catalog_.dialect = kFormat;
+    catalog_.family = options.family;
+  }
+
+  Catalog read() {
+    const auto names = locate(path_);
+    formats::add_sidecars(path_, catalog_);
+    if (!options_.shard_dims_file.empty())
+      rules_ = families::Rules::from_file(options_.shard_dims_file);
+    for (const auto& parts : names) read_rank(parts);
+    catalog_.topology.tp = ranks();
+    read_numbers();
+    check_names();
+    for (const Stored& first : ranks_[0].tensors) add_tensor(first);
+    note_vocabulary();
+    return std::move(catalog_);
+  }
+
+ private:
+  uint32_t ranks() const { return static_cast<uint32_t>(ranks_.size()); }
+  const std::string& path_of(const Stored& stored) const {
+    return catalog_.files[stored.file].path;
+  }
+
+  void read_rank(const std::vector<std::string>& parts) {
+    Rank& rank = ranks_.emplace_back();
+    for (const std::string& part : parts) {
+      const io::Handle file = io::Handle::open_read(io::join(path_, part));
+      safetensors::Header header = safetensors::read_header(file);
+      const auto number = static_cast<uint32_t>(catalog_.files.size());
+      catalog_.files.push_back({.path = file.path(), .size = file.size()});
+      for (safetensors::Entry& entry : header.entries)
+        rank.tensors.push_back({std::move(entry), number});
+    }
+    for (const Stored& stored : rank.tensors) {
+      const auto [known, first] =
+          rank.by_name.emplace(stored.entry.name, &stored);
+      if (!first)
+        throw input_error({path_of(stored), printable(stored.entry.name)},
+                          "is in {}, too",
+                          printable(io::base_name(path_of(*known->second))));
+    }
+  }
+
+  void read_numbers() {
+    facts_.path = path_;
+    facts_.ranks = ranks();
+    facts_.config = config_of(catalog_);
+    if (facts_.config && catalog_.family.empty())
+      catalog_.family = facts_.config->model_type;
+    if (!facts_.config && ranks() > 1)
+      catalog_.problems.push_back(
+          {Severity::kWarning,
+           "no_config",
+           path_,
+           {},
+           "there is no config.json: the parts of qkv_proj are told by the "
+           "width of o_proj, and no key/value head is taken to be on two "
+           "ranks"});
+  }
+
+  void check_names() const {
+    const auto lacks = [&](const Rank& has, const Rank& other, uint32_t rank) {
+      for (const Stored& stored : has.tensors)
+        if (!other.by_name.contains(stored.entry.name))
+          throw input_error({path_, printable(stored.entry.name)},
+                            "is not among the tensors of rank {}, though it is "
+                            "in {}",
+                            rank, printable(io::base_name(path_of(stored))))
+              .with_hint("is the last part of that rank here?");
+    };
+    for (uint32_t r = 1; r < ranks(); ++r) {
+      lacks(ranks_[0], ranks_[r], r);
+      lacks(ranks_[r], ranks_[0], 0);
+    }
+  }
+
+  Cut cut_of(const safetensors::Entry& first) {
+    facts_.queries.reset();
+    const auto output = ranks_[0].by_name.find(output_of(first.name));
+    if (output != ranks_[0].by_name.end() &&
+        output->second->entry.shape.size() == 2)
+      facts_.queries = output->second->entry.shape[1];
+    const TpRule rule = rules_.tp(first.name);
+    if (rule.state == TpRule::State::kReplicated) return {};
+    const auto size = rule.dim < first.shape.size()
+                          ? formats::whole_size(first.shape[rule.dim], ranks())
+                          : std::nullopt;
+    if (rule.state == TpRule::State::kSplit && size)
+      return Cut::even(rule.dim, *size, rule.groups);
+    if (const auto cut =
+            stored_cut(first.name, first.dtype, first.shape, facts_))
+      return *cut;
+    throw unfaithful_error({path_, printable(first.name)},
+                           "{} {} on each of {} ranks may be a part or a copy: "
+                           "no rule for it is known",
+                           name(first.dtype), to_string(first.shape), ranks())
+        .with_hint("say which dimension is split with --shard-dims RULES.json");
+  }
+
+  void add_tensor(const Stored& first) {
+    const Cut cut = cut_of(first.entry);
+    Tensor tensor;
+    tensor.name = first.entry.name;
+    tensor.dtype = first.entry.dtype;
+    tensor.shape = first.entry.shape;
+    if (!cut.whole()) {
+      tensor.shape[cut.dim] = 0;
+      for (const formats::Segment& segment : cut.segments)
+        tensor.shape[cut.dim] += segment.size;
+    }
+    if (!byte_size(tensor.dtype, tensor.shape) ||
+        !formats::fits(cut, tensor.shape, ranks()) ||
+        (!cut.whole() && element_size(tensor.dtype) == 0))
+      throw input_error({path_, printable(tensor.name)},
+                        "{} {} can't be made of {} ranks' parts",
+                        name(tensor.dtype), to_string(tensor.shape), ranks());
+    for (uint32_t rank = 0; rank < ranks(); ++rank)
+      add_part(cut, rank, first.entry, tensor);
+    settle(cut, tensor);
+    catalog_.tensors.push_back(std::move(tensor));
+  }
+
+  void add_part(const Cut& cut, uint32_t rank, const safetensors::Entry& first,
+                Tensor& tensor) {
+    const Stored& stored = *ranks_[rank].by_name.at(first.name);
+    const safetensors::Entry& entry = stored.entry;
+    if (entry.dtype != first.dtype || entry.shape != first.shape)
+      throw input_error({path_of(stored), printable(entry.name)},
+                        "is {} {}, on rank 0 {} {}", name(entry.dtype),
+                        to_string(entry.shape), name(first.dtype),
+                        to_string(first.shape));
+    formats::add_pieces(
+        cut, ranks(), rank,
+        {.file = stored.file, .offset = entry.begin, .strides = {}},
+        kNoTransform, tensor);
+  }
+
+  // A TpRule has equal groups only: of what it can't say it says nothing.
+  void settle(const Cut& cut, Tensor& tensor) const {
+    const Role role = role_of(tensor.name, tensor.dtype, tensor.shape);
+    if (role == Role::kUnknown && ranks() == 1)
+      tensor.tp = rules_.tp(tensor.name);
+    else if (cut.whole())
+      tensor.tp = TpRule::replicated();
+    else if (role != Role::kQkv || cut.segments.size() != 3 || is_ruled(tensor))
+      tensor.tp =
+          TpRule::split(cut.dim, static_cast<uint32_t>(cut.segments.size()));
+    // Scales of attention's quantization: buffers, no parameters.
+    const size_t dot = tensor.name.rfind('.');
+    if (dot != std::string::npos && tensor.name.compare(dot, 2, "._") == 0)
+      tensor.kind = Kind::other;
+  }
+
+  bool is_ruled(const Tensor& tensor) const {
+    return rules_.tp(tensor.name).state == TpRule::State::kSplit;
+  }
+
+  void note_vocabulary() {
+    if (!facts_.config || !facts_.config->vocab) return;
+    for (const Tensor& tensor : catalog_.tensors) {
+      if (role_of(tensor.name, tensor.dtype, tensor.shape) != Role::kVocab)
+        continue;
+      const uint64_t rows = tensor.shape[0], used = *facts_.config->vocab;
+      if (rows < used)
+        throw input_error({path_, tensor.name},
+                          "has {} rows, vocab_size in config.json is {}", rows,
+                          used)
+            .with_hint("are all ranks' files here?");
+      if (rows > used)
+        catalog_.assumptions.push_back(
+            fmt::format("{}: {} rows, of which vocab_size {} are in use",
+                        tensor.name, rows, used));
+    }
+  }
+
+  const std::string& path_;
+  const formats::ReadOptions& options_;
+  families::Rules rules_;
+  Facts facts_;
+  std::vector<Rank> ranks_;
+  Catalog catalog_;
+};
+
+class VllmReader final : public formats::Reader {
+ public:
+  std::string_view name() const override { return kFormat; }
+  formats::Support supports(const std::string& path) const override {
+    return vllm::supports(path);
+  }
+  Catalog read_catalog(const std::string& path,
+                       const formats::ReadOptions& options) const override {
+    if (!io::is_directory(path))
+      throw usage_error({path, {}}, "is a file; vllm's are directories")
+          .with_hint("open a single file with --from safetensors");
+    return Assembly(path, options).read();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<formats::Reader> make_reader() {
+  return std::make_unique<VllmReader>();
+}
+
+}  // namespace ckpt::vllm
