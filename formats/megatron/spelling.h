@@ -1,0 +1,52 @@
+// One model, spelled in several ways. Inside of a layer:
+//
+//   canonical (transformer_engine)               local modules
+//   self_attention.linear_qkv.layer_norm_weight  input_layernorm.weight
+//   mlp.linear_fc1.layer_norm_weight             pre_mlp_layernorm.weight
+//   …linear_q_up_proj.layer_norm_weight          …q_layernorm.weight
+//   …linear_kv_up_proj.layer_norm_weight         …kv_layernorm.weight
+//   mlp.experts.linear_fc1.weight7               …local_experts.7.linear_fc1.
+//                                                weight
+//
+// Which one a norm is, tell the other modules of its layer: where experts
+// follow, pre_mlp_layernorm is a module of its own in both; q_layernorm is
+// latent attention's only beside linear_q_up_proj. Layers of multi-token
+// prediction hold a mtp_model_layer (before 2026: transformer_layer).
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::megatron {
+
+class Spelling {
+ public:
+  // Of names of modules or of numbered sharded keys, in any spelling.
+  explicit Spelling(const Catalog& catalog);
+
+  // Wrapping prefixes ("module.") are cut. Names of unknown modules stay.
+  std::string canonical(std::string_view name) const;
+  // Of a canonical name.
+  std::string local(std::string_view name) const;
+
+ private:
+  struct Layer {
+    bool qkv = false;
+    bool q_up = false;
+    bool kv_up = false;
+    bool fc1 = false;
+    bool router = false;
+  };
+  const Layer& layer(const std::string& prefix) const;
+
+  std::unordered_map<std::string, Layer> layers_;  // by "decoder.layers.3."
+};
+
+// In the order in which Megatron's modules list their parameters; what is no
+// model's comes behind, in its own order.
+void sort_modules(Catalog& catalog, bool local);
+
+}  // namespace ckpt::megatron
