@@ -198,6 +198,26 @@ std::vector<ArgChange> topology_changes(const Facts& facts,
   return changes;
 }
 
+namespace {
+
+bool is_value(const Document& document, Id id, const ArgChange& change) {
+  if (change.value)
+    return document.is(id, Type::kInt) &&
+           document.integer(id) == static_cast<int64_t>(*change.value);
+  if (!change.text.empty())
+    return document.is(id, Type::kString) && document.text(id) == change.text;
+  return document.is(id, Type::kNone);
+}
+
+Id add_value(Document& document, const ArgChange& change) {
+  if (change.value)
+    return document.add_int(static_cast<int64_t>(*change.value));
+  return change.text.empty() ? document.add_none()
+                             : document.add_string(change.text);
+}
+
+}  // namespace
+
 std::vector<std::string> set_args(Document& document, Id args,
                                   const std::vector<ArgChange>& changes) {
   std::vector<std::string> changed;
@@ -206,15 +226,8 @@ std::vector<std::string> set_args(Document& document, Id args,
   for (const ArgChange& change : changes) {
     const Id old = document.find(dict, change.name);
     if (old == pickle::kNoId) continue;
-    const bool same = change.value ? document.is(old, Type::kInt) &&
-                                         document.integer(old) ==
-                                             static_cast<int64_t>(*change.value)
-                                   : document.is(old, Type::kNone);
-    if (same) continue;
-    const Id value = change.value
-                         ? document.add_int(static_cast<int64_t>(*change.value))
-                         : document.add_none();
-    document.set(dict, change.name, value);
+    if (is_value(document, old, change)) continue;
+    document.set(dict, change.name, add_value(document, change));
     changed.push_back(change.name);
   }
   return changed;

@@ -75,7 +75,8 @@ Topology topology_of(const Facts& facts);
 
 struct ArgChange {
   std::string name;
-  std::optional<uint64_t> value;  // nothing: None
+  std::optional<uint64_t> value;  // nothing: None, or …
+  std::string text = {};          // … if it is not empty
 };
 
 // What another topology changes in the args: the parallel sizes, world_size

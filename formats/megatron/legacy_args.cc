@@ -18,17 +18,19 @@ void add_pipeline(const LegacyPlan& plan, std::vector<ArgChange>& changes) {
   uint64_t layers = 0;
   for (const auto& [stack, first] : plan.first_layer)
     if (first.size() > 1 && first[1] != UINT64_MAX) layers = first[1];
+  if (!plan.notation.empty()) layers = 0;
   const auto if_virtual = [&](uint64_t value) {
     return virtual_stages ? std::optional<uint64_t>(value) : std::nullopt;
   };
   changes.push_back(
       {"virtual_pipeline_model_parallel_size", if_virtual(plan.vpp)});
-  changes.push_back(
-      {"num_layers_per_virtual_pipeline_stage", if_virtual(layers)});
+  changes.push_back({"num_layers_per_virtual_pipeline_stage",
+                     layers != 0 ? if_virtual(layers) : std::nullopt});
   changes.push_back({"num_virtual_stages_per_pipeline_rank", std::nullopt});
   changes.push_back({"decoder_first_pipeline_num_layers", plan.first_stage});
-  changes.push_back({"decoder_last_pipeline_num_layers", std::nullopt});
-  changes.push_back({"pipeline_model_parallel_layout", std::nullopt});
+  changes.push_back({"decoder_last_pipeline_num_layers", plan.last_stage});
+  changes.push_back(
+      {"pipeline_model_parallel_layout", std::nullopt, plan.notation});
 }
 
 }  // namespace
@@ -46,7 +48,7 @@ void update_legacy_args(Document& document, Id args, const Facts& facts,
   changes.push_back({"expert_tensor_parallel_num_weight_shards", plan.etp});
   const uint64_t stage = uint64_t{grid.tp} * plan.cp * grid.dp;
   changes.push_back({"rank", at.rank + stage * at.pp});
-  if (facts.pp.value_or(1) != grid.pp) {
+  if (facts.pp.value_or(1) != grid.pp || plan.own_stages) {
     add_pipeline(plan, changes);
     for (const char* key : {"account_for_embedding_in_pipeline_split",
                             "account_for_loss_in_pipeline_split"})

@@ -73,12 +73,16 @@ class Planner {
     count_experts(chunks);
     choose_expert_ranks();
     const uint32_t pp = layout_.topology.pp;
+    const Layout::Megatron& wanted = layout_.megatron;
+    const uint32_t vpp = source_vpp(chunks);
     const bool same_stages = ours_ && source_.topology.pp == pp &&
-                             chunks.size() % pp == 0 && !chunks.empty();
+                             chunks.size() % pp == 0 && !chunks.empty() &&
+                             wanted.stage_layers.empty() &&
+                             (wanted.vpp == 0 || wanted.vpp == vpp);
     if (same_stages)
       keep_stages(std::move(chunks));
     else
-      share_out(flatten(chunks), source_vpp(chunks));
+      share_out(flatten(chunks), wanted.vpp != 0 ? wanted.vpp : vpp);
     number_layers();
     plan_.same_ranks = ours_ && source_.topology.tp == plan_.topology.tp &&
                        source_.topology.pp == pp &&
@@ -167,6 +171,15 @@ class Planner {
     const uint64_t old = facts_.etp.value_or(old_tp);
     plan_.etp = old == old_tp ? tp : old;
     if (plan_.etp == 0 || tp % plan_.etp != 0) plan_.etp = 1;
+    if (const uint32_t asked = layout_.megatron.etp; asked != 0) {
+      if (tp % asked != 0)
+        throw unfaithful_error({source_.path, {}},
+                               "--etp {} does not divide tp={}", asked, tp)
+            .with_hint(
+                "ranks with more expert parts than tensor-parallel "
+                "ranks write over each other's files");
+      plan_.etp = asked;
+    }
     plan_.own_experts =
         plan_.experts != 0 && (layout_.topology.ep > 1 || plan_.etp != tp);
     if (plan_.experts != 0 && (tp > 1 || old_tp > 1))
@@ -189,6 +202,8 @@ class Planner {
     return vpp == 0 ? 1 : static_cast<uint32_t>(vpp);
   }
 
+  uint32_t plan_pp() const { return layout_.topology.pp; }
+
   void keep_stages(std::vector<Keys> chunks) {
     plan_.vpp = static_cast<uint32_t>(chunks.size() / layout_.topology.pp);
     plan_.chunks = std::move(chunks);
@@ -209,10 +224,22 @@ class Planner {
 
   void share_out(Keys keys, uint32_t vpp) {
     std::string assumption;
-    const StageSplit split = split_stages(source_, facts_, keys,
-                                          layout_.topology.pp, vpp, assumption);
+    const StageSplit split =
+        split_stages(source_, facts_, keys, layout_.topology.pp, vpp,
+                     assumption, layout_.megatron.stage_layers);
+    const uint32_t asked = layout_.megatron.vpp;
+    if (asked != 0 && (split.vpp != asked || (asked > 1 && plan_pp() == 1)))
+      throw unfaithful_error({source_.path, {}},
+                             "--vpp {}: the layers are not {} x {} equal parts",
+                             asked, plan_pp(), asked)
+          .with_hint(plan_pp() == 1
+                         ? "virtual stages need several stages (--pp)"
+                         : "--pp-layout says the layers of each part");
+    plan_.own_stages = true;
     plan_.vpp = split.vpp;
     plan_.first_stage = split.first_stage;
+    plan_.last_stage = split.last_stage;
+    plan_.notation = split.notation;
     if (!assumption.empty()) assume(std::move(assumption));
     plan_.chunks = fill_stages(keys, split, layout_.topology.pp, plan_.tied);
   }

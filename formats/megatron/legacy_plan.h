@@ -35,8 +35,11 @@ struct LegacyPlan {
   bool tied = false;         // the embedding has a copy on the last stage
   uint64_t experts = 0;      // of the model
   bool own_experts = false;  // they have an optimizer of their own
-  // Stages are no longer equal: layers of the first one.
+  bool own_stages = false;   // the pipeline is not cut as the source's
+  // How args say that stages are unequal; see StageSplit.
   std::optional<uint64_t> first_stage;
+  std::optional<uint64_t> last_stage;
+  std::string notation;
   std::vector<std::vector<LegacyKey>> chunks;  // [v * pp + p]
   // Number of the first layer of each chunk, by "decoder.layers."
   std::map<std::string, std::vector<uint64_t>> first_layer;

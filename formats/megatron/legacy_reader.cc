@@ -65,8 +65,41 @@ uint64_t numbers_in(const LegacyDir& dir) {
   return uint64_t{1} + dir.second.has_value() + dir.third.has_value();
 }
 
-// Without args the names of directories tell the sizes; of two numbers, the
-// second is the pipeline's if its rank 1 has no embedding.
+bool is_final_norm(std::string_view name) {
+  return name.ends_with("final_layernorm.weight") ||
+         name.ends_with("final_norm.weight");
+}
+
+// Which end of a model a rank's file has.
+struct Ends {
+  bool embedding = false;
+  bool final_norm = false;
+};
+
+Ends ends_of(const LegacyDir& dir, const ReadOptions& options) {
+  Catalog aside;
+  Ends ends;
+  for (const LegacyChunk& chunk : read_legacy_rank(dir, aside, options).chunks)
+    for (const LegacyEntry& entry : chunk) {
+      ends.embedding = ends.embedding || is_word_embedding(entry.name);
+      // Layers of multi-token prediction have norms of their own.
+      ends.final_norm =
+          ends.final_norm || (is_final_norm(entry.name) &&
+                              entry.name.find("mtp.") == std::string::npos);
+    }
+  return ends;
+}
+
+// Ranks of a pipeline have one end each, those of experts both. (With layers
+// of multi-token prediction the last stage has an embedding, too.)
+bool is_pipeline(const LegacyDir& first, const LegacyDir& later,
+                 const ReadOptions& options) {
+  return !ends_of(later, options).embedding ||
+         !ends_of(first, options).final_norm;
+}
+
+// Without args the names of directories tell the sizes; what one number more
+// than tp's counts, is seen in the first two files that differ in it.
 void infer_sizes(const std::vector<LegacyDir>& dirs, Facts& facts,
                  Catalog& catalog, const ReadOptions& options) {
   uint64_t tp = 1, second = 1, third = 1;
@@ -81,14 +114,11 @@ void infer_sizes(const std::vector<LegacyDir>& dirs, Facts& facts,
   if (third == 1 && second > 1) {
     const auto later = std::ranges::find_if(
         dirs, [](const LegacyDir& dir) { return dir.second == 1; });
-    bool embedding = false;
-    if (later != dirs.end() && numbers_in(*later) == 2) {
-      Catalog aside;
-      const LegacyRank rank = read_legacy_rank(*later, aside, options);
-      for (const LegacyEntry& entry : rank.chunks.front())
-        embedding = embedding || is_word_embedding(entry.name);
-    }
-    if (embedding) std::swap(facts.pp, facts.ep);
+    const auto first = std::ranges::find_if(
+        dirs, [](const LegacyDir& dir) { return dir.second == 0; });
+    if (later != dirs.end() && first != dirs.end() && numbers_in(*later) == 2 &&
+        !is_pipeline(*first, *later, options))
+      std::swap(facts.pp, facts.ep);
   }
   catalog.assumptions.push_back(
       fmt::format("no args in the files: tp={} pp={} ep={} from the names of "

@@ -8,12 +8,11 @@
 #include "formats/megatron/keys.h"
 #include "formats/megatron/legacy_names.h"
 #include "formats/megatron/rules.h"
+#include "formats/megatron/vocab.h"
 #include "lib/text/format.h"
 
 namespace ckpt::megatron {
 namespace {
-
-constexpr uint64_t kUsualMultiple = 128;
 
 bool has_rows(const Tensor& tensor, uint64_t rows) {
   const std::string& name = tensor.param.empty() ? tensor.name : tensor.param;
@@ -29,44 +28,6 @@ uint64_t rows_of(const Catalog& catalog) {
     if (is_vocabulary(tensor.name)) rows = tensor.shape[0];
   }
   return rows;
-}
-
-void cut_rows(Tensor& tensor, uint64_t rows) {
-  std::vector<Piece> kept;
-  for (Piece& piece : tensor.pieces) {
-    const uint64_t begin = piece.box.offset[0];
-    if (begin >= rows) continue;
-    const uint64_t size = std::min(piece.box.shape[0], rows - begin);
-    if (piece.flat && piece.box.shape[0] != 0) {
-      const uint64_t row = volume(piece.box) / piece.box.shape[0];
-      piece.flat->end = std::min(piece.flat->end, size * row);
-      if (piece.flat->begin >= piece.flat->end) continue;
-    }
-    piece.box.shape[0] = size;
-    kept.push_back(std::move(piece));
-  }
-  tensor.pieces = std::move(kept);
-  tensor.shape[0] = rows;
-}
-
-void append_rows(Catalog& catalog, Tensor& tensor, uint64_t rows) {
-  Piece piece;
-  piece.box = Box::whole(tensor.shape);
-  piece.box.offset[0] = tensor.shape[0];
-  piece.box.shape[0] = rows - tensor.shape[0];
-  Shape shape = tensor.shape;
-  shape[0] = rows;
-  const uint64_t item = element_size(tensor.dtype);
-  if (item == 0 || !byte_size(tensor.dtype, shape))
-    throw unfaithful_error({catalog.path, tensor.name},
-                           "can't be padded to {} rows", rows);
-  catalog.files.push_back({.path = "zero rows",
-                           .size = volume(piece.box) * item,
-                           .codec = Codec::kFill,
-                           .fill = std::string(item, '\0')});
-  piece.extent.file = static_cast<uint32_t>(catalog.files.size() - 1);
-  tensor.pieces.push_back(std::move(piece));
-  tensor.shape = shape;
 }
 
 uint64_t round_up(uint64_t rows, uint64_t multiple, const Catalog& catalog) {
@@ -116,12 +77,12 @@ void fit_vocabulary(Catalog& catalog, const Facts& facts, uint64_t tp) {
   // Without args nobody knows the multiple that training used.
   if (!facts.vocab_multiple && rows % tp == 0) return;
   const auto multiple =
-      checked_mul(facts.vocab_multiple.value_or(kUsualMultiple), tp);
+      checked_mul(facts.vocab_multiple.value_or(kUsualVocabMultiple), tp);
   if (!multiple || *multiple == 0)
     throw unfaithful_error({catalog.path, {}}, "vocabulary for tp={}", tp);
   // A vocab_size that does not explain the rows is not taken for their count.
   const auto source_multiple = checked_mul(
-      facts.vocab_multiple.value_or(kUsualMultiple), facts.tp.value_or(1));
+      facts.vocab_multiple.value_or(kUsualVocabMultiple), facts.tp.value_or(1));
   const bool known =
       facts.vocab_size.value_or(0) != 0 && source_multiple &&
       *facts.vocab_size <= rows &&
@@ -131,11 +92,7 @@ void fit_vocabulary(Catalog& catalog, const Facts& facts, uint64_t tp) {
   if (wanted == rows) return;
   for (size_t i = 0; i < catalog.tensors.size(); ++i) {
     Tensor& tensor = catalog.tensors[i];
-    if (!has_rows(tensor, rows)) continue;
-    if (wanted < rows)
-      cut_rows(tensor, wanted);
-    else
-      append_rows(catalog, tensor, wanted);
+    if (has_rows(tensor, rows)) set_rows(catalog, tensor, wanted);
   }
   catalog.assumptions.push_back(
       wanted < rows

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "formats/megatron/keys.h"
 #include "formats/megatron/legacy_names.h"
 #include "lib/text/format.h"
 
@@ -86,12 +87,74 @@ void add_copy(Keys& keys, const LegacyKey& embedding) {
   keys.insert(at, std::move(copy));
 }
 
+// "Et*9|t*8|t*8|t*7L": embedding, layers, prediction layers, loss.
+std::string notation_of(const std::vector<uint64_t>& layers,
+                        uint64_t prediction) {
+  std::string text = "E";
+  for (size_t i = 0; i < layers.size(); ++i)
+    text += fmt::format("{}t*{}", i == 0 ? "" : "|", layers[i]);
+  if (prediction != 0) text += fmt::format("m*{}", prediction);
+  return text + "L";
+}
+
+uint64_t prediction_layers(const Keys& keys) {
+  uint64_t count = 0;
+  for (const LegacyKey& key : keys)
+    if (const Key parsed = parse_key(key.name);
+        parsed.name.starts_with("mtp.layers.") && parsed.layer)
+      count = std::max(count, *parsed.layer + 1);
+  return count;
+}
+
+// The split that somebody asked for.
+StageSplit wanted_split(const Catalog& source, const Stack& stack,
+                        const Keys& keys, uint32_t pp, uint32_t vpp,
+                        const std::vector<uint64_t>& wanted) {
+  uint64_t sum = 0;
+  for (const uint64_t layers : wanted)
+    sum = checked_add(sum, layers).value_or(UINT64_MAX);
+  if (sum != stack.layers || wanted.size() != uint64_t{pp} * vpp)
+    throw unfaithful_error({source.path, {}},
+                           "--pp-layout {} has {} layers in {} parts, the "
+                           "model has {} for pp={}{}",
+                           fmt::join(wanted, ","), sum, wanted.size(),
+                           stack.layers, pp,
+                           vpp > 1 ? fmt::format(" vpp={}", vpp) : "")
+        .with_hint("a number for each stage (with --vpp: for each chunk)");
+  StageSplit split{.vpp = vpp, .layers = wanted};
+  describe_stages(split, prediction_layers(keys));
+  return split;
+}
+
 }  // namespace
+
+void describe_stages(StageSplit& split, uint64_t prediction) {
+  const std::vector<uint64_t>& layers = split.layers;
+  const size_t count = layers.size();
+  const auto equal = [&](size_t begin, size_t end) {
+    return std::all_of(layers.begin() + static_cast<ptrdiff_t>(begin),
+                       layers.begin() + static_cast<ptrdiff_t>(end),
+                       [&](uint64_t n) { return n == layers[begin]; });
+  };
+  if (equal(0, count)) return;
+  if (count == 2 && split.vpp == 1) {
+    split.first_stage = layers[0];  // what is left is the other one's
+  } else if (split.vpp == 1 && equal(1, count - 1)) {
+    if (layers[0] != layers[1]) split.first_stage = layers[0];
+    if (layers.back() != layers[1]) split.last_stage = layers.back();
+  } else {
+    split.notation = notation_of(layers, prediction);
+  }
+}
 
 StageSplit split_stages(const Catalog& source, const Facts& facts,
                         const Keys& keys, uint32_t pp, uint32_t vpp,
-                        std::string& assumption) {
+                        std::string& assumption,
+                        const std::vector<uint64_t>& wanted) {
   const Stack stack = only_stack(source, keys, pp);
+  if (!wanted.empty())
+    return wanted_split(source, stack, keys, pp, std::max<uint32_t>(1, vpp),
+                        wanted);
   const uint64_t layers = stack.layers;
   StageSplit split;
   if (pp > 1 && vpp > 1 && layers % (uint64_t{pp} * vpp) == 0) split.vpp = vpp;

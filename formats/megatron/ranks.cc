@@ -1,6 +1,6 @@
 #include "formats/megatron/ranks.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -20,8 +20,11 @@ std::string_view stack_of(const Key& key) {
 
 }  // namespace
 
-Stages::Stages(const Catalog& catalog, const Facts& facts, uint32_t pp)
+Stages::Stages(const Catalog& catalog, const Facts& facts, uint32_t pp,
+               const std::vector<uint64_t>& wanted)
     : pp_(pp) {
+  for (const uint64_t layers : wanted)
+    ends_.push_back(layers + (ends_.empty() ? 0 : ends_.back()));
   for (const Tensor& tensor : catalog.tensors) {
     const Key key = parse_key(tensor.name);
     if (!key.rooted || place_of(key) != Where::kLayer) continue;
@@ -45,7 +48,14 @@ Stages::Stages(const Catalog& catalog, const Facts& facts, uint32_t pp)
                              "stages",
                              count, stack, pp_)
           .with_hint(fmt::format("--pp {} is the most", count));
-    if (count % pp_ != 0)
+    if (!ends_.empty() && (ends_.back() != count || ends_.size() != pp_))
+      throw unfaithful_error({catalog.path, {}},
+                             "--pp-layout {} has {} layers on {} stages; "
+                             "there are {} layers of {}, and pp={}",
+                             fmt::join(wanted, ","), ends_.back(), ends_.size(),
+                             count, stack, pp_)
+          .with_hint("a number for each pipeline stage: 9,8,8,7");
+    if (count % pp_ != 0 && ends_.empty())
       uneven_ = fmt::format("{} layers of {} over {} pipeline stages", count,
                             stack, pp_);
   }
@@ -58,6 +68,9 @@ uint32_t Stages::of(const Key& key, uint64_t layer) const {
     case Where::kLayer: {
       const auto found = layers_.find(stack_of(key));
       if (found == layers_.end() || layer >= found->second) return 0;
+      if (!ends_.empty())
+        return static_cast<uint32_t>(std::ranges::upper_bound(ends_, layer) -
+                                     ends_.begin());
       return static_cast<uint32_t>(layer * pp_ / found->second);
     }
     default:

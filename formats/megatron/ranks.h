@@ -20,11 +20,14 @@
 
 namespace ckpt::megatron {
 
-// Pipeline stages of layers: [p * L / PP, (p + 1) * L / PP) are on stage p.
+// Pipeline stages of layers: [p * L / PP, (p + 1) * L / PP) are on stage p,
+// unless somebody says how many layers each stage has.
 class Stages {
  public:
-  // Throws unfaithful_error if a stage would hold no layer.
-  Stages(const Catalog& catalog, const Facts& facts, uint32_t pp);
+  // Throws unfaithful_error if a stage would hold no layer, or if `wanted` is
+  // for another number of layers.
+  Stages(const Catalog& catalog, const Facts& facts, uint32_t pp,
+         const std::vector<uint64_t>& wanted = {});
   // `layer` counts for tensors in layers alone.
   uint32_t of(const Key& key, uint64_t layer) const;
   // Some stack of layers is not split evenly.
@@ -32,6 +35,7 @@ class Stages {
 
  private:
   uint32_t pp_;
+  std::vector<uint64_t> ends_;  // of the stages that somebody asked for
   std::map<std::string, uint64_t, std::less<>> layers_;  // by stack
   std::string uneven_;
 };

@@ -139,17 +139,20 @@ std::optional<bool> gated_by_shapes(const std::vector<Tensor>& tensors) {
     return std::string(at == name.npos ? name.substr(0, 0)
                                        : name.substr(0, at));
   };
+  // The layer's own weight: linear_fc2.post_layernorm.weight is a norm's.
   const auto is = [](const Tensor& tensor, std::string_view word) {
-    return tensor.kind != Kind::optim &&
-           tensor.name.find(word) != std::string::npos &&
-           parameter(last(tensor.name)).word == "weight" &&
-           !parameter(last(tensor.name)).half;
+    const std::string_view name = last(tensor.name);
+    return tensor.kind != Kind::optim && tensor.shape.size() >= 2 &&
+           std::string_view(tensor.name)
+               .substr(0, tensor.name.size() - name.size())
+               .ends_with(word) &&
+           parameter(name).word == "weight" && !parameter(name).half;
   };
   for (const Tensor& tensor : tensors)
-    if (is(tensor, "linear_fc2.") && !tensor.shape.empty())
+    if (is(tensor, "linear_fc2."))
       columns[module_of(tensor.name, "linear_fc2.")] = tensor.shape.back();
   for (const Tensor& tensor : tensors) {
-    if (!is(tensor, "linear_fc1.") || tensor.shape.size() < 2) continue;
+    if (!is(tensor, "linear_fc1.")) continue;
     const auto fc2 = columns.find(module_of(tensor.name, "linear_fc1."));
     if (fc2 == columns.end() || fc2->second == 0) continue;
     const uint64_t rows = tensor.shape[tensor.shape.size() - 2];

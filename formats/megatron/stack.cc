@@ -48,6 +48,7 @@ Tensor shell(const Tensor& tensor, const Dims& shape) {
   made.state = tensor.state;
   made.tp = tensor.tp;
   made.dp_replicated = tensor.dp_replicated;
+  made.pinned = tensor.pinned;
   made.requires_grad = tensor.requires_grad;
   made.parameter = tensor.parameter;
   if (!byte_size(made.dtype, made.shape))
