@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "formats/megatron/common.h"
+#include "formats/megatron/job_args.h"
 #include "formats/megatron/keys.h"
 #include "formats/torch/file_plan.h"
 #include "lib/io/file.h"
@@ -123,6 +124,8 @@ CommonTarget plan_common(const Catalog& source,
     }
     if (entry->name == kArgs)
       target.changed = set_args(document, value, changes);
+    if (entry->name == kArgs && !source.format.starts_with("megatron_"))
+      set_dtype_args(document, value, source);
     document.set(dict, document.add_string(entry->name), value);
   }
   if (target.changed.empty() && target.problems.empty())

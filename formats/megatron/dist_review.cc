@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "formats/megatron/canonical_review.h"
 #include "formats/megatron/common.h"
+#include "formats/megatron/grouped.h"
 #include "formats/megatron/keys.h"
 #include "formats/megatron/legacy_objects.h"
 #include "formats/megatron/optimizer.h"
@@ -59,6 +61,7 @@ bool has_state(const Catalog& catalog) {
 
 // Ranks' files seen as sharded keys. Returns how the optimizer is written.
 std::string review_legacy(Catalog& catalog, const Facts& facts) {
+  split_grouped_experts(catalog, facts);
   stack_modules(catalog, facts);
   const size_t states =
       std::erase_if(catalog.objects, [](const Object& object) {
@@ -91,7 +94,20 @@ std::string review_legacy(Catalog& catalog, const Facts& facts) {
 
 }  // namespace
 
+namespace {
+
+// A model of another dialect, under canonical names.
+Catalog review_canonical(Catalog source, const Layout& layout) {
+  const Facts facts = settle_canonical(source, layout);
+  stack_modules(source, facts);
+  return source;
+}
+
+}  // namespace
+
 Catalog review_for_dist(Catalog source, const Layout& layout) {
+  if (speaks_canonical(source))
+    return review_canonical(std::move(source), layout);
   if (source.format != kDist) load_objects(source);
   complete_object_names(source.objects);
   Facts facts = facts_of(source);
@@ -104,7 +120,7 @@ Catalog review_for_dist(Catalog source, const Layout& layout) {
   recognise(source, facts);
   warn_of_names(source);
   convert_optimizer(source, wanted);
-  if (layout.topology.tp != 0)
+  if (layout.topology.tp != 0 && !ask_vocabulary(source, facts, layout, false))
     pad_vocabulary(source, facts, layout.topology.tp);
   return source;
 }

@@ -6,7 +6,10 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "formats/megatron/canonical_review.h"
 #include "formats/megatron/common.h"
+#include "formats/megatron/keys.h"
+#include "formats/megatron/legacy_stages.h"
 #include "formats/megatron/locate.h"
 #include "formats/megatron/rules.h"
 #include "formats/megatron/vocab.h"
@@ -40,9 +43,32 @@ uint64_t padded_vocabulary(const Catalog& source, const Facts& facts) {
   return facts.padded_vocab_size && *facts.padded_vocab_size != rows ? rows : 0;
 }
 
+// What the command line says of the job, for args that have a place for it.
+void add_wanted(const Catalog& source, const Layout& layout,
+                std::vector<ArgChange>& changes) {
+  const Layout::Megatron& wanted = layout.megatron;
+  if (wanted.etp != 0)
+    changes.push_back({"expert_tensor_parallel_size", wanted.etp});
+  if (wanted.vocab_multiple != 0)
+    changes.push_back({"make_vocab_size_divisible_by", wanted.vocab_multiple});
+  if (wanted.stage_layers.empty()) return;
+  uint64_t prediction = 0;
+  for (const Tensor& tensor : source.tensors)
+    if (const Key key = parse_key(tensor.name);
+        key.name.starts_with("mtp.layers.") && key.layer)
+      prediction = std::max(prediction, *key.layer + 1);
+  StageSplit split{.layers = wanted.stage_layers};
+  describe_stages(split, prediction);
+  changes.push_back({"decoder_first_pipeline_num_layers", split.first_stage});
+  changes.push_back({"decoder_last_pipeline_num_layers", split.last_stage});
+  changes.push_back(
+      {"pipeline_model_parallel_layout", std::nullopt, split.notation});
+}
+
 }  // namespace
 
 std::string directory_for(const Catalog& source) {
+  if (const auto directory = canonical_directory(source)) return *directory;
   if (!source.format.starts_with("megatron_") || source.root.empty()) return {};
   const std::string prefix = source.root + "/";
   if (source.path.starts_with(prefix)) return source.path.substr(prefix.size());
@@ -55,12 +81,13 @@ Facts facts_with_shapes(const Catalog& source) {
   return facts;
 }
 
-DistSplit split_for(const Facts& facts, const Topology& topology) {
-  const uint64_t tp = std::max<uint32_t>(1, topology.tp);
+DistSplit split_for(const Facts& facts, const Layout& layout) {
+  const uint64_t tp = std::max<uint32_t>(1, layout.topology.tp);
   const bool apart = facts.etp && facts.etp != facts.tp;
-  return {.tp = tp,
-          .etp = apart ? *facts.etp : tp,
-          .ep = std::max<uint32_t>(1, topology.ep)};
+  uint64_t etp = apart ? *facts.etp : tp;
+  if (layout.megatron.etp != 0) etp = layout.megatron.etp;
+  return {
+      .tp = tp, .etp = etp, .ep = std::max<uint32_t>(1, layout.topology.ep)};
 }
 
 void add_text(const std::string& path, std::string bytes, Target& target) {
@@ -68,11 +95,12 @@ void add_text(const std::string& path, std::string bytes, Target& target) {
   if (!bytes.empty()) file.literals.push_back({0, std::move(bytes)});
 }
 
-void add_common(const Catalog& source, const Facts& facts,
+void add_common(const Catalog& source, const Facts& facts, const Layout& layout,
                 const std::string& directory, Target& target) {
-  CommonTarget common =
-      plan_common(source, topology_changes(facts, target.catalog.topology,
-                                           padded_vocabulary(source, facts)));
+  std::vector<ArgChange> changes = topology_changes(
+      facts, target.catalog.topology, padded_vocabulary(source, facts));
+  add_wanted(source, layout, changes);
+  CommonTarget common = plan_common(source, changes);
   const std::string path = io::join(directory, kCommonFile);
   if (common.copy_of.empty())
     add_text(path, std::move(common.bytes), target);

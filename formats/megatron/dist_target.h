@@ -13,18 +13,19 @@
 namespace ckpt::megatron {
 
 // Where the checkpoint stands below DST: the level that was opened, so that a
-// training root gives a training root. "", "iter_0000007".
+// training root gives a training root. "", "iter_0000007". A model of another
+// dialect becomes a training root of its own: "release".
 std::string directory_for(const Catalog& source);
 
 // What the args say, and what names and shapes do.
 Facts facts_with_shapes(const Catalog& source);
 
 // Expert tensor parallelism follows tp unless the args set it apart.
-DistSplit split_for(const Facts& facts, const Topology& topology);
+DistSplit split_for(const Facts& facts, const Layout& layout);
 
 // Files, objects, problems and assumptions of the target; `directory` is that
 // of directory_for. Payload files must be in it already.
-void add_common(const Catalog& source, const Facts& facts,
+void add_common(const Catalog& source, const Facts& facts, const Layout& layout,
                 const std::string& directory, Target& target);
 void add_sidecars(const Catalog& source, const std::string& directory,
                   Target& target);

@@ -27,11 +27,13 @@ class Builder {
  public:
   Builder(const Catalog& source, const Layout& layout)
       : source_(source),
+        layout_(layout),
         topology_(layout.topology),
         directory_(directory_for(source)),
         facts_(facts_with_shapes(source)),
-        split_(split_for(facts_, topology_)),
-        stages_(source, facts_, std::max<uint32_t>(1, topology_.pp)),
+        split_(split_for(facts_, layout)),
+        stages_(source, facts_, std::max<uint32_t>(1, topology_.pp),
+                layout.megatron.stage_layers),
         ranks_(topology_, split_.etp, has_experts(source)) {
     if (layout.single_file)
       throw usage_error({}, "a distributed checkpoint is a directory");
@@ -51,7 +53,7 @@ class Builder {
     add_tensors(save);
     save.add_file(kConfigFile, config_text("torch_dist"));
     save.finish(ranks_.count(), true);
-    add_common(source_, facts_, directory_, target_);
+    add_common(source_, facts_, layout_, directory_, target_);
     add_sidecars(source_, directory_, target_);
     add_tracker(directory_, target_);
     return std::move(target_);
@@ -152,6 +154,7 @@ class Builder {
   }
 
   const Catalog& source_;
+  const Layout& layout_;
   const Topology topology_;
   const std::string directory_;
   const Facts facts_;

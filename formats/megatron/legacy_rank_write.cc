@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "formats/megatron/job_args.h"
 #include "formats/megatron/legacy_args.h"
 #include "formats/megatron/legacy_names.h"
 #include "lib/io/file.h"
@@ -124,6 +125,8 @@ Id LegacyRankWriter::add_args(Document& document, const Object& args,
         !tensor.shape.empty())
       rows = tensor.shape[0];
   update_legacy_args(document, copy, facts_, plan_, at, rows);
+  if (!source_.format.starts_with("megatron_"))
+    set_dtype_args(document, copy, target_.catalog);
   return copy;
 }
 

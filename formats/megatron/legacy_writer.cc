@@ -4,7 +4,9 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "formats/megatron/canonical_review.h"
 #include "formats/megatron/common.h"
+#include "formats/megatron/dist_target.h"
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/legacy_check.h"
 #include "formats/megatron/legacy_plan.h"
@@ -13,6 +15,7 @@
 #include "formats/megatron/legacy_states_write.h"
 #include "formats/megatron/locate.h"
 #include "formats/megatron/restack.h"
+#include "formats/megatron/vocab.h"
 #include "formats/torch/tree.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -26,7 +29,14 @@ class LegacyWriter : public formats::Writer {
  public:
   std::string_view name() const override { return "megatron_legacy"; }
   Catalog review(Catalog source, const Layout& layout) const override {
-    const Facts facts = facts_of(source);
+    if (speaks_canonical(source)) {
+      settle_canonical(source, layout);
+      check_names(source);
+      return source;
+    }
+    Facts facts = facts_of(source);
+    if (!layout.megatron.transformer_impl.empty())
+      facts.local_spec = layout.megatron.transformer_impl == "local";
     const bool keys = source.format == "megatron_torch_dist" ||
                       source.format == "megatron_zarr";
     // Optimizer state is refused; it must not be taken apart before.
@@ -34,7 +44,8 @@ class LegacyWriter : public formats::Writer {
         source.tensors, [](const auto& t) { return t.kind == Kind::optim; });
     if (keys && !state) name_modules(source, facts);
     check_names(source);
-    fit_vocabulary(source, facts, layout.topology.tp);
+    if (!ask_vocabulary(source, facts, layout, false))
+      fit_vocabulary(source, facts, layout.topology.tp);
     return source;
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override;
@@ -65,12 +76,17 @@ void check_request(const Catalog& source, const Layout& layout) {
 class Builder {
  public:
   Builder(const Catalog& source, const Layout& layout)
-      : source_(source), layout_(layout), facts_(facts_of(source)) {}
+      : source_(source),
+        layout_(layout),
+        facts_(source.format == "megatron_legacy" ? facts_of(source)
+                                                  : facts_with_shapes(source)) {
+  }
 
   Target build() {
     check_request(source_, layout_);
     begin();
     plan_ = plan_legacy(source_, facts_, layout_, target_);
+    check_args();
     check_shares(source_, facts_, plan_, target_);
     const LegacyStatesWriter states(source_, facts_, plan_, target_);
     choose_place();
@@ -106,6 +122,7 @@ class Builder {
     }
   }
 
+  void check_args() const;
   void choose_place();
   void tell_left_out(bool optimizer);
   void add_tracker();
@@ -118,12 +135,31 @@ class Builder {
   std::string step_, root_word_;  // "iter_0000005" and "5"
 };
 
+// The names of directories don't say how many ranks share an expert.
+void Builder::check_args() const {
+  if (facts_.any || plan_.experts == 0 || plan_.etp == layout_.topology.tp)
+    return;
+  throw unfaithful_error({source_.path, {}},
+                         "expert_tensor_parallel_size {} (tp={}) has to be in "
+                         "the args, and the source has none",
+                         plan_.etp, layout_.topology.tp)
+      .with_hint(
+          "a model with its config.json (--to megatron_legacy from its "
+          "directory) brings args");
+}
+
 // A training root gives a training root, a step's directory a step's content.
 void Builder::choose_place() {
   const bool ours = source_.format == "megatron_legacy";
   if (ours && source_.root.empty()) return;
   step_ = ours ? io::base_name(source_.path) : "";
   if (ours && (step_ == "release" || iteration_number(step_))) {
+    const auto number = iteration_number(step_);
+    root_word_ = number ? std::to_string(*number) : "release";
+    return;
+  }
+  if (const auto directory = canonical_directory(source_)) {
+    step_ = *directory;
     const auto number = iteration_number(step_);
     root_word_ = number ? std::to_string(*number) : "release";
     return;

@@ -29,10 +29,11 @@ class ZarrBuilder {
  public:
   ZarrBuilder(const Catalog& source, const Layout& layout)
       : source_(source),
+        layout_(layout),
         topology_(layout.topology),
         directory_(directory_for(source)),
         facts_(facts_with_shapes(source)),
-        split_(split_for(facts_, topology_)) {}
+        split_(split_for(facts_, layout)) {}
 
   Target build() {
     Catalog& catalog = target_.catalog;
@@ -44,7 +45,7 @@ class ZarrBuilder {
     for (const Tensor& tensor : source_.tensors) add_tensor(tensor);
     for (size_t t = 0; t < chunks_.size(); ++t) describe(t);
     add_objects();
-    add_common(source_, facts_, directory_, target_);
+    add_common(source_, facts_, layout_, directory_, target_);
     add_text(at(kConfigFile), config_text("zarr"), target_);
     add_sidecars(source_, directory_, target_);
     add_tracker(directory_, target_);
@@ -175,6 +176,7 @@ class ZarrBuilder {
   }
 
   const Catalog& source_;
+  const Layout& layout_;
   const Topology topology_;
   const std::string directory_;
   const Facts facts_;
