@@ -28,6 +28,7 @@ class Command {
 
 std::unique_ptr<Command> make_convert();
 std::unique_ptr<Command> make_diff();
+std::unique_ptr<Command> make_family();
 std::unique_ptr<Command> make_inspect();
 std::unique_ptr<Command> make_reshard();
 std::unique_ptr<Command> make_unshard();

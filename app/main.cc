@@ -20,6 +20,7 @@ Commands all_commands() {
   commands.push_back(make_unshard());
   commands.push_back(make_verify());
   commands.push_back(make_diff());
+  commands.push_back(make_family());
   return commands;
 }
 

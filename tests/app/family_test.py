@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""ckpt family: every model that transformers wrote fits its family, what does
+not fit is named, and the example of docs/families.md works on a model of its
+architecture."""
+
+import json
+import shutil
+
+from support import DATA, Suite, check, check_equal, read_safetensors
+
+CKPT = None
+HF = DATA / "hf"
+DOCS = DATA.parents[1] / "docs" / "families.md"
+
+
+def cases():
+    return sorted(path.name for path in HF.iterdir())
+
+
+def copy_of(case, folder):
+    to = folder / case
+    shutil.copytree(HF / case / "ckpt", to)
+    return to
+
+
+def rewrite(path, change):
+    """The tensors of model.safetensors, changed by `change(dict)`."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors")
+
+
+def problems_of(result):
+    return {(problem["kind"], problem["tensor"])
+            for dialect in result.json()["dialects"]
+            for problem in dialect["problems"]}
+
+
+def test_list(folder):
+    families = CKPT.run("family", "list", "--json").want(0).json()["families"]
+    names = [family["name"] for family in families]
+    check_equal(names, sorted(names), "order")
+    by_name = {family["name"]: family for family in families}
+    check_equal(by_name["llama"]["dialects"],
+                ["fairseq2", "mcore", "meta", "olmo_core"], "llama")
+    check_equal(by_name["olmo2"]["model_types"], ["olmo2", "olmo3"], "olmo2")
+    text = CKPT.run("family", "list").want(0).out
+    for name in names:
+        check(name in text, f"{name} is not listed")
+        CKPT.run("family", "show", name).want(0)
+        shown = CKPT.run("family", "show", name, "--json").want(0).json()
+        check_equal(sorted(shown["dialects"]), by_name[name]["dialects"], name)
+
+
+def test_golden_fits(folder, case):
+    report = CKPT.run("family", "check", HF / case / "ckpt",
+                      "--json").want(0).json()
+    info = json.loads((HF / case / "case.json").read_text())
+    check_equal(report["family"], info["family"], "family")
+    there = {d["dialect"]: d for d in report["dialects"]}
+    for path in (HF / case).glob("expected_*.safetensors"):
+        dialect = path.stem[len("expected_"):]
+        check_equal(there[dialect]["made"], len(read_safetensors(path)),
+                    f"tensors of {dialect}")
+
+
+def test_numbers_have_sources(folder):
+    out = CKPT.run("family", "check", HF / "llama/ckpt").want(0).out
+    check("heads $nh = 8 (config.json num_attention_heads)" in out, out)
+    check("tied embeddings $tie = false" in out, out)
+
+
+def test_what_does_not_fit(folder):
+    """Each of the four kinds, and the exit status."""
+    norm = "model.norm.weight"
+    q = "model.layers.0.self_attn.q_proj.weight"
+
+    def lose(tensors):
+        del tensors[norm]
+
+    def add(tensors):
+        tensors["model.extra.weight"] = tensors[norm].clone()
+
+    def cut(tensors):
+        tensors[q] = tensors[q][:-1].clone()
+
+    for change, wanted in ((lose, ("missing", norm)),
+                           (add, ("unknown", "model.extra.weight")),
+                           (cut, ("misshapen", q))):
+        path = copy_of("llama", folder / change.__name__)
+        rewrite(path, change)
+        result = CKPT.run("family", "check", path, "--json").want(5)
+        check(wanted in problems_of(result), f"{wanted}: {result.out}")
+        text = CKPT.run("family", "check", path).want(5)
+        check(wanted[1] in text.out and wanted[0] in text.out, str(text))
+        check("does not fit family llama" in text.err, str(text))
+
+    def double(tensors):
+        tensors["wte.weight"] = tensors["transformer.wte.weight"].clone()
+
+    path = copy_of("gpt2_f32", folder / "double")
+    rewrite(path, double)
+    result = CKPT.run("family", "check", path, "--json").want(5)
+    kinds = {kind for kind, _ in problems_of(result)}
+    check_equal(kinds, {"doubled"}, "kinds")
+
+
+def test_numbers_that_are_missing(folder):
+    path = copy_of("llama", folder)
+    config = json.loads((path / "config.json").read_text())
+    heads = config.pop("num_attention_heads")
+    (path / "config.json").write_text(json.dumps(config))
+    result = CKPT.run("family", "check", path).want(5)
+    check("--set nh=VALUE" in result.out + result.err, str(result))
+    CKPT.run("family", "check", path, "--set", f"nh={heads}").want(0)
+    wrong = CKPT.run("family", "check", path, "--set", "nhh=8").want(2)
+    check("did you mean 'nh'" in wrong.err, str(wrong))
+
+
+def test_a_family_that_is_unknown(folder):
+    path = copy_of("llama", folder)
+    config = json.loads((path / "config.json").read_text())
+    config.update(model_type="unheard", architectures=["Unheard"])
+    (path / "config.json").write_text(json.dumps(config))
+    result = CKPT.run("family", "check", path).want(5)
+    check("--family" in result.err, str(result))
+    CKPT.run("family", "check", path, "--family", "llama").want(0)
+    CKPT.run("family", "check", path, "--family", "lama").want(2)
+    CKPT.run("family", "check").want(2)
+    CKPT.run("family", "show").want(2)
+    CKPT.run("family", "lsit").want(2)
+
+
+def example():
+    text = DOCS.read_text()
+    return text.split("```json\n")[1].split("```")[0]
+
+
+def stablelm(path, bias):
+    """A model that transformers made from its own config, or, without
+    transformers, one of the names and shapes that it gives."""
+    import torch
+
+    sizes = dict(vocab_size=40, hidden_size=16, intermediate_size=24,
+                 num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, use_qkv_bias=bias)
+    try:
+        from transformers import StableLmConfig, StableLmForCausalLM
+    except ImportError:
+        pass
+    else:
+        StableLmForCausalLM(StableLmConfig(**sizes)).save_pretrained(path)
+        return
+    from safetensors.torch import save_file
+
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(
+        dict(sizes, model_type="stablelm",
+             architectures=["StableLmForCausalLM"])))
+    shapes = {"model.embed_tokens.weight": (40, 16), "lm_head.weight": (40, 16),
+              "model.norm.weight": (16,), "model.norm.bias": (16,)}
+    for layer in range(2):
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            for part in ("weight", "bias"):
+                shapes[f"model.layers.{layer}.{norm}.{part}"] = (16,)
+        for name, rows, columns in (("q", 16, 16), ("k", 8, 16), ("v", 8, 16),
+                                    ("o", 16, 16)):
+            at = f"model.layers.{layer}.self_attn.{name}_proj."
+            shapes[at + "weight"] = (rows, columns)
+            if bias and name != "o":
+                shapes[at + "bias"] = (rows,)
+        for name, rows, columns in (("gate", 24, 16), ("up", 24, 16),
+                                    ("down", 16, 24)):
+            at = f"model.layers.{layer}.mlp.{name}_proj.weight"
+            shapes[at] = (rows, columns)
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()},
+              path / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_the_example_of_the_docs(folder):
+    file = folder / "stablelm.json"
+    file.write_text(example())
+    for bias in (False, True):
+        path = folder / f"bias_{bias}"
+        stablelm(path, bias)
+        result = CKPT.run("family", "check", path, "--family-file", file,
+                          "--json").want(0)
+        made = result.json()["dialects"][0]["made"]
+        check_equal(made, 4 + 2 * (9 if bias else 8), "tensors")
+
+
+def test_mistakes_are_shown_at_their_line(folder):
+    file = folder / "mine.json"
+    lines = example().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"op": "qkv"' in line)
+    lines[at] = lines[at].replace('"op": "qkv"', '"op": "qkw"')
+    file.write_text("\n".join(lines))
+    result = CKPT.run("family", "show", "--family-file", file).want(2)
+    check(f"mine.json:{at + 1}:" in result.err, str(result))
+    check("did you mean 'qkv'" in result.err, str(result))
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    check(len(cases()) >= 26, f"{len(cases())} goldens: tests/data is cut")
+    suite.add("list and show", test_list)
+    for case in cases():
+        suite.add(f"{case}: fits", test_golden_fits, case)
+    suite.add("numbers have sources", test_numbers_have_sources)
+    suite.add("what does not fit", test_what_does_not_fit)
+    suite.add("numbers that are missing", test_numbers_that_are_missing)
+    suite.add("a family that is unknown", test_a_family_that_is_unknown)
+    suite.add("the example of the docs", test_the_example_of_the_docs)
+    suite.add("mistakes at their line", test_mistakes_are_shown_at_their_line)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
