@@ -302,7 +302,8 @@ std::vector<Entry> entries_of(const Metadata& metadata) {
     entries.push_back({entry.position, &entry.name, Place::What::kTensor});
   for (const BytesEntry& entry : metadata.bytes)
     entries.push_back({entry.position, &entry.name, Place::What::kObject});
-  std::ranges::sort(entries, {}, &Entry::position);
+  // What was one flat tensor has one position.
+  std::ranges::stable_sort(entries, {}, &Entry::position);
   return entries;
 }
 

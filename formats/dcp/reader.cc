@@ -6,11 +6,13 @@
 #include "ckpt/error.h"
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/directory.h"
+#include "formats/dcp/flat_params.h"
 #include "formats/dcp/hf.h"
 #include "formats/dcp/kinds.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/nest.h"
 #include "formats/dcp/unite.h"
+#include "formats/fsdp/expand.h"
 #include "formats/numbered.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -23,7 +25,6 @@ using text::printable;
 using Severity = Problem::Severity;
 
 constexpr std::string_view kIndex = ".metadata";
-constexpr std::string_view kFlatParam = "_flat_param";
 
 bool is_part_name(const std::string& path) {
   const std::string name = io::base_name(path);
@@ -143,22 +144,6 @@ void note_strays(const Directory& directory, const Metadata& metadata,
                      printable(directory.started[0]))});
 }
 
-// FSDP1 in its LOCAL_STATE_DICT mode keeps one flat tensor for each unit.
-void note_flat(Catalog& catalog) {
-  for (const Tensor& tensor : catalog.tensors) {
-    if (!tensor.name.ends_with(kFlatParam) || tensor.shape.size() != 1)
-      continue;
-    catalog.problems.push_back(
-        {Severity::kNote,
-         "flat_parameter",
-         {},
-         tensor.name,
-         "a flat parameter of FSDP: many parameters one after the other, whose "
-         "names and shapes are not stored; it is carried as it is"});
-    return;
-  }
-}
-
 Catalog read_indexed(const Directory& directory,
                      const formats::ReadOptions& options) {
   Metadata metadata = read_index(directory, options);
@@ -170,10 +155,11 @@ Catalog read_indexed(const Directory& directory,
   catalog.family = options.family;
   catalog.topology.dp = count_ranks(metadata);
   add_to_catalog(metadata, catalog, options);
-  add_nest(metadata, catalog, options);
   set_kinds(catalog);
+  // FSDP1 in its LOCAL_STATE_DICT mode keeps one flat tensor for each unit.
+  rename_entries(fsdp::expand_given(catalog, options), metadata);
+  add_nest(metadata, catalog, options);
   note_strays(directory, metadata, catalog);
-  note_flat(catalog);
   return catalog;
 }
 

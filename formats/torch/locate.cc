@@ -6,6 +6,8 @@
 #include <string_view>
 
 #include "ckpt/error.h"
+#include "formats/fsdp/fairscale.h"
+#include "formats/fsdp/rank_files.h"
 #include "formats/index.h"
 #include "formats/torch/container.h"
 #include "lib/io/file.h"
@@ -115,21 +117,25 @@ bool names_distributed(const std::vector<std::string>& globals) {
 }
 
 // The first file tells: one pickle is read.
-bool take_ranks(const std::string& directory, const Listing& listing,
+bool take_ranks(const std::string& directory, const Listing& listing, bool flat,
                 Files& files) {
   if (listing.others.empty()) return false;
   const std::string first = io::join(directory, listing.others[0]);
   if (!is_torch(first)) return false;
   try {
     Catalog scratch;
-    if (!names_distributed(open_container(first, scratch).globals))
+    const Container container = open_container(first, scratch);
+    files.ranks = names_distributed(container.globals);
+    if (!files.ranks && !flat && !fsdp::holds_flat(*container.document))
       return false;
   } catch (const Error&) {
     return false;
   }
-  files.names = listing.others;
-  files.ranks = true;
-  return true;
+  // DTensors and ShardedTensors say themselves which part they are.
+  if (!files.ranks || flat) files.flat = fsdp::by_rank(listing.others);
+  if (!files.flat.empty()) files.ranks = false;
+  if (files.ranks) files.names = listing.others;
+  return files.ranks || !files.flat.empty();
 }
 
 // A directory around one file.
@@ -151,7 +157,7 @@ bool is_bin_index(const std::string& path) {
   return formats::is_index_name(io::base_name(path), kSuffix);
 }
 
-std::optional<Files> locate(const std::string& directory) {
+std::optional<Files> locate(const std::string& directory, bool flat) {
   const Listing listing = list(directory);
   Files files;
   const bool found =
@@ -160,10 +166,10 @@ std::optional<Files> locate(const std::string& directory) {
                             return take_stem(stem, listing, files);
                           }) ||
       take_only(directory, listing, files) ||
-      take_ranks(directory, listing, files) ||
+      take_ranks(directory, listing, flat, files) ||
       take_lone(directory, listing, files);
   if (!found) return std::nullopt;
-  if (!files.ranks) {
+  if (!files.ranks && files.flat.empty()) {
     formats::check_complete_sets(directory, files.names);
     std::ranges::set_difference(listing.bins, files.names,
                                 std::back_inserter(files.unread));

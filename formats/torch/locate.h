@@ -8,6 +8,7 @@
 //   *.bin.index*.json, *-x-of-N.bin, *.bin   if there is only one (set)
 //   *.pt, *.pth, *.bin, *.ckpt               if they hold parts of DTensors:
 //                                            one file per rank, all together
+//   the same endings, with flat parameters   one file (or more) per rank
 //   the same endings                         if there is only one file
 #pragma once
 
@@ -18,9 +19,12 @@
 namespace ckpt::torch {
 
 struct Files {
-  std::vector<std::string> names;   // in the directory; sorted
-  std::string index;                // its name, or ""; then names is empty
-  bool ranks = false;               // each holds parts of the same tensors
+  std::vector<std::string> names;  // in the directory; sorted
+  std::string index;               // its name, or ""; then names is empty
+  bool ranks = false;              // each holds parts of the same tensors
+  // Each rank's files with its runs of FSDP's flat parameters; then names is
+  // empty.
+  std::vector<std::vector<std::string>> flat;
   std::vector<std::string> unread;  // other weights that are there
 };
 
@@ -28,8 +32,9 @@ struct Files {
 size_t count_torch_names(const std::string& directory);
 
 // Nothing if there is no torch checkpoint in the directory. Throws an
-// input_error if an x-of-N set lacks files.
-std::optional<Files> locate(const std::string& directory);
+// input_error if an x-of-N set lacks files. `flat`: files of numbered ranks
+// are known to have flat parameters (--flat-params).
+std::optional<Files> locate(const std::string& directory, bool flat = false);
 
 // True for "pytorch_model.bin.index.json" and its variants.
 bool is_bin_index(const std::string& path);

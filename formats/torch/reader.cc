@@ -1,12 +1,16 @@
 #include <algorithm>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "ckpt/error.h"
+#include "formats/fsdp/expand.h"
+#include "formats/fsdp/fairscale.h"
 #include "formats/hf.h"
 #include "formats/index.h"
 #include "formats/torch/container.h"
 #include "formats/torch/locate.h"
+#include "formats/torch/rank_tensors.h"
 #include "formats/torch/torch.h"
 #include "formats/torch/tree.h"
 #include "lib/io/file.h"
@@ -46,7 +50,7 @@ Support supports_directory(const std::string& path) {
                                  others)};
     return {false, "no pytorch_model.bin, no index of .bin files"};
   }
-  if (files->ranks)
+  if (files->ranks || !files->flat.empty())
     return {true, "holds a file per rank with parts of tensors"};
   return {true, "holds " + printable(files->index.empty() ? files->names[0]
                                                           : files->index)};
@@ -136,14 +140,34 @@ class Assembly {
 
   // Files of ranks: parts of the same tensors.
   void take_ranks() {
-    for (const Opened& file : files_) {
-      Opened rest{file.container, {}};
-      rest.tree.objects = file.tree.objects;
-      rest.tree.problems = file.tree.problems;
-      for (const NamedTensor& tensor : file.tree.tensors)
-        merge(file.container.path, tensor);
-      add(rest);
+    take_parts(
+        nullptr, [](size_t file) { return file; }, files_.size());
+    fsdp::expand_given(catalog_, options_);
+    note_parts();
+  }
+
+  // Files of ranks that share flat parameters of FSDP: `sets[r]` are rank r's,
+  // in the order in which they were opened.
+  void take_flat(const std::vector<std::vector<std::string>>& sets) {
+    std::vector<size_t> ranks;
+    for (size_t r = 0; r < sets.size(); ++r)
+      ranks.insert(ranks.end(), sets[r].size(), r);
+    std::vector<fsdp::ShardMetadata> stored;
+    if (options_.flat_params_file.empty()) stored = read_metadata(sets.size());
+    fsdp::FlatParameters all;
+    if (!stored.empty()) all = stored[0].all;
+    if (!options_.flat_params_file.empty())
+      all = fsdp::read_flat_params(options_.flat_params_file);
+    const auto padded = take_parts(
+        &all, [&](size_t file) { return ranks[file]; }, sets.size());
+    if (stored.empty()) {
+      fsdp::expand_given(catalog_, options_, padded);
+    } else {
+      fsdp::check_padding(stored, catalog_);
+      fsdp::expand(catalog_, all, padded);
+      fsdp::finish(stored[0], catalog_);
     }
+    catalog_.topology.dp = static_cast<uint32_t>(sets.size());
     note_parts();
   }
 
@@ -172,25 +196,34 @@ class Assembly {
     return !first;
   }
 
-  void merge(const std::string& path, const NamedTensor& found) {
-    Tensor tensor = make_tensor(found.name, found.ref);
-    tensor.kind = found.kind;
-    tensor.param = found.param;
-    tensor.state = found.state;
-    const auto [it, first] =
-        merged_.emplace(found.name, catalog_.tensors.size());
-    if (first) {
-      catalog_.tensors.push_back(std::move(tensor));
-      return;
+  template <class RankOf>
+  std::unordered_set<std::string> take_parts(const fsdp::FlatParameters* flat,
+                                             RankOf rank_of, size_t ranks) {
+    RankTensors tensors(catalog_, flat);
+    for (size_t f = 0; f < files_.size(); ++f) {
+      const Opened& file = files_[f];
+      Opened rest{file.container, {}};
+      rest.tree.objects = file.tree.objects;
+      rest.tree.problems = file.tree.problems;
+      for (const NamedTensor& tensor : file.tree.tensors)
+        tensors.add(file.container.path, rank_of(f), tensor);
+      add(rest);
     }
-    Tensor& whole = catalog_.tensors[it->second];
-    if (whole.dtype != tensor.dtype || whole.shape != tensor.shape)
-      throw input_error({path, printable(found.name)},
-                        "is {} {}, in other files of this directory {} {}",
-                        name(tensor.dtype), to_string(tensor.shape),
-                        name(whole.dtype), to_string(whole.shape));
-    whole.pieces.insert(whole.pieces.end(), tensor.pieces.begin(),
-                        tensor.pieces.end());
+    return tensors.finish(ranks);
+  }
+
+  // fairscale's, one for each rank; or none at all.
+  std::vector<fsdp::ShardMetadata> read_metadata(size_t ranks) const {
+    std::vector<fsdp::ShardMetadata> stored;
+    for (const Opened& file : files_)
+      if (auto one = fsdp::read_shard_metadata(*file.container.document,
+                                               file.container.path))
+        stored.push_back(*std::move(one));
+    if (!stored.empty() && stored.size() != ranks)
+      throw input_error({catalog_.path, {}},
+                        "{} of {} ranks have metadata of their shards",
+                        stored.size(), ranks);
+    return stored;
   }
 
   uint64_t bytes() const {
@@ -224,7 +257,6 @@ class Assembly {
   Catalog catalog_;
   std::vector<Opened> files_;
   std::unordered_map<std::string, std::string> objects_;
-  std::unordered_map<std::string, size_t> merged_;
 };
 
 void read_indexed(const std::string& directory, const std::string& name,
@@ -238,14 +270,20 @@ void read_indexed(const std::string& directory, const std::string& name,
   });
 }
 
-void read_directory(const std::string& directory, Assembly& assembly) {
-  auto files = locate(directory);
+void read_directory(const std::string& directory,
+                    const formats::ReadOptions& options, Assembly& assembly) {
+  auto files = locate(directory, !options.flat_params_file.empty());
   if (!files)
     throw missing_error({directory, {}},
                         "no pytorch_model.bin, no index of .bin files and no "
                         "files of ranks");
   if (!files->index.empty()) {
     read_indexed(directory, files->index, assembly, files->unread);
+  } else if (!files->flat.empty()) {
+    for (const auto& rank : files->flat)
+      for (const std::string& name : rank)
+        assembly.open(io::join(directory, name));
+    assembly.take_flat(files->flat);
   } else {
     for (const std::string& name : files->names)
       assembly.open(io::join(directory, name));
@@ -257,6 +295,11 @@ void read_directory(const std::string& directory, Assembly& assembly) {
       assembly.take_all();
   }
   Catalog& catalog = assembly.catalog();
+  if (!files->flat.empty())
+    catalog.assumptions.push_back(fmt::format(
+        "{} ranks' files with flat parameters: their order is the numbers' in "
+        "the names, {} first",
+        files->flat.size(), printable(files->flat[0][0])));
   if (files->ranks)
     catalog.assumptions.push_back(
         fmt::format("{} files: each holds one rank's parts of the same tensors",
@@ -285,7 +328,7 @@ class TorchReader final : public formats::Reader {
     const bool directory = io::is_directory(path);
     std::vector<std::string> unread;
     if (directory) {
-      read_directory(path, assembly);
+      read_directory(path, options, assembly);
     } else if (is_bin_index(path)) {
       read_indexed(io::parent(path), io::base_name(path), assembly, unread);
     } else {

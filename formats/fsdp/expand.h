@@ -1,0 +1,52 @@
+// Flat parameters as the parameters that they are made of: only names, shapes
+// and pieces change.
+//
+//   layers.0._flat_param [154]   ->  layers.0.norm.weight [7]
+//                                    layers.0.w1.weight [10, 7] …
+//   each one's pieces: flat ranges of it, one for each rank that has some
+#pragma once
+
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "formats/format.h"
+#include "formats/fsdp/flat_params.h"
+
+namespace ckpt::fsdp {
+
+// What became of a flat tensor, or of the optimizer's state for one.
+struct Expansion {
+  std::string name;  // that it had
+  std::string leaf;  // what stood in it for the parameters
+  struct Into {
+    std::string name;
+    std::string parameter;  // what stands in the name for the leaf
+  };
+  std::vector<Into> into;
+};
+
+using Names = std::unordered_set<std::string>;
+
+// Replaces the tensors that `all` describes, and one-dimensional state of the
+// same length that belongs to them; other state (steps) is repeated for each
+// parameter. `padded`: the names of those that are (FlatTensor); that what is
+// left of them is zeros, becomes a Redundant of the catalog. Opens the archives
+// of flat tensors (Catalog::locate). Throws usage_error for a key that no
+// tensor has, and what begins() throws.
+std::vector<Expansion> expand(Catalog& catalog, const FlatParameters& all,
+                              const Names& padded = {});
+
+// expand() with the file of --flat-params, if there is one; then notes flat
+// tensors that nobody described.
+std::vector<Expansion> expand_given(Catalog& catalog,
+                                    const formats::ReadOptions& options,
+                                    const Names& padded = {});
+
+// `text`, a name that ends with `leaf`, with the parameter in its place, and
+// without the words of FSDP's wrappers before it.
+std::string with_parameter(std::string_view text, std::string_view leaf,
+                           std::string_view parameter);
+
+}  // namespace ckpt::fsdp

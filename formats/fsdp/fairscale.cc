@@ -1,0 +1,209 @@
+#include "formats/fsdp/fairscale.h"
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "formats/torch/tensors.h"
+#include "lib/text/format.h"
+
+namespace ckpt::fsdp {
+namespace {
+
+using pickle::Document;
+using pickle::Id;
+using pickle::kNoId;
+using pickle::Type;
+using text::printable;
+
+constexpr const char* kObjects[] = {"shard_metadata", "fsdp_metadata"};
+
+// By its name, or below "model.".
+const Tensor* find(const Catalog& catalog, const std::string& key) {
+  const Tensor* tensor = catalog.find(key);
+  return tensor != nullptr ? tensor : catalog.find("model." + key);
+}
+
+class Parser {
+ public:
+  Parser(const Document& document, const std::string& path)
+      : document_(document), path_(path) {}
+
+  ShardMetadata parse(Id node) {
+    result_.all.source = path_;
+    const Id list = document_.find(node, "param_metadata");
+    if (!document_.is(list, Type::kList)) fail("has no list of param_metadata");
+    for (const Id unit : document_.items(list)) add_unit(unit);
+    return std::move(result_);
+  }
+
+ private:
+  template <class... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> text,
+                         Args&&... args) const {
+    throw input_error({path_, {}}, "its metadata of shards: {}",
+                      fmt::format(text, std::forward<Args>(args)...));
+  }
+
+  std::string text_of(Id node, const char* what) const {
+    if (!document_.is(node, Type::kString)) fail("{} is no string", what);
+    return std::string(document_.text(node));
+  }
+
+  std::vector<Id> list_of(Id node, const char* what) const {
+    if (!document_.is(node, Type::kList) && !document_.is(node, Type::kTuple))
+      fail("{} is no list", what);
+    const auto items = document_.items(node);
+    return {items.begin(), items.end()};
+  }
+
+  void add_unit(Id unit) {
+    const std::string module =
+        text_of(document_.find(unit, "fsdp_path"), "fsdp_path");
+    const auto params = document_.as_pairs(document_.find(unit, "params"));
+    if (!params) fail("params of '{}' is no dict", printable(module));
+    const Id own = document_.find(unit, "no_broadcast_optim_state");
+    if (document_.is(own, Type::kBool) && document_.boolean(own))
+      throw unfaithful_error({path_, printable(module)},
+                             "each rank has parameters of its own here "
+                             "(no_broadcast_optim_state), under one name")
+          .with_hint("open one rank's file alone");
+    for (size_t i = 0; i + 1 < params->size(); i += 2)
+      add_flat(module, text_of((*params)[i], "a key of params"),
+               (*params)[i + 1]);
+    const Id shared = document_.find(unit, "shared_param_info");
+    if (shared == kNoId) return;
+    for (const Id pair : list_of(shared, "shared_param_info")) {
+      const auto names = list_of(pair, "a pair of shared_param_info");
+      if (names.size() != 2) fail("a shared parameter is no pair of names");
+      result_.shared.emplace_back(text_of(names[0], "a name"),
+                                  text_of(names[1], "a name"));
+    }
+  }
+
+  void add_flat(const std::string& module, const std::string& leaf, Id node) {
+    FlatParameter flat{
+        .key = module.empty() ? leaf : module + "." + leaf,
+        .leaf = leaf,
+        .parameters = {},
+        .alignment = 1,
+        .padding = {},
+    };
+    const auto names = list_of(document_.find(node, "names"), "names");
+    const auto shapes = list_of(document_.find(node, "shapes"), "shapes");
+    const auto numels =
+        torch::as_ints(document_, document_.find(node, "numels"));
+    if (names.empty() || shapes.size() != names.size() || !numels ||
+        numels->size() != names.size())
+      fail("{} has {} names, {} shapes and {} numels", printable(flat.key),
+           names.size(), shapes.size(), numels ? numels->size() : 0);
+    for (size_t i = 0; i < names.size(); ++i)
+      flat.parameters.push_back({text_of(names[i], "a name"),
+                                 shape_of(flat.key, shapes[i], (*numels)[i])});
+    const auto padding = document_.as_int(document_.find(node, "padding"));
+    if (!padding || *padding < 0)
+      fail("{} has no padding", printable(flat.key));
+    result_.padding.push_back(static_cast<uint64_t>(*padding));
+    result_.all.all.push_back(std::move(flat));
+  }
+
+  Shape shape_of(const std::string& key, Id node, int64_t numel) const {
+    const auto sizes = torch::as_ints(document_, node);
+    if (!sizes || sizes->size() > kMaxRank)
+      fail("a shape in {} is none", printable(key));
+    Shape shape;
+    for (const int64_t size : *sizes) {
+      if (size < 0) fail("a shape in {} is negative", printable(key));
+      shape.push_back(static_cast<uint64_t>(size));
+    }
+    const auto count = element_count(shape);
+    if (!count || numel < 0 || *count != static_cast<uint64_t>(numel))
+      fail("shape {} in {} has not {} elements", to_string(shape),
+           printable(key), numel);
+    return shape;
+  }
+
+  const Document& document_;
+  const std::string& path_;
+  ShardMetadata result_;
+};
+
+}  // namespace
+
+std::optional<ShardMetadata> read_shard_metadata(
+    const pickle::Document& document, const std::string& path) {
+  for (const char* key : kObjects) {
+    const Id node = document.find(document.root(), key);
+    if (document.find(node, "param_metadata") == kNoId) continue;
+    ShardMetadata metadata = Parser(document, path).parse(node);
+    metadata.object = key;
+    return metadata;
+  }
+  return std::nullopt;
+}
+
+void check_padding(const std::vector<ShardMetadata>& ranks,
+                   const Catalog& catalog) {
+  const auto& first = ranks.at(0).all.all;
+  for (size_t f = 0; f < first.size(); ++f) {
+    const Tensor* tensor = find(catalog, first[f].key);
+    if (tensor == nullptr || tensor->shape.size() != 1) continue;
+    uint64_t elements = 0;
+    for (const Parameter& parameter : first[f].parameters)
+      elements += element_count(parameter.shape).value_or(0);
+    const uint64_t part = tensor->shape[0] / ranks.size();
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      const auto& all = ranks[r].all.all;
+      const Where where{ranks[r].all.source, printable(first[f].key)};
+      if (f >= all.size() || all[f].key != first[f].key)
+        throw input_error(where,
+                          "its metadata of shards is not that of rank 0");
+      const uint64_t begin = r * part;
+      const uint64_t padding =
+          begin + part - std::clamp(elements, begin, begin + part);
+      if (padding == ranks[r].padding[f]) continue;
+      throw input_error(where,
+                        "the padding of its part is {} elements, as rank {} "
+                        "of {} it has {}",
+                        ranks[r].padding[f], r, ranks.size(), padding)
+          .with_hint("are all ranks' files here, and numbered as the ranks?");
+    }
+  }
+}
+
+void finish(const ShardMetadata& metadata, Catalog& catalog) {
+  uint32_t tie = 0;
+  for (const Tensor& tensor : catalog.tensors) tie = std::max(tie, tensor.tie);
+  for (const auto& [source, other] : metadata.shared) {
+    const Tensor* known = find(catalog, source);
+    if (known == nullptr || find(catalog, other) != nullptr) continue;
+    const size_t at = static_cast<size_t>(known - catalog.tensors.data());
+    if (known->tie == 0) catalog.tensors[at].tie = ++tie;
+    Tensor copy = catalog.tensors[at];
+    copy.name.replace(copy.name.size() - source.size(), source.size(), other);
+    catalog.tensors.push_back(std::move(copy));
+  }
+  const auto gone = std::erase_if(catalog.objects, [&](const Object& object) {
+    return object.name == metadata.object ||
+           object.name.starts_with(metadata.object + ".");
+  });
+  if (gone > 0)
+    catalog.assumptions.push_back(metadata.object +
+                                  ": used, and left out of the objects");
+}
+
+bool holds_flat(const pickle::Document& document) {
+  for (const char* key : kObjects) {
+    const Id node = document.find(document.root(), key);
+    if (document.find(node, "param_metadata") != kNoId) return true;
+  }
+  for (Id id = 0; id < document.size(); ++id) {
+    if (document.type(id) != Type::kString) continue;
+    const std::string_view text = document.text(id);
+    const size_t dot = text.rfind('.');
+    if (is_flat_leaf(dot == text.npos ? text : text.substr(dot + 1)))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace ckpt::fsdp

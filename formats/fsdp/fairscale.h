@@ -1,0 +1,59 @@
+// What fairscale keeps beside its shards: FullyShardedDataParallel's
+// local_metadata_dict(), which fairseq and metaseq put into each rank's file.
+//
+//   {"model": {"layers.0.flat_param_0": this rank's part, …},
+//    "shard_metadata": {                        (fairseq: "fsdp_metadata")
+//      "param_metadata": [
+//        {"fsdp_path": "layers.0",
+//         "params": {"flat_param_0": {"names": ["norm.weight", …],
+//                                     "shapes": [torch.Size([7]), …],
+//                                     "numels": [7, …],
+//                                     "padding": 2}},   of this rank's part
+//         "no_broadcast_optim_state": False,
+//         "shared_param_info": [("emb.weight", "out.weight"), …]}, …],
+//      "buffer_names": […]}}
+//
+// fairscale 0.4: nn/data_parallel/fully_sharded_data_parallel.py. Parts have
+// the length ceil(elements / ranks), the last ones are padded with zeros.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "formats/fsdp/flat_params.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::fsdp {
+
+struct ShardMetadata {
+  std::string object;             // its key in the file
+  FlatParameters all;             // without gaps
+  std::vector<uint64_t> padding;  // of each one's part in this file, elements
+  // Parameters under a second name: (which, the other name).
+  std::vector<std::pair<std::string, std::string>> shared;
+};
+
+// Nothing if the file has none. Throws input_error where it is malformed,
+// unfaithful_error for parameters that each rank has of its own (experts).
+std::optional<ShardMetadata> read_shard_metadata(
+    const pickle::Document& document, const std::string& path);
+
+// Throws input_error where a rank's metadata is of other parameters than rank
+// 0's, or has another padding than its place in the catalog's flat tensors
+// gives it: files of unlike checkpoints, in the wrong order, or not all.
+void check_padding(const std::vector<ShardMetadata>& ranks,
+                   const Catalog& catalog);
+
+// After expand(): gives shared parameters their second names, and takes the
+// metadata, which describes nothing any more, out of the objects.
+void finish(const ShardMetadata& metadata, Catalog& catalog);
+
+// True if the pickle has that metadata, or a key that FSDP gives to a flat
+// parameter.
+bool holds_flat(const pickle::Document& document);
+
+}  // namespace ckpt::fsdp

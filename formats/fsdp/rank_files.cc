@@ -1,0 +1,76 @@
+#include "formats/fsdp/rank_files.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string_view>
+
+namespace ckpt::fsdp {
+namespace {
+
+constexpr size_t kMostNumbers = 16;
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+struct Split {
+  std::string rest;  // the name with '#' for the number
+  uint64_t number = 0;
+};
+
+// Splits at the number that has `after` other numbers behind it.
+std::optional<Split> split(std::string_view name, size_t after) {
+  size_t end = name.size();
+  for (size_t skipped = 0;; ++skipped) {
+    while (end > 0 && !is_digit(name[end - 1])) --end;
+    if (end == 0) return std::nullopt;
+    size_t begin = end;
+    while (begin > 0 && is_digit(name[begin - 1])) --begin;
+    if (skipped < after) {
+      end = begin;
+      continue;
+    }
+    Split result{.rest = std::string(name.substr(0, begin)) + "#" +
+                         std::string(name.substr(end)),
+                 .number = 0};
+    const auto [stop, failure] =
+        std::from_chars(name.data() + begin, name.data() + end, result.number);
+    if (failure != std::errc{} || stop != name.data() + end)
+      return std::nullopt;
+    return result;
+  }
+}
+
+std::vector<std::vector<std::string>> ranks_of(
+    const std::vector<std::string>& names, size_t after) {
+  std::map<std::string, std::map<uint64_t, std::string>> sets;
+  for (const std::string& name : names) {
+    const auto at = split(name, after);
+    if (!at || !sets[at->rest].emplace(at->number, name).second) return {};
+  }
+  std::vector<std::vector<std::string>> ranks(
+      sets.empty() ? 0 : sets.begin()->second.size());
+  for (const auto& [rest, numbers] : sets) {
+    if (numbers.size() != ranks.size() ||
+        numbers.rbegin()->first + 1 != ranks.size())
+      return {};
+    for (const auto& [number, name] : numbers) ranks[number].push_back(name);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+std::vector<std::vector<std::string>> by_rank(
+    const std::vector<std::string>& names) {
+  std::vector<std::vector<std::string>> lone;
+  for (size_t after = 0; after < kMostNumbers; ++after) {
+    auto ranks = ranks_of(names, after);
+    if (ranks.size() > 1) return ranks;
+    if (lone.empty()) lone = std::move(ranks);
+  }
+  return lone;
+}
+
+}  // namespace ckpt::fsdp

@@ -1,0 +1,19 @@
+// Files of which each rank wrote one set: which number in their names is the
+// rank.
+//
+//   checkpoint_1_100-shard0.pt  checkpoint_1_100-shard1.pt      two ranks
+//   model_rank0.pt optim_rank0.pt model_rank1.pt optim_rank1.pt  two ranks
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace ckpt::fsdp {
+
+// The names of each rank, in the order of the ranks: the last number in them
+// that counts from 0 without a gap, in every set of names that differ in
+// nothing else. Empty if there is none (for one file: if it has no 0).
+std::vector<std::vector<std::string>> by_rank(
+    const std::vector<std::string>& names);
+
+}  // namespace ckpt::fsdp
