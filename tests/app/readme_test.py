@@ -22,6 +22,7 @@ SOURCES = {
     "gpt": "megatron_torch_dist/gpt_tp2_pp2_v0161",
     "old": "megatron_zarr/gpt_zarr_optim_bucket_space_v0090",
     "fsdp": "dcp/fsdp2_w2_adamw",
+    "llama": "hf/llama",
 }
 BLOCK = re.compile(r"```console\n(.*?)```", re.S)
 
