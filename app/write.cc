@@ -12,9 +12,12 @@
 #include "app/progress.h"
 #include "app/rename.h"
 #include "app/select.h"
+#include "app/target_name.h"
 #include "app/write_report.h"
 #include "formats/families/rules.h"
 #include "formats/format.h"
+#include "formats/unsharded.h"
+#include "lib/io/file.h"
 #include "lib/io/read_count.h"
 
 namespace ckpt::app {
@@ -45,16 +48,31 @@ SaveOptions save_options(const WriteRequest& request) {
           .progress = {}};
 }
 
-// --verify: the target is opened and read as any checkpoint is.
-void verify_written(const WriteRequest& request, const Target& target,
-                    const reshard::RunResult& result) {
-  Catalog written = formats::open(request.target_path, target.catalog.format,
-                                  request.source.read);
+// Adds the digests of all tensors at `path`, by name.
+void read_back(const WriteRequest& request, const std::string& path,
+               std::string_view format,
+               std::unordered_map<std::string, Digest>& by_name) {
+  formats::ReadOptions options = request.source.read;
+  options.flat_params_file.clear();  // it is about the source
+  Catalog written = formats::open(path, std::string(format), options);
   const std::vector<Digest> found =
       read_all(written, request.engine, request.output).digests;
-  std::unordered_map<std::string_view, Digest> by_name;
   for (size_t i = 0; i < found.size(); ++i)
     by_name[written.tensors[i].name] = found[i];
+}
+
+// --verify: the target is opened and read as any checkpoint is; a directory of
+// unlike files, file by file.
+void verify_written(const WriteRequest& request, const Layout& layout,
+                    const Target& target, const reshard::RunResult& result) {
+  std::unordered_map<std::string, Digest> by_name;
+  if (formats::is_unsharded(layout)) {
+    for (const File& file : target.catalog.files)
+      read_back(request, io::join(request.target_path, file.path),
+                file_format(file.path), by_name);
+  } else {
+    read_back(request, request.target_path, target.catalog.format, by_name);
+  }
   for (size_t i = 0; i < target.catalog.tensors.size(); ++i) {
     const std::string& tensor = target.catalog.tensors[i].name;
     const auto same = by_name.find(tensor);
@@ -120,10 +138,18 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                           Layout layout) {
   if (request.engine.cuda) refuse_cuda();
   const auto begin = std::chrono::steady_clock::now();
-  const SaveOptions options = save_options(request);
+  SaveOptions options = save_options(request);
   layout.max_shard_size = request.write.max_shard_size;
   library::Prepared prepared =
       library::prepare(std::move(source), layout, request.target_path, options);
+  const bool pair =
+      layout.form == formats::kFiles && layout.format == "safetensors";
+  if (formats::is_unsharded(layout) && !pair &&
+      prepared.target.catalog.files.size() > 1) {
+    // Which would list what no single one of the files holds.
+    options.manifest = false;
+    spdlog::info("no manifest: the files are no checkpoint of one format");
+  }
   log_problems(prepared.target.problems);
   for (const std::string& line : prepared.target.assumptions)
     spdlog::info("{}", line);
@@ -146,7 +172,8 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
     const reshard::RunResult result =
         library::execute(prepared, options, progress);
     report.bytes_read = result.bytes_read;
-    if (request.write.verify) verify_written(request, prepared.target, result);
+    if (request.write.verify)
+      verify_written(request, layout, prepared.target, result);
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
             .count();

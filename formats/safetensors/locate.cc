@@ -57,6 +57,9 @@ bool take_stem(std::string_view stem, const Listing& listing, Files& files) {
   const std::string index = single + ".index.json";
   if (contains(listing.weights, single)) {
     files.names = {single};
+    // OLMo-core's form of whole tensors: the optimizer in a file beside.
+    if (stem == "model" && contains(listing.weights, "optim.safetensors"))
+      files.names.push_back("optim.safetensors");
   } else if (contains(listing.indexes, index)) {
     files.index = index;
   } else {

@@ -1,7 +1,8 @@
 // Which files of a directory make up a safetensors checkpoint. As
 // transformers does, the first that is there:
 //
-//   model.safetensors                         one file
+//   model.safetensors                         one file, and optim.safetensors
+//                                             if that is there too
 //   model.safetensors.index.json              the files that it names
 //   model-0000x-of-0000N.safetensors          all N
 //   the same for diffusion_pytorch_model, adapter_model, consolidated

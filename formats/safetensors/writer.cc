@@ -6,6 +6,7 @@
 #include "formats/index.h"
 #include "formats/safetensors/file_plan.h"
 #include "formats/safetensors/safetensors.h"
+#include "formats/unsharded.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -207,6 +208,8 @@ class SafetensorsWriter final : public formats::Writer {
  public:
   std::string_view name() const override { return kFormat; }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
+    if (formats::is_unsharded(layout))
+      return formats::lay_out_unsharded(source, layout);
     return Builder(source, layout).build();
   }
 };

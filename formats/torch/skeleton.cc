@@ -52,7 +52,8 @@ class Rewriter {
 
   std::optional<Rewritten> rewrite() {
     visit();
-    if (!any_tensor_) return std::nullopt;
+    // Without any tensor at all it is a file of objects.
+    if (!any_tensor_ && !source_.tensors.empty()) return std::nullopt;
     break_entries();
     prune();
     const bool rest = std::ranges::find(placed_, false) != placed_.end();

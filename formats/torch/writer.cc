@@ -9,6 +9,7 @@
 #include "formats/torch/skeleton.h"
 #include "formats/torch/torch.h"
 #include "formats/torch/tree.h"
+#include "formats/unsharded.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -278,10 +279,12 @@ class TorchWriter final : public formats::Writer {
  public:
   std::string_view name() const override { return kFormat; }
   Catalog review(Catalog source, const Layout& layout) const override {
-    if (!layout.single_file) return source;
+    if (!layout.single_file && layout.form != formats::kFiles) return source;
     return olmo_core::v1::as_state_dict(std::move(source));
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
+    if (formats::is_unsharded(layout))
+      return formats::lay_out_unsharded(source, layout);
     return Builder(source, layout).build();
   }
 };

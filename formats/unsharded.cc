@@ -1,0 +1,272 @@
+#include "formats/unsharded.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "formats/format.h"
+#include "formats/index.h"
+#include "formats/olmo_core/v1_state_dict.h"
+#include "formats/safetensors/safetensors.h"
+#include "formats/torch/torch.h"
+#include "formats/torch/tree.h"
+#include "lib/text/format.h"
+
+namespace ckpt::formats {
+namespace {
+
+using text::printable;
+using Severity = Problem::Severity;
+
+constexpr std::string_view kTorch = "torch";
+constexpr std::string_view kObjects = "objects.pt";
+// Values of a safetensors header.
+constexpr std::string_view kHeader = "__metadata__";
+
+std::string_view folder_of(Kind kind) {
+  switch (kind) {
+    case Kind::model:
+      return "model";
+    case Kind::optim:
+      return "optim";
+    case Kind::other:
+      return "other";
+  }
+  return "other";
+}
+
+// A file of the target.
+struct Part {
+  std::string path;
+  std::vector<uint32_t> tensors;  // of the source
+  bool objects = false;           // it holds the values that are no tensors
+};
+
+class Builder {
+ public:
+  Builder(const Catalog& source, const Layout& layout)
+      : source_(source),
+        layout_(layout),
+        extension_(layout.format == kTorch ? ".pt" : ".safetensors"),
+        safetensors_(safetensors::make_writer()),
+        torch_(torch::make_writer()) {}
+
+  Target build() {
+    for (const Tensor& tensor : source_.tensors)
+      torch::check_materialisable(tensor, source_);
+    start();
+    if (layout_.form == kTensors)
+      split_tensors();
+    else if (layout_.form == kChunks)
+      split_chunks();
+    else
+      split_kinds();
+    give_objects();
+    for (const Part& part : parts_) add(part);
+    if (layout_.form == kChunks) add_indexes();
+    note_sidecars();
+    return std::move(target_);
+  }
+
+ private:
+  void start() {
+    target_.catalog.format = layout_.format;
+    target_.catalog.family = source_.family;
+    target_.catalog.dialect = source_.dialect;
+    target_.catalog.tensors.resize(source_.tensors.size());
+  }
+
+  // model.safetensors, optim.pt; other tensors are in the model's file.
+  void split_kinds() {
+    Part model{.path = "model" + extension_, .tensors = {}};
+    Part state{.path = "optim" + extension_, .tensors = {}};
+    for (uint32_t i = 0; i < source_.tensors.size(); ++i)
+      (source_.tensors[i].kind == Kind::optim ? state : model)
+          .tensors.push_back(i);
+    for (Part& part : {std::ref(model), std::ref(state)})
+      if (!part.tensors.empty()) parts_.push_back(std::move(part));
+  }
+
+  // The peer writes the whole key, with '-' for each '.'.
+  std::string file_of(const Tensor& tensor) const {
+    const std::string folder(folder_of(tensor.kind));
+    std::string key = tensor.name;
+    if (source_.format.starts_with("olmo_core")) key = folder + "." + key;
+    for (char& c : key)
+      if (c == '.' || c == '/') c = '-';
+    return folder + "/" + key + extension_;
+  }
+
+  void split_tensors() {
+    std::unordered_map<std::string, uint32_t> known;
+    for (uint32_t i = 0; i < source_.tensors.size(); ++i) {
+      const Tensor& tensor = source_.tensors[i];
+      std::string path = file_of(tensor);
+      const auto [other, fresh] = known.emplace(path, i);
+      if (!fresh)
+        throw unfaithful_error({path, printable(tensor.name)},
+                               "{} has the same file name",
+                               printable(source_.tensors[other->second].name))
+            .with_hint("--rename gives one of them another name");
+      parts_.push_back({.path = std::move(path), .tensors = {i}});
+    }
+  }
+
+  // In the catalog's order; a new chunk when the next tensor does not fit.
+  void split_chunks() {
+    for (const Kind kind : {Kind::model, Kind::optim, Kind::other}) {
+      uint64_t filled = 0;
+      uint32_t number = 0;
+      for (uint32_t i = 0; i < source_.tensors.size(); ++i) {
+        if (source_.tensors[i].kind != kind) continue;
+        const uint64_t bytes = byte_size(source_.tensors[i]);
+        const uint64_t most = layout_.max_shard_size;
+        if (number == 0 || filled > most || bytes > most - filled) {
+          parts_.push_back(
+              {.path = fmt::format("{}/chunk-{:05}{}", folder_of(kind),
+                                   number++, extension_),
+               .tensors = {}});
+          filled = 0;
+        }
+        parts_.back().tensors.push_back(i);
+        filled += bytes;
+      }
+    }
+  }
+
+  // Values that are no tensors go into optim.pt, a file of their own, or to
+  // the first file, which has no place for them and says so.
+  void give_objects() {
+    const bool any = std::ranges::any_of(source_.objects, [](const Object& o) {
+      return !o.name.starts_with(kHeader);
+    });
+    if (!any || parts_.empty()) return;
+    const bool pickled = layout_.form == kFiles && layout_.format == kTorch;
+    const bool nested = source_.skeleton.has_value();
+    if (!pickled && nested)
+      parts_.push_back({.path = std::string(kObjects), .tensors = {}});
+    parts_.back().objects = true;
+  }
+
+  void add(const Part& part) {
+    const bool pickled = part.path.ends_with(".pt");
+    Layout layout = layout_;
+    layout.single_file = true;
+    layout.form.clear();
+    layout.max_shard_size = 0;
+    layout.format = pickled ? kTorch : "safetensors";
+    layout.name = part.path.substr(part.path.rfind('/') + 1);
+    const Writer& writer = pickled ? *torch_ : *safetensors_;
+    merge(part, writer.lay_out(catalog_of(part, pickled), layout));
+  }
+
+  Catalog catalog_of(const Part& part, bool pickled) const {
+    Catalog catalog;
+    catalog.format = source_.format;
+    catalog.path = source_.path;
+    catalog.family = source_.family;
+    catalog.dialect = source_.dialect;
+    for (const uint32_t i : part.tensors)
+      catalog.tensors.push_back(source_.tensors[i]);
+    for (const Object& object : source_.objects)
+      if (object.name.starts_with(kHeader) ? !pickled && !part.objects
+                                           : part.objects)
+        catalog.objects.push_back(object);
+    // A file of one tensor is flat: {name: tensor}.
+    const bool nested =
+        part.objects || part.path.find('/') == std::string::npos;
+    if (pickled && nested) {
+      catalog.skeleton = source_.skeleton;
+      catalog.problems = source_.problems;
+    }
+    return catalog;
+  }
+
+  void merge(const Part& part, Target made) {
+    const auto file = static_cast<uint32_t>(target_.files.size());
+    Catalog& catalog = target_.catalog;
+    for (size_t i = 0; i < part.tensors.size(); ++i) {
+      Tensor& tensor = made.catalog.tensors[i];
+      for (Piece& piece : tensor.pieces) piece.extent.file += file;
+      catalog.tensors[part.tensors[i]] = std::move(tensor);
+    }
+    for (File& one : made.catalog.files) {
+      one.path = part.path;
+      catalog.files.push_back(std::move(one));
+    }
+    for (TargetFile& one : made.files) {
+      one.path = part.path;
+      target_.files.push_back(std::move(one));
+    }
+    std::ranges::move(made.catalog.objects,
+                      std::back_inserter(catalog.objects));
+    std::ranges::move(made.problems, std::back_inserter(target_.problems));
+    for (std::string& line : made.assumptions)
+      if (std::ranges::find(target_.assumptions, line) ==
+          target_.assumptions.end())
+        target_.assumptions.push_back(std::move(line));
+  }
+
+  // So that a folder of chunks opens as one checkpoint.
+  void add_indexes() {
+    for (const Kind kind : {Kind::model, Kind::optim, Kind::other}) {
+      const std::string folder = std::string(folder_of(kind)) + "/";
+      std::vector<IndexEntry> weight_map;
+      uint64_t total = 0;
+      for (const Part& part : parts_) {
+        if (!part.path.starts_with(folder)) continue;
+        for (const uint32_t i : part.tensors) {
+          weight_map.push_back(
+              {target_.catalog.tensors[i].name,
+               std::string_view(part.path).substr(folder.size())});
+          total += byte_size(source_.tensors[i]);
+        }
+      }
+      if (weight_map.empty()) continue;
+      TargetFile index;
+      index.path =
+          folder + (layout_.format == kTorch ? "pytorch_model.bin.index.json"
+                                             : "model.safetensors.index.json");
+      index.literals.push_back({0, write_index(weight_map, total)});
+      index.size = index.literals[0].bytes.size();
+      target_.files.push_back(std::move(index));
+    }
+  }
+
+  void note_sidecars() {
+    for (const Sidecar& sidecar : source_.sidecars)
+      target_.problems.push_back({Severity::kNote,
+                                  "sidecar_left_out",
+                                  {},
+                                  {},
+                                  printable(sidecar.name) + " is not copied"});
+  }
+
+  const Catalog& source_;
+  const Layout& layout_;
+  std::string extension_;
+  std::unique_ptr<Writer> safetensors_;
+  std::unique_ptr<Writer> torch_;
+  std::vector<Part> parts_;
+  Target target_;
+};
+
+}  // namespace
+
+bool is_unsharded(const Layout& layout) {
+  return !layout.single_file &&
+         (layout.form == kFiles || layout.form == kTensors ||
+          layout.form == kChunks);
+}
+
+Catalog review_unsharded(Catalog source) {
+  return olmo_core::v1::as_state_dict(std::move(source));
+}
+
+Target lay_out_unsharded(const Catalog& source, const Layout& layout) {
+  return Builder(source, layout).build();
+}
+
+}  // namespace ckpt::formats

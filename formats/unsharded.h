@@ -1,0 +1,36 @@
+// Directories of whole tensors in other forms than Hugging Face's, as
+// OLMo-core's unshard_checkpoint writes them:
+//
+//   files     model.safetensors, optim.safetensors (.pt)   one of each kind
+//   tensors   model/model-blocks-0-w-weight.safetensors …, one tensor each
+//   chunks    model/chunk-00000.safetensors …,
+//   model/model.safetensors.index.json
+//
+// Every file is what the format's Writer makes of it alone. The optimizer's
+// tensors are in optim/, others (RNG state …) in other/; values that are no
+// tensor are in optim.pt, or in objects.pt beside safetensors. The peer has the
+// optimizer only in the first form, and only as optim.pt.
+#pragma once
+
+#include <string_view>
+
+#include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+
+namespace ckpt::formats {
+
+// Layout::form
+inline constexpr std::string_view kFiles = "files";
+inline constexpr std::string_view kTensors = "tensors";
+inline constexpr std::string_view kChunks = "chunks";  // of max_shard_size
+
+// True if the layout has one of these forms (and is no single file).
+bool is_unsharded(const Layout& layout);
+
+// What Writer::review and Writer::lay_out of safetensors and torch do then;
+// layout.format is the container. Throws unfaithful_error for two tensors
+// whose files would have one name.
+Catalog review_unsharded(Catalog source);
+Target lay_out_unsharded(const Catalog& source, const Layout& layout);
+
+}  // namespace ckpt::formats
