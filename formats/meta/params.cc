@@ -3,7 +3,6 @@
 #include "ckpt/error.h"
 #include "formats/meta/meta.h"
 #include "lib/io/file.h"
-#include "lib/pickle/json.h"
 #include "lib/text/json.h"
 
 namespace ckpt::meta {
@@ -24,8 +23,9 @@ std::optional<uint64_t> count(const Json& json, const char* key,
                               const std::string& path) {
   const Json* value = member(json, key);
   if (!value) return std::nullopt;
-  if (!value->is_number_unsigned() || value->get<uint64_t>() == 0 ||
-      value->get<uint64_t>() > kMost)
+  const bool number = value->is_number_unsigned() ||
+                      (value->is_number_integer() && value->get<int64_t>() > 0);
+  if (!number || value->get<uint64_t>() == 0 || value->get<uint64_t>() > kMost)
     throw input_error({path, {}}, "{} is {}, expected a count", key,
                       value->dump(-1, ' ', true, Json::error_handler_t::replace)
                           .substr(0, 40));
@@ -52,7 +52,54 @@ void settle_heads(Params& params, const std::string& path) {
   params.head_dim = *params.dim / *params.heads;
 }
 
+using Plain = nlohmann::ordered_json;
+
+Plain plain(const pickle::Document& document, pickle::Id value, int depth) {
+  using pickle::Type;
+  constexpr int kDeepest = 64;
+  if (depth > kDeepest)
+    throw unfaithful_error({}, "params: nested deeper than {}", kDeepest);
+  switch (document.type(value)) {
+    case Type::kNone:
+      return nullptr;
+    case Type::kBool:
+      return document.boolean(value);
+    case Type::kInt:
+      return document.integer(value);
+    case Type::kFloat:
+      return document.real(value);
+    case Type::kString:
+      return document.text(value);
+    case Type::kList:
+    case Type::kTuple: {
+      Plain array = Plain::array();
+      for (const pickle::Id item : document.items(value))
+        array.push_back(plain(document, item, depth + 1));
+      return array;
+    }
+    default:
+      break;
+  }
+  const auto pairs = document.as_pairs(value);
+  if (!pairs)
+    throw unfaithful_error({}, "params: JSON has no {}",
+                           pickle::name(document.type(value)));
+  Plain object = Plain::object();
+  for (size_t i = 0; i + 1 < pairs->size(); i += 2) {
+    if (!document.is((*pairs)[i], Type::kString))
+      throw unfaithful_error({}, "params: a key that is no text");
+    object[std::string(document.text((*pairs)[i]))] =
+        plain(document, (*pairs)[i + 1], depth + 1);
+  }
+  return object;
+}
+
 }  // namespace
+
+nlohmann::ordered_json plain_json(const pickle::Document& document,
+                                  pickle::Id value) {
+  return plain(document, value, 0);
+}
 
 std::optional<uint64_t> Params::query_rows() const {
   return heads && head_dim ? std::optional(*heads * *head_dim) : std::nullopt;
@@ -90,10 +137,14 @@ Params read_params(const std::string& path) {
 std::optional<Params> params_of(const Catalog& catalog) {
   for (const Object& object : catalog.objects)
     if (object.name == kParamsObject && object.document)
-      return parse_params(Json(pickle::to_json(*object.document, object.node)),
+      return parse_params(Json(plain_json(*object.document, object.node)),
                           std::string(kParamsObject));
   for (const Sidecar& sidecar : catalog.sidecars)
-    if (sidecar.name == kParams) return read_params(sidecar.path);
+    if (sidecar.name == kParams)
+      return sidecar.text ? parse_params(text::parse_python_json(*sidecar.text,
+                                                                 sidecar.path),
+                                         sidecar.path)
+                          : read_params(sidecar.path);
   return std::nullopt;
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "ckpt/catalog.h"
+#include "lib/pickle/value.h"
 
 namespace ckpt::meta {
 
@@ -36,6 +37,11 @@ Params parse_params(const nlohmann::json& json, const std::string& path);
 
 // Of a file. Throws input_error.
 Params read_params(const std::string& path);
+
+// The JSON that a dict of plain values stands for. Throws unfaithful_error for
+// values that JSON lacks.
+nlohmann::ordered_json plain_json(const pickle::Document& document,
+                                  pickle::Id value);
 
 // Of the object "params", else of the sidecar params.json; nothing if there is
 // neither.

@@ -13,7 +13,6 @@
 #include "formats/safetensors/header.h"
 #include "formats/torch/file_plan.h"
 #include "formats/torch/tree.h"
-#include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
 
@@ -163,7 +162,7 @@ class Builder {
     TargetFile& file = target_.files.emplace_back();
     file.path = kParams;
     std::string text =
-        pickle::to_json(*object.document, object.node).dump(-1, ' ', kAscii);
+        plain_json(*object.document, object.node).dump(-1, ' ', kAscii);
     file.size = text.size();
     file.literals.push_back({0, std::move(text)});
   }

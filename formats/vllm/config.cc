@@ -85,7 +85,9 @@ std::optional<Config> config_of(const Catalog& catalog) {
   for (const Sidecar& sidecar : catalog.sidecars)
     if (sidecar.name == "config.json")
       return from_json(
-          text::parse_python_json(io::read_file(sidecar.path, kMaxConfig),
+          text::parse_python_json(sidecar.text
+                                      ? *sidecar.text
+                                      : io::read_file(sidecar.path, kMaxConfig),
                                   sidecar.path),
           sidecar.path);
   return std::nullopt;

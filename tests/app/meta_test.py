@@ -376,6 +376,27 @@ def test_from_flat(folder):
     model.check(folder / "b", 4)
 
 
+def test_from_hf(folder, case, ranks):
+    """From Hugging Face's names: rotary rows in pairs, params.json. Llama 3's
+    way to cut embeddings, whatever the source was."""
+    source = DATA / "hf" / case / "ckpt"
+    if not source.exists():
+        raise Skip("no such golden here")
+    CKPT.ok("convert", source, folder / "out", "--to", "meta", "--tp", ranks)
+    want = read_safetensors(GOLDENS / case / "expected.safetensors")
+    info = json.loads((GOLDENS / case / "case.json").read_text())
+    for rank, got in enumerate(load_ranks(folder / "out")):
+        compare({k: from_torch(v) for k, v in got.items()},
+                {k: from_torch(cut(k, as_torch(v), rank, ranks,
+                                   info["n_kv_heads"]))
+                 for k, v in want.items()}, f"rank {rank}")
+    params = json.loads((folder / "out/params.json").read_text())
+    check_equal((params["dim"], params["n_heads"]), (32, info["n_heads"]),
+                "params.json")
+    CKPT.ok("convert", folder / "out", folder / "hf", "--to", "safetensors")
+    CKPT.ok("verify", folder / "hf", source)
+
+
 def test_fairseq2_files(folder):
     """Files that fairseq2's converter named, without a params.json."""
     base = DATA / "fairseq2_native/llama_tp1dp1_bf16"
@@ -583,6 +604,9 @@ def prepare(suite, ckpt):
               GOLDENS / "llama/ckpt")
     suite.add("same records of one", test_same_records, "llama",
               GOLDENS / "llama/other/mp1")
+    for case in ("llama", "llama_mha_f16"):
+        for ranks in (1, 2, 4):
+            suite.add(f"from hf {case} {ranks}", test_from_hf, case, ranks)
     for ranks in (1, 2, 4, 8, 16):
         suite.add(f"attention of {ranks}", test_attention, ranks)
     for seed in range(12):
