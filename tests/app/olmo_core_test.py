@@ -82,6 +82,10 @@ def test_peer_unshards_alike(folder, case):
         out = folder / name
         CKPT.ok("unshard", source, out, f"--{name.removesuffix('.pt')}-only")
         check_equal(plain(load_pt(out)), want, f"ckpt's {name}")
+    out = folder / "both"
+    CKPT.ok("unshard", source, out, "--to", "torch")
+    check_equal({p.name: plain(load_pt(p)) for p in out.iterdir()}, trees[0],
+                "ckpt's directory")
 
 
 # ---------------------------------------------------------------------- peer
