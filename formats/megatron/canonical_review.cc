@@ -89,6 +89,16 @@ void spell_local(Catalog& catalog) {
   }
 }
 
+// {"format": "pt"} of a safetensors file says nothing of the model.
+void drop_container_mark(Catalog& catalog) {
+  std::erase_if(catalog.objects, [](const Object& object) {
+    if (object.name != "__metadata__" || !object.document) return false;
+    const auto pairs = object.document->as_pairs(object.node);
+    return pairs && pairs->size() == 2 &&
+           object.document->find(object.node, "format") != pickle::kNoId;
+  });
+}
+
 }  // namespace
 
 bool speaks_canonical(const Catalog& source) {
@@ -108,6 +118,7 @@ bool speaks_canonical(const Catalog& source) {
 Facts settle_canonical(Catalog& source, const Layout& layout) {
   locate(source);
   load_objects(source);
+  drop_container_mark(source);
   recognise_states(source);
   check_names(source);
   Facts facts = facts_for(source, layout);
