@@ -13,7 +13,7 @@ namespace ckpt::families {
 namespace {
 
 using FamilyPtr = std::shared_ptr<const Family>;
-constexpr uint64_t kMaxFile = uint64_t{4} << 20;
+constexpr uint64_t kMaxFile = uint64_t{1} << 20;
 
 // Not every file that is compiled in is a family.
 bool is_family_file(const Embedded& file) {

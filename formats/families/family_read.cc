@@ -116,36 +116,49 @@ void check_variables(const Value& value, const Names& names) {
   }
 }
 
-// Variables may build on others, but not on themselves.
-class CycleCheck {
+// Variables may build on others, but not on themselves, and not without end:
+// they are evaluated by recursion.
+class DepthCheck {
  public:
-  CycleCheck(const Variables& vars, const Value& where)
+  DepthCheck(const Variables& vars, const Value& where)
       : vars_(vars), where_(where) {}
   void run() {
-    for (const auto& [name, definition] : vars_) visit(name);
+    for (const auto& [name, definition] : vars_) depth(name, 1);
   }
 
  private:
-  void visit(const std::string& name) {
-    if (done_.contains(name)) return;
-    if (!open_.insert(name).second)
-      where_.fail("variable " + name + " is defined by itself");
+  static constexpr size_t kMostDeep = 16;
+
+  size_t depth(const std::string& name, size_t above) {
+    if (above > kMostDeep) too_deep();
+    const auto [known, is_new] = depths_.emplace(name, 0);
+    if (!is_new) {
+      if (known->second == 0)
+        where_.fail("variable " + name + " is defined by itself");
+      return known->second;
+    }
+    size_t below = 0;
     const auto found = vars_.find(name);
     if (found != vars_.end()) {
       for (const auto& [side, text] : found->second) {
         const Expr expression(text);
         for (const std::string& used : expression.names())
-          if (used.starts_with('$')) visit(used);
+          if (used.starts_with('$'))
+            below = std::max(below, depth(used, above + 1));
       }
     }
-    open_.erase(name);
-    done_.insert(name);
+    if (below >= kMostDeep) too_deep();
+    return depths_[name] = below + 1;
+  }
+
+  [[noreturn]] void too_deep() const {
+    where_.fail(fmt::format("variables build on each other more than {} deep",
+                            kMostDeep));
   }
 
   const Variables& vars_;
   const Value& where_;
-  std::set<std::string> open_;
-  std::set<std::string> done_;
+  std::map<std::string, size_t> depths_;  // 0: being looked at
 };
 
 // Two rules for one tensor, where nothing chooses between them.
@@ -240,7 +253,7 @@ class FamilyReader {
     for (const Value& place : {root_, section}) {
       if (const auto vars = place.find("vars")) {
         check_variables(*vars, names);
-        CycleCheck(dialect.vars, *vars).run();
+        DepthCheck(dialect.vars, *vars).run();
       }
       if (const auto index = place.find("index"))
         for (const auto& [name, range] : index->members())

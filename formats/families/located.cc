@@ -20,21 +20,23 @@ class LocatedParser {
       : file_(file), scan_(file.text_, file.source_) {}
 
   void run() {
-    file_.root_ = value("");
+    file_.root_ = value(file_.places_);
     scan_.finish();
   }
   uint64_t position() const { return scan_.position(); }
 
  private:
+  using Place = Located::Place;
+
   // Recurses no deeper than the scanner lets it: kMaxJsonDepth.
-  Json value(const std::string& path) {
+  Json value(Place& place) {
     const Scanner::Kind kind = scan_.peek();
-    file_.offsets_.emplace(path, scan_.position());
+    place.offset = scan_.position();
     switch (kind) {
       case Scanner::Kind::kObject:
-        return object(path);
+        return object(place);
       case Scanner::Kind::kArray:
-        return array(path);
+        return array(place);
       case Scanner::Kind::kString:
         return std::string(scan_.string());
       case Scanner::Kind::kNumber:
@@ -47,7 +49,7 @@ class LocatedParser {
     return kind == Scanner::Kind::kTrue;
   }
 
-  Json object(const std::string& path) {
+  Json object(Place& place) {
     Json::object_t members;
     scan_.enter_object();
     while (const auto key = scan_.next_key()) {
@@ -56,16 +58,16 @@ class LocatedParser {
       if (!is_new)
         scan_.fail(
             fmt::format("key \"{}\" given twice", text::printable(name)));
-      member->second = value(path + "/" + name);
+      member->second = value(place.members[name]);
     }
     return members;
   }
 
-  Json array(const std::string& path) {
+  Json array(Place& place) {
     Json::array_t items;
     scan_.enter_array();
     while (scan_.next_item())
-      items.push_back(value(path + "/" + std::to_string(items.size())));
+      items.push_back(value(place.items.emplace_back()));
     return items;
   }
 
@@ -119,7 +121,24 @@ Located::Located(std::string text, std::string source)
   }
 }
 
-Value Located::root() const { return {*this, root_, ""}; }
+Value Located::root() const { return {*this, root_, places_}; }
+
+bool Located::path_to(const Place& from, const Place* wanted,
+                      std::string& path) {
+  if (&from == wanted) return true;
+  const size_t length = path.size();
+  const auto inside = [&](const Place& place, const std::string& name) {
+    path += (path.empty() ? "" : ".") + name;
+    if (path_to(place, wanted, path)) return true;
+    path.resize(length);
+    return false;
+  };
+  for (size_t i = 0; i < from.items.size(); ++i)
+    if (inside(from.items[i], std::to_string(i))) return true;
+  for (const auto& [name, place] : from.members)
+    if (inside(place, name)) return true;
+  return false;
+}
 
 uint32_t Located::line(size_t offset) const {
   const auto end =
@@ -134,15 +153,10 @@ std::string Located::place(size_t offset) const {
   return fmt::format("{}:{}:{}", source_, line(at), column);
 }
 
-size_t Value::offset() const {
-  const auto found = file_->offsets_.find(path_);
-  return found == file_->offsets_.end() ? 0 : found->second;
-}
-
 void Value::fail(std::string_view problem, std::string_view hint) const {
-  std::string path = path_.empty() ? "" : path_.substr(1);
-  std::ranges::replace(path, '/', '.');
-  throw usage_error({file_->place(offset()), text::printable(path)}, "{}",
+  std::string path;
+  Located::path_to(file_->places_, place_, path);
+  throw usage_error({file_->place(place_->offset), text::printable(path)}, "{}",
                     problem)
       .with_hint(hint.empty() ? "docs/families.md has the schema"
                               : std::string(hint));
@@ -167,7 +181,7 @@ std::optional<Value> Value::find(std::string_view key) const {
   const std::string name(key);
   const auto found = json_->find(name);
   if (found == json_->end()) return std::nullopt;
-  return Value(*file_, *found, path_ + "/" + name);
+  return Value(*file_, *found, place_->members.at(name));
 }
 
 Value Value::member(std::string_view key) const {
@@ -180,7 +194,7 @@ std::vector<std::pair<std::string, Value>> Value::members() const {
   expect(json_->is_object(), "an object");
   std::vector<std::pair<std::string, Value>> all;
   for (const auto& [key, value] : json_->items())
-    all.emplace_back(key, Value(*file_, value, path_ + "/" + key));
+    all.emplace_back(key, Value(*file_, value, place_->members.at(key)));
   return all;
 }
 
@@ -188,7 +202,7 @@ std::vector<Value> Value::items() const {
   expect(json_->is_array(), "a list");
   std::vector<Value> all;
   for (size_t i = 0; i < json_->size(); ++i)
-    all.emplace_back(*file_, (*json_)[i], path_ + "/" + std::to_string(i));
+    all.push_back(Value(*file_, (*json_)[i], place_->items[i]));
   return all;
 }
 

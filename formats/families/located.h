@@ -7,14 +7,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace ckpt::families {
@@ -37,20 +35,27 @@ class Located {
  private:
   friend class LocatedParser;
   friend class Value;
+  // Where a value begins, and those in it: the shape of the document again.
+  struct Place {
+    size_t offset = 0;
+    std::vector<Place> items;
+    std::map<std::string, Place> members;
+  };
+  // "rules.3.to", looked for when an error needs it.
+  static bool path_to(const Place& from, const Place* wanted,
+                      std::string& path);
+
   std::string text_;
   std::string source_;
   Json root_;
-  std::unordered_map<std::string, size_t> offsets_;  // "/rules/3/to" -> byte
+  Place places_;
 };
 
 // A value of the document. All checks throw usage_error with its place.
 class Value {
  public:
-  Value(const Located& file, const Json& json, std::string path)
-      : file_(&file), json_(&json), path_(std::move(path)) {}
-
   const Json& json() const { return *json_; }
-  uint32_t line() const { return file_->line(offset()); }
+  uint32_t line() const { return file_->line(place_->offset); }
   [[noreturn]] void fail(std::string_view problem,
                          std::string_view hint = {}) const;
 
@@ -70,12 +75,14 @@ class Value {
   bool is_object() const { return json_->is_object(); }
 
  private:
-  size_t offset() const;
+  friend class Located;
+  Value(const Located& file, const Json& json, const Located::Place& place)
+      : file_(&file), json_(&json), place_(&place) {}
   void expect(bool right, const char* what) const;
 
   const Located* file_;
   const Json* json_;
-  std::string path_;
+  const Located::Place* place_;
 };
 
 // A list of texts; a text alone is a list of one if `one` says so.

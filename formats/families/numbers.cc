@@ -12,6 +12,7 @@ namespace ckpt::families {
 namespace {
 
 constexpr uint64_t kMost = uint64_t{1} << 48;
+constexpr uint32_t kMostSteps = 10'000;
 const Json kNothing;
 
 struct Label {
@@ -170,6 +171,11 @@ const Json& Numbers::lookup(const std::string& dotted) const {
 
 // A variable that depends on no index is computed once.
 Json Numbers::variable(const std::string& name, const Scope& outer) const {
+  // A hostile file's variables may double their work with every level.
+  if (++steps_ > kMostSteps)
+    throw unfaithful_error({source_, {}}, "{}: over {} variables in one value",
+                           labelled(name), kMostSteps)
+        .with_hint("the family's file is made to have no end");
   if (const auto known = used_.find(name); known != used_.end())
     return known->second.value;
   if (const Json* given = override_of(name)) {
@@ -204,6 +210,8 @@ Json Numbers::variable(const std::string& name, const Scope& outer) const {
   std::string from;
   for (const std::string& field : inner.fields())
     from += (from.empty() ? "" : ", ") + field;
+  if (from.empty() && value.is_null())
+    from = fmt::format("{}", fmt::join(parsed(*expression).names(), ", "));
   if (from.empty())
     from = "by the family's file";
   else if (!source_.empty())
@@ -214,6 +222,7 @@ Json Numbers::variable(const std::string& name, const Scope& outer) const {
 
 Json Numbers::eval(const std::string& expression, const Indices& at) const {
   const Scope scope(*this, at);
+  steps_ = 0;
   try {
     return parsed(expression).eval(scope);
   } catch (const Error& error) {
@@ -237,10 +246,14 @@ uint64_t Numbers::whole(const std::string& expression, const Indices& at,
   const Json value = eval(expression, at);
   const auto& names = parsed(expression).names();
   const std::string name = names.empty() ? expression : names[0];
-  if (value.is_null())
-    throw unfaithful_error({source_, {}}, "{} is missing: {}", what,
-                           labelled(expression))
+  if (value.is_null()) {
+    const auto use = used_.find(name);
+    throw unfaithful_error(
+        {source_, {}}, "{} is missing: {}{}", what, labelled(expression),
+        use == used_.end() ? std::string()
+                           : ", nothing under " + use->second.from)
         .with_hint(set_hint(name));
+  }
   if (!value.is_number_integer() ||
       (!value.is_number_unsigned() && value.get<int64_t>() < 0) ||
       value.get<uint64_t>() > kMost)

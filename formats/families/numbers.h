@@ -82,6 +82,7 @@ class Numbers {
   // Not for several threads at once.
   mutable std::unordered_map<std::string, std::unique_ptr<Expr>> parsed_;
   mutable std::map<std::string, Use> used_;
+  mutable uint32_t steps_ = 0;  // variables that one eval() asked for
 };
 
 // A table of the family's ("config", "hf_config"): literals, "=expression",
