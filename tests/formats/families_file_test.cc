@@ -214,6 +214,31 @@ TEST_CASE("numbers: what is missing or no number names the way out") {
                        doctest::Contains("no such number"), Error);
 }
 
+TEST_CASE("family files: variables that build on each other have an end") {
+  std::string chain = "\"$a0\": \"1\"";
+  for (int i = 1; i < 40; ++i)
+    chain += ", \"$a" + std::to_string(i) + "\": \"$a" + std::to_string(i - 1) +
+             "\"";
+  CHECK_THROWS_WITH_AS(
+      Family::from_text(with("\"$nh\": \"4\"", chain), "mine.json"),
+      doctest::Contains("more than 16 deep"), Error);
+
+  // 15 doublings of what depends on an index, so that nothing is kept.
+  chain = "\"$a0\": \"l + 1\"";
+  for (int i = 1; i < 16; ++i) {
+    const std::string below = "$a" + std::to_string(i - 1);
+    chain +=
+        ", \"$a" + std::to_string(i) + "\": \"" + below + " + " + below + "\"";
+  }
+  const auto family =
+      Family::from_text(with("\"$nh\": \"4\"", chain), "mine.json");
+  const Numbers numbers(family, *family->dialect("mcore"), "hf", Json::object(),
+                        "config.json");
+  CHECK(numbers.eval("$a5", {{"l", 0}}) == 32);
+  CHECK_THROWS_WITH_AS(numbers.eval("$a15", {{"l", 0}}),
+                       doctest::Contains("over 10000 variables"), Error);
+}
+
 TEST_CASE("family files: of the user") {
   const test::TempFile file(kSound, "mine.json");
   CHECK(Family::from_file(file.path)->name() == "mine");

@@ -158,6 +158,80 @@ TEST_CASE("families: numbers survive the way to the dialect's config") {
   }
 }
 
+// What the peers' own configurations say, whatever they call it.
+TEST_CASE("families: numbers of checkpoints in other formats") {
+  struct Row {
+    const char* path;
+    const char* family;
+    const char* side;
+    const char* source;
+    std::vector<std::pair<const char*, Json>> numbers;
+  };
+  const Row rows[] = {
+      {"megatron_legacy/llama_te_tp2_pp2/ckpt",
+       "llama",
+       "mcore",
+       "args",
+       {{"$L", 3},
+        {"$H", 16},
+        {"$nh", 8},
+        {"$ng", 4},
+        {"$hd", 4},
+        {"$F", 20},
+        {"$V", 30},
+        {"$tie", false},
+        {"$attnbias", false}}},
+      {"fairseq2_native/qwen25_tp4dp1_mixed/ckpt",
+       "qwen2",
+       "fairseq2",
+       "model.yaml",
+       {{"$L", 2},
+        {"$H", 16},
+        {"$nh", 4},
+        {"$ng", 4},
+        {"$hd", 4},
+        {"$F", 24},
+        {"$V", 48},
+        {"$tie", false}}},
+      {"fairseq2_native/legacy046_tp2/ckpt",
+       "llama",
+       "fairseq2",
+       "model.yaml",
+       {{"$L", 2},
+        {"$H", 16},
+        {"$nh", 4},
+        {"$ng", 2},
+        {"$F", 48},
+        {"$V", 40},
+        {"$embdim", 1}}},
+      {"fairseq2_native/olmo2_tp2dp1/ckpt",
+       "olmo2",
+       "fairseq2",
+       "model.yaml",
+       {{"$L", 2}, {"$H", 12}, {"$nh", 3}, {"$F", 10}, {"$windows", false}}},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.path);
+    const Catalog catalog = formats::open(kData + "/" + row.path, "", {});
+    const Values values = values_of(catalog, row.side);
+    CHECK(values.source == row.source);
+    const auto family = Family::by_name(row.family);
+    const Dialect* dialect = family->dialect(row.side);
+    REQUIRE(dialect);
+    const Numbers numbers(family, *dialect, row.side, values.values,
+                          values.source);
+    for (const auto& number : row.numbers)
+      CHECK_MESSAGE(numbers.eval(number.first) == number.second, number.first);
+    Names expected;
+    for (const std::string& name : names_in(
+             kData + "/" + std::string(row.path) + "/../expected.safetensors"))
+      if (!name.ends_with("_extra_state")) expected.insert(name);
+    CHECK(made(*dialect, numbers, {}).to == expected);
+  }
+  const Catalog none = formats::open(kData + "/hf/llama/ckpt", "", {});
+  CHECK(values_of(none, "mcore").source.empty());
+}
+
 TEST_CASE("families: every file is sound, and reachable by its name") {
   CHECK(Family::names().size() >= 32);
   for (const std::string& name : Family::names()) {
