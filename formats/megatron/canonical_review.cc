@@ -134,6 +134,18 @@ Facts settle_canonical(Catalog& source, const Layout& layout) {
   return facts;
 }
 
+void refuse_spelling(const Catalog& source, const Layout& layout) {
+  const std::string& asked = layout.megatron.transformer_impl;
+  if (asked.empty()) return;
+  throw usage_error({source.path, {}},
+                    "--transformer-impl {}: what {} becomes in {} keeps the "
+                    "names that it has",
+                    asked, source.format, layout.format)
+      .with_hint(
+          "names are spelled anew for models of other dialects, and "
+          "from distributed checkpoints to ranks' files");
+}
+
 std::optional<std::string> canonical_directory(const Catalog& source) {
   if (is_megatron(source) || source.dialect != kDialect) return std::nullopt;
   for (const Object& object : source.objects) {

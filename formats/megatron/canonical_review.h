@@ -21,6 +21,9 @@ bool speaks_canonical(const Catalog& source);
 // the target.
 Facts settle_canonical(Catalog& source, const Layout& layout);
 
+// --transformer-impl is for modules that are spelled anew. Throws usage_error.
+void refuse_spelling(const Catalog& source, const Layout& layout);
+
 // After it: "release", or "iter_0000007" for a source that trained. Nothing
 // for other sources.
 std::optional<std::string> canonical_directory(const Catalog& source);

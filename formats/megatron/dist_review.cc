@@ -108,6 +108,7 @@ Catalog review_canonical(Catalog source, const Layout& layout) {
 Catalog review_for_dist(Catalog source, const Layout& layout) {
   if (speaks_canonical(source))
     return review_canonical(std::move(source), layout);
+  refuse_spelling(source, layout);
   if (source.format != kDist) load_objects(source);
   complete_object_names(source.objects);
   Facts facts = facts_of(source);

@@ -46,6 +46,8 @@ void update_legacy_args(Document& document, Id args, const Facts& facts,
   changes.push_back({"transformer_pipeline_model_parallel_size", grid.pp});
   changes.push_back({"tensor_parallel_num_weight_shards", grid.tp});
   changes.push_back({"expert_tensor_parallel_num_weight_shards", plan.etp});
+  if (plan.vocab_multiple != 0)
+    changes.push_back({"make_vocab_size_divisible_by", plan.vocab_multiple});
   const uint64_t stage = uint64_t{grid.tp} * plan.cp * grid.dp;
   changes.push_back({"rank", at.rank + stage * at.pp});
   if (facts.pp.value_or(1) != grid.pp || plan.own_stages) {

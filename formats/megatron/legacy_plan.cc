@@ -67,6 +67,7 @@ class Planner {
   LegacyPlan plan() {
     plan_.topology = layout_.topology;
     plan_.cp = facts_.cp.value_or(1);
+    plan_.vocab_multiple = layout_.megatron.vocab_multiple;
     plan_.tied =
         layout_.topology.pp > 1 && !facts_.untied.value_or(!facts_.any);
     std::vector<Keys> chunks = source_chunks();

@@ -42,7 +42,10 @@ class LegacyWriter : public formats::Writer {
     // Optimizer state is refused; it must not be taken apart before.
     const bool state = std::ranges::any_of(
         source.tensors, [](const auto& t) { return t.kind == Kind::optim; });
-    if (keys && !state) name_modules(source, facts);
+    if (keys && !state)
+      name_modules(source, facts);
+    else
+      refuse_spelling(source, layout);
     check_names(source);
     if (!ask_vocabulary(source, facts, layout, false))
       fit_vocabulary(source, facts, layout.topology.tp);

@@ -10,6 +10,7 @@
 #include "formats/megatron/dist_target.h"
 #include "formats/megatron/keys.h"
 #include "formats/megatron/object_archive.h"
+#include "formats/megatron/ranks.h"
 #include "formats/megatron/strategy.h"
 #include "formats/megatron/zarr.h"
 #include "formats/megatron/zarr_chunks.h"
@@ -33,7 +34,12 @@ class ZarrBuilder {
         topology_(layout.topology),
         directory_(directory_for(source)),
         facts_(facts_with_shapes(source)),
-        split_(split_for(facts_, layout)) {}
+        split_(split_for(facts_, layout)) {
+    // Its files know no stages; its args say them.
+    if (!layout.megatron.stage_layers.empty())
+      Stages(source, facts_, std::max<uint32_t>(1, topology_.pp),
+             layout.megatron.stage_layers);
+  }
 
   Target build() {
     Catalog& catalog = target_.catalog;

@@ -552,7 +552,17 @@ REFUSED = (
     (LEGACY + ("--pp-layout", "2,1"), 5, ("2,1", "3 layers")),
     (("--to", "torch", "--vocab-size", 50), 2, ("--vocab-size",)),
     (LEGACY + ("--ep", 2), 5, ("no numbered experts",)),
+    (("--to", "megatron_zarr", "--pp-layout", "1,2"), 5, ("2 layers",)),
 )
+
+
+def test_refused_spelling(scratch):
+    out = scratch / "out"
+    for form in "megatron_legacy", "megatron_torch_dist":
+        CKPT.ok("convert", source_of("llama"), scratch / form, "--to", form)
+        result = CKPT.run("convert", scratch / form, out, "--to", form,
+                          "--transformer-impl", "local").want(2)
+        check("--transformer-impl" in result.err, str(result))
 
 
 def prepare(suite, ckpt):
@@ -616,6 +626,7 @@ def prepare(suite, ckpt):
                           test_from_hf, case, form,
                           ("--tp", 2, "--ep", 2, "--etp", 1, "--dp", 1))
     suite.add("megatron-core: llama of HF", test_from_hf_by_peer)
+    suite.add("refused: names of Megatron's own", test_refused_spelling)
     for options, code, words in REFUSED:
         suite.add(f"refused: {' '.join(map(str, options))}", test_refused,
                   options, code, words)
