@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "app/arrangement.h"
 #include "app/engine.h"
 #include "ckpt/ckpt.h"
 #include "lib/module.h"
@@ -133,6 +134,12 @@ std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
                                            const CompareOptions& options,
                                            const EngineOptions& engine) {
   Difference difference{"values", x.name, "the values differ"};
+  if (options.arrangements && has_numbers(x) && has_numbers(y))
+    if (const auto why = arrangement(a, x, b, y, engine)) {
+      difference.kind = "arrangement";
+      difference.message = "the same elements in another order: " + *why;
+      return difference;
+    }
   const bool look =
       options.numeric || (options.describe && !find_module("torch").empty());
   if (!look || !has_numbers(x) || !has_numbers(y)) return difference;
@@ -173,6 +180,8 @@ void keep(Catalog& catalog, const std::vector<size_t>& indexes) {
 Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
                    const EngineOptions& engine, const OutputOptions& output) {
   Comparison result;
+  locate(a);
+  locate(b);
   const Index in_b = index_of(b), in_a = index_of(a);
   std::vector<size_t> left, right;  // tensors whose values are to be compared
   for (size_t i = 0; i < a.tensors.size(); ++i) {
@@ -186,6 +195,9 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
     const Tensor& y = b.tensors[other->second];
     if (auto difference = header_difference(x, y, options);
         difference && !rows_differ(x, y)) {
+      if (options.arrangements && difference->kind == "shape")
+        if (const auto why = arrangement(a, x, b, y, engine))
+          difference->message += ": " + *why;
       result.differences.push_back(std::move(*difference));
       continue;
     }

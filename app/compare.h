@@ -10,9 +10,9 @@
 namespace ckpt::app {
 
 struct Difference {
-  // only_in_a, only_in_b, dtype, shape, values, object; replica: copies
-  // within one of the two differ; padding: one has more rows at the end, all
-  // of them zero
+  // only_in_a, only_in_b, dtype, shape, values, arrangement, object; replica:
+  // copies within one of the two differ; padding: one has more rows at the end,
+  // all of them zero
   std::string kind;
   std::string tensor;
   std::string message;
@@ -25,6 +25,7 @@ struct CompareOptions {
                           // much, and dtypes may differ
   bool objects = false;   // compare values that are no tensors too
   bool describe = false;  // say how far values are apart (torch module)
+  bool arrangements = false;  // and which rearrangement makes them equal
 };
 
 struct Comparison {

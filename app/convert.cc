@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "app/command.h"
+#include "app/dialect.h"
 #include "app/target.h"
 #include "app/write.h"
 
@@ -16,12 +17,14 @@ class Convert : public Command {
   std::string_view examples() const override {
     return "ckpt convert model.pt model.safetensors --to safetensors\n"
            "ckpt convert step_5000 out --to torch --max-shard-size 5GB\n"
-           "ckpt convert model.safetensors out --to fairseq2 --tp 4 "
-           "--family llama";
+           "ckpt convert Llama-3-8B out --to megatron_torch_dist --tp 8 --pp "
+           "4\n"
+           "ckpt convert iter_0001000 out --to safetensors --family llama";
   }
   void add_options(CLI::App& app) override {
     add_request_options(app, request_, "Where the new one goes");
     add_target_options(app, target_, true);
+    add_dialect_options(app, dialect_);
   }
   ExitCode run() override {
     check_target_options(target_);
@@ -29,6 +32,12 @@ class Convert : public Command {
     request_.command = "convert";
     request_.output = output;
     Catalog source = open_for_write(request_);
+    const SelectOptions& select = request_.select;
+    const bool partial = !select.keys.empty() || !select.exclude.empty() ||
+                         !select.layers.empty() || !select.blocks.empty();
+    source = into_dialect(
+        std::move(source), dialect_, request_.source.read.family, target_.to,
+        target_.megatron.vocab_size, request_.write.dtype, partial);
     const Layout layout = make_layout(request_, target_, source);
     return write_checkpoint(request_, std::move(source), layout);
   }
@@ -36,6 +45,7 @@ class Convert : public Command {
  private:
   WriteRequest request_;
   TargetOptions target_;
+  DialectOptions dialect_;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "app/command.h"
 #include "app/compare.h"
 #include "app/console.h"
+#include "app/dialect.h"
 #include "app/json_writer.h"
 #include "app/select.h"
 #include "lib/text/format.h"
@@ -57,8 +58,11 @@ class Diff : public Command {
     Catalog a = open_source(a_, source_);
     Catalog b = open_source(b_, source_);
     select_both(a, b, select_);
+    const bool met = meet(a, b, source_.read.family);
+    if (met) log_assumptions(a, b);
     const Comparison result =
-        compare(std::move(a), std::move(b), {.objects = true, .describe = true},
+        compare(std::move(a), std::move(b),
+                {.objects = !met, .describe = true, .arrangements = true},
                 engine_, output);
     if (output.json) {
       print(as_json(result, a_, b_));
@@ -69,6 +73,12 @@ class Diff : public Command {
   }
 
  private:
+  static void log_assumptions(const Catalog& a, const Catalog& b) {
+    for (const Catalog* catalog : {&a, &b})
+      for (const std::string& line : catalog->assumptions)
+        spdlog::info("{}: {}", catalog->path, line);
+  }
+
   void print_text(const Comparison& result) const {
     for (const Difference& difference : result.differences) {
       const std::string tensor = text::printable(difference.tensor);

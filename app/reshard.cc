@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "app/command.h"
+#include "app/dialect.h"
 #include "app/target.h"
 #include "app/write.h"
 
@@ -28,6 +29,10 @@ class Reshard : public Command {
     request_.command = "reshard";
     request_.output = output;
     Catalog source = open_for_write(request_);
+    if (!target_.to.empty())
+      source = into_dialect(std::move(source), {}, request_.source.read.family,
+                            target_.to, target_.megatron.vocab_size,
+                            request_.write.dtype, true);
     const Layout layout = make_layout(request_, target_, source);
     return write_checkpoint(request_, std::move(source), layout);
   }

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <numeric>
 
 #include "app/target_name.h"
 #include "ckpt/error.h"
@@ -76,12 +77,23 @@ void settle_stages(const TargetOptions& options, Layout& layout) {
   layout.topology.pp = static_cast<uint32_t>(chunks / vpp);
 }
 
+// Expert ranks are taken from the data-parallel ones: as many as they need,
+// unless somebody says how many there are.
+void settle_experts(const TargetOptions& options, Layout& layout) {
+  Topology& grid = layout.topology;
+  if (options.topology.dp.to || !options.topology.ep.to) return;
+  const uint64_t etp = layout.megatron.etp ? layout.megatron.etp : grid.tp;
+  const uint64_t wanted = grid.ep * etp;
+  const uint64_t least = wanted / std::gcd(wanted, uint64_t{grid.tp});
+  if (least != 0 && least <= UINT32_MAX && grid.dp % least != 0)
+    grid.dp = static_cast<uint32_t>(least);
+}
+
 void settle_megatron(const TargetOptions& options, Layout& layout) {
   const Layout::Megatron& wanted = options.megatron;
   if (!is_megatron(layout.format)) {
     for (const auto& [name, given] :
-         {std::pair{"--vocab-size", wanted.vocab_size != 0},
-          std::pair{"--make-vocab-size-divisible-by",
+         {std::pair{"--make-vocab-size-divisible-by",
                     wanted.vocab_multiple != 0},
           std::pair{"--pp-layout", !options.stage_layers.empty()},
           std::pair{"--vpp", wanted.vpp != 0},
@@ -97,6 +109,7 @@ void settle_megatron(const TargetOptions& options, Layout& layout) {
                       layout.format)
         .with_hint("any job loads it, whatever its virtual stages are");
   layout.megatron = wanted;
+  settle_experts(options, layout);
   settle_stages(options, layout);
 }
 

@@ -7,6 +7,7 @@
 #include "app/command.h"
 #include "app/compare.h"
 #include "app/console.h"
+#include "app/dialect.h"
 #include "app/engine.h"
 #include "app/integrity.h"
 #include "app/report.h"
@@ -90,6 +91,7 @@ VerifyReport Verify::verify_two() {
   Catalog a = open_source(path_, source_);
   Catalog b = open_source(other_, source_);
   select_both(a, b, select_);
+  meet(a, b, source_.read.family);
   VerifyReport report;
   report.files = a.files.size() + b.files.size();
   const Comparison result =

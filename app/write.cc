@@ -119,7 +119,7 @@ Catalog open_for_write(const WriteRequest& request) {
   if (source.format != "fairseq2" &&
       (!read.family.empty() || !read.shard_dims_file.empty())) {
     families::Rules rules;
-    if (!read.family.empty())
+    if (families::Rules::is_family(read.family))
       rules = families::Rules::for_family(read.family, {}, "--family");
     if (!read.shard_dims_file.empty())
       rules = families::Rules::from_file(read.shard_dims_file)

@@ -48,6 +48,17 @@ old_olmo_core=$venv/olmo_core_0.1.0
     </dev/null >&2 ||
   say "note: ai2-olmo-core 0.1.0 is not to be had; it loads nothing"
 
+# transformers and what it imports, in a folder of their own too.
+transformers=$venv/transformers_5.12.1
+[ -d "$transformers/transformers" ] ||
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
+    -q --no-deps --target "$transformers" transformers==5.12.1 \
+    huggingface-hub==1.5.0 tokenizers==0.22.1 regex==2026.11.15 \
+    pyyaml==6.0.3 tqdm==4.70.1 packaging==26.3 httpx==0.28.1 httpcore==1.0.9 \
+    anyio==4.16.0 certifi==2026.10.18 idna==3.20 h11==0.16.0 click==8.5.1 \
+    typer==0.29.2 shellingham==1.5.4 rich==15.0.0 </dev/null >&2 ||
+  say "note: transformers is not to be had; it loads nothing"
+
 scripts/build.sh --preset "$preset" -j "$jobs" -- "$@"
 
 build=build

@@ -75,7 +75,7 @@ Values read_args(const Catalog& catalog) {
     if (object.name != "args" || !object.document) continue;
     const pickle::Id dict = megatron::args_dict(*object.document, object.node);
     if (dict == pickle::kNoId) continue;
-    const Json args = pickle::to_json(*object.document, dict, kMaxArgs);
+    Json args = pickle::to_config(*object.document, dict, kMaxArgs);
     if (args.is_object()) return {args, "args"};
   }
   return {};

@@ -117,7 +117,9 @@ void add_common(const Catalog& source, const Facts& facts, const Layout& layout,
 
 void add_sidecars(const Catalog& source, const std::string& directory,
                   Target& target) {
-  const bool keep = source.format.starts_with("megatron_");
+  // With its config.json a model finds the way back to transformers.
+  const bool keep =
+      source.format.starts_with("megatron_") || source.dialect == "mcore";
   for (const Sidecar& sidecar : source.sidecars) {
     if (keep)
       add_copy(io::join(directory, sidecar.name), sidecar.path, target);

@@ -1,0 +1,206 @@
+#include "formats/families/model_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "formats/families/order.h"
+#include "formats/hf.h"
+#include "lib/pickle/json.h"
+
+namespace ckpt::families {
+namespace {
+
+constexpr char kHfConfig[] = "config.json";
+constexpr char kYaml[] = "model.yaml";
+constexpr char kParams[] = "params.json";
+
+// Files that describe the model in one dialect; others (tokenizers, licences)
+// are true in any.
+bool describes(std::string_view name) {
+  return name == kHfConfig || name == kYaml || name == kParams ||
+         name == "generation_config.json";
+}
+
+void add_text(Catalog& catalog, std::string name, std::string text) {
+  Sidecar sidecar;
+  sidecar.path = "made:" + name;
+  sidecar.name = std::move(name);
+  sidecar.size = text.size();
+  sidecar.text = std::make_shared<const std::string>(std::move(text));
+  catalog.sidecars.push_back(std::move(sidecar));
+}
+
+void add_object(Catalog& catalog, std::string name, const Json& value) {
+  std::erase_if(catalog.objects, [&](const Object& object) {
+    return object.name == name || object.name.starts_with(name + ".");
+  });
+  auto document = std::make_shared<pickle::Document>();
+  const pickle::Id node = pickle::from_json(*document, value);
+  catalog.objects.push_back(
+      {.name = std::move(name), .document = std::move(document), .node = node});
+}
+
+// As transformers spells it.
+std::string torch_name(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return "bfloat16";
+    case DType::f16:
+      return "float16";
+    case DType::f64:
+      return "float64";
+    default:
+      return "float32";
+  }
+}
+
+// Scalars and flat lists, which is all that model.yaml has.
+void write_yaml_value(const Json& value, std::string& text, size_t indent) {
+  if (!value.is_object()) {
+    text += " " + value.dump() + "\n";
+    return;
+  }
+  text += "\n";
+  for (const auto& [key, item] : value.items()) {
+    text += std::string(indent, ' ') + key + ":";
+    write_yaml_value(item, text, indent + 2);
+  }
+}
+
+}  // namespace
+
+Configuration::Configuration(const Catalog& source,
+                             std::shared_ptr<const Family> family,
+                             std::string from, const TranslateOptions& options)
+    : family_(std::move(family)),
+      from_(std::move(from)),
+      options_(options),
+      own_(values_of(source, from_)) {
+  carried_ = options.config_from.empty()
+                 ? values_of(source, "hf")
+                 : values_of_file(options.config_from, "hf");
+}
+
+const Numbers& Configuration::numbers(const Dialect& dialect) {
+  // The source's own numbers are the model's; config.json may be another's.
+  const bool own = !own_.source.empty() || carried_.source.empty();
+  const Values& values = own ? own_ : carried_;
+  in_.emplace(family_, dialect, own ? from_ : "hf", values.values,
+              values.source, options_.set);
+  if (!own)
+    table_ = carried_.values;
+  else if (dialect.hf_config.is_object())
+    table_ = config_table(dialect.hf_config, *in_);
+  return *in_;
+}
+
+const Numbers& Configuration::hf_numbers(const Dialect& dialect) {
+  if (from_ == "hf" || !in_)
+    out_.emplace(family_, dialect, "hf", carried_.values, carried_.source,
+                 options_.set);
+  else if (table_.is_object())
+    out_.emplace(family_, dialect, "hf", table_, in_->source(), options_.set);
+  else
+    out_.emplace(family_, dialect, from_, own_.values, own_.source,
+                 options_.set);
+  return *out_;
+}
+
+void Configuration::finish(Catalog& catalog) const {
+  for (const auto* numbers : {&in_, &out_})
+    if (*numbers)
+      for (const std::string& line : (*numbers)->used())
+        if (std::ranges::count(catalog.assumptions, line) == 0)
+          catalog.assumptions.push_back(line);
+  if (options_.to == "hf") return write_hf(catalog);
+  const bool keep_config = options_.to == "mcore";
+  std::erase_if(catalog.sidecars, [&](const Sidecar& sidecar) {
+    return describes(sidecar.name) &&
+           !(keep_config && sidecar.name == kHfConfig);
+  });
+  if (options_.to == "mcore") return write_args(catalog);
+  if (options_.to == "meta") return write_params(catalog);
+  if (options_.to == "fairseq2") return write_yaml(catalog);
+}
+
+// Of the weights, as they will be written.
+DType Configuration::dtype_of(const Catalog& catalog) const {
+  return options_.dtype ? *options_.dtype : model_dtype(catalog.tensors);
+}
+
+// What stands beside the source, with the numbers that the source has; or what
+// follows from these alone.
+Json Configuration::hf_config(const Catalog& catalog) const {
+  if (!table_.is_object()) return carried_.values;
+  Json config = table_;
+  config[carried_.source.empty() ? "torch_dtype" : "dtype"] =
+      torch_name(dtype_of(catalog));
+  if (carried_.source.empty()) return config;
+  Json kept = carried_.values;
+  for (const auto& [key, value] : config.items())
+    if (kept.contains(key) && kept[key] != value && !kept[key].is_null())
+      kept[key] = value;
+  return kept;
+}
+
+void Configuration::write_hf(Catalog& catalog) const {
+  std::erase_if(catalog.sidecars, [](const Sidecar& sidecar) {
+    return sidecar.name == kYaml || sidecar.name == kParams ||
+           sidecar.name == kHfConfig;
+  });
+  if (!options_.config_from.empty()) {
+    Catalog beside;
+    formats::add_sidecars(options_.config_from, beside);
+    for (Sidecar& sidecar : beside.sidecars) {
+      std::erase_if(catalog.sidecars, [&](const Sidecar& other) {
+        return other.name == sidecar.name;
+      });
+      catalog.sidecars.push_back(std::move(sidecar));
+    }
+    return;
+  }
+  const Json config = hf_config(catalog);
+  if (config.is_object() && !config.empty()) {
+    add_text(catalog, kHfConfig, config.dump(2) + "\n");
+    return;
+  }
+  catalog.problems.push_back(
+      {Problem::Severity::kWarning, "no_config", catalog.path, "",
+       "the source does not say enough for a config.json, and transformers "
+       "needs one: --config-from DIR copies another's"});
+}
+
+void Configuration::write_args(Catalog& catalog) const {
+  if (!out_) return;
+  Json args = config_table(out_->dialect().config, *out_);
+  args["ckpt_family"] = family_->name();
+  args["params_dtype"] = "torch." + torch_name(dtype_of(catalog));
+  add_object(catalog, "args", args);
+}
+
+void Configuration::write_params(Catalog& catalog) const {
+  if (out_)
+    add_object(catalog, "params", config_table(out_->dialect().config, *out_));
+}
+
+void Configuration::write_yaml(Catalog& catalog) const {
+  if (!out_ || !out_->dialect().config.is_object()) {
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "no_config", catalog.path, "",
+         "no model.yaml is written: fairseq2 needs the model's "
+         "configuration from its asset card"});
+    return;
+  }
+  const Json& native = family_->fairseq2();
+  const std::string name = native.is_object()
+                               ? native.value("family", family_->name())
+                               : family_->name();
+  std::string text =
+      "name: checkpoint\nmodel_family: " + name + "\nmodel_config:";
+  write_yaml_value(config_table(out_->dialect().config, *out_), text, 2);
+  add_text(catalog, kYaml, std::move(text));
+}
+
+}  // namespace ckpt::families

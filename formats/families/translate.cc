@@ -1,0 +1,477 @@
+#include "formats/families/translate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "ckpt/error.h"
+#include "formats/families/model_config.h"
+#include "formats/families/ops.h"
+#include "formats/families/order.h"
+#include "formats/megatron/canonical.h"
+#include "lib/text/glob.h"
+
+namespace ckpt::families {
+namespace {
+
+// Pieces that a conversion to Megatron's names may cut one into. Its layers
+// are stacked, which boxes of the tensor's own shape alone can be.
+constexpr uint64_t kAnyNumber = UINT64_MAX;
+constexpr uint64_t kSome = 64;
+constexpr size_t kListed = 10;
+
+class Globs {
+ public:
+  explicit Globs(const std::vector<std::string>& patterns) {
+    for (const std::string& pattern : patterns) globs_.emplace_back(pattern);
+  }
+  bool match(std::string_view name) const {
+    return std::ranges::any_of(
+        globs_, [&](const text::Glob& glob) { return glob.matches(name); });
+  }
+
+ private:
+  std::vector<text::Glob> globs_;
+};
+
+// Tensors by name, in order, with those that were used.
+class Model {
+ public:
+  explicit Model(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {
+    for (size_t i = 0; i < tensors_.size(); ++i)
+      index_.emplace(tensors_[i].name, i);
+    used_.resize(tensors_.size(), false);
+  }
+  // False if there is one of that name.
+  bool add(Tensor tensor) {
+    if (!index_.emplace(tensor.name, tensors_.size()).second) return false;
+    tensors_.push_back(std::move(tensor));
+    used_.push_back(false);
+    return true;
+  }
+  const Tensor* find(const std::string& name) const {
+    const auto found = index_.find(name);
+    return found == index_.end() ? nullptr : &tensors_[found->second];
+  }
+  void use(const std::string& name) { used_[index_.at(name)] = true; }
+  std::vector<Tensor>& tensors() { return tensors_; }
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  bool used(size_t i) const { return used_[i]; }
+
+ private:
+  std::vector<Tensor> tensors_;
+  std::unordered_map<std::string, size_t> index_;
+  std::vector<bool> used_;
+};
+
+// What does not fit, collected: a user wants to see all of it at once.
+class Misfits {
+ public:
+  void unknown(const std::string& name) { unknown_.push_back(name); }
+  void missing(const std::string& name, const std::string& of) {
+    missing_.push_back(name == of ? name : name + " (for " + of + ")");
+  }
+  void doubled(const std::string& name) { doubled_.push_back(name); }
+  void misshapen(const std::string& name, const Error& error) {
+    misshapen_.push_back(name + ": " + error.problem());
+    if (!error.hint().empty()) hint_ = error.hint();
+  }
+
+  void check(const std::string& path, const Numbers& numbers,
+             const std::string& direction) const {
+    std::string text;
+    add(text, "not known to the family", unknown_);
+    add(text, "missing", missing_);
+    add(text, "there twice", doubled_);
+    add(text, "of another shape", misshapen_);
+    if (text.empty()) return;
+    throw unfaithful_error({path, {}}, "family {}, {}: {}",
+                           numbers.family().name(), direction, text)
+        .with_hint(hint());
+  }
+
+ private:
+  static void add(std::string& text, const char* what,
+                  const std::vector<std::string>& names) {
+    if (names.empty()) return;
+    text +=
+        fmt::format("{}{} {}", text.empty() ? "" : "; ", names.size(), what);
+    for (size_t i = 0; i < std::min(names.size(), kListed); ++i)
+      text += (i == 0 ? ": " : ", ") + names[i];
+    if (names.size() > kListed) text += ", …";
+  }
+  std::string hint() const {
+    if (!misshapen_.empty() && !hint_.empty()) return hint_;
+    if (!misshapen_.empty())
+      return "the numbers may be another model's: `ckpt family check` prints "
+             "them, --set NAME=VALUE changes one";
+    if (!unknown_.empty())
+      return "--drop GLOB leaves tensors out by name; --family-file FILE has "
+             "rules for them";
+    if (!missing_.empty())
+      return "if the model has no such tensors: --allow-missing GLOB";
+    return "--drop GLOB leaves one of them out";
+  }
+
+  std::vector<std::string> unknown_, missing_, doubled_, misshapen_;
+  std::string hint_;
+};
+
+class Translation {
+ public:
+  Translation(Catalog& source, const TranslateOptions& options)
+      : source_(source),
+        lenient_(options.lenient),
+        drop_(options.drop),
+        allow_(options.allow_missing) {}
+
+  // Rules undone: `model` in the dialect becomes hf.
+  Model to_hf(Model model, const Numbers& numbers) {
+    Model hf({});
+    Misfits misfits;
+    std::vector<std::pair<Instance, Tensor>> aliases;
+    std::map<std::string, std::map<uint64_t, View>> stacks;
+    for (const Instance& one : instances(numbers.dialect(), numbers)) {
+      const Tensor* tensor = model.find(one.to);
+      if (!tensor) {
+        if (!one.rule->optional && !one.rule->alias && !allow_.match(one.to))
+          misfits.missing(one.to, one.to);
+        continue;
+      }
+      model.use(one.to);
+      if (drop_.match(one.to)) continue;
+      if (one.rule->alias) {
+        aliases.emplace_back(one, *tensor);
+      } else if (const auto value = constant_of(*one.rule)) {
+        source_.redundant.push_back(
+            {*tensor,
+             value,
+             {},
+             fmt::format("family {} has no such weights in transformers",
+                         numbers.family().name())});
+      } else {
+        try {
+          undo(one, *tensor, numbers, hf, stacks, misfits);
+        } catch (const Error& error) {
+          if (error.where().path == numbers.source()) throw;  // a number
+          misfits.misshapen(one.to, error);
+          if (lenient_) hf.add(*tensor);
+        }
+      }
+    }
+    for (auto& [name, slices] : stacks) stack(name, slices, hf, misfits);
+    leftovers(model, numbers.dialect().ignore, misfits, hf);
+    if (!lenient_)
+      misfits.check(source_.path, numbers, numbers.dialect().name + " to hf");
+    for (const auto& [one, tensor] : aliases) same(one, tensor, numbers, hf);
+    return hf;
+  }
+
+  // Rules done: hf becomes the dialect.
+  Model from_hf(Model hf, const Numbers& numbers) {
+    Model model({});
+    Misfits misfits;
+    const uint64_t spare =
+        numbers.dialect().name == "mcore" ? kAnyNumber : kSome;
+    for (const Instance& one : instances(numbers.dialect(), numbers)) {
+      std::vector<const Tensor*> from;
+      bool whole = true;
+      for (const std::string& name : one.hf) {
+        const Tensor* tensor = hf.find(name);
+        if (tensor) {
+          hf.use(name);
+          from.push_back(tensor);
+          continue;
+        }
+        whole = false;
+        if (!one.rule->optional && !allow_.match(name) && !allow_.match(one.to))
+          misfits.missing(name, one.to);
+      }
+      if (!whole) continue;
+      if (std::ranges::any_of(
+              one.hf, [&](const auto& name) { return drop_.match(name); }))
+        continue;
+      try {
+        Tensor tensor = made_of(one, from, numbers, spare);
+        const std::string name = tensor.name;
+        if (!model.add(std::move(tensor))) misfits.doubled(name);
+      } catch (const Error& error) {
+        if (error.where().path == numbers.source()) throw;  // a number
+        misfits.misshapen(one.to, error);
+      }
+    }
+    repeats(hf);
+    leftovers(hf, numbers.family().hf().ignore, misfits, model);
+    if (!lenient_)
+      misfits.check(source_.path, numbers, "hf to " + numbers.dialect().name);
+    return model;
+  }
+
+  // Names as the family has them: prefixes of wrapped models replaced.
+  Model normal(std::vector<Tensor> tensors, const Family& family) const {
+    std::unordered_set<std::string> seen;
+    for (Tensor& tensor : tensors) {
+      if (tensor.kind == Kind::model)
+        tensor.name = family.normal_name(tensor.name);
+      if (!seen.insert(tensor.name).second)
+        throw unfaithful_error({source_.path, tensor.name},
+                               "two tensors have this name, once their "
+                               "prefixes are replaced")
+            .with_hint("--exclude leaves one of them out");
+    }
+    return Model(std::move(tensors));
+  }
+
+ private:
+  void undo(const Instance& one, const Tensor& tensor, const Numbers& numbers,
+            Model& hf, std::map<std::string, std::map<uint64_t, View>>& stacks,
+            Misfits& misfits) {
+    if (is_copy(*one.rule)) {
+      Tensor copy = tensor;
+      copy.name = one.hf[0];
+      if (one.rule->dtype) copy.pinned = one.rule->dtype;
+      copy.tp = {};
+      if (!hf.add(std::move(copy))) misfits.doubled(one.hf[0]);
+      return;
+    }
+    const std::vector<View> views = backward(one, View::of(tensor), numbers);
+    if (const auto index = stacked_by(*one.rule)) {
+      const uint64_t at = one.index.at(*index);
+      if (!stacks[one.hf[0]].emplace(at, views[0]).second)
+        misfits.doubled(one.hf[0]);
+      return;
+    }
+    for (size_t i = 0; i < views.size(); ++i) {
+      Tensor made{.name = one.hf[i], .requires_grad = tensor.requires_grad};
+      views[i].into(made, kSome);
+      if (one.rule->dtype) made.pinned = one.rule->dtype;
+      if (!hf.add(std::move(made))) misfits.doubled(one.hf[i]);
+    }
+  }
+
+  void stack(const std::string& name, const std::map<uint64_t, View>& slices,
+             Model& hf, Misfits& misfits) {
+    if (slices.rbegin()->first + 1 != slices.size()) {
+      misfits.missing(
+          fmt::format("one of the first {} slices", slices.rbegin()->first + 1),
+          name);
+      return;
+    }
+    std::vector<View> views;
+    for (const auto& [at, view] : slices) views.push_back(view);
+    Tensor made{.name = name};
+    try {
+      View::stack(views).into(made, kSome);
+      if (!hf.add(std::move(made))) misfits.doubled(name);
+    } catch (const Error& error) {
+      misfits.misshapen(name, error);
+    }
+  }
+
+  // A second copy is left out if it is the first.
+  void same(const Instance& one, const Tensor& tensor, const Numbers& numbers,
+            const Model& hf) {
+    std::vector<View> views;
+    for (const std::string& name : one.hf) {
+      const Tensor* first = hf.find(name);
+      if (!first) return;
+      views.push_back(View::of(*first));
+    }
+    Tensor wanted{.name = one.hf[0]};
+    forward(one, std::move(views), numbers, source_, tensor.dtype)
+        .into(wanted, kSome);
+    source_.redundant.push_back(
+        {tensor, {}, std::move(wanted), "the target's model shares them"});
+  }
+
+  Tensor made_of(const Instance& one, const std::vector<const Tensor*>& from,
+                 const Numbers& numbers, uint64_t spare) {
+    Tensor made{.name = one.to};
+    if (is_copy(*one.rule) && (from[0]->grid.empty() || spare != kAnyNumber)) {
+      made = *from[0];
+      made.name = one.to;
+      made.tie = 0;
+    } else {
+      std::vector<View> views;
+      for (const Tensor* tensor : from) views.push_back(View::of(*tensor));
+      const DType dtype =
+          from.empty() ? model_dtype(source_.tensors) : from[0]->dtype;
+      forward(one, std::move(views), numbers, source_, dtype).into(made, spare);
+      if (!from.empty()) made.requires_grad = from[0]->requires_grad;
+    }
+    made.kind = Kind::model;
+    if (one.rule->dtype) made.pinned = one.rule->dtype;
+    made.tp = TpRule::replicated();
+    if (one.rule->tp) {
+      const uint64_t dim = numbers.whole(one.rule->tp->dim, one.index, "tp");
+      made.tp = TpRule::split(static_cast<uint32_t>(dim), one.rule->tp->parts);
+    }
+    return made;
+  }
+
+  // Copies of the embedding and the output layer that a checkpoint has beside
+  // them: of tied weights, in layers that predict further tokens. Left out if
+  // they are what they repeat.
+  void repeats(Model& hf) {
+    const Tensor* embedding = nullptr;
+    const Tensor* head = nullptr;
+    const auto ends = [](const Tensor& tensor, auto... endings) {
+      return (tensor.name.ends_with(endings) || ...);
+    };
+    for (size_t i = 0; i < hf.tensors().size(); ++i) {
+      const Tensor& tensor = hf.tensors()[i];
+      if (!hf.used(i)) continue;
+      if (ends(tensor, "lm_head.weight", "embed_out.weight")) head = &tensor;
+      if (ends(tensor, "embed_tokens.weight", "wte.weight", "embed_in.weight",
+               "word_embeddings.weight"))
+        embedding = &tensor;
+    }
+    if (!head) head = embedding;
+    for (size_t i = 0; i < hf.tensors().size(); ++i) {
+      const Tensor& tensor = hf.tensors()[i];
+      if (hf.used(i)) continue;
+      const Tensor* first = nullptr;
+      if (ends(tensor, "lm_head.weight", "embed_out.weight",
+               "shared_head.head.weight"))
+        first = head;
+      else if (ends(tensor, ".embed_tokens.weight"))
+        first = embedding;
+      if (!first) continue;
+      source_.redundant.push_back(
+          {tensor, {}, *first, "the target's model shares them"});
+      hf.use(tensor.name);
+      note(fmt::format("{} repeats {} and is left out", tensor.name,
+                       first->name));
+    }
+  }
+
+  // What no rule used: left alone, dropped, or listed.
+  void leftovers(Model& model, const std::vector<std::string>& ignored,
+                 Misfits& misfits, Model& result) {
+    size_t dropped = 0;
+    for (size_t i = 0; i < model.tensors().size(); ++i) {
+      Tensor& tensor = model.tensors()[i];
+      if (model.used(i)) continue;
+      if (Family::ignored(tensor.name, ignored))
+        note(tensor.name + " is no parameter of the model and is left out");
+      else if (drop_.match(tensor.name))
+        ++dropped;
+      else if (lenient_)
+        result.add(std::move(tensor));
+      else
+        misfits.unknown(tensor.name);
+    }
+    if (dropped)
+      source_.assumptions.push_back(
+          fmt::format("--drop: {} tensors are left out", dropped));
+  }
+
+  void note(std::string text) {
+    source_.problems.push_back({Problem::Severity::kNote, "left_out",
+                                source_.path, "", std::move(text)});
+  }
+
+  Catalog& source_;
+  const bool lenient_;
+  const Globs drop_, allow_;
+};
+
+const Dialect& need_dialect(const Family& family, std::string_view name) {
+  if (const Dialect* dialect = family.dialect(name)) return *dialect;
+  std::string known = "hf";
+  for (const Dialect& dialect : family.dialects())
+    if (family.dialect(dialect.name)) known += ", " + dialect.name;
+  throw unfaithful_error({}, "family {} has no rules for {}", family.name(),
+                         name)
+      .with_hint("it has " + known +
+                 "; --family-file FILE brings a family of your own");
+}
+
+std::shared_ptr<const Family> need_family(const Catalog& source,
+                                          const TranslateOptions& options) {
+  if (auto family = find_family(source, options)) return family;
+  throw unfaithful_error({source.path, {}}, "the model's family is not known{}",
+                         source.family.empty() ? std::string()
+                                               : ": there are no rules for '" +
+                                                     source.family + "'")
+      .with_hint(
+          "name it with --family; `ckpt family list` has all, "
+          "--family-file FILE brings one of your own");
+}
+
+// Optimizer state follows its parameters in the formats' own conversions only.
+void check_optimizer(Catalog& source, const Globs& drop) {
+  std::erase_if(source.tensors, [&](const Tensor& tensor) {
+    return tensor.kind != Kind::model && drop.match(tensor.name);
+  });
+  for (const Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::optim)
+      throw unfaithful_error({source.path, tensor.name},
+                             "optimizer state can't be carried into another "
+                             "dialect")
+          .with_hint(
+              "--model-only converts the model alone; `ckpt reshard` "
+              "keeps the optimizer, in the dialect that it has");
+}
+
+// The one arithmetic that dialects need is not exact.
+void warn_of_rounding(Catalog& source, DType dtype) {
+  constexpr uint8_t kSums = kAddOne | kSubtractOne;
+  const auto computed = [](const Tensor& tensor) {
+    return std::ranges::any_of(tensor.pieces, [](const Piece& piece) {
+      return (piece.transform & kSums) != 0;
+    });
+  };
+  const auto count = std::ranges::count_if(source.tensors, computed);
+  if (count == 0) return;
+  source.problems.push_back(
+      {Problem::Severity::kWarning, "rounded", source.path, "",
+       fmt::format("{} norms are stored with one more in one of the dialects, "
+                   "and rounded to {}: the way back does not give the same "
+                   "bits",
+                   count, name(dtype))});
+}
+
+}  // namespace
+
+Catalog translate(Catalog source, const TranslateOptions& options) {
+  locate(source);
+  load_objects(source);
+  const std::string from(dialect_of(source));
+  if (from.empty())
+    throw unfaithful_error({source.path, {}},
+                           "the tensors' names are of no known dialect")
+        .with_hint(
+            "`ckpt inspect --tree` shows them; --rename brings them to "
+            "one, --family-file FILE brings rules for them");
+  const auto family = need_family(source, options);
+  if (from == "mcore") megatron::to_canonical(source);
+  if (!options.lenient) check_optimizer(source, Globs(options.drop));
+  std::vector<Tensor> tensors = std::move(source.tensors);
+  const DType dtype = model_dtype(tensors);
+  Translation translation(source, options);
+  Configuration configuration(source, family, from, options);
+  Model model = from == "hf"
+                    ? translation.normal(std::move(tensors), *family)
+                    : translation.to_hf(
+                          Model(std::move(tensors)),
+                          configuration.numbers(need_dialect(*family, from)));
+  if (options.to != "hf")
+    model = translation.from_hf(
+        std::move(model),
+        configuration.hf_numbers(need_dialect(*family, options.to)));
+  source.tensors = std::move(model.tensors());
+  warn_of_rounding(source, dtype);
+  sort_tensors(source.tensors);
+  configuration.finish(source);
+  source.skeleton.reset();
+  source.family = family->name();
+  source.dialect = options.to;
+  source.assumptions.push_back(
+      fmt::format("family {}: {} to {}", family->name(), from, options.to));
+  return source;
+}
+
+}  // namespace ckpt::families

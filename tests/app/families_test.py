@@ -1,0 +1,306 @@
+#!/usr/bin/env python3
+"""ckpt between dialects: what the peers say a model is in each of them, and
+the way back, over containers and topologies.
+
+The goldens' expected_mcore (Megatron-Bridge), expected_meta,
+expected_fairseq2 and expected_olmo_core are other tools' renderings of the
+model in ckpt/, which transformers wrote.
+"""
+
+import json
+import shutil
+
+from support import (
+    DATA, Suite, check, check_equal, compare, digest, read_safetensors)
+
+CKPT = None  # set by prepare
+GOLDENS = DATA / "hf"
+DIALECTS = ("mcore", "meta", "fairseq2", "olmo_core")
+MOE = ("mixtral_f32", "qwen2_moe_bf16", "qwen3_moe_bf16", "olmoe_bf16",
+       "deepseek_v2_bf16", "deepseek_v2_lite_bf16", "deepseek_v3_bf16",
+       "deepseek_v3_mtp_bf16")
+
+
+def cases():
+    return sorted(p.name for p in GOLDENS.iterdir() if p.is_dir())
+
+
+def source_of(case):
+    """What transformers wrote, but for what repeats other tensors of it: the
+    layers that predict further tokens bring the embedding and the head."""
+    tensors = read_safetensors(GOLDENS / case / "expected.safetensors")
+    for name in list(tensors):
+        if name.startswith("model.layers.") and name.endswith(
+                (".embed_tokens.weight", ".shared_head.head.weight")):
+            del tensors[name]
+    return tensors
+
+
+def expected(case, dialect):
+    path = GOLDENS / case / f"expected_{dialect}.safetensors"
+    return read_safetensors(path) if path.exists() else None
+
+
+def written(directory):
+    """The tensors of a Hugging Face directory, whatever its shards are."""
+    tensors = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        tensors.update(read_safetensors(path))
+    return tensors
+
+
+same = compare
+
+
+def convert(source, target, *options):
+    CKPT.ok("convert", source, target, "-q", *options)
+    return target
+
+
+def back_to_hf(source, folder, case, *options):
+    """As transformers had it: names, shapes, every byte."""
+    shutil.rmtree(folder, ignore_errors=True)
+    convert(source, folder, "--to", "safetensors", "--dialect", "hf",
+            *options)
+    same(written(folder), source_of(case), " ".join(map(str, options)))
+    return folder
+
+
+def to_dialect(folder, case, dialect):
+    want = expected(case, dialect)
+    one = folder / "one.safetensors"
+    convert(GOLDENS / case / "ckpt", one, "--to", "safetensors", "--dialect",
+            dialect)
+    got = read_safetensors(one)
+    if want is not None:
+        same(got, want, dialect)
+    if (case, dialect) == ("gemma3_text_f32", "olmo_core"):
+        return rounded_norms(case, one, folder)
+    # A file has no configuration beside it: the numbers come from the source.
+    back_to_hf(one, folder / "back", case, "--config-from",
+               GOLDENS / case / "ckpt")
+    return got
+
+
+def rounded_norms(case, one, folder):
+    """Norms are stored plus one there: what is left is what f32 keeps."""
+    import torch
+
+    back = folder / "back"
+    result = CKPT.ok("convert", one, back, "--to", "safetensors", "--dialect",
+                     "hf", "--config-from", GOLDENS / case / "ckpt")
+    check("round" in result.err, f"no word of rounding: {result.err}")
+    want = source_of(case)
+    for name, tensor in want.items():
+        if "norm" in name:
+            w = torch.frombuffer(bytearray(tensor.data), dtype=torch.float32)
+            tensor.data = ((w + 1) - 1).numpy().tobytes()
+    same(written(back), want, "norms plus and minus one")
+
+
+def check_config(case, folder, unknown=()):
+    """What transformers needs is in the config.json that ckpt wrote."""
+    ours = json.loads((folder / "config.json").read_text())
+    theirs = json.loads((GOLDENS / case / "ckpt/config.json").read_text())
+    check_equal(ours["model_type"], theirs["model_type"], "model_type")
+    for key, value in ours.items():
+        if theirs.get(key) is not None and key not in ("torch_dtype", "dtype", *unknown):
+            check_equal(theirs[key], value, f"config.json, {key}")
+
+
+def grids(case):
+    """(tp, pp, ep) that the model's sizes allow."""
+    if case.startswith("falcon") or case.startswith("olmo2"):
+        return []
+    experts = (1, 2) if case in MOE else (1,)
+    return [(tp, pp, ep) for tp in (1, 2, 4) for pp in (1, 2)
+            for ep in experts]
+
+
+def megatron(folder, case, container):
+    for tp, pp, ep in grids(case):
+        out = folder / f"{tp}_{pp}_{ep}"
+        result = CKPT.run(
+            "convert", GOLDENS / case / "ckpt", out, "-q", "--to", container,
+            "--tp", tp, "--pp", pp, "--ep", ep)
+        if result.code == 5 and ("divi" in result.err or
+                                 "whole heads" in result.err):
+            continue  # too small a model for that many ranks
+        result.want(0)
+        back = back_to_hf(out, folder / "back", case)
+        check_config(case, back)
+        shutil.rmtree(out)
+
+
+def shards_of_bridge(folder, case):
+    """Megatron-Bridge's own shards are those that megatron_legacy has."""
+    import torch
+    from support import from_torch, load_pt
+
+    for want in sorted((GOLDENS / case / "other").glob("mcore_tp*")):
+        tp, ep = 2, 2 if "ep2" in want.name else 1
+        etp = ["--etp", 1] if "etp1" in want.name else []
+        out = folder / want.name
+        convert(GOLDENS / case / "ckpt", out, "--to", "megatron_legacy",
+                "--tp", tp, "--ep", ep, *etp)
+        files = sorted(out.rglob("model_optim_rng.pt")) or sorted(
+            out.rglob("model_rng.pt"))
+        wanted = [read_safetensors(p) for p in sorted(want.glob("rank_*"))]
+        check_equal(len(files), len(wanted), f"files of {want.name}")
+        ours = []
+        for path in files:
+            state = load_pt(path, weights_only=False)["model"]
+            ours.append({name: from_torch(value)
+                         for name, value in state.items()
+                         if isinstance(value, torch.Tensor)})
+        padded = ("embedding.word_embeddings.weight", "output_layer.weight")
+        for rank in wanted:
+            # Vocabularies are padded here and not there.
+            names = [n for n in rank if n not in padded]
+            matches = [o for o in ours
+                       if all(n in o and o[n] == rank[n] for n in names)
+                       and len(o) == len(rank)]
+            check(matches, f"no file holds what {want.name} has for a rank")
+
+
+def chain(folder, case):
+    """Round all dialects that the family has, and home."""
+    hf = GOLDENS / case / "ckpt"
+    f2 = convert(hf, folder / "f2", "--to", "fairseq2", "--tp", 2)
+    mc = convert(f2, folder / "mc", "--to", "megatron_torch_dist", "--tp", 2,
+                 "--pp", 2, "--family", json.loads(
+                     (GOLDENS / case / "case.json").read_text())["family"])
+    last = mc
+    if expected(case, "meta"):
+        last = convert(mc, folder / "meta", "--to", "meta", "--tp", 2)
+    back_to_hf(last, folder / "home", case)
+
+
+def meta_files(folder, case):
+    """Meta's own files of the model become transformers' and the reverse."""
+    for path in sorted((GOLDENS / case / "other").glob("meta_mp*")):
+        back = back_to_hf(path, folder / path.name, case)
+        # params.json says nothing of positions.
+        check_config(case, back, ["max_position_embeddings"])
+        ranks = int(path.name.removeprefix("meta_mp"))
+        out = convert(GOLDENS / case / "ckpt", folder / f"out{ranks}", "--to",
+                      "meta", "--tp", ranks)
+        theirs = json.loads((path / "params.json").read_text())
+        ours = json.loads((out / "params.json").read_text())
+        for key in ("dim", "n_layers", "n_heads", "norm_eps"):
+            check_equal(ours[key], theirs[key], f"params.json, {key}")
+        one = convert(out, folder / f"one{ranks}.safetensors", "--to",
+                      "safetensors", "--dialect", "keep")
+        same(read_safetensors(one), expected(case, "meta"), "meta")
+
+
+def refusals(folder):
+    """What does not fit is listed, and nothing is written."""
+    case = "llama"
+    hf = GOLDENS / case / "ckpt"
+    tensors = source_of(case)
+    from safetensors.torch import load_file, save_file
+    import torch
+
+    def variant(name, change):
+        path = folder / name
+        path.mkdir()
+        shutil.copy(hf / "config.json", path)
+        state = load_file(str(GOLDENS / case / "expected.safetensors"))
+        change(state)
+        save_file(state, str(path / "model.safetensors"))
+        return path
+
+    def refused(source, *words, options=()):
+        out = folder / "never"
+        result = CKPT.run("convert", source, out, "--to",
+                          "megatron_torch_dist", *options).want(5)
+        for word in words:
+            check(word in result.err, f"{word!r} is not in: {result.err}")
+        check("hint:" in result.err, f"no hint: {result.err}")
+        check(not out.exists(), "something was written")
+        return out
+
+    extra = variant("extra", lambda s: s.update(
+        {"model.layers.0.self_attn.sinks": torch.ones(4)}))
+    refused(extra, "model.layers.0.self_attn.sinks", "--drop")
+    out = convert(extra, folder / "dropped", "--to", "megatron_torch_dist",
+                  "--drop", "*.sinks")
+    back_to_hf(out, folder / "back", case)
+
+    gone = variant("gone", lambda s: s.pop("model.norm.weight"))
+    refused(gone, "model.norm.weight", "missing", "--allow-missing")
+    convert(gone, folder / "allowed", "--to", "megatron_torch_dist",
+            "--allow-missing", "model.norm.weight")
+
+    def shrink(state):
+        name = "model.layers.1.self_attn.k_proj.weight"
+        state[name] = state[name][:-1].clone()
+    refused(variant("misshapen", shrink), "layers.1", "shape")
+
+    def other_head(state):
+        state["lm_head.weight"] = state["lm_head.weight"] + 1
+    untied = variant("untied", other_head)
+    config = json.loads((untied / "config.json").read_text())
+    config["tie_word_embeddings"] = True
+    (untied / "config.json").write_text(json.dumps(config))
+    refused(untied, "lm_head.weight", "tied")
+    config.pop("num_attention_heads")
+    (untied / "config.json").write_text(json.dumps(config))
+    refused(untied, "num_attention_heads", "config.json", "--set")
+    check_equal(source_of(case), tensors, "the golden")
+
+
+def head_copy(folder):
+    """A tied model with a head all the same: one of the two is enough."""
+    from safetensors.torch import load_file, save_file
+
+    case = "llama_tied_bf16"
+    path = folder / "tied"
+    path.mkdir()
+    shutil.copy(GOLDENS / case / "ckpt/config.json", path)
+    state = load_file(str(GOLDENS / case / "expected.safetensors"))
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+    save_file(state, str(path / "model.safetensors"))
+    out = convert(path, folder / "out", "--to", "megatron_torch_dist")
+    back_to_hf(out, folder / "back", case)
+
+
+def digests(folder):
+    """The digest of a fused tensor is that of its content, computed here."""
+    one = folder / "one.safetensors"
+    convert(GOLDENS / "llama/ckpt", one, "--to", "safetensors", "--dialect",
+            "meta")
+    manifest = json.loads(
+        (folder / "one.safetensors.ckpt-manifest.json").read_text())
+    tensors = manifest["tensors"]
+    for name, tensor in read_safetensors(one).items():
+        check_equal(tensors[name]["digest"], digest(tensor.data),
+                    f"digest of {name}")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for case in cases():
+        for dialect in DIALECTS:
+            if expected(case, dialect) is not None:
+                suite.add(f"{case} to {dialect} and back", to_dialect, case,
+                          dialect)
+        for container in ("megatron_torch_dist", "megatron_legacy"):
+            if grids(case):
+                suite.add(f"{case} in {container}", megatron, case, container)
+        if list((GOLDENS / case / "other").glob("mcore_tp*")):
+            suite.add(f"{case} as Megatron-Bridge cuts it", shards_of_bridge,
+                      case)
+        if list((GOLDENS / case / "other").glob("meta_mp*")):
+            suite.add(f"{case} from Meta's files and to them", meta_files, case)
+        if expected(case, "fairseq2") is not None:
+            suite.add(f"{case} round all dialects", chain, case)
+    suite.add("what does not fit is refused", refusals)
+    suite.add("a second copy of tied weights", head_copy)
+    suite.add("digests of rearranged tensors", digests)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
