@@ -77,13 +77,13 @@ void check_index_sets(const Value& sets) {
 
 void check_fairseq2(const Value& section) {
   section.only(
-      {"family",       "chosen",         "peer",           "peer_hf_config",
-       "config_class", "architecture",   "hf_source",      "notes",
-       "ignore",       "index",          "vars",           "rules",
-       "config",       "hf_config",      "tp_rules",       "tp_status",
-       "index_sets",   "buffers",        "tied",           "export_drops",
-       "import_drops", "drop_on_import", "derived",        "complete",
-       "shapes",       "fairseq1",       "config_defaults"});
+      {"family",       "chosen",       "peer",           "peer_hf_config",
+       "config_class", "architecture", "hf_source",      "notes",
+       "ignore",       "index",        "vars",           "requires",
+       "rules",        "config",       "hf_config",      "tp_rules",
+       "tp_status",    "index_sets",   "buffers",        "tied",
+       "export_drops", "import_drops", "drop_on_import", "derived",
+       "complete",     "shapes",       "fairseq1",       "config_defaults"});
   if (const auto family = section.find("family")) family->text();
   if (!section.find("tp_rules")) {
     if (!section.find("family"))

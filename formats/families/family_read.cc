@@ -218,8 +218,8 @@ class FamilyReader {
     if (name == "fairseq2") {
       check_fairseq2(section);
     } else {
-      section.only(
-          {"notes", "ignore", "index", "vars", "rules", "config", "hf_config"});
+      section.only({"notes", "ignore", "index", "vars", "requires", "rules",
+                    "config", "hf_config"});
       if (!section.find("rules")) section.fail("\"rules\" is missing");
     }
     Dialect& dialect = family_->dialects_.emplace_back();
@@ -237,6 +237,8 @@ class FamilyReader {
     }
     read_table(section, "config", names, dialect.config);
     read_table(section, "hf_config", names, dialect.hf_config);
+    if (const auto conditions = section.find("requires"))
+      check_requires(*conditions, names);
     if (const auto condition = section.find("chosen"))
       check_expression(*condition, condition->text(), names, {});
   }
@@ -260,6 +262,13 @@ class FamilyReader {
           check_expression(range, expression_of(range), names, {});
     }
     return names;
+  }
+
+  static void check_requires(const Value& conditions, const Names& names) {
+    for (const Value& pair : conditions.items()) {
+      if (texts(pair).size() != 2) pair.fail("expected [condition, reason]");
+      check_expression(pair.items()[0], pair.items()[0].text(), names, {});
+    }
   }
 
   static void read_table(const Value& section, const char* name,

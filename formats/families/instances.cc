@@ -31,6 +31,7 @@ class Expander {
       : dialect_(dialect), numbers_(numbers) {}
 
   std::vector<Instance> run() {
+    check_requirements();
     for (const Rule& rule : dialect_.rules) {
       rule_ = &rule;
       names_ = indices_in(rule.to, dialect_);
@@ -41,6 +42,19 @@ class Expander {
   }
 
  private:
+  // What the dialect can't say of a model, so that nothing would tell.
+  void check_requirements() const {
+    const auto conditions = dialect_.section.find("requires");
+    if (conditions == dialect_.section.end()) return;
+    for (const Json& pair : *conditions) {
+      if (numbers_.holds(pair[0].get<std::string>())) continue;
+      throw unfaithful_error({numbers_.source(), {}}, "family {} in {}: {}",
+                             numbers_.family().name(), dialect_.name,
+                             pair[1].get<std::string>())
+          .with_hint("needed: " + pair[0].get<std::string>());
+    }
+  }
+
   // For every value of the indices from names_[depth] on.
   void repeat(size_t depth) {
     if (depth == names_.size()) return add();

@@ -126,6 +126,8 @@ TEST_CASE("family files: mistakes are shown at their place") {
        ":10:29", "no index q"},
       {with("\"rules\": [", "\"ignore\": [\"a[\"], \"rules\": ["), ":7:35",
        "["},
+      {with("\"rules\": [", "\"requires\": [\"$E\"], \"rules\": ["), ":7:37",
+       "expected a list"},
       {with("\"mcore\": {\"rules\"", "\"fairseq2\": {\"rules\""), ":7:26",
        "\"tp_rules\" is missing"},
   };

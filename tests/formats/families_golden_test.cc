@@ -138,6 +138,13 @@ TEST_CASE("families: numbers survive the way to the dialect's config") {
       // meta has no field for tied weights: params.json says nothing of them.
       if (dialect.config.is_null() || dialect.name == "meta") continue;
       if (family->name() == "falcon") continue;  // has no mcore layers
+      // Heads of another size, for which fairseq2's Mistral has no field.
+      if (home.ends_with("mistral_bf16") && dialect.name == "fairseq2") {
+        const Numbers refused(family, dialect, "hf", config.values, "");
+        CHECK_THROWS_WITH_AS(instances(dialect, refused),
+                             doctest::Contains("heads of another size"), Error);
+        continue;
+      }
       CAPTURE(dialect.name);
       const Numbers hf(family, dialect, "hf", config.values, "config.json");
       const Numbers there(family, dialect, dialect.name,
@@ -147,10 +154,6 @@ TEST_CASE("families: numbers survive the way to the dialect's config") {
       for (const char* name : {"$L", "$H", "$nh", "$ng", "$hd", "$F", "$V"}) {
         CAPTURE(name);
         if (family->name() == "deepseek_v2" || family->name() == "deepseek_v3")
-          continue;
-        // fairseq2's Mistral has no field for heads of another size.
-        if (home.ends_with("mistral_bf16") && dialect.name == "fairseq2" &&
-            std::string_view(name) == "$hd")
           continue;
         CHECK(hf.eval(name) == there.eval(name));
       }
