@@ -391,7 +391,8 @@ def test_convert(folder, unit, to):
     gone = scalars if to == "megatron_zarr" else set()
     without = [o for name in sorted(gone) for o in ("--exclude", name)]
     out = folder / "out"
-    CKPT.ok("convert", unit.path, out, "--to", to, *without)
+    CKPT.ok("convert", unit.path, out, "--to", to, *without, "--dialect",
+            "keep")
     CKPT.ok("verify", out)
     CKPT.ok("verify", unit.path, out, *without)
     if to in READERS:
