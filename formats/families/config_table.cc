@@ -15,8 +15,10 @@ Json each_of(const Json& entry, const Numbers& numbers) {
     throw unfaithful_error({numbers.source(), {}}, "a list of {} values",
                            count);
   Json list = Json::array();
+  const auto where = entry.value("where", std::string());
   for (uint64_t i = 0; i < count; ++i)
-    list.push_back(numbers.eval(expression, {{index, i}}));
+    if (numbers.holds(where, {{index, i}}))
+      list.push_back(numbers.eval(expression, {{index, i}}));
   return list;
 }
 

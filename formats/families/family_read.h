@@ -28,7 +28,8 @@ std::vector<std::string> braces(const Value& value, const std::string& name);
 // One rule: its fields, its operations, and whether they go together.
 Rule read_rule(const Value& value, const Names& names);
 
-// Literals, "=expression", {"each", "of"}: the tables config and hf_config.
+// Literals, "=expression", {"each", "of", "where"}: the tables config and
+// hf_config.
 void check_table(const Value& value, const Names& names);
 
 // fairseq2's tp_rules, buffers, tied, shapes and their kin.

@@ -276,12 +276,14 @@ void check_table(const Value& value, const Names& names) {
   if (value.json().is_array()) {
     for (const Value& item : value.items()) check_table(item, names);
   } else if (value.is_object() && value.find("each")) {
-    value.only({"each", "of"});
+    value.only({"each", "of", "where"});
     const Value each = value.member("each");
     if (!names.all_index.contains(each.text()))
       each.fail("no index " + text::printable(each.text()));
     check_expression(value.member("of"), value.member("of").text(), names,
                      {each.text()});
+    if (const auto where = value.find("where"))
+      check_expression(*where, where->text(), names, {each.text()});
   } else if (value.is_object()) {
     for (const auto& [key, member] : value.members())
       check_table(member, names);

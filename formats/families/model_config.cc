@@ -89,11 +89,32 @@ const Numbers& Configuration::numbers(const Dialect& dialect) {
   const Values& values = own ? own_ : carried_;
   in_.emplace(family_, dialect, own ? from_ : "hf", values.values,
               values.source, options_.set);
+  if (own && !carried_.source.empty()) complete(dialect);
   if (!own)
     table_ = carried_.values;
   else if (dialect.hf_config.is_object())
     table_ = config_table(dialect.hf_config, *in_);
   return *in_;
+}
+
+// What the source's own numbers leave open, config.json may say.
+void Configuration::complete(const Dialect& dialect) {
+  const Numbers hf(family_, dialect, "hf", carried_.values, carried_.source,
+                   options_.set);
+  const auto value_of = [](const Numbers& numbers, const std::string& name) {
+    try {
+      return numbers.eval(name);
+    } catch (const Error&) {
+      return Json();  // it depends on an index, or nothing says it
+    }
+  };
+  for (const auto& variable : dialect.vars) {
+    const std::string& name = variable.first;
+    if (!value_of(*in_, name).is_null()) continue;
+    Json value = value_of(hf, name);
+    if (!value.is_null())
+      in_->complete(name, std::move(value), carried_.source);
+  }
 }
 
 const Numbers& Configuration::hf_numbers(const Dialect& dialect) {

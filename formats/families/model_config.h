@@ -27,6 +27,7 @@ class Configuration {
   void finish(Catalog& catalog) const;
 
  private:
+  void complete(const Dialect& dialect);
   DType dtype_of(const Catalog& catalog) const;
   Json hf_config(const Catalog& catalog) const;
   void write_hf(Catalog& catalog) const;

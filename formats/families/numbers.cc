@@ -237,6 +237,11 @@ Json Numbers::eval(const std::string& expression, const Indices& at) const {
   }
 }
 
+void Numbers::complete(const std::string& variable, Json value,
+                       std::string from) {
+  used_[variable] = {std::move(value), std::move(from)};
+}
+
 bool Numbers::holds(const std::string& condition, const Indices& at) const {
   return condition.empty() || truthy(eval(condition, at));
 }

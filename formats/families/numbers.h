@@ -58,6 +58,9 @@ class Numbers {
   const std::string& source() const { return source_; }
   const Family& family() const { return *family_; }
   const Dialect& dialect() const { return *dialect_; }
+  // Takes a variable that this side does not say from another: `from` tells
+  // where it was found.
+  void complete(const std::string& variable, Json value, std::string from);
   // What was asked for so far and does not depend on an index, and where it
   // is from: "heads $nh = 32 (config.json num_attention_heads)".
   std::vector<std::string> used() const;

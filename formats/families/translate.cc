@@ -397,8 +397,8 @@ std::shared_ptr<const Family> need_family(const Catalog& source,
                                                : ": there are no rules for '" +
                                                      source.family + "'")
       .with_hint(
-          "name it with --family; `ckpt family list` has all, "
-          "--family-file FILE brings one of your own");
+          "name it with --family (`ckpt family list` has all, --family-file "
+          "FILE brings one of your own), or keep the names: --dialect keep");
 }
 
 // Optimizer state follows its parameters in the formats' own conversions only.

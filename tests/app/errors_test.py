@@ -259,7 +259,7 @@ SCENES = [
           "Checksums are compared while bytes pass by, so damage is not "
           "copied as if it were sound.", prepare=flip_item,
           after=nothing_left),
-    Scene("No place for a tensor", "convert fsdp out --to megatron_zarr", 5,
+    Scene("No place for a tensor", "convert fsdp out --to megatron_zarr --dialect keep", 5,
           ("0-d", "--exclude"), prepare=bring_fsdp, after=nothing_left),
     Scene("A weight that its optimizer denies",
           "convert old out --to megatron_torch_dist "
