@@ -17,9 +17,6 @@ namespace ckpt::reshard {
 namespace {
 
 constexpr uint64_t kLeastBlock = 64 << 10;
-// Payload of one item: large enough that handing it out costs nothing, small
-// enough that threads end together.
-constexpr uint64_t kItemBytes = 16 << 20;
 
 uint32_t thread_count(const RunOptions& options, const Plan& plan) {
   const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
@@ -98,8 +95,8 @@ void take_over(const Journal& journal, std::vector<Item>& items, Sums& sums,
   std::erase_if(items, [&](const Item& item) { return done[item.number]; });
 }
 
-// What passed by is judged as it is; the rest of what the plan takes is read
-// once more.
+}  // namespace
+
 std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
                                  const Catalog& source, RunOptions options) {
   std::vector<uint32_t> wrong = crcs.wrong();
@@ -109,8 +106,6 @@ std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
     wrong.push_back(index);
   return wrong;
 }
-
-}  // namespace
 
 uint64_t buffer_bytes(const Plan& plan, const RunOptions& options) {
   uint32_t threads = thread_count(options, plan);
@@ -124,16 +119,20 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
   uint32_t threads = thread_count(options, plan);
   const uint64_t block = block_size(options, threads);
   HandleCache handles;
-  std::vector<Item> items = cut_items(plan, kItemBytes);
+  std::vector<Item> items =
+      options.part ? options.part->items : cut_items(plan, kItemBytes);
   Sums sums(plan, options.digest);
-  if (options.journal) take_over(*options.journal, items, sums, output);
+  if (options.journal && !options.part)
+    take_over(*options.journal, items, sums, output);
   WorkQueue queue(plan, std::move(items));
-  std::optional<SourceCrcs> crcs;
-  if (options.check_crcs && !source.crcs.empty()) crcs.emplace(source);
+  std::optional<SourceCrcs> own;
+  if (options.check_crcs && !options.part && !source.crcs.empty())
+    own.emplace(source);
+  SourceCrcs* const crcs =
+      options.part ? options.part->crcs : (own ? &*own : nullptr);
   std::deque<Mover> movers;
   for (uint32_t t = 0; t < threads; ++t)
-    movers.emplace_back(plan, source, output, handles, options, block,
-                        crcs ? &*crcs : nullptr);
+    movers.emplace_back(plan, source, output, handles, options, block, crcs);
   run_threads(
       threads,
       [&](uint32_t thread) {
@@ -142,13 +141,14 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
           const Outcome& outcome = movers[thread].run(*item);
           if (interrupted()) return;  // the item may be half-done
           sums.add(outcome);
-          if (options.journal) options.journal->append(outcome);
+          if (options.journal && item->number != kNone)
+            options.journal->append(outcome);
         }
       },
       [&] { queue.stop(); });
   if (interrupted()) throw Interrupted("");
   RunResult result = sums.finish(movers);
-  if (crcs) result.wrong_crcs = wrong_crcs(*crcs, plan, source, options);
+  if (own) result.wrong_crcs = wrong_crcs(*own, plan, source, options);
   return result;
 }
 

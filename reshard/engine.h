@@ -16,6 +16,7 @@
 #include "reshard/journal.h"
 #include "reshard/output.h"
 #include "reshard/plan.h"
+#include "reshard/work.h"
 
 namespace ckpt::reshard {
 
@@ -29,6 +30,14 @@ using CastFunction = std::function<void(
 using Observer = std::function<void(uint32_t tensor, uint64_t offset,
                                     std::span<const std::byte> bytes)>;
 
+class SourceCrcs;
+
+// What one process of several runs of a plan (reshard/ranks).
+struct Part {
+  std::vector<Item> items;
+  SourceCrcs* crcs = nullptr;  // filled, not judged: others have the rest
+};
+
 struct RunOptions {
   uint32_t threads = 0;                  // 0: all cores
   uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers together
@@ -39,6 +48,7 @@ struct RunOptions {
   Observer observe;         // optional
   Progress progress;
   Journal* journal = nullptr;  // finished items go in; what it has is skipped
+  const Part* part = nullptr;  // only this; what a journal has is not skipped
 };
 
 struct RunResult {
@@ -56,6 +66,12 @@ uint64_t buffer_bytes(const Plan& plan, const RunOptions& options);
 // errors as they come, Interrupted after a signal.
 RunResult run(const Plan& plan, const Catalog& source, Output& output,
               const RunOptions& options);
+
+// Indexes into source.crcs of records that don't have their checksum. What
+// passed by is judged as it is; the rest of what the plan takes is read once
+// more.
+std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
+                                 const Catalog& source, RunOptions options);
 
 // Throws input_error naming the first record whose stored checksum is wrong.
 void check_crcs(const RunResult& result, const Catalog& source);

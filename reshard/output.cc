@@ -92,6 +92,14 @@ void Output::add_crc(const CrcPart& part) {
   crcs_[part.file][part.index] ^= part.value;
 }
 
+std::vector<CrcPart> Output::crc_parts() const {
+  std::vector<CrcPart> parts;
+  for (uint32_t f = 0; f < crcs_.size(); ++f)
+    for (uint32_t i = 0; i < target_->files[f].crcs.size(); ++i)
+      if (const uint32_t value = crcs_[f][i]) parts.push_back({f, i, value});
+  return parts;
+}
+
 // CRCs stand inside literals (zip headers): they are put in there first, and
 // literals that touch are written at once, so that a file of thousands of
 // records does not cost several calls for each.

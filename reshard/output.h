@@ -32,8 +32,10 @@ class Output {
   // Gathers parts (clobbered) to file bytes [offset, …). Thread-safe; no two
   // writes may touch the same byte. Returns what the bytes gave to a CRC.
   CrcPart write(uint32_t file, uint64_t offset, std::span<iovec> parts);
-  // Adds what an earlier run wrote.
+  // Adds what an earlier run wrote, or another process.
   void add_crc(const CrcPart& part);
+  // What was written gave to CRCs; parts that are zero are left out.
+  std::vector<CrcPart> crc_parts() const;
   // After all writes: the literals, and the CRCs of what was written.
   void write_literals(uint32_t file);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "ckpt/error.h"
 #include "lib/crc32.h"
 
 namespace ckpt::reshard {
@@ -18,6 +19,24 @@ SourceCrcs::SourceCrcs(const Catalog& catalog)
   std::ranges::sort(records_, {}, [](const Record& record) {
     return std::tuple(record.file, record.begin);
   });
+  place_.resize(records_.size());
+  for (uint32_t i = 0; i < records_.size(); ++i) place_[records_[i].index] = i;
+}
+
+std::vector<SourceCrcs::Seen> SourceCrcs::seen() const {
+  std::vector<Seen> seen;
+  for (size_t i = 0; i < records_.size(); ++i)
+    if (sums_[i].bytes != 0)
+      seen.push_back({records_[i].index, sums_[i].crc, sums_[i].bytes});
+  return seen;
+}
+
+void SourceCrcs::add(const Seen& part) {
+  if (part.index >= place_.size())
+    throw bug_error({}, "record {} of {}", part.index, place_.size());
+  Sum& sum = sums_[place_[part.index]];
+  sum.crc ^= part.crc;
+  sum.bytes += part.bytes;
 }
 
 void SourceCrcs::add(uint32_t file, uint64_t offset,

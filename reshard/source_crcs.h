@@ -22,6 +22,15 @@ class SourceCrcs {
   // Bytes [offset, …) of catalog.files[file], as the container has them.
   void add(uint32_t file, uint64_t offset, std::span<const std::byte> bytes);
 
+  // What has passed by of one record, in this process or in another.
+  struct Seen {
+    uint32_t index = 0;  // in catalog.crcs
+    uint32_t crc = 0;    // what these bytes give to the CRC-32 of the record
+    uint64_t bytes = 0;
+  };
+  std::vector<Seen> seen() const;  // of records of which bytes have passed
+  void add(const Seen& part);      // throws bug_error for an unknown record
+
   // Indexes into catalog.crcs of records that were read completely, each byte
   // once, and do not have their checksum.
   std::vector<uint32_t> wrong() const;
@@ -47,6 +56,7 @@ class SourceCrcs {
     std::atomic<uint64_t> bytes = 0;
   };
   std::vector<Record> records_;  // by file and begin
+  std::vector<uint32_t> place_;  // of a record in records_, by its index
   std::unique_ptr<Sum[]> sums_;
 };
 

@@ -20,8 +20,15 @@ struct Item {
   bool gather = false;
   uint64_t begin = 0;
   uint64_t end = 0;
-  uint32_t number = 0;  // counted over all items of the plan
+  // Counted over all items of the plan; kNone: a part of one, which no journal
+  // knows.
+  uint32_t number = 0;
 };
+
+// Payload of one item: large enough that handing it out costs nothing, small
+// enough that threads end together. Journals count items, so that it is a part
+// of what they mean.
+inline constexpr uint64_t kItemBytes = 16 << 20;
 
 // All items of a plan, about `bytes` of payload each, in the order of jobs.
 std::vector<Item> cut_items(const Plan& plan, uint64_t bytes);

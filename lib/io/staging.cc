@@ -103,6 +103,19 @@ void Staging::clear() {
     if (name != kLock) fs::remove_all(join(root_, name));
 }
 
+void Staging::share_lock() const {
+  if (::flock(lock_, LOCK_SH) != 0) throw io_error(root_, "share lock", errno);
+}
+
+Handle join_staging(const std::string& root) {
+  const std::string path = join(root, kLock);
+  Handle lock = Handle::open_write(path);
+  if (::flock(lock.fd(), LOCK_SH | LOCK_NB) != 0)
+    throw Error(ExitCode::kIo, {path, {}},
+                "another process is writing the same target");
+  return lock;
+}
+
 std::string Staging::journal_path() const { return join(root_, kJournal); }
 
 Staging::~Staging() {

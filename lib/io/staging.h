@@ -49,6 +49,10 @@ class Staging {
   // Removes everything in it: an earlier run's files are of no use.
   void clear();
 
+  // Lets other processes of the same job hold the lock too, each by the object
+  // that join_staging() returns; still no other job can take it.
+  void share_lock() const;
+
   // A file of the staging itself, which is not published.
   std::string journal_path() const;
 
@@ -73,5 +77,9 @@ class Staging {
   std::vector<std::string> files_;        // relative
   std::vector<std::string> directories_;  // relative, parents first
 };
+
+// A process that writes into another's staging directory: while it lives, no
+// later run may begin there. Throws kIo if the directory is not shared.
+Handle join_staging(const std::string& root);
 
 }  // namespace ckpt::io
