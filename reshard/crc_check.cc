@@ -83,9 +83,14 @@ std::vector<Problem> check_crcs(const Catalog& catalog,
                                 const RunOptions& options) {
   std::vector<uint32_t> all(catalog.crcs.size());
   std::iota(all.begin(), all.end(), 0U);
+  return named_problems(catalog, check_crcs(catalog, all, options));
+}
+
+std::vector<Problem> named_problems(
+    const Catalog& catalog, std::vector<std::pair<uint32_t, Problem>> found) {
   std::vector<Problem> problems;
   std::vector<StoredCrc> wrong;  // one for each problem
-  for (auto& [index, problem] : check_crcs(catalog, all, options)) {
+  for (auto& [index, problem] : found) {
     problems.push_back(std::move(problem));
     wrong.push_back(catalog.crcs[index]);
   }

@@ -20,6 +20,11 @@ std::vector<std::pair<uint32_t, Problem>> check_crcs(
     const Catalog& catalog, const std::vector<uint32_t>& which,
     const RunOptions& options);
 
+// Those as check_crcs(catalog, options) returns them: with their tensors, by
+// file.
+std::vector<Problem> named_problems(
+    const Catalog& catalog, std::vector<std::pair<uint32_t, Problem>> found);
+
 // The tensors that begin in these ranges, in their order; "" for none.
 std::vector<std::string> tensors_in(const Catalog& catalog,
                                     const std::vector<StoredCrc>& ranges);

@@ -23,6 +23,14 @@ bool describes(std::string_view name) {
          name == "generation_config.json";
 }
 
+// Of Megatron's: what the other dialect's configuration says, what is about the
+// format alone, and that nothing was trained yet.
+bool is_told_otherwise(const Object& object) {
+  if (object.name == "args" || object.name == "checkpoint_version") return true;
+  return object.name == "iteration" && object.document &&
+         object.document->as_int(object.node) == 0;
+}
+
 void add_text(Catalog& catalog, std::string name, std::string text) {
   Sidecar sidecar;
   sidecar.path = "made:" + name;
@@ -135,6 +143,8 @@ void Configuration::finish(Catalog& catalog) const {
       for (const std::string& line : (*numbers)->used())
         if (std::ranges::count(catalog.assumptions, line) == 0)
           catalog.assumptions.push_back(line);
+  if (from_ == "mcore" && options_.to != "mcore")
+    std::erase_if(catalog.objects, is_told_otherwise);
   if (options_.to == "hf") return write_hf(catalog);
   const bool keep_config = options_.to == "mcore";
   std::erase_if(catalog.sidecars, [&](const Sidecar& sidecar) {
