@@ -7,6 +7,7 @@
 #include "app/progress.h"
 #include "ckpt/error.h"
 #include "lib/io/read_count.h"
+#include "reshard/ranks/run.h"
 
 namespace ckpt::app {
 
@@ -74,7 +75,7 @@ Reading read_all(Catalog& catalog, const EngineOptions& engine,
   reshard::Output nowhere;
   options.progress.begin("reading", plan.bytes_read);
   const reshard::RunResult result =
-      reshard::run(plan, catalog, nowhere, options);
+      ranks::run(plan, catalog, nowhere, options);
   options.progress.end();
   Reading reading;
   reading.bytes = result.bytes_read;

@@ -16,6 +16,7 @@
 #include "lib/manifest.h"
 #include "reshard/crc_check.h"
 #include "reshard/prove.h"
+#include "reshard/ranks/run.h"
 
 namespace ckpt::app {
 namespace {
@@ -55,7 +56,7 @@ class Check {
     options.progress = make_progress(output_);
     const uint64_t bytes = reshard::crc_bytes(catalog);
     options.progress.begin("checking", bytes);
-    for (Problem& problem : reshard::check_crcs(catalog, options))
+    for (Problem& problem : ranks::check_crcs(catalog, options))
       add(std::move(problem));
     options.progress.end();
     report_.bytes += bytes;

@@ -7,6 +7,7 @@
 #include "app/command.h"
 #include "app/console.h"
 #include "app/help.h"
+#include "app/ranks.h"
 #include "lib/interrupt.h"
 
 namespace ckpt::app {
@@ -89,18 +90,12 @@ void raise_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-}  // namespace
-}  // namespace ckpt::app
-
-int main(int argc, char** argv) {
-  using namespace ckpt::app;
-  int status = 0;
+// The exit status; says what went wrong.
+int run_guarded(const std::vector<std::string>& words) {
   try {
-    ckpt::install_interrupt_handlers();
-    raise_file_limit();
-    configure({});
-    status = run({argv + 1, argv + argc});
+    const int status = run(words);
     flush();
+    return status;
   } catch (...) {
     const int failure = report_current_exception();
     // What was printed before the failure still goes out.
@@ -110,5 +105,20 @@ int main(int argc, char** argv) {
     }
     return failure;
   }
-  return status;
+}
+
+}  // namespace
+}  // namespace ckpt::app
+
+int main(int argc, char** argv) {
+  using namespace ckpt::app;
+  try {
+    ckpt::install_interrupt_handlers();
+    raise_file_limit();
+    configure({});
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    return run_in_job([&words] { return run_guarded(words); });
+  } catch (...) {
+    return report_current_exception();
+  }
 }

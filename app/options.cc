@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 
+#include "app/ranks.h"
 #include "app/select.h"
 #include "ckpt/error.h"
 #include "formats/megatron/optimizer.h"
@@ -279,6 +280,7 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
                choice<bool>("--device", s, {{"cpu", false}, {"cuda", true}});
          })
       ->group(group);
+  add_ranks_options(app);
 }
 
 void add_write_options(CLI::App& app, WriteOptions& options) {

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "app/json_writer.h"
+#include "app/ranks.h"
 #include "app/value_text.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
@@ -190,6 +191,7 @@ std::string verify_json(const VerifyReport& report) {
   json.end_object();
   json.key("problems");
   write_problems(json, report.problems);
+  write_ranks(json);
   json.end_object();
   return std::move(json).text();
 }

@@ -5,6 +5,7 @@
 
 #include "app/console.h"
 #include "app/json_writer.h"
+#include "app/ranks.h"
 #include "app/table.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -75,6 +76,7 @@ std::string as_json(const WriteReport& report) {
   }
   json.end_array();
   write_lines(json, report);
+  write_ranks(json);
   json.end_object();
   return std::move(json).text();
 }

@@ -38,7 +38,7 @@ uint64_t block_size(const RunOptions& options, uint32_t& threads) {
         .with_hint("use --max-mem 32MiB or more");
   const uint64_t most = std::max<uint64_t>(1, room / (2 * kLeastBlock));
   threads = static_cast<uint32_t>(std::min<uint64_t>(threads, most));
-  const char* e=getenv("CKPT_BLOCK"); const uint64_t block = std::min(e?strtoull(e,0,10):options.block, room / 2 / threads);
+  const uint64_t block = std::min(options.block, room / 2 / threads);
   return std::max(kLeastBlock, block / 4096 * 4096);
 }
 

@@ -9,6 +9,7 @@
 #include "reshard/cast.h"
 #include "reshard/journal.h"
 #include "reshard/prove.h"
+#include "reshard/ranks/run.h"
 #include "reshard/sources.h"
 
 namespace ckpt::library {
@@ -169,12 +170,11 @@ io::StagingOptions staging_options(const Prepared& prepared,
 }
 
 // The journal of this work: an earlier run's if that can be resumed.
-reshard::Journal start_journal(const Prepared& prepared, io::Staging& staging,
+reshard::Journal start_journal(uint64_t work, io::Staging& staging,
                                const SaveOptions& options) {
-  const uint64_t work =
-      reshard::fingerprint(prepared.plan, prepared.source, prepared.target);
   if (options.resume) {
     try {
+      ranks::collect_journals(staging.journal_path(), work);
       auto journal = reshard::Journal::open(staging.journal_path(), work);
       if (journal) return std::move(*journal);
     } catch (const Error&) {
@@ -193,8 +193,8 @@ void make_files(const Prepared& prepared, io::Staging& staging, bool resuming) {
 }
 
 reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
-                        reshard::Journal& journal, const SaveOptions& options,
-                        const Progress& progress) {
+                        reshard::Journal& journal, uint64_t work,
+                        const SaveOptions& options, const Progress& progress) {
   Target& target = prepared.target;
   reshard::RunOptions run = run_options(prepared.plan, options);
   run.progress = progress;
@@ -202,8 +202,14 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   run.check_crcs = !options.ignore_checksums;
   reshard::Output output(target, staging.root());
   progress.begin("copying", prepared.plan.bytes_read);
+  staging.share_lock();  // with the other ranks
   const reshard::RunResult result =
-      reshard::run(prepared.plan, prepared.source, output, run);
+      ranks::run(prepared.plan, prepared.source, output, run,
+                 {.target = &target,
+                  .root = staging.root(),
+                  .journal = staging.journal_path(),
+                  .work = work,
+                  .sync = options.sync});
   if (!options.allow_replica_mismatch)
     reshard::check_replicas(prepared.plan, result, prepared.source);
   if (!options.ignore_checksums) {
@@ -333,22 +339,29 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
   io::Staging staging(prepared.path, staging_options(prepared, options));
   if (prepared.single_file)
     prepared.target.files.front().path = io::base_name(staging.target());
-  reshard::Journal journal = start_journal(prepared, staging, options);
+  const uint64_t work =
+      reshard::fingerprint(prepared.plan, prepared.source, prepared.target);
+  reshard::Journal journal = start_journal(work, staging, options);
+  const auto has_work = [&] {
+    return journal.items() || ranks::has_journals(staging.journal_path());
+  };
   const std::string kept = "what was done is kept in " + staging.root() +
                            ": run it again with --resume";
   try {
     make_files(prepared, staging, journal.items() != 0);
     const reshard::RunResult result =
-        fill(prepared, staging, journal, options, progress);
+        fill(prepared, staging, journal, work, options, progress);
     if (options.manifest) write_manifest(prepared, result, staging);
+    ranks::remove_journals(staging.journal_path());
     staging.publish();
     return result;
   } catch (const Interrupted&) {
-    if (journal.items()) staging.keep();
+    const bool keep = has_work();
+    if (keep) staging.keep();
     throw Interrupted("stopped; " + prepared.path + " was not touched" +
-                      (journal.items() ? "; " + kept : ""));
+                      (keep ? "; " + kept : ""));
   } catch (const Error& error) {
-    if (error.code() != ExitCode::kIo || journal.items() == 0) throw;
+    if (error.code() != ExitCode::kIo || !has_work()) throw;
     staging.keep();
     throw error.with_hint(error.hint().empty() ? kept
                                                : error.hint() + "; " + kept);

@@ -82,15 +82,25 @@ void check_unique(const Catalog& catalog) {
           .with_hint("--exclude leaves one of them out");
 }
 
+// Keys of a distributed checkpoint, which may have been carried into another
+// container under them.
+bool has_sharded_keys(const Catalog& catalog) {
+  if (catalog.format == "megatron_torch_dist" ||
+      catalog.format == "megatron_zarr")
+    return true;
+  return std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
+    const Key key = parse_key(tensor.name);
+    return tensor.kind == Kind::model && key.rooted && key.axes() != 0;
+  });
+}
+
 }  // namespace
 
 void to_canonical(Catalog& catalog) {
   if (catalog.format != "megatron_torch_dist") load_objects(catalog);
   Facts facts = facts_of(catalog);
   drop_states(catalog);
-  const bool keys = catalog.format == "megatron_torch_dist" ||
-                    catalog.format == "megatron_zarr";
-  if (keys) {
+  if (has_sharded_keys(catalog)) {
     join_gated(catalog);
     number_layers(catalog);
     catalog.claims.clear();

@@ -8,6 +8,7 @@ model in ckpt/, which transformers wrote.
 """
 
 import json
+import random
 import shutil
 
 from support import (
@@ -267,6 +268,57 @@ def head_copy(folder):
     back_to_hf(out, folder / "back", case)
 
 
+# Containers that cut tensors in their own ways: rows over data-parallel ranks,
+# flat ranges, ranks' files, whole tensors.
+STEPS = {
+    "mcore": [("megatron_torch_dist", "tp", "pp"), ("megatron_legacy", "tp"),
+              ("megatron_zarr", "tp"), ("dcp", "dp"), ("safetensors",)],
+    "meta": [("meta", "tp"), ("dcp", "dp"), ("torch",)],
+    "fairseq2": [("fairseq2", "tp", "dp"), ("dcp", "dp")],
+    "olmo_core": [("olmo_core", "dp"), ("olmo_core_v1", "dp")],
+    "hf": [("safetensors",), ("dcp", "dp"), ("torch",)],
+}
+
+
+def walk(folder, case, seed):
+    """From dialect to dialect in containers that cut as they like, and home:
+    whatever the last one cut is a source for the next one's arrangement."""
+    chosen = random.Random(f"{case} {seed}")
+    dialects = [d for d in STEPS
+                if d == "hf" or expected(case, d) is not None]
+    path, said = GOLDENS / case / "ckpt", []
+    for step in range(4):
+        dialect = chosen.choice(dialects)
+        container, *axes = chosen.choice(STEPS[dialect])
+        options = ["--to", container, "--dialect", dialect]
+        for axis in axes:
+            options += [f"--{axis}", chosen.choice(
+                (1, 2, 3) if axis == "dp" else (1, 2))]
+        out = folder / str(step)
+        said.append(" ".join(map(str, options)))
+        if dialect == CKPT.inspect(path).get("dialect") == "hf":
+            options = options[:2] + options[4:]
+        result = CKPT.run("convert", path, out, "-q", *options,
+                          "--config-from", GOLDENS / case / "ckpt")
+        if result.code == 2 and "nothing is converted" in result.err:
+            result = CKPT.run("convert", path, out, "-q", *options)
+        if result.code == 5 and ("divi" in result.err or
+                                 "split" in result.err or
+                                 "heads" in result.err):
+            continue
+        check_equal(result.code, 0, f"{' | '.join(said)}: {result}")
+        path = out
+    shutil.rmtree(folder / "home", ignore_errors=True)
+    result = CKPT.run("convert", path, folder / "home", "-q", "--to",
+                      "safetensors", "--dialect", "hf", "--config-from",
+                      GOLDENS / case / "ckpt")
+    if result.code == 2 and "nothing is converted" in result.err:
+        convert(path, folder / "home", "--to", "safetensors")
+    else:
+        check_equal(result.code, 0, f"{' | '.join(said)}: {result}")
+    same(written(folder / "home"), source_of(case), " | ".join(said))
+
+
 def comparisons(folder, case):
     """One model in two dialects is the same; diff and verify say so."""
     hf = GOLDENS / case / "ckpt"
@@ -395,6 +447,10 @@ def prepare(suite, ckpt):
             suite.add(f"{case} round all dialects", chain, case)
     suite.add("what does not fit is refused", refusals)
     suite.add("a second copy of tied weights", head_copy)
+    for case in ("llama", "llama_tied_bf16", "qwen3_bf16", "olmo2_bf16",
+                 "qwen3_moe_bf16", "mixtral_f32", "deepseek_v3_bf16"):
+        for seed in range(6):
+            suite.add(f"{case}: walk {seed}", walk, case, seed)
     for case in ("llama", "qwen3_moe_bf16", "gpt2_f32", "deepseek_v3_bf16",
                  "llama_tied_bf16"):
         suite.add(f"{case} compared across dialects", comparisons, case)
