@@ -1,0 +1,54 @@
+// What libckpt_mpi.so offers: messages between the processes of a job, behind
+// plain C so that the module may be built for another MPI than the one that
+// the program was built with.
+//
+// Messages between two processes arrive in their order. All functions are
+// called from one thread, the one that called start(). Those that return
+// int32_t return zero, or else error() says what went wrong.
+#pragma once
+
+#include <stdint.h>
+
+// Grows with every change of what is below.
+#define CKPT_MPI_ABI 1u
+
+extern "C" {
+
+struct CkptMpiMessage {
+  int32_t from;
+  int32_t tag;
+  uint64_t bytes;
+};
+
+struct CkptMpiApi {
+  uint32_t abi;  // CKPT_MPI_ABI
+
+  // Joins the job. After it rank(), size(), host() and library() ("Open MPI
+  // v4.1.4 …") may be called.
+  int32_t (*start)();
+  int32_t (*rank)();
+  int32_t (*size)();
+  const char* (*host)();
+  const char* (*library)();
+
+  // Returns when the bytes are on their way. Sleeps while it waits: ranks may
+  // be more than processors.
+  int32_t (*send)(int32_t to, int32_t tag, const void* bytes, uint64_t count);
+  // The next message that has arrived; from = -1 if there is none. Never
+  // waits.
+  int32_t (*probe)(CkptMpiMessage* message);
+  // The message that probe() found.
+  int32_t (*receive)(const CkptMpiMessage* message, void* bytes);
+
+  // Ends all processes of the job with this exit status, wherever they are.
+  void (*abort)(int32_t status);
+  // Waits until all processes are here, and leaves the job.
+  int32_t (*finish)();
+  const char* (*error)();
+};
+
+// The only symbol.
+#define CKPT_MPI_ENTRY "ckpt_mpi_api"
+typedef const CkptMpiApi* (*CkptMpiEntry)();
+
+}  // extern "C"

@@ -1,0 +1,70 @@
+// A job of several processes: rank 0 decides, the others do what it sends.
+//
+//   rank 0    command ── plan ── tasks ─┬─ own part ── sums ── publish ── end
+//                                       │    ▲ progress, results, failures
+//   rank 1…   serve ────────────────────┴─ task ── serve … ───────────── end
+//
+// There is no collective operation: rank 0 sends and waits for what comes, and
+// every wait ends when something failed. So a rank that fails stops the others
+// with its own error, and nobody is left waiting for somebody.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lib/progress.h"
+#include "reshard/journal.h"
+#include "reshard/ranks/link.h"
+
+namespace ckpt::ranks {
+
+// What a rank has done so far.
+struct Account {
+  std::string host;
+  uint64_t bytes_read = 0;
+  uint64_t bytes_written = 0;
+  uint64_t task_bytes = 0;  // of the tasks that it was sent
+  double seconds = 0;       // of work
+};
+
+// Rank 0's side.
+class Job {
+ public:
+  // Waits for the others to say that they are there.
+  explicit Job(std::shared_ptr<Link> link);
+
+  uint32_t size() const { return link_->size(); }
+  std::vector<Account>& accounts() { return accounts_; }
+  // Ranks on the machine of `rank`, itself included.
+  uint32_t neighbours(uint32_t rank) const;
+
+  // Has each rank perform make(rank), and returns what came of it, by rank.
+  // The first failure stops all and is thrown, naming the rank. `journal`: see
+  // perform().
+  std::vector<std::string> run(const std::function<std::string(uint32_t)>& make,
+                               const Progress& progress,
+                               reshard::Journal* journal);
+
+  // Lets the others go with this exit status. If one of them gave no answer
+  // after a failure, it ends them and this process.
+  void finish(int status);
+
+ private:
+  std::string name_of(uint32_t rank) const;
+  std::shared_ptr<Link> link_;
+  std::vector<Account> accounts_;
+  bool broken_ = false;  // a rank does not answer
+};
+
+// The others' side: performs tasks until rank 0 says that it is over. Returns
+// the exit status.
+int serve(Link& link);
+
+// The job that this process is rank 0 of; null if it works alone.
+Job* current();
+void set_current(Job* job);
+
+}  // namespace ckpt::ranks

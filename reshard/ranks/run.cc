@@ -1,0 +1,216 @@
+#include "reshard/ranks/run.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "reshard/ranks/job.h"
+#include "reshard/ranks/share.h"
+#include "reshard/ranks/split.h"
+#include "reshard/ranks/task.h"
+#include "reshard/source_crcs.h"
+
+namespace ckpt::ranks {
+namespace {
+
+using reshard::Item;
+using reshard::Outcome;
+using reshard::Plan;
+using reshard::RunOptions;
+using reshard::RunResult;
+
+// The sums of all ranks, and of what earlier runs did.
+class Total {
+ public:
+  Total(const Plan& plan, const Catalog& source, reshard::Output& output,
+        const RunOptions& options)
+      : plan_(plan), output_(output), crcs_(source) {
+    if (!options.digest) return;
+    result_.source.resize(plan.slots);
+    result_.target.resize(plan.tensors.size());
+  }
+
+  void add(const Outcome& outcome) {
+    for (const auto& [slot, part] : outcome.source)
+      result_.source.at(slot) += part;
+    for (const auto& [tensor, part] : outcome.target)
+      result_.target.at(tensor) += part;
+    for (const reshard::CrcPart& part : outcome.crcs) output_.add_crc(part);
+  }
+  void add(const Report& report) {
+    for (const Sum& sum : report.source)
+      result_.source.at(sum.index) += sum.part;
+    for (const Sum& sum : report.target)
+      result_.target.at(sum.index) += sum.part;
+    for (const reshard::CrcPart& part : report.crcs) output_.add_crc(part);
+    for (const auto& seen : report.seen) crcs_.add(seen);
+    result_.bytes_read += report.bytes_read;
+    result_.bytes_written += report.bytes_written;
+  }
+  RunResult take() {
+    for (size_t i = 0; i < result_.target.size(); ++i)
+      if (!plan_.tensors[i].casts()) result_.target[i] = result_.source[i];
+    return std::move(result_);
+  }
+  const reshard::SourceCrcs& crcs() const { return crcs_; }
+
+ private:
+  const Plan& plan_;
+  reshard::Output& output_;
+  reshard::SourceCrcs crcs_;
+  RunResult result_;
+};
+
+// All items but those that a journal has, whose sums are added.
+std::vector<Item> items_left(const Plan& plan, const reshard::Journal* journal,
+                             Total& total) {
+  std::vector<Item> items = reshard::cut_items(plan, reshard::kItemBytes);
+  if (!journal) return items;
+  std::vector<bool> done(items.size());
+  for (const Outcome& outcome : journal->done()) {
+    if (outcome.item >= items.size() || done[outcome.item])
+      throw bug_error({}, "the journal has item {} of {} twice or not at all",
+                      outcome.item, items.size());
+    done[outcome.item] = true;
+    total.add(outcome);
+  }
+  std::erase_if(items, [&](const Item& item) { return done[item.number]; });
+  return items;
+}
+
+void set_options(Share& share, uint32_t rank, const Site& site,
+                 const RunOptions& options) {
+  share.root = site.root;
+  if (rank != 0 && site.target)
+    share.journal = fmt::format("{}.{}", site.journal, rank);
+  share.work = site.work;
+  share.max_mem = options.max_mem;
+  share.block = options.block;
+  share.threads = options.threads;
+  share.neighbours = current()->neighbours(rank);
+  share.digest = options.digest;
+  share.check_crcs = options.check_crcs;
+  share.sync = site.sync;
+}
+
+void account(Account& account, const Report& report) {
+  account.bytes_read += report.bytes_read;
+  account.bytes_written += report.bytes_written;
+  account.seconds += report.seconds;
+}
+
+// The journals of ranks beside `path`: NAME.1, NAME.2 …
+std::vector<std::string> journals_beside(const std::string& path) {
+  const std::string root = io::parent(path);
+  const std::string begin = io::base_name(path) + ".";
+  std::vector<std::string> found;
+  for (const std::string& name : io::list_directory(root)) {
+    if (!name.starts_with(begin) || name.size() == begin.size()) continue;
+    if (name.find_first_not_of("0123456789", begin.size()) == name.npos)
+      found.push_back(io::join(root, name));
+  }
+  return found;
+}
+
+}  // namespace
+
+RunResult run(const Plan& plan, const Catalog& source, reshard::Output& output,
+              const RunOptions& options, const Site& site) {
+  Job* const job = current();
+  // An observer is a function of this process.
+  if (!job || options.observe)
+    return reshard::run(plan, source, output, options);
+  reshard::buffer_bytes(plan, options);  // refuses too little memory
+  Total total(plan, source, output, options);
+  const auto parts = split(
+      plan, source, items_left(plan, options.journal, total), job->size());
+  const std::vector<std::string> results = job->run(
+      [&](uint32_t rank) {
+        Share share = make_share(plan, source, site.target, parts[rank]);
+        set_options(share, rank, site, options);
+        return run_task(share);
+      },
+      options.progress, options.journal);
+  for (uint32_t rank = 0; rank < job->size(); ++rank) {
+    const Report report = unpack_report(results[rank]);
+    total.add(report);
+    account(job->accounts()[rank], report);
+  }
+  RunResult result = total.take();
+  if (options.check_crcs)
+    result.wrong_crcs =
+        reshard::wrong_crcs(total.crcs(), plan, source, options);
+  return result;
+}
+
+std::vector<Problem> check_crcs(const Catalog& catalog,
+                                const RunOptions& options) {
+  Job* const job = current();
+  if (!job) return reshard::check_crcs(catalog, options);
+  // Whole records, in their order, by bytes.
+  const uint64_t all = reshard::crc_bytes(catalog);
+  std::vector<std::vector<uint32_t>> parts(job->size());
+  std::vector<uint64_t> bytes(job->size());
+  uint64_t given = 0;
+  for (uint32_t i = 0; i < catalog.crcs.size(); ++i) {
+    const uint64_t size = catalog.crcs[i].end - catalog.crcs[i].begin;
+    const auto middle = static_cast<unsigned __int128>(given + size / 2);
+    const auto rank = static_cast<size_t>(
+        all ? std::min<unsigned __int128>(middle * job->size() / all,
+                                          job->size() - 1)
+            : 0);
+    parts[rank].push_back(i);
+    bytes[rank] += size;
+    given += size;
+  }
+  const std::vector<std::string> results = job->run(
+      [&](uint32_t rank) { return check_task(catalog, parts[rank], options); },
+      options.progress, nullptr);
+  std::vector<std::pair<uint32_t, Problem>> found;
+  for (uint32_t rank = 0; rank < job->size(); ++rank) {
+    job->accounts()[rank].bytes_read += bytes[rank];
+    for (auto& problem : unpack_problems(results[rank]))
+      found.push_back(std::move(problem));
+  }
+  return reshard::named_problems(catalog, std::move(found));
+}
+
+void collect_journals(const std::string& path, uint64_t work) {
+  const std::vector<std::string> others = journals_beside(path);
+  if (others.empty()) return;
+  auto main = reshard::Journal::open(path, work);
+  if (!main) return;  // of another boot: all of it starts over
+  std::vector<bool> done;
+  const auto is_new = [&](uint32_t item) {
+    if (item >= done.size()) done.resize(item + 1);
+    const bool fresh = !done[item];
+    done[item] = true;
+    return fresh;
+  };
+  for (const Outcome& outcome : main->done()) is_new(outcome.item);
+  for (const std::string& other : others) {
+    const auto journal = reshard::Journal::open(other, work);
+    if (!journal) continue;
+    for (const Outcome& outcome : journal->done())
+      if (is_new(outcome.item)) main->append(outcome);
+  }
+  main.reset();  // what was appended is on file now
+  remove_journals(path);
+}
+
+// More than the line at their head.
+bool has_journals(const std::string& path) {
+  constexpr uintmax_t kHead = 69;
+  return std::ranges::any_of(journals_beside(path), [](const auto& other) {
+    return std::filesystem::file_size(other) > kHead;
+  });
+}
+
+void remove_journals(const std::string& path) {
+  for (const std::string& other : journals_beside(path))
+    std::filesystem::remove(other);
+}
+
+}  // namespace ckpt::ranks

@@ -1,0 +1,45 @@
+// A plan run by all ranks of a job: the same bytes, sums and errors as by
+// reshard::run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt/layout.h"
+#include "reshard/crc_check.h"
+#include "reshard/engine.h"
+
+namespace ckpt::ranks {
+
+// Where ranks other than 0 write.
+struct Site {
+  const Target* target = nullptr;  // null: the plan only reads
+  std::string root;                // of its files, which have their size
+  std::string journal;             // rank N's is at journal + ".N"
+  uint64_t work = 0;               // fingerprint of the journals
+  bool sync = false;
+};
+
+// reshard::run, if this process works alone. Else the same by all ranks:
+// options.journal has rank 0's items, and what it has is skipped.
+reshard::RunResult run(const reshard::Plan& plan, const Catalog& source,
+                       reshard::Output& output,
+                       const reshard::RunOptions& options,
+                       const Site& site = {});
+
+// reshard::check_crcs of a whole catalog, likewise.
+std::vector<Problem> check_crcs(const Catalog& catalog,
+                                const reshard::RunOptions& options);
+
+// Brings what other ranks of an earlier run finished into rank 0's journal,
+// and removes their journals. `path` is rank 0's, which is closed; call it
+// before that is opened.
+void collect_journals(const std::string& path, uint64_t work);
+// True if another rank's journal has an item.
+bool has_journals(const std::string& path);
+// Removes the journals of other ranks: the work is done.
+void remove_journals(const std::string& path);
+
+}  // namespace ckpt::ranks

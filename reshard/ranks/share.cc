@@ -1,0 +1,368 @@
+#include "reshard/ranks/share.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "reshard/ranks/pack.h"
+#include "reshard/ranks/split.h"
+
+namespace ckpt::ranks {
+namespace {
+
+using reshard::Gather;
+using reshard::Item;
+using reshard::Job;
+using reshard::kNone;
+using reshard::Lane;
+using reshard::Move;
+using reshard::Plan;
+
+// Numbers of the whole, given anew in the order in which they are met.
+class Renumber {
+ public:
+  uint32_t operator()(uint32_t whole) {
+    if (whole == kNone) return kNone;
+    const auto [found, added] =
+        part_.try_emplace(whole, static_cast<uint32_t>(order_.size()));
+    if (added) order_.push_back(whole);
+    return found->second;
+  }
+  const std::vector<uint32_t>& order() const { return order_; }
+
+ private:
+  std::unordered_map<uint32_t, uint32_t> part_;
+  std::vector<uint32_t> order_;
+};
+
+class Maker {
+ public:
+  Maker(const Plan& plan, const Catalog& source, const Target* target)
+      : plan_(plan), source_(source), target_(target) {
+    share_.plan.tensors.resize(plan.tensors.size());
+    share_.plan.slots = plan.slots;
+    if (target) share_.target.files.resize(target->files.size());
+  }
+
+  Share make(const std::vector<Item>& items) {
+    for (const Item& item : items) {
+      share_.plan.bytes_read += bytes_of(plan_, item);
+      share_.items.push_back(item);
+      share_.items.back().index =
+          item.gather ? add_gather(item) : add_job(item.index);
+    }
+    add_files();
+    add_crcs();
+    return std::move(share_);
+  }
+
+ private:
+  void add_tensor(uint32_t tensor) {
+    share_.plan.tensors[tensor] = plan_.tensors[tensor];
+    if (share_.tensors.empty() || share_.tensors.back() != tensor)
+      share_.tensors.push_back(tensor);
+  }
+
+  uint32_t add_job(uint32_t index) {
+    // Items of one job follow each other.
+    if (index == last_job_)
+      return static_cast<uint32_t>(share_.plan.jobs.size() - 1);
+    last_job_ = index;
+    const Job& job = plan_.jobs[index];
+    Job part = job;
+    const auto size = [](const auto& list) {
+      return static_cast<uint32_t>(list.size());
+    };
+    part.first_source = size(share_.plan.lanes);
+    for (uint32_t i = 0; i < job.sources; ++i)
+      add_source(plan_.lanes[job.first_source + i]);
+    part.first_target = size(share_.plan.lanes);
+    for (uint32_t i = 0; i < job.targets; ++i)
+      add_target(plan_.lanes[job.first_target + i]);
+    part.first_move = size(share_.plan.moves);
+    const auto first = plan_.moves.begin() + job.first_move;
+    share_.plan.moves.insert(share_.plan.moves.end(), first, first + job.moves);
+    add_tensor(job.tensor);
+    share_.plan.jobs.push_back(part);
+    return size(share_.plan.jobs) - 1;
+  }
+
+  void add_source(Lane lane) {
+    lane.file = files_(lane.file);
+    share_.plan.lanes.push_back(lane);
+  }
+  void add_target(const Lane& lane) {
+    use_target(lane.file);
+    share_.plan.lanes.push_back(lane);
+  }
+
+  uint32_t add_gather(const Item& item) {
+    Gather gather = plan_.gathers[item.index];
+    if (item.number == kNone) cut(gather, item.begin, item.end);
+    gather.source_file = files_(gather.source_file);
+    use_target(gather.target_file);
+    add_tensor(gather.tensor);
+    share_.plan.gathers.push_back(std::move(gather));
+    return static_cast<uint32_t>(share_.plan.gathers.size() - 1);
+  }
+
+  static void cut(Gather& gather, uint64_t begin, uint64_t end) {
+    const size_t d = cut_dimension(gather);
+    gather.source_offset += begin * gather.source_strides[d];
+    gather.content += begin * gather.content_strides[d];
+    if (gather.target_file != kNone)
+      gather.target_offset += begin * gather.target_strides[d];
+    gather.shape[d] = end - begin;
+  }
+
+  void use_target(uint32_t file) {
+    if (!target_ || file == kNone) return;
+    TargetFile& part = share_.target.files[file];
+    if (!part.path.empty()) return;
+    const TargetFile& whole = target_->files[file];
+    part.path = whole.path;
+    for (const LateCrc& crc : whole.crcs)
+      part.crcs.push_back({crc.begin, crc.end, {}});
+  }
+
+  void add_files() {
+    for (const uint32_t whole : files_.order()) {
+      File file = source_.files.at(whole);
+      if (file.codec == Codec::kMemory) {
+        const auto* bytes = reinterpret_cast<const char*>(file.memory);
+        share_.memory.emplace_back(bytes, bytes ? file.size : 0);
+        file.memory = nullptr;
+      }
+      share_.source.files.push_back(std::move(file));
+    }
+  }
+
+  // All records of the files: a share is a run of them.
+  void add_crcs() {
+    std::unordered_map<uint32_t, uint32_t> part;
+    for (uint32_t i = 0; i < files_.order().size(); ++i)
+      part[files_.order()[i]] = i;
+    for (uint32_t i = 0; i < source_.crcs.size(); ++i) {
+      const StoredCrc& stored = source_.crcs[i];
+      const auto file = part.find(stored.file);
+      if (file == part.end()) continue;
+      share_.source.crcs.push_back(
+          {file->second, stored.begin, stored.end, stored.crc32, ""});
+      share_.crcs.push_back(i);
+    }
+  }
+
+  const Plan& plan_;
+  const Catalog& source_;
+  const Target* target_;
+  Share share_;
+  Renumber files_;
+  uint32_t last_job_ = kNone;
+};
+
+void put_shape(Packer& out, const Dims& dims) {
+  out.list(std::vector<uint64_t>(dims.begin(), dims.end()));
+}
+Dims take_shape(Unpacker& in) {
+  Dims dims;
+  for (const uint64_t n : in.list<uint64_t>()) dims.push_back(n);
+  return dims;
+}
+
+void put_gather(Packer& out, const Gather& gather) {
+  out.put(gather.tensor);
+  out.put(gather.source_file);
+  out.put(gather.target_file);
+  out.put(gather.transform);
+  out.put(gather.source_offset);
+  out.put(gather.target_offset);
+  out.put(gather.content);
+  for (const Dims* dims : {&gather.shape, &gather.source_strides,
+                           &gather.target_strides, &gather.content_strides})
+    put_shape(out, *dims);
+  out.put(gather.digest);
+  out.put(gather.check);
+}
+
+Gather take_gather(Unpacker& in) {
+  Gather gather;
+  gather.tensor = in.take<uint32_t>();
+  gather.source_file = in.take<uint32_t>();
+  gather.target_file = in.take<uint32_t>();
+  gather.transform = in.take<uint8_t>();
+  gather.source_offset = in.take<uint64_t>();
+  gather.target_offset = in.take<uint64_t>();
+  gather.content = in.take<uint64_t>();
+  for (Dims* dims : {&gather.shape, &gather.source_strides,
+                     &gather.target_strides, &gather.content_strides})
+    *dims = take_shape(in);
+  gather.digest = in.take<uint32_t>();
+  gather.check = in.take<uint32_t>();
+  return gather;
+}
+
+void put_plan(Packer& out, const Plan& plan) {
+  out.list(plan.jobs);
+  out.list(plan.lanes);
+  out.list(plan.moves);
+  out.put(uint64_t{plan.gathers.size()});
+  for (const Gather& gather : plan.gathers) put_gather(out, gather);
+  out.put(plan.slots);
+  out.put(plan.bytes_read);
+}
+
+void take_plan(Unpacker& in, Plan& plan) {
+  plan.jobs = in.list<Job>();
+  plan.lanes = in.list<Lane>();
+  plan.moves = in.list<Move>();
+  plan.gathers.resize(in.count(64));
+  for (Gather& gather : plan.gathers) gather = take_gather(in);
+  plan.slots = in.take<uint32_t>();
+  plan.bytes_read = in.take<uint64_t>();
+}
+
+struct Range {
+  uint64_t begin, end;
+};
+
+// Of lists that are mostly empty only what is there goes: how many there are
+// in all, then the numbers of those, then them.
+void put_tensors(Packer& out, const Share& share) {
+  out.put(uint64_t{share.plan.tensors.size()});
+  out.list(share.tensors);
+  for (const uint32_t i : share.tensors) {
+    const reshard::PlannedTensor& tensor = share.plan.tensors[i];
+    out.text(tensor.name);
+    out.put(tensor.source_dtype);
+    out.put(tensor.target_dtype);
+  }
+}
+
+void take_tensors(Unpacker& in, Share& share) {
+  share.plan.tensors.resize(in.take<uint64_t>());
+  share.tensors = in.list<uint32_t>();
+  for (const uint32_t i : share.tensors) {
+    reshard::PlannedTensor& tensor = share.plan.tensors.at(i);
+    tensor.name = in.text();
+    tensor.source_dtype = in.take<DType>();
+    tensor.target_dtype = in.take<DType>();
+  }
+}
+
+void put_target(Packer& out, const Target& target) {
+  std::vector<uint32_t> used;
+  for (uint32_t i = 0; i < target.files.size(); ++i)
+    if (!target.files[i].path.empty()) used.push_back(i);
+  out.put(uint64_t{target.files.size()});
+  out.list(used);
+  for (const uint32_t i : used) {
+    out.text(target.files[i].path);
+    std::vector<Range> crcs;
+    for (const LateCrc& crc : target.files[i].crcs)
+      crcs.push_back({crc.begin, crc.end});
+    out.list(crcs);
+  }
+}
+
+void take_target(Unpacker& in, Target& target) {
+  target.files.resize(in.take<uint64_t>());
+  for (const uint32_t i : in.list<uint32_t>()) {
+    TargetFile& file = target.files.at(i);
+    file.path = in.text();
+    for (const Range& crc : in.list<Range>())
+      file.crcs.push_back({crc.begin, crc.end, {}});
+  }
+}
+
+struct Record {
+  uint64_t begin, end;
+  uint32_t file, crc32;
+};
+
+}  // namespace
+
+void put_source(Packer& out, const Catalog& source,
+                const std::deque<std::string>& memory) {
+  auto bytes = memory.begin();
+  out.put(uint64_t{source.files.size()});
+  for (const File& file : source.files) {
+    out.text(file.path);
+    out.put(file.size);
+    out.put(file.codec);
+    out.put(file.packed_offset);
+    out.put(file.packed_size);
+    out.text(file.codec == Codec::kMemory ? *bytes++ : file.fill);
+  }
+  std::vector<Record> crcs;
+  for (const StoredCrc& crc : source.crcs)
+    crcs.push_back({crc.begin, crc.end, crc.file, crc.crc32});
+  out.list(crcs);
+}
+
+void take_source(Unpacker& in, Catalog& source,
+                 std::deque<std::string>& memory) {
+  source.files.resize(in.count(40));
+  for (File& file : source.files) {
+    file.path = in.text();
+    file.size = in.take<uint64_t>();
+    file.codec = in.take<Codec>();
+    file.packed_offset = in.take<uint64_t>();
+    file.packed_size = in.take<uint64_t>();
+    file.fill = in.text();
+    if (file.codec != Codec::kMemory) continue;
+    memory.push_back(std::move(file.fill));
+    file.fill.clear();
+    file.memory = reinterpret_cast<const std::byte*>(memory.back().data());
+  }
+  for (const Record& crc : in.list<Record>())
+    source.crcs.push_back({crc.file, crc.begin, crc.end, crc.crc32, ""});
+}
+
+Share make_share(const Plan& plan, const Catalog& source, const Target* target,
+                 const std::vector<Item>& items) {
+  return Maker(plan, source, target).make(items);
+}
+
+std::string pack(const Share& share) {
+  Packer out;
+  put_plan(out, share.plan);
+  put_tensors(out, share);
+  out.list(share.items);
+  put_source(out, share.source, share.memory);
+  out.list(share.crcs);
+  put_target(out, share.target);
+  out.text(share.root);
+  out.text(share.journal);
+  out.put(share.work);
+  out.put(share.max_mem);
+  out.put(share.block);
+  out.put(share.threads);
+  out.put(share.neighbours);
+  for (const bool flag :
+       {share.digest, share.check_crcs, share.stats, share.sync})
+    out.put(flag);
+  return out.take();
+}
+
+Share unpack_share(std::string_view bytes) {
+  Unpacker in(bytes);
+  Share share;
+  take_plan(in, share.plan);
+  take_tensors(in, share);
+  share.items = in.list<Item>();
+  take_source(in, share.source, share.memory);
+  share.crcs = in.list<uint32_t>();
+  take_target(in, share.target);
+  share.root = in.text();
+  share.journal = in.text();
+  share.work = in.take<uint64_t>();
+  share.max_mem = in.take<uint64_t>();
+  share.block = in.take<uint64_t>();
+  share.threads = in.take<uint32_t>();
+  share.neighbours = in.take<uint32_t>();
+  for (bool* flag :
+       {&share.digest, &share.check_crcs, &share.stats, &share.sync})
+    *flag = in.take<bool>();
+  return share;
+}
+
+}  // namespace ckpt::ranks
