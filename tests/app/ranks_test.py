@@ -1,0 +1,445 @@
+#!/usr/bin/env python3
+"""Many processes under mpirun write what one process writes.
+
+    ranks_test.py --ckpt build/bin/ckpt [--kills 10] [--all]
+
+One process is the judge of many: its bytes are held against the peers by the
+other tests. --all takes every golden to every container with every number of
+ranks; without it every second golden gets one of them.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from resume_test import make_source
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--quiet"]
+SKIPPED = 77
+SOON = 30  # seconds after which no rank may be left, whatever failed
+COUNTS = (2, 3, 4, 8)
+TARGETS = (("safetensors",), ("torch",), ("dcp", "--dp", "3"),
+           ("torch", "--max-shard-size", "1MB"))
+# What stands in a job that one process does not have.
+ONLY_RANKS = ("ranks", "seconds")
+
+
+class Failure(Exception):
+    pass
+
+
+def check(good, why):
+    if not good:
+        raise Failure(why)
+
+
+def tree(path):
+    """relative path -> SHA-256, of a file or of all files below."""
+    files = [path] if path.is_file() else sorted(
+        p for p in path.rglob("*") if p.is_file())
+    return {str(p.relative_to(path)): hashlib.sha256(p.read_bytes()).hexdigest()
+            for p in files}
+
+
+def document(text):
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return {k: v for k, v in found.items() if k not in ONLY_RANKS}
+
+
+def job_environment():
+    """Without what a launcher around this test may have set."""
+    return {k: v for k, v in os.environ.items()
+            if not k.startswith(("OMPI_", "PMI", "SLURM_"))}
+
+
+class Tests:
+    def __init__(self, ckpt, folder, options):
+        self.ckpt = str(Path(ckpt).resolve())
+        self.folder = folder
+        self.options = options
+        self.passed, self.failed, self.launches = 0, 0, 0
+        self.rng = random.Random(20261122)
+
+    def alone(self, *argv):
+        return subprocess.run([self.ckpt, *map(str, argv)], text=True,
+                              capture_output=True, env=job_environment())
+
+    def ranks(self, count, *argv, timeout=300):
+        self.launches += 1
+        return subprocess.run(
+            [*MPIRUN, "-n", str(count), self.ckpt, *map(str, argv)], text=True,
+            capture_output=True, timeout=timeout, env=job_environment())
+
+    def target(self):
+        path = self.folder / "target"
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self.folder / ".target.ckpt-staging", ignore_errors=True)
+        path.unlink(missing_ok=True) if path.is_file() else None
+        return path
+
+    # A command that writes DST: the same status, JSON and files.
+    def same_writing(self, counts, command, source, *more):
+        line = f"{command} {source} {' '.join(map(str, more))}"
+        dst = self.target()
+        argv = [command, source, dst, "--no-fsync", "--json", *more]
+        one = self.alone(*argv)
+        want = tree(dst) if dst.exists() else None
+        for count in counts:
+            dst = self.target()
+            many = self.ranks(count, *argv)
+            check(many.returncode == one.returncode,
+                  f"{line}: {count} ranks end with {many.returncode}, one "
+                  f"with {one.returncode}\n{many.stderr}\n{one.stderr}")
+            got = tree(dst) if dst.exists() else None
+            check(got == want, f"{line}: {count} ranks write other bytes")
+            if one.returncode == 0:
+                check_documents(line, one, many, count)
+        return one
+
+    def same_answer(self, count, *argv):
+        one, many = self.alone(*argv), self.ranks(count, *argv)
+        check(many.returncode == one.returncode,
+              f"{argv}: {many.returncode}, alone {one.returncode}\n"
+              f"{many.stderr}")
+        check(document(many.stdout) == document(one.stdout),
+              f"{argv}: another answer\n{many.stdout}\n{one.stdout}")
+        return one
+
+    # ------------------------------------------------------------- goldens
+    def test_goldens(self):
+        cases = sorted(p for p in DATA.glob("*/*/ckpt") if p.is_dir())
+        check(len(cases) > 60, f"only {len(cases)} goldens")
+        done = 0
+        for i, source in enumerate(cases):
+            if not self.options.all and i % 2:
+                continue
+            if self.options.all:
+                for to in TARGETS:
+                    one = self.same_writing(COUNTS, "convert", source, "--to",
+                                            *to)
+                    done += one.returncode == 0
+                continue
+            to = TARGETS[i // 2 % len(TARGETS)]
+            one = self.same_writing((COUNTS[i // 8 % 4],), "convert", source,
+                                    "--to", *to)
+            done += one.returncode == 0
+        check(done > len(cases) / 4, f"only {done} of {len(cases)} converted")
+
+    def test_topologies(self):
+        llama = DATA / "fairseq2_native/llama_tp2dp2_fsdp2/ckpt"
+        self.same_writing((3, 8), "reshard", llama, "--tp", "1", "--dp", "1")
+        self.same_writing((2, 4), "reshard", llama, "--tp", "4", "--dp", "3")
+        mcore = DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt"
+        self.same_writing((3,), "convert", mcore, "--to", "megatron_zarr")
+        self.same_writing((4,), "unshard", mcore)
+        # Claims about the source are proven before anything is written.
+        legacy = DATA / "megatron_legacy/llama_te_tp2_dp2_distopt/ckpt"
+        self.same_writing((4,), "reshard", legacy, "--tp", "1", "--pp", "2")
+
+    def test_verify(self):
+        for i, path in enumerate((
+                "fairseq2_native/llama_tp2dp2_fsdp2/ckpt",
+                "torch_pt/container_variants/ckpt",
+                "megatron_zarr/zarr_v2_variants_emulated/ckpt",
+                "dcp/fsdp2_w4_uneven_bf16/ckpt")):
+            self.same_answer(COUNTS[i], "verify", DATA / path, "--deep",
+                             "--json")
+        a = DATA / "dcp/fsdp2_w8/ckpt"
+        b = DATA / "dcp/fsdp2_w4_uneven_bf16/ckpt"
+        self.same_answer(3, "verify", a, a, "--json")
+        self.same_answer(4, "verify", a, b, "--json")
+        self.same_answer(2, "diff", a, b, "--json")
+        self.same_answer(2, "inspect", a, "--digest", "--json")
+
+    # ---------------------------------------------------- larger than items
+    def test_shares(self):
+        """Each byte is read by one rank, and ranks differ by less than 5 %."""
+        source = self.big()
+        for count in (2, 3, 4, 8):
+            dst = self.target()
+            many = self.ranks(count, "convert", source, dst, "--to", "torch",
+                              "--no-fsync", "--json")
+            check(many.returncode == 0, many.stderr)
+            found = json.loads(many.stdout)
+            read = [rank["bytes_read"] for rank in found["ranks"]]
+            written = [rank["bytes_written"] for rank in found["ranks"]]
+            payload = self.payload
+            check(sum(read) == payload, f"{read} is not {payload} bytes")
+            check(sum(written) == payload, f"{written}: not {payload}")
+            mean = payload / count
+            check(max(read) < 1.05 * mean and min(read) > 0.95 * mean,
+                  f"{count} ranks read {read}")
+
+    def test_big_layouts(self):
+        source = self.big()
+        self.same_writing((1, 3), "convert", source, "--to", "dcp", "--dp", "4")
+        self.same_writing((4,), "convert", source, "--to", "torch",
+                          "--max-shard-size", "20MB", "--max-mem", "16MiB")
+        many = self.target()
+        self.ranks(3, "convert", source, many, "--to", "torch", "--no-fsync")
+        self.same_answer(4, "verify", many, "--json")
+        self.same_answer(3, "verify", source, many, "--json")
+
+    def test_casts(self):
+        """Digests of both sides, through the torch module."""
+        self.same_writing((3,), "convert", self.big(), "--to", "torch",
+                          "--dtype", "bf16")
+
+    def test_transposed(self):
+        """Elements that lie in no rows, cut between ranks."""
+        try:
+            import torch
+        except ImportError:
+            return
+        path = self.folder / "transposed.pt"
+        torch.manual_seed(1)
+        whole = torch.randn(700, 900)
+        torch.save({"t": whole.t(), "cube": torch.randn(30, 40, 50).permute(
+            2, 0, 1), "w": torch.randn(4, 4)}, path)
+        self.same_writing((2, 3, 8), "convert", path, "--to", "safetensors")
+
+    def big(self):
+        path = self.folder / "big.safetensors"
+        if not path.exists():
+            make_source(path, self.options.mib)
+        with open(path, "rb") as file:
+            head = int.from_bytes(file.read(8), "little")
+        self.payload = path.stat().st_size - 8 - head
+        return path
+
+    # ------------------------------------------------------------ failures
+    def test_damage(self):
+        """A wrong checksum: found whoever reads it, and nothing is written."""
+        path = self.folder / "whole"
+        shutil.rmtree(path, ignore_errors=True)
+        check(self.alone("convert", self.big(), path, "--to", "torch",
+                         "--no-manifest").returncode == 0, "no source")
+        victim = max(path.glob("*"), key=lambda p: p.stat().st_size)
+        with open(victim, "r+b") as file:
+            file.seek(victim.stat().st_size * 2 // 3)
+            byte = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([byte[0] ^ 1]))
+        one = self.same_writing((4,), "convert", path, "--to", "safetensors")
+        check(one.returncode == 4, f"exit {one.returncode}: {one.stderr}")
+        self.same_answer(3, "verify", path, "--json")
+
+    def script(self, count, before, *argv):
+        """Starts a job of which each rank first runs `before`, in sh."""
+        pids = self.folder / "pids"
+        shutil.rmtree(pids, ignore_errors=True)
+        pids.mkdir()
+        line = (f"rank=$OMPI_COMM_WORLD_RANK; echo $$ >{pids}/$rank; {before}\n"
+                'exec "$@"')
+        self.launches += 1
+        return subprocess.Popen(
+            [*MPIRUN, "-n", str(count), "sh", "-c", line, "sh", self.ckpt,
+             *map(str, argv)], text=True, stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, env=job_environment(),
+            start_new_session=True)
+
+    def pids(self):
+        found = {}
+        for path in (self.folder / "pids").iterdir():
+            text = path.read_text().strip()
+            if text:
+                found[int(path.name)] = int(text)
+        return found
+
+    def all_gone(self):
+        deadline = time.monotonic() + SOON
+        while time.monotonic() < deadline:
+            if not any(Path(f"/proc/{pid}").exists()
+                       for pid in self.pids().values()):
+                return
+            time.sleep(0.05)
+        raise Failure("processes are left")
+
+    def test_rank_fails(self):
+        """A write that fails on rank 2: its error is the job's."""
+        dst = self.target()
+        job = self.script(
+            4, 'if [ $rank = 2 ]; then trap "" XFSZ; ulimit -f 1; fi',
+            "convert", self.big(), dst, "--to", "torch", "--no-fsync")
+        begin = time.monotonic()
+        _, said = job.communicate(timeout=2 * SOON)
+        check(time.monotonic() - begin < SOON, "it took too long to end")
+        check(job.returncode == 6, f"exit {job.returncode}: {said}")
+        check("rank 2 of 4" in said, said)
+        check("File too large" in said, said)
+        check(not dst.exists(), "there is a target")
+        self.all_gone()
+        self.resumed(dst)
+
+    def resumed(self, dst):
+        """Goes on with any number of ranks, and comes to the same bytes."""
+        count = self.rng.choice((1, 2, 3, 5))
+        argv = ("convert", self.big(), dst, "--to", "torch", "--no-fsync",
+                "--resume", "-q")
+        done = self.alone(*argv) if count == 1 else self.ranks(count, *argv)
+        check(done.returncode == 0,
+              f"--resume with {count}: {done.returncode} {done.stderr}")
+        check(tree(dst) == self.wanted(), f"--resume with {count}: other bytes")
+        left = [p.name for p in self.folder.iterdir() if "staging" in p.name]
+        check(not left, f"left behind: {left}")
+
+    def wanted(self):
+        if not hasattr(self, "want"):
+            path = self.folder / "wanted" / "target"
+            path.parent.mkdir()
+            check(self.alone("convert", self.big(), path, "--to", "torch",
+                             "--no-fsync").returncode == 0, "no judge")
+            self.want = tree(path)
+        return self.want
+
+    def test_kills(self):
+        """A rank is killed at random points of the run."""
+        whole = self.time_of_a_run()
+        hit = resumable = 0
+        for _ in range(self.options.kills):
+            hit_now, had_work = self.kill_one(whole)
+            hit += hit_now
+            resumable += had_work
+        check(hit > self.options.kills / 4, f"only {hit} kills hit a run")
+        print(f"  {self.options.kills} kills: {hit} before the end, "
+              f"{resumable} with finished items to resume from")
+
+    def time_of_a_run(self):
+        dst = self.target()
+        begin = time.monotonic()
+        self.ranks(4, "convert", self.big(), dst, "--to", "torch", "--no-fsync")
+        return time.monotonic() - begin
+
+    def kill_one(self, whole):
+        count = self.rng.choice((2, 3, 4, 8))
+        how = self.rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
+        dst = self.target()
+        self.wanted()
+        job = self.script(count, "", "convert", self.big(), dst, "--to",
+                          "torch", "--no-fsync", "-j", "1", "--max-mem",
+                          "16MiB")
+        victim = self.rng.randrange(count)
+        wait = self.rng.uniform(0.2, 1.1) * whole
+        try:
+            job.wait(timeout=wait)
+        except subprocess.TimeoutExpired:
+            pass
+        killed = self.pids().get(victim) if job.poll() is None else None
+        begin = time.monotonic()
+        if killed:
+            try:
+                os.kill(killed, how)
+            except ProcessLookupError:
+                killed = None
+        _, said = job.communicate(timeout=2 * SOON)
+        check(time.monotonic() - begin < SOON, "it took too long to end")
+        self.all_gone()
+        if job.returncode == 0:
+            check(tree(dst) == self.wanted(), "other bytes")
+            return False, False
+        check(killed, f"exit {job.returncode} without a kill: {said}")
+        journals = list((self.folder / ".target.ckpt-staging").glob("journal*"))
+        had_work = any(p.read_bytes().count(b"\n") > 1 for p in journals)
+        if dst.exists():  # killed after the rename
+            check(tree(dst) == self.wanted(), "a target of other bytes")
+            shutil.rmtree(self.folder / ".target.ckpt-staging",
+                          ignore_errors=True)
+            return True, False
+        self.resumed(dst)
+        return True, had_work
+
+    # ------------------------------------------------------------- launcher
+    def test_launcher(self):
+        version = self.alone("--version").stdout
+        check("libckpt_mpi.so" in version, version)
+        alone = self.folder / "alone"
+        alone.mkdir()
+        copy = shutil.copy(self.ckpt, alone / "ckpt")
+        env = {**job_environment(), "OMPI_COMM_WORLD_SIZE": "2",
+               "OMPI_COMM_WORLD_RANK": "0"}
+        bare = subprocess.run([copy, "--version"], text=True,
+                              capture_output=True, env=env)
+        check(bare.returncode == 7 and "libckpt_mpi.so" in bare.stderr,
+              f"without the module: {bare.returncode} {bare.stderr}")
+        # The other ranks fail alike, but one message is enough.
+        env["OMPI_COMM_WORLD_RANK"] = "1"
+        bare = subprocess.run([copy, "--version"], text=True,
+                              capture_output=True, env=env)
+        check(bare.returncode == 7 and not bare.stderr, f"rank 1: {bare}")
+        env["CKPT_LAUNCHER"] = "none"
+        bare = subprocess.run([copy, "--version"], env=env, text=True,
+                              capture_output=True)
+        check(bare.returncode == 0, f"CKPT_LAUNCHER=none: {bare.stderr}")
+
+    def test_messages(self):
+        """Wrong usage is said once, and has its exit status."""
+        for argv, status in ((("inspect", "nowhere"), 3),
+                             (("reshard",), 2), (("--version",), 0)):
+            many = self.ranks(3, *argv)
+            check(many.returncode == status, f"{argv}: {many}")
+            check(many.stderr.count("error:") == (status != 0), many.stderr)
+        sent = self.alone("verify", DATA, "--exchange", "send")
+        check(sent.returncode == 7 and "hint" in sent.stderr, sent.stderr)
+
+    def run(self):
+        only = self.options.only
+        for name in sorted(n for n in dir(self) if n.startswith("test_")):
+            if only and only not in name:
+                continue
+            begin = time.monotonic()
+            try:
+                getattr(self, name)()
+                self.passed += 1
+            except (Failure, subprocess.TimeoutExpired) as failure:
+                self.failed += 1
+                print(f"FAIL {name}: {failure}")
+            print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
+
+
+def check_documents(line, one, many, count):
+    """Of a gather more may be read than is used, and cuts change how much."""
+    a, b = document(one.stdout), document(many.stdout)
+    for each in (a, b):
+        each.pop("bytes_read")
+        each.pop("header_bytes_read")
+    check(a == b, f"{line}: another document\n{a}\n{b}")
+    ranks = json.loads(many.stdout).get("ranks", [])
+    check(len(ranks) == (count if count > 1 else 0), f"{line}: {ranks}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ckpt", required=True)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--mib", type=int, default=96)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    version = subprocess.run([options.ckpt, "--version"], text=True,
+                             capture_output=True, env=job_environment())
+    if not shutil.which("mpirun") or "libckpt_mpi.so" not in version.stdout:
+        print("skipped: mpirun or the module libckpt_mpi.so is missing")
+        return SKIPPED
+    with tempfile.TemporaryDirectory(prefix="ckpt-ranks-") as folder:
+        tests = Tests(options.ckpt, Path(folder), options)
+        tests.run()
+    print(f"{tests.passed} passed, {tests.failed} failed, "
+          f"{tests.launches} jobs")
+    return 1 if tests.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
