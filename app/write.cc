@@ -14,6 +14,7 @@
 #include "app/select.h"
 #include "app/target_name.h"
 #include "app/write_report.h"
+#include "formats/families/family.h"
 #include "formats/families/rules.h"
 #include "formats/format.h"
 #include "formats/unsharded.h"
@@ -119,6 +120,8 @@ Catalog open_for_write(const WriteRequest& request) {
   if (source.format != "fairseq2" &&
       (!read.family.empty() || !read.shard_dims_file.empty())) {
     families::Rules rules;
+    if (!read.family.empty() && !families::Rules::is_family(read.family))
+      families::Family::by_name(read.family);  // throws for a misspelt one
     if (families::Rules::is_family(read.family))
       rules = families::Rules::for_family(read.family, {}, "--family");
     if (!read.shard_dims_file.empty())

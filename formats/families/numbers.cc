@@ -253,10 +253,12 @@ uint64_t Numbers::whole(const std::string& expression, const Indices& at,
   const std::string name = names.empty() ? expression : names[0];
   if (value.is_null()) {
     const auto use = used_.find(name);
-    throw unfaithful_error(
-        {source_, {}}, "{} is missing: {}{}", what, labelled(expression),
-        use == used_.end() ? std::string()
-                           : ", nothing under " + use->second.from)
+    if (name == expression && use != used_.end())
+      throw unfaithful_error({source_, {}}, "{} is missing: nothing under {}",
+                             labelled(expression), use->second.from)
+          .with_hint(set_hint(name));
+    throw unfaithful_error({source_, {}}, "{} is missing: {}", what,
+                           labelled(expression))
         .with_hint(set_hint(name));
   }
   if (!value.is_number_integer() ||

@@ -2,6 +2,7 @@
 """What ckpt says when something is wrong: substance, exit status, and that
 docs/errors.md shows exactly that. `--update` writes the page anew."""
 
+import json
 import os
 import re
 import shutil
@@ -176,8 +177,44 @@ def nothing_left(folder):
                 "left behind")
 
 
-KEPT = ("tp4", "archive", "disk", "gpt", "fsdp", "old")
+KEPT = ("tp4", "archive", "disk", "gpt", "fsdp", "old", "llama")
 TP8 = "reshard tp4 tp8 --tp 8"
+
+
+def change_llama(folder, change=None, tie=False, model_type=None,
+                 without=None):
+    """The Hugging Face model `llama`, with something wrong in it."""
+    from safetensors.torch import load_file, save_file
+
+    source = DATA / "hf/llama"
+    (folder / "llama").mkdir()
+    config = json.loads((source / "ckpt/config.json").read_text())
+    state = load_file(str(source / "expected.safetensors"))
+    if change:
+        change(state)
+    if tie:
+        config["tie_word_embeddings"] = True
+    if model_type:
+        config["model_type"] = model_type
+        config["architectures"] = [model_type]
+    if without:
+        config.pop(without)
+    (folder / "llama/config.json").write_text(json.dumps(config))
+    save_file(state, str(folder / "llama/model.safetensors"),
+              {"format": "pt"})
+
+
+def add_sinks(state):
+    import torch
+
+    state["model.layers.1.self_attn.sinks"] = torch.ones(8)
+
+
+def cut_keys(state):
+    name = "model.layers.1.self_attn.k_proj.weight"
+    state[name] = state[name][:-1].clone()
+
+
 SCENES = [
     Scene("A wrong path", "inspect tp5", 3, ("tp5", "hint:"),
           "The hint names a neighbour that is spelt alike, if there is one."),
@@ -259,7 +296,8 @@ SCENES = [
           "Checksums are compared while bytes pass by, so damage is not "
           "copied as if it were sound.", prepare=flip_item,
           after=nothing_left),
-    Scene("No place for a tensor", "convert fsdp out --to megatron_zarr --dialect keep", 5,
+    Scene("No place for a tensor",
+          "convert fsdp out --to megatron_zarr --dialect keep", 5,
           ("0-d", "--exclude"), prepare=bring_fsdp, after=nothing_left),
     Scene("A weight that its optimizer denies",
           "convert old out --to megatron_torch_dist "
@@ -268,6 +306,30 @@ SCENES = [
           "stored. It is inferred, and proven: each fp32 main weight has to "
           "round to the weight. Here one bit of a weight was flipped, in a "
           "format without checksums.", prepare=lie_about_weight,
+          after=nothing_left),
+    Scene("A tensor that the family does not know",
+          "convert llama out --to megatron_torch_dist --tp 2", 5,
+          ("layers.1.self_attn.sinks", "--drop"),
+          "`llama` was saved by transformers; somebody added a tensor to it.",
+          prepare=lambda f: change_llama(f, add_sinks), after=nothing_left),
+    Scene("A tensor of another size",
+          "convert llama out --to megatron_torch_dist --tp 2", 5,
+          ("linear_qkv.weight", "7", "rows"),
+          prepare=lambda f: change_llama(f, cut_keys), after=nothing_left),
+    Scene("Two heads where the configuration has one",
+          "convert llama out --to megatron_torch_dist", 5,
+          ("lm_head.weight", "model.embed_tokens.weight", "tie"),
+          "Its config.json says that the output layer is the embedding.",
+          prepare=lambda f: change_llama(f, tie=True), after=nothing_left),
+    Scene("A model of an unknown family",
+          "convert llama out --to megatron_torch_dist", 5,
+          ("mamba3000", "--family"),
+          prepare=lambda f: change_llama(f, model_type="mamba3000"),
+          after=nothing_left),
+    Scene("A number that nothing says",
+          "convert llama out --to megatron_torch_dist", 5,
+          ("num_attention_heads", "--set nh="),
+          prepare=lambda f: change_llama(f, without="num_attention_heads"),
           after=nothing_left),
     Scene("Two wishes that exclude each other",
           "unshard tp4 out.safetensors --model-only --optim-only", 2,
