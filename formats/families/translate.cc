@@ -3,15 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "formats/families/cautions.h"
+#include "formats/families/misfits.h"
 #include "formats/families/model_config.h"
+#include "formats/families/named_tensors.h"
 #include "formats/families/ops.h"
 #include "formats/families/order.h"
 #include "formats/megatron/canonical.h"
-#include "lib/text/glob.h"
 
 namespace ckpt::families {
 namespace {
@@ -20,105 +21,6 @@ namespace {
 // are stacked, which boxes of the tensor's own shape alone can be.
 constexpr uint64_t kAnyNumber = UINT64_MAX;
 constexpr uint64_t kSome = 64;
-constexpr size_t kListed = 10;
-
-class Globs {
- public:
-  explicit Globs(const std::vector<std::string>& patterns) {
-    for (const std::string& pattern : patterns) globs_.emplace_back(pattern);
-  }
-  bool match(std::string_view name) const {
-    return std::ranges::any_of(
-        globs_, [&](const text::Glob& glob) { return glob.matches(name); });
-  }
-
- private:
-  std::vector<text::Glob> globs_;
-};
-
-// Tensors by name, in order, with those that were used.
-class Model {
- public:
-  explicit Model(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {
-    for (size_t i = 0; i < tensors_.size(); ++i)
-      index_.emplace(tensors_[i].name, i);
-    used_.resize(tensors_.size(), false);
-  }
-  // False if there is one of that name.
-  bool add(Tensor tensor) {
-    if (!index_.emplace(tensor.name, tensors_.size()).second) return false;
-    tensors_.push_back(std::move(tensor));
-    used_.push_back(false);
-    return true;
-  }
-  const Tensor* find(const std::string& name) const {
-    const auto found = index_.find(name);
-    return found == index_.end() ? nullptr : &tensors_[found->second];
-  }
-  void use(const std::string& name) { used_[index_.at(name)] = true; }
-  std::vector<Tensor>& tensors() { return tensors_; }
-  const std::vector<Tensor>& tensors() const { return tensors_; }
-  bool used(size_t i) const { return used_[i]; }
-
- private:
-  std::vector<Tensor> tensors_;
-  std::unordered_map<std::string, size_t> index_;
-  std::vector<bool> used_;
-};
-
-// What does not fit, collected: a user wants to see all of it at once.
-class Misfits {
- public:
-  void unknown(const std::string& name) { unknown_.push_back(name); }
-  void missing(const std::string& name, const std::string& of) {
-    missing_.push_back(name == of ? name : name + " (for " + of + ")");
-  }
-  void doubled(const std::string& name) { doubled_.push_back(name); }
-  void misshapen(const std::string& name, const Error& error) {
-    misshapen_.push_back(name + ": " + error.problem());
-    if (!error.hint().empty()) hint_ = error.hint();
-  }
-
-  void check(const std::string& path, const Numbers& numbers,
-             const std::string& direction) const {
-    std::string text;
-    add(text, "not known to the family", unknown_);
-    add(text, "missing", missing_);
-    add(text, "there twice", doubled_);
-    add(text, "of another shape", misshapen_);
-    if (text.empty()) return;
-    throw unfaithful_error({path, {}}, "family {}, {}: {}",
-                           numbers.family().name(), direction, text)
-        .with_hint(hint());
-  }
-
- private:
-  static void add(std::string& text, const char* what,
-                  const std::vector<std::string>& names) {
-    if (names.empty()) return;
-    text +=
-        fmt::format("{}{} {}", text.empty() ? "" : "; ", names.size(), what);
-    for (size_t i = 0; i < std::min(names.size(), kListed); ++i)
-      text += (i == 0 ? ": " : ", ") + names[i];
-    if (names.size() > kListed) text += ", …";
-  }
-  std::string hint() const {
-    if (!misshapen_.empty() && !hint_.empty()) return hint_;
-    if (!misshapen_.empty())
-      return "the numbers may be another model's: `ckpt family check` prints "
-             "them, --set NAME=VALUE changes one";
-    if (!unknown_.empty())
-      return "--drop GLOB leaves tensors out by name; --family-file FILE has "
-             "rules for them";
-    if (!missing_.empty())
-      return "if the model has no such tensors: --allow-missing GLOB";
-    return "--drop GLOB leaves one of them out";
-  }
-
-  std::vector<std::string> unknown_, missing_, doubled_, misshapen_;
-  std::string hint_;
-};
-
 class Translation {
  public:
   Translation(Catalog& source, const TranslateOptions& options)
@@ -128,8 +30,8 @@ class Translation {
         allow_(options.allow_missing) {}
 
   // Rules undone: `model` in the dialect becomes hf.
-  Model to_hf(Model model, const Numbers& numbers) {
-    Model hf({});
+  NamedTensors to_hf(NamedTensors model, const Numbers& numbers) {
+    NamedTensors hf({});
     Misfits misfits;
     std::vector<std::pair<Instance, Tensor>> aliases;
     std::map<std::string, std::map<uint64_t, View>> stacks;
@@ -170,29 +72,14 @@ class Translation {
   }
 
   // Rules done: hf becomes the dialect.
-  Model from_hf(Model hf, const Numbers& numbers) {
-    Model model({});
+  NamedTensors from_hf(NamedTensors hf, const Numbers& numbers) {
+    NamedTensors model({});
     Misfits misfits;
     const uint64_t spare =
         numbers.dialect().name == "mcore" ? kAnyNumber : kSome;
     for (const Instance& one : instances(numbers.dialect(), numbers)) {
       std::vector<const Tensor*> from;
-      bool whole = true;
-      for (const std::string& name : one.hf) {
-        const Tensor* tensor = hf.find(name);
-        if (tensor) {
-          hf.use(name);
-          from.push_back(tensor);
-          continue;
-        }
-        whole = false;
-        if (!one.rule->optional && !allow_.match(name) && !allow_.match(one.to))
-          misfits.missing(name, one.to);
-      }
-      if (!whole) continue;
-      if (std::ranges::any_of(
-              one.hf, [&](const auto& name) { return drop_.match(name); }))
-        continue;
+      if (!sources_of(one, hf, from, misfits)) continue;
       try {
         Tensor tensor = made_of(one, from, numbers, spare);
         const std::string name = tensor.name;
@@ -204,13 +91,14 @@ class Translation {
     }
     repeats(hf);
     leftovers(hf, numbers.family().hf().ignore, misfits, model);
+    for (Tensor& tensor : kept_) model.add(std::move(tensor));
     if (!lenient_)
       misfits.check(source_.path, numbers, "hf to " + numbers.dialect().name);
     return model;
   }
 
   // Names as the family has them: prefixes of wrapped models replaced.
-  Model normal(std::vector<Tensor> tensors, const Family& family) const {
+  NamedTensors normal(std::vector<Tensor> tensors, const Family& family) const {
     std::unordered_set<std::string> seen;
     for (Tensor& tensor : tensors) {
       if (tensor.kind == Kind::model)
@@ -221,12 +109,13 @@ class Translation {
                                "prefixes are replaced")
             .with_hint("--exclude leaves one of them out");
     }
-    return Model(std::move(tensors));
+    return NamedTensors(std::move(tensors));
   }
 
  private:
   void undo(const Instance& one, const Tensor& tensor, const Numbers& numbers,
-            Model& hf, std::map<std::string, std::map<uint64_t, View>>& stacks,
+            NamedTensors& hf,
+            std::map<std::string, std::map<uint64_t, View>>& stacks,
             Misfits& misfits) {
     if (is_copy(*one.rule)) {
       Tensor copy = tensor;
@@ -252,7 +141,7 @@ class Translation {
   }
 
   void stack(const std::string& name, const std::map<uint64_t, View>& slices,
-             Model& hf, Misfits& misfits) {
+             NamedTensors& hf, Misfits& misfits) {
     if (slices.rbegin()->first + 1 != slices.size()) {
       misfits.missing(
           fmt::format("one of the first {} slices", slices.rbegin()->first + 1),
@@ -270,9 +159,40 @@ class Translation {
     }
   }
 
+  // The tensors that a rule fuses: all of them or none. False if the rule makes
+  // nothing, because they are left out or not there.
+  bool sources_of(const Instance& one, NamedTensors& hf,
+                  std::vector<const Tensor*>& from, Misfits& misfits) {
+    std::vector<std::string> missing, dropped;
+    for (const std::string& name : one.hf) {
+      const Tensor* tensor = hf.find(name);
+      if (!tensor)
+        missing.push_back(name);
+      else if (drop_.match(name))
+        dropped.push_back(name);
+      else
+        from.push_back(tensor);
+    }
+    for (const std::string& name : one.hf)
+      if (hf.find(name)) hf.use(name);
+    if (missing.empty() && dropped.empty()) return true;
+    // Some without the others would be lost.
+    const bool part = !from.empty();
+    const bool allowed = !part && one.rule->optional;
+    for (const std::string& name : missing)
+      if (part || !(allowed || allow_.match(name) || allow_.match(one.to)))
+        misfits.missing(name, one.to);
+    if (part)
+      for (const std::string& name : dropped)
+        misfits.missing(name + ", which is dropped", one.to);
+    if (part && lenient_)
+      for (const Tensor* tensor : from) kept_.push_back(*tensor);
+    return false;
+  }
+
   // A second copy is left out if it is the first.
   void same(const Instance& one, const Tensor& tensor, const Numbers& numbers,
-            const Model& hf) {
+            const NamedTensors& hf) {
     std::vector<View> views;
     for (const std::string& name : one.hf) {
       const Tensor* first = hf.find(name);
@@ -314,7 +234,7 @@ class Translation {
   // Copies of the embedding and the output layer that a checkpoint has beside
   // them: of tied weights, in layers that predict further tokens. Left out if
   // they are what they repeat.
-  void repeats(Model& hf) {
+  void repeats(NamedTensors& hf) {
     const Tensor* embedding = nullptr;
     const Tensor* head = nullptr;
     const auto ends = [](const Tensor& tensor, auto... endings) {
@@ -348,8 +268,8 @@ class Translation {
   }
 
   // What no rule used: left alone, dropped, or listed.
-  void leftovers(Model& model, const std::vector<std::string>& ignored,
-                 Misfits& misfits, Model& result) {
+  void leftovers(NamedTensors& model, const std::vector<std::string>& ignored,
+                 Misfits& misfits, NamedTensors& result) {
     size_t dropped = 0;
     for (size_t i = 0; i < model.tensors().size(); ++i) {
       Tensor& tensor = model.tensors()[i];
@@ -376,6 +296,7 @@ class Translation {
   Catalog& source_;
   const bool lenient_;
   const Globs drop_, allow_;
+  std::vector<Tensor> kept_;  // lenient: parts of what is fused
 };
 
 const Dialect& need_dialect(const Family& family, std::string_view name) {
@@ -416,24 +337,6 @@ void check_optimizer(Catalog& source, const Globs& drop) {
               "keeps the optimizer, in the dialect that it has");
 }
 
-// The one arithmetic that dialects need is not exact.
-void warn_of_rounding(Catalog& source, DType dtype) {
-  constexpr uint8_t kSums = kAddOne | kSubtractOne;
-  const auto computed = [](const Tensor& tensor) {
-    return std::ranges::any_of(tensor.pieces, [](const Piece& piece) {
-      return (piece.transform & kSums) != 0;
-    });
-  };
-  const auto count = std::ranges::count_if(source.tensors, computed);
-  if (count == 0) return;
-  source.problems.push_back(
-      {Problem::Severity::kWarning, "rounded", source.path, "",
-       fmt::format("{} norms are stored with one more in one of the dialects, "
-                   "and rounded to {}: the way back does not give the same "
-                   "bits",
-                   count, name(dtype))});
-}
-
 }  // namespace
 
 Catalog translate(Catalog source, const TranslateOptions& options) {
@@ -453,11 +356,14 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
   const DType dtype = model_dtype(tensors);
   Translation translation(source, options);
   Configuration configuration(source, family, from, options);
-  Model model = from == "hf"
-                    ? translation.normal(std::move(tensors), *family)
-                    : translation.to_hf(
-                          Model(std::move(tensors)),
-                          configuration.numbers(need_dialect(*family, from)));
+  NamedTensors model({});
+  if (from == "hf") {
+    model = translation.normal(std::move(tensors), *family);
+  } else {
+    const Numbers& own = configuration.numbers(need_dialect(*family, from));
+    model = translation.to_hf(NamedTensors(std::move(tensors)), own);
+    warn_of_padding(source, own);
+  }
   if (options.to != "hf")
     model = translation.from_hf(
         std::move(model),

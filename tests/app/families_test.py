@@ -253,6 +253,58 @@ def refusals(folder):
     check_equal(source_of(case), tensors, "the golden")
 
 
+def nothing_is_lost(folder):
+    """Parts of what is fused go together or not at all."""
+    hf = GOLDENS / "llama/ckpt"
+    for options in (["--keys", "*q_proj*"], ["--drop", "*k_proj*"],
+                    ["--exclude", "*up_proj*"]):
+        out = folder / "never"
+        result = CKPT.run("convert", hf, out, "--to", "megatron_torch_dist",
+                          *options).want(5)
+        check("hint:" in result.err and "_proj" in result.err, str(result))
+        check(not out.exists(), "something was written")
+    out = convert(hf, folder / "one.safetensors", "--to", "safetensors",
+                  "--dialect", "mcore", "--keys", "*norm*", "--keys",
+                  "*_proj*")
+    got, want = read_safetensors(out), expected("llama", "mcore")
+    same(got, {name: t for name, t in want.items()
+               if "embedding" not in name and "output" not in name},
+         "what was selected")
+    # Scales of quantized weights are no tensors to be forgotten.
+    from safetensors.torch import load_file, save_file
+    import torch
+
+    case = GOLDENS / "deepseek_v3_bf16"
+    fp8 = folder / "fp8"
+    fp8.mkdir()
+    shutil.copy(case / "ckpt/config.json", fp8)
+    state = load_file(str(case / "expected.safetensors"))
+    name = "model.layers.0.self_attn.o_proj.weight"
+    state[name] = state[name].to(torch.float8_e4m3fn)
+    state[name + "_scale_inv"] = torch.ones(1, 1)
+    save_file(state, str(fp8 / "model.safetensors"))
+    result = CKPT.run("convert", fp8, folder / "never", "--to",
+                      "megatron_torch_dist").want(5)
+    check("o_proj.weight_scale_inv" in result.err, str(result))
+
+
+def padded_vocabulary(folder):
+    """Rows that nobody uses are cut where somebody says how many are used."""
+    hf = GOLDENS / "llama/ckpt"
+    mc = convert(hf, folder / "mc", "--to", "megatron_torch_dist",
+                 "--make-vocab-size-divisible-by", 64)
+    sizes = {t["name"]: t["shape"] for t in CKPT.inspect(mc)["tensors"]}
+    check_equal(sizes["output_layer.weight"][0], 64, "rows")
+    back_to_hf(mc, folder / "back", "llama")
+    wide = folder / "wide"
+    CKPT.ok("convert", mc, wide, "-q", "--to", "safetensors", "--vocab-size",
+            64)
+    check_equal(written(wide)["lm_head.weight"].shape[0], 64, "rows")
+    result = CKPT.run("convert", mc, folder / "never", "--to", "safetensors",
+                      "--vocab-size", 65).want(5)
+    check("65" in result.err, str(result))
+
+
 def head_copy(folder):
     """A tied model with a head all the same: one of the two is enough."""
     from safetensors.torch import load_file, save_file
@@ -446,6 +498,8 @@ def prepare(suite, ckpt):
         if expected(case, "fairseq2") is not None:
             suite.add(f"{case} round all dialects", chain, case)
     suite.add("what does not fit is refused", refusals)
+    suite.add("nothing is lost", nothing_is_lost)
+    suite.add("padded vocabularies", padded_vocabulary)
     suite.add("a second copy of tied weights", head_copy)
     for case in ("llama", "llama_tied_bf16", "qwen3_bf16", "olmo2_bf16",
                  "qwen3_moe_bf16", "mixtral_f32", "deepseek_v3_bf16"):
