@@ -12,12 +12,14 @@ namespace ckpt::app {
 namespace {
 
 void take_exchange(const std::string& text) {
-  if (text == "auto") return;
-  if (text == "send" || text == "read")
-    throw resource_error({}, "--exchange {}: this build has only auto", text)
+  if (text == "auto" || text == "read")
+    return ranks::set_exchange(text == "read" ? ranks::Exchange::kRead
+                                              : ranks::Exchange::kAuto);
+  if (text == "send")
+    throw resource_error({}, "--exchange send: this build can't do it")
         .with_hint(
-            "with auto each byte is read by one rank, which writes it where it "
-            "belongs; the files are the same");
+            "auto reads each byte once and writes it where it belongs; read "
+            "has each file written by one rank; the files are the same");
   throw usage_error({}, "--exchange '{}': expected auto, read or send", text);
 }
 
@@ -53,7 +55,8 @@ int lead(std::unique_ptr<ranks::Link> link, const std::function<int()>& run) {
 void add_ranks_options(CLI::App& app) {
   app.add_option_function<std::string>(
          "--exchange", take_exchange,
-         "Under mpirun: how bytes get from rank to rank (auto)")
+         "Under mpirun: auto reads each byte once, read writes each file from "
+         "one rank")
       ->type_name("HOW")
       ->group("Resources");
 }

@@ -25,6 +25,7 @@ constexpr auto kAfterSignal = milliseconds(700);
 constexpr auto kTell = milliseconds(100);  // between two words of progress
 
 Job* current_job = nullptr;
+Exchange current_exchange = Exchange::kAuto;
 
 // Work in a thread of its own, so that this one can talk to the other ranks.
 class Background {
@@ -268,5 +269,8 @@ int serve(Link& link) {
 
 Job* current() { return current_job; }
 void set_current(Job* job) { current_job = job; }
+
+Exchange exchange() { return current_exchange; }
+void set_exchange(Exchange exchange) { current_exchange = exchange; }
 
 }  // namespace ckpt::ranks

@@ -67,4 +67,10 @@ int serve(Link& link);
 Job* current();
 void set_current(Job* job);
 
+// What --exchange asks for: each byte read by one rank, or each file written
+// by one.
+enum class Exchange : uint8_t { kAuto, kRead };
+Exchange exchange();
+void set_exchange(Exchange exchange);
+
 }  // namespace ckpt::ranks

@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "reshard/ranks/by_target.h"
 #include "reshard/ranks/job.h"
 #include "reshard/ranks/share.h"
 #include "reshard/ranks/split.h"
@@ -101,6 +102,39 @@ void account(Account& account, const Report& report) {
   account.seconds += report.seconds;
 }
 
+using Problems = std::vector<std::pair<uint32_t, Problem>>;
+
+// reshard::check_crcs by all ranks: whole records, in their order, by bytes.
+Problems check_some(Job& job, const Catalog& catalog,
+                    const std::vector<uint32_t>& which,
+                    const RunOptions& options) {
+  if (which.empty()) return {};
+  const auto size = [&](uint32_t i) {
+    return catalog.crcs[i].end - catalog.crcs[i].begin;
+  };
+  uint64_t all = 0, given = 0;
+  for (const uint32_t i : which) all += size(i);
+  std::vector<std::vector<uint32_t>> parts(job.size());
+  for (const uint32_t i : which) {
+    const auto middle = static_cast<unsigned __int128>(given + size(i) / 2);
+    const auto rank = static_cast<uint32_t>(
+        all ? std::min<unsigned __int128>(middle * job.size() / all,
+                                          job.size() - 1)
+            : 0);
+    parts[rank].push_back(i);
+    job.accounts()[rank].bytes_read += size(i);
+    given += size(i);
+  }
+  const std::vector<std::string> results = job.run(
+      [&](uint32_t rank) { return check_task(catalog, parts[rank], options); },
+      options.progress, nullptr);
+  Problems found;
+  for (const std::string& result : results)
+    for (auto& problem : unpack_problems(result))
+      found.push_back(std::move(problem));
+  return found;
+}
+
 // The journals of ranks beside `path`: NAME.1, NAME.2 …
 std::vector<std::string> journals_beside(const std::string& path) {
   const std::string root = io::parent(path);
@@ -124,12 +158,21 @@ RunResult run(const Plan& plan, const Catalog& source, reshard::Output& output,
     return reshard::run(plan, source, output, options);
   reshard::buffer_bytes(plan, options);  // refuses too little memory
   Total total(plan, source, output, options);
-  const auto parts = split(
-      plan, source, items_left(plan, options.journal, total), job->size());
+  std::vector<Item> items = items_left(plan, options.journal, total);
+  const bool by_target = site.target && exchange() == Exchange::kRead;
+  ByTarget work;
+  if (by_target)
+    work = split_by_target(plan, *site.target, items, job->size());
+  else
+    work.parts = split(plan, source, std::move(items), job->size());
   const std::vector<std::string> results = job->run(
       [&](uint32_t rank) {
-        Share share = make_share(plan, source, site.target, parts[rank]);
+        Share share = make_share(by_target ? work.plan : plan, source,
+                                 site.target, work.parts[rank]);
         set_options(share, rank, site, options);
+        // Where ranks read the same bytes, what passes by adds up to nothing:
+        // the records are read for themselves below.
+        if (by_target) share.check_crcs = false;
         return run_task(share);
       },
       options.progress, options.journal);
@@ -139,9 +182,13 @@ RunResult run(const Plan& plan, const Catalog& source, reshard::Output& output,
     account(job->accounts()[rank], report);
   }
   RunResult result = total.take();
-  if (options.check_crcs)
-    result.wrong_crcs =
-        reshard::wrong_crcs(total.crcs(), plan, source, options);
+  if (!options.check_crcs) return result;
+  result.wrong_crcs = total.crcs().wrong();
+  RunOptions again = options;
+  again.progress = {};
+  for (const auto& [index, problem] :
+       check_some(*job, source, total.crcs().unsure(plan), again))
+    result.wrong_crcs.push_back(index);
   return result;
 }
 
@@ -149,32 +196,10 @@ std::vector<Problem> check_crcs(const Catalog& catalog,
                                 const RunOptions& options) {
   Job* const job = current();
   if (!job) return reshard::check_crcs(catalog, options);
-  // Whole records, in their order, by bytes.
-  const uint64_t all = reshard::crc_bytes(catalog);
-  std::vector<std::vector<uint32_t>> parts(job->size());
-  std::vector<uint64_t> bytes(job->size());
-  uint64_t given = 0;
-  for (uint32_t i = 0; i < catalog.crcs.size(); ++i) {
-    const uint64_t size = catalog.crcs[i].end - catalog.crcs[i].begin;
-    const auto middle = static_cast<unsigned __int128>(given + size / 2);
-    const auto rank = static_cast<size_t>(
-        all ? std::min<unsigned __int128>(middle * job->size() / all,
-                                          job->size() - 1)
-            : 0);
-    parts[rank].push_back(i);
-    bytes[rank] += size;
-    given += size;
-  }
-  const std::vector<std::string> results = job->run(
-      [&](uint32_t rank) { return check_task(catalog, parts[rank], options); },
-      options.progress, nullptr);
-  std::vector<std::pair<uint32_t, Problem>> found;
-  for (uint32_t rank = 0; rank < job->size(); ++rank) {
-    job->accounts()[rank].bytes_read += bytes[rank];
-    for (auto& problem : unpack_problems(results[rank]))
-      found.push_back(std::move(problem));
-  }
-  return reshard::named_problems(catalog, std::move(found));
+  std::vector<uint32_t> all(catalog.crcs.size());
+  std::iota(all.begin(), all.end(), 0U);
+  return reshard::named_problems(catalog,
+                                 check_some(*job, catalog, all, options));
 }
 
 void collect_journals(const std::string& path, uint64_t work) {

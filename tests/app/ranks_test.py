@@ -149,6 +149,19 @@ class Tests:
         legacy = DATA / "megatron_legacy/llama_te_tp2_dp2_distopt/ckpt"
         self.same_writing((4,), "reshard", legacy, "--tp", "1", "--pp", "2")
 
+    def test_exchange(self):
+        """Each file is written by one rank; read may be more than once."""
+        llama = DATA / "fairseq2_native/llama_tp2dp2_fsdp2/ckpt"
+        for source, command in (
+                (llama, ("reshard", "--tp", "1", "--dp", "1")),
+                (llama, ("reshard", "--tp", "4", "--dp", "3")),
+                (llama, ("convert", "--to", "safetensors", "--dtype", "bf16")),
+                (DATA / "torch_pt/views/ckpt/views.pt",
+                 ("convert", "--to", "dcp", "--dp", "3")),
+                (self.big(), ("convert", "--to", "dcp", "--dp", "5"))):
+            self.same_writing((2, 5), command[0], source, *command[1:],
+                              "--exchange", "read")
+
     def test_verify(self):
         for i, path in enumerate((
                 "fairseq2_native/llama_tp2dp2_fsdp2/ckpt",

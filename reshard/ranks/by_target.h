@@ -1,0 +1,32 @@
+// --exchange read: who does what by the files that are written. Pure.
+//
+//   target files  | a    | b       | c | d       |
+//   ranks         |   0      |    1         | 2   |     about equal bytes
+//
+// One rank writes a file, and reads all that goes into it; what several files
+// need is read by several ranks. For storage that reads fast from everywhere
+// and does not like two machines to write into one file.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ckpt/layout.h"
+#include "reshard/plan.h"
+#include "reshard/work.h"
+
+namespace ckpt::ranks {
+
+// The items count in `plan`, which has the jobs of the whole plan and after
+// them parts of jobs: those that write for one rank only. Items of such parts
+// have no number.
+struct ByTarget {
+  reshard::Plan plan;
+  std::vector<std::vector<reshard::Item>> parts;  // by rank
+};
+
+ByTarget split_by_target(const reshard::Plan& plan, const Target& target,
+                         const std::vector<reshard::Item>& items,
+                         uint32_t ranks);
+
+}  // namespace ckpt::ranks
