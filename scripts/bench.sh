@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# How fast is it? Makes a llama-like checkpoint and times ckpt reshard on it
-# against cp -r of the same bytes.
+# How fast is it? Makes checkpoints and times ckpt in turn with cp -r of the same
+# bytes and with the peers' own tools; writes docs/benchmarks.md.
 #
-#   scripts/bench.sh [--gib 4] [--rounds 5] [--tp 4:8] [--dir DIR] [--keep]
-#                    [-- OPTION_FOR_RESHARD...]
+#   scripts/bench.sh [--gib 1] [--rounds 5] [--dir DIR] [--keep]
+#   scripts/bench.sh --quick [--gib 4] [--rounds 5] [--tp 4:8] [--dir DIR]
+#                    [--keep] [-- OPTION_FOR_RESHARD...]
 #   scripts/bench.sh --scale [--rounds 5] [--dir DIR] [--keep]
 #
+# --quick: only TP 4 to 8 against cp -r; writes no page.
 # --scale: how long a checkpoint of 405B parameters over 16,384 ranks takes to
 # inspect and to plan, against what is promised. Its payload is holes.
 #
-# DIR (default: ${TMPDIR:-/tmp}) needs room for three times the size; --scale
-# needs 8 GB and 16,400 inodes.
+# DIR (default: ${TMPDIR:-/tmp}) needs room for fourteen times the size, --quick
+# for three times; --scale needs 8 GB and 16,400 inodes.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/bench.sh; }
 
-gib=4
+gib=
+quick=no
 rounds=5
 tp=4:8
 dir=${TMPDIR:-/tmp}
@@ -29,6 +32,7 @@ while [ $# -gt 0 ]; do
     --tp) tp=${2:?}; shift ;;
     --dir) dir=${2:?}; shift ;;
     --keep) keep=yes ;;
+    --quick) quick=yes ;;
     --scale) scale=yes ;;
     -h | --help) usage; exit ;;
     --) shift; break ;;
@@ -55,6 +59,20 @@ if [ $scale = yes ]; then
 fi
 
 venv_install "$torch_pin" "$(numpy_pin)" || die "the generator needs torch, numpy"
+
+if [ $quick = no ]; then
+  venv_install safetensors==0.8.0 || die "the peers need safetensors"
+  venv_install --no-deps fairseq2==0.8.1 packaging==26.3 ||
+    say "note: fairseq2 is not to be had; its loader is not measured"
+  scripts/build.sh # all of it: casts need the torch module
+  folder=$dir/ckpt_bench
+  [ $keep = yes ] || trap 'rm -rf "$folder"' EXIT
+  .venv/bin/python -B scripts/bench_all.py --ckpt build/bin/ckpt \
+    --gib "${gib:-1}" --rounds "$rounds" --folder "$folder" \
+    --write docs/benchmarks.md
+  exit
+fi
+gib=${gib:-4}
 
 source=$dir/ckpt_bench_${gib}GiB_tp${tp%%:*}
 cleanup() {

@@ -1,0 +1,379 @@
+#!/usr/bin/env python3
+"""All promises about speed and memory, measured on one machine in one run.
+
+Called by scripts/bench.sh. Prints as it goes and writes a page of Markdown:
+docs/benchmarks.md. Medians of rounds in which a command and what it is held
+against take turns; the page cache is warm.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import bench_make as make
+from bench import files_of, first_touch, medians, run, warm
+from bench_cases import bases, cases, peers
+
+
+class Page:
+    """Lines for the terminal and for the file."""
+
+    def __init__(self):
+        self.lines = []
+
+    def add(self, *lines):
+        for line in lines:
+            print(line, flush=True)
+            self.lines.append(line)
+
+    def table(self, *head):
+        self.add("", "| " + " | ".join(head) + " |",
+                 "|" + "---|" * len(head))
+
+    def row(self, *cells):
+        self.add("| " + " | ".join(str(cell) for cell in cells) + " |")
+
+
+def size_of(folder):
+    return sum(p.stat().st_size for p in files_of(Path(folder)))
+
+
+class Bench:
+    def __init__(self, options):
+        self.ckpt = options.ckpt
+        self.rounds = options.rounds
+        self.folder = options.folder
+        self.size = int(options.gib * 2**30)
+        self.at = {"bytes": self.size}
+        self.page = Page()
+        self.out = self.folder / "out"
+        self.late = []
+
+    def make(self, name, build):
+        path = self.folder / name
+        self.at[name] = str(path)
+        if not path.exists():
+            print(f"making {name}", file=sys.stderr, flush=True)
+            build(path)
+
+    def make_all(self):
+        gib, ckpt, at = self.size / 2**30, self.ckpt, self.at
+        half = self.size // 2
+        self.make("f2", lambda p: make.fairseq2(p, gib))
+        self.make("f2_tp8", lambda p: make.quietly(
+            [ckpt, "reshard", at["f2"], str(p), "--tp", "8", "--no-fsync",
+             "-q"]))
+        hf = ["--to", "safetensors", "--dialect", "hf", "--max-shard-size",
+              str(self.size // 3)]
+        self.make("hf", lambda p: make.converted(ckpt, at["f2"], p, *hf))
+        self.make("f32", lambda p: make.converted(
+            ckpt, at["hf"], p, *hf[:2], "--dtype", "f32", "--layers", "0",
+            "--max-shard-size", str(self.size // 3)))
+        self.make("dcp", lambda p: make.converted(
+            ckpt, at["hf"], p, "--to", "dcp", "--dp", "4"))
+        self.make("st4", lambda p: make.sharded_safetensors(
+            Path(at["hf"]), p))
+        for piece in (2, 8, 64):
+            self.make(f"col{piece}",
+                      lambda p, k=piece: make.columns(p, half, k << 10))
+        self.make("n1000.safetensors", lambda p: make.many(p, 1000))
+        self.make("n10000.safetensors", lambda p: make.many(p, 10000))
+        self.make("n100000.safetensors", lambda p: make.many(p, 100000))
+        self.make("one.safetensors", lambda p: make.safetensors(
+            p, [("whole", "BF16", (1024, self.size // 2048))]))
+        self.make("sparse.safetensors", lambda p: make.safetensors(
+            p, [(f"t{i}", "BF16", (1 << 10, 1 << 20)) for i in range(32)],
+            sparse=True))
+
+    def make_xfs(self):
+        mount, image = self.folder / "mnt", self.folder / "xfs.img"
+        if not make.loop_xfs(image, mount, 3 * self.size + (1 << 30)):
+            self.page.add("", "Row 8 was not measured: no XFS could be made "
+                          "and mounted here.")
+            return
+        self.late.append(lambda: make.unmount(image, mount))
+        shutil.copytree(self.at["hf"], mount / "hf")
+        self.at["xfs"] = str(mount / "hf")
+        self.xfs_out = mount / "out"
+
+    # -- one sample
+
+    def remove(self):
+        for path in self.folder.glob("out*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if "xfs" in self.at:
+            shutil.rmtree(self.xfs_out, ignore_errors=True)
+
+    def resolved(self, argv):
+        change = {"OUT": str(self.out), "OUT.pt": f"{self.out}.pt",
+                  "OUT.safetensors": f"{self.out}.safetensors"}
+        if "xfs" in self.at:
+            change["XFS"] = str(self.xfs_out)
+        return [change.get(word, word) for word in argv]
+
+    def sample(self, argv, size):
+        self.remove()
+        os.sync()
+        first_touch(size + (1 << 30))
+        return run(self.resolved(argv))
+
+    def turns(self, commands, size):
+        """Medians of commands by name, run in turn."""
+        samples = {name: [] for name in commands}
+        for i in range(self.rounds):
+            order = list(commands)
+            for name in order if i % 2 == 0 else reversed(order):
+                samples[name].append(self.sample(commands[name], size))
+        self.remove()
+        self.best = {name: [min(column) for column in zip(*rows)]
+                     for name, rows in samples.items()}
+        return {name: medians(rows) for name, rows in samples.items()}
+
+    # -- the tables
+
+    def ratios(self):
+        self.page.table("#", "work", "against", "GiB", "clock", "ratio",
+                        "of the best", "promised", "processor ratio", "promised",
+                        "peak RSS")
+        held = {}  # measured bases, by source and command
+        groups = {}
+        for case in cases(self.ckpt, self.at):
+            groups.setdefault((case.source, case.base), []).append(case)
+        for (source, base), group in groups.items():
+            size = size_of(self.at[source])
+            warm(Path(self.at[source]))
+            commands = {"base": bases(self.ckpt, self.at, group[0])}
+            commands.update((c.label, c.argv) for c in group)
+            held = self.turns(commands, 2 * size)
+            for case in group:
+                clock, processor, peak = held[case.label]
+                by_clock = clock / held["base"][0] / case.scale
+                best = (self.best[case.label][0] / self.best["base"][0] /
+                        case.scale)
+                by_processor = processor / held["base"][1] / case.scale
+                self.page.row(
+                    case.row, case.label, base, f"{size / 2**30:.2f}",
+                    f"{clock:.2f} s", f"{by_clock:.2f}",
+                    f"{best:.2f}", judged(by_clock, case.clock), f"{by_processor:.2f}",
+                    judged(by_processor, case.processor),
+                    f"{peak / 2**20:.0f} MiB")
+
+    def against_peers(self):
+        rounds = min(3, self.rounds)
+        self.page.table("9: peer", "peer", "ckpt", "times faster",
+                        "promised", "processor", "peer's RSS", "ckpt's RSS")
+        for label, task, source, argv, wanted in peers(self.ckpt, self.at):
+            theirs, ours, why = [], [], None
+            for _ in range(rounds):
+                ours.append(self.sample(argv, self.size))
+                self.remove()
+                os.sync()
+                first_touch(2 * self.size)
+                answer = self.peer(task, self.at[source])
+                why = answer.get("skip")
+                if why:
+                    break
+                theirs.append((answer["clock"], answer["processor"],
+                               answer["peak"]))
+            if why:
+                self.page.row(label, f"not measured: {why}", *[""] * 6)
+                continue
+            them, us = medians(theirs), medians(ours)
+            faster = them[0] / us[0]
+            self.page.row(
+                label, f"{them[0]:.2f} s", f"{us[0]:.2f} s", f"{faster:.1f}",
+                f"{wanted}" + ("" if faster >= wanted else " (missed)"),
+                f"{them[1] / us[1]:.1f}", f"{them[2] / 2**20:.0f} MiB",
+                f"{us[2] / 2**20:.0f} MiB")
+
+    def peer(self, task, source):
+        script = Path(__file__).with_name("bench_peers.py")
+        done = subprocess.run(
+            [sys.executable, "-B", "-W", "ignore", str(script), task, source,
+             str(self.out) + (".pt" if task == "dcp_to_torch_save" else "")],
+            capture_output=True, text=True, check=False)
+        if done.returncode:
+            return {"skip": done.stderr.strip().splitlines()[-1]}
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def memory(self):
+        bounds = ["32MiB", "64MiB", "256MiB", "1GiB"]
+        work = [
+            ("TP 4 to 8", ["reshard", self.at["f2"], "OUT", "--tp", "8",
+                           "--no-fsync", "-q"]),
+            ("one tensor larger than the bound",
+             ["convert", self.at["one.safetensors"], "OUT.pt", "--to",
+              "torch", "--no-fsync", "-q"]),
+            ("digests of 64 GiB (holes)",
+             ["inspect", self.at["sparse.safetensors"], "--digest"]),
+        ]
+        self.page.table("10: peak RSS at --max-mem", *bounds)
+        for label, argv in work:
+            peaks = []
+            for bound in bounds:
+                self.remove()
+                peaks.append(run(self.resolved(
+                    [self.ckpt, *argv, "--max-mem", bound]))[2])
+            self.page.row(label, *(f"{p / 2**20:.0f} MiB" for p in peaks))
+
+    def small(self):
+        self.page.table("11: small runs", "clock", "processor", "promised",
+                        "peak RSS")
+        rows = [("ckpt --help", ["--help"], 0.010),
+                ("inspect, 1,000 tensors",
+                 ["inspect", self.at["n1000.safetensors"]], 0.020),
+                ("inspect, 100,000 tensors",
+                 ["inspect", self.at["n100000.safetensors"]], 0.080)]
+        for label, argv, limit in rows:
+            clock, processor, peak = medians(
+                [run([self.ckpt, *argv]) for _ in range(21)])
+            self.page.row(label, f"{clock * 1000:.1f} ms",
+                          f"{processor * 1000:.1f} ms",
+                          f"{limit * 1000:.0f} ms" +
+                          ("" if clock <= limit else " (missed)"),
+                          f"{peak / 2**20:.0f} MiB")
+
+    def partial(self):
+        self.page.table("16: partial load", "wanted", "read", "more")
+        rows = [("--keys '*q_proj*'", ["convert", self.at["f2"], "OUT",
+                                       "--to", "safetensors", "--keys",
+                                       "*q_proj*"]),
+                ("--layers 0", ["convert", self.at["f2"], "OUT", "--to",
+                                "safetensors", "--layers", "0"])]
+        for label, argv in rows:
+            self.remove()
+            done = subprocess.run(
+                self.resolved([self.ckpt, *argv, "--json", "--no-fsync"]),
+                capture_output=True, text=True, check=True)
+            answer = json.loads(done.stdout)
+            wanted = answer["bytes_read"]
+            header = answer["header_bytes_read"]
+            self.page.row(label, f"{wanted / 2**20:.1f} MiB",
+                          f"{(wanted + header) / 2**20:.1f} MiB",
+                          f"{header / 2**20:.1f} MiB")
+
+    def growth(self):
+        self.page.table("17: growth", "times", "exponent", "promised")
+        parts = [self.size // 8, self.size // 4, self.size // 2, self.size]
+        by_size, by_count = [], []
+        for size in parts:
+            path = self.folder / "out_source.safetensors"
+            samples = []
+            for _ in range(3):
+                self.remove()
+                make.safetensors(path, [("a", "BF16", (1024, size // 2048))],
+                                 sparse=True)
+                os.sync()
+                first_touch(2 * size)
+                samples.append(run([self.ckpt, "convert", str(path),
+                                    f"{self.out}.pt", "--to", "torch",
+                                    "--no-fsync", "-q"]))
+            by_size.append((size, medians(samples)[1]))
+        for count in (1000, 10000, 100000):
+            argv = [self.ckpt, "convert", self.at[f"n{count}.safetensors"],
+                    str(self.out), "--to", "safetensors", "--dry-run"]
+            by_count.append((count, medians(
+                [run(argv) for _ in range(5)])[1]))
+        for label, points in (("bytes, processor", by_size),
+                              ("tensors, dry run", by_count)):
+            power = exponent(points)
+            self.page.row(label, ", ".join(f"{t:.3f}" for _, t in points),
+                          f"{power:.2f}", judged(power, 1.02))
+
+    def threads(self):
+        held = self.turns(
+            {f"-j {n}": [self.ckpt, "reshard", self.at["f2"], "OUT", "--tp",
+                         "8", "--no-fsync", "-q", "-j", str(n)]
+             for n in (1, 2)}, 2 * self.size)
+        self.page.table("threads", "clock", "processor")
+        for name, (clock, processor, _) in held.items():
+            self.page.row(name, f"{clock:.2f} s", f"{processor:.2f} s")
+
+    def all(self):
+        self.make_all()
+        self.make_xfs()
+        self.page.add(*preface(self))
+        for part in (self.small, self.ratios, self.against_peers,
+                     self.partial, self.growth, self.threads, self.memory):
+            part()
+        return "\n".join(self.page.lines) + "\n"
+
+
+def judged(value, limit):
+    if limit is None:
+        return ""
+    return f"{limit:g}" + ("" if value <= limit else " (missed)")
+
+
+def exponent(points):
+    """The slope of log(time) over log(size), of the line through them all."""
+    xs = [math.log(x) for x, _ in points]
+    ys = [math.log(max(y, 1e-6)) for _, y in points]
+    mx, my = statistics.mean(xs), statistics.mean(ys)
+    return (sum((x - mx) * (y - my) for x, y in zip(xs, ys)) /
+            sum((x - mx) ** 2 for x in xs))
+
+
+def machine():
+    text = Path("/proc/cpuinfo").read_text()
+    model = next((line.split(":")[1].strip() for line in text.splitlines()
+                  if line.startswith("model name")), platform.machine())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return (f"{os.cpu_count()} processors ({model}), {memory / 2**30:.0f} GiB "
+            f"of memory, Linux {platform.release()}")
+
+
+def preface(bench):
+    import torch
+    version = subprocess.run([bench.ckpt, "--version"], capture_output=True,
+                             text=True, check=True).stdout.splitlines()[0]
+    load = os.getloadavg()[0]
+    return ["# Benchmarks", "",
+            "Written by `scripts/bench.sh`; [performance.md](performance.md) "
+            "says what bounds each row.", "",
+            f"- machine: {machine()}",
+            f"- load when it began: {load:.1f}",
+            f"- {version}; torch {torch.__version__}, "
+            f"Python {platform.python_version()}",
+            f"- {bench.size / 2**30:g} GiB aimed at, medians of "
+            f"{bench.rounds} (peers: {min(3, bench.rounds)}), each in turn "
+            "with what it is held against; page cache warm, `--no-fsync` "
+            "unless said"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ckpt", required=True)
+    parser.add_argument("--gib", type=float, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--write", type=Path, help="the page")
+    parser.add_argument("--only", help="one table: ratios, memory ...")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options)
+    try:
+        if options.only:
+            bench.make_all()
+            if options.only == "ratios":
+                bench.make_xfs()
+            getattr(bench, options.only)()
+            return
+        text = bench.all()
+        if options.write:
+            options.write.write_text(text)
+    finally:
+        bench.remove()
+        for undo in bench.late:
+            undo()
+
+
+if __name__ == "__main__":
+    main()
