@@ -108,14 +108,15 @@ void place_randomly(Random& random, Catalog& catalog, uint32_t files,
 std::vector<std::byte> piece_content(const Tensor& tensor, const Piece& piece) {
   const std::vector<std::byte> all = content_of(tensor);
   const uint64_t element = element_size(tensor.dtype);
-  const Dims strides = row_major_strides(tensor.shape);
+  const Shape& space = tensor.grid.empty() ? tensor.shape : tensor.grid;
+  const Dims strides = row_major_strides(space);
   const uint64_t n = volume(piece.box);
   const uint64_t begin = piece.flat ? piece.flat->begin : 0;
   const uint64_t end = piece.flat ? piece.flat->end : n;
   std::vector<std::byte> bytes;
   for (uint64_t i = begin; i < end; ++i) {
     uint64_t rest = i, linear = 0;
-    for (size_t d = tensor.shape.size(); d-- > 0;) {
+    for (size_t d = space.size(); d-- > 0;) {
       linear += (piece.box.offset[d] + rest % piece.box.shape[d]) * strides[d];
       rest /= piece.box.shape[d];
     }
