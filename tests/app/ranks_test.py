@@ -297,6 +297,30 @@ class Tests:
         self.all_gone()
         self.resumed(dst)
 
+    def test_rank_fails_and_another_hangs(self):
+        """Who gives no answer is ended with all others, in time."""
+        dst = self.target()
+        staging = self.folder / ".target.ckpt-staging"
+        job = self.script(
+            4, 'if [ $rank = 2 ]; then trap "" XFSZ; ulimit -f 120000; fi',
+            "convert", self.big(), dst, "--to", "torch", "--no-fsync", "-j",
+            "1", "--max-mem", "16MiB")
+        while job.poll() is None and not (staging / "journal.3").exists():
+            time.sleep(0.001)
+        begin = time.monotonic()
+        try:
+            os.kill(self.pids()[3], signal.SIGSTOP)
+        except ProcessLookupError:
+            pass  # it was too fast
+        _, said = job.communicate(timeout=2 * SOON)
+        took = time.monotonic() - begin
+        check(took < SOON, f"it took {took:.0f} s to end")
+        check(job.returncode == 6, f"exit {job.returncode}: {said}")
+        check("rank 2 of 4" in said, said)
+        self.all_gone()
+        self.resumed(dst)
+        print(f"  ended after {took:.1f} s")
+
     def resumed(self, dst):
         """Goes on with any number of ranks, and comes to the same bytes."""
         count = self.rng.choice((1, 2, 3, 5))
@@ -320,10 +344,11 @@ class Tests:
 
     def test_kills(self):
         """A rank is killed at random points of the run."""
-        whole = self.time_of_a_run()
+        self.big()
+        times = min(self.time_of_a_run() for _ in range(2))
         hit = resumable = 0
         for _ in range(self.options.kills):
-            hit_now, had_work = self.kill_one(whole)
+            hit_now, had_work = self.kill_one(times)
             hit += hit_now
             resumable += had_work
         check(hit > self.options.kills / 4, f"only {hit} kills hit a run")
@@ -331,21 +356,36 @@ class Tests:
               f"{resumable} with finished items to resume from")
 
     def time_of_a_run(self):
-        dst = self.target()
+        """From the first sign of work to the end, and from the start to it."""
+        job, start = self.slow_job(4), time.monotonic()
+        self.wait_for_work(job)
         begin = time.monotonic()
-        self.ranks(4, "convert", self.big(), dst, "--to", "torch", "--no-fsync")
-        return time.monotonic() - begin
+        job.communicate(timeout=2 * SOON)
+        return begin - start, time.monotonic() - begin
 
-    def kill_one(self, whole):
+    def slow_job(self, count):
+        dst = self.target()
+        return self.script(count, "", "convert", self.big(), dst, "--to",
+                           "torch", "--no-fsync", "-j", "1", "--max-mem",
+                           "16MiB")
+
+    def wait_for_work(self, job):
+        staging = self.folder / ".target.ckpt-staging" / "journal"
+        while job.poll() is None and not staging.exists():
+            time.sleep(0.001)
+
+    def kill_one(self, times):
         count = self.rng.choice((2, 3, 4, 8))
         how = self.rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
-        dst = self.target()
+        dst = self.folder / "target"
         self.wanted()
-        job = self.script(count, "", "convert", self.big(), dst, "--to",
-                          "torch", "--no-fsync", "-j", "1", "--max-mem",
-                          "16MiB")
+        job = self.slow_job(count)
+        if self.rng.random() < 0.1:  # while it begins
+            wait = self.rng.uniform(0.3, 1) * times[0]
+        else:
+            self.wait_for_work(job)
+            wait = self.rng.uniform(0, 1) * times[1]
         victim = self.rng.randrange(count)
-        wait = self.rng.uniform(0.2, 1.1) * whole
         try:
             job.wait(timeout=wait)
         except subprocess.TimeoutExpired:
@@ -373,6 +413,36 @@ class Tests:
             return True, False
         self.resumed(dst)
         return True, had_work
+
+    # ---------------------------------------------------------- two machines
+    def test_two_hosts(self):
+        """Two network namespaces, joined by a cable, stand for two hosts."""
+        a, b = (f"ckpt{os.getpid()}{side}" for side in "ab")
+        try:
+            if not join_namespaces(a, b):
+                print("  skipped: no network namespaces for this user")
+                return
+            agent = self.folder / "agent.sh"  # what ssh would be
+            agent.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {b} '
+                             'sh -c "$*"\n')
+            agent.chmod(0o755)
+            network = "10.77.0.0/24"
+            line = ["ip", "netns", "exec", a, *MPIRUN, "-n", "4",
+                    "--host", "10.77.0.1:2,10.77.0.2:2",
+                    "--mca", "plm_rsh_agent", agent, "--mca", "btl", "tcp,self",
+                    "--mca", "btl_tcp_if_include", network,
+                    "--mca", "oob_tcp_if_include", network]
+            dst = self.target()
+            many = subprocess.run(
+                [*map(str, line), self.ckpt, "convert", str(self.big()),
+                 str(dst), "--to", "torch", "--no-fsync"], text=True,
+                capture_output=True, timeout=300, env=job_environment())
+            check(many.returncode == 0, many.stderr)
+            check(tree(dst) == self.wanted(), "two hosts write other bytes")
+        finally:
+            for name in (a, b):
+                subprocess.run(["ip", "netns", "del", name], check=False,
+                               stderr=subprocess.DEVNULL)
 
     # ------------------------------------------------------------- launcher
     def test_launcher(self):
@@ -420,6 +490,20 @@ class Tests:
                 self.failed += 1
                 print(f"FAIL {name}: {failure}")
             print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
+
+
+def join_namespaces(a, b):
+    """False where this user may not, or there is no `ip`."""
+    lines = (f"netns add {a}", f"netns add {b}",
+             f"link add ckpt0 netns {a} type veth peer name ckpt1 netns {b}",
+             f"-n {a} addr add 10.77.0.1/24 dev ckpt0",
+             f"-n {b} addr add 10.77.0.2/24 dev ckpt1",
+             f"-n {a} link set ckpt0 up", f"-n {b} link set ckpt1 up",
+             f"-n {a} link set lo up", f"-n {b} link set lo up")
+    return shutil.which("ip") is not None and all(
+        subprocess.run(["ip", *line.split()], check=False,
+                       stderr=subprocess.DEVNULL).returncode == 0
+        for line in lines)
 
 
 def check_documents(line, one, many, count):
