@@ -118,6 +118,11 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
   if (translate.to.empty() || translate.to == from || foreign ||
       from == "vllm") {
     check_unused(options, vocab_size, to_format);
+    if (from == "mcore" && translate.to.empty() &&
+        (to_format == "safetensors" || to_format == "torch"))
+      spdlog::warn(
+          "names stay Megatron's: --family NAME makes them those of "
+          "transformers (`ckpt family list`), --dialect keep is silent");
     return source;
   }
   if (partial) translate.allow_missing.emplace_back("*");

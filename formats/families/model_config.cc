@@ -79,6 +79,18 @@ void write_yaml_value(const Json& value, std::string& text, size_t indent) {
 
 }  // namespace
 
+namespace {
+
+// Where the numbers of a model stand, in each dialect.
+std::string_view file_of(std::string_view dialect) {
+  if (dialect == "mcore") return "args";
+  if (dialect == "meta") return kParams;
+  if (dialect == "fairseq2") return kYaml;
+  return kHfConfig;
+}
+
+}  // namespace
+
 Configuration::Configuration(const Catalog& source,
                              std::shared_ptr<const Family> family,
                              std::string from, const TranslateOptions& options)
@@ -89,6 +101,14 @@ Configuration::Configuration(const Catalog& source,
   carried_ = options.config_from.empty()
                  ? values_of(source, "hf")
                  : values_of_file(options.config_from, "hf");
+  if (own_.source.empty() && carried_.source.empty() && options.set.empty())
+    throw unfaithful_error({source.path, {}},
+                           "nothing says the model's numbers (layers, heads "
+                           "…): there is no {}",
+                           file_of(from_))
+        .with_hint(
+            "--config-from DIR names a directory with the model's "
+            "config.json; --set NAME=VALUE gives single ones");
 }
 
 const Numbers& Configuration::numbers(const Dialect& dialect) {
