@@ -1,0 +1,24 @@
+#include "lib/io/writeback.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+
+#include "ckpt/error.h"
+
+namespace ckpt::io {
+
+void wait_writeback(const Handle& file, uint64_t offset, uint64_t count) {
+  const unsigned int flags = SYNC_FILE_RANGE_WAIT_BEFORE |
+                             SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  int result = 0;
+  do {
+    result = ::sync_file_range(file.fd(), static_cast<off_t>(offset),
+                               static_cast<off_t>(count), flags);
+  } while (result != 0 && errno == EINTR);
+  // A file system that can't (EINVAL, ENOSYS, ESPIPE) still has its fsync.
+  if (result != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+    throw io_error(file.path(), "cannot write back", errno);
+}
+
+}  // namespace ckpt::io
