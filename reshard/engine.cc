@@ -8,6 +8,8 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "lib/trace.h"
+#include "reshard/behind.h"
 #include "reshard/crc_check.h"
 #include "reshard/mover.h"
 #include "reshard/source_crcs.h"
@@ -40,6 +42,12 @@ uint64_t block_size(const RunOptions& options, uint32_t& threads) {
   threads = static_cast<uint32_t>(std::min<uint64_t>(threads, most));
   const uint64_t block = std::min(options.block, room / 2 / threads);
   return std::max(kLeastBlock, block / 4096 * 4096);
+}
+
+bool drops_behind(const Plan& plan, const RunOptions& options) {
+  const uint64_t most =
+      options.drop_above ? options.drop_above : memory_bytes() / 2;
+  return plan.bytes_read > most || plan.bytes_written > most - plan.bytes_read;
 }
 
 void check_casts(const Plan& plan, const RunOptions& options) {
@@ -133,6 +141,8 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
   std::deque<Mover> movers;
   for (uint32_t t = 0; t < threads; ++t)
     movers.emplace_back(plan, source, output, handles, options, block, crcs);
+  if (drops_behind(plan, options))
+    for (Mover& mover : movers) mover.drop_behind();
   run_threads(
       threads,
       [&](uint32_t thread) {

@@ -46,6 +46,9 @@ struct RunOptions {
   bool check_crcs = false;  // of the source's records, as they are read
   CastFunction cast;        // needed if a planned tensor casts
   Observer observe;         // optional
+  // A run that moves more bytes than this leaves none of them in the page
+  // cache (reshard/behind.h); 0: half of the machine's memory.
+  uint64_t drop_above = 0;
   Progress progress;
   Journal* journal = nullptr;  // finished items go in; what it has is skipped
   const Part* part = nullptr;  // only this; what a journal has is not skipped

@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "lib/trace.h"
 #include "reshard/mover.h"
 #include "reshard/transform.h"
 
@@ -48,10 +49,30 @@ bool next_row(Dims& index, const Dims& shape) {
   return false;
 }
 
+template <size_t kElement>
+void copy_sized(const std::byte* from, uint64_t stride, std::byte* to,
+                uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i)
+    std::memcpy(to + i * kElement, from + i * stride, kElement);
+}
+
+// A size that the compiler knows makes a load and a store of each copy; else
+// it is a call.
 void copy_elements(const std::byte* from, uint64_t stride, std::byte* to,
                    uint64_t element, uint64_t count) {
-  for (uint64_t i = 0; i < count; ++i)
-    std::memcpy(to + i * element, from + i * stride, element);
+  switch (element) {
+    case 1:
+      return copy_sized<1>(from, stride, to, count);
+    case 2:
+      return copy_sized<2>(from, stride, to, count);
+    case 4:
+      return copy_sized<4>(from, stride, to, count);
+    case 8:
+      return copy_sized<8>(from, stride, to, count);
+    default:
+      for (uint64_t i = 0; i < count; ++i)
+        std::memcpy(to + i * element, from + i * stride, element);
+  }
 }
 
 }  // namespace
@@ -89,6 +110,7 @@ void Mover::emit_tile(const Gather& gather, const Dims& begin,
   const uint64_t count = element_count(shape).value_or(0);
   const uint64_t row = shape.back();
   // Tiles overlap in the file: no checksum can be told from them.
+  const trace::Span span("gather", count * from);
   reader_.read(gather.source_file,
                gather.source_offset + dot(begin, gather.source_strides),
                {in_.get(), span_of(gather, shape, from)});
@@ -105,8 +127,7 @@ void Mover::emit_tile(const Gather& gather, const Dims& begin,
                     {out_.get(), count * from});
   const std::byte* result = out_.get();
   if (tensor.casts()) {
-    options_.cast(tensor.source_dtype, tensor.target_dtype, out_.get(),
-                  in_.get(), count);
+    cast(tensor, out_.get(), in_.get(), count);
     result = in_.get();
   }
   index = Dims(shape.size(), 0);

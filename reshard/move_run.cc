@@ -52,8 +52,7 @@ void Mover::run_columns(const Job& job, uint64_t row, uint64_t begin,
       std::span<std::byte> result = bytes;
       if (casts) {
         result = {out_.get(), scaled(bytes.size())};
-        options_.cast(tensor.source_dtype, tensor.target_dtype, bytes.data(),
-                      result.data(), bytes.size() / from);
+        cast(tensor, bytes.data(), result.data(), bytes.size() / from);
       }
       for (const Move& move : group) {
         if (casts && options_.digest && move.digest != kNone)
@@ -63,11 +62,15 @@ void Mover::run_columns(const Job& job, uint64_t row, uint64_t begin,
                      result));
         if (move.target == kNone) continue;
         const Lane& target = plan_.lanes[job.first_target + move.target];
+        const uint64_t offset = target.offset + row * target.row_stride +
+                                move.target_column + scaled(into);
+        if (!casts && !source.transform) {
+          write_same(source, source.offset + row * source.row_stride + at,
+                     target.file, offset, result);
+          continue;
+        }
         iovec part{result.data(), result.size()};
-        write(target.file,
-              target.offset + row * target.row_stride + move.target_column +
-                  scaled(into),
-              {&part, 1});
+        write(target.file, offset, {&part, 1});
       }
       options_.progress.advance(bytes.size());
     }

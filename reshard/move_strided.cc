@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "lib/interrupt.h"
+#include "lib/trace.h"
 #include "reshard/mover.h"
 #include "reshard/transform.h"
 
@@ -77,6 +78,7 @@ void Mover::load(const Lane& lane, uint64_t row, uint64_t rows,
 }
 
 void Mover::digest_block(const Job& job, uint64_t row, uint64_t rows) {
+  const trace::Span span("digest");
   for (uint32_t m = 0; m < job.moves; ++m) {
     const Move& move = plan_.moves[job.first_move + m];
     if (move.digest == kNone && move.check == kNone) continue;
@@ -108,8 +110,7 @@ void Mover::cast_block(const Job& job, uint64_t row, uint64_t rows) {
     const uint64_t count =
         ((rows - 1) * lane.stride + plan_.lanes[job.first_source + i].width) /
         from;
-    options_.cast(tensor.source_dtype, tensor.target_dtype, lane.data, at,
-                  count);
+    cast(tensor, lane.data, at, count);
     lane.data = at;
     lane.stride = lane.stride / from * to;
     at += count * to;

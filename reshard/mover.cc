@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "lib/interrupt.h"
+#include "lib/trace.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -48,7 +49,11 @@ void add_to(std::vector<std::pair<uint32_t, Digest>>& sums, uint32_t index,
 }  // namespace
 
 void Mover::read(uint32_t file, uint64_t offset, std::span<std::byte> bytes) {
-  reader_.read(file, offset, bytes);
+  {
+    const trace::Span span("read", bytes.size());
+    reader_.read(file, offset, bytes);
+  }
+  behind_.read(file, offset, bytes.size());
   if (crcs_) crcs_->add(file, offset, bytes);
 }
 
@@ -72,6 +77,7 @@ const Outcome& Mover::run(const Item& item) {
     run_columns(job, 0, item.begin, item.end);
   else
     run_rows(job, item.begin, item.end);
+  if (behind_.on()) leave_behind();
   return outcome_;
 }
 
@@ -79,6 +85,7 @@ void Mover::account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
                     uint64_t offset, std::span<const std::byte> bytes) {
   if (digest_slot == kNone && check_slot == kNone) return;
   if (options_.digest) {
+    const trace::Span span("digest", bytes.size());
     const Digest part = digest(offset, bytes);
     add_source(digest_slot, part);
     add_source(check_slot, part);
@@ -88,7 +95,11 @@ void Mover::account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
 }
 
 void Mover::write(uint32_t file, uint64_t offset, std::span<iovec> parts) {
-  for (const iovec& part : parts) bytes_written_ += part.iov_len;
+  uint64_t bytes = 0;
+  for (const iovec& part : parts) bytes += part.iov_len;
+  bytes_written_ += bytes;
+  behind_.wrote(file, offset, bytes);
+  const trace::Span span("write", bytes);
   const CrcPart crc = output_.write(file, offset, parts);
   if (crc.file == kNone) return;
   for (CrcPart& known : outcome_.crcs)
@@ -97,6 +108,38 @@ void Mover::write(uint32_t file, uint64_t offset, std::span<iovec> parts) {
       return;
     }
   outcome_.crcs.push_back(crc);
+}
+
+void Mover::write_same(const Lane& source, uint64_t from, uint32_t file,
+                       uint64_t offset, std::span<std::byte> bytes) {
+  uint64_t head = bytes.size(), tail = bytes.size();
+  if (const io::Handle* handle = reader_.raw_file(source.file)) {
+    const trace::Span span("clone", bytes.size());
+    output_.clone(*handle, from, file, offset, bytes.size(), head, tail);
+  }
+  bytes_written_ += tail - head;
+  iovec part{bytes.data(), head};
+  if (head) write(file, offset, {&part, 1});
+  part = {bytes.data() + tail, bytes.size() - tail};
+  if (part.iov_len) write(file, offset + tail, {&part, 1});
+}
+
+void Mover::cast(const PlannedTensor& tensor, const std::byte* in,
+                 std::byte* out, uint64_t count) {
+  const trace::Span span("cast", count * element_size(tensor.source_dtype));
+  options_.cast(tensor.source_dtype, tensor.target_dtype, in, out, count);
+}
+
+void Mover::leave_behind() {
+  const trace::Span span("leave behind");
+  const Behind::Work work = behind_.next();
+  for (const Behind::Range& range : work.dropped)
+    if (const io::Handle* handle = reader_.raw_file(range.file))
+      handle->drop_cache(range.begin, range.end - range.begin);
+  for (const Behind::Range& range : work.started)
+    output_.start_writeback(range.file, range.begin, range.end - range.begin);
+  for (const Behind::Range& range : work.settled)
+    output_.settle(range.file, range.begin, range.end - range.begin);
 }
 
 void Mover::add_part(const std::byte* data, size_t bytes) {

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "reshard/behind.h"
 #include "reshard/engine.h"
 #include "reshard/output.h"
 #include "reshard/source_crcs.h"
@@ -30,6 +31,9 @@ class Mover {
 
   // Returns what the item gave besides its bytes.
   const Outcome& run(const Item& item);
+
+  // From here on nothing that was moved stays in the page cache.
+  void drop_behind() { behind_.turn_on(); }
 
   uint64_t bytes_read() const { return reader_.bytes_read(); }
   uint64_t bytes_written() const { return bytes_written_; }
@@ -61,6 +65,14 @@ class Mover {
   void add_source(uint32_t slot, const Digest& part);
   void add_target(uint32_t tensor, const Digest& part);
   void write(uint32_t file, uint64_t offset, std::span<iovec> parts);
+  // `count` elements, in() to `out`.
+  void cast(const PlannedTensor& tensor, const std::byte* in, std::byte* out,
+            uint64_t count);
+  // Source bytes go to the target as they are: shares them if the file system
+  // can (Output::clone), else writes `bytes`.
+  void write_same(const Lane& source, uint64_t from, uint32_t file,
+                  uint64_t offset, std::span<std::byte> bytes);
+  void leave_behind();
   void add_part(const std::byte* data, size_t bytes);
 
   const Plan& plan_;
@@ -74,6 +86,7 @@ class Mover {
   std::vector<Loaded> loaded_;
   std::vector<iovec> parts_;
   Outcome outcome_;  // of the current item
+  Behind behind_;
   uint64_t bytes_written_ = 0;
 };
 

@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "lib/crc32.h"
+#include "lib/io/writeback.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -62,6 +63,39 @@ CrcPart Output::write(uint32_t file, uint64_t offset, std::span<iovec> parts) {
   add_crc(crc);
   handles_->get(paths_[file])->writev(offset, parts);
   return crc;
+}
+
+void Output::clone(const io::Handle& from, uint64_t from_offset, uint32_t file,
+                   uint64_t offset, uint64_t count, uint64_t& head,
+                   uint64_t& tail) {
+  constexpr uint64_t kBlock = 4096;  // of XFS and btrfs on x86
+  head = tail = count;
+  if (!handles_ || !*clones_ ||
+      (from.base() + from_offset) % kBlock != offset % kBlock)
+    return;
+  if (!target_->files[file].crcs.empty()) return;
+  const uint64_t begin = (kBlock - offset % kBlock) % kBlock;
+  const uint64_t end = count - std::min(count, (offset + count) % kBlock);
+  if (begin >= end) return;
+  if (!io::reflink(from, from_offset + begin, *handles_->get(paths_[file]),
+                   offset + begin, end - begin)) {
+    *clones_ = false;
+    return;
+  }
+  head = begin;
+  tail = end;
+}
+
+void Output::start_writeback(uint32_t file, uint64_t offset,
+                             uint64_t count) const {
+  if (handles_) handles_->get(paths_[file])->start_writeback(offset, count);
+}
+
+void Output::settle(uint32_t file, uint64_t offset, uint64_t count) const {
+  if (!handles_) return;
+  const auto handle = handles_->get(paths_[file]);
+  io::wait_writeback(*handle, offset, count);
+  handle->drop_cache(offset, count);
 }
 
 CrcPart Output::crc_of(uint32_t file, uint64_t offset,

@@ -32,6 +32,15 @@ class Output {
   // Gathers parts (clobbered) to file bytes [offset, …). Thread-safe; no two
   // writes may touch the same byte. Returns what the bytes gave to a CRC.
   CrcPart write(uint32_t file, uint64_t offset, std::span<iovec> parts);
+  // Shares bytes with the source inside the file system where it can (XFS,
+  // btrfs) and both offsets lie alike in their blocks: then [head, tail) of
+  // the range is done, and only the rest is to be written. Else, or where a
+  // CRC is wanted of the bytes, nothing is done and head = tail = count.
+  void clone(const io::Handle& from, uint64_t from_offset, uint32_t file,
+             uint64_t offset, uint64_t count, uint64_t& head, uint64_t& tail);
+  // See reshard/behind.h; nothing where the target is no file.
+  void start_writeback(uint32_t file, uint64_t offset, uint64_t count) const;
+  void settle(uint32_t file, uint64_t offset, uint64_t count) const;
   // Adds what an earlier run wrote, or another process.
   void add_crc(const CrcPart& part);
   // What was written gave to CRCs; parts that are zero are left out.
@@ -53,6 +62,9 @@ class Output {
   std::vector<Patch> patches_of(uint32_t file) const;  // sorted
 
   const Target* target_ = nullptr;
+  // The first refusal is remembered: asking costs a system call a block.
+  std::unique_ptr<std::atomic<bool>> clones_ =
+      std::make_unique<std::atomic<bool>>(true);
   std::vector<std::string> paths_;
   std::vector<std::span<std::byte>> buffers_;
   std::unique_ptr<HandleCache> handles_;

@@ -54,6 +54,11 @@ class SourceReader {
   // Reads exactly buffer.size() bytes of files[file] at `offset`.
   void read(uint32_t file, uint64_t offset, std::span<std::byte> buffer);
   uint64_t bytes_read() const { return bytes_read_; }
+  // The open file, valid until the next call; null if it is packed, in memory,
+  // or none.
+  const io::Handle* raw_file(uint32_t file) {
+    return files_[file].codec == Codec::kRaw ? &raw(file) : nullptr;
+  }
 
  private:
   struct Open {

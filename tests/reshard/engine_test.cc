@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "ckpt/error.h"
@@ -83,6 +84,34 @@ TEST_CASE("engine: any pieces to any other pieces, bytes and digests") {
       const auto content = test::content_of(c.source.tensors[i]);
       CHECK(result.source[i] == digest(0, content));
     }
+  }
+}
+
+TEST_CASE("engine: files on disk, with and without their pages left behind") {
+  Random random(77);
+  for (int round = 0; round < 60; ++round) {
+    CAPTURE(round);
+    Case c = random_case(random);
+    const test::TempDir dir, out;
+    write_files(c.source, dir);
+    for (size_t f = 0; f < c.target.files.size(); ++f) {
+      c.target.files[f].path = "o" + std::to_string(f);
+      io::Handle::create(out.file(c.target.files[f].path))
+          .allocate(c.target.files[f].size);
+    }
+    const Plan plan = make_plan(c.source, c.target);
+    Output output(c.target, out.path);
+    RunOptions options;
+    options.threads = 2;
+    options.drop_above = round % 2 ? 1 : UINT64_MAX;
+    const RunResult result = run(plan, c.source, output, options);
+    const auto wanted = test::files_of(c.target.catalog);
+    for (size_t f = 0; f < wanted.size(); ++f) {
+      const std::string text = io::read_file(
+          out.file(c.target.files[f].path), c.target.files[f].size);
+      CHECK(std::ranges::equal(std::as_bytes(std::span(text)), wanted[f]));
+    }
+    CHECK(result.bytes_written == plan.bytes_written);
   }
 }
 
