@@ -16,6 +16,7 @@
 #include "formats/modelopt/owners.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
+#include "lib/trace.h"
 
 namespace ckpt::app {
 namespace {
@@ -273,6 +274,10 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
              throw resource_error({}, "--max-mem {}: at least 16MiB is needed",
                                   s);
          })
+      ->group(group);
+  valued(app, "--trace", "FILE",
+         "Write when each thread read, wrote, cast (Perfetto)",
+         [](const std::string& s) { trace::start(s); })
       ->group(group);
   valued(app, "--device", "DEVICE", "cpu (default) or cuda",
          [&](const std::string& s) {

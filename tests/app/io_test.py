@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""How bytes travel: what --trace says about a run, and what a file system
+that shares blocks (XFS) holds afterwards. Never how long it takes.
+"""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+
+from support import Skip, Suite, check, check_equal
+
+CKPT = None  # set by prepare
+SIZE = 6 << 20
+
+
+def safetensors(path, pad):
+    """One tensor whose data begin at byte 8 + pad; returns the data."""
+    text = json.dumps({"w": {"dtype": "U8", "shape": [SIZE],
+                             "data_offsets": [0, SIZE]}}).encode()
+    data = bytes(os.urandom(1 << 16)) * (SIZE >> 16)
+    path.write_bytes(struct.pack("<Q", pad) + text.ljust(pad) + data)
+    return data
+
+
+def test_trace(folder):
+    """Complete events of a few known names; reads add up to the payload."""
+    source, trace = folder / "a.safetensors", folder / "trace.json"
+    safetensors(source, 504)
+    CKPT.ok("convert", source, folder / "b.pt", "--to", "torch", "--trace",
+            trace)
+    document = json.loads(trace.read_text())
+    events = document["traceEvents"]
+    check_equal(document["otherData"], {"dropped": "0"}, "otherData")
+    for event in events:
+        check_equal(event["ph"], "X", "a complete event")
+        check(event["ts"] >= 0 and event["dur"] >= 0, f"times: {event}")
+        check(event["pid"] == 1 and event["tid"] >= 1, f"thread: {event}")
+    moved = {kind: sum(e["args"]["bytes"] for e in events
+                       if e["name"] == kind) for kind in ("read", "write")}
+    check_equal(moved, {"read": SIZE, "write": SIZE}, "bytes by the events")
+
+
+def test_trace_unwritable(folder):
+    """A trace that can't be made stops the run before it begins."""
+    source = folder / "a.safetensors"
+    safetensors(source, 504)
+    done = CKPT.run("convert", source, folder / "b.pt", "--to", "torch",
+                    "--trace", folder / "no" / "trace.json")
+    check(done.code in (3, 6), "a trace in no directory")
+    check(not (folder / "b.pt").exists(), "the target was made")
+
+
+def mount_xfs(folder):
+    image, mount = folder / "xfs.img", folder / "xfs"
+    mount.mkdir()
+    with open(image, "wb") as f:
+        f.truncate(320 << 20)
+    if os.geteuid() != 0 or not shutil.which("mkfs.xfs"):
+        raise Skip("needs root and mkfs.xfs")
+    for argv in (["mkfs.xfs", "-q", "-m", "reflink=1", image],
+                 ["mount", "-o", "loop", image, mount]):
+        if subprocess.run(argv, capture_output=True, check=False).returncode:
+            raise Skip(f"{argv[0]} does not work here")
+    return mount
+
+
+def used(mount):
+    os.sync()
+    facts = os.statvfs(mount)
+    return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+
+
+def test_reflink(folder):
+    """Blocks are shared where offsets agree; bytes are right at any offset,
+    and a target that is written to later does not change the source."""
+    mount = mount_xfs(folder)
+    try:
+        for pad in (112, 504, 4088, 8184):
+            source, target = mount / f"s{pad}.safetensors", mount / f"t{pad}"
+            data = safetensors(source, pad)
+            before = used(mount)
+            CKPT.ok("convert", source, target, "--to", "safetensors")
+            grown = used(mount) - before
+            file = next(target.glob("*.safetensors"))
+            text = file.read_bytes()
+            begin = 8 + struct.unpack("<Q", text[:8])[0]
+            check(text[begin:] == data, f"pad {pad}: bytes differ")
+            alike = (8 + pad) % 4096 == begin % 4096
+            check(grown < SIZE // 4 if alike else grown >= SIZE,
+                  f"pad {pad}, data at {begin}: {grown} bytes more in use")
+            with open(file, "r+b") as f:
+                f.seek(begin + 8192)
+                f.write(b"changed")
+            check(source.read_bytes()[8 + pad:] == data,
+                  f"pad {pad}: the source changed")
+    finally:
+        subprocess.run(["umount", mount], check=False)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    suite.add("--trace: events add up", test_trace)
+    suite.add("--trace: in no directory", test_trace_unwritable)
+    suite.add("XFS: blocks are shared", test_reflink)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
