@@ -88,8 +88,11 @@ class Round {
     answered_.at(rank) = true;
     if (good)
       results_[rank] = std::move(bytes);
-    else if (!failure_ && !is_stopped(bytes))
-      failure_.emplace(rank, std::move(bytes));
+    else if (!is_stopped(bytes))
+      fail(rank, std::move(bytes));
+  }
+  void fail(uint32_t rank, std::string failure) {
+    if (!failure_) failure_.emplace(rank, std::move(failure));
   }
   void receive(const Message& message) {
     if (message.tag == Tag::kProgress)
@@ -147,6 +150,9 @@ bool carry_out(Round& round, Link& link, Background& own,
       const bool good = own.take(result);
       round.answer(0, good, std::move(result));
     }
+    // Also when its own part is done: the others' parts are the job's.
+    if (interrupted())
+      round.fail(0, pack_failure(std::make_exception_ptr(Interrupted(""))));
     if (round.failure() && !round.stopping()) {
       round.stop();
       own.control().stopped = true;
