@@ -74,8 +74,7 @@ Reading read_all(Catalog& catalog, const EngineOptions& engine,
   const uint64_t header_bytes = io::bytes_read();
   reshard::Output nowhere;
   options.progress.begin("reading", plan.bytes_read);
-  const reshard::RunResult result =
-      ranks::run(plan, catalog, nowhere, options);
+  const reshard::RunResult result = ranks::run(plan, catalog, nowhere, options);
   options.progress.end();
   Reading reading;
   reading.bytes = result.bytes_read;

@@ -107,8 +107,8 @@ TEST_CASE("engine: files on disk, with and without their pages left behind") {
     const RunResult result = run(plan, c.source, output, options);
     const auto wanted = test::files_of(c.target.catalog);
     for (size_t f = 0; f < wanted.size(); ++f) {
-      const std::string text = io::read_file(
-          out.file(c.target.files[f].path), c.target.files[f].size);
+      const std::string text = io::read_file(out.file(c.target.files[f].path),
+                                             c.target.files[f].size);
       CHECK(std::ranges::equal(std::as_bytes(std::span(text)), wanted[f]));
     }
     CHECK(result.bytes_written == plan.bytes_written);
