@@ -403,7 +403,8 @@ def test_refused(folder):
         CKPT.run("reshard", source, folder / "out", *options).want(code)
         check(not (folder / "out").exists(), "something was written")
     result = CKPT.run("convert", DATA / "fairseq2_native/qwen25_tp4dp1_mixed"
-                      "/ckpt", folder / "out", "--to", "modelopt")
+                      "/ckpt", folder / "out", "--to", "modelopt",
+                      "--dialect", "keep")
     result.want(5)
     check("hint:" in result.err, f"no hint\n{result}")
 
