@@ -196,6 +196,21 @@ def meta_files(folder, case):
         same(read_safetensors(one), expected(case, "meta"), "meta")
 
 
+def fairseq2_export(folder, case):
+    """fairseq2's own checkpoints, sharded and with an optimizer, become what
+    its own export to Hugging Face wrote."""
+    golden = DATA / "fairseq2_native" / case
+    convert(golden / "ckpt", folder / "hf", "--to", "safetensors", "--dialect",
+            "hf", "--model-only")
+    same(written(folder / "hf"), written(golden / "other/hf"), case)
+    theirs = json.loads((golden / "other/hf/config.json").read_text())
+    ours = json.loads((folder / "hf/config.json").read_text())
+    for key in ("model_type", "num_hidden_layers", "num_attention_heads",
+                "num_key_value_heads", "hidden_size", "vocab_size",
+                "tie_word_embeddings"):
+        check_equal(ours[key], theirs[key], f"config.json, {key}")
+
+
 def refusals(folder):
     """What does not fit is listed, and nothing is written."""
     case = "llama"
@@ -497,6 +512,9 @@ def prepare(suite, ckpt):
             suite.add(f"{case} from Meta's files and to them", meta_files, case)
         if expected(case, "fairseq2") is not None:
             suite.add(f"{case} round all dialects", chain, case)
+    for path in sorted((DATA / "fairseq2_native").glob("*/other/hf")):
+        case = path.parents[1].name
+        suite.add(f"{case} as fairseq2 exports it", fairseq2_export, case)
     suite.add("what does not fit is refused", refusals)
     suite.add("nothing is lost", nothing_is_lost)
     suite.add("padded vocabularies", padded_vocabulary)
