@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <functional>
 #include <future>
+#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -69,6 +72,30 @@ class Nap {
  private:
   static constexpr auto kShortest = std::chrono::microseconds(100);
   std::chrono::microseconds pause_ = kShortest;
+};
+
+// Acts if it is not destroyed in time.
+class Watchdog {
+ public:
+  Watchdog(std::chrono::seconds patience, std::function<void()> act)
+      : thread_([this, patience, act = std::move(act)] {
+          std::unique_lock lock(mutex_);
+          if (!over_.wait_for(lock, patience, [this] { return done_; })) act();
+        }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    over_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool done_ = false;
+  std::thread thread_;  // last: it uses the others
 };
 
 std::string done_message(bool good, const std::string& bytes) {
@@ -246,6 +273,9 @@ void Job::finish(int status) {
   const std::string word = out.take();
   for (uint32_t rank = 1; rank < size(); ++rank)
     link_->send(rank, Tag::kEnd, word);
+  // All have answered, but one that stops now would keep the others waiting
+  // for its goodbye.
+  const Watchdog watchdog(kPatience, [this, status] { link_->abort(status); });
   link_->finish();
 }
 
