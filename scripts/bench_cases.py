@@ -44,8 +44,6 @@ def cases(ckpt, at):
              "col8", clock=1.1, processor=1.25),
         Case("2", "rows of 64 KiB, TP 4 to 8", reshard("col64", "--tp", "8"),
              "col64", clock=1.1, processor=1.25),
-        Case("3", "digest on", convert("hf", *hf), "hf",
-             base="no digest", clock=1.1, processor=1.1),
         Case("4", "torch zip, with CRC-32",
              convert("hf", "--to", "torch", out="OUT.pt"), "hf",
              base="safetensors", clock=1.1, processor=1.1),
@@ -78,8 +76,6 @@ def cases(ckpt, at):
 def bases(ckpt, at, case):
     """The command that a case is held against."""
     source = at[case.source]
-    if case.base == "no digest":
-        return [*case.argv, "--no-manifest"]
     if case.base == "safetensors":
         return [ckpt, "convert", source, "OUT.safetensors", "--to",
                 "safetensors", "--no-fsync", "-q"]
