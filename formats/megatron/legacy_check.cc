@@ -89,13 +89,18 @@ void Checker::check_tensors() {
     throw unfaithful_error({source_.path, {}},
                            "{} attention heads for tp={}: Megatron gives "
                            "each rank whole heads",
-                           *facts_.num_attention_heads, tp);
+                           *facts_.num_attention_heads, tp)
+        .with_hint("take a --tp that divides the heads");
   const uint64_t groups = facts_.num_query_groups.value_or(tp);
   if (groups % tp != 0 && tp % groups != 0)
     throw unfaithful_error({source_.path, {}},
                            "{} query groups for tp={}: one must divide the "
                            "other",
-                           groups, tp);
+                           groups, tp)
+        .with_hint(
+            "take a --tp that divides the groups, or a multiple of "
+            "them; --to megatron_torch_dist takes any that divides the "
+            "rows");
 }
 
 // State of a parameter that is not written would be lost.
