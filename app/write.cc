@@ -143,8 +143,9 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   const auto begin = std::chrono::steady_clock::now();
   SaveOptions options = save_options(request);
   layout.max_shard_size = request.write.max_shard_size;
-  library::Prepared prepared =
-      library::prepare(std::move(source), layout, request.target_path, options);
+  library::Prepared prepared = library::prepare(
+      std::move(source), layout, request.target_path, options,
+      request.write.dry_run ? library::Use::kShow : library::Use::kRun);
   const bool pair =
       layout.form == formats::kFiles && layout.format == "safetensors";
   if (formats::is_unsharded(layout) && !pair &&

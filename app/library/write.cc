@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "formats/assume.h"
 #include "formats/format.h"
 #include "lib/interrupt.h"
 #include "lib/io/staging.h"
@@ -260,7 +261,7 @@ uint64_t Prepared::file_bytes() const {
 }
 
 Prepared prepare(Catalog source, Layout layout, const std::string& path,
-                 const SaveOptions& options) {
+                 const SaveOptions& options, Use use) {
   const formats::Format& format = formats::find_format(layout.format);
   if (!format.writer)
     throw unfaithful_error({}, "format {} can be read, not written",
@@ -269,9 +270,12 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   const size_t problems = source.problems.size();
   const size_t assumptions = source.assumptions.size();
   source = format.writer->review(std::move(source), layout);
-  locate(source);
-  if (format.writer->wants_objects()) load_objects(source);
   Prepared prepared;
+  if (use == Use::kShow)
+    prepared.assumed = formats::assume_places(source);
+  else
+    locate(source);
+  if (format.writer->wants_objects()) load_objects(source);
   const std::vector<DType> stored = set_dtypes(source, options.dtype);
   prepared.target = format.writer->lay_out(source, layout);
   for (size_t i = 0; i < stored.size(); ++i)
@@ -325,7 +329,7 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
          plan.lanes.size() * sizeof(reshard::Lane) +
          plan.moves.size() * sizeof(reshard::Move) +
          plan.gathers.size() * sizeof(reshard::Gather) +
-         catalog_bytes(prepared.source) +
+         catalog_bytes(prepared.source) + prepared.assumed * sizeof(StoredCrc) +
          catalog_bytes(prepared.target.catalog) + known_bytes(prepared.target);
 }
 
@@ -335,6 +339,8 @@ void check_target(const Prepared& prepared, const SaveOptions& options) {
 
 reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
                            const Progress& progress) {
+  if (prepared.assumed > 0)
+    throw bug_error({prepared.path, {}}, "a plan that was to be shown is run");
   const InterruptScope scope;
   io::Staging staging(prepared.path, staging_options(prepared, options));
   if (prepared.single_file)

@@ -18,14 +18,19 @@ struct Prepared {
   reshard::Plan plan;
   std::string path;  // DST
   bool single_file = false;
+  uint64_t assumed = 0;  // items that were not opened; then it can't be run
 
   uint64_t file_bytes() const;
 };
 
+// A plan that is only shown need not open every item of an index
+// (formats/assume.h).
+enum class Use { kRun, kShow };
+
 // `layout.name` is set from the path. Throws unfaithful_error if the target's
 // format can't hold the topology or some tensor has no place.
 Prepared prepare(Catalog source, Layout layout, const std::string& path,
-                 const SaveOptions& options);
+                 const SaveOptions& options, Use use = Use::kRun);
 
 // Proves what readers inferred (Catalog::claims) from the bytes of the source.
 // Throws unfaithful_error naming the parameter that shows it wrong.

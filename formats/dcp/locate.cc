@@ -22,14 +22,14 @@ namespace {
 constexpr size_t kRun = 256;
 // Files that are waited for at a time: a header is a few KiB, and to get it
 // takes a disk or a server longer than to look at it.
-constexpr size_t kReaders = 16;
+constexpr size_t kReaders = 32;
 // Decompressed items up to this size are held in memory as a whole; of larger
 // ones only both ends are.
 constexpr uint64_t kSmallStream = uint64_t{8} << 20;
 
 struct Item {
   uint64_t offset = 0;
-  uint32_t file = 0;
+  uint32_t file = kNoFile;
   uint32_t tensor = 0;
   uint32_t piece = 0;
 };
@@ -38,8 +38,73 @@ class Locator {
  public:
   explicit Locator(Catalog& catalog) : catalog_(catalog) {}
 
+  void all() {
+    for_each_item(
+        [&](const Item& item, const Piece&) { items_.push_back(item); });
+    run();
+  }
+
+  // Opens the last item of each file, if those that then need not be opened
+  // are many; all, if there is one that is odd.
+  uint64_t sample(uint64_t least) {
+    std::vector<Item> last(catalog_.files.size());
+    uint64_t count = 0, odd = 0;
+    for_each_item([&](const Item& item, const Piece& piece) {
+      Item& known = last[item.file];
+      if (known.file == kNoFile || item.offset >= known.offset) known = item;
+      ++count;
+      odd += fits(item, piece) ? 0 : 1;
+    });
+    if (count < least || odd > 0) return all(), 0;
+    for (const Item& item : last)
+      if (item.file != kNoFile) items_.push_back(item);
+    count -= items_.size();
+    run();
+    if (!all_plain(last)) return all(), 0;
+    for_each_item([&](const Item& item, const Piece&) {
+      catalog_.tensors[item.tensor].pieces[item.piece].extent.archive = 0;
+    });
+    return count;
+  }
+
+ private:
+  struct Run {
+    size_t begin = 0;
+    size_t end = 0;
+  };
+
+  // What is not located yet, tensor by tensor.
+  template <class Function>
+  void for_each_item(Function function) {
+    for (uint32_t t = 0; t < catalog_.tensors.size(); ++t) {
+      const auto& pieces = catalog_.tensors[t].pieces;
+      for (uint32_t p = 0; p < pieces.size(); ++p) {
+        const Extent& extent = pieces[p].extent;
+        if (extent.archive > 0)
+          function(Item{extent.offset, extent.file, t, p}, pieces[p]);
+      }
+    }
+  }
+
+  // True if the item may hold the piece's elements as they are.
+  bool fits(const Item& item, const Piece& piece) const {
+    if (piece.flat || catalog_.files.at(item.file).codec != Codec::kRaw)
+      return false;
+    const DType dtype = catalog_.tensors[item.tensor].dtype;
+    const auto bytes = byte_size(dtype, piece.box.shape);
+    return bytes && *bytes < piece.extent.archive;
+  }
+
+  bool all_plain(const std::vector<Item>& items) const {
+    return std::ranges::all_of(items, [&](const Item& item) {
+      if (item.file == kNoFile) return true;
+      const Piece& piece = catalog_.tensors[item.tensor].pieces[item.piece];
+      return piece.extent.strides.empty() && piece.transform == kNoTransform;
+    });
+  }
+
   void run() {
-    collect();
+    split();
     crcs_.resize(runs_.size());
     parallel_for(
         runs_.size(), [this](size_t run) { locate_run(run); }, kReaders);
@@ -50,23 +115,11 @@ class Locator {
       std::ranges::move(crcs, std::back_inserter(catalog_.crcs));
       std::vector<StoredCrc>().swap(crcs);
     }
+    items_.clear();
+    runs_.clear();
   }
 
- private:
-  struct Run {
-    size_t begin = 0;
-    size_t end = 0;
-  };
-
-  void collect() {
-    for (uint32_t t = 0; t < catalog_.tensors.size(); ++t) {
-      const auto& pieces = catalog_.tensors[t].pieces;
-      for (uint32_t p = 0; p < pieces.size(); ++p) {
-        const Extent& extent = pieces[p].extent;
-        if (extent.archive > 0)
-          items_.push_back({extent.offset, extent.file, t, p});
-      }
-    }
+  void split() {
     std::ranges::sort(items_, [](const Item& a, const Item& b) {
       return a.file != b.file ? a.file < b.file : a.offset < b.offset;
     });
@@ -161,6 +214,10 @@ class Locator {
 
 }  // namespace
 
-void locate_items(Catalog& catalog) { Locator(catalog).run(); }
+void locate_items(Catalog& catalog) { Locator(catalog).all(); }
+
+uint64_t sample_items(Catalog& catalog, uint64_t least) {
+  return Locator(catalog).sample(least);
+}
 
 }  // namespace ckpt::dcp

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "formats/assume.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/objects.h"
 #include "formats/torch/container.h"
@@ -109,7 +110,8 @@ class Adder {
 void add_to_catalog(Metadata& metadata, Catalog& catalog,
                     const formats::ReadOptions& options) {
   Adder(metadata, catalog).add();
-  catalog.locate = locate_items;
+  catalog.locate = formats::Locate{
+      locate_items, [](Catalog& all) { return sample_items(all); }};
   catalog.load_objects = [restricted = options.restrict_globals](Catalog& all) {
     open_objects(all, restricted);
   };
