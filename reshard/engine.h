@@ -41,7 +41,7 @@ struct Part {
 struct RunOptions {
   uint32_t threads = 0;                  // 0: all cores
   uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers together
-  uint64_t block = uint64_t{2} << 20;    // aim of one read
+  uint64_t block = uint64_t{1} << 20;    // aim of one read: half an L2 cache
   bool digest = true;
   bool check_crcs = false;  // of the source's records, as they are read
   CastFunction cast;        // needed if a planned tensor casts

@@ -113,22 +113,21 @@ void Mover::emit_tile(const Gather& gather, const Dims& begin,
   const trace::Span span("gather", count * from);
   reader_.read(gather.source_file,
                gather.source_offset + dot(begin, gather.source_strides),
-               {in_.get(), span_of(gather, shape, from)});
+               {in_, span_of(gather, shape, from)});
   Dims index(shape.size(), 0);
   uint64_t done = 0;
   do {
-    copy_elements(in_.get() + dot(index, gather.source_strides),
-                  gather.source_strides.back(), out_.get() + done * from, from,
-                  row);
+    copy_elements(in_ + dot(index, gather.source_strides),
+                  gather.source_strides.back(), out_ + done * from, from, row);
     done += row;
   } while (next_row(index, shape));
   if (gather.transform)
     apply_transform(gather.transform, tensor.source_dtype,
-                    {out_.get(), count * from});
-  const std::byte* result = out_.get();
+                    {out_, count * from});
+  const std::byte* result = out_;
   if (tensor.casts()) {
-    cast(tensor, out_.get(), in_.get(), count);
-    result = in_.get();
+    cast(tensor, out_, in_, count);
+    result = in_;
   }
   index = Dims(shape.size(), 0);
   done = 0;
@@ -137,7 +136,7 @@ void Mover::emit_tile(const Gather& gather, const Dims& begin,
                              dot(begin, gather.content_strides) +
                              dot(index, gather.content_strides);
     account(gather.digest, gather.check, gather.tensor, content * from,
-            {out_.get() + done * from, row * from});
+            {out_ + done * from, row * from});
     if (tensor.casts() && options_.digest && gather.digest != kNone)
       add_target(gather.digest,
                  digest(content * to, {result + done * to, row * to}));

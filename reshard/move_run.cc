@@ -41,8 +41,9 @@ void Mover::run_columns(const Job& job, uint64_t row, uint64_t begin,
     const uint64_t high = std::min(end, first.source_column + first.bytes);
     for (uint64_t at = low; at < high; at += step) {
       if (interrupted()) return;
-      const std::span<std::byte> bytes(in_.get(), std::min(step, high - at));
-      read(source.file, source.offset + row * source.row_stride + at, bytes);
+      const std::span<std::byte> bytes(in_, std::min(step, high - at));
+      const std::optional<uint32_t> crc = read(
+          source.file, source.offset + row * source.row_stride + at, bytes);
       if (source.transform)
         apply_transform(source.transform, tensor.source_dtype, bytes);
       const uint64_t into = at - first.source_column;
@@ -51,7 +52,7 @@ void Mover::run_columns(const Job& job, uint64_t row, uint64_t begin,
                 move.content + row * move.content_stride + into, bytes);
       std::span<std::byte> result = bytes;
       if (casts) {
-        result = {out_.get(), scaled(bytes.size())};
+        result = {out_, scaled(bytes.size())};
         cast(tensor, bytes.data(), result.data(), bytes.size() / from);
       }
       for (const Move& move : group) {
@@ -66,7 +67,7 @@ void Mover::run_columns(const Job& job, uint64_t row, uint64_t begin,
                                 move.target_column + scaled(into);
         if (!casts && !source.transform) {
           write_same(source, source.offset + row * source.row_stride + at,
-                     target.file, offset, result);
+                     target.file, offset, result, crc);
           continue;
         }
         iovec part{result.data(), result.size()};

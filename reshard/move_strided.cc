@@ -43,7 +43,7 @@ void Mover::run_rows(const Job& job, uint64_t begin, uint64_t end) {
 
 void Mover::move_block(const Job& job, uint64_t row, uint64_t rows) {
   loaded_.assign(job.sources, {});
-  std::byte* at = in_.get();
+  std::byte* at = in_;
   uint64_t wanted = 0;
   for (uint32_t i = 0; i < job.sources; ++i) {
     const Lane& lane = plan_.lanes[job.first_source + i];
@@ -104,7 +104,7 @@ void Mover::cast_block(const Job& job, uint64_t row, uint64_t rows) {
   const PlannedTensor& tensor = plan_.tensors[job.tensor];
   const uint64_t from = element_size(tensor.source_dtype);
   const uint64_t to = element_size(tensor.target_dtype);
-  std::byte* at = out_.get();
+  std::byte* at = out_;
   for (uint32_t i = 0; i < job.sources; ++i) {
     Loaded& lane = loaded_[i];
     const uint64_t count =
@@ -146,7 +146,7 @@ void Mover::write_lane(const Job& job, uint32_t target, uint64_t row,
   const bool pack = lane.width < kPackBelow * count;
   const bool contiguous = lane.row_stride == lane.width;
   // The buffer that is free: after a cast the data are in out_.
-  std::byte* packed = casts ? in_.get() : out_.get();
+  std::byte* packed = casts ? in_ : out_;
 
   parts_.clear();
   for (uint64_t r = 0; r < rows; ++r) {

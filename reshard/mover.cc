@@ -30,8 +30,9 @@ Mover::Mover(const Plan& plan, const Catalog& source, Output& output,
       block_(block),
       reader_(source.files, handles, stream_memory(options, block)),
       crcs_(crcs),
-      in_(std::make_unique_for_overwrite<std::byte[]>(block)),
-      out_(std::make_unique_for_overwrite<std::byte[]>(block)) {}
+      buffer_(2 * block),
+      in_(buffer_.data()),
+      out_(in_ + block) {}
 
 namespace {
 
@@ -48,13 +49,16 @@ void add_to(std::vector<std::pair<uint32_t, Digest>>& sums, uint32_t index,
 
 }  // namespace
 
-void Mover::read(uint32_t file, uint64_t offset, std::span<std::byte> bytes) {
+std::optional<uint32_t> Mover::read(uint32_t file, uint64_t offset,
+                                    std::span<std::byte> bytes) {
   {
     const trace::Span span("read", bytes.size());
     reader_.read(file, offset, bytes);
   }
   behind_.read(file, offset, bytes.size());
-  if (crcs_) crcs_->add(file, offset, bytes);
+  if (!crcs_) return {};
+  const trace::Span span("crc", bytes.size());
+  return crcs_->add(file, offset, bytes);
 }
 
 void Mover::add_source(uint32_t slot, const Digest& part) {
@@ -94,13 +98,14 @@ void Mover::account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
     options_.observe(tensor, offset, bytes);
 }
 
-void Mover::write(uint32_t file, uint64_t offset, std::span<iovec> parts) {
+void Mover::write(uint32_t file, uint64_t offset, std::span<iovec> parts,
+                  std::optional<uint32_t> known_crc) {
   uint64_t bytes = 0;
   for (const iovec& part : parts) bytes += part.iov_len;
   bytes_written_ += bytes;
   behind_.wrote(file, offset, bytes);
   const trace::Span span("write", bytes);
-  const CrcPart crc = output_.write(file, offset, parts);
+  const CrcPart crc = output_.write(file, offset, parts, known_crc);
   if (crc.file == kNone) return;
   for (CrcPart& known : outcome_.crcs)
     if (known.file == crc.file && known.index == crc.index) {
@@ -111,7 +116,8 @@ void Mover::write(uint32_t file, uint64_t offset, std::span<iovec> parts) {
 }
 
 void Mover::write_same(const Lane& source, uint64_t from, uint32_t file,
-                       uint64_t offset, std::span<std::byte> bytes) {
+                       uint64_t offset, std::span<std::byte> bytes,
+                       std::optional<uint32_t> crc) {
   uint64_t head = bytes.size(), tail = bytes.size();
   if (const io::Handle* handle = reader_.raw_file(source.file)) {
     const trace::Span span("clone", bytes.size());
@@ -119,7 +125,8 @@ void Mover::write_same(const Lane& source, uint64_t from, uint32_t file,
   }
   bytes_written_ += tail - head;
   iovec part{bytes.data(), head};
-  if (head) write(file, offset, {&part, 1});
+  if (head != bytes.size()) crc.reset();  // it is of all of them
+  if (head) write(file, offset, {&part, 1}, crc);
   part = {bytes.data() + tail, bytes.size() - tail};
   if (part.iov_len) write(file, offset + tail, {&part, 1});
 }

@@ -5,10 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "lib/io/buffer.h"
 #include "reshard/behind.h"
 #include "reshard/engine.h"
 #include "reshard/output.h"
@@ -61,17 +62,21 @@ class Mover {
   // What is known of a run of logical source bytes: its digest, the observer.
   void account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
                uint64_t offset, std::span<const std::byte> bytes);
-  void read(uint32_t file, uint64_t offset, std::span<std::byte> bytes);
+  // Returns the CRC-32 of the bytes if it was made on the way.
+  std::optional<uint32_t> read(uint32_t file, uint64_t offset,
+                               std::span<std::byte> bytes);
   void add_source(uint32_t slot, const Digest& part);
   void add_target(uint32_t tensor, const Digest& part);
-  void write(uint32_t file, uint64_t offset, std::span<iovec> parts);
+  void write(uint32_t file, uint64_t offset, std::span<iovec> parts,
+             std::optional<uint32_t> crc = {});
   // `count` elements, in() to `out`.
   void cast(const PlannedTensor& tensor, const std::byte* in, std::byte* out,
             uint64_t count);
   // Source bytes go to the target as they are: shares them if the file system
-  // can (Output::clone), else writes `bytes`.
+  // can (Output::clone), else writes `bytes`. `crc`: of them, if it is known.
   void write_same(const Lane& source, uint64_t from, uint32_t file,
-                  uint64_t offset, std::span<std::byte> bytes);
+                  uint64_t offset, std::span<std::byte> bytes,
+                  std::optional<uint32_t> crc);
   void leave_behind();
   void add_part(const std::byte* data, size_t bytes);
 
@@ -81,8 +86,9 @@ class Mover {
   const uint64_t block_;
   SourceReader reader_;
   SourceCrcs* crcs_;
-  std::unique_ptr<std::byte[]> in_;
-  std::unique_ptr<std::byte[]> out_;
+  const io::Buffer buffer_;  // both blocks
+  std::byte* const in_;
+  std::byte* const out_;
   std::vector<Loaded> loaded_;
   std::vector<iovec> parts_;
   Outcome outcome_;  // of the current item

@@ -51,7 +51,8 @@ void Output::add_known(uint32_t file) {
 Output::Output(std::vector<std::span<std::byte>> buffers)
     : buffers_(std::move(buffers)) {}
 
-CrcPart Output::write(uint32_t file, uint64_t offset, std::span<iovec> parts) {
+CrcPart Output::write(uint32_t file, uint64_t offset, std::span<iovec> parts,
+                      std::optional<uint32_t> known) {
   if (!handles_) {
     for (const iovec& part : parts) {
       std::memcpy(buffers_[file].data() + offset, part.iov_base, part.iov_len);
@@ -59,7 +60,7 @@ CrcPart Output::write(uint32_t file, uint64_t offset, std::span<iovec> parts) {
     }
     return {};
   }
-  const CrcPart crc = crc_of(file, offset, parts);
+  const CrcPart crc = crc_of(file, offset, parts, known);
   add_crc(crc);
   handles_->get(paths_[file])->writev(offset, parts);
   return crc;
@@ -99,17 +100,20 @@ void Output::settle(uint32_t file, uint64_t offset, uint64_t count) const {
 }
 
 CrcPart Output::crc_of(uint32_t file, uint64_t offset,
-                       std::span<const iovec> parts) const {
+                       std::span<const iovec> parts,
+                       std::optional<uint32_t> known) const {
   const std::vector<LateCrc>& crcs = target_->files[file].crcs;
   const auto record = std::ranges::upper_bound(crcs, offset, {}, &LateCrc::end);
   if (record == crcs.end() || offset < record->begin) return {};
   uint32_t value = 0;
   uint64_t bytes = 0;
   for (const iovec& part : parts) {
-    value = crc32(value,
-                  {static_cast<const std::byte*>(part.iov_base), part.iov_len});
+    if (!known)
+      value = crc32(
+          value, {static_cast<const std::byte*>(part.iov_base), part.iov_len});
     bytes += part.iov_len;
   }
+  if (known) value = *known;
   if (offset + bytes > record->end)
     throw bug_error({paths_[file], {}},
                     "a write crosses the record that ends at byte {}",

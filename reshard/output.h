@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,8 +31,10 @@ class Output {
   explicit Output(std::vector<std::span<std::byte>> buffers);
 
   // Gathers parts (clobbered) to file bytes [offset, …). Thread-safe; no two
-  // writes may touch the same byte. Returns what the bytes gave to a CRC.
-  CrcPart write(uint32_t file, uint64_t offset, std::span<iovec> parts);
+  // writes may touch the same byte. `known`: the CRC-32 of all the bytes, if
+  // it was made already. Returns what the bytes gave to a CRC.
+  CrcPart write(uint32_t file, uint64_t offset, std::span<iovec> parts,
+                std::optional<uint32_t> known = {});
   // Shares bytes with the source inside the file system where it can (XFS,
   // btrfs) and both offsets lie alike in their blocks: then [head, tail) of
   // the range is done, and only the rest is to be written. Else, or where a
@@ -51,8 +54,8 @@ class Output {
   const std::string& path(uint32_t file) const { return paths_[file]; }
 
  private:
-  CrcPart crc_of(uint32_t file, uint64_t offset,
-                 std::span<const iovec> parts) const;
+  CrcPart crc_of(uint32_t file, uint64_t offset, std::span<const iovec> parts,
+                 std::optional<uint32_t> known = {}) const;
   void add_known(uint32_t file);
 
   struct Patch {

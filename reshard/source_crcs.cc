@@ -39,8 +39,9 @@ void SourceCrcs::add(const Seen& part) {
   sum.bytes += part.bytes;
 }
 
-void SourceCrcs::add(uint32_t file, uint64_t offset,
-                     std::span<const std::byte> bytes) {
+std::optional<uint32_t> SourceCrcs::add(uint32_t file, uint64_t offset,
+                                        std::span<const std::byte> bytes) {
+  std::optional<uint32_t> all;
   // The first record that ends after the bytes begin.
   auto record = std::ranges::upper_bound(
       records_, std::tuple(file, offset), {},
@@ -52,10 +53,12 @@ void SourceCrcs::add(uint32_t file, uint64_t offset,
     const uint64_t from = std::max(offset, record->begin);
     const uint64_t to = std::min(end, record->end);
     Sum& sum = sums_[static_cast<size_t>(record - records_.begin())];
-    sum.crc ^= crc32_contribution(
-        crc32(0, bytes.subspan(from - offset, to - from)), record->end - to);
+    const uint32_t crc = crc32(0, bytes.subspan(from - offset, to - from));
+    sum.crc ^= crc32_contribution(crc, record->end - to);
     sum.bytes += to - from;
+    if (to - from == bytes.size()) all = crc;
   }
+  return all;
 }
 
 std::vector<uint32_t> SourceCrcs::wrong() const {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -20,7 +21,9 @@ class SourceCrcs {
   explicit SourceCrcs(const Catalog& catalog);
 
   // Bytes [offset, …) of catalog.files[file], as the container has them.
-  void add(uint32_t file, uint64_t offset, std::span<const std::byte> bytes);
+  // Returns their CRC-32 if they are bytes of one record.
+  std::optional<uint32_t> add(uint32_t file, uint64_t offset,
+                              std::span<const std::byte> bytes);
 
   // What has passed by of one record, in this process or in another.
   struct Seen {

@@ -1,0 +1,34 @@
+#include "lib/io/buffer.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+
+#include "ckpt/error.h"
+
+namespace ckpt::io {
+namespace {
+
+constexpr uint64_t kHugePage = uint64_t{2} << 20;
+
+}  // namespace
+
+// Huge pages begin at multiples of their size: one more is mapped than needed.
+// What is never touched takes no memory.
+Buffer::Buffer(uint64_t bytes) {
+  const bool huge = bytes >= kHugePage;
+  mapped_ = bytes + (huge ? kHugePage : 0);
+  mapping_ = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping_ == MAP_FAILED)
+    throw resource_error({}, "no memory for a buffer of {} bytes", bytes)
+        .with_hint("use fewer --threads, or a smaller --max-mem");
+  const auto at = reinterpret_cast<uintptr_t>(mapping_);
+  const uintptr_t skip = huge ? (kHugePage - at % kHugePage) % kHugePage : 0;
+  data_ = static_cast<std::byte*>(mapping_) + skip;
+  if (huge) ::madvise(data_, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+}
+
+Buffer::~Buffer() { ::munmap(mapping_, mapped_); }
+
+}  // namespace ckpt::io
