@@ -10,7 +10,10 @@
 #include <stdint.h>
 
 // Grows with every change of what is below.
-#define CKPT_MPI_ABI 1u
+#define CKPT_MPI_ABI 2u
+
+// Small enough for every MPI to send it without asking the receiver.
+#define CKPT_MPI_MOST_POSTED 1024u
 
 extern "C" {
 
@@ -18,6 +21,7 @@ struct CkptMpiMessage {
   int32_t from;
   int32_t tag;
   uint64_t bytes;
+  int32_t posted;  // by post()
 };
 
 struct CkptMpiApi {
@@ -39,6 +43,20 @@ struct CkptMpiApi {
   int32_t (*probe)(CkptMpiMessage* message);
   // The message that probe() found.
   int32_t (*receive)(const CkptMpiMessage* message, void* bytes);
+
+  // Copies the bytes, at most CKPT_MPI_MOST_POSTED, and never waits.
+  int32_t (*post)(int32_t to, int32_t tag, const void* bytes, uint64_t count);
+
+  // Payload on a channel, 0 to 1023: the receiver has called take() before it
+  // lets the sender call give(). Neither waits; the memory must stay as it is
+  // until done().
+  int32_t (*give)(int32_t to, int32_t channel, const void* bytes,
+                  uint64_t count, uint64_t* ticket);
+  int32_t (*take)(int32_t from, int32_t channel, void* bytes, uint64_t room,
+                  uint64_t* ticket);
+  // Sets `bytes` to what was given, or to UINT64_MAX while it is under way.
+  // A ticket is over once it is done.
+  int32_t (*done)(uint64_t ticket, uint64_t* bytes);
 
   // Ends all processes of the job with this exit status, wherever they are.
   void (*abort)(int32_t status);

@@ -33,6 +33,10 @@ class MpiLink : public Link {
     require(api_.send(static_cast<int32_t>(to), static_cast<int32_t>(tag),
                       bytes.data(), bytes.size()));
   }
+  void post(uint32_t to, Tag tag, std::string_view bytes) override {
+    require(api_.post(static_cast<int32_t>(to), static_cast<int32_t>(tag),
+                      bytes.data(), bytes.size()));
+  }
   std::optional<Message> poll() override {
     CkptMpiMessage found;
     require(api_.probe(&found));
@@ -41,6 +45,25 @@ class MpiLink : public Link {
                     static_cast<Tag>(found.tag), std::string(found.bytes, 0)};
     require(api_.receive(&found, message.bytes.data()));
     return message;
+  }
+  Ticket give(uint32_t to, uint32_t channel,
+              std::span<const std::byte> bytes) override {
+    Ticket ticket = 0;
+    require(api_.give(static_cast<int32_t>(to), static_cast<int32_t>(channel),
+                      bytes.data(), bytes.size(), &ticket));
+    return ticket;
+  }
+  Ticket take(uint32_t from, uint32_t channel,
+              std::span<std::byte> room) override {
+    Ticket ticket = 0;
+    require(api_.take(static_cast<int32_t>(from), static_cast<int32_t>(channel),
+                      room.data(), room.size(), &ticket));
+    return ticket;
+  }
+  std::optional<uint64_t> done(Ticket ticket) override {
+    uint64_t bytes = 0;
+    require(api_.done(ticket, &bytes));
+    return bytes == UINT64_MAX ? std::nullopt : std::optional(bytes);
   }
   void finish() override { require(api_.finish()); }
   void abort(int status) override { api_.abort(status); }

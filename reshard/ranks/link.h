@@ -3,9 +3,11 @@
 // something else.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -18,6 +20,13 @@ enum class Tag : int32_t {
   kDone,      // rank -> 0: what came of the task
   kStop,      // 0 -> rank: give up the task, if you still have it
   kEnd,       // 0 -> rank: the exit status
+  kFailed,    // rank -> 0: why; kDone follows when nothing is under way
+  // Of an exchange of payload (exchange.h):
+  kAsk,      // may I send a message?
+  kGrant,    // yes, on this channel
+  kWritten,  // it is in its file
+  kDrained,  // rank -> 0: all that I sent is written
+  kClose,    // 0 -> rank: that holds for all ranks
 };
 
 struct Message {
@@ -37,8 +46,23 @@ class Link {
 
   // Messages from one rank to another arrive in their order.
   virtual void send(uint32_t to, Tag tag, std::string_view bytes) = 0;
+  // The same for at most kMostPosted bytes, but never waits.
+  virtual void post(uint32_t to, Tag tag, std::string_view bytes) = 0;
+  static constexpr size_t kMostPosted = 1024;
   // The next message that has arrived; never waits.
   virtual std::optional<Message> poll() = 0;
+
+  // Payload, on a channel (0 to 1023) that both sides know of: the receiver
+  // has begun to take() before it lets the sender give(). Neither waits; the
+  // bytes are the link's until done() has said how many there were.
+  using Ticket = uint64_t;
+  virtual Ticket give(uint32_t to, uint32_t channel,
+                      std::span<const std::byte> bytes) = 0;
+  virtual Ticket take(uint32_t from, uint32_t channel,
+                      std::span<std::byte> room) = 0;
+  // Nothing while it is under way. A ticket is over once it is done.
+  virtual std::optional<uint64_t> done(Ticket ticket) = 0;
+
   // Leaves the job in peace: waits until all ranks are here.
   virtual void finish() = 0;
   // Ends all processes of the job, this one too, with this exit status.

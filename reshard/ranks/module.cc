@@ -6,16 +6,31 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <iterator>
+#include <list>
 #include <string>
 #include <thread>
+#include <unordered_map>
 
 #include "reshard/ranks/abi.h"
 
 namespace {
 
-// MPI counts in int. A message of more bytes goes in several parts, after one
-// that says how many bytes there are.
+// Tags of MPI:    0 … 1023   payload on channels, always received on request
+//              1024 + 2t    a message of tag t: first how many bytes there
+//                           are, then those, in parts: MPI counts in int
+//              1025 + 2t    a posted message of tag t, whole
+constexpr int kChannels = 1024;
 constexpr uint64_t kPart = uint64_t{256} << 20;
+constexpr int tag_of(int32_t tag, bool posted) {
+  return kChannels + 2 * tag + (posted ? 1 : 0);
+}
+
+// Bytes that were posted, until MPI has them.
+struct Posted {
+  MPI_Request request = MPI_REQUEST_NULL;
+  std::string bytes;
+};
 
 struct State {
   std::string error;
@@ -23,6 +38,9 @@ struct State {
   char library[MPI_MAX_LIBRARY_VERSION_STRING + 1] = {};
   int rank = 0;
   int size = 1;
+  std::list<Posted> posted;
+  std::unordered_map<uint64_t, MPI_Request> tickets;
+  uint64_t next_ticket = 0;
 };
 State state;
 
@@ -86,10 +104,77 @@ int32_t send_part(int to, int tag, const void* bytes, uint64_t count) {
 }
 
 int32_t send(int32_t to, int32_t tag, const void* bytes, uint64_t count) {
+  tag = tag_of(tag, false);
   if (send_part(to, tag, &count, sizeof(count))) return 1;
   const char* const at = static_cast<const char*>(bytes);
   for (uint64_t done = 0; done < count; done += kPart)
     if (send_part(to, tag, at + done, std::min(kPart, count - done))) return 1;
+  return 0;
+}
+
+// Forgets what MPI has taken.
+int32_t reap() {
+  for (auto post = state.posted.begin(); post != state.posted.end();) {
+    int done = 0;
+    if (check(MPI_Test(&post->request, &done, MPI_STATUS_IGNORE), "MPI_Isend"))
+      return 1;
+    post = done ? state.posted.erase(post) : std::next(post);
+  }
+  return 0;
+}
+
+int32_t post(int32_t to, int32_t tag, const void* bytes, uint64_t count) {
+  if (count > CKPT_MPI_MOST_POSTED) {
+    state.error = "more bytes than may be posted: " + std::to_string(count);
+    return 1;
+  }
+  Posted& post = state.posted.emplace_back();
+  post.bytes.assign(static_cast<const char*>(bytes), count);
+  return check(MPI_Isend(post.bytes.data(), static_cast<int>(count), MPI_BYTE,
+                         to, tag_of(tag, true), MPI_COMM_WORLD, &post.request),
+               "MPI_Isend");
+}
+
+int32_t keep(MPI_Request request, uint64_t* ticket) {
+  *ticket = state.next_ticket++;
+  state.tickets.emplace(*ticket, request);
+  return 0;
+}
+
+int32_t give(int32_t to, int32_t channel, const void* bytes, uint64_t count,
+             uint64_t* ticket) {
+  MPI_Request request;
+  if (check(MPI_Isend(bytes, static_cast<int>(count), MPI_BYTE, to, channel,
+                      MPI_COMM_WORLD, &request),
+            "MPI_Isend"))
+    return 1;
+  return keep(request, ticket);
+}
+
+int32_t take(int32_t from, int32_t channel, void* bytes, uint64_t room,
+             uint64_t* ticket) {
+  MPI_Request request;
+  if (check(MPI_Irecv(bytes, static_cast<int>(room), MPI_BYTE, from, channel,
+                      MPI_COMM_WORLD, &request),
+            "MPI_Irecv"))
+    return 1;
+  return keep(request, ticket);
+}
+
+int32_t done(uint64_t ticket, uint64_t* bytes) {
+  *bytes = UINT64_MAX;
+  const auto found = state.tickets.find(ticket);
+  if (found == state.tickets.end()) {
+    state.error = "a ticket that is over: " + std::to_string(ticket);
+    return 1;
+  }
+  int over = 0, count = 0;
+  MPI_Status status;
+  if (check(MPI_Test(&found->second, &over, &status), "MPI_Test")) return 1;
+  if (!over) return 0;
+  state.tickets.erase(found);
+  MPI_Get_count(&status, MPI_BYTE, &count);
+  *bytes = static_cast<uint64_t>(std::max(count, 0));  // of sends undefined
   return 0;
 }
 
@@ -103,25 +188,39 @@ int32_t receive_part(int from, int tag, void* bytes, uint64_t count) {
 }
 
 int32_t probe(CkptMpiMessage* message) {
-  *message = {-1, 0, 0};
+  *message = {-1, 0, 0, 0};
+  if (reap()) return 1;
   int there = 0;
   MPI_Status status;
   if (check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &there,
                        &status),
             "MPI_Iprobe"))
     return 1;
+  // Payload is never found here: who receives it asked for it before it was
+  // sent, so that it goes to that request.
   if (!there) return 0;
-  uint64_t count = 0;
-  if (receive_part(status.MPI_SOURCE, status.MPI_TAG, &count, sizeof(count)))
+  const int32_t tag = (status.MPI_TAG - kChannels) / 2;
+  const int32_t posted = (status.MPI_TAG - kChannels) % 2;
+  uint64_t bytes = 0;
+  if (posted) {
+    int count = 0;
+    MPI_Get_count(&status, MPI_BYTE, &count);
+    bytes = static_cast<uint64_t>(count);
+  } else if (receive_part(status.MPI_SOURCE, status.MPI_TAG, &bytes,
+                          sizeof(bytes))) {
     return 1;
-  *message = {status.MPI_SOURCE, status.MPI_TAG, count};
+  }
+  *message = {status.MPI_SOURCE, tag, bytes, posted};
   return 0;
 }
 
 int32_t receive(const CkptMpiMessage* message, void* bytes) {
   char* const at = static_cast<char*>(bytes);
+  const int tag = tag_of(message->tag, message->posted != 0);
+  if (message->posted)
+    return receive_part(message->from, tag, at, message->bytes);
   for (uint64_t done = 0; done < message->bytes; done += kPart)
-    if (receive_part(message->from, message->tag, at + done,
+    if (receive_part(message->from, tag, at + done,
                      std::min(kPart, message->bytes - done)))
       return 1;
   return 0;
@@ -144,6 +243,10 @@ const CkptMpiApi api = {
     .send = send,
     .probe = probe,
     .receive = receive,
+    .post = post,
+    .give = give,
+    .take = take,
+    .done = done,
     .abort = abort_job,
     .finish = finish,
     .error = []() -> const char* { return state.error.c_str(); },
