@@ -62,6 +62,10 @@ CrcPart Output::write(uint32_t file, uint64_t offset, std::span<iovec> parts,
   }
   const CrcPart crc = crc_of(file, offset, parts, known);
   add_crc(crc);
+  if (is_remote(file)) {
+    carrier_->deliver(file, offset, parts);
+    return crc;
+  }
   handles_->get(paths_[file])->writev(offset, parts);
   return crc;
 }
@@ -74,7 +78,7 @@ void Output::clone(const io::Handle& from, uint64_t from_offset, uint32_t file,
   if (!handles_ || !*clones_ ||
       (from.base() + from_offset) % kBlock != offset % kBlock)
     return;
-  if (!target_->files[file].crcs.empty()) return;
+  if (!target_->files[file].crcs.empty() || is_remote(file)) return;
   const uint64_t begin = (kBlock - offset % kBlock) % kBlock;
   const uint64_t end = count - std::min(count, (offset + count) % kBlock);
   if (begin >= end) return;
@@ -89,11 +93,12 @@ void Output::clone(const io::Handle& from, uint64_t from_offset, uint32_t file,
 
 void Output::start_writeback(uint32_t file, uint64_t offset,
                              uint64_t count) const {
-  if (handles_) handles_->get(paths_[file])->start_writeback(offset, count);
+  if (handles_ && !is_remote(file))
+    handles_->get(paths_[file])->start_writeback(offset, count);
 }
 
 void Output::settle(uint32_t file, uint64_t offset, uint64_t count) const {
-  if (!handles_) return;
+  if (!handles_ || is_remote(file)) return;
   const auto handle = handles_->get(paths_[file]);
   io::wait_writeback(*handle, offset, count);
   handle->drop_cache(offset, count);

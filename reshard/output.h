@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ckpt/layout.h"
+#include "reshard/carrier.h"
 #include "reshard/journal.h"
 #include "reshard/sources.h"
 
@@ -29,6 +30,9 @@ class Output {
   Output(const Target& target, const std::string& root);
   // Memory: file i is buffers[i], of the target file's size.
   explicit Output(std::vector<std::span<std::byte>> buffers);
+
+  // Files that `carrier` takes are another process's: it gets their bytes.
+  void send_by(Carrier& carrier) { carrier_ = &carrier; }
 
   // Gathers parts (clobbered) to file bytes [offset, …). Thread-safe; no two
   // writes may touch the same byte. `known`: the CRC-32 of all the bytes, if
@@ -63,8 +67,12 @@ class Output {
     uint32_t crc = 0;
   };
   std::vector<Patch> patches_of(uint32_t file) const;  // sorted
+  bool is_remote(uint32_t file) const {
+    return carrier_ && carrier_->takes(file);
+  }
 
   const Target* target_ = nullptr;
+  Carrier* carrier_ = nullptr;
   // The first refusal is remembered: asking costs a system call a block.
   std::unique_ptr<std::atomic<bool>> clones_ =
       std::make_unique<std::atomic<bool>>(true);
