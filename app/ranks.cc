@@ -1,26 +1,46 @@
 #include "app/ranks.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
+#include <string_view>
 
 #include "app/console.h"
 #include "app/json_writer.h"
 #include "ckpt/error.h"
+#include "lib/text/format.h"
 #include "reshard/ranks/job.h"
 
 namespace ckpt::app {
 namespace {
 
 void take_exchange(const std::string& text) {
-  if (text == "auto" || text == "read")
-    return ranks::set_exchange(text == "read" ? ranks::Exchange::kRead
-                                              : ranks::Exchange::kAuto);
-  if (text == "send")
-    throw resource_error({}, "--exchange send: this build can't do it")
-        .with_hint(
-            "auto reads each byte once and writes it where it belongs; read "
-            "has each file written by one rank; the files are the same");
+  struct Row {
+    std::string_view text;
+    ranks::Mode mode;
+  };
+  constexpr Row kRows[] = {{"auto", ranks::Mode::kAuto},
+                           {"read", ranks::Mode::kRead},
+                           {"send", ranks::Mode::kSend}};
+  for (const Row& row : kRows) {
+    if (row.text != text) continue;
+    ranks::Sharing sharing = ranks::sharing();
+    sharing.mode = row.mode;
+    return ranks::set_sharing(sharing);
+  }
   throw usage_error({}, "--exchange '{}': expected auto, read or send", text);
+}
+
+void take_buffer(const std::string& size) {
+  ranks::Sharing sharing = ranks::sharing();
+  try {
+    sharing.buffer = std::max<uint64_t>(1, text::parse_size(size));
+  } catch (const Error& error) {
+    throw Error(error.code(), {}, "--exchange-buffer: " + error.problem(),
+                error.hint());
+  }
+  ranks::exchange_buffer(sharing.buffer, UINT64_MAX);  // refuses what is tiny
+  ranks::set_sharing(sharing);
 }
 
 // A rank that can't go on takes all others with it: they wait for it.
@@ -56,8 +76,14 @@ void add_ranks_options(CLI::App& app) {
   app.add_option_function<std::string>(
          "--exchange", take_exchange,
          "Under mpirun: auto reads each byte once, read writes each file from "
-         "one rank")
+         "one rank, send does both by messages")
       ->type_name("HOW")
+      ->group("Resources");
+  app.add_option_function<std::string>(
+         "--exchange-buffer", take_buffer,
+         "Largest message of --exchange send (default 4MiB); each rank holds "
+         "12 of them, a part of --max-mem")
+      ->type_name("SIZE")
       ->group("Resources");
 }
 
@@ -87,6 +113,9 @@ void write_ranks(JsonWriter& json) {
     json.member("host", account.host);
     json.member("bytes_read", account.bytes_read);
     json.member("bytes_written", account.bytes_written);
+    json.member("bytes_sent", account.bytes_sent);
+    json.member("bytes_received", account.bytes_received);
+    json.member("messages", account.messages);
     json.member("plan_bytes", account.task_bytes);
     json.member("seconds", account.seconds);
     json.end_object();

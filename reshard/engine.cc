@@ -151,7 +151,10 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
           const Outcome& outcome = movers[thread].run(*item);
           if (interrupted()) return;  // the item may be half-done
           sums.add(outcome);
-          if (options.journal && item->number != kNone)
+          if (item->number == kNone) continue;
+          if (options.part)
+            options.part->finished(outcome);
+          else if (options.journal)
             options.journal->append(outcome);
         }
       },

@@ -36,6 +36,8 @@ class SourceCrcs;
 struct Part {
   std::vector<Item> items;
   SourceCrcs* crcs = nullptr;  // filled, not judged: others have the rest
+  // Gets each item that has a number, when its bytes are where they go.
+  std::function<void(const Outcome&)> finished;
 };
 
 struct RunOptions {
@@ -51,7 +53,7 @@ struct RunOptions {
   uint64_t drop_above = 0;
   Progress progress;
   Journal* journal = nullptr;  // finished items go in; what it has is skipped
-  const Part* part = nullptr;  // only this; what a journal has is not skipped
+  const Part* part = nullptr;  // only this, and no journal
 };
 
 struct RunResult {

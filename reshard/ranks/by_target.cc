@@ -13,22 +13,6 @@ using reshard::Lane;
 using reshard::Move;
 using reshard::Plan;
 
-// The rank that writes each file: files in their order, by bytes.
-std::vector<uint32_t> owners_of(const Target& target, uint32_t ranks) {
-  uint64_t all = 0;
-  for (const TargetFile& file : target.files) all += file.size;
-  std::vector<uint32_t> owners;
-  uint64_t given = 0;
-  for (const TargetFile& file : target.files) {
-    const auto middle = static_cast<unsigned __int128>(given + file.size / 2);
-    owners.push_back(static_cast<uint32_t>(
-        all ? std::min<unsigned __int128>(middle * ranks / all, ranks - 1)
-            : 0));
-    given += file.size;
-  }
-  return owners;
-}
-
 class Cutter {
  public:
   Cutter(const Plan& plan, const Target& target, uint32_t ranks)
@@ -153,6 +137,21 @@ class Cutter {
 };
 
 }  // namespace
+
+std::vector<uint32_t> owners_of(const Target& target, uint32_t ranks) {
+  uint64_t all = 0;
+  for (const TargetFile& file : target.files) all += file.size;
+  std::vector<uint32_t> owners;
+  uint64_t given = 0;
+  for (const TargetFile& file : target.files) {
+    const auto middle = static_cast<unsigned __int128>(given + file.size / 2);
+    owners.push_back(static_cast<uint32_t>(
+        all ? std::min<unsigned __int128>(middle * ranks / all, ranks - 1)
+            : 0));
+    given += file.size;
+  }
+  return owners;
+}
 
 ByTarget split_by_target(const Plan& plan, const Target& target,
                          const std::vector<Item>& items, uint32_t ranks) {

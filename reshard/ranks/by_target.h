@@ -17,6 +17,9 @@
 
 namespace ckpt::ranks {
 
+// The rank that writes each file: files in their order, by bytes.
+std::vector<uint32_t> owners_of(const Target& target, uint32_t ranks);
+
 // The items count in `plan`, which has the jobs of the whole plan and after
 // them parts of jobs: those that write for one rank only. Items of such parts
 // have no number.

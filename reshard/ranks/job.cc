@@ -28,20 +28,27 @@ constexpr auto kAfterSignal = milliseconds(700);
 constexpr auto kTell = milliseconds(100);  // between two words of progress
 
 Job* current_job = nullptr;
-Exchange current_exchange = Exchange::kAuto;
+Sharing current_sharing;
 
 // Work in a thread of its own, so that this one can talk to the other ranks.
 class Background {
  public:
-  Background(std::string task, reshard::Journal* journal)
-      : task_(std::move(task)),
-        future_(std::async(std::launch::async, [this, journal] {
-          return perform(task_, control_, journal);
-        })) {}
+  Background(std::string task, Exchange& exchange, reshard::Journal* journal)
+      : task_(std::move(task)) {
+    exchange.begin();
+    control_.exchange = &exchange;
+    future_ = std::async(std::launch::async, [this, journal] {
+      return perform(task_, control_, journal);
+    });
+  }
   Control& control() { return control_; }
-  // Waits for a moment; then says whether there is a result.
-  bool ready(milliseconds moment) {
-    return future_.wait_for(moment) == std::future_status::ready;
+  bool ready() {
+    return future_.wait_for(milliseconds(0)) == std::future_status::ready;
+  }
+  // The task gives up within a block.
+  void stop() {
+    control_.stopped = true;
+    control_.exchange->stop();
   }
   // A result, or a failure as pack_failure has it.
   bool take(std::string& bytes) {
@@ -65,13 +72,24 @@ class Nap {
  public:
   void rest() {
     std::this_thread::sleep_for(pause_);
-    pause_ = std::min(pause_ * 2, std::chrono::microseconds(5000));
+    grow(kLongest);
+  }
+  // Likewise, but the exchange may wake it; while there is one, others wait
+  // for answers.
+  void rest(Exchange& exchange) {
+    if (exchange.rest(pause_))
+      wake();
+    else
+      grow(exchange.is_open() ? kLongest / 4 : kLongest);
   }
   void wake() { pause_ = kShortest; }
 
  private:
-  static constexpr auto kShortest = std::chrono::microseconds(100);
-  std::chrono::microseconds pause_ = kShortest;
+  using Pause = std::chrono::microseconds;
+  static constexpr auto kShortest = Pause(100);
+  static constexpr auto kLongest = Pause(5000);
+  void grow(Pause most) { pause_ = std::min(pause_ * 2, most); }
+  Pause pause_ = kShortest;
 };
 
 // Acts if it is not destroyed in time.
@@ -124,6 +142,8 @@ class Round {
   void receive(const Message& message) {
     if (message.tag == Tag::kProgress)
       progress_.advance(Unpacker(message.bytes).take<uint64_t>());
+    else if (message.tag == Tag::kFailed)
+      fail(message.from, message.bytes);
     else if (message.tag == Tag::kDone && !message.bytes.empty())
       answer(message.from, message.bytes[0] != 0, message.bytes.substr(1));
   }
@@ -131,7 +151,7 @@ class Round {
   void stop() {
     stopped_ = Clock::now();
     for (uint32_t rank = 1; rank < link_.size(); ++rank)
-      if (!answered_[rank]) link_.send(rank, Tag::kStop, "");
+      if (!answered_[rank]) link_.post(rank, Tag::kStop, "");
   }
   bool stopping() const { return stopped_.has_value(); }
   bool out_of_patience() const {
@@ -160,19 +180,20 @@ class Round {
 
 // Rank 0's own part, beside what the others say. False: somebody does not
 // answer.
-bool carry_out(Round& round, Link& link, Background& own,
+bool carry_out(Round& round, Link& link, Exchange& exchange, Background& own,
                const Progress& progress) {
   Nap nap;
   uint64_t told = 0;
-  while (!round.complete()) {
+  while (!round.complete() || !exchange.quiet()) {
     for (auto message = link.poll(); message; message = link.poll()) {
-      round.receive(*message);
+      if (!exchange.hear(link, *message)) round.receive(*message);
       nap.wake();
     }
+    exchange.pump(link);
     const uint64_t bytes = own.control().bytes;
     if (bytes != told) progress.advance(bytes - told);
     told = bytes;
-    if (!round.answered(0) && own.ready(milliseconds(0))) {
+    if (!round.answered(0) && own.ready()) {
       std::string result;
       const bool good = own.take(result);
       round.answer(0, good, std::move(result));
@@ -182,11 +203,11 @@ bool carry_out(Round& round, Link& link, Background& own,
       round.fail(0, pack_failure(std::make_exception_ptr(Interrupted(""))));
     if (round.failure() && !round.stopping()) {
       round.stop();
-      own.control().stopped = true;
+      own.stop();
     }
     // Its own part is in this process: it has to come to an end.
     if (round.out_of_patience() && round.answered(0)) return false;
-    nap.rest();
+    nap.rest(exchange);
   }
   return true;
 }
@@ -195,28 +216,55 @@ int end_status(const Message& message) {
   return Unpacker(message.bytes).take<int32_t>();
 }
 
-// The task in a thread; this one listens for Tag::kStop and tells how far it
-// is. Returns the exit status if rank 0 has given up meanwhile.
-std::optional<int> perform_and_tell(Link& link, std::string task) {
-  Background work(std::move(task), nullptr);
-  uint64_t told = 0;
-  auto next = Clock::now() + kTell;
-  for (bool ready = false; !ready;) {
-    ready = work.ready(milliseconds(5));
+// Tells rank 0 how far a task is, now and then.
+class Teller {
+ public:
+  Teller(Link& link, const Control& control) : link_(link), control_(control) {}
+  void tell(bool at_once) {
+    const uint64_t bytes = control_.bytes;
+    if (bytes == told_ || (!at_once && Clock::now() < next_)) return;
+    Packer out;
+    out.put(bytes - told_);
+    link_.post(0, Tag::kProgress, out.take());
+    told_ = bytes;
+    next_ = Clock::now() + kTell;
+  }
+
+ private:
+  Link& link_;
+  const Control& control_;
+  uint64_t told_ = 0;
+  Clock::time_point next_ = Clock::now() + kTell;
+};
+
+// The task in a thread; this one talks. Its failure is told at once, but it is
+// done only when nothing is under way to or from this rank. Returns the exit
+// status if rank 0 has given up meanwhile.
+std::optional<int> perform_and_tell(Link& link, Exchange& exchange,
+                                    std::string task) {
+  Background work(std::move(task), exchange, nullptr);
+  Teller teller(link, work.control());
+  Nap nap;
+  std::string result;
+  bool good = false;
+  for (bool ready = false; !ready || !exchange.quiet();) {
+    nap.rest(exchange);
     for (auto message = link.poll(); message; message = link.poll()) {
-      work.control().stopped = true;  // nothing else comes during a task
+      nap.wake();
+      if (exchange.hear(link, *message)) continue;
+      work.stop();  // nothing else comes during a task
       if (message->tag == Tag::kEnd) return end_status(*message);
     }
-    const uint64_t bytes = work.control().bytes;
-    if (bytes == told || (!ready && Clock::now() < next)) continue;
-    Packer out;
-    out.put(bytes - told);
-    link.send(0, Tag::kProgress, out.take());
-    told = bytes;
-    next = Clock::now() + kTell;
+    exchange.pump(link);
+    teller.tell(false);
+    if (ready || !work.ready()) continue;
+    ready = true;
+    good = work.take(result);
+    if (good) continue;
+    exchange.stop();
+    link.send(0, Tag::kFailed, result);
   }
-  std::string result;
-  const bool good = work.take(result);
+  teller.tell(true);
   link.send(0, Tag::kDone, done_message(good, result));
   return std::nullopt;
 }
@@ -243,6 +291,13 @@ uint32_t Job::neighbours(uint32_t rank) const {
       std::ranges::count(accounts_, accounts_.at(rank).host, &Account::host));
 }
 
+std::vector<uint8_t> Job::away_from(uint32_t rank) const {
+  std::vector<uint8_t> away;
+  for (const Account& account : accounts_)
+    away.push_back(account.host != accounts_.at(rank).host);
+  return away;
+}
+
 std::string Job::name_of(uint32_t rank) const {
   if (rank == 0) return "";
   return fmt::format("rank {} of {}, on {}", rank, size(),
@@ -259,8 +314,8 @@ std::vector<std::string> Job::run(
     accounts_[rank].task_bytes += task.size();
     link_->send(rank, Tag::kTask, task);
   }
-  Background own(make(0), journal);
-  broken_ = !carry_out(round, *link_, own, progress);
+  Background own(make(0), exchange_, journal);
+  broken_ = !carry_out(round, *link_, exchange_, own, progress);
   if (round.failure())
     throw_failure(round.failure()->second, name_of(round.failure()->first));
   return round.take();
@@ -284,17 +339,22 @@ int serve(Link& link) {
   // hears of it, ends the job.
   const InterruptScope scope;
   link.send(0, Tag::kHello, link.host());
+  Exchange exchange;
   Nap nap;
   for (;;) {
     auto message = link.poll();
+    exchange.pump(link);
     if (!message) {
       nap.rest();
       continue;
     }
     nap.wake();
     std::optional<int> status;
+    // Others may have begun with a task that is still on its way to here, or
+    // grant what was asked for before a stop.
+    if (exchange.hear(link, *message)) continue;
     if (message->tag == Tag::kTask)
-      status = perform_and_tell(link, std::move(message->bytes));
+      status = perform_and_tell(link, exchange, std::move(message->bytes));
     else if (message->tag == Tag::kEnd)
       status = end_status(*message);
     if (!status) continue;
@@ -306,7 +366,12 @@ int serve(Link& link) {
 Job* current() { return current_job; }
 void set_current(Job* job) { current_job = job; }
 
-Exchange exchange() { return current_exchange; }
-void set_exchange(Exchange exchange) { current_exchange = exchange; }
+Sharing sharing() { return current_sharing; }
+void set_sharing(const Sharing& sharing) { current_sharing = sharing; }
+
+uint64_t exchange_memory(uint64_t max_mem) {
+  if (!current() || current_sharing.mode != Mode::kSend) return 0;
+  return kExchangeSlots * exchange_buffer(current_sharing.buffer, max_mem);
+}
 
 }  // namespace ckpt::ranks

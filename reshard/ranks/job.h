@@ -17,6 +17,7 @@
 
 #include "lib/progress.h"
 #include "reshard/journal.h"
+#include "reshard/ranks/exchange.h"
 #include "reshard/ranks/link.h"
 
 namespace ckpt::ranks {
@@ -26,6 +27,9 @@ struct Account {
   std::string host;
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
+  uint64_t bytes_sent = 0;  // payload, to other ranks
+  uint64_t bytes_received = 0;
+  uint64_t messages = 0;    // of payload, that it sent
   uint64_t task_bytes = 0;  // of the tasks that it was sent
   double seconds = 0;       // of work
 };
@@ -40,6 +44,10 @@ class Job {
   std::vector<Account>& accounts() { return accounts_; }
   // Ranks on the machine of `rank`, itself included.
   uint32_t neighbours(uint32_t rank) const;
+  // By rank: whether it is on another machine than `rank`.
+  std::vector<uint8_t> away_from(uint32_t rank) const;
+  // The next number of an exchange, from 1 on.
+  uint32_t next_round() { return ++rounds_; }
 
   // Has each rank perform make(rank), and returns what came of it, by rank.
   // The first failure stops all and is thrown, naming the rank. `journal`: see
@@ -56,6 +64,8 @@ class Job {
   std::string name_of(uint32_t rank) const;
   std::shared_ptr<Link> link_;
   std::vector<Account> accounts_;
+  Exchange exchange_;
+  uint32_t rounds_ = 0;
   bool broken_ = false;  // a rank does not answer
 };
 
@@ -67,10 +77,20 @@ int serve(Link& link);
 Job* current();
 void set_current(Job* job);
 
-// What --exchange asks for: each byte read by one rank, or each file written
-// by one.
-enum class Exchange : uint8_t { kAuto, kRead };
-Exchange exchange();
-void set_exchange(Exchange exchange);
+// What --exchange asks for:
+//           each byte is read by   each file is written by
+//   kAuto   one rank               all that have bytes of it
+//   kRead   all that need it       one rank
+//   kSend   one rank               one rank: payload goes in messages
+enum class Mode : uint8_t { kAuto, kRead, kSend };
+struct Sharing {
+  Mode mode = Mode::kAuto;
+  uint64_t buffer = 0;  // of a message, kSend; 0: see exchange_buffer()
+};
+Sharing sharing();
+void set_sharing(const Sharing& sharing);
+// Bytes that each rank's messages take of that much memory; 0 where nothing is
+// sent.
+uint64_t exchange_memory(uint64_t max_mem);
 
 }  // namespace ckpt::ranks

@@ -81,13 +81,34 @@ std::vector<Item> items_left(const Plan& plan, const reshard::Journal* journal,
   return items;
 }
 
+// Who writes what; nothing where nothing is sent.
+class Post {
+ public:
+  Post(Job& job, const Site& site, uint64_t max_mem) : job_(job) {
+    if (!site.target || sharing().mode != Mode::kSend) return;
+    mailing_.round = job.next_round();
+    mailing_.buffer = exchange_buffer(sharing().buffer, max_mem);
+    mailing_.owners = owners_of(*site.target, job.size());
+  }
+  Mailing of(uint32_t rank) const {
+    Mailing mailing = mailing_;
+    mailing.rank = rank;
+    if (mailing.round) mailing.away = job_.away_from(rank);
+    return mailing;
+  }
+
+ private:
+  Job& job_;
+  Mailing mailing_;
+};
+
 void set_options(Share& share, uint32_t rank, const Site& site,
                  const RunOptions& options) {
   share.root = site.root;
   if (rank != 0 && site.target)
     share.journal = fmt::format("{}.{}", site.journal, rank);
   share.work = site.work;
-  share.max_mem = options.max_mem;
+  share.max_mem = options.max_mem - kExchangeSlots * share.mailing.buffer;
   share.block = options.block;
   share.threads = options.threads;
   share.neighbours = current()->neighbours(rank);
@@ -99,6 +120,9 @@ void set_options(Share& share, uint32_t rank, const Site& site,
 void account(Account& account, const Report& report) {
   account.bytes_read += report.bytes_read;
   account.bytes_written += report.bytes_written;
+  account.bytes_sent += report.bytes_sent;
+  account.bytes_received += report.bytes_received;
+  account.messages += report.messages;
   account.seconds += report.seconds;
 }
 
@@ -156,19 +180,22 @@ RunResult run(const Plan& plan, const Catalog& source, reshard::Output& output,
   // An observer is a function of this process.
   if (!job || options.observe)
     return reshard::run(plan, source, output, options);
-  reshard::buffer_bytes(plan, options);  // refuses too little memory
+  RunOptions own = options;
+  if (site.target) own.max_mem -= exchange_memory(options.max_mem);
+  reshard::buffer_bytes(plan, own);  // refuses too little memory
   Total total(plan, source, output, options);
   std::vector<Item> items = items_left(plan, options.journal, total);
-  const bool by_target = site.target && exchange() == Exchange::kRead;
+  const bool by_target = site.target && sharing().mode == Mode::kRead;
   ByTarget work;
   if (by_target)
     work = split_by_target(plan, *site.target, items, job->size());
   else
     work.parts = split(plan, source, std::move(items), job->size());
+  const Post post(*job, site, options.max_mem);
   const std::vector<std::string> results = job->run(
       [&](uint32_t rank) {
         Share share = make_share(by_target ? work.plan : plan, source,
-                                 site.target, work.parts[rank]);
+                                 site.target, work.parts[rank], post.of(rank));
         set_options(share, rank, site, options);
         // Where ranks read the same bytes, what passes by adds up to nothing:
         // the records are read for themselves below.

@@ -36,11 +36,17 @@ class Renumber {
 
 class Maker {
  public:
-  Maker(const Plan& plan, const Catalog& source, const Target* target)
+  Maker(const Plan& plan, const Catalog& source, const Target* target,
+        const Mailing& mailing)
       : plan_(plan), source_(source), target_(target) {
     share_.plan.tensors.resize(plan.tensors.size());
     share_.plan.slots = plan.slots;
-    if (target) share_.target.files.resize(target->files.size());
+    share_.mailing = mailing;
+    if (!target) return;
+    share_.target.files.resize(target->files.size());
+    share_.target_crcs.resize(target->files.size());
+    for (uint32_t file = 0; file < mailing.owners.size(); ++file)
+      if (mailing.owners[file] == mailing.rank) use_target(file);
   }
 
   Share make(const std::vector<Item>& items) {
@@ -52,6 +58,7 @@ class Maker {
     }
     add_files();
     add_crcs();
+    add_target_crcs();
     return std::move(share_);
   }
 
@@ -77,7 +84,7 @@ class Maker {
       add_source(plan_.lanes[job.first_source + i]);
     part.first_target = size(share_.plan.lanes);
     for (uint32_t i = 0; i < job.targets; ++i)
-      add_target(plan_.lanes[job.first_target + i]);
+      add_target(plan_.lanes[job.first_target + i], job.rows);
     part.first_move = size(share_.plan.moves);
     const auto first = plan_.moves.begin() + job.first_move;
     share_.plan.moves.insert(share_.plan.moves.end(), first, first + job.moves);
@@ -90,8 +97,10 @@ class Maker {
     lane.file = files_(lane.file);
     share_.plan.lanes.push_back(lane);
   }
-  void add_target(const Lane& lane) {
+  void add_target(const Lane& lane, uint64_t rows) {
     use_target(lane.file);
+    touch(lane.file, lane.offset,
+          lane.offset + (rows - 1) * lane.row_stride + lane.width);
     share_.plan.lanes.push_back(lane);
   }
 
@@ -100,6 +109,11 @@ class Maker {
     if (item.number == kNone) cut(gather, item.begin, item.end);
     gather.source_file = files_(gather.source_file);
     use_target(gather.target_file);
+    uint64_t last = gather.target_offset;
+    for (size_t d = 0; d < gather.shape.size(); ++d)
+      last += (std::max<uint64_t>(gather.shape[d], 1) - 1) *
+              gather.target_strides[d];
+    touch(gather.target_file, gather.target_offset, last + 1);
     add_tensor(gather.tensor);
     share_.plan.gathers.push_back(std::move(gather));
     return static_cast<uint32_t>(share_.plan.gathers.size() - 1);
@@ -118,10 +132,32 @@ class Maker {
     if (!target_ || file == kNone) return;
     TargetFile& part = share_.target.files[file];
     if (!part.path.empty()) return;
-    const TargetFile& whole = target_->files[file];
-    part.path = whole.path;
-    for (const LateCrc& crc : whole.crcs)
-      part.crcs.push_back({crc.begin, crc.end, {}});
+    part.path = target_->files[file].path;
+    part.size = target_->files[file].size;
+  }
+
+  // Bytes [begin, end) of a file may be written: their checksums are needed.
+  void touch(uint32_t file, uint64_t begin, uint64_t end) {
+    if (!target_ || file == kNone) return;
+    const std::vector<LateCrc>& crcs = target_->files[file].crcs;
+    std::vector<uint32_t>& touched = share_.target_crcs[file];
+    auto crc = std::ranges::upper_bound(crcs, begin, {}, &LateCrc::end);
+    for (; crc != crcs.end() && crc->begin < end; ++crc) {
+      const auto index = static_cast<uint32_t>(crc - crcs.begin());
+      if (touched.empty() || touched.back() != index) touched.push_back(index);
+    }
+  }
+
+  void add_target_crcs() {
+    for (uint32_t file = 0; file < share_.target_crcs.size(); ++file) {
+      std::vector<uint32_t>& touched = share_.target_crcs[file];
+      std::ranges::sort(touched);
+      touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
+      for (const uint32_t index : touched) {
+        const LateCrc& crc = target_->files[file].crcs[index];
+        share_.target.files[file].crcs.push_back({crc.begin, crc.end, {}});
+      }
+    }
   }
 
   void add_files() {
@@ -220,8 +256,9 @@ void take_plan(Unpacker& in, Plan& plan) {
   plan.bytes_read = in.take<uint64_t>();
 }
 
-struct Range {
+struct CrcPlace {
   uint64_t begin, end;
+  uint32_t index, zero;
 };
 
 // Of lists that are mostly empty only what is there goes: how many there are
@@ -248,28 +285,46 @@ void take_tensors(Unpacker& in, Share& share) {
   }
 }
 
-void put_target(Packer& out, const Target& target) {
-  std::vector<uint32_t> used;
+// The owners of files that this rank neither touches nor writes are none of
+// its business.
+void put_target(Packer& out, const Share& share) {
+  const Target& target = share.target;
+  std::vector<uint32_t> used, owners;
   for (uint32_t i = 0; i < target.files.size(); ++i)
     if (!target.files[i].path.empty()) used.push_back(i);
   out.put(uint64_t{target.files.size()});
   out.list(used);
+  if (share.mailing.round)
+    for (const uint32_t i : used) owners.push_back(share.mailing.owners[i]);
+  out.list(owners);
   for (const uint32_t i : used) {
     out.text(target.files[i].path);
-    std::vector<Range> crcs;
-    for (const LateCrc& crc : target.files[i].crcs)
-      crcs.push_back({crc.begin, crc.end});
+    out.put(target.files[i].size);
+    std::vector<CrcPlace> crcs;
+    for (size_t c = 0; c < target.files[i].crcs.size(); ++c)
+      crcs.push_back({target.files[i].crcs[c].begin,
+                      target.files[i].crcs[c].end, share.target_crcs[i][c], 0});
     out.list(crcs);
   }
 }
 
-void take_target(Unpacker& in, Target& target) {
+void take_target(Unpacker& in, Share& share) {
+  Target& target = share.target;
   target.files.resize(in.take<uint64_t>());
-  for (const uint32_t i : in.list<uint32_t>()) {
+  share.target_crcs.resize(target.files.size());
+  const auto used = in.list<uint32_t>();
+  const auto owners = in.list<uint32_t>();
+  if (!owners.empty()) share.mailing.owners.assign(target.files.size(), kNone);
+  for (size_t n = 0; n < used.size(); ++n) {
+    const uint32_t i = used[n];
     TargetFile& file = target.files.at(i);
+    if (!owners.empty()) share.mailing.owners[i] = owners.at(n);
     file.path = in.text();
-    for (const Range& crc : in.list<Range>())
+    file.size = in.take<uint64_t>();
+    for (const CrcPlace& crc : in.list<CrcPlace>()) {
       file.crcs.push_back({crc.begin, crc.end, {}});
+      share.target_crcs[i].push_back(crc.index);
+    }
   }
 }
 
@@ -318,8 +373,8 @@ void take_source(Unpacker& in, Catalog& source,
 }
 
 Share make_share(const Plan& plan, const Catalog& source, const Target* target,
-                 const std::vector<Item>& items) {
-  return Maker(plan, source, target).make(items);
+                 const std::vector<Item>& items, const Mailing& mailing) {
+  return Maker(plan, source, target, mailing).make(items);
 }
 
 std::string pack(const Share& share) {
@@ -329,7 +384,11 @@ std::string pack(const Share& share) {
   out.list(share.items);
   put_source(out, share.source, share.memory);
   out.list(share.crcs);
-  put_target(out, share.target);
+  out.put(share.mailing.round);
+  out.put(share.mailing.rank);
+  out.put(share.mailing.buffer);
+  out.list(share.mailing.away);
+  put_target(out, share);
   out.text(share.root);
   out.text(share.journal);
   out.put(share.work);
@@ -351,7 +410,11 @@ Share unpack_share(std::string_view bytes) {
   share.items = in.list<Item>();
   take_source(in, share.source, share.memory);
   share.crcs = in.list<uint32_t>();
-  take_target(in, share.target);
+  share.mailing.round = in.take<uint32_t>();
+  share.mailing.rank = in.take<uint32_t>();
+  share.mailing.buffer = in.take<uint64_t>();
+  share.mailing.away = in.list<uint8_t>();
+  take_target(in, share);
   share.root = in.text();
   share.journal = in.text();
   share.work = in.take<uint64_t>();

@@ -1,7 +1,8 @@
 // What one rank needs to do its part of a plan: the jobs of its items, the
 // files and records that they touch. Tensors, digest slots and target files
 // keep their numbers, so that journals and sums of all ranks speak of the same
-// things; jobs, lanes, source files and records are numbered anew.
+// things; jobs, lanes, source files and records are numbered anew, and of a
+// target file's checksums only those are there that the items touch.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,25 @@
 
 namespace ckpt::ranks {
 
+// --exchange send: who writes what, and where this rank is in it.
+struct Mailing {
+  uint32_t round = 0;            // 0: nothing is sent
+  uint32_t rank = 0;             // this one
+  uint64_t buffer = 0;           // of a message
+  std::vector<uint32_t> owners;  // by target file: the rank that writes it
+  std::vector<uint8_t> away;     // by rank: true on another machine
+};
+
 struct Share {
   reshard::Plan plan;
   std::vector<uint32_t> tensors;  // in plan.tensors; the others are empty
   std::vector<reshard::Item> items;
   Catalog source;              // files and crcs only
   std::vector<uint32_t> crcs;  // where source.crcs stand in the whole catalog
-  Target target;               // of the files: path and crcs
+  Target target;               // of the files: path, size and crcs
+  // By file: where its crcs stand in the whole target's.
+  std::vector<std::vector<uint32_t>> target_crcs;
+  Mailing mailing;
   std::deque<std::string> memory;  // bytes of source files that have none
 
   // How to run it.
@@ -41,9 +54,11 @@ struct Share {
   bool sync = false;   // flush what was written
 };
 
-// The share of `items`, which split() dealt out. `target` may be null.
+// The share of `items`, which split() dealt out. `target` may be null. With a
+// `mailing`, also the files that its rank writes for others.
 Share make_share(const reshard::Plan& plan, const Catalog& source,
-                 const Target* target, const std::vector<reshard::Item>& items);
+                 const Target* target, const std::vector<reshard::Item>& items,
+                 const Mailing& mailing = {});
 
 // The parts of messages about a source's files and their records.
 void put_source(Packer& out, const Catalog& source,

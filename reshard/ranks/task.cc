@@ -8,8 +8,10 @@
 
 #include "lib/interrupt.h"
 #include "lib/io/staging.h"
+#include "reshard/behind.h"
 #include "reshard/cast.h"
 #include "reshard/engine.h"
+#include "reshard/ranks/exchange.h"
 #include "reshard/ranks/pack.h"
 
 namespace ckpt::ranks {
@@ -48,12 +50,67 @@ reshard::RunOptions options_of(const Share& share, Control& control) {
   return options;
 }
 
+bool writes_itself(const Share& share, uint32_t file) {
+  return !share.target.files[file].path.empty() &&
+         (share.mailing.round == 0 ||
+          share.mailing.owners[file] == share.mailing.rank);
+}
+
 // Another machine's disk cache is not flushed by the rank that publishes.
 void flush_files(const Share& share) {
-  for (const TargetFile& file : share.target.files)
-    if (!file.path.empty())
-      io::Handle::open_write(io::join(share.root, file.path)).sync();
+  for (uint32_t f = 0; f < share.target.files.size(); ++f)
+    if (writes_itself(share, f))
+      io::Handle::open_write(io::join(share.root, share.target.files[f].path))
+          .sync();
 }
+
+Exchange::Setup exchange_setup(const Share& share, Control& control) {
+  Exchange::Setup setup;
+  setup.rank = share.mailing.rank;
+  setup.owners = share.mailing.owners;
+  setup.in.round = share.mailing.round;
+  setup.in.buffer = share.mailing.buffer;
+  setup.in.away.assign(share.mailing.away.begin(), share.mailing.away.end());
+  setup.in.sync = share.sync;
+  setup.in.on_failure = [&control] {
+    control.stopped = true;
+    control.exchange->stop();
+  };
+  uint64_t bytes = 0;
+  setup.in.files.resize(share.target.files.size());
+  for (uint32_t f = 0; f < share.target.files.size(); ++f) {
+    if (!writes_itself(share, f)) continue;
+    const TargetFile& file = share.target.files[f];
+    setup.in.files[f] = {io::join(share.root, file.path), file.size};
+    bytes += file.size;
+  }
+  setup.in.behind = bytes > reshard::memory_bytes() / 2;
+  return setup;
+}
+
+// The exchange of a task that sends, for as long as the task runs. What stops
+// others here is the failure of the thread that writes for them.
+class Sending {
+ public:
+  Sending(const Share& share, Control& control) : exchange_(control.exchange) {
+    if (share.mailing.round == 0) exchange_ = nullptr;
+    if (exchange_) exchange_->open(exchange_setup(share, control));
+  }
+  ~Sending() {
+    if (exchange_) exchange_->end();
+  }
+  Sending(const Sending&) = delete;
+  Sending& operator=(const Sending&) = delete;
+  Exchange* exchange() { return exchange_; }
+  // Of the task that was stopped: why, if it is known here.
+  void rethrow_failure() {
+    if (!exchange_) return;
+    if (const auto why = exchange_->end()) std::rethrow_exception(why);
+  }
+
+ private:
+  Exchange* exchange_;
+};
 
 std::vector<Sum> sums_of(const std::vector<Digest>& all) {
   std::vector<Sum> sums;
@@ -70,9 +127,79 @@ std::string pack_report(const Report& report) {
   out.list(report.seen);
   out.put(report.bytes_read);
   out.put(report.bytes_written);
+  out.put(report.bytes_sent);
+  out.put(report.bytes_received);
+  out.put(report.messages);
   out.put(report.items);
   out.put(report.seconds);
   return out.take();
+}
+
+// CRCs have their numbers in the share; all others speak of the whole.
+void renumber(const Share& share, std::vector<reshard::CrcPart>& parts) {
+  for (reshard::CrcPart& part : parts)
+    part.index = share.target_crcs.at(part.file).at(part.index);
+}
+
+// Where items go that are done: into the journal, once nothing of them is
+// under way.
+std::function<void(const reshard::Outcome&)> keep_in(reshard::Journal* journal,
+                                                     const Share& share,
+                                                     Exchange* exchange) {
+  if (!journal) return [](const reshard::Outcome&) {};
+  return [journal, &share, exchange](const reshard::Outcome& outcome) {
+    reshard::Outcome whole = outcome;
+    renumber(share, whole.crcs);
+    if (!exchange) return journal->append(whole);
+    exchange->when_written(
+        [journal, whole = std::move(whole)] { journal->append(whole); });
+  };
+}
+
+Report report_of(const Share& share, const reshard::RunResult& result,
+                 const reshard::Output& output,
+                 const reshard::SourceCrcs& crcs) {
+  Report report;
+  report.source = sums_of(result.source);
+  for (const Sum& sum : sums_of(result.target))
+    if (share.plan.tensors[sum.index].casts()) report.target.push_back(sum);
+  report.crcs = output.crc_parts();
+  renumber(share, report.crcs);
+  report.seen = crcs.seen();
+  for (auto& seen : report.seen) seen.index = share.crcs.at(seen.index);
+  report.bytes_read = result.bytes_read;
+  report.bytes_written = result.bytes_written;
+  return report;
+}
+
+void add_traffic(const Exchange& exchange, Report& report) {
+  const Exchange::Traffic traffic = exchange.traffic();
+  report.bytes_sent = traffic.sent;
+  report.bytes_received = traffic.received;
+  report.messages = traffic.messages;
+  report.bytes_written += traffic.received - traffic.sent;
+}
+
+// The engine on the share's items, and then what others have for this rank.
+reshard::RunResult move_bytes(const Share& share, Control& control,
+                              reshard::Output& output,
+                              reshard::RunOptions& options, reshard::Part& part,
+                              reshard::Journal* journal, Report& traffic) {
+  Sending sending(share, control);
+  Exchange* const exchange = sending.exchange();
+  if (exchange) output.send_by(*exchange);
+  part.finished = keep_in(journal, share, exchange);
+  try {
+    reshard::RunResult result =
+        reshard::run(share.plan, share.source, output, options);
+    if (!exchange) return result;
+    exchange->finish();
+    add_traffic(*exchange, traffic);
+    return result;
+  } catch (const Stopped&) {
+    sending.rethrow_failure();
+    throw;
+  }
 }
 
 Report run_share(const Share& share, Control& control,
@@ -85,26 +212,22 @@ Report run_share(const Share& share, Control& control,
     lock = io::join_staging(share.root);
     own.emplace(reshard::Journal::create(share.journal, share.work));
   }
-  options.journal = own ? &*own : journal;
   reshard::SourceCrcs crcs(share.source);
-  const reshard::Part part{share.items, share.check_crcs ? &crcs : nullptr};
+  reshard::Part part{share.items, share.check_crcs ? &crcs : nullptr, {}};
   options.part = &part;
   const bool writes = !share.target.files.empty();
   reshard::Output output;
   if (writes) output = reshard::Output(share.target, share.root);
-  const reshard::RunResult result =
-      reshard::run(share.plan, share.source, output, options);
+  Report traffic;
+  const reshard::RunResult result = move_bytes(
+      share, control, output, options, part, own ? &*own : journal, traffic);
   if (writes && share.sync && own) flush_files(share);
 
-  Report report;
-  report.source = sums_of(result.source);
-  for (const Sum& sum : sums_of(result.target))
-    if (share.plan.tensors[sum.index].casts()) report.target.push_back(sum);
-  report.crcs = output.crc_parts();
-  report.seen = crcs.seen();
-  for (auto& seen : report.seen) seen.index = share.crcs.at(seen.index);
-  report.bytes_read = result.bytes_read;
-  report.bytes_written = result.bytes_written;
+  Report report = report_of(share, result, output, crcs);
+  report.bytes_sent = traffic.bytes_sent;
+  report.bytes_received = traffic.bytes_received;
+  report.messages = traffic.messages;
+  report.bytes_written += traffic.bytes_written;
   report.items = own ? own->items() : 0;
   report.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
@@ -199,6 +322,9 @@ Report unpack_report(std::string_view bytes) {
   report.seen = in.list<reshard::SourceCrcs::Seen>();
   report.bytes_read = in.take<uint64_t>();
   report.bytes_written = in.take<uint64_t>();
+  report.bytes_sent = in.take<uint64_t>();
+  report.bytes_received = in.take<uint64_t>();
+  report.messages = in.take<uint64_t>();
   report.items = in.take<uint64_t>();
   report.seconds = in.take<double>();
   return report;

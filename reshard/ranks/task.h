@@ -2,7 +2,6 @@
 // Rank 0 does its own part by the same functions.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,19 +10,11 @@
 #include "lib/digest.h"
 #include "reshard/crc_check.h"
 #include "reshard/journal.h"
+#include "reshard/ranks/control.h"
 #include "reshard/ranks/share.h"
 #include "reshard/source_crcs.h"
 
 namespace ckpt::ranks {
-
-// Between the thread that works and the one that talks to the other ranks.
-struct Control {
-  std::atomic<uint64_t> bytes = 0;    // that were read
-  std::atomic<bool> stopped = false;  // someone else failed: give up
-};
-
-// Thrown by a task that was stopped: its own work was sound.
-struct Stopped {};
 
 // What one rank found and did.
 struct Sum {
@@ -36,8 +27,11 @@ struct Report {
   std::vector<reshard::CrcPart> crcs;
   std::vector<reshard::SourceCrcs::Seen> seen;
   uint64_t bytes_read = 0;
-  uint64_t bytes_written = 0;
-  uint64_t items = 0;  // whole ones, that a journal has
+  uint64_t bytes_written = 0;  // into files, those for others included
+  uint64_t bytes_sent = 0;     // payload of messages
+  uint64_t bytes_received = 0;
+  uint64_t messages = 0;  // with payload, that were sent
+  uint64_t items = 0;     // whole ones, that a journal has
   double seconds = 0;
 };
 

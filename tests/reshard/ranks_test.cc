@@ -194,7 +194,8 @@ TEST_CASE("ranks: any plan, the bytes and sums of one process") {
     Case c;
     make_case(random, c);
     const Written alone = write(c, "alone");
-    set_exchange(round % 2 ? Exchange::kRead : Exchange::kAuto);
+    constexpr Mode kModes[] = {Mode::kAuto, Mode::kRead, Mode::kSend};
+    set_sharing({kModes[round % 3], uint64_t{64} << 10});
     const auto count = static_cast<uint32_t>(1 + random() % 8);
     const std::vector<int> statuses = test::with_ranks(count, 5, [&] {
       const Written many = write(c, "many");
@@ -207,7 +208,7 @@ TEST_CASE("ranks: any plan, the bytes and sums of one process") {
         CHECK(many.crcs[i].value == alone.crcs[i].value);
     });
     CHECK(statuses == std::vector<int>(count - 1, 5));
-    set_exchange(Exchange::kAuto);
+    set_sharing({});
   }
 }
 

@@ -1,0 +1,111 @@
+// Messages that come to a rank in an exchange (exchange.h), and the thread
+// that writes what is in them.
+//
+//   free ─► granted ─► arrived ─► free ┄┄► (flushed) ┄┄► kWritten is said
+//     the thread that talks │  writer
+//
+// Asks wait in a queue, which holds a few words for each. A slot is granted to
+// one of them when it is free: so memory does not grow with the ranks.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "reshard/ranks/bell.h"
+#include "reshard/ranks/link.h"
+#include "reshard/ranks/note.h"
+
+namespace ckpt::ranks {
+
+class Inbox {
+ public:
+  struct OwnFile {
+    std::string path;  // "": another rank writes it
+    uint64_t size = 0;
+  };
+  struct Setup {
+    uint32_t round = 0;
+    uint64_t buffer = 0;         // of each slot
+    std::vector<OwnFile> files;  // of the target, by number
+    // Ranks of other machines. What they sent is flushed before they hear that
+    // it is written: their journals outlive a crash of this machine.
+    std::vector<bool> away;
+    bool sync = false;    // else no rank that is away keeps a journal
+    bool behind = false;  // leave nothing in the page cache
+    std::function<void()> on_failure;
+  };
+
+  explicit Inbox(Bell& bell) : bell_(bell) {}
+  ~Inbox() { end(); }
+
+  void begin();
+  void stop();
+
+  // The task's side.
+  void open(Setup setup);
+  // Ends the writer. Throws what it threw.
+  void close();
+  // The same, without throwing.
+  void end();
+  std::exception_ptr failure() const;
+  uint64_t bytes() const { return bytes_; }
+
+  // The side of the thread that talks.
+  void asked(uint32_t from, const Note& note);
+  void pump(Link& link);
+  bool quiet() const { return granted_.empty(); }
+
+  static constexpr uint32_t kSlots = 4;
+
+ private:
+  struct Ask {
+    uint32_t from = 0;
+    Note note;
+  };
+  struct Slot {
+    std::unique_ptr<std::byte[]> memory;
+    bool free = true;
+    Ask ask;
+    uint64_t bytes = 0;
+  };
+  struct Granted {
+    uint32_t slot = 0;
+    Link::Ticket ticket = 0;
+  };
+  class Files;
+
+  void write_all();
+  void write(Files& files, uint32_t slot);
+  void flush(Files& files);
+  void arrived(uint32_t slot, uint64_t bytes);
+  void grant(Link& link);
+
+  Bell& bell_;
+  mutable std::mutex mutex_;
+  std::condition_variable work_;
+  Setup setup_;
+  bool open_ = false;
+  bool stopped_ = false;
+  bool ending_ = false;
+  std::deque<Ask> asks_;
+  std::vector<Slot> slots_;
+  std::deque<uint32_t> arrived_;
+  std::vector<Ask> unflushed_;  // the writer's alone
+  std::vector<Ask> written_;    // to be said
+  std::exception_ptr failure_;
+  std::atomic<uint64_t> bytes_ = 0;  // of payload
+  std::thread writer_;
+  std::vector<Granted> granted_;  // of the thread that talks alone
+};
+
+}  // namespace ckpt::ranks

@@ -1,0 +1,32 @@
+// What ranks say to each other about messages of an exchange.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#include "ckpt/error.h"
+#include "reshard/ranks/link.h"
+
+namespace ckpt::ranks {
+
+struct Note {
+  uint32_t round = 0;  // of all exchanges of a job; others' notes are old
+  uint32_t channel = 0;
+  uint64_t id = 0;  // of the sender's message
+};
+
+inline Note note_of(const Message& message) {
+  Note note;
+  if (message.bytes.size() != sizeof(note))
+    throw bug_error({}, "a note of {} bytes from rank {}", message.bytes.size(),
+                    message.from);
+  std::memcpy(&note, message.bytes.data(), sizeof(note));
+  return note;
+}
+
+inline void post(Link& link, uint32_t to, Tag tag, const Note& note) {
+  link.post(to, tag, {reinterpret_cast<const char*>(&note), sizeof(note)});
+}
+
+}  // namespace ckpt::ranks
