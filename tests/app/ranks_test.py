@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Many processes under mpirun write what one process writes.
 
-    ranks_test.py --ckpt build/bin/ckpt [--kills 10] [--all]
+    ranks_test.py --ckpt build/bin/ckpt [--kills 10] [--all auto,read,send]
 
 One process is the judge of many: its bytes are held against the peers by the
 other tests. --all takes every golden to every container with every number of
-ranks; without it every second golden gets one of them.
+ranks and those exchanges; without it every second golden gets one of them.
 """
 
 import argparse
@@ -30,6 +30,11 @@ SOON = 30  # seconds after which no rank may be left, whatever failed
 COUNTS = (2, 3, 4, 8)
 TARGETS = (("safetensors",), ("torch",), ("dcp", "--dp", "3"),
            ("torch", "--max-shard-size", "1MB"))
+# With messages as small as they are in no real run: many of them.
+SEND = ("--exchange", "send", "--exchange-buffer", "1MiB")
+MODES = {"auto": (), "read": ("--exchange", "read"), "send": SEND}
+# What is killed and goes on: several files, and items that many ranks share.
+KILLED = ("--to", "torch", "--max-shard-size", "20MB", "--no-fsync")
 # What stands in a job that one process does not have.
 ONLY_RANKS = ("ranks", "seconds")
 
@@ -122,21 +127,32 @@ class Tests:
     def test_goldens(self):
         cases = sorted(p for p in DATA.glob("*/*/ckpt") if p.is_dir())
         check(len(cases) > 60, f"only {len(cases)} goldens")
+        if self.options.all:
+            self.all_goldens(cases)
+            return
         done = 0
-        for i, source in enumerate(cases):
-            if not self.options.all and i % 2:
-                continue
-            if self.options.all:
-                for to in TARGETS:
-                    one = self.same_writing(COUNTS, "convert", source, "--to",
-                                            *to)
-                    done += one.returncode == 0
-                continue
-            to = TARGETS[i // 2 % len(TARGETS)]
-            one = self.same_writing((COUNTS[i // 8 % 4],), "convert", source,
-                                    "--to", *to)
+        for i, source in enumerate(cases[::2]):
+            to = TARGETS[i % len(TARGETS)]
+            mode = MODES[("send", "auto")[i // 2 % 2]]
+            one = self.same_writing((COUNTS[i // 4 % 4],), "convert", source,
+                                    "--to", *to, *mode)
             done += one.returncode == 0
         check(done > len(cases) / 4, f"only {done} of {len(cases)} converted")
+
+    def all_goldens(self, cases):
+        """Every golden, container, number of ranks; says what it did."""
+        counts = (1, *COUNTS)
+        for mode in self.options.all.split(","):
+            done = refused = 0
+            for source in cases:
+                for to in TARGETS:
+                    one = self.same_writing(counts, "convert", source, "--to",
+                                            *to, *MODES[mode])
+                    done += one.returncode == 0
+                    refused += one.returncode != 0
+            print(f"  {mode}: {done} pairs, and {refused} refused alike, by "
+                  f"{', '.join(map(str, counts))} ranks", flush=True)
+            check(done > 2 * len(cases), f"only {done} converted")
 
     def test_topologies(self):
         llama = DATA / "fairseq2_native/llama_tp2dp2_fsdp2/ckpt"
@@ -150,7 +166,8 @@ class Tests:
         self.same_writing((4,), "reshard", legacy, "--tp", "1", "--pp", "2")
 
     def test_exchange(self):
-        """Each file is written by one rank; read may be more than once."""
+        """Each file is written by one rank: what others have is read again, or
+        comes in messages."""
         llama = DATA / "fairseq2_native/llama_tp2dp2_fsdp2/ckpt"
         for source, command in (
                 (llama, ("reshard", "--tp", "1", "--dp", "1")),
@@ -160,7 +177,41 @@ class Tests:
                  ("convert", "--to", "dcp", "--dp", "3")),
                 (self.big(), ("convert", "--to", "dcp", "--dp", "5"))):
             self.same_writing((2, 5), command[0], source, *command[1:],
-                              "--exchange", "read")
+                              *MODES["read"])
+            # More ranks than files.
+            self.same_writing((3, 8), command[0], source, *command[1:], *SEND)
+
+    def test_more_ranks(self):
+        """Than tensors, and than files to write."""
+        path = self.folder / "two.safetensors"
+        head = (b'{"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]},'
+                b'"b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}}')
+        path.write_bytes(len(head).to_bytes(8, "little") + head + b"abcdef")
+        for mode in MODES.values():
+            self.same_writing((8,), "convert", path, "--to", "torch", *mode)
+
+    def test_traffic(self):
+        """Sent: each byte is read once, each file has one writer, messages
+        have the size that was asked for."""
+        dst = self.target()
+        many = self.ranks(5, "convert", self.big(), dst, "--to", "torch",
+                          "--max-shard-size", "30MB", "--no-fsync", "--json",
+                          *SEND)
+        check(many.returncode == 0, many.stderr)
+        found = json.loads(many.stdout)["ranks"]
+        total = {key: sum(rank[key] for rank in found) for key in (
+            "bytes_read", "bytes_written", "bytes_sent", "bytes_received",
+            "messages")}
+        check(total["bytes_read"] == self.payload, f"{total}")
+        check(total["bytes_written"] == self.payload, f"{total}")
+        check(total["bytes_sent"] == total["bytes_received"] > 0, f"{total}")
+        for rank in found:
+            check(rank["bytes_sent"] <= rank["messages"] << 20, f"{rank}")
+        refused = self.ranks(2, "convert", self.big(), self.target(), "--to",
+                             "torch", "--exchange", "send", "--max-mem",
+                             "16MiB", "--exchange-buffer", "1MiB")
+        check(refused.returncode == 7 and "hint" in refused.stderr,
+              f"{refused}")
 
     def test_verify(self):
         for i, path in enumerate((
@@ -282,11 +333,16 @@ class Tests:
         raise Failure("processes are left")
 
     def test_rank_fails(self):
-        """A write that fails on rank 2: its error is the job's."""
+        """A write that fails on rank 2: its error is the job's. With messages
+        it is one for others as well."""
+        for mode in ((), SEND):
+            self.fail_rank(mode)
+
+    def fail_rank(self, mode):
         dst = self.target()
         job = self.script(
             4, 'if [ $rank = 2 ]; then trap "" XFSZ; ulimit -f 1; fi',
-            "convert", self.big(), dst, "--to", "torch", "--no-fsync")
+            "convert", self.big(), dst, *KILLED, *mode)
         begin = time.monotonic()
         _, said = job.communicate(timeout=2 * SOON)
         check(time.monotonic() - begin < SOON, "it took too long to end")
@@ -298,13 +354,14 @@ class Tests:
         self.resumed(dst)
 
     def test_rank_fails_and_another_hangs(self):
-        """Who gives no answer is ended with all others, in time."""
+        """Who gives no answer is ended with all others, in time, also in the
+        middle of an exchange."""
         dst = self.target()
         staging = self.folder / ".target.ckpt-staging"
         job = self.script(
-            4, 'if [ $rank = 2 ]; then trap "" XFSZ; ulimit -f 120000; fi',
-            "convert", self.big(), dst, "--to", "torch", "--no-fsync", "-j",
-            "1", "--max-mem", "16MiB")
+            4, 'if [ $rank = 2 ]; then trap "" XFSZ; ulimit -f 30000; fi',
+            "convert", self.big(), dst, *KILLED, "-j", "1", "--max-mem",
+            "16MiB", "--exchange", "send")
         while job.poll() is None and not (staging / "journal.3").exists():
             time.sleep(0.001)
         begin = time.monotonic()
@@ -322,14 +379,18 @@ class Tests:
         print(f"  ended after {took:.1f} s")
 
     def resumed(self, dst):
-        """Goes on with any number of ranks, and comes to the same bytes."""
+        """Goes on with any number of ranks and any exchange, and comes to the
+        same bytes."""
         count = self.rng.choice((1, 2, 3, 5))
-        argv = ("convert", self.big(), dst, "--to", "torch", "--no-fsync",
-                "--resume", "-q")
+        mode = self.rng.choice(list(MODES))
+        argv = ("convert", self.big(), dst, *KILLED, "--resume", "-q",
+                *MODES[mode])
         done = self.alone(*argv) if count == 1 else self.ranks(count, *argv)
         check(done.returncode == 0,
-              f"--resume with {count}: {done.returncode} {done.stderr}")
-        check(tree(dst) == self.wanted(), f"--resume with {count}: other bytes")
+              f"--resume with {count}, {mode}: {done.returncode} "
+              f"{done.stderr}")
+        check(tree(dst) == self.wanted(),
+              f"--resume with {count}, {mode}: other bytes")
         left = [p.name for p in self.folder.iterdir() if "staging" in p.name]
         check(not left, f"left behind: {left}")
 
@@ -337,8 +398,8 @@ class Tests:
         if not hasattr(self, "want"):
             path = self.folder / "wanted" / "target"
             path.parent.mkdir()
-            check(self.alone("convert", self.big(), path, "--to", "torch",
-                             "--no-fsync").returncode == 0, "no judge")
+            check(self.alone("convert", self.big(), path,
+                             *KILLED).returncode == 0, "no judge")
             self.want = tree(path)
         return self.want
 
@@ -347,8 +408,10 @@ class Tests:
         self.big()
         times = min(self.time_of_a_run() for _ in range(2))
         hit = resumable = 0
-        for _ in range(self.options.kills):
-            hit_now, had_work = self.kill_one(times)
+        for i in range(self.options.kills):
+            # Every second one in the middle of messages.
+            mode = self.options.exchange or ("send", "auto")[i % 2]
+            hit_now, had_work = self.kill_one(times, mode)
             hit += hit_now
             resumable += had_work
         check(hit > self.options.kills / 4, f"only {hit} kills hit a run")
@@ -357,29 +420,29 @@ class Tests:
 
     def time_of_a_run(self):
         """From the first sign of work to the end, and from the start to it."""
-        job, start = self.slow_job(4), time.monotonic()
+        job, start = self.slow_job(4, "auto"), time.monotonic()
         self.wait_for_work(job)
         begin = time.monotonic()
         job.communicate(timeout=2 * SOON)
         return begin - start, time.monotonic() - begin
 
-    def slow_job(self, count):
+    def slow_job(self, count, mode):
         dst = self.target()
-        return self.script(count, "", "convert", self.big(), dst, "--to",
-                           "torch", "--no-fsync", "-j", "1", "--max-mem",
-                           "16MiB")
+        small = ("--exchange", "send") if mode == "send" else MODES[mode]
+        return self.script(count, "", "convert", self.big(), dst, *KILLED, "-j",
+                           "1", "--max-mem", "16MiB", *small)
 
     def wait_for_work(self, job):
         staging = self.folder / ".target.ckpt-staging" / "journal"
         while job.poll() is None and not staging.exists():
             time.sleep(0.001)
 
-    def kill_one(self, times):
+    def kill_one(self, times, mode):
         count = self.rng.choice((2, 3, 4, 8))
         how = self.rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
         dst = self.folder / "target"
         self.wanted()
-        job = self.slow_job(count)
+        job = self.slow_job(count, mode)
         if self.rng.random() < 0.1:  # while it begins
             wait = self.rng.uniform(0.3, 1) * times[0]
         else:
@@ -432,13 +495,14 @@ class Tests:
                     "--mca", "plm_rsh_agent", agent, "--mca", "btl", "tcp,self",
                     "--mca", "btl_tcp_if_include", network,
                     "--mca", "oob_tcp_if_include", network]
-            dst = self.target()
-            many = subprocess.run(
-                [*map(str, line), self.ckpt, "convert", str(self.big()),
-                 str(dst), "--to", "torch", "--no-fsync"], text=True,
-                capture_output=True, timeout=300, env=job_environment())
-            check(many.returncode == 0, many.stderr)
-            check(tree(dst) == self.wanted(), "two hosts write other bytes")
+            for mode in ((), SEND):
+                dst = self.target()
+                many = subprocess.run(
+                    [*map(str, line), self.ckpt, "convert", str(self.big()),
+                     str(dst), *KILLED, *mode], text=True, timeout=300,
+                    capture_output=True, env=job_environment())
+                check(many.returncode == 0, many.stderr)
+                check(tree(dst) == self.wanted(), "two hosts: other bytes")
         finally:
             for name in (a, b):
                 subprocess.run(["ip", "netns", "del", name], check=False,
@@ -474,8 +538,10 @@ class Tests:
             many = self.ranks(3, *argv)
             check(many.returncode == status, f"{argv}: {many}")
             check(many.stderr.count("error:") == (status != 0), many.stderr)
-        sent = self.alone("verify", DATA, "--exchange", "send")
-        check(sent.returncode == 7 and "hint" in sent.stderr, sent.stderr)
+        for argv in (("--exchange", "fly"), ("--exchange-buffer", "much")):
+            wrong = self.alone("verify", DATA, *argv)
+            check(wrong.returncode == 2 and argv[0] in wrong.stderr,
+                  wrong.stderr)
 
     def run(self):
         only = self.options.only
@@ -522,7 +588,8 @@ def main():
     parser.add_argument("--ckpt", required=True)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--mib", type=int, default=96)
-    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--all", default="", metavar="auto,read,send")
+    parser.add_argument("--exchange", default="", help="of the runs killed")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     version = subprocess.run([options.ckpt, "--version"], text=True,
