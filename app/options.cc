@@ -327,7 +327,9 @@ void add_write_options(CLI::App& app, WriteOptions& options) {
       ->group(group);
   app.add_flag_callback(
          "--no-manifest", [&] { options.manifest = false; },
-         "Write no .ckpt-manifest.json")
+         "Write no .ckpt-manifest.json; then digests are made only where "
+         "something "
+         "else asks for them")
       ->group(group);
 }
 

@@ -157,6 +157,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   log_problems(prepared.target.problems);
   for (const std::string& line : prepared.target.assumptions)
     spdlog::info("{}", line);
+  prepared.sums = request.write.verify;
   const uint64_t header_bytes = io::bytes_read();
   const Progress progress = make_progress(request.output);
   library::prove(prepared, options, progress);

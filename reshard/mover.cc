@@ -115,15 +115,22 @@ void Mover::write(uint32_t file, uint64_t offset, std::span<iovec> parts,
   outcome_.crcs.push_back(crc);
 }
 
+void Mover::share(const Lane& source, uint64_t from, uint32_t file,
+                  uint64_t offset, uint64_t count, uint64_t& head,
+                  uint64_t& tail) {
+  head = tail = count;
+  if (const io::Handle* handle = reader_.raw_file(source.file)) {
+    const trace::Span span("clone", count);
+    output_.clone(*handle, from, file, offset, count, head, tail);
+  }
+  bytes_written_ += tail - head;
+}
+
 void Mover::write_same(const Lane& source, uint64_t from, uint32_t file,
                        uint64_t offset, std::span<std::byte> bytes,
                        std::optional<uint32_t> crc) {
-  uint64_t head = bytes.size(), tail = bytes.size();
-  if (const io::Handle* handle = reader_.raw_file(source.file)) {
-    const trace::Span span("clone", bytes.size());
-    output_.clone(*handle, from, file, offset, bytes.size(), head, tail);
-  }
-  bytes_written_ += tail - head;
+  uint64_t head = 0, tail = 0;
+  share(source, from, file, offset, bytes.size(), head, tail);
   iovec part{bytes.data(), head};
   if (head != bytes.size()) crc.reset();  // it is of all of them
   if (head) write(file, offset, {&part, 1}, crc);

@@ -48,6 +48,15 @@ class Mover {
 
   // move_run.cc: columns [begin, end) of a job of one row.
   void run_columns(const Job& job, uint64_t row, uint64_t begin, uint64_t end);
+  // Columns [low, high) of what all `moves` want.
+  void copy_columns(const Job& job, uint64_t row, std::span<const Move> moves,
+                    uint64_t low, uint64_t high);
+  // True if nobody has to see the bytes of this move.
+  bool is_blind(const Job& job, const Move& move) const;
+  // Shares bytes with the source where the file system can; [head, tail) is
+  // what it did of `count`.
+  void share(const Lane& source, uint64_t from, uint32_t file, uint64_t offset,
+             uint64_t count, uint64_t& head, uint64_t& tail);
   // move_strided.cc: rows [begin, end).
   void run_rows(const Job& job, uint64_t begin, uint64_t end);
   void move_block(const Job& job, uint64_t row, uint64_t rows);

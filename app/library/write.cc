@@ -136,30 +136,46 @@ void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
       .write(0, std::string_view(text));
 }
 
+// The manifest beside the source; "" if there is none.
+std::string source_manifest(const Catalog& source) {
+  for (const std::string& root : {source.path, source.root}) {
+    const std::string path = manifest_path(root);
+    if (!root.empty() && io::is_file(path)) return path;
+  }
+  return {};
+}
+
 // If the source was written by ckpt, its manifest says what was written.
 void check_source_manifest(const Prepared& prepared,
                            const reshard::RunResult& result) {
-  for (const std::string& root : {prepared.source.path, prepared.source.root}) {
-    const std::string path = manifest_path(root);
-    if (root.empty() || !io::is_file(path)) continue;
-    const Manifest manifest = read_manifest(path);
-    for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) {
-      const std::string& name = prepared.plan.tensors[i].name;
-      const auto entry = manifest.tensors.find(name);
-      if (entry != manifest.tensors.end() &&
-          entry->second.digest != result.source[i] &&
-          !(prepared.source.format.starts_with("megatron_") &&
-            is_part(prepared.plan.tensors[i].shape, entry->second)))
-        throw input_error({prepared.source.path, name},
-                          "has digest {}, it was written with {} ({})",
-                          result.source[i].hex(), entry->second.digest.hex(),
-                          path)
-            .with_hint(
-                "`ckpt verify` lists all that changed since it was written; "
-                "--ignore-checksums copies what is there");
-    }
-    return;
+  const std::string path = source_manifest(prepared.source);
+  if (path.empty()) return;
+  const Manifest manifest = read_manifest(path);
+  for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) {
+    const std::string& name = prepared.plan.tensors[i].name;
+    const auto entry = manifest.tensors.find(name);
+    if (entry != manifest.tensors.end() &&
+        entry->second.digest != result.source[i] &&
+        !(prepared.source.format.starts_with("megatron_") &&
+          is_part(prepared.plan.tensors[i].shape, entry->second)))
+      throw input_error({prepared.source.path, name},
+                        "has digest {}, it was written with {} ({})",
+                        result.source[i].hex(), entry->second.digest.hex(),
+                        path)
+          .with_hint(
+              "`ckpt verify` lists all that changed since it was written; "
+              "--ignore-checksums copies what is there");
   }
+}
+
+// A run that nobody asks for digests need not look at the bytes: it is faster,
+// and where blocks can be shared with the source nothing is read at all.
+bool wants_sums(const Prepared& prepared, const SaveOptions& options) {
+  const bool compares =
+      !prepared.plan.replicas.empty() && !options.allow_replica_mismatch;
+  return options.manifest || prepared.sums || compares ||
+         (!options.ignore_checksums &&
+          !source_manifest(prepared.source).empty());
 }
 
 io::StagingOptions staging_options(const Prepared& prepared,
@@ -201,6 +217,7 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   run.progress = progress;
   run.journal = &journal;
   run.check_crcs = !options.ignore_checksums;
+  run.digest = wants_sums(prepared, options);
   reshard::Output output(target, staging.root());
   progress.begin("copying", prepared.plan.bytes_read);
   staging.share_lock();  // with the other ranks
@@ -341,12 +358,14 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
                            const Progress& progress) {
   if (prepared.assumed > 0)
     throw bug_error({prepared.path, {}}, "a plan that was to be shown is run");
+  constexpr uint64_t kNoSums = 1;  // such a journal can't be gone on with
   const InterruptScope scope;
   io::Staging staging(prepared.path, staging_options(prepared, options));
   if (prepared.single_file)
     prepared.target.files.front().path = io::base_name(staging.target());
   const uint64_t work =
-      reshard::fingerprint(prepared.plan, prepared.source, prepared.target);
+      reshard::fingerprint(prepared.plan, prepared.source, prepared.target) ^
+      (wants_sums(prepared, options) ? 0 : kNoSums);
   reshard::Journal journal = start_journal(work, staging, options);
   const auto has_work = [&] {
     return journal.items() || ranks::has_journals(staging.journal_path());

@@ -19,6 +19,7 @@ struct Prepared {
   std::string path;  // DST
   bool single_file = false;
   uint64_t assumed = 0;  // items that were not opened; then it can't be run
+  bool sums = false;     // digests are asked for, whatever the options say
 
   uint64_t file_bytes() const;
 };
@@ -49,6 +50,8 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options);
 void check_target(const Prepared& prepared, const SaveOptions& options);
 
 // Writes beside the target and renames. Throws Interrupted after a signal.
+// The result has digests if anything needs them: a manifest, here or beside
+// the source, replicas to compare, Prepared::sums.
 reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
                            const Progress& progress);
 

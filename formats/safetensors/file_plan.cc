@@ -1,6 +1,7 @@
 #include "formats/safetensors/file_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -25,6 +26,52 @@ using text::printable;
                          name(tensor.dtype))
       .with_hint(complex ? "cast it with --dtype c64; or " + leave_out
                          : leave_out);
+}
+
+using Ordered = std::vector<std::pair<Described, Tensor*>>;
+
+constexpr uint64_t kBlock = 4096;  // of file systems that share blocks
+
+// The place of a tensor's bytes in the source, if they lie there in one run.
+std::optional<uint64_t> run_in(const Catalog& source, uint32_t id) {
+  const Tensor& tensor = source.tensors.at(id);
+  if (tensor.pieces.size() != 1 || !tensor.grid.empty()) return {};
+  const Piece& piece = tensor.pieces[0];
+  const Extent& extent = piece.extent;
+  const bool plain = !piece.flat && piece.transform == kNoTransform &&
+                     extent.archive == 0 && extent.strides.empty() &&
+                     piece.box == Box::whole(tensor.shape);
+  if (!plain || source.files.at(extent.file).codec != Codec::kRaw) return {};
+  return extent.offset;
+}
+
+// How many bytes would have to be put before the data, which begin at
+// `begin`, so that most of them lie as in the source.
+uint64_t padding(const Catalog& source, const Target& target,
+                 const Ordered& ordered, uint64_t begin) {
+  std::map<uint64_t, uint64_t> votes;  // bytes by padding
+  uint64_t at = begin;
+  for (const auto& [entry, tensor] : ordered) {
+    const auto id =
+        static_cast<uint32_t>(tensor - target.catalog.tensors.data());
+    if (const auto from = run_in(source, id))
+      votes[(*from % kBlock + kBlock - at % kBlock) % kBlock] += entry.bytes;
+    at += entry.bytes;
+  }
+  const auto best = std::ranges::max_element(
+      votes, {}, [](const auto& vote) { return vote.second; });
+  // Readers want the data at a multiple of 8.
+  if (best == votes.end() || best->first % 8 != 0 ||
+      best->second < (at - begin) / 2)
+    return 0;
+  return best->first;
+}
+
+void pad(std::string& header, uint64_t spaces) {
+  header.append(spaces, ' ');
+  const uint64_t length = header.size() - 8;
+  for (size_t i = 0; i < 8; ++i)
+    header[i] = static_cast<char>(length >> (8 * i));
 }
 
 }  // namespace
@@ -76,8 +123,8 @@ Described describe(const Tensor& tensor) {
 
 void add_file(Target& target, const std::string& path,
               std::span<const uint32_t> tensors,
-              const std::optional<Metadata>& metadata) {
-  std::vector<std::pair<Described, Tensor*>> ordered;
+              const std::optional<Metadata>& metadata, const Catalog* source) {
+  Ordered ordered;
   for (const uint32_t id : tensors) {
     Tensor& tensor = target.catalog.tensors.at(id);
     ordered.emplace_back(describe(tensor), &tensor);
@@ -88,6 +135,8 @@ void add_file(Target& target, const std::string& path,
   std::vector<Described> described;
   for (const auto& item : ordered) described.push_back(item.first);
   std::string header = encode_header(described, metadata);
+  if (source && source->format == kFormat)
+    pad(header, padding(*source, target, ordered, header.size()));
   if (header.size() - 8 > kMaxHeader)
     throw unfaithful_error({path, {}},
                            "a header of {} bytes for {} tensors, safetensors "

@@ -24,8 +24,14 @@ Described describe(const Tensor& tensor);
 // Adds a file with these tensors of target.catalog (by number) to the target;
 // each gets a piece in it. Data are in the order of the reference writer: by
 // dtype, then by name. Throws unfaithful_error.
+//
+// `source`: the catalog whose tensors these are, same numbers, or null. If it
+// is safetensors too, spaces after the header (less than a block of a file
+// system, 4 KiB) let most of the data lie in their blocks as they do there, so
+// that XFS and btrfs can share them instead of copying.
 void add_file(Target& target, const std::string& path,
               std::span<const uint32_t> tensors,
-              const std::optional<Metadata>& metadata);
+              const std::optional<Metadata>& metadata,
+              const Catalog* source = nullptr);
 
 }  // namespace ckpt::safetensors

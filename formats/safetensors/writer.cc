@@ -68,7 +68,8 @@ class Builder {
                                                    : kDefaultShard;
     const auto files = split(described_, most);
     for (uint32_t f = 0; f < files.size(); ++f)
-      add_file(target_, file_name(f, files.size()), files[f], metadata_);
+      add_file(target_, file_name(f, files.size()), files[f], metadata_,
+               &source_);
     if (files.size() > 1) add_index(files);
     add_sidecars();
     return std::move(target_);

@@ -77,7 +77,7 @@ def test_reflink(folder):
     and a target that is written to later does not change the source."""
     mount = mount_xfs(folder)
     try:
-        for pad in (112, 504, 4088, 8184):
+        for pad in (112, 504, 4088, 8184, 117):
             source, target = mount / f"s{pad}.safetensors", mount / f"t{pad}"
             data = safetensors(source, pad)
             before = used(mount)
@@ -88,6 +88,7 @@ def test_reflink(folder):
             begin = 8 + struct.unpack("<Q", text[:8])[0]
             check(text[begin:] == data, f"pad {pad}: bytes differ")
             alike = (8 + pad) % 4096 == begin % 4096
+            check(alike == (pad != 117), f"pad {pad}: data at {begin}")
             check(grown < SIZE // 4 if alike else grown >= SIZE,
                   f"pad {pad}, data at {begin}: {grown} bytes more in use")
             with open(file, "r+b") as f:
@@ -99,12 +100,55 @@ def test_reflink(folder):
         subprocess.run(["umount", mount], check=False)
 
 
+def test_unread(folder):
+    """Where nobody asks for digests, bytes that are shared are not read."""
+    mount = mount_xfs(folder)
+    try:
+        source, trace = mount / "s.safetensors", folder / "trace.json"
+        data = safetensors(source, 504)
+        CKPT.ok("convert", source, mount / "t", "--to", "safetensors",
+                "--no-manifest", "--trace", trace)
+        read = sum(e["args"]["bytes"]
+                   for e in json.loads(trace.read_text())["traceEvents"]
+                   if e["name"] == "read")
+        check(read <= 2 * 4096, f"{read} bytes were read")
+        file = next((mount / "t").glob("*.safetensors"))
+        check(file.read_bytes().endswith(data), "bytes differ")
+        CKPT.ok("convert", source, mount / "u", "--to", "safetensors",
+                "--no-manifest", "--verify")
+    finally:
+        subprocess.run(["umount", mount], check=False)
+
+
+def test_no_digests(folder):
+    """--no-manifest: the same bytes; what needs digests still has them."""
+    source = folder / "a.safetensors"
+    safetensors(source, 504)
+    CKPT.ok("convert", source, folder / "a", "--to", "torch")
+    CKPT.ok("convert", source, folder / "b", "--to", "torch", "--no-manifest")
+    name = next(p.name for p in (folder / "a").iterdir()
+                if not p.name.startswith("."))
+    check((folder / "a" / name).read_bytes() ==
+          (folder / "b" / name).read_bytes(), "bytes differ")
+    CKPT.ok("convert", source, folder / "c", "--to", "torch", "--no-manifest",
+            "--verify")
+    # The manifest of /a is believed, whatever is written.
+    with open(folder / "a" / name, "r+b") as f:
+        f.seek(SIZE // 2)
+        f.write(b"changed")
+    done = CKPT.run("convert", folder / "a", folder / "d", "--to",
+                    "safetensors", "--no-manifest")
+    check_equal(done.code, 4, "a source that has changed")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     suite.add("--trace: events add up", test_trace)
     suite.add("--trace: in no directory", test_trace_unwritable)
     suite.add("XFS: blocks are shared", test_reflink)
+    suite.add("XFS: what is shared is not read", test_unread)
+    suite.add("--no-manifest: no digests but where needed", test_no_digests)
 
 
 if __name__ == "__main__":
