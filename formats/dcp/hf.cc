@@ -3,20 +3,20 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 
 #include "ckpt/error.h"
 #include "formats/dcp/dcp.h"
+#include "formats/dcp/hf_shard.h"
 #include "formats/hf.h"
 #include "formats/index.h"
 #include "formats/safetensors/header.h"
+#include "lib/in_order.h"
 #include "lib/io/file.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
-#include "lib/text/json.h"
 
 namespace ckpt::dcp {
 namespace {
@@ -25,7 +25,6 @@ using text::printable;
 
 constexpr std::string_view kSuffix = ".safetensors";
 constexpr std::string_view kShard = "shard-";
-constexpr std::string_view kInfo = "DCP_SHARDING_INFO";
 constexpr std::string_view kVersion = "DCP_VERSION";
 
 bool is_shard_name(std::string_view name) {
@@ -48,23 +47,15 @@ const std::string* find(const safetensors::Header& header,
 
 class Assembly {
  public:
-  void read_file(const std::string& path) {
-    const io::Handle file = io::Handle::open_read(path);
-    safetensors::Header header = safetensors::read_header(file);
-    const std::string* info = find(header, kInfo);
-    if (info == nullptr)
-      throw input_error({path, {}},
-                        "has no {} in its header, which the other shards have",
-                        kInfo);
-    const nlohmann::json offsets = text::parse_json(*info, path);
-    if (!offsets.is_object())
-      throw input_error({path, {}}, "{} is no JSON object", kInfo);
-    catalog_.files.push_back({.path = path, .size = file.size()});
-    if (const std::string* version = find(header, kVersion))
+  // In the order of the files.
+  void take(Shard shard) {
+    catalog_.files.push_back({.path = shard.path, .size = shard.size});
+    if (const std::string* version = find(shard.header, kVersion))
       catalog_.version = *version;
-    keep_metadata(header);
-    for (safetensors::Entry& entry : header.entries)
-      add(path, offsets, std::move(entry));
+    keep_metadata(shard.header);
+    for (size_t i = 0; i < shard.header.entries.size(); ++i)
+      add(shard.path, std::move(shard.offsets[i]),
+          std::move(shard.header.entries[i]));
   }
 
   Catalog finish() {
@@ -76,9 +67,11 @@ class Assembly {
   }
 
  private:
-  void add(const std::string& path, const nlohmann::json& info,
-           safetensors::Entry entry) {
-    const Dims offset = read_offset(path, info, entry);
+  // Ranks mostly write the same names in the same order.
+  size_t index_of(const safetensors::Entry& entry) {
+    if (next_ < catalog_.tensors.size() &&
+        catalog_.tensors[next_].name == entry.name)
+      return next_++;
     const auto [known, fresh] =
         by_name_.try_emplace(entry.name, catalog_.tensors.size());
     if (fresh) {
@@ -87,7 +80,12 @@ class Assembly {
       made.dtype = entry.dtype;
       made.shape = Shape(entry.shape.size(), 0);
     }
-    Tensor& tensor = catalog_.tensors[known->second];
+    next_ = known->second + 1;
+    return known->second;
+  }
+
+  void add(const std::string& path, Dims offset, safetensors::Entry entry) {
+    Tensor& tensor = catalog_.tensors[index_of(entry)];
     if (tensor.dtype != entry.dtype ||
         tensor.shape.size() != entry.shape.size())
       throw input_error({path, printable(entry.name)},
@@ -102,34 +100,24 @@ class Assembly {
                           "saved_offsets {} overflow", to_string(offset));
       tensor.shape[d] = std::max(tensor.shape[d], *end);
     }
-    Piece piece;
-    piece.box = {offset, std::move(entry.shape)};
+    Piece& piece = tensor.pieces.emplace_back();
+    piece.box = {std::move(offset), std::move(entry.shape)};
     piece.extent.file = static_cast<uint32_t>(catalog_.files.size() - 1);
     piece.extent.offset = entry.begin;
-    tensor.pieces.push_back(std::move(piece));
   }
 
-  static Dims read_offset(const std::string& path, const nlohmann::json& info,
-                          const safetensors::Entry& entry) {
-    const auto fail = [&](std::string_view why) {
-      throw input_error({path, printable(entry.name)}, "{}: {}", kInfo, why);
+  // Replicas count once.
+  static std::vector<const Box*> distinct_boxes(const Tensor& tensor) {
+    std::vector<const Box*> boxes;
+    boxes.reserve(tensor.pieces.size());
+    for (const Piece& piece : tensor.pieces) boxes.push_back(&piece.box);
+    const auto less = [](const Box* a, const Box* b) {
+      return std::tie(a->offset, a->shape) < std::tie(b->offset, b->shape);
     };
-    const auto found = info.find(entry.name);
-    if (found == info.end()) fail("does not name this tensor");
-    if (!found->is_object()) fail("its entry is no object");
-    const auto list = found->find("saved_offsets");
-    if (list == found->end() || !list->is_array())
-      fail("saved_offsets is no list");
-    if (list->size() != entry.shape.size())
-      fail(fmt::format("{} saved_offsets for {} dimensions", list->size(),
-                       entry.shape.size()));
-    Dims offset;
-    for (const nlohmann::json& value : *list) {
-      if (!value.is_number_unsigned())
-        fail("saved_offsets is no list of integers >= 0");
-      offset.push_back(value.get<uint64_t>());
-    }
-    return offset;
+    if (!std::ranges::is_sorted(boxes, less)) std::ranges::sort(boxes, less);
+    const auto same = [](const Box* a, const Box* b) { return *a == *b; };
+    boxes.erase(std::unique(boxes.begin(), boxes.end(), same), boxes.end());
+    return boxes;
   }
 
   // Empty parts say nothing; the others must fill the tensor.
@@ -141,11 +129,9 @@ class Assembly {
                         "its parts reach to {}, which overflows",
                         to_string(tensor.shape));
     const uint64_t wanted = element_count(tensor.shape).value_or(0);
-    std::set<std::pair<Dims, Dims>> boxes;  // replicas count once
     uint64_t elements = 0;
-    for (const Piece& piece : tensor.pieces) {
-      if (!boxes.emplace(piece.box.offset, piece.box.shape).second) continue;
-      elements += volume(piece.box);
+    for (const Box* box : distinct_boxes(tensor)) {
+      elements += volume(*box);
       if (elements > wanted) break;
     }
     if (elements == wanted) return;
@@ -162,7 +148,7 @@ class Assembly {
   // What is not about sharding is kept, the first file's where they differ.
   void keep_metadata(const safetensors::Header& header) {
     for (const auto& [key, value] : *header.metadata) {
-      if (key == kInfo || key == kVersion) continue;
+      if (key == kVersion) continue;
       if (!document_) {
         document_ = std::make_shared<pickle::Document>();
         document_->set_root(document_->add_container(pickle::Type::kDict));
@@ -174,6 +160,7 @@ class Assembly {
 
   Catalog catalog_;
   std::unordered_map<std::string, size_t> by_name_;
+  size_t next_ = 0;  // the tensor that the next entry is of, maybe
   std::shared_ptr<pickle::Document> document_;
 };
 
@@ -224,7 +211,7 @@ std::vector<std::string> find_shards(const std::string& directory) {
   try {
     const io::Handle file =
         io::Handle::open_read(io::join(directory, shards[0]));
-    if (find(safetensors::read_header(file), kInfo) == nullptr) return {};
+    if (find(safetensors::read_header(file), kShardInfo) == nullptr) return {};
   } catch (const Error&) {
     return {};  // the safetensors reader says what is wrong with it
   }
@@ -235,10 +222,14 @@ Catalog read_shards(const Directory& directory,
                     const formats::ReadOptions& options) {
   Assembly assembly;
   std::set<std::string_view> writers;
-  for (const std::string& name : directory.shards) {
-    assembly.read_file(io::join(directory.path, name));
+  for (const std::string& name : directory.shards)
     writers.insert(writer_of(name));
-  }
+  in_order<Shard>(
+      directory.shards.size(),
+      [&](size_t i) {
+        return read_shard(io::join(directory.path, directory.shards[i]));
+      },
+      [&](size_t, Shard shard) { assembly.take(std::move(shard)); });
   Catalog catalog = assembly.finish();
   catalog.format = kFormat;
   catalog.path = directory.path;

@@ -1,0 +1,128 @@
+// Many small reads at once, and what they give in order: the headers of tens
+// of thousands of files.
+//
+//   make(0) make(1) make(2) …   on up to kReaders threads, a window ahead
+//      └───────┴───────┴──────► take(0) take(1) …   on the caller's thread
+//
+// A header is a few KiB, and to get it takes a cold disk or a server a hundred
+// times longer than to look at it: so many requests are under way, whatever the
+// number of processors. What is made and not yet taken is bounded by the
+// window. The error that is thrown is the first one in order, each time.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace ckpt {
+
+inline constexpr size_t kReaders = 32;
+
+namespace detail {
+
+// Numbers are handed out in runs: a hand-over costs as much as a small read.
+constexpr size_t kInRun = 8;
+constexpr size_t kWindow = 2 * kReaders;  // runs
+
+template <class Made>
+class InOrder {
+ public:
+  explicit InOrder(size_t count)
+      : count_(count), runs_((count + kInRun - 1) / kInRun) {}
+
+  template <class Make, class Take>
+  void run(Make& make, Take& take) {
+    std::vector<std::jthread> readers;
+    const Stop stop{*this};
+    for (size_t t = 0; t < std::min(kReaders, runs_); ++t)
+      readers.emplace_back([&] { fill(make); });
+    for (size_t r = 0; r < runs_; ++r) {
+      Run run = wait_for(r);
+      for (size_t i = 0; i < run.made.size(); ++i)
+        take(r * kInRun + i, std::move(run.made[i]));
+      if (run.error) std::rethrow_exception(run.error);
+    }
+  }
+
+ private:
+  struct Run {
+    std::vector<Made> made;
+    std::exception_ptr error;  // of the one after those
+    bool ready = false;
+  };
+  // Before the threads are waited for, also if `take` throws.
+  struct Stop {
+    InOrder& all;
+    ~Stop() { all.stop(); }
+  };
+
+  template <class Make>
+  void fill(Make& make) {
+    for (size_t r = next_++; r < runs_ && wait_for_room(r); r = next_++) {
+      Run run;
+      run.made.reserve(kInRun);
+      try {
+        const size_t end = std::min(count_, (r + 1) * kInRun);
+        for (size_t i = r * kInRun; i < end; ++i) run.made.push_back(make(i));
+      } catch (...) {
+        run.error = std::current_exception();
+      }
+      run.ready = true;
+      const std::lock_guard lock(mutex_);
+      ring_[r % kWindow] = std::move(run);
+      if (r == taken_) ready_.notify_one();
+    }
+  }
+
+  bool wait_for_room(size_t r) {
+    std::unique_lock lock(mutex_);
+    room_.wait(lock, [&] { return stopped_ || r < taken_ + kWindow; });
+    return !stopped_;
+  }
+
+  Run wait_for(size_t r) {
+    std::unique_lock lock(mutex_);
+    Run& slot = ring_[r % kWindow];
+    ready_.wait(lock, [&] { return slot.ready; });
+    Run run = std::exchange(slot, Run());
+    taken_ = r + 1;
+    if (r % (kWindow / 4) == 0) room_.notify_all();
+    return run;
+  }
+
+  void stop() {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    room_.notify_all();
+  }
+
+  const size_t count_;
+  const size_t runs_;
+  std::atomic<size_t> next_ = 0;
+  std::mutex mutex_;
+  std::condition_variable ready_, room_;
+  Run ring_[kWindow];  // run r at r % kWindow
+  size_t taken_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace detail
+
+// `make` is called on many threads, `take(i, made)` on this one, for each i
+// below `count`. Few are made here, without a thread.
+template <class Made, class Make, class Take>
+void in_order(size_t count, Make make, Take take) {
+  if (count > 2 * detail::kInRun) {
+    detail::InOrder<Made>(count).run(make, take);
+    return;
+  }
+  for (size_t i = 0; i < count; ++i) take(i, make(i));
+}
+
+}  // namespace ckpt
