@@ -1,7 +1,5 @@
 #include "formats/assume.h"
 
-#include <fmt/format.h>
-
 namespace ckpt::formats {
 
 uint64_t assume_places(Catalog& catalog) {
@@ -13,13 +11,7 @@ uint64_t assume_places(Catalog& catalog) {
   }
   const Locate places = *found;
   catalog.locate = nullptr;
-  const uint64_t assumed = places.sample(catalog);
-  if (assumed > 0)
-    catalog.assumptions.push_back(
-        fmt::format("{} items are like the last one of their file, which was "
-                    "opened; a run opens each",
-                    assumed));
-  return assumed;
+  return places.sample(catalog);
 }
 
 }  // namespace ckpt::formats

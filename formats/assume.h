@@ -19,15 +19,15 @@ namespace ckpt::formats {
 // A Catalog::locate that has a cheaper brother.
 struct Locate {
   void (*all)(Catalog&);
-  // As `all`, but for what can be assumed; returns how many items were not
-  // opened. Leaves no extent an archive.
+  // As `all`, but for what can be assumed, which goes into the assumptions;
+  // returns how many items that is. Leaves no extent an archive.
   uint64_t (*sample)(Catalog&);
   void operator()(Catalog& catalog) const { all(catalog); }
 };
 
 // Instead of ckpt::locate, for a plan that is only shown. Returns the number of
-// items that were not opened, and tells of them in the assumptions. Opens all
-// where their bytes are going to be read (claims), or the format has no Locate.
+// items that were not opened. Opens all where their bytes are going to be read
+// (claims), or the format has no Locate.
 uint64_t assume_places(Catalog& catalog);
 
 }  // namespace ckpt::formats

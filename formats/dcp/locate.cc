@@ -64,6 +64,10 @@ class Locator {
     for_each_item([&](const Item& item, const Piece&) {
       catalog_.tensors[item.tensor].pieces[item.piece].extent.archive = 0;
     });
+    catalog_.assumptions.push_back(
+        fmt::format("{} items are like the last one of their file, which was "
+                    "opened; a run opens each",
+                    count));
     return count;
   }
 

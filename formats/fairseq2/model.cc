@@ -4,7 +4,7 @@
 #include <map>
 
 #include "ckpt/error.h"
-#include "formats/torch/container.h"
+#include "formats/torch/many.h"
 #include "formats/torch/tensors.h"
 #include "lib/pickle/value.h"
 
@@ -35,20 +35,23 @@ std::string key_name(const Document& doc, Id key, bool old,
   return std::string(text);
 }
 
+// What one file holds, with extents in its own catalog.
 struct Loaded {
+  Catalog aside;
   std::vector<std::pair<std::string, torch::TensorRef>> tensors;
 };
 
-Loaded load(const std::string& path, bool old, Catalog& catalog,
-            const formats::ReadOptions& options) {
-  const torch::Container file = torch::open_container(path, catalog, options);
+Loaded load(const std::string& path, bool old,
+            const formats::ReadOptions& options, bool many) {
+  torch::Opened opened = torch::open_aside(path, options, many);
+  const torch::Container& file = opened.container;
   const Document& doc = *file.document;
   const Id root = old ? unwrap(doc, doc.root(), path) : doc.root();
   const auto pairs = doc.as_pairs(root);
   if (!pairs)
     throw input_error({path, {}}, "holds a {}, expected a dict of tensors",
                       name(doc.type(root)));
-  Loaded loaded;
+  Loaded loaded{std::move(opened.aside), {}};
   loaded.tensors.reserve(pairs->size() / 2);
   for (size_t i = 0; i < pairs->size(); i += 2) {
     std::string key = key_name(doc, (*pairs)[i], old, path);
@@ -65,29 +68,79 @@ Loaded load(const std::string& path, bool old, Catalog& catalog,
 
 using Index = std::unordered_map<std::string, size_t>;
 
-// Every file of a stage may lack keys of sdp_00, never have others.
-Key& key_of(Stage& stage, Index& index, const std::string& name, uint32_t tp,
-            uint32_t dp, const std::string& path) {
-  const bool first = tp == 0 && dp == 0;
-  const auto [at, is_new] = index.emplace(name, stage.keys.size());
-  if (is_new && !first)
-    throw input_error({path, name}, "is not in {} of {}",
-                      dp == 0 ? "sdp_00.pt" : "the sdp_00.pt",
-                      dp == 0 ? "tp_00" : "this stage")
-        .with_hint("a file belongs to another checkpoint");
-  if (is_new) stage.keys.push_back({.name = name, .parts = {}});
-  Key& key = stage.keys[at->second];
-  // Parts come by tp, then dp; so the last one tells.
-  const bool lacks_first =
-      dp > 0 && (key.parts.empty() || key.parts.back().tp != tp);
-  const bool twice = !key.parts.empty() && key.parts.back().tp == tp &&
-                     key.parts.back().dp == dp;
-  if (lacks_first)
-    throw input_error({path, name}, "is not in the sdp_00.pt beside it")
-        .with_hint("a file belongs to another checkpoint");
-  if (twice) throw input_error({path, name}, "is there twice");
-  return key;
-}
+// Puts the files of one stage together, by tp, then dp.
+class StageBuilder {
+ public:
+  explicit StageBuilder(size_t files) : files_(files) {}
+
+  // `first_file`: the number that the file's own first one has become.
+  void add(uint32_t tp, uint32_t dp, const std::string& path,
+           std::vector<std::pair<std::string, torch::TensorRef>>& tensors,
+           uint32_t first_file) {
+    next_ = 0;
+    for (auto& [name, ref] : tensors) {
+      Key& key = key_of(name, tp, dp, path);
+      if (key.parts.empty()) {
+        key.storage = ref.storage;
+        key.requires_grad = ref.requires_grad;
+      }
+      ref.extent.file += first_file;
+      key.parts.push_back({tp, dp, ref.dtype, std::move(ref.shape),
+                           std::move(ref.extent), ref.transform});
+    }
+  }
+
+  Stage finish() {
+    next_ = 0;
+    by_name_.clear();
+    return std::exchange(stage_, Stage());
+  }
+
+ private:
+  // Files mostly have the same keys in the same order.
+  size_t index_of(const std::string& name, bool& is_new) {
+    is_new = false;
+    if (next_ < stage_.keys.size() && stage_.keys[next_].name == name)
+      return next_++;
+    const auto [at, fresh] = by_name_.emplace(name, stage_.keys.size());
+    is_new = fresh;
+    next_ = at->second + 1;
+    return at->second;
+  }
+
+  // Every file of a stage may lack keys of sdp_00, never have others.
+  Key& key_of(const std::string& name, uint32_t tp, uint32_t dp,
+              const std::string& path) {
+    const bool first = tp == 0 && dp == 0;
+    bool is_new = false;
+    const size_t at = index_of(name, is_new);
+    if (is_new && !first)
+      throw input_error({path, name}, "is not in {} of {}",
+                        dp == 0 ? "sdp_00.pt" : "the sdp_00.pt",
+                        dp == 0 ? "tp_00" : "this stage")
+          .with_hint("a file belongs to another checkpoint");
+    if (is_new) {
+      stage_.keys.push_back({.name = name, .parts = {}});
+      stage_.keys.back().parts.reserve(files_);
+    }
+    Key& key = stage_.keys[at];
+    // Parts come by tp, then dp; so the last one tells.
+    const bool lacks_first =
+        dp > 0 && (key.parts.empty() || key.parts.back().tp != tp);
+    const bool twice = !key.parts.empty() && key.parts.back().tp == tp &&
+                       key.parts.back().dp == dp;
+    if (lacks_first)
+      throw input_error({path, name}, "is not in the sdp_00.pt beside it")
+          .with_hint("a file belongs to another checkpoint");
+    if (twice) throw input_error({path, name}, "is there twice");
+    return key;
+  }
+
+  const size_t files_;  // of a stage
+  Stage stage_;
+  Index by_name_;
+  size_t next_ = 0;  // the key that comes next, maybe
+};
 
 // sdp_00 of every tensor-parallel rank has all the keys.
 void check_first_files(const Stage& stage,
@@ -174,27 +227,25 @@ void add_replica(Tensor& known, const Tensor& again, Catalog& catalog) {
 
 }  // namespace
 
-Stage read_stage(const Grid& grid, uint32_t index, bool old, Catalog& catalog,
-                 const formats::ReadOptions& options) {
-  const auto& ranks = grid.files.at(index);
-  Stage stage;
-  Index by_name;
-  for (uint32_t tp = 0; tp < ranks.size(); ++tp) {
-    for (uint32_t dp = 0; dp < ranks[tp].size(); ++dp) {
-      const std::string& path = ranks[tp][dp];
-      for (auto& [name, ref] : load(path, old, catalog, options).tensors) {
-        Key& key = key_of(stage, by_name, name, tp, dp, path);
-        if (key.parts.empty()) {
-          key.storage = ref.storage;
-          key.requires_grad = ref.requires_grad;
-        }
-        key.parts.push_back({tp, dp, ref.dtype, std::move(ref.shape),
-                             std::move(ref.extent), ref.transform});
-      }
-    }
-  }
-  check_first_files(stage, ranks);
-  return stage;
+void read_stages(const Grid& grid, bool old, Catalog& catalog,
+                 const formats::ReadOptions& options,
+                 const std::function<void(uint32_t, Stage)>& take) {
+  const std::vector<RankFile> ranks = rank_files(grid);
+  const bool many = ranks.size() >= torch::kManyFiles;
+  if (many) torch::check_headers_later(catalog);
+  StageBuilder builder(ranks.size() / std::max(1u, grid.pp()));
+  in_order<Loaded>(
+      ranks.size(),
+      [&](size_t i) { return load(*ranks[i].path, old, options, many); },
+      [&](size_t i, Loaded loaded) {
+        const RankFile& rank = ranks[i];
+        const uint32_t first = torch::take_aside(loaded.aside, catalog);
+        builder.add(rank.tp, rank.dp, *rank.path, loaded.tensors, first);
+        if (i + 1 < ranks.size() && ranks[i + 1].pp == rank.pp) return;
+        Stage stage = builder.finish();
+        check_first_files(stage, grid.files[rank.pp]);
+        take(rank.pp, std::move(stage));
+      });
 }
 
 bool is_buffer(const Key& key, const Rules& rules) {

@@ -4,6 +4,7 @@
 //   model.0.pt  {"model": {…}, "model_key": "model", "fs2": True}   (0.3, 0.4)
 #pragma once
 
+#include <functional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -27,10 +28,12 @@ struct Stage {
   std::vector<Key> keys;  // in the order of the first file
 };
 
-// Reads the files of stage `index`. Throws input_error for values that are
-// no tensors, for keys that sdp_00 or tp_00 lacks and others have.
-Stage read_stage(const Grid& grid, uint32_t index, bool old, Catalog& catalog,
-                 const formats::ReadOptions& options);
+// Reads the files of all stages, many at a time; `take` gets each stage as soon
+// as its files are there. Throws input_error for values that are no tensors,
+// for keys that sdp_00 or tp_00 lacks and others have.
+void read_stages(const Grid& grid, bool old, Catalog& catalog,
+                 const formats::ReadOptions& options,
+                 const std::function<void(uint32_t, Stage)>& take);
 
 // What the data-parallel ranks do with a key: buffers are whole everywhere.
 // Without a family's rules, a tensor without dimensions, an integer one and

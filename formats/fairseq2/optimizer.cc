@@ -6,7 +6,7 @@
 
 #include "ckpt/error.h"
 #include "formats/fairseq2/groups.h"
-#include "formats/torch/container.h"
+#include "formats/torch/many.h"
 #include "formats/torch/tensors.h"
 #include "lib/io/file.h"
 
@@ -29,12 +29,6 @@ struct StageState {
   std::vector<std::vector<uint64_t>> groups;
   std::shared_ptr<const Document> document;  // of the first rank
   Id groups_node = pickle::kNoId;
-};
-
-struct Rank {
-  uint32_t tp;
-  uint32_t dp;
-  bool first() const { return tp == 0 && dp == 0; }
 };
 
 // The device type in a DTensor's mesh: state["_spec"].mesh._device_type.
@@ -63,32 +57,84 @@ State& state_named(std::vector<State>& states, std::string_view name) {
   return states.emplace_back(State{std::string(name), {}, std::nullopt});
 }
 
+// One state of one parameter in one file.
+struct Field {
+  uint64_t number = 0;
+  std::string name;
+  std::optional<torch::TensorRef> ref;  // nothing: a value that is no tensor
+  Id value = pickle::kNoId;
+};
+
+// What one file holds, with extents in its own catalog.
+struct Loaded {
+  torch::Opened file;
+  Id groups = pickle::kNoId;
+  std::vector<std::vector<uint64_t>> numbers;
+  std::vector<Field> fields;
+};
+
+void load_fields(const torch::Container& file, Id state,
+                 std::vector<Field>& fields) {
+  const Document& doc = *file.document;
+  const auto pairs = *doc.as_pairs(state);
+  for (size_t i = 0; i < pairs.size(); i += 2) {
+    const auto number = doc.as_int(pairs[i]);
+    const auto states = doc.as_pairs(pairs[i + 1]);
+    if (!number || *number < 0 || !states)
+      throw input_error({file.path, {}},
+                        "\"state\" is not a dict of dicts by number");
+    for (size_t f = 0; f < states->size(); f += 2) {
+      const Id key = (*states)[f], value = (*states)[f + 1];
+      if (!doc.is(key, Type::kString))
+        throw input_error({file.path, {}}, "state {}: a key of type {}",
+                          *number, name(doc.type(key)));
+      const std::string_view field = doc.text(key);
+      const std::string label = fmt::format("state {}.{}", *number, field);
+      fields.push_back({static_cast<uint64_t>(*number), std::string(field),
+                        torch::as_tensor(doc, value, file.storages, label),
+                        value});
+    }
+  }
+}
+
+Loaded load(const std::string& path, const formats::ReadOptions& options,
+            bool many) {
+  Loaded loaded;
+  loaded.file = torch::open_aside(path, options, many);
+  const Document& doc = *loaded.file.container.document;
+  const Id state = doc.find(doc.root(), "state");
+  loaded.groups = doc.find(doc.root(), "param_groups");
+  if (loaded.groups == pickle::kNoId || !doc.as_pairs(state))
+    throw input_error({path, {}},
+                      "not an optimizer's state: no \"state\" and "
+                      "\"param_groups\"");
+  loaded.numbers = read_groups(doc, loaded.groups, path);
+  load_fields(loaded.file.container, state, loaded.fields);
+  return loaded;
+}
+
+// Puts the files of one stage together, by tp, then dp.
 class Loader {
  public:
-  Loader(Catalog& catalog, const formats::ReadOptions& options)
-      : catalog_(catalog), options_(options) {}
+  explicit Loader(Catalog& catalog) : catalog_(catalog) {}
 
-  void load(const std::string& path, Rank rank, StageState& stage) {
-    const torch::Container file =
-        torch::open_container(path, catalog_, options_);
-    const Document& doc = *file.document;
-    const Id state = doc.find(doc.root(), "state");
-    const Id groups = doc.find(doc.root(), "param_groups");
-    if (groups == pickle::kNoId || !doc.as_pairs(state))
-      throw input_error({path, {}},
-                        "not an optimizer's state: no \"state\" and "
-                        "\"param_groups\"");
-    const auto numbers = read_groups(doc, groups, path);
+  void take(Loaded& loaded, const RankFile& rank, StageState& stage) {
+    const torch::Container& file = loaded.file.container;
+    const uint32_t first = torch::take_aside(loaded.file.aside, catalog_);
     if (rank.first()) {
-      stage.groups = numbers;
+      stage.groups = loaded.numbers;
       stage.document = file.document;
-      stage.groups_node = groups;
+      stage.groups_node = loaded.groups;
       add_others(file);
-    } else if (numbers != stage.groups) {
-      throw input_error({path, {}}, "its parameter groups are not those of {}",
+    } else if (loaded.numbers != stage.groups) {
+      throw input_error({*rank.path, {}},
+                        "its parameter groups are not those of {}",
                         "pp_00/tp_00/sdp_00.pt");
     }
-    load_states(file, state, rank, stage);
+    for (Field& field : loaded.fields) {
+      if (field.ref) field.ref->extent.file += first;
+      take_field(file, field, rank, stage.states[field.number]);
+    }
   }
 
   std::string mesh_device;
@@ -102,49 +148,29 @@ class Loader {
   std::vector<Value> values;
 
  private:
-  void load_states(const torch::Container& file, Id state, Rank rank,
-                   StageState& stage) {
-    const Document& doc = *file.document;
-    const auto pairs = *doc.as_pairs(state);
-    for (size_t i = 0; i < pairs.size(); i += 2) {
-      const auto number = doc.as_int(pairs[i]);
-      const auto fields = doc.as_pairs(pairs[i + 1]);
-      if (!number || *number < 0 || !fields)
-        throw input_error({file.path, {}},
-                          "\"state\" is not a dict of dicts by number");
-      const auto index = static_cast<uint64_t>(*number);
-      for (size_t f = 0; f < fields->size(); f += 2)
-        load_field(file, index, (*fields)[f], (*fields)[f + 1], rank,
-                   stage.states[index]);
-    }
-  }
-
-  void load_field(const torch::Container& file, uint64_t number, Id key,
-                  Id value, Rank rank, std::vector<State>& states) {
-    const Document& doc = *file.document;
-    if (!doc.is(key, Type::kString))
-      throw input_error({file.path, {}}, "state {}: a key of type {}", number,
-                        name(doc.type(key)));
-    const std::string_view field = doc.text(key);
-    const std::string label = fmt::format("state {}.{}", number, field);
-    auto ref = torch::as_tensor(doc, value, file.storages, label);
-    if (!ref) {
+  void take_field(const torch::Container& file, Field& field,
+                  const RankFile& rank, std::vector<State>& states) {
+    if (!field.ref) {
       if (rank.first())
-        values.push_back({number, std::string(field), file.document, value});
+        values.push_back(
+            {field.number, field.name, file.document, field.value});
       return;
     }
-    State& state = state_named(states, field);
-    if (ref->distributed) {
-      if (mesh_device.empty()) mesh_device = device_type(doc, value);
-      const Shape& whole = ref->distributed->global_shape;
+    torch::TensorRef& ref = *field.ref;
+    State& state = state_named(states, field.name);
+    if (ref.distributed) {
+      if (mesh_device.empty())
+        mesh_device = device_type(*file.document, field.value);
+      const Shape& whole = ref.distributed->global_shape;
       if (state.whole.value_or(whole) != whole)
-        throw input_error({file.path, label},
-                          "DTensor of shape {}, elsewhere {}", to_string(whole),
-                          to_string(*state.whole));
+        throw input_error(
+            {file.path, fmt::format("state {}.{}", field.number, field.name)},
+            "DTensor of shape {}, elsewhere {}", to_string(whole),
+            to_string(*state.whole));
       state.whole = whole;
     }
-    state.parts.push_back({rank.tp, rank.dp, ref->dtype, std::move(ref->shape),
-                           std::move(ref->extent), ref->transform});
+    state.parts.push_back({rank.tp, rank.dp, ref.dtype, std::move(ref.shape),
+                           std::move(ref.extent), ref.transform});
   }
 
   // What a state dict has beside state and param_groups.
@@ -163,7 +189,6 @@ class Loader {
   }
 
   Catalog& catalog_;
-  const formats::ReadOptions& options_;
 };
 
 bool is_empty(const Part& part) {
@@ -369,24 +394,21 @@ void read_optimizer(const std::string& directory,
     model.emplace(tensor.name, &tensor);
   std::vector<Tensor> added;
   NamedGroups groups;
-  Loader loader(catalog, options);
-  for (uint32_t pp = 0; pp < grid.pp(); ++pp) {
-    StageState stage;
-    loader.values.clear();
-    for (uint32_t tp = 0; tp < grid.tp(); ++tp)
-      for (uint32_t dp = 0; dp < grid.dp(); ++dp)
-        loader.load(grid.files[pp][tp][dp], {tp, dp}, stage);
+  Loader loader(catalog);
+  StageState stage;
+  const auto finish = [&](uint32_t pp) {
     const std::string& path = grid.files[pp][0][0];
     const auto names =
         name_numbers(stage.groups, parameters(order[pp], grid.tp(), model),
                      signatures(stage, grid.dp()), path);
     groups.add(stage, names, path);
-    for (const auto& [number, states] : stage.states) {
+    for (auto& [number, states] : stage.states) {
       if (number >= names.size())
         throw input_error({path, {}}, "state of parameter {} of {}", number,
                           names.size());
       for (const State& state : states)
         added.push_back(join_state(catalog, *model.at(names[number]), state));
+      std::vector<State>().swap(states);
     }
     for (const auto& value : loader.values) {
       if (value.number < names.size())
@@ -394,7 +416,20 @@ void read_optimizer(const std::string& directory,
             {kStatePrefix + names[value.number] + "." + value.state,
              value.document, value.node});
     }
-  }
+    loader.values.clear();
+    stage = {};
+  };
+  const std::vector<RankFile> ranks = rank_files(grid);
+  const bool many = ranks.size() >= torch::kManyFiles;
+  if (many) torch::check_headers_later(catalog);
+  in_order<Loaded>(
+      ranks.size(),
+      [&](size_t i) { return load(*ranks[i].path, options, many); },
+      [&](size_t i, Loaded loaded) {
+        loader.take(loaded, ranks[i], stage);
+        if (i + 1 == ranks.size() || ranks[i + 1].pp != ranks[i].pp)
+          finish(ranks[i].pp);
+      });
   catalog.objects.push_back(groups.object());
   if (!loader.mesh_device.empty())
     catalog.objects.push_back(text_object(kDeviceObject, loader.mesh_device));

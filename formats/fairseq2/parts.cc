@@ -81,6 +81,7 @@ Local join_rows(const Catalog& catalog, const std::string& name,
     throw input_error({path_of(catalog, **first), name},
                       "no dimension that data-parallel ranks could share");
   local.shape[0] = 0;
+  local.held.reserve(parts.size());
   for (const Part* part : parts) {
     if (!has_elements(*part)) continue;
     check_dtype(catalog, name, *part, local.dtype, **first);
@@ -101,6 +102,7 @@ Local join_flat(const Catalog& catalog, const std::string& name,
   const Part& first = *parts.front();
   Local local{first.dtype, shape, {}};
   uint64_t at = 0;
+  local.held.reserve(parts.size());
   for (const Part* part : parts) {
     check_dtype(catalog, name, *part, first.dtype, first);
     if (part->shape.size() != 1 || !part->extent.strides.empty())
@@ -227,6 +229,9 @@ void join_tp(const Catalog& catalog, const std::vector<Local>& ranks,
   tensor.dtype = first.dtype;
   tensor.shape = *global;
   tensor.tp = rule;
+  size_t pieces = 0;
+  for (const Local& local : ranks) pieces += local.held.size();
+  tensor.pieces.reserve(pieces);
   for (uint32_t rank = 0; rank < tp; ++rank) {
     if (sharding == Sharding::kFlat)
       add_flat_pieces(ranks[rank], rule, tp, rank, tensor);

@@ -69,12 +69,13 @@ Catalog Reader::read_catalog(const std::string& path,
 
   families::Rules rules;
   std::vector<std::vector<std::string>> order;
-  for (uint32_t pp = 0; pp < grid.pp(); ++pp) {
-    Stage stage = read_stage(grid, pp, location.old, catalog, options);
-    if (pp == 0) rules = choose_rules(options, yaml, stage, catalog);
-    add_stage(stage, rules, catalog);
-    order.push_back(parameter_order(stage, catalog));
-  }
+  read_stages(grid, location.old, catalog, options,
+              [&](uint32_t pp, Stage stage) {
+                if (pp == 0)
+                  rules = choose_rules(options, yaml, stage, catalog);
+                add_stage(stage, rules, catalog);
+                order.push_back(parameter_order(stage, catalog));
+              });
   if (yaml) check_config(options, *yaml, catalog);
   const std::string optimizer = io::join(location.path, "optimizer");
   if (location.level != Level::kModel && !location.old &&

@@ -160,6 +160,15 @@ Found locate(const std::string& path) {
   return {std::nullopt, "no pp_00, model/pp_00 or step_N in it"};
 }
 
+std::vector<RankFile> rank_files(const Grid& grid) {
+  std::vector<RankFile> all;
+  for (uint32_t pp = 0; pp < grid.pp(); ++pp)
+    for (uint32_t tp = 0; tp < grid.files[pp].size(); ++tp)
+      for (uint32_t dp = 0; dp < grid.files[pp][tp].size(); ++dp)
+        all.push_back({pp, tp, dp, &grid.files[pp][tp][dp]});
+  return all;
+}
+
 Grid scan_grid(const std::string& directory) {
   Grid grid;
   for (const std::string& stage : sequence(directory, "pp_", "", grid.strays)) {

@@ -51,6 +51,16 @@ struct Grid {
   }
 };
 
+// The same files one after the other: stage by stage, then by tp, then dp.
+struct RankFile {
+  uint32_t pp = 0;
+  uint32_t tp = 0;
+  uint32_t dp = 0;
+  const std::string* path = nullptr;  // in the grid
+  bool first() const { return tp == 0 && dp == 0; }
+};
+std::vector<RankFile> rank_files(const Grid& grid);
+
 // Throws input_error for gaps in the numbering, unequal counts and an empty
 // directory: fairseq2 itself would silently read less.
 Grid scan_grid(const std::string& directory);

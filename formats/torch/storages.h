@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "formats/torch/container.h"
 #include "lib/io/file.h"
+#include "lib/zip/archive.h"
 
 namespace ckpt::torch {
 
@@ -46,7 +47,8 @@ Sniff sniff_zip(const std::string& path);
 
 Container open_zip(const std::string& path, Catalog& catalog);
 // The archive that `file` is: an open file, a slice of one, memory.
-Container open_zip(const io::Handle& file, Catalog& catalog);
+Container open_zip(const io::Handle& file, Catalog& catalog,
+                   zip::Headers headers = zip::Headers::kRead);
 Container open_legacy(const std::string& path, Catalog& catalog);
 Container open_tar(const std::string& path, Catalog& catalog);
 

@@ -225,9 +225,10 @@ Container open_zip(const std::string& path, Catalog& catalog) {
   return open_zip(io::Handle::open_read(path), catalog);
 }
 
-Container open_zip(const io::Handle& file, Catalog& catalog) {
+Container open_zip(const io::Handle& file, Catalog& catalog,
+                   zip::Headers headers) {
   const std::string& path = file.path();
-  const zip::Archive archive = zip::Archive::read(file);
+  const zip::Archive archive = zip::Archive::read(file, headers);
   const Records records(file, archive);
   refuse_foreign(records);
 

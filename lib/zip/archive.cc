@@ -67,13 +67,13 @@ void read_zip64(const io::Handle& file, std::string_view extra, Entry& entry) {
   }
 }
 
-void check_entry(const io::Handle& file, const Entry& entry, uint16_t flags) {
+void check_entry(const io::Handle& file, const Entry& entry) {
   constexpr uint16_t kRefused =
       kFlagEncrypted | kFlagPatch | kFlagStrongEncryption | kFlagMasked;
-  if (flags & kRefused)
+  if (entry.flags & kRefused)
     throw input_error(where(file, entry.name),
                       "zip record is encrypted or a patch (flags {:#06x})",
-                      flags);
+                      entry.flags);
   if (entry.method != kStored && entry.method != kDeflated)
     throw input_error(where(file, entry.name),
                       "zip compression method {}, only stored (0) and deflated "
@@ -124,12 +124,13 @@ std::vector<Entry> read_entries(const io::Handle& file,
         .packed_size = load<uint32_t>(rest, 20),
         .size = load<uint32_t>(rest, 24),
         .method = load<uint16_t>(rest, 10),
+        .flags = flags,
         .crc32 = load<uint32_t>(rest, 16)};
     check_name(file, entry.name);
     read_zip64(file,
                rest.substr(kDirectoryEntrySize + name_length, extra_length),
                entry);
-    check_entry(file, entry, flags);
+    check_entry(file, entry);
     entries.push_back(std::move(entry));
     rest.remove_prefix(length);
   }
@@ -197,8 +198,28 @@ void read_local_header(const io::Handle& file, HeaderReader& reader,
                       entry.packed_size, entry.data_offset, next);
 }
 
-void read_local_headers(const io::Handle& file, uint64_t directory,
-                        std::vector<Entry>& entries) {
+// Where torch puts data: 64-aligned behind the name and an extra field that is
+// as long as that takes, 4 bytes at least; then a descriptor if the flags say
+// so; then the next header. If all that ends exactly there, no other layout of
+// torch's does. False: the header has to be read.
+bool compute_offset(Entry& entry, uint64_t next) {
+  constexpr uint64_t kAlignment = 64, kExtra = 4, kDescriptor = 16;
+  // Headers of what is larger have zip64 fields.
+  if (entry.method != kStored || entry.size >= kMax32 ||
+      entry.header_offset >= kMax32)
+    return false;
+  const uint64_t least =
+      entry.header_offset + kLocalSize + entry.name.size() + kExtra;
+  const uint64_t begin = (least + kAlignment - 1) / kAlignment * kAlignment;
+  const uint64_t end =
+      begin + entry.size + (entry.flags & kFlagDescriptor ? kDescriptor : 0);
+  if (end != next) return false;
+  entry.data_offset = begin;
+  return true;
+}
+
+void find_data(const io::Handle& file, uint64_t directory,
+               std::vector<Entry>& entries, Headers headers) {
   std::vector<Entry*> order;
   order.reserve(entries.size());
   for (Entry& entry : entries) {
@@ -214,14 +235,16 @@ void read_local_headers(const io::Handle& file, uint64_t directory,
   HeaderReader reader(file, directory);
   for (size_t i = 0; i < order.size(); ++i) {
     const bool last = i + 1 == order.size();
-    read_local_header(file, reader, *order[i],
-                      last ? directory : order[i + 1]->header_offset);
+    const uint64_t next = last ? directory : order[i + 1]->header_offset;
+    if (headers == Headers::kComputed && compute_offset(*order[i], next))
+      continue;
+    read_local_header(file, reader, *order[i], next);
   }
 }
 
 }  // namespace
 
-Archive Archive::read(const io::Handle& file) {
+Archive Archive::read(const io::Handle& file, Headers headers) {
   const Directory directory = find_directory(file);
   Archive archive;
   archive.entries_ = read_entries(file, directory);
@@ -235,13 +258,30 @@ Archive Archive::read(const io::Handle& file) {
                         entries[first->second].header_offset,
                         entries[i].header_offset);
   }
-  read_local_headers(file, directory.offset, archive.entries_);
+  find_data(file, directory.offset, archive.entries_, headers);
   return archive;
 }
 
 const Entry* Archive::find(std::string_view name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : &entries_[found->second];
+}
+
+void check_headers(const io::Handle& file) {
+  const Archive read = Archive::read(file);
+  const Archive computed = Archive::read(file, Headers::kComputed);
+  for (size_t i = 0; i < read.entries().size(); ++i) {
+    const Entry& is = read.entries()[i];
+    const Entry& was = computed.entries().at(i);
+    if (is.data_offset != was.data_offset)
+      throw input_error(where(file, is.name),
+                        "zip local header at byte {}: data at byte {}, as the "
+                        "directory has it at byte {}",
+                        is.header_offset, is.data_offset, was.data_offset)
+          .with_hint(
+              "the file was not written by torch.save, or was changed "
+              "since: copy it again");
+  }
 }
 
 std::string read_entry(const io::Handle& file, const Entry& entry,

@@ -30,8 +30,15 @@ struct Entry {
   uint64_t packed_size = 0;
   uint64_t size = 0;
   uint16_t method = kStored;
+  uint16_t flags = 0;
   uint32_t crc32 = 0;  // 0 with data: the writer left checksums out
 };
+
+// Whether local headers are read, each of them a read of its own in a file of
+// large records, or where data begin is computed as torch lays them out. It is
+// for those who open files by the thousand and call check_headers before they
+// believe it.
+enum class Headers : uint8_t { kRead, kComputed };
 
 class Archive {
  public:
@@ -40,8 +47,9 @@ class Archive {
   // directory or records outside the file, overlapping records, duplicate
   // names, a local header that is not there or names another record,
   // encryption, methods other than stored and deflated, stored records of two
-  // sizes, counts that don't agree.
-  static Archive read(const io::Handle& file);
+  // sizes, counts that don't agree. Of local headers that are not read only
+  // what the directory says of them is checked.
+  static Archive read(const io::Handle& file, Headers headers = Headers::kRead);
 
   // Moves only: the index refers to the names in the entries.
   Archive(Archive&&) = default;
@@ -55,6 +63,10 @@ class Archive {
   std::vector<Entry> entries_;
   std::unordered_map<std::string_view, size_t> by_name_;
 };
+
+// Reads all local headers. An input_error if one is not what
+// Headers::kComputed takes it for.
+void check_headers(const io::Handle& file);
 
 // The whole content of a small record, inflated if need be; checks the CRC
 // unless it is 0. An input_error if it is larger than `limit` or inflates to

@@ -9,7 +9,7 @@ import sys
 import types
 
 from golden_cases import Topology, all_units, cut
-from support import Failure, Skip, Suite, compare, from_torch
+from support import (Failure, Skip, Suite, check, compare, from_torch)
 
 CKPT = None
 
@@ -84,6 +84,37 @@ def test_same_as_source(folder, unit, topology):
     compare(dict(parts[1]), dict(parts[0]), "ckpt's against the source")
 
 
+def test_many_files(folder, unit):
+    """From 256 files on headers of records are computed when a checkpoint is
+    opened, and read before payload is: the peer's files, 512 files of ours,
+    and back are the same bytes; a header that was changed is found by all
+    that read payload."""
+    many, back = folder / "many", folder / "back"
+    CKPT.ok("reshard", unit.path, many, "--dp", 128)
+    files = sorted(many.glob("step_*/*/pp_*/tp_*/sdp_*.pt"))
+    check(len(files) >= 256, f"{len(files)} files")
+    CKPT.ok("verify", unit.path, many)
+    CKPT.ok("reshard", many, back, "--dp", 1)
+    CKPT.ok("verify", unit.path, back)
+    first = files[0].read_bytes()
+    # The name in the local header of the first storage.
+    at = first.rindex(b"PK\3\4", 0, first.index(b"/data/0FB")) + 30
+    files[0].write_bytes(first[:at] + b"X" + first[at + 1:])
+    CKPT.ok("inspect", many)
+    why = "names another record"
+    for words in (("verify", unit.path, many), ("verify", many),
+                  ("reshard", many, folder / "out", "--dp", 1),
+                  ("reshard", many, folder / "out", "--dp", 1, "--dry-run")):
+        found = CKPT.run(*words)
+        check(found.code != 0 and why in found.out + found.err, found)
+    files[0].write_bytes(first)
+    for path in files[1:3]:
+        path.write_bytes(path.read_bytes()[:-1])
+    CKPT.run("inspect", many).want(4)
+    check(str(files[1]) in CKPT.run("inspect", many).err,
+          "the first damaged file is not the one that is told")
+
+
 PAIRS = [(Topology(1, 1), Topology(2, 1)), (Topology(2, 1), Topology(1, 1)),
          (Topology(2, 1), Topology(2, 1)), (Topology(2, 3), Topology(1, 1)),
          (Topology(1, 3), Topology(2, 2))]
@@ -109,6 +140,8 @@ def prepare(suite, ckpt):
             if can_shard(unit, written.tp) and can_shard(unit, wanted.tp):
                 suite.add(f"{unit.name}: {written} to {wanted}", test_loads,
                           unit, written, wanted)
+        if unit.name.endswith(("llama_pp2tp2", "llama_tp2dp2_fsdp2")):
+            suite.add(f"{unit.name}: many files", test_many_files, unit)
         # It promotes bf16 to f32 where FSDP1 left float32 empties.
         if not buffers and "fsdp1" not in unit.name and (
                 "legacy046" not in unit.name):

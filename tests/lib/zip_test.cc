@@ -309,6 +309,45 @@ TEST_CASE("zip archive: a local header that is not there") {
                 "archive/data/0: no zip local header at byte {}", at)));
 }
 
+TEST_CASE("zip archive: computed headers of all files that torch wrote") {
+  size_t files = 0;
+  for (const auto& item :
+       std::filesystem::recursive_directory_iterator(data("torch_pt"))) {
+    CAPTURE(item.path().string());
+    if (!item.is_regular_file()) continue;
+    const io::Handle file = io::Handle::open_read(item.path().string());
+    if (!whole(file).starts_with("PK\3\4")) continue;
+    const Archive read = Archive::read(file);
+    const Archive computed = Archive::read(file, Headers::kComputed);
+    for (size_t i = 0; i < read.entries().size(); ++i)
+      CHECK(read.entries()[i].data_offset == computed.entries()[i].data_offset);
+    CHECK_NOTHROW(check_headers(file));
+    ++files;
+  }
+  CHECK(files >= 25);
+}
+
+TEST_CASE("zip archive: a header that is not what was computed is found") {
+  const io::Handle file =
+      io::Handle::open_read(data("bad/torch_pt/_control_good.pt"));
+  const Entry entry = Archive::read(file).entries()[2];
+  const auto changed = [&](uint64_t at, char by) {
+    std::string bytes = whole(file);
+    bytes[entry.header_offset + at] =
+        static_cast<char>(bytes[entry.header_offset + at] + by);
+    return TempFile(bytes);
+  };
+  const auto refuses = [](const TempFile& bad, const char* why) {
+    const io::Handle handle = io::Handle::open_read(bad.path);
+    CHECK_NOTHROW(Archive::read(handle, Headers::kComputed));
+    CHECK_THROWS_WITH_AS(check_headers(handle), doctest::Contains(why), Error);
+  };
+  refuses(changed(0, 1), "no zip local header at byte");
+  refuses(changed(30, 1), "names another record");
+  refuses(changed(8, 8), "says method 8, the directory 0");
+  refuses(changed(28, -1), "as the directory has it at byte");
+}
+
 TEST_CASE("plan_archive: what it can't do") {
   const auto plan = [](const std::string& root, std::vector<Record> records,
                        uint64_t alignment = 64) {

@@ -1,0 +1,97 @@
+#include "formats/torch/many.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "formats/assume.h"
+#include "formats/torch/storages.h"
+#include "lib/parallel.h"
+
+namespace ckpt::torch {
+namespace {
+
+// A dry run looks at one file in so many.
+constexpr size_t kSampled = 64;
+
+bool is_zip(const io::Handle& file) {
+  constexpr std::string_view kMagic = "PK\3\4";
+  return file.size() > kMagic.size() &&
+         file.read_string(0, kMagic.size()) == kMagic;
+}
+
+// Files that pieces lie in; torch's zips hold no other kind.
+std::vector<std::string> files_in_use(const Catalog& catalog) {
+  std::vector<bool> used(catalog.files.size(), false);
+  for (const Tensor& tensor : catalog.tensors)
+    for (const Piece& piece : tensor.pieces) used[piece.extent.file] = true;
+  std::vector<std::string> paths;
+  for (size_t f = 0; f < used.size(); ++f)
+    if (used[f] && catalog.files[f].codec == Codec::kRaw)
+      paths.push_back(catalog.files[f].path);
+  return paths;
+}
+
+void check(const std::vector<std::string>& paths, size_t step) {
+  parallel_for((paths.size() + step - 1) / step,
+               [&](size_t i) {
+                 const io::Handle file = io::Handle::open_read(paths[i * step]);
+                 if (is_zip(file)) zip::check_headers(file);
+               },
+               kReaders);
+}
+
+void check_all(Catalog& catalog) { check(files_in_use(catalog), 1); }
+
+uint64_t check_some(Catalog& catalog) {
+  const std::vector<std::string> paths = files_in_use(catalog);
+  check(paths, kSampled);
+  const size_t rest = paths.size() - (paths.size() + kSampled - 1) / kSampled;
+  if (rest > 0)
+    catalog.assumptions.push_back(
+        fmt::format("{} files have their records where their directories put "
+                    "them; a run reads the records' own headers",
+                    rest));
+  return rest;
+}
+
+}  // namespace
+
+Opened open_aside(const std::string& path, const formats::ReadOptions& options,
+                  bool many) {
+  Opened opened;
+  if (many) {
+    const io::Handle file = io::Handle::open_read(path);
+    // Else the kernel reads payload ahead that nobody asked for.
+    ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_RANDOM);
+    if (is_zip(file)) {
+      opened.container = open_zip(file, opened.aside, zip::Headers::kComputed);
+      if (options.restrict_globals)
+        check_globals(opened.container.globals, path);
+      add_globals(opened.aside, opened.container.globals);
+      return opened;
+    }
+  }
+  opened.container = open_container(path, opened.aside, options);
+  return opened;
+}
+
+uint32_t take_aside(Catalog& aside, Catalog& catalog) {
+  const auto first = static_cast<uint32_t>(catalog.files.size());
+  for (File& file : aside.files) catalog.files.push_back(std::move(file));
+  for (StoredCrc& crc : aside.crcs) {
+    crc.file += first;
+    catalog.crcs.push_back(std::move(crc));
+  }
+  for (Problem& problem : aside.problems)
+    catalog.problems.push_back(std::move(problem));
+  if (aside.globals != catalog.globals) add_globals(catalog, aside.globals);
+  return first;
+}
+
+void check_headers_later(Catalog& catalog) {
+  catalog.locate = formats::Locate{check_all, check_some};
+}
+
+}  // namespace ckpt::torch
