@@ -226,7 +226,9 @@ int32_t receive(const CkptMpiMessage* message, void* bytes) {
   return 0;
 }
 
+// Launchers may lose what a process said just before: hydra does, now and then.
 void abort_job(int32_t status) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
   MPI_Abort(MPI_COMM_WORLD, status);
   std::_Exit(status);
 }
