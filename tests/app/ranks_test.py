@@ -306,8 +306,8 @@ class Tests:
         pids = self.folder / "pids"
         shutil.rmtree(pids, ignore_errors=True)
         pids.mkdir()
-        line = (f"rank=$OMPI_COMM_WORLD_RANK; echo $$ >{pids}/$rank; {before}\n"
-                'exec "$@"')
+        line = ("rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; "
+                f'echo $$ >{pids}/$rank; {before}\nexec "$@"')
         self.launches += 1
         return subprocess.Popen(
             [*MPIRUN, "-n", str(count), "sh", "-c", line, "sh", self.ckpt,
