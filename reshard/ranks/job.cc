@@ -11,6 +11,7 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "reshard/ranks/failure.h"
 #include "reshard/ranks/pack.h"
 #include "reshard/ranks/task.h"
 
