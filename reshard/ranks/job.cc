@@ -39,9 +39,14 @@ class Background {
     exchange.begin();
     control_.exchange = &exchange;
     future_ = std::async(std::launch::async, [this, journal] {
+      const Ring at_end(*control_.exchange);
       return perform(task_, control_, journal);
     });
   }
+  // Who talks has given up, or the task is over: it must not wait for words.
+  ~Background() { stop(); }
+  Background(const Background&) = delete;
+  Background& operator=(const Background&) = delete;
   Control& control() { return control_; }
   bool ready() {
     return future_.wait_for(milliseconds(0)) == std::future_status::ready;
@@ -63,6 +68,11 @@ class Background {
   }
 
  private:
+  struct Ring {
+    explicit Ring(Exchange& to) : exchange(to) {}
+    ~Ring() { exchange.ring(); }
+    Exchange& exchange;
+  };
   Control control_;
   std::string task_;
   std::future<std::string> future_;  // last: its end waits for the thread
