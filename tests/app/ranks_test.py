@@ -486,8 +486,9 @@ class Tests:
                 print("  skipped: no network namespaces for this user")
                 return
             agent = self.folder / "agent.sh"  # what ssh would be
+            # A name of its own tells that it is another machine.
             agent.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {b} '
-                             'sh -c "$*"\n')
+                             'unshare --uts sh -c "hostname other; $*"\n')
             agent.chmod(0o755)
             network = "10.77.0.0/24"
             line = ["ip", "netns", "exec", a, *MPIRUN, "-n", "4",
@@ -495,13 +496,18 @@ class Tests:
                     "--mca", "plm_rsh_agent", agent, "--mca", "btl", "tcp,self",
                     "--mca", "btl_tcp_if_include", network,
                     "--mca", "oob_tcp_if_include", network]
-            for mode in ((), SEND):
+            # What is sent to another machine is flushed before it counts.
+            sync = tuple(word for word in KILLED if word != "--no-fsync")
+            for mode in (KILLED, (*KILLED, *SEND), (*sync, *SEND)):
                 dst = self.target()
                 many = subprocess.run(
                     [*map(str, line), self.ckpt, "convert", str(self.big()),
-                     str(dst), *KILLED, *mode], text=True, timeout=300,
+                     str(dst), "--json", *mode], text=True, timeout=300,
                     capture_output=True, env=job_environment())
                 check(many.returncode == 0, many.stderr)
+                hosts = [rank["host"] for rank in
+                         json.loads(many.stdout)["ranks"]]
+                check(hosts.count("other") == 2, f"{hosts}")
                 check(tree(dst) == self.wanted(), "two hosts: other bytes")
         finally:
             for name in (a, b):
