@@ -44,15 +44,6 @@ uint32_t rank_count(const std::string& option, std::string_view text) {
       .with_hint(option + " takes 8, or 4:8 (4->8, 4→8) for 4 to 8");
 }
 
-uint64_t size_value(const std::string& option, const std::string& text) {
-  try {
-    return text::parse_size(text);
-  } catch (const Error& error) {
-    throw Error(error.code(), {}, option + ": " + error.problem(),
-                error.hint());
-  }
-}
-
 // One of a few words, with "did you mean".
 template <class T>
 T choice(const std::string& option, const std::string& text,
@@ -112,6 +103,15 @@ uint32_t resolve_axis(std::string_view axis, uint32_t held,
 }
 
 }  // namespace
+
+uint64_t size_value(const std::string& option, const std::string& text) {
+  try {
+    return text::parse_size(text);
+  } catch (const Error& error) {
+    throw Error(error.code(), {}, option + ": " + error.problem(),
+                error.hint());
+  }
+}
 
 TopologyOptions::Axis parse_axis(const std::string& option,
                                  const std::string& text) {

@@ -100,6 +100,9 @@ void add_write_options(CLI::App& app, WriteOptions& options);
 TopologyOptions::Axis parse_axis(const std::string& option,
                                  const std::string& text);
 
+// Bytes of "5GB" or "5GiB"; the error names the option.
+uint64_t size_value(const std::string& option, const std::string& text);
+
 // Problems as log lines: damage and warnings as warnings, notes at -v.
 void log_problems(const std::vector<Problem>& problems);
 

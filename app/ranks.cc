@@ -7,8 +7,8 @@
 
 #include "app/console.h"
 #include "app/json_writer.h"
+#include "app/options.h"
 #include "ckpt/error.h"
-#include "lib/text/format.h"
 #include "reshard/ranks/job.h"
 
 namespace ckpt::app {
@@ -33,12 +33,8 @@ void take_exchange(const std::string& text) {
 
 void take_buffer(const std::string& size) {
   ranks::Sharing sharing = ranks::sharing();
-  try {
-    sharing.buffer = std::max<uint64_t>(1, text::parse_size(size));
-  } catch (const Error& error) {
-    throw Error(error.code(), {}, "--exchange-buffer: " + error.problem(),
-                error.hint());
-  }
+  sharing.buffer =
+      std::max<uint64_t>(1, size_value("--exchange-buffer", size));
   ranks::exchange_buffer(sharing.buffer, UINT64_MAX);  // refuses what is tiny
   ranks::set_sharing(sharing);
 }
