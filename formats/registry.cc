@@ -22,6 +22,7 @@
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
+#include "lib/trace.h"
 
 namespace ckpt::formats {
 namespace {
@@ -241,6 +242,7 @@ Detection detect(const std::string& path) {
 
 Catalog open(const std::string& path, const std::string& from,
              const ReadOptions& options) {
+  const trace::Span span("headers");
   if (from.empty()) {
     const Detection detection = detect(path);
     Catalog catalog = read(*detection.format, detection.path, options);

@@ -147,7 +147,13 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
       threads,
       [&](uint32_t thread) {
         uint32_t group = kNone;
-        while (const auto item = queue.next(group)) {
+        const auto take = [&] {
+          const trace::Span span("wait");
+          return queue.next(group);
+        };
+        while (const auto item = take()) {
+          if (const auto after = queue.peek(group))
+            movers[thread].ask_for(*after);
           const Outcome& outcome = movers[thread].run(*item);
           if (interrupted()) return;  // the item may be half-done
           sums.add(outcome);

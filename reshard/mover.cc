@@ -85,6 +85,23 @@ const Outcome& Mover::run(const Item& item) {
   return outcome_;
 }
 
+// Lanes that are read row by row are left to their reads.
+void Mover::ask_for(const Item& item) {
+  constexpr uint32_t kMostLanes = 32;
+  if (item.gather) return;
+  const Job& job = plan_.jobs[item.index];
+  for (uint32_t i = 0; i < std::min(job.sources, kMostLanes); ++i) {
+    const Lane& lane = plan_.lanes[job.first_source + i];
+    const uint64_t rows = item.end - item.begin;
+    const uint64_t end = std::min(item.end, lane.width);
+    if (job.rows == 1 && item.begin < end)
+      reader_.ask_for(lane.file, lane.offset + item.begin, end - item.begin);
+    else if (job.rows > 1 && lane.row_stride <= 4 * lane.width)
+      reader_.ask_for(lane.file, lane.offset + item.begin * lane.row_stride,
+                      (rows - 1) * lane.row_stride + lane.width);
+  }
+}
+
 void Mover::account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
                     uint64_t offset, std::span<const std::byte> bytes) {
   if (digest_slot == kNone && check_slot == kNone) return;

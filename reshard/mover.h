@@ -33,6 +33,9 @@ class Mover {
   // Returns what the item gave besides its bytes.
   const Outcome& run(const Item& item);
 
+  // Has the disk fetch what the item will read and is not in memory.
+  void ask_for(const Item& item);
+
   // From here on nothing that was moved stays in the page cache.
   void drop_behind() { behind_.turn_on(); }
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "ckpt/error.h"
+#include "lib/io/ahead.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -88,6 +89,11 @@ void SourceReader::read_stream(uint32_t file, uint64_t offset,
   open.memory = open.stream->memory();
   held_ += open.memory;
   close_some();
+}
+
+void SourceReader::ask_for(uint32_t file, uint64_t offset, uint64_t bytes) {
+  if (files_[file].codec != Codec::kRaw) return;
+  io::ask_for(*handles_.get(files_[file].path), offset, bytes);
 }
 
 void SourceReader::read(uint32_t file, uint64_t offset,

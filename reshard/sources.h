@@ -53,6 +53,9 @@ class SourceReader {
       : files_(files), handles_(handles), stream_memory_(stream_memory) {}
   // Reads exactly buffer.size() bytes of files[file] at `offset`.
   void read(uint32_t file, uint64_t offset, std::span<std::byte> buffer);
+  // These bytes will be read soon: a disk or a server that is asked for many
+  // at once is faster. Nothing for files that are packed or in memory.
+  void ask_for(uint32_t file, uint64_t offset, uint64_t bytes);
   uint64_t bytes_read() const { return bytes_read_; }
   // The open file, valid until the next call; null if it is packed, in memory,
   // or none.

@@ -69,6 +69,13 @@ std::optional<Item> WorkQueue::next(uint32_t& group) {
   return items_[--longest->end];
 }
 
+std::optional<Item> WorkQueue::peek(uint32_t group) {
+  const std::lock_guard lock(mutex_);
+  if (group == kNone || groups_[group].begin == groups_[group].end)
+    return std::nullopt;
+  return items_[groups_[group].begin];
+}
+
 void run_threads(uint32_t threads, const std::function<void(uint32_t)>& work,
                  const std::function<void()>& stop) {
   std::mutex mutex;

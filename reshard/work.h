@@ -42,6 +42,8 @@ class WorkQueue {
   // The next item for a thread; `group` is the thread's memory (begin with
   // kNone). Nothing when all is handed out or after stop().
   std::optional<Item> next(uint32_t& group);
+  // What next(group) will probably give; nothing at the end of a group.
+  std::optional<Item> peek(uint32_t group);
   void stop() { stopped_ = true; }
 
  private:

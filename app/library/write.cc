@@ -7,6 +7,7 @@
 #include "lib/interrupt.h"
 #include "lib/io/staging.h"
 #include "lib/manifest.h"
+#include "lib/trace.h"
 #include "reshard/cast.h"
 #include "reshard/journal.h"
 #include "reshard/prove.h"
@@ -304,8 +305,11 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   check_topology(layout.topology, prepared.target);
   if (prepared.target.files.empty())
     throw unfaithful_error({source.path, {}}, "there is nothing to write");
-  prepared.plan = reshard::make_plan(source, prepared.target,
-                                     !options.allow_replica_mismatch);
+  {
+    const trace::Span span("plan");
+    prepared.plan = reshard::make_plan(source, prepared.target,
+                                       !options.allow_replica_mismatch);
+  }
   prepared.source = std::move(source);
   prepared.path = path;
   prepared.single_file = prepared.target.files.front().path.empty();
@@ -378,6 +382,7 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
         fill(prepared, staging, journal, work, options, progress);
     if (options.manifest) write_manifest(prepared, result, staging);
     ranks::remove_journals(staging.journal_path());
+    const trace::Span span("publish");
     staging.publish();
     return result;
   } catch (const Interrupted&) {

@@ -17,6 +17,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/read_count.h"
+#include "lib/trace.h"
 
 namespace ckpt::io {
 namespace {
@@ -211,6 +212,7 @@ void Handle::allocate(uint64_t size) const {
 }
 
 void Handle::sync() const {
+  const trace::Span span("sync");
   if (retry([&] { return ::fdatasync(file_->fd); }) != 0)
     throw io_error(path_, "cannot sync", errno);
 }
