@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import bench_make as make
+import bench_plot
 from bench import files_of, first_touch, medians, run, warm
 from bench_cases import bases, cases, peers
 
@@ -55,6 +56,7 @@ class Bench:
         self.page = Page()
         self.out = self.folder / "out"
         self.late = []
+        self.bars = []  # of the plot: label, ratio by the clock, promise
 
     def make(self, name, build):
         path = self.folder / name
@@ -88,9 +90,10 @@ class Bench:
         self.make("n100000.safetensors", lambda p: make.many(p, 100000))
         self.make("one.safetensors", lambda p: make.safetensors(
             p, [("whole", "BF16", (1024, self.size // 2048))]))
-        self.make("sparse.safetensors", lambda p: make.safetensors(
-            p, [(f"t{i}", "BF16", (1 << 10, 1 << 20)) for i in range(32)],
-            sparse=True))
+        for name, count in (("sparse", 32), ("sparse4", 2)):
+            self.make(f"{name}.safetensors", lambda p, n=count: make.safetensors(
+                p, [(f"t{i}", "BF16", (1 << 10, 1 << 20)) for i in range(n)],
+                sparse=True))
 
     def make_xfs(self):
         mount, image = self.folder / "mnt", self.folder / "xfs.img"
@@ -158,6 +161,9 @@ class Bench:
                 best = (self.best[case.label][0] / self.best["base"][0] /
                         case.scale)
                 by_processor = processor / held["base"][1] / case.scale
+                if case.clock:
+                    self.bars.append((f"{case.row}  {case.label}", by_clock,
+                                      case.clock))
                 self.page.row(
                     case.row, case.label, base, f"{size / 2**30:.2f}",
                     f"{clock:.2f} s", f"{by_clock:.2f}",
@@ -166,7 +172,7 @@ class Bench:
                     f"{peak / 2**20:.0f} MiB")
 
     def against_peers(self):
-        rounds = min(3, self.rounds)
+        rounds = self.rounds
         self.page.table("9: peer", "peer", "ckpt", "times faster",
                         "promised", "processor", "peer's RSS", "ckpt's RSS")
         for label, task, source, argv, wanted in peers(self.ckpt, self.at):
@@ -213,15 +219,23 @@ class Bench:
               "torch", "--no-fsync", "-q"]),
             ("digests of 64 GiB (holes)",
              ["inspect", self.at["sparse.safetensors"], "--digest"]),
+            ("4 GiB (holes) to torch",
+             ["convert", self.at["sparse4.safetensors"], "OUT.pt", "--to",
+              "torch", "--no-fsync", "-q"]),
         ]
-        self.page.table("10: peak RSS at --max-mem", *bounds)
+        self.page.table("10: peak RSS at --max-mem", *bounds, "spread",
+                        "promised")
         for label, argv in work:
             peaks = []
             for bound in bounds:
                 self.remove()
                 peaks.append(run(self.resolved(
                     [self.ckpt, *argv, "--max-mem", bound]))[2])
-            self.page.row(label, *(f"{p / 2**20:.0f} MiB" for p in peaks))
+            spread = (max(peaks) - min(peaks)) / 2**20
+            over = max(p / 2**20 - b for p, b in zip(peaks, (32, 64, 256, 1024)))
+            self.page.row(label, *(f"{p / 2**20:.0f} MiB" for p in peaks),
+                          f"{spread:.0f} MiB", "bound + 64 MiB" +
+                          ("" if over <= 64 else " (missed)"))
 
     def small(self):
         self.page.table("11: small runs", "clock", "processor", "promised",
@@ -259,12 +273,11 @@ class Bench:
                           f"{(wanted + header) / 2**20:.1f} MiB",
                           f"{header / 2**20:.1f} MiB")
 
-    def growth(self):
-        self.page.table("17: growth", "times", "exponent", "promised")
-        parts = [self.size // 8, self.size // 4, self.size // 2, self.size]
-        by_size, by_count = [], []
-        for size in parts:
-            path = self.folder / "out_source.safetensors"
+    def by_size(self, sizes, *argv):
+        """Processor time for one tensor of each size, made of holes."""
+        points = []
+        path = self.folder / "out_source.safetensors"
+        for size in sizes:
             samples = []
             for _ in range(3):
                 self.remove()
@@ -272,17 +285,29 @@ class Bench:
                                  sparse=True)
                 os.sync()
                 first_touch(2 * size)
-                samples.append(run([self.ckpt, "convert", str(path),
-                                    f"{self.out}.pt", "--to", "torch",
-                                    "--no-fsync", "-q"]))
-            by_size.append((size, medians(samples)[1]))
+                samples.append(run([self.ckpt, argv[0], str(path),
+                                    *self.resolved(argv[1:])]))
+            points.append((size, medians(samples)[1]))
+        return points
+
+    def growth(self):
+        self.page.table("17: growth", "times", "exponent", "promised")
+        gib = 1 << 30
+        read = self.by_size([gib // 2, gib, 2 * gib, 4 * gib, 8 * gib],
+                            "inspect", "--digest")
+        written = self.by_size(
+            [self.size // 8, self.size // 4, self.size // 2, self.size],
+            "convert", "OUT.pt", "--to", "torch", "--no-fsync", "-q")
+        by_count = []
         for count in (1000, 10000, 100000):
             argv = [self.ckpt, "convert", self.at[f"n{count}.safetensors"],
                     str(self.out), "--to", "safetensors", "--dry-run"]
             by_count.append((count, medians(
                 [run(argv) for _ in range(5)])[1]))
-        for label, points in (("bytes, processor", by_size),
-                              ("tensors, dry run", by_count)):
+        for label, points in (
+                ("bytes read, 0.5 to 8 GiB, processor", read),
+                ("bytes written, 1/8 to 1, processor", written),
+                ("tensors, 1,000 to 100,000, dry run", by_count)):
             power = exponent(points)
             self.page.row(label, ", ".join(f"{t:.3f}" for _, t in points),
                           f"{power:.2f}", judged(power, 1.02))
@@ -338,12 +363,13 @@ def preface(bench):
     return ["# Benchmarks", "",
             "Written by `scripts/bench.sh`; [performance.md](performance.md) "
             "says what bounds each row.", "",
+            "![Clock time over that of cp, for each row](benchmarks.svg)", "",
             f"- machine: {machine()}",
             f"- load when it began: {load:.1f}",
             f"- {version}; torch {torch.__version__}, "
             f"Python {platform.python_version()}",
             f"- {bench.size / 2**30:g} GiB aimed at, medians of "
-            f"{bench.rounds} (peers: {min(3, bench.rounds)}), each in turn "
+            f"{bench.rounds}, each in turn "
             "with what it is held against; page cache warm, `--no-fsync` "
             "unless said"]
 
@@ -369,6 +395,8 @@ def main():
         text = bench.all()
         if options.write:
             options.write.write_text(text)
+            plot = options.write.with_suffix(".svg")
+            plot.write_text(bench_plot.bars(bench.bars))
     finally:
         bench.remove()
         for undo in bench.late:

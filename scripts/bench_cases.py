@@ -38,12 +38,23 @@ def cases(ckpt, at):
              clock=1.0, processor=1.1),
         Case("1", "shards of another size (HF)", convert("hf", *hf), "hf",
              clock=1.0, processor=1.1),
+        Case("1", "TP 4 to 8, one thread",
+             reshard("f2", "--tp", "8", "-j", "1"), "f2",
+             clock=1.0, processor=1.1),
+        Case("1", "shards of another size, one thread",
+             convert("hf", *hf, "-j", "1"), "hf", clock=1.0, processor=1.1),
         Case("2", "rows of 2 KiB, TP 4 to 8", reshard("col2", "--tp", "8"),
              "col2", clock=1.1, processor=1.25),
         Case("2", "rows of 8 KiB, TP 4 to 8", reshard("col8", "--tp", "8"),
              "col8", clock=1.1, processor=1.25),
         Case("2", "rows of 64 KiB, TP 4 to 8", reshard("col64", "--tp", "8"),
              "col64", clock=1.1, processor=1.25),
+        Case("2", "rows of 8 KiB, one thread",
+             reshard("col8", "--tp", "8", "-j", "1"), "col8",
+             clock=1.1, processor=1.25),
+        Case("3", "with digests (the default), one thread",
+             convert("hf", *hf, "-j", "1"), "hf", base="no digests",
+             clock=1.1, processor=1.1),
         Case("4", "torch zip, with CRC-32",
              convert("hf", "--to", "torch", out="OUT.pt"), "hf",
              base="safetensors", clock=1.1, processor=1.1),
@@ -79,6 +90,8 @@ def bases(ckpt, at, case):
     if case.base == "safetensors":
         return [ckpt, "convert", source, "OUT.safetensors", "--to",
                 "safetensors", "--no-fsync", "-q"]
+    if case.base == "no digests":
+        return [*case.argv, "--no-manifest"]
     if case.base == "cp, sync":
         return ["sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', source, "OUT"]
     if case.base == "cp, XFS":
