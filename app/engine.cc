@@ -7,14 +7,10 @@
 #include "app/progress.h"
 #include "ckpt/error.h"
 #include "lib/io/read_count.h"
+#include "reshard/cuda/load.h"
 #include "reshard/ranks/run.h"
 
 namespace ckpt::app {
-
-void refuse_cuda() {
-  throw resource_error({}, "--device cuda: this build has no CUDA module")
-      .with_hint("leave --device out: the CPU gives the same bytes");
-}
 
 namespace {
 
@@ -60,8 +56,8 @@ Reading read_all(Catalog& catalog, const EngineOptions& engine,
                  const OutputOptions& output, const ReadWhat& what) {
   locate(catalog);
   const reshard::Plan plan = reshard::make_read_plan(catalog, what.replicas);
-  if (engine.cuda) refuse_cuda();
   reshard::RunOptions options;
+  if (engine.cuda) options.device = &reshard::CudaModule::get();
   options.threads = engine.threads;
   options.max_mem = engine.max_mem;
   options.progress = make_progress(output);

@@ -9,9 +9,6 @@
 
 namespace ckpt::app {
 
-// Throws the resource_error for --device cuda in a build without it.
-[[noreturn]] void refuse_cuda();
-
 // What one pass over all bytes of a checkpoint is to find out, besides the
 // digests.
 struct ReadWhat {

@@ -20,6 +20,7 @@
 #include "formats/unsharded.h"
 #include "lib/io/file.h"
 #include "lib/io/read_count.h"
+#include "reshard/cuda/load.h"
 
 namespace ckpt::app {
 namespace {
@@ -46,6 +47,7 @@ SaveOptions save_options(const WriteRequest& request) {
           .allow_replica_mismatch = request.write.allow_replica_mismatch,
           .ignore_checksums = request.write.ignore_checksums,
           .dtype = request.write.dtype,
+          .cuda = request.engine.cuda,
           .progress = {}};
 }
 
@@ -139,7 +141,7 @@ Catalog open_for_write(const WriteRequest& request) {
 
 ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                           Layout layout) {
-  if (request.engine.cuda) refuse_cuda();
+  if (request.engine.cuda) reshard::CudaModule::get();  // or says what lacks
   const auto begin = std::chrono::steady_clock::now();
   SaveOptions options = save_options(request);
   layout.max_shard_size = request.write.max_shard_size;

@@ -28,6 +28,8 @@ constexpr Known kKnown[] = {
     {"cuda", "--device cuda",
      "install the CUDA toolkit and run scripts/build.sh; --device cpu gives "
      "the same bytes"},
+    {"cuda_host", "tests of --device cuda without a GPU",
+     "it is built beside libckpt_cuda.so"},
 };
 
 const Known& known(std::string_view name) {

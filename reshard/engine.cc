@@ -11,6 +11,7 @@
 #include "lib/trace.h"
 #include "reshard/behind.h"
 #include "reshard/crc_check.h"
+#include "reshard/cuda/mover.h"
 #include "reshard/mover.h"
 #include "reshard/source_crcs.h"
 #include "reshard/work.h"
@@ -28,19 +29,29 @@ uint32_t thread_count(const RunOptions& options, const Plan& plan) {
   return static_cast<uint32_t>(std::clamp<size_t>(most, 1, wanted));
 }
 
-// Two buffers for each thread. Threads give way before blocks become so small
-// that system calls dominate.
+// Buffers of a thread: two, and those of its ring if it has a device.
+uint64_t buffers(const RunOptions& options) {
+  return options.device ? DeviceMover::host_buffers() : 2;
+}
+
+// Threads give way before blocks become so small that system calls dominate.
 uint64_t block_size(const RunOptions& options, uint32_t& threads) {
   const uint64_t room = options.max_mem;
-  if (room < 2 * kLeastBlock)
+  const uint64_t least = buffers(options) * kLeastBlock;
+  if (room < least)
     throw resource_error({},
                          "--max-mem of {} bytes is too small: the engine "
                          "needs at least {}",
-                         room, 2 * kLeastBlock)
+                         room, least)
         .with_hint("use --max-mem 32MiB or more");
-  const uint64_t most = std::max<uint64_t>(1, room / (2 * kLeastBlock));
+  const uint64_t most = std::max<uint64_t>(1, room / least);
   threads = static_cast<uint32_t>(std::min<uint64_t>(threads, most));
-  const uint64_t block = std::min(options.block, room / 2 / threads);
+  uint64_t block = room / buffers(options) / threads;
+  if (options.device)
+    block = std::min({block, DeviceMover::most_block(threads),
+                      DeviceMover::kBlocks * options.block});
+  else
+    block = std::min(block, options.block);
   return std::max(kLeastBlock, block / 4096 * 4096);
 }
 
@@ -118,7 +129,7 @@ std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
 uint64_t buffer_bytes(const Plan& plan, const RunOptions& options) {
   uint32_t threads = thread_count(options, plan);
   const uint64_t block = block_size(options, threads);
-  return 2 * block * threads;
+  return buffers(options) * block * threads;
 }
 
 RunResult run(const Plan& plan, const Catalog& source, Output& output,
@@ -141,8 +152,20 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
   std::deque<Mover> movers;
   for (uint32_t t = 0; t < threads; ++t)
     movers.emplace_back(plan, source, output, handles, options, block, crcs);
+  std::deque<DeviceMover> devices;
+  if (options.device)
+    for (Mover& mover : movers)
+      devices.emplace_back(*options.device, plan, mover, options, block);
   if (drops_behind(plan, options))
     for (Mover& mover : movers) mover.drop_behind();
+  const auto done = [&](const Outcome& outcome) {
+    sums.add(outcome);
+    if (outcome.item == kNone) return;
+    if (options.part)
+      options.part->finished(outcome);
+    else if (options.journal)
+      options.journal->append(outcome);
+  };
   run_threads(
       threads,
       [&](uint32_t thread) {
@@ -154,15 +177,15 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
         while (const auto item = take()) {
           if (const auto after = queue.peek(group))
             movers[thread].ask_for(*after);
-          const Outcome& outcome = movers[thread].run(*item);
+          if (options.device) {
+            devices[thread].run(*item, done);
+          } else {
+            const Outcome& outcome = movers[thread].run(*item);
+            if (!interrupted()) done(outcome);
+          }
           if (interrupted()) return;  // the item may be half-done
-          sums.add(outcome);
-          if (item->number == kNone) continue;
-          if (options.part)
-            options.part->finished(outcome);
-          else if (options.journal)
-            options.journal->append(outcome);
         }
+        if (options.device) devices[thread].finish(done);
       },
       [&] { queue.stop(); });
   if (interrupted()) throw Interrupted("");

@@ -30,6 +30,7 @@ using CastFunction = std::function<void(
 using Observer = std::function<void(uint32_t tensor, uint64_t offset,
                                     std::span<const std::byte> bytes)>;
 
+class CudaModule;
 class SourceCrcs;
 
 // What one process of several runs of a plan (reshard/ranks).
@@ -48,6 +49,7 @@ struct RunOptions {
   bool check_crcs = false;  // of the source's records, as they are read
   CastFunction cast;        // needed if a planned tensor casts
   Observer observe;         // optional
+  const CudaModule* device = nullptr;  // null: the processor does it all
   // A run that moves more bytes than this leaves none of them in the page
   // cache (reshard/behind.h); 0: half of the machine's memory.
   uint64_t drop_above = 0;

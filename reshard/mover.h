@@ -43,6 +43,8 @@ class Mover {
   uint64_t bytes_written() const { return bytes_written_; }
 
  private:
+  friend class DeviceMover;  // reads, writes and accounts as this one does
+
   // A source lane's rows in memory.
   struct Loaded {
     std::byte* data = nullptr;

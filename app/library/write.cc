@@ -9,6 +9,7 @@
 #include "lib/manifest.h"
 #include "lib/trace.h"
 #include "reshard/cast.h"
+#include "reshard/cuda/load.h"
 #include "reshard/journal.h"
 #include "reshard/prove.h"
 #include "reshard/ranks/run.h"
@@ -331,6 +332,7 @@ reshard::RunOptions run_options(const reshard::Plan& plan,
   reshard::RunOptions run;
   run.threads = options.threads;
   run.max_mem = options.max_mem;
+  if (options.cuda) run.device = &reshard::CudaModule::get();
   for (const reshard::PlannedTensor& tensor : plan.tensors) {
     if (!tensor.casts()) continue;
     const reshard::Caster caster;
@@ -344,6 +346,7 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
   reshard::RunOptions run;
   run.threads = options.threads;
   run.max_mem = options.max_mem;
+  if (options.cuda) run.device = &reshard::CudaModule::get();
   const reshard::Plan& plan = prepared.plan;
   return reshard::buffer_bytes(plan, run) +
          plan.jobs.size() * sizeof(reshard::Job) +

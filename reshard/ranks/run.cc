@@ -115,6 +115,7 @@ void set_options(Share& share, uint32_t rank, const Site& site,
   share.digest = options.digest;
   share.check_crcs = options.check_crcs;
   share.sync = site.sync;
+  share.cuda = options.device != nullptr;
 }
 
 void account(Account& account, const Report& report) {

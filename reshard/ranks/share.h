@@ -52,6 +52,7 @@ struct Share {
   bool check_crcs = false;
   bool stats = false;  // of each tensor's elements
   bool sync = false;   // flush what was written
+  bool cuda = false;   // with this machine's GPUs
 };
 
 // The share of `items`, which split() dealt out. `target` may be null. With a

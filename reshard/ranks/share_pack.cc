@@ -209,7 +209,7 @@ std::string pack(const Share& share) {
   out.put(share.threads);
   out.put(share.neighbours);
   for (const bool flag :
-       {share.digest, share.check_crcs, share.stats, share.sync})
+       {share.digest, share.check_crcs, share.stats, share.sync, share.cuda})
     out.put(flag);
   return out.take();
 }
@@ -234,8 +234,8 @@ Share unpack_share(std::string_view bytes) {
   share.block = in.take<uint64_t>();
   share.threads = in.take<uint32_t>();
   share.neighbours = in.take<uint32_t>();
-  for (bool* flag :
-       {&share.digest, &share.check_crcs, &share.stats, &share.sync})
+  for (bool* flag : {&share.digest, &share.check_crcs, &share.stats,
+                     &share.sync, &share.cuda})
     *flag = in.take<bool>();
   return share;
 }

@@ -8,6 +8,7 @@
 #include "lib/io/staging.h"
 #include "reshard/behind.h"
 #include "reshard/cast.h"
+#include "reshard/cuda/load.h"
 #include "reshard/engine.h"
 #include "reshard/ranks/exchange.h"
 #include "reshard/ranks/pack.h"
@@ -39,6 +40,7 @@ reshard::RunOptions options_of(const Share& share, Control& control) {
   options.block = share.block;
   options.digest = share.digest;
   options.progress = progress_of(control);
+  if (share.cuda) options.device = &reshard::CudaModule::get();
   for (const reshard::PlannedTensor& tensor : share.plan.tensors) {
     if (!tensor.casts()) continue;
     options.cast = reshard::Caster();

@@ -125,6 +125,7 @@ struct SaveOptions {
   // manifest, is wrong.
   bool ignore_checksums = false;
   std::optional<DType> dtype;  // cast floating-point model tensors to it
+  bool cuda = false;           // slice, permute and cast on a GPU
   // Progress in payload bytes, from any thread.
   std::function<void(uint64_t done, uint64_t total)> progress;
 };

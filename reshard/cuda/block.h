@@ -1,0 +1,112 @@
+// One block of an item as a value: what is read, what the device does with it,
+// what is written. Pure; cuda/mover.h carries it out.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "reshard/cuda/load.h"
+#include "reshard/plan.h"
+#include "reshard/work.h"
+
+namespace ckpt::reshard {
+
+struct Block {
+  struct Read {
+    uint32_t file = 0;
+    uint64_t offset = 0;  // in the file
+    uint64_t at = 0;      // in the buffer
+    uint64_t bytes = 0;
+    bool checked = true;  // false: bytes that other blocks read too
+  };
+  // What a digest counts for; kNone: nothing.
+  struct Counts {
+    uint32_t slot = kNone;
+    uint32_t check = kNone;
+    uint32_t target = kNone;  // tensor
+  };
+  // `bytes` at each index of `steps`: in the file, in the buffer.
+  struct Write {
+    struct Step {
+      uint64_t size = 1;
+      uint64_t offset = 0;
+      uint64_t at = 0;
+    };
+    uint32_t file = 0;
+    uint64_t offset = 0;
+    uint64_t at = 0;
+    uint64_t bytes = 0;
+    std::vector<Step> steps;
+  };
+
+  std::vector<Read> reads;
+  std::vector<CkptCudaCopy> copies;
+  std::vector<CkptCudaDigest> digests;
+  std::vector<Counts> counts;  // for each digest
+  std::vector<Write> writes;
+  uint64_t in_bytes = 0;
+  uint64_t out_bytes = 0;
+  uint64_t wanted = 0;  // bytes of payload, for the progress
+
+  void clear();
+};
+
+// The blocks of one item, one after the other.
+class Blocks {
+ public:
+  // `room`: bytes of a buffer.
+  Blocks(const Plan& plan, const CudaModule& module, uint64_t room, bool digest)
+      : plan_(plan), module_(module), room_(room), digest_(digest) {}
+
+  // False if the item is none for the device: bytes that only move from file
+  // to file, which the file system may even share; elements that it can't
+  // cast; rows that fit no buffer; stored elements that aren't the logical
+  // ones (byte order, signs).
+  bool begin(const Item& item);
+  // False at the item's end.
+  bool next(Block& block);
+
+ private:
+  enum class Kind : uint8_t { kColumns, kRows, kGather };
+
+  bool begin_job(const Job& job);
+  bool begin_gather(const Gather& gather);
+  bool cast_of(const PlannedTensor& tensor);
+  uint64_t scaled(uint64_t bytes) const {
+    return casts_ ? bytes / from_ * to_ : bytes;
+  }
+
+  bool next_columns(Block& block);
+  void start_group();
+  bool next_rows(Block& block);
+  void read_lanes(const Job& job, uint64_t row, uint64_t rows, Block& block);
+  void move_lanes(const Job& job, uint64_t row, uint64_t rows, Block& block);
+  bool next_tile(Block& block);
+  void fill_tile(const Gather& gather, const Dims& begin, const Dims& shape,
+                 Block& block) const;
+  void add_digest(const CkptCudaDigest& digest, Block::Counts counts,
+                  Block& block) const;
+  CkptCudaCopy plain_copy() const;
+  CkptCudaCopy cast_copy() const;
+
+  const Plan& plan_;
+  const CudaModule& module_;
+  const uint64_t room_;
+  const bool digest_;
+
+  Kind kind_ = Kind::kColumns;
+  Item item_;
+  bool casts_ = false;
+  CudaModule::Cast cast_;
+  uint64_t from_ = 1;  // bytes of an element
+  uint64_t to_ = 1;
+  uint64_t at_ = 0;  // the next row, or column of the group
+  uint64_t end_ = 0;
+  uint64_t step_ = 0;  // rows of a block
+  uint32_t move_ = 0;  // kColumns: the group of moves
+  uint32_t group_ = 0;
+  std::vector<std::pair<uint64_t, uint64_t>> lanes_;  // at, stride in memory
+  std::vector<std::pair<Dims, Dims>> tiles_;          // begin, shape
+};
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,50 @@
+// The CUDA module, opened when --device cuda first asks for it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ckpt/dtype.h"
+#include "reshard/cuda/abi.h"
+
+namespace ckpt::reshard {
+
+class CudaModule {
+ public:
+  // Throws a resource_error if the module is missing or of another version,
+  // or there is no GPU that it can use.
+  static const CudaModule& get();
+
+  const CkptCudaApi& api() const { return *api_; }
+  // The GPU for this process: those of a machine in turn, by the rank's number
+  // on it.
+  uint32_t device() const { return device_; }
+  // Throws what the module said if the status is not zero.
+  void require(int32_t status) const;
+
+  // What elements of the two types are cast as; nothing if the device can't
+  // give PyTorch's bits.
+  struct Cast {
+    uint32_t from = 0;
+    uint32_t to = 0;
+  };
+  std::optional<Cast> cast(DType from, DType to) const;
+
+ private:
+  CudaModule();
+  const CkptCudaApi* api_;
+  uint32_t device_ = 0;
+};
+
+// A ring of the module (abi.h).
+class CudaRing {
+ public:
+  CudaRing(const CudaModule& module, uint32_t slots, uint64_t bytes);
+  CkptCudaRing* get() const { return ring_.get(); }
+
+ private:
+  std::unique_ptr<CkptCudaRing, void (*)(CkptCudaRing*)> ring_;
+};
+
+}  // namespace ckpt::reshard
