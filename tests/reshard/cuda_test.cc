@@ -1,0 +1,512 @@
+// The CUDA module. Run twice: with CKPT_CUDA_HOST=1, where loops on the host
+// stand for the GPU (reshard/cuda/abi.h), and without, on a machine that has
+// one.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <iostream>
+#include <limits>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "lib/module.h"
+#include "reshard/cast.h"
+#include "reshard/cuda/load.h"
+#include "reshard/engine.h"
+#include "reshard/plan.h"
+#include "tests/support/random_catalog.h"
+#include "tests/support/temp_file.h"
+
+namespace ckpt::reshard {
+namespace {
+
+using test::Random;
+using Bytes = std::vector<std::byte>;
+
+// Null, and the reason said, where the device can't be used.
+const CudaModule* device() {
+  try {
+    return &CudaModule::get();
+  } catch (const Error& error) {
+    std::cout << "skipped: " << error.what() << "\n";
+    return nullptr;
+  }
+}
+
+Bytes noise(Random& random, size_t count) {
+  Bytes bytes(count);
+  for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+  return bytes;
+}
+
+// A ring of one slot, used for one piece of work after the other.
+class Bench {
+ public:
+  Bench(const CudaModule& module, uint64_t bytes)
+      : module_(module), bytes_(bytes), ring_(module, 1, bytes) {}
+
+  Bytes run(const Bytes& in, uint64_t out_bytes,
+            const std::vector<CkptCudaCopy>& copies,
+            const std::vector<CkptCudaDigest>& digests = {},
+            std::vector<CkptCudaSum>* sums = nullptr) {
+    const CkptCudaApi& api = module_.api();
+    REQUIRE(in.size() <= bytes_);
+    std::memcpy(api.ring_in(ring_.get(), 0), in.data(), in.size());
+    const CkptCudaWork work{.in_bytes = in.size(),
+                            .out_bytes = out_bytes,
+                            .copies = copies.data(),
+                            .copy_count = copies.size(),
+                            .digests = digests.data(),
+                            .digest_count = digests.size()};
+    std::vector<CkptCudaSum> found(digests.size());
+    module_.require(api.ring_submit(ring_.get(), 0, &work));
+    module_.require(api.ring_wait(ring_.get(), 0, found.data()));
+    if (sums) *sums = found;
+    const auto* out =
+        static_cast<const std::byte*>(api.ring_out(ring_.get(), 0));
+    return {out, out + out_bytes};
+  }
+
+ private:
+  const CudaModule& module_;
+  uint64_t bytes_;
+  CudaRing ring_;
+};
+
+// Calls visit(in, out) with the byte offsets of every element of a copy.
+template <class Visit>
+void each_element(const CkptCudaCopy& copy, Visit visit) {
+  uint64_t count = 1;
+  for (uint32_t d = 0; d < copy.dims; ++d) count *= copy.shape[d];
+  for (uint64_t n = 0; n < count; ++n) {
+    uint64_t rest = n, in = copy.in, out = copy.out;
+    for (uint32_t d = copy.dims; d-- > 0;) {
+      in += rest % copy.shape[d] * copy.in_stride[d];
+      out += rest % copy.shape[d] * copy.out_stride[d];
+      rest /= copy.shape[d];
+    }
+    visit(in, out);
+  }
+}
+
+// A box of elements in any order of the source's dimensions, with gaps
+// between rows here and there; packed in the target.
+CkptCudaCopy random_copy(Random& random, uint32_t element, uint64_t room) {
+  CkptCudaCopy copy{};
+  copy.in_buffer = CKPT_CUDA_IN;
+  copy.out_buffer = CKPT_CUDA_OUT;
+  copy.element = element;
+  copy.dims = static_cast<uint32_t>(random() % 5);
+  uint64_t left = 1 + random() % (room / 4 / element);
+  for (uint32_t d = 0; d < copy.dims; ++d) {
+    copy.shape[d] = static_cast<uint32_t>(
+        1 + random() % std::min<uint64_t>(left, 1 + random() % 400));
+    left = std::max<uint64_t>(1, left / copy.shape[d]);
+  }
+  std::vector<uint32_t> order(copy.dims);
+  for (uint32_t d = 0; d < copy.dims; ++d) order[d] = d;
+  if (random() % 3) std::ranges::shuffle(order, random);
+  uint64_t in = element, out = element;
+  for (uint32_t k = copy.dims; k-- > 0;) {
+    copy.in_stride[order[k]] = in;
+    in *= copy.shape[order[k]];
+    if (random() % 4 == 0) in += random() % 2 ? 16 : random() % 7 * element;
+    copy.out_stride[k] = out;
+    out *= copy.shape[k];
+    if (random() % 8 == 0) out += random() % 2 ? 16 : random() % 7 * element;
+  }
+  const uint64_t unit = random() % 2 ? element : 1;
+  copy.in = random() % 40 * unit;
+  copy.out = random() % 40 * unit;
+  return copy;
+}
+
+uint64_t end_of(const CkptCudaCopy& copy, bool in) {
+  uint64_t end = (in ? copy.in : copy.out) + copy.element;
+  for (uint32_t d = 0; d < copy.dims; ++d)
+    end += (copy.shape[d] - 1) * (in ? copy.in_stride[d] : copy.out_stride[d]);
+  return end;
+}
+
+// Where the source begins or ends in a file that is mapped, a load beyond it
+// would be a fault; the sanitizers' build sees it in the host's memory.
+constexpr uint64_t kRoom = 256 << 10;
+
+}  // namespace
+
+TEST_CASE("cuda: boxes of elements of every size, order and alignment") {
+  const CudaModule* module = device();
+  if (!module) return;
+  Bench bench(*module, kRoom);
+  Random random(1);
+  int done = 0;
+  for (int round = 0; round < 1500; ++round) {
+    CAPTURE(round);
+    const uint32_t sizes[] = {1, 2, 4, 8, 16, 3, 12};
+    const CkptCudaCopy copy = random_copy(random, sizes[random() % 7], kRoom);
+    const uint64_t in_bytes = end_of(copy, true);
+    const uint64_t out_bytes = end_of(copy, false);
+    if (in_bytes > kRoom || out_bytes > kRoom) continue;
+    const Bytes in = noise(random, in_bytes);
+    const Bytes found = bench.run(in, out_bytes, {copy});
+    bool same = true;
+    each_element(copy, [&](uint64_t from, uint64_t to) {
+      same &= std::memcmp(&in[from], &found[to], copy.element) == 0;
+    });
+    CHECK(same);
+    ++done;
+  }
+  CHECK(done > 1000);
+}
+
+TEST_CASE("cuda: neighbours of what is written stay as they were") {
+  const CudaModule* module = device();
+  if (!module) return;
+  Bench bench(*module, kRoom);
+  Random random(2);
+  for (int round = 0; round < 300; ++round) {
+    CAPTURE(round);
+    // Rows that interleave with others: a vector may hold parts of both.
+    const uint32_t rows = 1 + static_cast<uint32_t>(random() % 50);
+    const uint32_t a = 1 + static_cast<uint32_t>(random() % 70);
+    const uint32_t b = 1 + static_cast<uint32_t>(random() % 70);
+    CkptCudaCopy copy{};
+    copy.out_buffer = CKPT_CUDA_OUT;
+    copy.element = 1;
+    copy.dims = 2;
+    copy.shape[0] = rows;
+    copy.shape[1] = a;
+    copy.in_stride[0] = a;
+    copy.out_stride[0] = a + b;
+    copy.in_stride[1] = copy.out_stride[1] = 1;
+    CkptCudaCopy other = copy;
+    other.in = uint64_t{rows} * a;
+    other.out = a;
+    other.shape[1] = b;
+    other.in_stride[0] = b;
+    const Bytes in = noise(random, uint64_t{rows} * (a + b));
+    const Bytes found = bench.run(in, in.size(), {copy, other});
+    bool same = true;
+    for (const CkptCudaCopy* one : {&copy, &other})
+      each_element(*one, [&](uint64_t from, uint64_t to) {
+        same &= in[from] == found[to];
+      });
+    CHECK(same);
+  }
+}
+
+TEST_CASE("cuda: digests are those of the processor") {
+  const CudaModule* module = device();
+  if (!module) return;
+  Bench bench(*module, kRoom);
+  Random random(3);
+  for (int round = 0; round < 300; ++round) {
+    CAPTURE(round);
+    CkptCudaDigest digest{};
+    digest.buffer = CKPT_CUDA_IN;
+    digest.at = random() % 50;
+    digest.bytes =
+        static_cast<uint32_t>(1 + random() % (random() % 4 ? 300 : 60'000));
+    digest.dims = 1;
+    const uint64_t most = (kRoom - 100) / digest.bytes;
+    digest.shape[0] =
+        static_cast<uint32_t>(1 + random() % std::min<uint64_t>(most, 300));
+    digest.stride[0] =
+        digest.bytes +
+        (most > 2 * digest.shape[0] ? random() % digest.bytes : 0);
+    digest.content = random() % 3 ? random() % 100'000 : uint64_t{4} * random();
+    digest.content %= uint64_t{1} << 60;
+    digest.content_stride[0] =
+        random() % 2 ? digest.bytes : digest.bytes + random() % 9000;
+    const Bytes in =
+        noise(random, digest.at + (digest.shape[0] - 1) * digest.stride[0] +
+                          digest.bytes);
+    std::vector<CkptCudaSum> sums;
+    bench.run(in, 0, {}, {digest, digest}, &sums);
+    const Digest expected = digest_rows(
+        digest.content, digest.content_stride[0], in.data() + digest.at,
+        digest.stride[0], digest.bytes, digest.shape[0]);
+    for (const CkptCudaSum& sum : sums) {
+      CHECK(sum.d0 == expected.d0);
+      CHECK(sum.d1 == expected.d1);
+    }
+  }
+}
+
+namespace {
+
+constexpr DType kNumbers[] = {
+    DType::f64,     DType::f32,     DType::f16,         DType::bf16,
+    DType::f8_e4m3, DType::f8_e5m2, DType::f8_e4m3fnuz, DType::f8_e5m2fnuz,
+    DType::f8_e8m0, DType::i64,     DType::i32,         DType::i16,
+    DType::i8,      DType::u64,     DType::u32,         DType::u16,
+    DType::u8,      DType::bool_};
+
+template <class T>
+void append(Bytes& bytes, T value) {
+  const auto* at = reinterpret_cast<const std::byte*>(&value);
+  bytes.insert(bytes.end(), at, at + sizeof value);
+}
+
+// Values on, beside and between those of narrower types.
+void append_floats(Random& random, bool wide, Bytes& bytes) {
+  for (uint32_t high = 0; high < 0x10000; ++high)
+    for (const uint32_t low : {0x0000u, 0x7FFFu, 0x8000u, 0x8001u}) {
+      const uint32_t bits = high << 16 | low;
+      if (wide)
+        append(bytes, static_cast<double>(std::bit_cast<float>(bits)));
+      else
+        append(bytes, bits);
+    }
+  for (int i = 0; i < 65536; ++i) {
+    const uint64_t bits = random();
+    if (wide)
+      append(bytes, bits);
+    else
+      append(bytes, static_cast<uint32_t>(bits));
+  }
+}
+
+// Every value of a type of 8 or 16 bits; of wider ones, those that decide.
+// Their number is a multiple of 512, which keeps torch from casting the last
+// ones in another way (reshard/cuda/numbers.h).
+Bytes values_of(DType dtype, Random& random) {
+  const uint64_t size = element_size(dtype);
+  Bytes bytes;
+  if (dtype == DType::bool_) {
+    for (int i = 0; i < 512; ++i)
+      append(bytes, static_cast<uint8_t>(i % 3 == 0));
+  } else if (size == 1) {
+    for (int i = 0; i < 512; ++i) append(bytes, static_cast<uint8_t>(i));
+  } else if (size == 2) {
+    for (int i = 0; i < 65536; ++i) append(bytes, static_cast<uint16_t>(i));
+  } else if (dtype == DType::f32 || dtype == DType::f64) {
+    append_floats(random, dtype == DType::f64, bytes);
+  } else {
+    for (int i = 0; i < 8192; ++i) {
+      const uint64_t bits = random() >> random() % 64;
+      const uint64_t value = random() % 2 ? bits : ~bits;
+      if (size == 8)
+        append(bytes, value);
+      else
+        append(bytes, static_cast<uint32_t>(value));
+    }
+  }
+  return bytes;
+}
+
+CkptCudaCopy cast_copy(const CudaModule::Cast& cast, uint64_t count,
+                       uint64_t from, uint64_t to) {
+  CkptCudaCopy copy{};
+  copy.out_buffer = CKPT_CUDA_OUT;
+  copy.from = cast.from;
+  copy.to = cast.to;
+  copy.element = static_cast<uint32_t>(from);
+  copy.dims = 1;
+  copy.shape[0] = static_cast<uint32_t>(count);
+  copy.in_stride[0] = from;
+  copy.out_stride[0] = to;
+  return copy;
+}
+
+// Index of the first element that differs, or count.
+uint64_t first_difference(const Bytes& a, const Bytes& b, uint64_t size) {
+  for (uint64_t i = 0; i < a.size(); ++i)
+    if (a[i] != b[i]) return i / size;
+  return a.size() / size;
+}
+
+}  // namespace
+
+TEST_CASE("cuda: casts have PyTorch's bits, NaNs and all") {
+  const CudaModule* module = device();
+  if (!module) return;
+  if (find_module("torch").empty()) {
+    MESSAGE("skipped: this build has no torch module");
+    return;
+  }
+  Random random(4);
+  const Caster torch;
+  int pairs = 0;
+  for (const DType from : kNumbers) {
+    const Bytes in = values_of(from, random);
+    const uint64_t count = in.size() / element_size(from);
+    Bench bench(*module, std::max<uint64_t>(in.size(), count * 8) + 64);
+    for (const DType to : kNumbers) {
+      const auto cast = module->cast(from, to);
+      if (from == to || !cast) continue;
+      CAPTURE(name(from));
+      CAPTURE(name(to));
+      const uint64_t size = element_size(to);
+      Bytes expected(count * size);
+      torch(from, to, in.data(), expected.data(), count);
+      CkptCudaCopy copy = cast_copy(*cast, count, element_size(from), size);
+      const Bytes found = bench.run(in, count * size, {copy});
+      const uint64_t at = first_difference(expected, found, size);
+      CAPTURE(at);
+      CHECK(at == count);
+      // From odd places, where no vector fits.
+      copy.in = 1;
+      copy.out = 3;
+      Bytes shifted(in.size() + 1);
+      std::ranges::copy(in, shifted.begin() + 1);
+      const Bytes moved = bench.run(shifted, count * size + 3, {copy});
+      CHECK(std::equal(expected.begin(), expected.end(), moved.begin() + 3));
+      ++pairs;
+    }
+  }
+  CHECK(pairs == 234);  // all of 18 types but floats to integers
+  CHECK(!module->cast(DType::f32, DType::i32));
+  CHECK(!module->cast(DType::c64, DType::c128));
+}
+
+namespace {
+
+struct Case {
+  Catalog source;
+  Target target;
+};
+
+// The same tensors cut in two unrelated ways, some of them cast, some stored
+// transposed.
+Case random_case(Random& random) {
+  Case c;
+  const size_t tensors = 1 + random() % 5;
+  for (size_t i = 0; i < tensors; ++i) {
+    Tensor tensor = test::random_tensor(random, "t" + std::to_string(i));
+    c.source.tensors.push_back(tensor);
+    c.source.tensors.back().pieces =
+        test::random_pieces(random, tensor.shape, random() % 2);
+    const bool number = std::ranges::count(kNumbers, tensor.dtype) > 0;
+    if (number && tensor.dtype != DType::bool_ && random() % 2 &&
+        !find_module("torch").empty()) {
+      const DType to[] = {DType::f32, DType::bf16, DType::f16, DType::f64,
+                          DType::f8_e4m3};
+      tensor.dtype = to[random() % 5];
+    }
+    c.target.catalog.tensors.push_back(tensor);
+    c.target.catalog.tensors.back().pieces =
+        test::random_pieces(random, tensor.shape, random() % 2);
+  }
+  test::place_randomly(random, c.source,
+                       static_cast<uint32_t>(1 + random() % 4), true);
+  test::place_randomly(random, c.target.catalog,
+                       static_cast<uint32_t>(1 + random() % 4), false);
+  for (const File& file : c.target.catalog.files)
+    c.target.files.push_back({.size = file.size});
+  return c;
+}
+
+void write_files(Catalog& catalog, const test::TempDir& dir) {
+  const auto files = test::files_of(catalog);
+  for (size_t f = 0; f < files.size(); ++f)
+    catalog.files[f].path = dir.write(
+        "f" + std::to_string(f),
+        {reinterpret_cast<const char*>(files[f].data()), files[f].size()});
+}
+
+struct Ran {
+  std::vector<Bytes> files;
+  RunResult result;
+};
+
+Ran run_to_memory(const Case& c, const RunOptions& options) {
+  const Plan plan = make_plan(c.source, c.target);
+  Ran ran;
+  std::vector<std::span<std::byte>> spans;
+  for (const TargetFile& file : c.target.files)
+    ran.files.emplace_back(file.size, std::byte{0x55});
+  for (Bytes& file : ran.files) spans.emplace_back(file);
+  Output output(std::move(spans));
+  ran.result = run(plan, c.source, output, options);
+  return ran;
+}
+
+void check_same(const Ran& a, const Ran& b) {
+  CHECK(a.files == b.files);
+  CHECK(a.result.source == b.result.source);
+  CHECK(a.result.target == b.result.target);
+  CHECK(a.result.bytes_written == b.result.bytes_written);
+}
+
+}  // namespace
+
+TEST_CASE("cuda: any pieces to any other pieces, as the processor does it") {
+  const CudaModule* module = device();
+  if (!module) return;
+  Random random(20261122);
+  for (int round = 0; round < 300; ++round) {
+    CAPTURE(round);
+    Case c = random_case(random);
+    const test::TempDir dir;
+    write_files(c.source, dir);
+    RunOptions options;
+    options.cast = Caster();
+    options.threads = static_cast<uint32_t>(1 + random() % 3);
+    options.max_mem = random() % 2 ? uint64_t{1} << 20 : uint64_t{1} << 30;
+    const Ran expected = run_to_memory(c, options);
+    options.device = module;
+    check_same(expected, run_to_memory(c, options));
+  }
+}
+
+TEST_CASE("cuda: matrices stored transposed, of every element size") {
+  const CudaModule* module = device();
+  if (!module) return;
+  Random random(6);
+  for (const DType dtype : {DType::u8, DType::bf16, DType::f32, DType::i64}) {
+    for (const bool casts : {false, true}) {
+      if (casts && (dtype == DType::i64 || find_module("torch").empty()))
+        continue;
+      CAPTURE(name(dtype));
+      const uint64_t rows = 1 + random() % 300, columns = 1 + random() % 300;
+      const uint64_t element = element_size(dtype);
+      Tensor tensor{.name = "t", .dtype = dtype, .shape = Shape{rows, columns}};
+      const test::TempDir dir;
+      const Bytes stored = noise(random, rows * columns * element);
+      Case c;
+      c.source.files.push_back(
+          {.path = dir.write("s", {reinterpret_cast<const char*>(stored.data()),
+                                   stored.size()}),
+           .size = stored.size()});
+      Piece piece{.box = Box::whole(tensor.shape), .flat = {}, .extent = {}};
+      piece.extent = {0, 0, Dims{element, rows * element}};
+      tensor.pieces = {piece};
+      c.source.tensors = {tensor};
+      tensor.pieces[0].extent.strides = {};
+      if (casts) tensor.dtype = DType::f32;
+      if (casts && dtype == DType::f32) tensor.dtype = DType::bf16;
+      c.target.catalog.tensors = {tensor};
+      c.target.catalog.files = {{}};
+      c.target.files.push_back(
+          {.size = rows * columns * element_size(tensor.dtype)});
+      RunOptions options;
+      options.cast = Caster();
+      const Ran expected = run_to_memory(c, options);
+      for (const uint64_t max_mem : {uint64_t{1} << 20, uint64_t{1} << 30}) {
+        options.device = module;
+        options.max_mem = max_mem;
+        check_same(expected, run_to_memory(c, options));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: what is no work of a plan is refused") {
+  const CudaModule* module = device();
+  if (!module) return;
+  Bench bench(*module, 4096);
+  CHECK_THROWS_WITH_AS(bench.run({}, 5000, {}),
+                       doctest::Contains("larger than its buffers"), Error);
+  CkptCudaCopy copy{};
+  copy.from = CKPT_CUDA_F32;
+  copy.to = CKPT_CUDA_I8;
+  CHECK_THROWS_AS(bench.run({}, 0, {copy}), Error);
+  copy = {};
+  copy.dims = 9;
+  CHECK_THROWS_AS(bench.run({}, 0, {copy}), Error);
+}
+
+}  // namespace ckpt::reshard
