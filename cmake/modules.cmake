@@ -43,10 +43,65 @@ macro(ckpt_find_mpi)
   set(CKPT_MPI_FOUND_AS "MPI-${MPI_CXX_VERSION} ${MPI_CXX_COMPILER}")
 endmacro()
 
+# nvcc, and NCCL as a distribution or the pip wheel nvidia-nccl-cu13 has it.
+# The GPUs to compile for are CMAKE_CUDA_ARCHITECTURES: A100, H100 and B200
+# unless given; what is newer compiles the last one's PTX when it starts.
 macro(ckpt_find_cuda)
+  set(CKPT_HAVE_CUDA OFF)
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(CKPT_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH
+      PATHS /usr/local/cuda PATH_SUFFIXES bin)
+    mark_as_advanced(CKPT_NVCC)
+    if(CKPT_NVCC)
+      set(CMAKE_CUDA_COMPILER ${CKPT_NVCC})
+    endif()
+  endif()
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA)
   find_package(CUDAToolkit QUIET)
-  set(CKPT_HAVE_CUDA ${CUDAToolkit_FOUND})
-  set(CKPT_CUDA_FOUND_AS "${CUDAToolkit_VERSION} in ${CUDAToolkit_BIN_DIR}")
+  if(CMAKE_CUDA_COMPILER AND CUDAToolkit_FOUND)
+    set(CKPT_HAVE_CUDA ON)
+    if(CKPT_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${CKPT_CCACHE})
+    endif()
+    enable_language(CUDA)
+    # CMake 3.25 does not know that nvcc speaks C++20.
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+      list(APPEND CMAKE_CUDA_COMPILE_FEATURES cuda_std_20)
+    endif()
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CKPT_CUDA_FOUND_AS "${CUDAToolkit_VERSION} in ${CUDAToolkit_BIN_DIR}")
+    ckpt_find_nccl()
+    string(APPEND CKPT_CUDA_FOUND_AS ", ${CKPT_NCCL_FOUND_AS}")
+  endif()
+endmacro()
+
+# Sets the target ckpt::nccl if it is there.
+macro(ckpt_find_nccl)
+  file(GLOB hints
+    ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/nccl)
+  find_path(CKPT_NCCL_INCLUDE nccl.h HINTS ${hints} PATH_SUFFIXES include)
+  find_library(CKPT_NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${hints}
+    PATH_SUFFIXES lib)
+  mark_as_advanced(CKPT_NCCL_INCLUDE CKPT_NCCL_LIBRARY)
+  set(CKPT_NCCL_FOUND_AS "without NCCL (pip install nvidia-nccl-cu13)")
+  if(CKPT_NCCL_INCLUDE AND CKPT_NCCL_LIBRARY)
+    file(STRINGS ${CKPT_NCCL_INCLUDE}/nccl.h lines
+      REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) ")
+    string(REGEX REPLACE "[^0-9;]" "" version "${lines}")
+    string(REPLACE ";" "." version "${version}")
+    set(CKPT_NCCL_FOUND_AS "NCCL ${version}")
+    add_library(ckpt_nccl INTERFACE)
+    add_library(ckpt::nccl ALIAS ckpt_nccl)
+    target_include_directories(ckpt_nccl SYSTEM INTERFACE
+      ${CKPT_NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
+    target_link_libraries(ckpt_nccl INTERFACE ${CKPT_NCCL_LIBRARY})
+  endif()
 endmacro()
 
 foreach(module TORCH MPI CUDA)

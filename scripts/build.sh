@@ -44,6 +44,14 @@ elif ! venv_install "$torch_pin"; then
     "--dtype will not be available."
 fi
 
+# NCCL carries the exchange between GPUs; of use only where nvcc is.
+if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+  if [ "$preset" != asan ] && ! venv_install --no-deps "$nccl_pin"; then
+    say "warning: pip could not install $nccl_pin; --device cuda will work" \
+      "on each rank alone."
+  fi
+fi
+
 build=build
 [ "$preset" = release ] || build=build-$preset
 log=$(mktemp)

@@ -69,6 +69,7 @@ install_packages() {
 
 venv=$PWD/.venv
 torch_pin=torch==2.13.0
+nccl_pin=nvidia_nccl_cu13==2.32.3  # as pip names its directory
 # The newest numpy that each Python has.
 numpy_pin() {
   python3 -c 'import sys

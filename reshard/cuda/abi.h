@@ -147,7 +147,8 @@ struct CkptCudaApi {
   const void* (*peers_inbox)(struct CkptCudaPeers* peers);
   // One round: send[r] bytes to rank r from the outbox, recv[r] bytes from it
   // into the inbox, each rank's part after that of the rank before it, from a
-  // multiple of 16. All ranks call it, with counts that agree.
+  // multiple of 16; nothing to itself. All ranks call it, with counts that
+  // agree.
   int32_t (*peers_exchange)(struct CkptCudaPeers* peers, const uint64_t* send,
                             const uint64_t* recv, double seconds);
 

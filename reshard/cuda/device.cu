@@ -1,17 +1,10 @@
 // The device of a ring, with CUDA.
-#include <cuda_runtime.h>
-
 #include <stdexcept>
 
-#include "reshard/cuda/device.h"
+#include "reshard/cuda/device_cuda.h"
 #include "reshard/cuda/kernels.h"
 
 namespace ckpt::cuda {
-
-struct Stream {
-  cudaStream_t stream = nullptr;
-  cudaEvent_t done = nullptr;
-};
 
 namespace {
 
@@ -193,8 +186,17 @@ void launch(const Launch& launch, const std::byte* blob, const Buffers& buffers,
   require(cudaGetLastError(), "starting a kernel");
 }
 
-void wait(Stream* stream) {
+void mark(Stream* stream) {
   require(cudaEventRecord(stream->done, stream->stream), "marking the end");
+}
+bool reached(Stream* stream) {
+  const cudaError_t status = cudaEventQuery(stream->done);
+  if (status == cudaErrorNotReady) return false;
+  require(status, "waiting for the GPU");
+  return true;
+}
+void wait(Stream* stream) {
+  mark(stream);
   require(cudaEventSynchronize(stream->done), "waiting for the GPU");
 }
 

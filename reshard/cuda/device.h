@@ -30,5 +30,8 @@ void zero(std::byte* at, uint64_t bytes, Stream*);
 void launch(const Launch& launch, const std::byte* blob, const Buffers& buffers,
             const DigestTable* table, DigestSum* sums, Stream*);
 void wait(Stream*);
+// The same in two: what the stream has until mark() is done when reached().
+void mark(Stream*);
+bool reached(Stream*);
 
 }  // namespace ckpt::cuda

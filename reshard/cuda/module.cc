@@ -10,6 +10,9 @@
 struct CkptCudaRing : ckpt::cuda::Ring {
   using Ring::Ring;
 };
+struct CkptCudaPeers : ckpt::cuda::Peers {
+  using Peers::Peers;
+};
 
 namespace {
 
@@ -51,12 +54,30 @@ int32_t ring_wait(CkptCudaRing* ring, uint32_t slot, CkptCudaSum* sums) {
   return guarded([&] { ring->wait(slot, sums); });
 }
 
+int32_t peers_id(unsigned char* id) {
+  return guarded([&] { comm_id(id); });
+}
+int32_t peers_open(uint32_t device, uint32_t rank, uint32_t size,
+                   const unsigned char* id, uint64_t bytes, double seconds,
+                   CkptCudaPeers** peers) {
+  return guarded([&] {
+    *peers = new CkptCudaPeers(device, rank, size, id, bytes, seconds);
+  });
+}
+void peers_close(CkptCudaPeers* peers) { delete peers; }
+void* peers_outbox(CkptCudaPeers* peers) { return peers->outbox(); }
+const void* peers_inbox(CkptCudaPeers* peers) { return peers->inbox(); }
+int32_t peers_exchange(CkptCudaPeers* peers, const uint64_t* send,
+                       const uint64_t* recv, double seconds) {
+  return guarded([&] { peers->exchange(send, recv, seconds); });
+}
+
 const char* error() { return last_error.c_str(); }
 
 }  // namespace
 
 extern "C" [[gnu::visibility("default")]] const CkptCudaApi* ckpt_cuda_api() {
-  static const std::string version = runtime_version() + peers_version();
+  static const std::string version = runtime_version() + comm_version();
   static const CkptCudaApi api = [] {
     CkptCudaApi made{};
     made.abi = CKPT_CUDA_ABI;
@@ -71,6 +92,13 @@ extern "C" [[gnu::visibility("default")]] const CkptCudaApi* ckpt_cuda_api() {
     made.ring_submit = ring_submit;
     made.ring_wait = ring_wait;
     made.error = error;
+    if (!comm_exists()) return made;
+    made.peers_id = peers_id;
+    made.peers_open = peers_open;
+    made.peers_close = peers_close;
+    made.peers_outbox = peers_outbox;
+    made.peers_inbox = peers_inbox;
+    made.peers_exchange = peers_exchange;
     return made;
   }();
   return &api;

@@ -1,0 +1,83 @@
+// The exchange by NCCL: one communicator that never blocks its caller.
+#include <nccl.h>
+
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+
+#include "reshard/cuda/comm.h"
+#include "reshard/cuda/device_cuda.h"
+
+namespace ckpt::cuda {
+
+struct Comm {
+  ncclComm_t comm = nullptr;
+};
+
+namespace {
+
+static_assert(sizeof(ncclUniqueId) == CKPT_CUDA_ID_BYTES);
+
+// A communicator that does not block says "in progress" where another waits.
+void require(ncclResult_t status, const char* what) {
+  if (status == ncclSuccess || status == ncclInProgress) return;
+  throw std::runtime_error(std::string(what) + ": NCCL says " +
+                           ncclGetErrorString(status));
+}
+
+}  // namespace
+
+std::string comm_version() {
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess) return {};
+  return ", NCCL " + std::to_string(version / 10000) + "." +
+         std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+bool comm_exists() { return true; }
+
+void comm_id(unsigned char* id) {
+  ncclUniqueId made;
+  require(ncclGetUniqueId(&made), "making an id for the ranks' GPUs");
+  std::memcpy(id, &made, sizeof made);
+}
+
+Comm* comm_start(uint32_t rank, uint32_t size, const unsigned char* id) {
+  ncclUniqueId given;
+  std::memcpy(&given, id, sizeof given);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  auto comm = std::make_unique<Comm>();
+  require(ncclCommInitRankConfig(&comm->comm, static_cast<int>(size), given,
+                                 static_cast<int>(rank), &config),
+          "meeting the other ranks' GPUs");
+  return comm.release();
+}
+
+bool comm_ready(Comm* comm) {
+  ncclResult_t state = ncclSuccess;
+  require(ncclCommGetAsyncError(comm->comm, &state), "asking NCCL");
+  require(state, "exchanging");
+  return state == ncclSuccess;
+}
+
+void comm_exchange(Comm* comm, std::span<const Parcel> sends,
+                   std::span<const Parcel> receives, Stream* stream) {
+  require(ncclGroupStart(), "beginning a round");
+  for (const Parcel& parcel : sends)
+    require(ncclSend(parcel.at, parcel.bytes, ncclUint8,
+                     static_cast<int>(parcel.rank), comm->comm, stream->stream),
+            "sending");
+  for (const Parcel& parcel : receives)
+    require(ncclRecv(parcel.at, parcel.bytes, ncclUint8,
+                     static_cast<int>(parcel.rank), comm->comm, stream->stream),
+            "receiving");
+  require(ncclGroupEnd(), "ending a round");
+}
+
+void comm_abort(Comm* comm) noexcept {
+  if (comm->comm) ncclCommAbort(comm->comm);
+  delete comm;
+}
+
+}  // namespace ckpt::cuda

@@ -1,0 +1,15 @@
+// A stream of CUDA's, for the files that call CUDA or NCCL themselves.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "reshard/cuda/device.h"
+
+namespace ckpt::cuda {
+
+struct Stream {
+  cudaStream_t stream = nullptr;
+  cudaEvent_t done = nullptr;
+};
+
+}  // namespace ckpt::cuda
