@@ -6,6 +6,7 @@
 #include <cstdint>
 #ifndef __CUDA_ARCH__
 #include <cstring>
+#include <stdexcept>
 #endif
 
 #ifdef __CUDACC__
@@ -27,12 +28,22 @@ struct alignas(16) Vec16 {
   uint32_t w[4];
 };
 
+#ifndef __CUDA_ARCH__
+// A GPU stops at an address that is no multiple of the size; so does the host.
+template <class T>
+inline void check_aligned(const std::byte* at) {
+  if (reinterpret_cast<uintptr_t>(at) % sizeof(T) != 0)
+    throw std::logic_error("a kernel's access is not aligned");
+}
+#endif
+
 // T at an address that is a multiple of its size.
 template <class T>
 CKPT_HD T load(const std::byte* at) {
 #ifdef __CUDA_ARCH__
   return *reinterpret_cast<const T*>(at);
 #else
+  check_aligned<T>(at);
   T value;
   std::memcpy(&value, at, sizeof value);
   return value;
@@ -43,6 +54,7 @@ CKPT_HD void store(std::byte* at, const T& value) {
 #ifdef __CUDA_ARCH__
   *reinterpret_cast<T*>(at) = value;
 #else
+  check_aligned<T>(at);
   std::memcpy(at, &value, sizeof value);
 #endif
 }
@@ -53,6 +65,7 @@ CKPT_HD Vec16 load<Vec16>(const std::byte* at) {
   const uint4 v = *reinterpret_cast<const uint4*>(at);
   return {{v.x, v.y, v.z, v.w}};
 #else
+  check_aligned<Vec16>(at);
   Vec16 value;
   std::memcpy(&value, at, sizeof value);
   return value;
@@ -64,6 +77,7 @@ CKPT_HD void store<Vec16>(std::byte* at, const Vec16& value) {
   *reinterpret_cast<uint4*>(at) =
       make_uint4(value.w[0], value.w[1], value.w[2], value.w[3]);
 #else
+  check_aligned<Vec16>(at);
   std::memcpy(at, &value, sizeof value);
 #endif
 }
