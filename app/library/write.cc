@@ -12,6 +12,7 @@
 #include "reshard/cuda/load.h"
 #include "reshard/journal.h"
 #include "reshard/prove.h"
+#include "reshard/ranks/job.h"
 #include "reshard/ranks/run.h"
 #include "reshard/sources.h"
 
@@ -348,7 +349,9 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
   run.max_mem = options.max_mem;
   if (options.cuda) run.device = &reshard::CudaModule::get();
   const reshard::Plan& plan = prepared.plan;
-  return reshard::buffer_bytes(plan, run) +
+  const uint64_t messages = ranks::exchange_memory(run.max_mem);
+  run.max_mem -= messages;
+  return messages + reshard::buffer_bytes(plan, run) +
          plan.jobs.size() * sizeof(reshard::Job) +
          plan.lanes.size() * sizeof(reshard::Lane) +
          plan.moves.size() * sizeof(reshard::Move) +
