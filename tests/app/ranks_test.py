@@ -5,7 +5,7 @@
 
 One process is the judge of many: its bytes are held against the peers by the
 other tests. --all takes every golden to every container with every number of
-ranks and those exchanges; without it every second golden gets one of them.
+ranks and those exchanges; without it every third golden gets one of them.
 """
 
 import argparse
@@ -131,13 +131,13 @@ class Tests:
             self.all_goldens(cases)
             return
         done = 0
-        for i, source in enumerate(cases[::2]):
+        for i, source in enumerate(cases[::3]):
             to = TARGETS[i % len(TARGETS)]
             mode = MODES[("send", "auto")[i // 2 % 2]]
             one = self.same_writing((COUNTS[i // 4 % 4],), "convert", source,
                                     "--to", *to, *mode)
             done += one.returncode == 0
-        check(done > len(cases) / 4, f"only {done} of {len(cases)} converted")
+        check(done > len(cases) / 5, f"only {done} of {len(cases)} converted")
 
     def all_goldens(self, cases):
         """Every golden, container, number of ranks; says what it did."""
@@ -176,7 +176,7 @@ class Tests:
                 (DATA / "torch_pt/views/ckpt/views.pt",
                  ("convert", "--to", "dcp", "--dp", "3")),
                 (self.big(), ("convert", "--to", "dcp", "--dp", "5"))):
-            self.same_writing((2, 5), command[0], source, *command[1:],
+            self.same_writing((5,), command[0], source, *command[1:],
                               *MODES["read"])
             # More ranks than files.
             self.same_writing((3, 8), command[0], source, *command[1:], *SEND)
