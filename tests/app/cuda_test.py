@@ -212,6 +212,29 @@ class Tests:
                            said[0].returncode == said[1].returncode,
                            f"{case} {command} {said}")
 
+    def test_ranks(self):
+        """Three ranks with a device each, by their own files or messages."""
+        mpi = [line for line in self.run("--version").stdout.splitlines()
+               if line.strip().startswith("mpi")]
+        if not shutil.which("mpirun") or "not available" in mpi[0]:
+            return "skipped: no MPI"
+        source = DATA / "hf/mixtral_f32/ckpt"
+        alone = self.fresh("alone/out")
+        row = ["--to", "dcp", "--dp", "3", "--dtype", "bf16", "-q"]
+        self.run("convert", source, alone, *row)
+        environment = dict(self.environment, OMPI_ALLOW_RUN_AS_ROOT="1",
+                           OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                           OMPI_MCA_rmaps_base_oversubscribe="1")
+        for more in ([], ["--exchange", "send"]):
+            target = self.fresh("together/out")
+            done = subprocess.run(
+                ["mpirun", "-n", "3", self.ckpt, "convert", str(source),
+                 str(target), *row, *more, "--device", "cuda"],
+                env=environment, capture_output=True, text=True)
+            self.check(done.returncode == 0 and
+                       not self.differences(alone, target),
+                       f"{more}: {done.stderr}")
+
     def test_dry_run(self):
         source = self.folder / "large.safetensors"
         target = self.fresh("never.pt")
@@ -255,7 +278,7 @@ def main():
             return 77
         names = ["reading", "dry_run", "no_gpu", "goldens"]
         if has_torch(options.ckpt):
-            names = ["device_works", "large", "resume"] + names
+            names = ["device_works", "large", "resume", "ranks"] + names
         else:
             print("casts are skipped: this build has no torch module")
         for name in names:
