@@ -7,6 +7,7 @@
 #include "reshard/cover.h"
 #include "reshard/merge.h"
 #include "reshard/placed.h"
+#include "reshard/plan_size.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -18,8 +19,14 @@ Placed read_only(const Box& box) {
 
 class Planner {
  public:
-  Planner(const Catalog& source, bool compare_replicas, bool whole = true)
-      : source_(source), compare_replicas_(compare_replicas), whole_(whole) {}
+  // With `sums` what is planned is counted there, and not kept.
+  Planner(const Catalog& source, bool compare_replicas, bool whole = true,
+          PlanSize* sums = nullptr, uint64_t kept = 0)
+      : source_(source),
+        compare_replicas_(compare_replicas),
+        whole_(whole),
+        sums_(sums),
+        kept_(kept) {}
 
   // The digest slots of all tensors come first, so all are added first.
   uint32_t add_tensor(const Tensor& from, DType target_dtype) {
@@ -43,15 +50,31 @@ class Planner {
     if (cells.refined) refine_all(from, targets);
     merge(cells, std::move(sources), std::move(targets), plan_);
     plan_replicas(cells);
+    if (sums_ != nullptr && plan_.jobs.size() + plan_.gathers.size() > kept_)
+      let_go();
   }
 
   Plan finish() {
+    if (sums_ != nullptr) sums_->add(plan_);
     count_bytes(plan_);
+    plan_.bytes_read += read_;
+    plan_.bytes_written += written_;
     order_jobs(plan_);
     return std::move(plan_);
   }
 
  private:
+  void let_go() {
+    sums_->add(plan_);
+    count_bytes(plan_);
+    read_ += plan_.bytes_read;
+    written_ += plan_.bytes_written;
+    plan_.jobs.clear();
+    plan_.lanes.clear();
+    plan_.moves.clear();
+    plan_.gathers.clear();
+  }
+
   // Targets count in the tensor's shape, its pieces in something finer.
   static void refine_all(const Tensor& from, std::vector<Placed>& targets) {
     std::vector<Placed> finer;
@@ -103,6 +126,9 @@ class Planner {
   const Catalog& source_;
   const bool compare_replicas_;
   const bool whole_;  // the targets hold whole tensors
+  PlanSize* const sums_;
+  const uint64_t kept_;
+  uint64_t read_ = 0, written_ = 0;  // bytes of what was let go
   std::vector<Placed> replicas_;
   Plan plan_;
 };
@@ -164,14 +190,12 @@ void check_all_used(const Catalog& source, const Catalog& target) {
           .with_hint("leave it out by name: --exclude '" + tensor.name + "'");
 }
 
-}  // namespace
-
-Plan make_plan(const Catalog& source, const Target& target,
-               bool compare_replicas) {
+Plan plan_all(const Catalog& source, const Target& target,
+              bool compare_replicas, PlanSize* sums, uint64_t kept) {
   prove_file_cover(target);
   check_all_used(source, target.catalog);
   const auto by_name = index_by_name(source);
-  Planner planner(source, compare_replicas);
+  Planner planner(source, compare_replicas, true, sums, kept);
   std::vector<const Tensor*> from;
   for (const Tensor& to : target.catalog.tensors) {
     const auto found = by_name.find(to.name);
@@ -192,6 +216,30 @@ Plan make_plan(const Catalog& source, const Target& target,
     planner.plan_tensor(i, *from[i], std::move(targets), source.path);
   }
   return planner.finish();
+}
+
+}  // namespace
+
+void PlanSize::add(const Plan& plan) {
+  jobs += plan.jobs.size();
+  lanes += plan.lanes.size();
+  moves += plan.moves.size();
+  gathers += plan.gathers.size();
+}
+
+uint64_t PlanSize::bytes() const {
+  return jobs * sizeof(Job) + lanes * sizeof(Lane) + moves * sizeof(Move) +
+         gathers * sizeof(Gather);
+}
+
+Plan make_plan(const Catalog& source, const Target& target,
+               bool compare_replicas) {
+  return plan_all(source, target, compare_replicas, nullptr, 0);
+}
+
+Plan make_plan_sums(const Catalog& source, const Target& target,
+                    bool compare_replicas, PlanSize& size, uint64_t kept) {
+  return plan_all(source, target, compare_replicas, &size, kept);
 }
 
 Plan make_read_plan(const Catalog& source, bool compare_replicas) {

@@ -67,6 +67,10 @@ class Slab {
     rows_ = row_end - row;
     sources_ = &sources;
     targets_ = &targets;
+    if (source_hulls_.size() < sources.size())
+      source_hulls_.resize(sources.size());
+    if (target_hulls_.size() < targets.size())
+      target_hulls_.resize(targets.size());
     check_disjoint();
     share();
     if (shares_.empty()) return;
@@ -112,26 +116,30 @@ class Slab {
     }
   }
 
-  // The lane of a rect in the job: the hull of its shared columns.
-  uint32_t lane(const Rect& rect, uint64_t element, std::span<const Share> all,
-                bool is_source, uint32_t which) {
+  // A rect in a job: the hull of its shared columns, and its lane's number.
+  struct Hull {
     uint64_t begin = UINT64_MAX, end = 0;
-    for (const Share& share : all) {
-      if ((is_source ? share.source : share.target) != which) continue;
+    uint32_t lane = kNone;
+    void widen(const Share& share) {
       begin = std::min(begin, share.begin);
       end = std::max(end, share.end);
     }
+  };
+
+  void add_lane(const Rect& rect, uint64_t element, Hull& hull,
+                uint32_t number) {
+    hull.lane = number;
     plan_.lanes.push_back({.offset = rect.offset +
                                      (row_ - rect.row_begin) * rect.row_stride +
-                                     (begin - rect.begin) * element,
+                                     (hull.begin - rect.begin) * element,
                            .row_stride = rect.row_stride,
-                           .width = (end - begin) * element,
+                           .width = (hull.end - hull.begin) * element,
                            .file = rect.file,
                            .transform = rect.transform});
-    lane_begin_ = begin;
-    return static_cast<uint32_t>(plan_.lanes.size() - 1);
   }
 
+  void add_lanes(std::span<const Share> shares, Job& job);
+  void add_moves(std::span<const Share> shares, Job& job);
   void emit(std::span<const Share> shares);
 
   const Cells& cells_;
@@ -142,55 +150,72 @@ class Slab {
   const std::vector<Rect*>* sources_ = nullptr;
   const std::vector<Rect*>* targets_ = nullptr;
   std::vector<Share> shares_;
-  uint64_t lane_begin_ = 0;
+  // By index in the active lists; as made but while a job is emitted. A slab of
+  // one row may be a thousand jobs of one lane each: no job may cost as much as
+  // the slab has rects.
+  std::vector<Hull> source_hulls_, target_hulls_;
+
+  uint64_t target_element() const {
+    return cells_.target_element ? cells_.target_element : cells_.grid.element;
+  }
 };
 
 void Slab::emit(std::span<const Share> shares) {
-  const uint64_t element = cells_.grid.element;
-  const uint64_t target_element =
-      cells_.target_element ? cells_.target_element : element;
   Job job{.rows = rows_, .tensor = cells_.index};
-  // Lane numbers and first columns of the rects in this job.
-  std::vector<std::pair<uint32_t, uint64_t>> source_lane(sources_->size(),
-                                                         {kNone, 0}),
-      target_lane(targets_->size(), {kNone, 0});
+  add_lanes(shares, job);
+  add_moves(shares, job);
+  plan_.jobs.push_back(job);
+  for (const Share& share : shares) {
+    source_hulls_[share.source] = {};
+    target_hulls_[share.target] = {};
+  }
+}
+
+void Slab::add_lanes(std::span<const Share> shares, Job& job) {
+  for (const Share& share : shares) {
+    source_hulls_[share.source].widen(share);
+    target_hulls_[share.target].widen(share);
+  }
   job.first_source = static_cast<uint32_t>(plan_.lanes.size());
   for (const Share& share : shares) {
-    if (source_lane[share.source].first != kNone) continue;
-    lane(*(*sources_)[share.source], element, shares, true, share.source);
-    source_lane[share.source] = {job.sources++, lane_begin_};
+    Hull& hull = source_hulls_[share.source];
+    if (hull.lane == kNone)
+      add_lane(*(*sources_)[share.source], cells_.grid.element, hull,
+               job.sources++);
   }
   job.first_target = static_cast<uint32_t>(plan_.lanes.size());
   for (const Share& share : shares) {
     const Rect& rect = *(*targets_)[share.target];
-    if (rect.file == kNone || target_lane[share.target].first != kNone)
-      continue;
-    lane(rect, target_element, shares, false, share.target);
-    target_lane[share.target] = {job.targets++, lane_begin_};
+    Hull& hull = target_hulls_[share.target];
+    if (rect.file != kNone && hull.lane == kNone)
+      add_lane(rect, target_element(), hull, job.targets++);
   }
+}
+
+void Slab::add_moves(std::span<const Share> shares, Job& job) {
+  const uint64_t element = cells_.grid.element;
   job.first_move = static_cast<uint32_t>(plan_.moves.size());
   for (const Share& share : shares) {
     const Rect& source = *(*sources_)[share.source];
     const Rect& target = *(*targets_)[share.target];
+    const Hull& from = source_hulls_[share.source];
+    const Hull& to = target_hulls_[share.target];
     Move move{
         .content = (content_ + row_ * columns_ + share.begin) * element,
         .content_stride = columns_ * element,
         .bytes = (share.end - share.begin) * element,
-        .source_column =
-            (share.begin - source_lane[share.source].second) * element,
-        .source = source_lane[share.source].first,
+        .source_column = (share.begin - from.begin) * element,
+        .source = from.lane,
     };
     if (target.file != kNone) {
-      move.target = target_lane[share.target].first;
-      move.target_column =
-          (share.begin - target_lane[share.target].second) * target_element;
+      move.target = to.lane;
+      move.target_column = (share.begin - to.begin) * target_element();
     }
     if (target.primary && cells_.digest) move.digest = cells_.index;
     if (target.primary) move.check = source.check;
     plan_.moves.push_back(move);
     ++job.moves;
   }
-  plan_.jobs.push_back(job);
 }
 
 }  // namespace

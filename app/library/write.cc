@@ -272,6 +272,16 @@ uint64_t known_bytes(const Target& target) {
   return bytes;
 }
 
+void make_plan(const Catalog& source, Prepared& prepared, bool compare) {
+  if (prepared.shown_only) {
+    prepared.plan = reshard::make_plan_sums(source, prepared.target, compare,
+                                            prepared.plan_size);
+  } else {
+    prepared.plan = reshard::make_plan(source, prepared.target, compare);
+    prepared.plan_size.add(prepared.plan);
+  }
+}
+
 }  // namespace
 
 uint64_t Prepared::file_bytes() const {
@@ -291,7 +301,8 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   const size_t assumptions = source.assumptions.size();
   source = format.writer->review(std::move(source), layout);
   Prepared prepared;
-  if (use == Use::kShow)
+  prepared.shown_only = use == Use::kShow;
+  if (prepared.shown_only)
     prepared.assumed = formats::assume_places(source);
   else
     locate(source);
@@ -309,8 +320,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
     throw unfaithful_error({source.path, {}}, "there is nothing to write");
   {
     const trace::Span span("plan");
-    prepared.plan = reshard::make_plan(source, prepared.target,
-                                       !options.allow_replica_mismatch);
+    make_plan(source, prepared, !options.allow_replica_mismatch);
   }
   prepared.source = std::move(source);
   prepared.path = path;
@@ -352,11 +362,8 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
   const uint64_t messages = ranks::exchange_memory(run.max_mem);
   run.max_mem -= messages;
   return messages + reshard::buffer_bytes(plan, run) +
-         plan.jobs.size() * sizeof(reshard::Job) +
-         plan.lanes.size() * sizeof(reshard::Lane) +
-         plan.moves.size() * sizeof(reshard::Move) +
-         plan.gathers.size() * sizeof(reshard::Gather) +
-         catalog_bytes(prepared.source) + prepared.assumed * sizeof(StoredCrc) +
+         prepared.plan_size.bytes() + catalog_bytes(prepared.source) +
+         prepared.assumed * sizeof(StoredCrc) +
          catalog_bytes(prepared.target.catalog) + known_bytes(prepared.target);
 }
 
@@ -366,7 +373,7 @@ void check_target(const Prepared& prepared, const SaveOptions& options) {
 
 reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
                            const Progress& progress) {
-  if (prepared.assumed > 0)
+  if (prepared.shown_only)
     throw bug_error({prepared.path, {}}, "a plan that was to be shown is run");
   constexpr uint64_t kNoSums = 1;  // such a journal can't be gone on with
   const InterruptScope scope;

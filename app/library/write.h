@@ -7,7 +7,7 @@
 #include "ckpt/ckpt.h"
 #include "lib/progress.h"
 #include "reshard/engine.h"
-#include "reshard/plan.h"
+#include "reshard/plan_size.h"
 
 namespace ckpt::library {
 
@@ -18,14 +18,16 @@ struct Prepared {
   reshard::Plan plan;
   std::string path;  // DST
   bool single_file = false;
-  uint64_t assumed = 0;  // items that were not opened; then it can't be run
-  bool sums = false;     // digests are asked for, whatever the options say
+  bool shown_only = false;      // then it can't be run
+  uint64_t assumed = 0;         // items that were not opened
+  reshard::PlanSize plan_size;  // of the whole, whatever is in `plan`
+  bool sums = false;  // digests are asked for, whatever the options say
 
   uint64_t file_bytes() const;
 };
 
 // A plan that is only shown need not open every item of an index
-// (formats/assume.h).
+// (formats/assume.h) nor keep every job (reshard/plan_size.h).
 enum class Use { kRun, kShow };
 
 // `layout.name` is set from the path. Throws unfaithful_error if the target's
