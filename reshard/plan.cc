@@ -1,9 +1,12 @@
 #include "reshard/plan.h"
 
 #include <algorithm>
+#include <mutex>
+#include <span>
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "lib/parallel.h"
 #include "reshard/cover.h"
 #include "reshard/merge.h"
 #include "reshard/placed.h"
@@ -19,14 +22,8 @@ Placed read_only(const Box& box) {
 
 class Planner {
  public:
-  // With `sums` what is planned is counted there, and not kept.
-  Planner(const Catalog& source, bool compare_replicas, bool whole = true,
-          PlanSize* sums = nullptr, uint64_t kept = 0)
-      : source_(source),
-        compare_replicas_(compare_replicas),
-        whole_(whole),
-        sums_(sums),
-        kept_(kept) {}
+  Planner(const Catalog& source, bool compare_replicas, bool whole = true)
+      : source_(source), compare_replicas_(compare_replicas), whole_(whole) {}
 
   // The digest slots of all tensors come first, so all are added first.
   uint32_t add_tensor(const Tensor& from, DType target_dtype) {
@@ -50,31 +47,20 @@ class Planner {
     if (cells.refined) refine_all(from, targets);
     merge(cells, std::move(sources), std::move(targets), plan_);
     plan_replicas(cells);
-    if (sums_ != nullptr && plan_.jobs.size() + plan_.gathers.size() > kept_)
-      let_go();
   }
 
-  Plan finish() {
-    if (sums_ != nullptr) sums_->add(plan_);
+  // With the sums, and the jobs in no order.
+  Plan counted() {
     count_bytes(plan_);
-    plan_.bytes_read += read_;
-    plan_.bytes_written += written_;
+    return std::move(plan_);
+  }
+  Plan finish() {
+    count_bytes(plan_);
     order_jobs(plan_);
     return std::move(plan_);
   }
 
  private:
-  void let_go() {
-    sums_->add(plan_);
-    count_bytes(plan_);
-    read_ += plan_.bytes_read;
-    written_ += plan_.bytes_written;
-    plan_.jobs.clear();
-    plan_.lanes.clear();
-    plan_.moves.clear();
-    plan_.gathers.clear();
-  }
-
   // Targets count in the tensor's shape, its pieces in something finer.
   static void refine_all(const Tensor& from, std::vector<Placed>& targets) {
     std::vector<Placed> finer;
@@ -126,9 +112,6 @@ class Planner {
   const Catalog& source_;
   const bool compare_replicas_;
   const bool whole_;  // the targets hold whole tensors
-  PlanSize* const sums_;
-  const uint64_t kept_;
-  uint64_t read_ = 0, written_ = 0;  // bytes of what was let go
   std::vector<Placed> replicas_;
   Plan plan_;
 };
@@ -190,32 +173,59 @@ void check_all_used(const Catalog& source, const Catalog& target) {
           .with_hint("leave it out by name: --exclude '" + tensor.name + "'");
 }
 
-Plan plan_all(const Catalog& source, const Target& target,
-              bool compare_replicas, PlanSize* sums, uint64_t kept) {
+// A tensor of the target and what it is made of.
+struct Pair {
+  const Tensor* from = nullptr;
+  const Tensor* to = nullptr;
+  bool written = true;  // false: another one is written in its place
+};
+
+std::vector<Pair> pair_up(const Catalog& source, const Target& target) {
   prove_file_cover(target);
   check_all_used(source, target.catalog);
   const auto by_name = index_by_name(source);
-  Planner planner(source, compare_replicas, true, sums, kept);
-  std::vector<const Tensor*> from;
+  std::vector<Pair> pairs;
+  Ties ties;
   for (const Tensor& to : target.catalog.tensors) {
     const auto found = by_name.find(to.name);
     if (found == by_name.end())
       throw unfaithful_error({source.path, to.name},
                              "the target needs it, the source has none");
-    from.push_back(&source.tensors[found->second]);
-    check_same_content(*from.back(), to);
-    planner.add_tensor(*from.back(), to.dtype);
+    const Tensor& from = source.tensors[found->second];
+    check_same_content(from, to);
+    pairs.push_back({&from, &to, ties.first(to)});
   }
-  Ties ties;
-  for (uint32_t i = 0; i < from.size(); ++i) {
-    const Tensor& to = target.catalog.tensors[i];
-    std::vector<Placed> targets = place(to, target.catalog.path);
-    if (!ties.first(to))
+  return pairs;
+}
+
+// Plans pairs, whose slots are the planner's first ones, in this order.
+void plan_pairs(std::span<const Pair> pairs, const Catalog& source,
+                const Target& target, Planner& planner) {
+  for (const Pair& pair : pairs) planner.add_tensor(*pair.from, pair.to->dtype);
+  for (uint32_t i = 0; i < pairs.size(); ++i) {
+    const auto& [from, to, written] = pairs[i];
+    std::vector<Placed> targets = place(*to, target.catalog.path);
+    if (!written)
       targets = {
-          read_only(Box::whole(grid_of(from[i]->dtype, from[i]->shape).shape))};
-    planner.plan_tensor(i, *from[i], std::move(targets), source.path);
+          read_only(Box::whole(grid_of(from->dtype, from->shape).shape))};
+    planner.plan_tensor(i, *from, std::move(targets), source.path);
   }
-  return planner.finish();
+}
+
+// Runs of tensors with not many more pieces than `most`.
+std::vector<std::span<const Pair>> cut_runs(std::span<const Pair> pairs,
+                                            uint64_t most) {
+  std::vector<std::span<const Pair>> runs;
+  uint64_t pieces = most;
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    if (pieces >= most) {
+      runs.push_back(pairs.subspan(i, 0));
+      pieces = 0;
+    }
+    pieces += pairs[i].from->pieces.size() + pairs[i].to->pieces.size();
+    runs.back() = {runs.back().data(), runs.back().size() + 1};
+  }
+  return runs;
 }
 
 }  // namespace
@@ -234,12 +244,36 @@ uint64_t PlanSize::bytes() const {
 
 Plan make_plan(const Catalog& source, const Target& target,
                bool compare_replicas) {
-  return plan_all(source, target, compare_replicas, nullptr, 0);
+  Planner planner(source, compare_replicas);
+  plan_pairs(pair_up(source, target), source, target, planner);
+  return planner.finish();
 }
 
+// Tensors know nothing of each other, so that all processors may plan them.
 Plan make_plan_sums(const Catalog& source, const Target& target,
                     bool compare_replicas, PlanSize& size, uint64_t kept) {
-  return plan_all(source, target, compare_replicas, &size, kept);
+  const std::vector<Pair> pairs = pair_up(source, target);
+  const auto runs = cut_runs(pairs, kept);
+  Planner whole(source, compare_replicas);
+  if (runs.size() == 1) {
+    plan_pairs(pairs, source, target, whole);
+    Plan plan = whole.finish();
+    size.add(plan);
+    return plan;
+  }
+  for (const Pair& pair : pairs) whole.add_tensor(*pair.from, pair.to->dtype);
+  Plan plan = whole.finish();
+  std::mutex mutex;
+  parallel_for(runs.size(), [&](size_t run) {
+    Planner planner(source, compare_replicas);
+    plan_pairs(runs[run], source, target, planner);
+    const Plan part = planner.counted();
+    const std::lock_guard lock(mutex);
+    size.add(part);
+    plan.bytes_read += part.bytes_read;
+    plan.bytes_written += part.bytes_written;
+  });
+  return plan;
 }
 
 Plan make_read_plan(const Catalog& source, bool compare_replicas) {

@@ -21,13 +21,14 @@ struct PlanSize {
   uint64_t bytes() const;  // that the plan would take
 };
 
-// Jobs that are kept: so few are no burden.
-inline constexpr uint64_t kKeptJobs = 1 << 16;
+// Pieces that are planned at a time: so few are no burden.
+inline constexpr uint64_t kKeptPieces = 1 << 14;
 
-// As make_plan, with the same proofs and sums, but jobs are let go when there
-// are more than `kept`; `size` is that of the whole. Not to be run.
+// As make_plan, with the same proofs and sums. Of more than `kept` pieces the
+// jobs are let go when they are counted; `size` is that of the whole. Not to be
+// run.
 Plan make_plan_sums(const Catalog& source, const Target& target,
                     bool compare_replicas, PlanSize& size,
-                    uint64_t kept = kKeptJobs);
+                    uint64_t kept = kKeptPieces);
 
 }  // namespace ckpt::reshard

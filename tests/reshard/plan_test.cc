@@ -157,7 +157,7 @@ TEST_CASE("plan: jobs that are let go are counted all the same") {
   const Plan plan = make_plan(source, target);
   PlanSize kept, counted;
   kept.add(plan);
-  const Plan sums = make_plan_sums(source, target, true, counted, 3);
+  const Plan sums = make_plan_sums(source, target, true, counted, 8);
   CHECK(sums.jobs.size() < plan.jobs.size());
   CHECK(sums.bytes_read == plan.bytes_read);
   CHECK(sums.bytes_written == plan.bytes_written);
@@ -165,7 +165,7 @@ TEST_CASE("plan: jobs that are let go are counted all the same") {
   CHECK(counted.bytes() == kept.bytes());
   CHECK(counted.jobs == kept.jobs);
   source.tensors[9].pieces.pop_back();
-  CHECK_THROWS_WITH_AS(make_plan_sums(source, target, true, counted, 3),
+  CHECK_THROWS_WITH_AS(make_plan_sums(source, target, true, counted, 8),
                        doctest::Contains("holds 6 of the 24 elements"), Error);
 }
 
