@@ -20,6 +20,7 @@
 #include "formats/torch/torch.h"
 #include "formats/vllm/vllm.h"
 #include "lib/io/file.h"
+#include "lib/io/listing.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
 #include "lib/trace.h"
@@ -219,6 +220,7 @@ const Format& find_format(std::string_view name) {
 
 Detection detect(const std::string& path) {
   check_path(path);
+  const io::SameListings listings;
   Detection detection;
   detection.path = path;
   for (const Format& format : all_formats()) {
@@ -243,6 +245,7 @@ Detection detect(const std::string& path) {
 Catalog open(const std::string& path, const std::string& from,
              const ReadOptions& options) {
   const trace::Span span("headers");
+  const io::SameListings listings;
   if (from.empty()) {
     const Detection detection = detect(path);
     Catalog catalog = read(*detection.format, detection.path, options);

@@ -14,8 +14,10 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <unordered_map>
 
 #include "ckpt/error.h"
+#include "lib/io/listing.h"
 #include "lib/io/read_count.h"
 #include "lib/trace.h"
 
@@ -277,7 +279,16 @@ bool is_directory(const std::string& path) {
   return ::stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
 }
 
-std::vector<std::string> list_directory(const std::string& path) {
+namespace {
+
+// Of the SameListings that are alive on this thread.
+struct Listings {
+  size_t scopes = 0;
+  std::unordered_map<std::string, std::vector<std::string>> known;
+};
+thread_local Listings listings;
+
+std::vector<std::string> list_now(const std::string& path) {
   DIR* directory = ::opendir(path.c_str());
   if (!directory) throw io_error(path, "cannot list", errno);
   std::vector<std::string> names;
@@ -292,6 +303,21 @@ std::vector<std::string> list_directory(const std::string& path) {
   if (errnum) throw io_error(path, "cannot list", errnum);
   std::ranges::sort(names);
   return names;
+}
+
+}  // namespace
+
+SameListings::SameListings() { ++listings.scopes; }
+
+SameListings::~SameListings() {
+  if (--listings.scopes == 0) listings.known.clear();
+}
+
+std::vector<std::string> list_directory(const std::string& path) {
+  if (listings.scopes == 0) return list_now(path);
+  const auto known = listings.known.find(path);
+  if (known != listings.known.end()) return known->second;
+  return listings.known.emplace(path, list_now(path)).first->second;
 }
 
 std::string join(std::string_view directory, std::string_view name) {
