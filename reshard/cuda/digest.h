@@ -102,9 +102,16 @@ CKPT_HD void add_vector(const DigestTable& table, const Vec16& v, uint64_t j,
   sum.d1 += s1 * keys.m1;
 }
 
-CKPT_HD void digest_slot(const DigestTask& task, const DigestTable& table,
-                         const std::byte* base, uint32_t slot, BlockKeys& keys,
-                         DigestSum& sum) {
+// A vector, and where its first byte would stand in the content.
+struct Placed {
+  Vec16 v;
+  int64_t content = 0;
+};
+
+CKPT_HD Placed load_slot(const DigestTask& task, const std::byte* base,
+                         uint32_t slot) {
+  Placed placed{};
+  if (slot >= task.slots) return placed;
   const uint32_t run = task.per_run.quotient(slot);
   const uint32_t place = slot - run * task.per_run.divisor;
   uint64_t at = task.at;
@@ -112,14 +119,20 @@ CKPT_HD void digest_slot(const DigestTask& task, const DigestTable& table,
   task.nest.find(run, at, content);
   const uint64_t begin = (at & ~uint64_t{15}) + uint64_t{place} * 16;
   const uint64_t end = at + task.bytes;
-  if (begin >= end) return;
-  Vec16 v = load<Vec16>(base + begin);
+  if (begin >= end) return placed;
+  placed.v = load<Vec16>(base + begin);
   if (begin < at || begin + 16 > end)
-    keep_bytes(v, static_cast<uint32_t>(begin < at ? at - begin : 0),
+    keep_bytes(placed.v, static_cast<uint32_t>(begin < at ? at - begin : 0),
                static_cast<uint32_t>(end - begin < 16 ? end - begin : 16));
-  // Where the vector's first byte would stand; before the content's begin
-  // there are only zeros, whose keys don't matter.
-  const auto c = static_cast<int64_t>(content + (begin - at));
+  placed.content = static_cast<int64_t>(content + (begin - at));
+  return placed;
+}
+
+// Before the content's begin there are only zeros, whose keys don't matter.
+CKPT_HD void add_slot(const DigestTable& table, const Placed& placed,
+                      BlockKeys& keys, DigestSum& sum) {
+  const Vec16& v = placed.v;
+  const int64_t c = placed.content;
   const auto j = static_cast<uint64_t>(c >> 2);
   const uint32_t up = static_cast<uint32_t>(c & 3) * 8;
   if ((c & 15) == 0) {
@@ -136,20 +149,27 @@ CKPT_HD void digest_slot(const DigestTask& task, const DigestTable& table,
 }
 
 // A warp goes through 8 KiB that follow each other, so that its threads meet
-// a new block of the digest every eighth time.
+// a new block of the digest every eighth time; four loads of each are under
+// way at once.
 CKPT_HD DigestSum digest_runs(const DigestTask& task, const DigestTable& table,
                               const Buffers& buffers, uint32_t unit,
                               uint32_t thread) {
+  constexpr uint32_t n = 4;
+  static_assert(kDigestSlotsPerThread % n == 0);
   DigestSum sum;
   BlockKeys keys;
+  const std::byte* base = buffers.of(task.buffer);
   const uint32_t first = unit * kDigestUnitSlots +
                          thread / 32 * (32 * kDigestSlotsPerThread) +
                          thread % 32;
-  CKPT_UNROLL_BY_4
-  for (uint32_t k = 0; k < kDigestSlotsPerThread; ++k) {
-    const uint32_t slot = first + 32 * k;
-    if (slot >= task.slots) break;
-    digest_slot(task, table, buffers.of(task.buffer), slot, keys, sum);
+  for (uint32_t k = 0; k < kDigestSlotsPerThread; k += n) {
+    if (first + 32 * k >= task.slots) break;
+    Placed placed[n];
+    CKPT_UNROLL
+    for (uint32_t i = 0; i < n; ++i)
+      placed[i] = load_slot(task, base, first + 32 * (k + i));
+    CKPT_UNROLL
+    for (uint32_t i = 0; i < n; ++i) add_slot(table, placed[i], keys, sum);
   }
   return sum;
 }
