@@ -159,11 +159,13 @@ class Tests:
         self.same_writing((3, 8), "reshard", llama, "--tp", "1", "--dp", "1")
         self.same_writing((2, 4), "reshard", llama, "--tp", "4", "--dp", "3")
         mcore = DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt"
-        self.same_writing((3,), "convert", mcore, "--to", "megatron_zarr")
+        self.same_writing((3,), "convert", mcore, "--to", "megatron_zarr",
+                          *SEND)
         self.same_writing((4,), "unshard", mcore)
         # Claims about the source are proven before anything is written.
         legacy = DATA / "megatron_legacy/llama_te_tp2_dp2_distopt/ckpt"
-        self.same_writing((4,), "reshard", legacy, "--tp", "1", "--pp", "2")
+        self.same_writing((4,), "reshard", legacy, "--tp", "1", "--pp", "2",
+                          *SEND)
 
     def test_exchange(self):
         """Each file is written by one rank: what others have is read again, or
