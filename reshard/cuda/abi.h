@@ -13,7 +13,8 @@
 // For tests there is libckpt_cuda_host.so: the same sources with memory for
 // device memory and loops for kernels. It is taken instead of libckpt_cuda.so
 // if CKPT_CUDA_HOST=1 is in the environment. It is for finding mistakes, not
-// for speed, and is not installed.
+// for speed, and is not installed. CKPT_CUDA_LEAST=0 gives a real device the
+// smallest work, too.
 #pragma once
 
 #include <stdint.h>

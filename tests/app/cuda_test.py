@@ -65,7 +65,9 @@ class Tests:
         self.environment = dict(os.environ)
         self.environment.pop("CKPT_CUDA_HOST", None)
         self.bare = dict(self.environment)
-        if not gpu:
+        if gpu:
+            self.environment["CKPT_CUDA_LEAST"] = "0"
+        else:
             self.environment["CKPT_CUDA_HOST"] = "1"
         self.gpu = gpu
         self.passed = self.failed = 0
