@@ -55,7 +55,7 @@ class Bench {
             std::vector<CkptCudaSum>* sums = nullptr) {
     const CkptCudaApi& api = module_.api();
     REQUIRE(in.size() <= bytes_);
-    std::memcpy(api.ring_in(ring_.get(), 0), in.data(), in.size());
+    std::ranges::copy(in, static_cast<std::byte*>(api.ring_in(ring_.get(), 0)));
     const CkptCudaWork work{.in_bytes = in.size(),
                             .out_bytes = out_bytes,
                             .copies = copies.data(),
