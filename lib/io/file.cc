@@ -3,10 +3,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/fs.h>
-#include <linux/magic.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -186,31 +184,15 @@ void Handle::writev(uint64_t offset, std::span<iovec> parts) const {
   }
 }
 
-namespace {
-
-// Where files are memory fallocate fills pages with zeros, in one thread, only
-// to have them overwritten.
-bool lies_in_memory(int fd) {
-  struct statfs fs;
-  return ::fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
-}
-
-}  // namespace
-
+// Not fallocate: it looks for free blocks at once, which on a file system that
+// has been in use took a quarter of a whole reshard, and on tmpfs it writes
+// zeros; without it that is left to the writeback (docs/performance.md).
 void Handle::allocate(uint64_t size) const {
   if (size == 0) return;
-  // fallocate, not posix_fallocate: the latter writes zeros where the file
-  // system has no support, which costs a full write of the file.
   const auto length = static_cast<off_t>(size);
-  if (!lies_in_memory(file_->fd)) {
-    if (retry([&] { return ::fallocate(file_->fd, 0, 0, length); }) == 0)
-      return;
-    if (errno != EOPNOTSUPP && errno != ENOSYS)
-      throw io_error(path_, fmt::format("cannot reserve {} bytes", size),
-                     errno);
-  }
   if (retry([&] { return ::ftruncate(file_->fd, length); }) != 0)
-    throw io_error(path_, "cannot set the size", errno);
+    throw io_error(path_, fmt::format("cannot make it {} bytes long", size),
+                   errno);
 }
 
 void Handle::sync() const {
