@@ -54,8 +54,8 @@ class Handle {
   // Gathers `parts` (clobbered) into one contiguous range at `offset`.
   void writev(uint64_t offset, std::span<iovec> parts) const;
 
-  // Reserves the space; falls back to setting the size where the file system
-  // can't. Throws kIo on a full disk.
+  // Sets the size; blocks come with the bytes (see file.cc). The caller has
+  // checked that there is room. Throws kIo.
   void allocate(uint64_t size) const;
   void sync() const;
   // Tells the kernel that [offset, offset + count) won't be read again soon.
