@@ -31,6 +31,7 @@ using text::printable;
 using Ordered = std::vector<std::pair<Described, Tensor*>>;
 
 constexpr uint64_t kBlock = 4096;  // of file systems that share blocks
+constexpr uint64_t kWorthPadding = 64 * kBlock;
 
 // The place of a tensor's bytes in the source, if they lie there in one run.
 std::optional<uint64_t> run_in(const Catalog& source, uint32_t id) {
@@ -62,7 +63,7 @@ uint64_t padding(const Catalog& source, const Target& target,
       votes, {}, [](const auto& vote) { return vote.second; });
   // Readers want the data at a multiple of 8.
   if (best == votes.end() || best->first % 8 != 0 ||
-      best->second < (at - begin) / 2)
+      best->second < std::max(kWorthPadding, (at - begin) / 2))
     return 0;
   return best->first;
 }
