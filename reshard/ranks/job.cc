@@ -11,8 +11,10 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "reshard/ranks/answers.h"
 #include "reshard/ranks/failure.h"
 #include "reshard/ranks/pack.h"
+#include "reshard/ranks/pulse.h"
 #include "reshard/ranks/task.h"
 
 namespace ckpt::ranks {
@@ -21,11 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// How long a rank may take to notice that it shall stop: a block of 2 MiB, or
-// the time that a stream takes to be unpacked up to where it is needed.
-constexpr auto kPatience = std::chrono::seconds(20);
-// After a signal launchers kill within a second or so.
-constexpr auto kAfterSignal = milliseconds(700);
 constexpr auto kTell = milliseconds(100);  // between two words of progress
 
 Job* current_job = nullptr;
@@ -131,93 +128,37 @@ std::string done_message(bool good, const std::string& bytes) {
   return std::string(1, good ? '\1' : '\0') + bytes;
 }
 
-// The state of Job::run: who has answered, and what failed first.
-class Round {
- public:
-  Round(Link& link, const Progress& progress)
-      : link_(link),
-        progress_(progress),
-        results_(link.size()),
-        answered_(link.size()) {}
-
-  void answer(uint32_t rank, bool good, std::string bytes) {
-    answered_.at(rank) = true;
-    if (good)
-      results_[rank] = std::move(bytes);
-    else if (!is_stopped(bytes))
-      fail(rank, std::move(bytes));
-  }
-  void fail(uint32_t rank, std::string failure) {
-    if (!failure_) failure_.emplace(rank, std::move(failure));
-  }
-  void receive(const Message& message) {
-    if (message.tag == Tag::kProgress)
-      progress_.advance(Unpacker(message.bytes).take<uint64_t>());
-    else if (message.tag == Tag::kFailed)
-      fail(message.from, message.bytes);
-    else if (message.tag == Tag::kDone && !message.bytes.empty())
-      answer(message.from, message.bytes[0] != 0, message.bytes.substr(1));
-  }
-  // Tells those who have not answered that it is over.
-  void stop() {
-    stopped_ = Clock::now();
-    for (uint32_t rank = 1; rank < link_.size(); ++rank)
-      if (!answered_[rank]) link_.post(rank, Tag::kStop, "");
-  }
-  bool stopping() const { return stopped_.has_value(); }
-  bool out_of_patience() const {
-    if (!stopped_) return false;
-    const auto patience =
-        interrupted() ? milliseconds(kAfterSignal) : milliseconds(kPatience);
-    return Clock::now() - *stopped_ > patience;
-  }
-  bool complete() const {
-    return std::ranges::all_of(answered_, [](bool there) { return there; });
-  }
-  bool answered(uint32_t rank) const { return answered_.at(rank); }
-  const std::optional<std::pair<uint32_t, std::string>>& failure() const {
-    return failure_;
-  }
-  std::vector<std::string> take() { return std::move(results_); }
-
- private:
-  Link& link_;
-  const Progress& progress_;
-  std::vector<std::string> results_;
-  std::vector<bool> answered_;
-  std::optional<std::pair<uint32_t, std::string>> failure_;
-  std::optional<Clock::time_point> stopped_;
-};
-
 // Rank 0's own part, beside what the others say. False: somebody does not
 // answer.
-bool carry_out(Round& round, Link& link, Exchange& exchange, Background& own,
-               const Progress& progress) {
+bool carry_out(Answers& answers, Link& link, Exchange& exchange,
+               Background& own, const Progress& progress) {
   Nap nap;
   uint64_t told = 0;
-  while (!round.complete() || !exchange.quiet()) {
+  while (!answers.complete() || !exchange.quiet()) {
     for (auto message = link.poll(); message; message = link.poll()) {
-      if (!exchange.hear(link, *message)) round.receive(*message);
+      answers.heard(message->from);
+      if (!exchange.hear(link, *message)) answers.receive(*message);
       nap.wake();
     }
+    answers.watch();
     exchange.pump(link);
     const uint64_t bytes = own.control().bytes;
     if (bytes != told) progress.advance(bytes - told);
     told = bytes;
-    if (!round.answered(0) && own.ready()) {
+    if (!answers.answered(0) && own.ready()) {
       std::string result;
       const bool good = own.take(result);
-      round.answer(0, good, std::move(result));
+      answers.answer(0, good, std::move(result));
     }
     // Also when its own part is done: the others' parts are the job's.
     if (interrupted())
-      round.fail(0, pack_failure(std::make_exception_ptr(Interrupted(""))));
-    if (round.failure() && !round.stopping()) {
-      round.stop();
+      answers.fail(0, pack_failure(std::make_exception_ptr(Interrupted(""))));
+    if (answers.failure() && !answers.stopping()) {
+      answers.stop();
       own.stop();
     }
     // Its own part is in this process: it has to come to an end.
-    if (round.out_of_patience() && round.answered(0)) return false;
+    if (answers.out_of_patience() && answers.answered(0)) return false;
     nap.rest(exchange);
   }
   return true;
@@ -255,6 +196,7 @@ std::optional<int> perform_and_tell(Link& link, Exchange& exchange,
                                     std::string task) {
   Background work(std::move(task), exchange, nullptr);
   Teller teller(link, work.control());
+  Pulse pulse(1, Clock::now());  // rank 0's
   Nap nap;
   std::string result;
   bool good = false;
@@ -262,10 +204,15 @@ std::optional<int> perform_and_tell(Link& link, Exchange& exchange,
     nap.rest(exchange);
     for (auto message = link.poll(); message; message = link.poll()) {
       nap.wake();
-      if (exchange.hear(link, *message)) continue;
+      if (message->from == 0) pulse.heard(0, Clock::now());
+      if (message->tag == Tag::kBeat || exchange.hear(link, *message)) continue;
       work.stop();  // nothing else comes during a task
       if (message->tag == Tag::kEnd) return end_status(*message);
     }
+    if (const auto now = Clock::now(); pulse.silent(now))
+      throw silence(0);
+    else if (pulse.is_due(now))
+      link.post(0, Tag::kBeat, "");
     exchange.pump(link);
     teller.tell(false);
     if (ready || !work.ready()) continue;
@@ -319,17 +266,17 @@ std::vector<std::string> Job::run(
     const std::function<std::string(uint32_t)>& make, const Progress& progress,
     reshard::Journal* journal) {
   broken_ = true;  // until all have answered
-  Round round(*link_, progress);
+  Answers answers(*link_, progress);
   for (uint32_t rank = 1; rank < size(); ++rank) {
     const std::string task = make(rank);
     accounts_[rank].task_bytes += task.size();
     link_->send(rank, Tag::kTask, task);
   }
   Background own(make(0), exchange_, journal);
-  broken_ = !carry_out(round, *link_, exchange_, own, progress);
-  if (round.failure())
-    throw_failure(round.failure()->second, name_of(round.failure()->first));
-  return round.take();
+  broken_ = !carry_out(answers, *link_, exchange_, own, progress);
+  if (answers.failure())
+    throw_failure(answers.failure()->second, name_of(answers.failure()->first));
+  return answers.take();
 }
 
 void Job::finish(int status) {

@@ -21,6 +21,7 @@ enum class Tag : int32_t {
   kStop,      // 0 -> rank: give up the task, if you still have it
   kEnd,       // 0 -> rank: the exit status
   kFailed,    // rank -> 0: why; kDone follows when nothing is under way
+  kBeat,      // both ways, during a task: I am alive
   // Of an exchange of payload (exchange.h):
   kAsk,      // may I send a message?
   kGrant,    // yes, on this channel

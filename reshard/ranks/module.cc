@@ -21,7 +21,10 @@ namespace {
 //                           are, then those, in parts: MPI counts in int
 //              1025 + 2t    a posted message of tag t, whole
 constexpr int kChannels = 1024;
-constexpr uint64_t kPart = uint64_t{256} << 20;
+constexpr uint64_t kPart = uint64_t{16} << 20;
+// A part that takes longer has a process at its other end that is stopped:
+// the threads that talk do nothing else.
+constexpr auto kLongest = std::chrono::seconds(15);
 constexpr int tag_of(int32_t tag, bool posted) {
   return kChannels + 2 * tag + (posted ? 1 : 0);
 }
@@ -82,16 +85,23 @@ int32_t start() {
   return check(MPI_Comm_size(MPI_COMM_WORLD, &state.size), "MPI_Comm_size");
 }
 
-// MPI_Wait keeps a processor busy; this gives it to whoever has work.
-int32_t wait(MPI_Request& request, const char* what) {
+// MPI_Wait keeps a processor busy; this gives it to whoever has work. Only time
+// in which this process ran counts: a job may be suspended and go on.
+int32_t wait(MPI_Request& request, const char* what, int peer) {
   auto pause = std::chrono::microseconds(20);
-  for (;;) {
+  for (std::chrono::microseconds waited{0}; waited < kLongest;
+       waited += pause) {
     int done = 0;
     if (check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what)) return 1;
     if (done) return 0;
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(2000));
   }
+  state.error = std::string(what) + ": rank " + std::to_string(peer) +
+                " has not gone on with a message for " +
+                std::to_string(kLongest.count()) +
+                " s; its process may be stopped";
+  return 1;
 }
 
 int32_t send_part(int to, int tag, const void* bytes, uint64_t count) {
@@ -100,7 +110,7 @@ int32_t send_part(int to, int tag, const void* bytes, uint64_t count) {
                       MPI_COMM_WORLD, &request),
             "MPI_Isend"))
     return 1;
-  return wait(request, "MPI_Isend");
+  return wait(request, "MPI_Isend", to);
 }
 
 int32_t send(int32_t to, int32_t tag, const void* bytes, uint64_t count) {
@@ -184,7 +194,7 @@ int32_t receive_part(int from, int tag, void* bytes, uint64_t count) {
                       MPI_COMM_WORLD, &request),
             "MPI_Irecv"))
     return 1;
-  return wait(request, "MPI_Irecv");
+  return wait(request, "MPI_Irecv", from);
 }
 
 int32_t probe(CkptMpiMessage* message) {

@@ -380,6 +380,28 @@ class Tests:
         self.resumed(dst)
         print(f"  ended after {took:.1f} s")
 
+    def test_rank_is_stopped(self):
+        """And nothing else fails: who is silent is missed, rank 0 as well, in
+        the middle of messages or not."""
+        for victim, mode in ((1, "send"), (0, "auto")):
+            job = self.slow_job(4, mode)
+            self.wait_for_work(job)
+            begin = time.monotonic()
+            try:
+                os.kill(self.pids()[victim], signal.SIGSTOP)
+            except ProcessLookupError:
+                continue  # it was too fast
+            _, said = job.communicate(timeout=2 * SOON)
+            took = time.monotonic() - begin
+            check(took < SOON, f"{mode}: it took {took:.0f} s to end")
+            if job.returncode == 0:
+                continue  # likewise
+            check(job.returncode == 7, f"exit {job.returncode}: {said}")
+            check(f"rank {victim} has " in said and "stopped" in said, said)
+            self.all_gone()
+            self.resumed(self.folder / "target")
+            print(f"  rank {victim}, {mode}: ended after {took:.1f} s")
+
     def resumed(self, dst):
         """Goes on with any number of ranks and any exchange, and comes to the
         same bytes."""

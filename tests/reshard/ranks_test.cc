@@ -8,6 +8,7 @@
 #include "lib/io/staging.h"
 #include "reshard/journal.h"
 #include "reshard/plan.h"
+#include "reshard/ranks/pulse.h"
 #include "reshard/ranks/run.h"
 #include "reshard/ranks/share.h"
 #include "reshard/ranks/split.h"
@@ -319,6 +320,36 @@ TEST_CASE("ranks: a message that is cut short is refused") {
   for (size_t size = 0; size < bytes.size(); size += 1 + bytes.size() / 97)
     CHECK_THROWS_AS(unpack_share(std::string_view(bytes).substr(0, size)),
                     Error);
+}
+
+TEST_CASE("ranks: who is silent is missed, if this process itself ran") {
+  using std::chrono::seconds;
+  const Pulse::Clock::time_point start{};
+  Pulse pulse(3, start);
+  pulse.heard(1, start);
+  pulse.heard(2, start);
+  std::vector<std::pair<int, uint32_t>> missed;
+  // The second at which it looks, and whom it has heard just before.
+  struct Look {
+    int second;
+    std::optional<uint32_t> heard;
+  };
+  std::vector<Look> looks;
+  for (int second = 1; second <= 10; ++second) looks.push_back({second, 2});
+  looks.push_back({60, {}});  // all were suspended
+  for (int second = 61; second <= 90; ++second)
+    looks.push_back({second, second < 70 ? std::optional(2U) : std::nullopt});
+  for (const Look& look : looks) {
+    const auto now = start + seconds(look.second);
+    if (look.heard) pulse.heard(*look.heard, now);
+    while (const auto rank = pulse.silent(now)) {
+      missed.emplace_back(look.second, *rank);
+      pulse.forget(*rank);
+    }
+  }
+  CHECK(missed == std::vector<std::pair<int, uint32_t>>{{76, 1}, {85, 2}});
+  CHECK(pulse.is_due(start + seconds(2)));
+  CHECK_FALSE(pulse.is_due(start + seconds(3)));
 }
 
 }  // namespace ckpt::ranks

@@ -1,0 +1,45 @@
+// Signs of life between rank 0 and the others, while they work at a task. The
+// threads that talk give them (job.cc): they wait for no disk, so that a rank
+// in a long system call is heard and only a process that is stopped is silent.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "ckpt/error.h"
+
+namespace ckpt::ranks {
+
+class Pulse {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kBeat = std::chrono::seconds(2);
+  static constexpr auto kSilence = std::chrono::seconds(15);
+  // Who did not look for so long did not run, as in a job that is suspended.
+  static constexpr auto kGap = std::chrono::seconds(3);
+
+  Pulse(uint32_t ranks, Clock::time_point now)
+      : heard_(ranks), next_(now), looked_(now) {}
+
+  // From then on a rank is missed when it is silent.
+  void heard(uint32_t rank, Clock::time_point now) { heard_.at(rank) = now; }
+  void forget(uint32_t rank) { heard_.at(rank).reset(); }
+
+  // True if it is time for a sign of this rank.
+  bool is_due(Clock::time_point now);
+  // A rank that is silent. To be asked again and again, after all messages
+  // that have arrived were heard.
+  std::optional<uint32_t> silent(Clock::time_point now);
+
+ private:
+  std::vector<std::optional<Clock::time_point>> heard_;
+  Clock::time_point next_;
+  Clock::time_point looked_;
+};
+
+// What a job fails with then.
+Error silence(uint32_t rank);
+
+}  // namespace ckpt::ranks
