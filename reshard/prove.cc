@@ -15,6 +15,7 @@
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
 #include "lib/parallel.h"
+#include "reshard/numbers.h"
 #include "reshard/read.h"
 
 namespace ckpt::reshard {
@@ -34,11 +35,7 @@ T load(std::span<const std::byte> bytes, uint64_t index) {
 }
 
 // Truth values are numbers here, so that loops over them have no branches.
-uint32_t is_nan32(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
-
-uint32_t round_bf16(uint32_t bits) {
-  return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
-}
+uint32_t is_nan32(uint32_t bits) { return numbers::is_nan(bits); }
 
 // Blocks without a branch for each element; the element is looked for only in
 // a block that has one.
@@ -56,22 +53,12 @@ std::optional<uint64_t> first_not(uint64_t count, const Same& same) {
   return std::nullopt;
 }
 
-double half_value(uint16_t bits) {
-  const int exponent = bits >> 10 & 31;
-  const double sign = bits & 0x8000 ? -1 : 1;
-  const double fraction = bits & 1023;
-  if (exponent == 31)
-    return fraction != 0 ? std::numeric_limits<double>::quiet_NaN()
-                         : sign * std::numeric_limits<double>::infinity();
-  const double scale = std::ldexp(1.0, std::max(exponent, 1) - 25);
-  return sign * (exponent ? fraction + 1024 : fraction) * scale;
-}
-
 double value_at(std::span<const std::byte> bytes, DType dtype, uint64_t index) {
   if (dtype == DType::f32) return load<float>(bytes, index);
   const auto bits = load<uint16_t>(bytes, index);
-  if (dtype == DType::f16) return half_value(bits);
-  return std::bit_cast<float>(uint32_t{bits} << 16);
+  return std::bit_cast<float>(dtype == DType::f16
+                                  ? numbers::f16_to_float(bits)
+                                  : numbers::bf16_to_float(bits));
 }
 
 bool comparable(const Tensor& exact, const Tensor& rounded) {
@@ -216,33 +203,6 @@ class Checker {
 
 }  // namespace
 
-uint16_t to_bf16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  if (is_nan32(bits)) return 0x7fc0;
-  return static_cast<uint16_t>(round_bf16(bits));
-}
-
-uint16_t to_f16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const uint32_t sign = bits >> 16 & 0x8000u;
-  const uint32_t rest = bits & 0x7fffffffu;
-  if (rest > 0x7f800000u) return 0x7e00;
-  // 65520 and more round to infinity.
-  if (rest >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  if (rest >= 0x38800000u) {  // normal: 2^-14 and more
-    const uint32_t rebased = rest - (112u << 23);
-    return static_cast<uint16_t>(
-        sign | (rebased + 0xfffu + (rebased >> 13 & 1)) >> 13);
-  }
-  // A multiple of 2^-24: adding 0.5 leaves it in the last bits, rounded to
-  // nearest even by the addition itself.
-  const float moved = std::bit_cast<float>(rest) + 0.5f;
-  return static_cast<uint16_t>(sign |
-                               (std::bit_cast<uint32_t>(moved) - 0x3f000000u));
-}
-
-float from_f16(uint16_t bits) { return static_cast<float>(half_value(bits)); }
-
 std::optional<uint64_t> first_unlike(std::span<const std::byte> exact,
                                      std::span<const std::byte> rounded,
                                      DType dtype) {
@@ -252,16 +212,17 @@ std::optional<uint64_t> first_unlike(std::span<const std::byte> exact,
       const auto bits = load<uint32_t>(exact, i);
       const uint32_t other = load<uint16_t>(rounded, i);
       const uint32_t nan = (other & 0x7fff) > 0x7f80;
-      const uint32_t same = round_bf16(bits) == other;
-      return (same & ~is_nan32(bits)) | (nan & is_nan32(bits));
+      const uint32_t same =
+          numbers::float_to_bf16(bits, numbers::kNanFromWide) == other;
+      return same | (nan & is_nan32(bits));
     });
   if (dtype == DType::f16)
     return first_not(count, [&](uint64_t i) {
-      const auto value = load<float>(exact, i);
+      const auto bits = load<uint32_t>(exact, i);
       const uint32_t other = load<uint16_t>(rounded, i);
       const uint32_t nan = (other & 0x7fff) > 0x7c00;
-      const uint32_t same = to_f16(value) == other;
-      return same | (nan & is_nan32(std::bit_cast<uint32_t>(value)));
+      const uint32_t same = numbers::float_to_f16(bits) == other;
+      return same | (nan & is_nan32(bits));
     });
   return first_not(count, [&](uint64_t i) {
     const auto bits = load<uint32_t>(exact, i);

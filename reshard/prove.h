@@ -38,10 +38,6 @@ std::optional<uint64_t> first_unlike(std::span<const std::byte> exact,
                                      std::span<const std::byte> rounded,
                                      DType dtype);
 
-uint16_t to_bf16(float value);  // round to nearest even
-uint16_t to_f16(float value);
-float from_f16(uint16_t bits);  // exact
-
 // Reads the tensors that are not written (Catalog::redundant), within
 // options.max_mem. Throws unfaithful_error, naming the element, for the first
 // that is not what it has to be.

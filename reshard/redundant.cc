@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "reshard/numbers.h"
 #include "reshard/prove.h"
 #include "reshard/read.h"
 
@@ -28,9 +29,9 @@ std::optional<double> value_of(DType dtype, std::span<const std::byte> bytes) {
     case DType::f32:
       return load(float{});
     case DType::f16:
-      return from_f16(load(uint16_t{}));
+      return std::bit_cast<float>(numbers::f16_to_float(load(uint16_t{})));
     case DType::bf16:
-      return std::bit_cast<float>(uint32_t{load(uint16_t{})} << 16);
+      return std::bit_cast<float>(numbers::bf16_to_float(load(uint16_t{})));
     default:
       return std::nullopt;
   }

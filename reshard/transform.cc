@@ -1,11 +1,10 @@
 #include "reshard/transform.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "ckpt/error.h"
-#include "reshard/prove.h"
+#include "reshard/numbers.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -23,32 +22,35 @@ void flip_signs(std::span<std::byte> bytes, size_t unit, size_t first,
     bytes[at] ^= std::byte{0x80};
 }
 
-template <class Stored, class ToFloat, class FromFloat>
-void add_each(std::span<std::byte> bytes, float value, ToFloat to_float,
-              FromFloat from_float) {
+// Calls add(x) for each element x in place.
+template <class Stored, class Add>
+void change_each(std::span<std::byte> bytes, Add add) {
   for (size_t at = 0; at + sizeof(Stored) <= bytes.size();
        at += sizeof(Stored)) {
     Stored stored;
     std::memcpy(&stored, bytes.data() + at, sizeof stored);
-    stored = from_float(to_float(stored) + value);
+    stored = static_cast<Stored>(add(stored));
     std::memcpy(bytes.data() + at, &stored, sizeof stored);
   }
 }
 
 // In f32, as torch adds a number to a tensor of half precision.
 void add(DType dtype, float value, std::span<std::byte> bytes) {
-  const auto same = [](auto x) { return x; };
-  const auto from_bf16 = [](uint16_t bits) {
-    return std::bit_cast<float>(uint32_t{bits} << 16);
+  using namespace numbers;
+  const auto sum = [value](uint32_t bits) {
+    return bits_as<uint32_t>(bits_as<float>(bits) + value);
   };
   if (dtype == DType::bf16)
-    add_each<uint16_t>(bytes, value, from_bf16, to_bf16);
+    change_each<uint16_t>(bytes, [&](uint16_t x) {
+      return float_to_bf16(sum(bf16_to_float(x)), kNanFromNarrow);
+    });
   else if (dtype == DType::f16)
-    add_each<uint16_t>(bytes, value, from_f16, to_f16);
+    change_each<uint16_t>(
+        bytes, [&](uint16_t x) { return float_to_f16(sum(f16_to_float(x))); });
   else if (dtype == DType::f32)
-    add_each<float>(bytes, value, same, same);
+    change_each<float>(bytes, [&](float x) { return x + value; });
   else if (dtype == DType::f64)
-    add_each<double>(bytes, value, same, same);
+    change_each<double>(bytes, [&](double x) { return x + value; });
   else
     throw unfaithful_error({}, "{} added to {} elements", value, name(dtype));
 }

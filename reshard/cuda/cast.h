@@ -1,7 +1,7 @@
 // Casts of runs of elements.
 #pragma once
 
-#include "reshard/cuda/numbers.h"
+#include "reshard/cuda/element.h"
 #include "reshard/cuda/tasks.h"
 
 namespace ckpt::cuda {

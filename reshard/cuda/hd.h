@@ -9,12 +9,12 @@
 #include <stdexcept>
 #endif
 
+#include "reshard/host_device.h"
+
 #ifdef __CUDACC__
-#define CKPT_HD __host__ __device__ __forceinline__
 #define CKPT_UNROLL _Pragma("unroll")
 #define CKPT_UNROLL_BY_4 _Pragma("unroll 4")
 #else
-#define CKPT_HD inline
 #define CKPT_UNROLL
 #define CKPT_UNROLL_BY_4
 #endif
@@ -80,18 +80,6 @@ CKPT_HD void store<Vec16>(std::byte* at, const Vec16& value) {
   check_aligned<Vec16>(at);
   std::memcpy(at, &value, sizeof value);
 #endif
-}
-
-template <class To, class From>
-CKPT_HD To bits_as(From value) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-#ifdef __CUDA_ARCH__
-  memcpy(&to, &value, sizeof to);
-#else
-  std::memcpy(&to, &value, sizeof to);
-#endif
-  return to;
 }
 
 // The low word of high:low, moved down by `bits` (0 to 31).

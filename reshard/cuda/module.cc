@@ -4,7 +4,7 @@
 #include <string>
 
 #include "reshard/cuda/abi.h"
-#include "reshard/cuda/numbers.h"
+#include "reshard/cuda/element.h"
 #include "reshard/cuda/peers.h"
 #include "reshard/cuda/ring.h"
 
