@@ -116,7 +116,7 @@ struct ModuleUse {
   std::string_view what;
 };
 constexpr ModuleUse kModules[] = {
-    {"torch", "casts (--dtype), statistics, numeric differences"},
+    {"torch", "statistics, numeric differences"},
     {"mpi", "many ranks under mpirun or srun"},
     {"cuda", "--device cuda"},
 };

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "ckpt/error.h"
+#include "reshard/cast_kernel.h"
 #include "reshard/torch/load.h"
 
 namespace ckpt::reshard {
@@ -15,7 +16,7 @@ bool is_complex(DType dtype) {
 }  // namespace
 
 void Caster::check(DType from, DType to, const std::string& tensor) const {
-  if (from == to) return;
+  if (from == to || (is_float(from) && is_float(to))) return;
   if (is_complex(from) && !is_complex(to))
     throw unfaithful_error({{}, tensor},
                            "a cast from {} to {} would drop imaginary parts",
@@ -33,6 +34,8 @@ void Caster::operator()(DType from, DType to, const std::byte* in,
     std::memcpy(out, in, (count * info(from).bits + 7) / 8);
     return;
   }
+  if (is_float(from) && is_float(to))
+    return best_cast_kernel().cast(from, to, in, out, count);
   check(from, to, {});
   const TorchModule& torch = TorchModule::get();
   torch.require(torch.api().cast(torch.number(from, {}), torch.number(to, {}),

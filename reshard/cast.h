@@ -1,5 +1,6 @@
-// Conversion between element types, exactly as PyTorch's .to() rounds: by
-// libtorch itself, in the optional torch module.
+// Conversion between element types, exactly as PyTorch's .to() rounds. From
+// float to float by loops of our own (cast_kernel.h); integers and complex
+// numbers by libtorch itself, in the optional torch module.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +11,14 @@
 
 namespace ckpt::reshard {
 
-// Copies don't need the module; the first real cast opens it. Can be called
-// from many threads, and fits RunOptions::cast.
+// Copies and casts from float to float don't need the module; the first other
+// cast opens it. Can be called from many threads, and fits RunOptions::cast.
 class Caster {
  public:
   // Throws before any work is done what the call below would throw: a
-  // resource_error if the module is missing, an unfaithful_error that names
-  // `tensor` if torch has no such cast or it would drop imaginary parts.
+  // resource_error if the module is needed and missing, an unfaithful_error
+  // that names `tensor` if torch has no such cast or it would drop imaginary
+  // parts.
   void check(DType from, DType to, const std::string& tensor) const;
 
   // Converts `count` elements; the ranges don't overlap, and may begin at any

@@ -59,7 +59,7 @@ if [ $quick = no ]; then
   venv_install safetensors==0.8.0 || die "the peers need safetensors"
   venv_install --no-deps fairseq2==0.8.1 packaging==26.3 ||
     say "note: fairseq2 is not to be had; its loader is not measured"
-  scripts/build.sh # all of it: casts need the torch module
+  scripts/build.sh
   folder=$dir/ckpt_bench
   [ $keep = yes ] || trap 'rm -rf "$folder"' EXIT
   .venv/bin/python -B scripts/bench_all.py --ckpt build/bin/ckpt \

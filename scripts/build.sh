@@ -36,12 +36,13 @@ if [ -z "${CXX:-}" ] && [ "$(g++ -dumpversion | cut -d. -f1)" -lt 12 ]; then
   export CC=gcc-12 CXX=g++-12
 fi
 
-# libtorch gives the casts; everything else works without it.
+# libtorch gives statistics and numeric differences; everything else works
+# without it.
 if [ $torch = no ]; then
   set -- -DCKPT_WITH_TORCH=OFF "$@"
 elif ! venv_install "$torch_pin"; then
   say "warning: pip could not install $torch_pin; building without it:" \
-    "--dtype will not be available."
+    "inspect --stats and verify --rtol will not be available."
 fi
 
 # NCCL carries the exchange between GPUs; of use only where nvcc is.

@@ -122,11 +122,7 @@ def test_unshard(folder, case):
         CKPT.ok("unshard", source, out, option)
         compare(read_safetensors(out), want, option)
     out = folder / "half.safetensors"
-    result = CKPT.run("unshard", source, out, "--model-only", "--dtype",
-                      "bf16")
-    if result.code == 7 and "libckpt_torch" in result.err:
-        return  # casts are torch's, whose module was not built
-    result.want(0)
+    CKPT.ok("unshard", source, out, "--model-only", "--dtype", "bf16")
     half = read_safetensors(out)
     if len(list(step_folder(case).glob("mp_rank_*"))) != 1:
         return

@@ -260,7 +260,7 @@ class Tests:
         self.same_answer(3, "verify", source, many, "--json")
 
     def test_casts(self):
-        """Digests of both sides, through the torch module."""
+        """Digests of both sides."""
         self.same_writing((3,), "convert", self.big(), "--to", "torch",
                           "--dtype", "bf16")
 

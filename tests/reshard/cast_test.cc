@@ -1,18 +1,22 @@
-// Through the torch module as the engine uses it. That torch's casts arrive
-// bit by bit is checked in torch_module_test.py, against torch itself.
+// Casts as the engine uses them: our own against the torch module's, bit by
+// bit, which torch_module_test.py holds against torch itself.
 #include "reshard/cast.h"
 
 #include <doctest/doctest.h>
 
-#include <bit>
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <random>
+#include <span>
 #include <thread>
 #include <vector>
 
+#include "ckpt/catalog.h"
 #include "ckpt/error.h"
-#include "lib/module.h"
+#include "reshard/cast_kernel.h"
 #include "reshard/numeric.h"
+#include "tests/support/casts.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -29,10 +33,43 @@ To cast_one(DType from, DType to, From value) {
   return result;
 }
 
-bool have_torch() {
-  if (!find_module("torch").empty()) return true;
-  MESSAGE("skipped: this build has no torch module");
-  return false;
+using Bytes = std::vector<std::byte>;
+
+// Casts what begins `in_shift` bytes into a buffer to `out_shift` bytes into
+// another; fails if anything beside the target is written.
+Bytes cast_shifted(const CastKernel& kernel, DType from, DType to,
+                   std::span<const std::byte> in, size_t in_shift,
+                   size_t out_shift) {
+  constexpr std::byte kUntouched{0xA5};
+  constexpr size_t kMargin = 64;
+  const uint64_t count = in.size() / element_size(from);
+  const size_t size = count * element_size(to);
+  Bytes source(in_shift + in.size());
+  std::ranges::copy(in, source.begin() + in_shift);
+  Bytes target(out_shift + size + kMargin, kUntouched);
+  kernel.cast(from, to, source.data() + in_shift, target.data() + out_shift,
+              count);
+  const auto begin = target.begin() + out_shift;
+  const auto untouched = [](std::byte b) { return b == kUntouched; };
+  CHECK(std::all_of(target.begin(), begin, untouched));
+  CHECK(std::all_of(begin + size, target.end(), untouched));
+  return {begin, begin + size};
+}
+
+// Calls visit with each pair of float types, all of its values and torch's
+// casts of them.
+template <class Visit>
+void for_pairs(Visit visit) {
+  std::mt19937_64 random(20261122);
+  for (const DType from : test::kFloats) {
+    const Bytes in = test::cast_values(from, random);
+    for (const DType to : test::kFloats) {
+      if (from == to) continue;
+      CAPTURE(name(from));
+      CAPTURE(name(to));
+      visit(from, to, in, test::cast_by_torch(from, to, in));
+    }
+  }
 }
 
 }  // namespace
@@ -46,8 +83,44 @@ TEST_CASE("cast: a copy needs no module") {
   CHECK(std::memcmp(in, out, 3) == 0);
 }
 
+TEST_CASE("cast: floats have torch's bits with every instruction set") {
+  if (!test::have_torch()) return;
+  for_pairs([](DType from, DType to, const Bytes& in, const Bytes& expected) {
+    for (const CastKernel& kernel : usable_cast_kernels()) {
+      CAPTURE(kernel.name);
+      const Bytes found = cast_shifted(kernel, from, to, in, 0, 0);
+      const auto differs = std::ranges::mismatch(found, expected);
+      const auto at = differs.in1 - found.begin();
+      CAPTURE(at);
+      CHECK(differs.in1 == found.end());
+    }
+  });
+}
+
+TEST_CASE("cast: from any byte to any byte, of any length") {
+  if (!test::have_torch()) return;
+  for_pairs([](DType from, DType to, const Bytes& in, const Bytes& expected) {
+    const uint64_t in_size = element_size(from), out_size = element_size(to);
+    const uint64_t count = in.size() / in_size;
+    std::mt19937_64 random(1);
+    for (const CastKernel& kernel : usable_cast_kernels()) {
+      CAPTURE(kernel.name);
+      for (size_t shifts = 0; shifts < 64; ++shifts)
+        for (uint64_t length = 0; length < 68; ++length) {
+          const uint64_t first = random() % (count - length);
+          const auto part =
+              std::span(in).subspan(first * in_size, length * in_size);
+          const auto wanted =
+              std::span(expected).subspan(first * out_size, length * out_size);
+          const Bytes found =
+              cast_shifted(kernel, from, to, part, shifts % 8, shifts / 8);
+          if (!std::ranges::equal(found, wanted)) FAIL_CHECK(shifts, length);
+        }
+    }
+  });
+}
+
 TEST_CASE("cast: to the nearest, halfway to even") {
-  if (!have_torch()) return;
   struct Row {
     uint32_t f32;
     uint16_t bf16;
@@ -58,15 +131,13 @@ TEST_CASE("cast: to the nearest, halfway to even") {
       {0x7F7FFFFF, 0x7F80},                        // overflows to infinity
       {0xFF800000, 0xFF80}, {0x00000001, 0x0000},
       {0x80000000, 0x8000}, {0x00008001, 0x0001},  // denormal
+      {0x7F800001, 0xFFFF},                        // the NaN of torch
   };
   for (const Row& row : rows) {
     CAPTURE(row.f32);
     CHECK(cast_one<uint32_t, uint16_t>(DType::f32, DType::bf16, row.f32) ==
           row.bf16);
   }
-  const auto nan =
-      cast_one<uint32_t, uint16_t>(DType::f32, DType::bf16, 0x7F800001);
-  CHECK((nan & 0x7FFF) > 0x7F80);
 }
 
 TEST_CASE("cast: what is refused, naming the tensor") {
@@ -74,8 +145,8 @@ TEST_CASE("cast: what is refused, naming the tensor") {
   CHECK_THROWS_WITH_AS(
       caster.check(DType::c64, DType::f32, "freqs"),
       "freqs: a cast from c64 to f32 would drop imaginary parts", Error);
-  if (!have_torch()) return;
   CHECK_NOTHROW(caster.check(DType::f8_e8m0, DType::f32, "w"));
+  if (!test::have_torch()) return;
   CHECK_NOTHROW(caster.check(DType::u64, DType::bool_, "w"));
   for (const DType dtype : {DType::qi8, DType::bits8, DType::f4x2, DType::f4}) {
     try {
@@ -92,7 +163,6 @@ TEST_CASE("cast: what is refused, naming the tensor") {
 }
 
 TEST_CASE("cast: from many threads at once") {
-  if (!have_torch()) return;
   std::vector<float> values(100'000);
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = std::ldexp(static_cast<float>(i) - 5e4f, -10);
@@ -111,7 +181,7 @@ TEST_CASE("cast: from many threads at once") {
 }
 
 TEST_CASE("numeric: parts add up") {
-  if (!have_torch()) return;
+  if (!test::have_torch()) return;
   const float a[] = {1, -2, std::nanf(""), INFINITY, 5};
   const float b[] = {1, -2, std::nanf(""), INFINITY, 4};
   const auto bytes = [](const float* at) {

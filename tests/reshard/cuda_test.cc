@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <iostream>
 #include <string>
@@ -13,11 +12,12 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "lib/module.h"
 #include "reshard/cast.h"
+#include "reshard/cast_kernel.h"
 #include "reshard/cuda/load.h"
 #include "reshard/engine.h"
 #include "reshard/plan.h"
+#include "tests/support/casts.h"
 #include "tests/support/random_catalog.h"
 #include "tests/support/temp_file.h"
 
@@ -239,66 +239,6 @@ TEST_CASE("cuda: digests are those of the processor") {
 
 namespace {
 
-constexpr DType kNumbers[] = {
-    DType::f64,     DType::f32,     DType::f16,         DType::bf16,
-    DType::f8_e4m3, DType::f8_e5m2, DType::f8_e4m3fnuz, DType::f8_e5m2fnuz,
-    DType::f8_e8m0, DType::i64,     DType::i32,         DType::i16,
-    DType::i8,      DType::u64,     DType::u32,         DType::u16,
-    DType::u8,      DType::bool_};
-
-template <class T>
-void append(Bytes& bytes, T value) {
-  const auto* at = reinterpret_cast<const std::byte*>(&value);
-  bytes.insert(bytes.end(), at, at + sizeof value);
-}
-
-// Values on, beside and between those of narrower types.
-void append_floats(Random& random, bool wide, Bytes& bytes) {
-  for (uint32_t high = 0; high < 0x10000; ++high)
-    for (const uint32_t low : {0x0000u, 0x7FFFu, 0x8000u, 0x8001u}) {
-      const uint32_t bits = high << 16 | low;
-      if (wide)
-        append(bytes, static_cast<double>(std::bit_cast<float>(bits)));
-      else
-        append(bytes, bits);
-    }
-  for (int i = 0; i < 65536; ++i) {
-    const uint64_t bits = random();
-    if (wide)
-      append(bytes, bits);
-    else
-      append(bytes, static_cast<uint32_t>(bits));
-  }
-}
-
-// Every value of a type of 8 or 16 bits; of wider ones, those that decide.
-// Their number is a multiple of 512, which keeps torch from casting the last
-// ones in another way (reshard/cuda/numbers.h).
-Bytes values_of(DType dtype, Random& random) {
-  const uint64_t size = element_size(dtype);
-  Bytes bytes;
-  if (dtype == DType::bool_) {
-    for (int i = 0; i < 512; ++i)
-      append(bytes, static_cast<uint8_t>(i % 3 == 0));
-  } else if (size == 1) {
-    for (int i = 0; i < 512; ++i) append(bytes, static_cast<uint8_t>(i));
-  } else if (size == 2) {
-    for (int i = 0; i < 65536; ++i) append(bytes, static_cast<uint16_t>(i));
-  } else if (dtype == DType::f32 || dtype == DType::f64) {
-    append_floats(random, dtype == DType::f64, bytes);
-  } else {
-    for (int i = 0; i < 8192; ++i) {
-      const uint64_t bits = random() >> random() % 64;
-      const uint64_t value = random() % 2 ? bits : ~bits;
-      if (size == 8)
-        append(bytes, value);
-      else
-        append(bytes, static_cast<uint32_t>(value));
-    }
-  }
-  return bytes;
-}
-
 CkptCudaCopy cast_copy(const CudaModule::Cast& cast, uint64_t count,
                        uint64_t from, uint64_t to) {
   CkptCudaCopy copy{};
@@ -325,25 +265,20 @@ uint64_t first_difference(const Bytes& a, const Bytes& b, uint64_t size) {
 TEST_CASE("cuda: casts have PyTorch's bits, NaNs and all") {
   const CudaModule* module = device();
   if (!module) return;
-  if (find_module("torch").empty()) {
-    MESSAGE("skipped: this build has no torch module");
-    return;
-  }
+  if (!test::have_torch()) return;
   Random random(4);
-  const Caster torch;
   int pairs = 0;
-  for (const DType from : kNumbers) {
-    const Bytes in = values_of(from, random);
+  for (const DType from : test::kNumbers) {
+    const Bytes in = test::cast_values(from, random);
     const uint64_t count = in.size() / element_size(from);
     Bench bench(*module, std::max<uint64_t>(in.size(), count * 8) + 64);
-    for (const DType to : kNumbers) {
+    for (const DType to : test::kNumbers) {
       const auto cast = module->cast(from, to);
       if (from == to || !cast) continue;
       CAPTURE(name(from));
       CAPTURE(name(to));
       const uint64_t size = element_size(to);
-      Bytes expected(count * size);
-      torch(from, to, in.data(), expected.data(), count);
+      const Bytes expected = test::cast_by_torch(from, to, in);
       CkptCudaCopy copy = cast_copy(*cast, count, element_size(from), size);
       const Bytes found = bench.run(in, count * size, {copy});
       const uint64_t at = first_difference(expected, found, size);
@@ -381,9 +316,9 @@ Case random_case(Random& random) {
     c.source.tensors.push_back(tensor);
     c.source.tensors.back().pieces =
         test::random_pieces(random, tensor.shape, random() % 2);
-    const bool number = std::ranges::count(kNumbers, tensor.dtype) > 0;
+    const bool number = std::ranges::count(test::kNumbers, tensor.dtype) > 0;
     if (number && tensor.dtype != DType::bool_ && random() % 2 &&
-        !find_module("torch").empty()) {
+        (is_float(tensor.dtype) || test::have_torch())) {
       const DType to[] = {DType::f32, DType::bf16, DType::f16, DType::f64,
                           DType::f8_e4m3};
       tensor.dtype = to[random() % 5];
@@ -460,8 +395,8 @@ TEST_CASE("cuda: matrices stored transposed, of every element size") {
   Random random(6);
   for (const DType dtype : {DType::u8, DType::bf16, DType::f32, DType::i64}) {
     for (const bool casts : {false, true}) {
-      if (casts && (dtype == DType::i64 || find_module("torch").empty()))
-        continue;
+      if (casts && dtype == DType::i64) continue;
+      if (casts && dtype == DType::u8 && !test::have_torch()) continue;
       CAPTURE(name(dtype));
       const uint64_t rows = 1 + random() % 300, columns = 1 + random() % 300;
       const uint64_t element = element_size(dtype);
