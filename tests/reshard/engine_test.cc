@@ -7,62 +7,17 @@
 
 #include "ckpt/error.h"
 #include "reshard/plan.h"
-#include "tests/support/random_catalog.h"
-#include "tests/support/temp_file.h"
+#include "tests/support/recut.h"
 
 namespace ckpt::reshard {
 namespace {
 
 using test::Random;
+using test::Recut;
 
-struct Case {
-  Catalog source;
-  Target target;
-};
-
-// The same tensors cut in two unrelated ways.
-Case random_case(Random& random) {
-  Case c;
-  const size_t tensors = 1 + random() % 5;
-  for (size_t i = 0; i < tensors; ++i) {
-    Tensor tensor = test::random_tensor(random, "t" + std::to_string(i));
-    c.source.tensors.push_back(tensor);
-    c.target.catalog.tensors.push_back(tensor);
-    c.source.tensors.back().pieces =
-        test::random_pieces(random, tensor.shape, random() % 2);
-    c.target.catalog.tensors.back().pieces =
-        test::random_pieces(random, tensor.shape, random() % 2);
-  }
-  test::place_randomly(random, c.source,
-                       static_cast<uint32_t>(1 + random() % 4), true);
-  test::place_randomly(random, c.target.catalog,
-                       static_cast<uint32_t>(1 + random() % 4), false);
-  for (const File& file : c.target.catalog.files)
-    c.target.files.push_back({.size = file.size});
-  return c;
-}
-
-void write_files(Catalog& catalog, const test::TempDir& dir) {
-  const auto files = test::files_of(catalog);
-  for (size_t f = 0; f < files.size(); ++f)
-    catalog.files[f].path = dir.write(
-        "f" + std::to_string(f),
-        {reinterpret_cast<const char*>(files[f].data()), files[f].size()});
-}
-
-std::vector<std::vector<std::byte>> run_to_memory(const Case& c,
-                                                  const RunOptions& options,
-                                                  RunResult* result) {
-  const Plan plan = make_plan(c.source, c.target);
-  std::vector<std::vector<std::byte>> buffers;
-  std::vector<std::span<std::byte>> spans;
-  for (const TargetFile& file : c.target.files)
-    buffers.emplace_back(file.size, std::byte{0x55});
-  for (auto& buffer : buffers) spans.emplace_back(buffer);
-  Output output(std::move(spans));
-  *result = run(plan, c.source, output, options);
-  check_replicas(plan, *result, c.source);
-  return buffers;
+void check_digests(const Catalog& source, const RunResult& result) {
+  for (size_t i = 0; i < source.tensors.size(); ++i)
+    CHECK(result.source[i] == digest(0, test::content_of(source.tensors[i])));
 }
 
 }  // namespace
@@ -71,19 +26,15 @@ TEST_CASE("engine: any pieces to any other pieces, bytes and digests") {
   Random random(20261121);
   for (int round = 0; round < 400; ++round) {
     CAPTURE(round);
-    Case c = random_case(random);
+    Recut c = test::random_recut(random);
     const test::TempDir dir;
-    write_files(c.source, dir);
+    test::write_source(c.source, dir);
     RunOptions options;
     options.threads = static_cast<uint32_t>(1 + random() % 3);
     options.max_mem = random() % 2 ? uint64_t{128} << 10 : uint64_t{1} << 30;
-    RunResult result;
-    const auto buffers = run_to_memory(c, options, &result);
-    CHECK(buffers == test::files_of(c.target.catalog));
-    for (size_t i = 0; i < c.source.tensors.size(); ++i) {
-      const auto content = test::content_of(c.source.tensors[i]);
-      CHECK(result.source[i] == digest(0, content));
-    }
+    const test::Moved moved = test::move_to_memory(c, options);
+    CHECK(moved.files == test::files_of(c.target.catalog));
+    check_digests(c.source, moved.result);
   }
 }
 
@@ -91,14 +42,11 @@ TEST_CASE("engine: files on disk, with and without their pages left behind") {
   Random random(77);
   for (int round = 0; round < 60; ++round) {
     CAPTURE(round);
-    Case c = random_case(random);
+    Recut c = test::random_recut(random);
     const test::TempDir dir, out;
-    write_files(c.source, dir);
-    for (size_t f = 0; f < c.target.files.size(); ++f) {
-      c.target.files[f].path = "o" + std::to_string(f);
-      io::Handle::create(out.file(c.target.files[f].path))
-          .allocate(c.target.files[f].size);
-    }
+    test::write_source(c.source, dir);
+    for (const TargetFile& file : c.target.files)
+      io::Handle::create(out.file(file.path)).allocate(file.size);
     const Plan plan = make_plan(c.source, c.target);
     Output output(c.target, out.path);
     RunOptions options;
@@ -119,7 +67,7 @@ TEST_CASE("engine: pieces that count in a finer grid than the target's") {
   Random random(7);
   for (int round = 0; round < 300; ++round) {
     CAPTURE(round);
-    Case c = random_case(random);
+    Recut c = test::random_recut(random);
     for (size_t i = 0; i < c.source.tensors.size(); ++i) {
       Tensor& from = c.source.tensors[i];
       Tensor& to = c.target.catalog.tensors[i];
@@ -138,17 +86,12 @@ TEST_CASE("engine: pieces that count in a finer grid than the target's") {
       to.pieces = test::random_pieces(random, shape, random() % 2);
     }
     test::place_randomly(random, c.target.catalog, 2, false);
-    c.target.files.clear();
-    for (const File& file : c.target.catalog.files)
-      c.target.files.push_back({.size = file.size});
+    test::set_target_files(c.target);
     const test::TempDir dir;
-    write_files(c.source, dir);
-    RunResult result;
-    const auto buffers = run_to_memory(c, {}, &result);
-    CHECK(buffers == test::files_of(c.target.catalog));
-    for (size_t i = 0; i < c.source.tensors.size(); ++i)
-      CHECK(result.source[i] ==
-            digest(0, test::content_of(c.source.tensors[i])));
+    test::write_source(c.source, dir);
+    const test::Moved moved = test::move_to_memory(c, {});
+    CHECK(moved.files == test::files_of(c.target.catalog));
+    check_digests(c.source, moved.result);
   }
 }
 
@@ -172,11 +115,8 @@ TEST_CASE("engine: interleaved rows are written in one sweep of each head") {
                       &content[(forward ? paired : apart) * row], row);
         }
     const test::TempDir dir;
-    Case c;
-    c.source.files.push_back(
-        {.path = dir.write("s", {reinterpret_cast<const char*>(stored.data()),
-                                 stored.size()}),
-         .size = stored.size()});
+    Recut c;
+    test::add_file(c.source, dir, stored);
     Tensor from = tensor;
     from.grid = forward ? Shape{kHeads, kHalf, 2, kWidth}
                         : Shape{kHeads, 2, kHalf, kWidth};
@@ -189,10 +129,9 @@ TEST_CASE("engine: interleaved rows are written in one sweep of each head") {
     Tensor to = tensor;
     to.pieces = {{.box = Box::whole(to.shape), .flat = {}, .extent = {}}};
     c.target.catalog.tensors = {to};
-    c.target.catalog.files = {{}};
-    c.target.files.push_back({.size = content.size()});
-    RunResult result;
-    CHECK(run_to_memory(c, {}, &result)[0] == content);
+    c.target.catalog.files = {{.size = content.size()}};
+    test::set_target_files(c.target);
+    CHECK(test::move_to_memory(c, {}).files[0] == content);
     const Plan plan = make_plan(c.source, c.target);
     CHECK(plan.gathers.empty());
     CHECK(plan.jobs.size() == (forward ? kHeads : 2 * kHeads));
@@ -202,49 +141,39 @@ TEST_CASE("engine: interleaved rows are written in one sweep of each head") {
 TEST_CASE("engine: reading alone gives the same digests") {
   Random random(5);
   for (int round = 0; round < 100; ++round) {
-    Case c = random_case(random);
+    Recut c = test::random_recut(random);
     const test::TempDir dir;
-    write_files(c.source, dir);
+    test::write_source(c.source, dir);
     const Plan plan = make_read_plan(c.source, true);
     Output nowhere;
     const RunResult result = run(plan, c.source, nowhere, {});
     CHECK_NOTHROW(check_replicas(plan, result, c.source));
     CHECK(result.bytes_written == 0);
-    for (size_t i = 0; i < c.source.tensors.size(); ++i)
-      CHECK(result.source[i] ==
-            digest(0, test::content_of(c.source.tensors[i])));
+    check_digests(c.source, result);
   }
 }
 
 TEST_CASE("engine: strided views come out row-major") {
   // A 30 x 50 matrix of f32 stored transposed, and every other column of it.
   const test::TempDir dir;
-  Catalog source;
   Tensor transposed{.name = "t", .dtype = DType::f32, .shape = Shape{30, 50}};
   const auto content = test::content_of(transposed);
   std::vector<std::byte> stored(content.size());
   for (size_t r = 0; r < 30; ++r)
     for (size_t c = 0; c < 50; ++c)
       std::memcpy(&stored[(c * 30 + r) * 4], &content[(r * 50 + c) * 4], 4);
-  source.files.push_back(
-      {.path = dir.write(
-           "s", {reinterpret_cast<const char*>(stored.data()), stored.size()}),
-       .size = stored.size()});
+  Recut c;
+  test::add_file(c.source, dir, stored);
   Piece piece{.box = Box::whole(transposed.shape), .flat = {}, .extent = {}};
   piece.extent = {0, 0, Dims{4, 120}};
   transposed.pieces = {piece};
-  source.tensors = {transposed};
-
-  Target target;
-  target.catalog.tensors = source.tensors;
-  target.catalog.tensors[0].pieces[0].extent.strides = {};
-  target.catalog.files = {{}};
-  target.files.push_back({.size = content.size()});
-  Case c{source, target};
-  RunOptions options;
-  RunResult result;
-  CHECK(run_to_memory(c, options, &result)[0] == content);
-  CHECK(result.source[0] == digest(0, content));
+  c.source.tensors = c.target.catalog.tensors = {transposed};
+  c.target.catalog.tensors[0].pieces[0].extent.strides = {};
+  c.target.catalog.files = {{.size = content.size()}};
+  test::set_target_files(c.target);
+  const test::Moved moved = test::move_to_memory(c, {});
+  CHECK(moved.files[0] == content);
+  CHECK(moved.result.source[0] == digest(0, content));
 }
 
 TEST_CASE("engine: big-endian, negated and conjugated elements") {
@@ -269,7 +198,7 @@ TEST_CASE("engine: big-endian, negated and conjugated elements") {
   };
   for (const Row& row : rows) {
     const test::TempFile file(row.stored);
-    Case c;
+    Recut c;
     c.source.files = {{.path = file.path, .size = row.stored.size()}};
     Tensor tensor{.name = "t", .dtype = row.dtype, .shape = Shape{1}};
     tensor.pieces = {{.box = Box::whole(tensor.shape),
@@ -279,10 +208,9 @@ TEST_CASE("engine: big-endian, negated and conjugated elements") {
     c.source.tensors = {tensor};
     tensor.pieces[0].transform = kNoTransform;
     c.target.catalog.tensors = {tensor};
-    c.target.catalog.files = {{}};
-    c.target.files.push_back({.size = row.logical.size()});
-    RunResult result;
-    const auto out = run_to_memory(c, {}, &result)[0];
+    c.target.catalog.files = {{.size = row.logical.size()}};
+    test::set_target_files(c.target);
+    const auto out = test::move_to_memory(c, {}).files[0];
     CHECK(std::string_view(reinterpret_cast<const char*>(out.data()),
                            out.size()) == row.logical);
   }

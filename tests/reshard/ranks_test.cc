@@ -12,8 +12,7 @@
 #include "reshard/ranks/run.h"
 #include "reshard/ranks/share.h"
 #include "reshard/ranks/split.h"
-#include "tests/support/random_catalog.h"
-#include "tests/support/temp_file.h"
+#include "tests/support/recut.h"
 #include "tests/support/thread_link.h"
 
 namespace ckpt::ranks {
@@ -25,49 +24,23 @@ using reshard::Plan;
 using reshard::RunResult;
 using test::Random;
 
-struct Case {
-  Catalog source;
-  Target target;
+struct Case : test::Recut {
   Plan plan;
   test::TempDir dir;
 };
 
-void write_source(Case& c) {
-  const auto files = test::files_of(c.source);
-  for (size_t f = 0; f < files.size(); ++f) {
-    c.source.files[f].path = c.dir.write(
-        "f" + std::to_string(f),
-        {reinterpret_cast<const char*>(files[f].data()), files[f].size()});
-    if (files[f].empty()) continue;
-    // A checksum of all of it, as a zip's record has one.
-    c.source.crcs.push_back({static_cast<uint32_t>(f), 0, files[f].size(),
-                             crc32(0, files[f]), "record"});
-  }
-}
-
-// The same tensors cut in two unrelated ways; some of the target's files have
-// a checksum to be filled in.
+// Each file of the source has a checksum of all of it, as a zip's record has
+// one; some of the target's have one to be filled in.
 void make_case(Random& random, Case& c) {
-  for (size_t i = 0, tensors = 1 + random() % 5; i < tensors; ++i) {
-    Tensor tensor = test::random_tensor(random, "t" + std::to_string(i));
-    c.source.tensors.push_back(tensor);
-    c.target.catalog.tensors.push_back(tensor);
-    c.source.tensors.back().pieces =
-        test::random_pieces(random, tensor.shape, random() % 2);
-    c.target.catalog.tensors.back().pieces =
-        test::random_pieces(random, tensor.shape, random() % 2);
-  }
-  test::place_randomly(random, c.source,
-                       static_cast<uint32_t>(1 + random() % 4), true);
-  test::place_randomly(random, c.target.catalog,
-                       static_cast<uint32_t>(1 + random() % 4), false);
-  write_source(c);
-  for (const File& file : c.target.catalog.files) {
-    c.target.files.push_back(
-        {.path = "out" + std::to_string(c.target.files.size()),
-         .size = file.size});
-    if (random() % 2) c.target.files.back().crcs = {{0, file.size, {}}};
-  }
+  static_cast<test::Recut&>(c) = test::random_recut(random);
+  test::write_source(c.source, c.dir);
+  const auto files = test::files_of(c.source);
+  for (uint32_t f = 0; f < files.size(); ++f)
+    if (!files[f].empty())
+      c.source.crcs.push_back(
+          {f, 0, files[f].size(), crc32(0, files[f]), "record"});
+  for (TargetFile& file : c.target.files)
+    if (random() % 2) file.crcs = {{0, file.size, {}}};
   c.plan = reshard::make_plan(c.source, c.target);
 }
 
