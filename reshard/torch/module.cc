@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -115,49 +114,12 @@ void cast_chunks(ScalarType from, ScalarType to, const void* in, void* out,
   }
 }
 
-// torch takes 7 ns for each float8. They have 256 values, so it needs to cast
-// only those; the rest is looking up.
-template <size_t size>
-void look_up(const std::byte* table, const void* in, void* out,
-             uint64_t count) {
-  const auto* from = static_cast<const uint8_t*>(in);
-  auto* to = static_cast<std::byte*>(out);
-  for (uint64_t i = 0; i < count; ++i)
-    std::memcpy(to + i * size, table + from[i] * size, size);
-}
-
-bool cast_by_table(ScalarType from, ScalarType to, const void* in, void* out,
-                   uint64_t count) {
-  constexpr uint64_t kWorthIt = 2048;
-  if (!c10::isFloat8Type(from) || count < kWorthIt) return false;
-  uint8_t values[256];
-  std::iota(std::begin(values), std::end(values), uint8_t{0});
-  alignas(16) std::byte table[256 * 16];
-  view(table, to, 256).copy_(view(values, from, 256));
-  switch (c10::elementSize(to)) {
-    case 1:
-      look_up<1>(table, in, out, count);
-      return true;
-    case 2:
-      look_up<2>(table, in, out, count);
-      return true;
-    case 4:
-      look_up<4>(table, in, out, count);
-      return true;
-    case 8:
-      look_up<8>(table, in, out, count);
-      return true;
-    default:
-      return false;
-  }
-}
-
 int32_t cast(int32_t from, int32_t to, const void* in, void* out,
              uint64_t count) {
   return guarded([&] {
     const ScalarType source = type_of(from);
     const ScalarType target = type_of(to);
-    if (count == 0 || cast_by_table(source, target, in, out, count)) return;
+    if (count == 0) return;
     if (is_aligned(in, source) && is_aligned(out, target))
       view(out, target, count).copy_(view(in, source, count));
     else
