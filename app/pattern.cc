@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
-#include <iterator>
 #include <map>
-#include <set>
+#include <tuple>
 #include <unordered_map>
+#include <utility>
 
 namespace ckpt::app {
 namespace {
@@ -19,8 +19,8 @@ bool is_number(std::string_view part) {
 }
 
 // Calls `take` with each component of a dotted name.
-void each_part(std::string_view name,
-               const std::function<void(std::string_view)>& take) {
+template <class Take>
+void each_part(std::string_view name, Take take) {
   while (true) {
     const size_t dot = name.find('.');
     take(name.substr(0, dot));
@@ -29,33 +29,73 @@ void each_part(std::string_view name,
   }
 }
 
-std::vector<uint32_t> numbers_of(std::string_view name) {
+// A name, taken apart: "layers.12.w1" is "layers.#.w1" and {12}. Its memory
+// serves one name after the other: names come by the hundred thousand.
+struct Parts {
+  std::string pattern;
   std::vector<uint32_t> numbers;
+
+  void take(std::string_view name);
+};
+
+void Parts::take(std::string_view name) {
+  pattern.clear();
+  numbers.clear();
+  const char* before = "";
   each_part(name, [&](std::string_view part) {
-    uint32_t value = 0;
-    if (!is_number(part)) return;
-    std::from_chars(part.data(), part.data() + part.size(), value);
-    numbers.push_back(value);
+    pattern += std::exchange(before, ".");
+    if (!is_number(part)) {
+      pattern += part;
+      return;
+    }
+    pattern += '#';
+    std::from_chars(part.data(), part.data() + part.size(),
+                    numbers.emplace_back());
   });
-  return numbers;
 }
 
 // Tensors that one row stands for. `slots` are the values that each number
-// in the name takes.
+// in the name takes; sorted and unique once `finish` was called.
 struct Group {
   std::string pattern;
   PatternRow row;
-  std::vector<std::set<uint32_t>> slots;
+  std::vector<std::vector<uint32_t>> slots;
+
+  void add(const Tensor& tensor, const std::vector<uint32_t>& numbers);
+  void finish();
 };
 
-std::string group_key(const std::string& pattern, const Tensor& tensor) {
-  return fmt::format("{}\n{} {} {}.{}.{}", pattern, name(tensor.dtype),
-                     to_string(tensor.shape), static_cast<int>(tensor.tp.state),
-                     tensor.tp.dim, tensor.tp.groups);
+void Group::add(const Tensor& tensor, const std::vector<uint32_t>& numbers) {
+  ++row.count;
+  row.bytes = checked_add(row.bytes, byte_size(tensor)).value_or(UINT64_MAX);
+  row.pieces += tensor.pieces.size();
+  slots.resize(std::max(slots.size(), numbers.size()));
+  for (size_t i = 0; i < numbers.size(); ++i)
+    if (slots[i].empty() || slots[i].back() != numbers[i])
+      slots[i].push_back(numbers[i]);
+}
+
+void Group::finish() {
+  for (std::vector<uint32_t>& slot : slots) {
+    std::ranges::sort(slot);
+    slot.erase(std::unique(slot.begin(), slot.end()), slot.end());
+  }
+}
+
+// What tensors of one group have in common.
+template <class Text, class Sizes>
+using Traits =
+    std::tuple<Text, DType, Sizes, TpRule::State, uint32_t, uint32_t>;
+using Key = Traits<std::string, Shape>;
+using KeyView = Traits<const std::string&, const Shape&>;
+
+KeyView key_of(const std::string& pattern, const Tensor& tensor) {
+  return {pattern,         tensor.dtype,  tensor.shape,
+          tensor.tp.state, tensor.tp.dim, tensor.tp.groups};
 }
 
 // {0, 1, 2, 5} -> "0-2,5"
-std::string ranges_text(const std::set<uint32_t>& numbers) {
+std::string ranges_text(const std::vector<uint32_t>& numbers) {
   std::string text;
   for (auto it = numbers.begin(); it != numbers.end();) {
     const uint32_t first = *it;
@@ -79,9 +119,9 @@ std::string row_name(const Group& group, bool spell_out) {
       text += part;
       return;
     }
-    const std::set<uint32_t>& numbers = group.slots[slot++];
+    const std::vector<uint32_t>& numbers = group.slots[slot++];
     if (numbers.size() == 1) {
-      text += fmt::format_int(*numbers.begin()).str();
+      text += fmt::format_int(numbers[0]).str();
     } else if (spell_out) {
       text += '{' + ranges_text(numbers) + '}';
     } else {
@@ -91,48 +131,35 @@ std::string row_name(const Group& group, bool spell_out) {
   return text;
 }
 
-void add(Group& group, const Tensor& tensor) {
-  ++group.row.count;
-  group.row.bytes =
-      checked_add(group.row.bytes, byte_size(tensor)).value_or(UINT64_MAX);
-  group.row.pieces += tensor.pieces.size();
-  const std::vector<uint32_t> numbers = numbers_of(tensor.name);
-  group.slots.resize(std::max(group.slots.size(), numbers.size()));
-  for (size_t i = 0; i < numbers.size(); ++i) group.slots[i].insert(numbers[i]);
-}
-
 }  // namespace
 
 std::string pattern_of(std::string_view name) {
-  std::string pattern;
-  bool first = true;
-  each_part(name, [&](std::string_view part) {
-    if (!first) pattern += '.';
-    first = false;
-    pattern += is_number(part) ? std::string_view("#") : part;
-  });
-  return pattern;
+  Parts parts;
+  parts.take(name);
+  return std::move(parts.pattern);
 }
 
 std::vector<PatternRow> pattern_rows(const Catalog& catalog, Kind kind) {
   std::vector<Group> groups;
-  std::unordered_map<std::string, size_t> index;
+  std::map<Key, size_t, std::less<>> index;
   std::unordered_map<std::string, uint32_t> rows_of_pattern;
+  Parts parts;
   for (const Tensor& tensor : catalog.tensors) {
     if (tensor.kind != kind) continue;
-    std::string pattern = pattern_of(tensor.name);
-    const auto [at, added] =
-        index.try_emplace(group_key(pattern, tensor), groups.size());
-    if (added) {
-      ++rows_of_pattern[pattern];
+    parts.take(tensor.name);
+    auto at = index.find(key_of(parts.pattern, tensor));
+    if (at == index.end()) {
+      at = index.emplace(key_of(parts.pattern, tensor), groups.size()).first;
+      ++rows_of_pattern[parts.pattern];
       Group& group = groups.emplace_back();
-      group.pattern = std::move(pattern);
+      group.pattern = parts.pattern;
       group.row.first = &tensor;
     }
-    add(groups[at->second], tensor);
+    groups[at->second].add(tensor, parts.numbers);
   }
   std::vector<PatternRow> rows;
   for (Group& group : groups) {
+    group.finish();
     const bool alone = rows_of_pattern[group.pattern] == 1;
     group.row.name =
         group.row.count == 1 ? group.row.first->name : row_name(group, !alone);
@@ -142,21 +169,23 @@ std::vector<PatternRow> pattern_rows(const Catalog& catalog, Kind kind) {
 }
 
 std::vector<PatternRow> state_rows(const Catalog& catalog) {
+  const auto is_state = [](const Tensor& t) { return t.kind == Kind::optim; };
+  if (std::ranges::none_of(catalog.tensors, is_state)) return {};
   std::unordered_map<std::string_view, const Tensor*> parameters;
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::model) parameters[tensor.name] = &tensor;
   std::vector<PatternRow> rows;
-  std::map<std::string, size_t> index;
+  std::map<std::pair<bool, Key>, size_t> index;
   for (const Tensor& tensor : catalog.tensors) {
-    if (tensor.kind != Kind::optim) continue;
+    if (!is_state(tensor)) continue;
     const auto parameter = parameters.find(tensor.param);
     if (tensor.state.empty() || parameter == parameters.end()) return {};
     const Tensor& owner = *parameter->second;
     const bool like = tensor.shape == owner.shape && tensor.tp == owner.tp;
-    const std::string key =
-        like ? fmt::format("{}\n{}", tensor.state, name(tensor.dtype))
-             : group_key(tensor.state, tensor) + "\n";
-    const auto [at, added] = index.try_emplace(key, rows.size());
+    Key key = key_of(tensor.state, tensor);
+    if (like) key = Key(tensor.state, tensor.dtype, {}, {}, {}, {});
+    const auto [at, added] =
+        index.try_emplace({like, std::move(key)}, rows.size());
     if (added) {
       PatternRow& row = rows.emplace_back();
       row.name = "*." + tensor.state;
