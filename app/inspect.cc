@@ -11,6 +11,7 @@
 #include "app/contents.h"
 #include "app/engine.h"
 #include "app/html.h"
+#include "app/keep.h"
 #include "app/report.h"
 #include "app/select.h"
 #include "app/view.h"
@@ -116,7 +117,7 @@ void Inspect::print_text(const Catalog& catalog) const {
 
 ExitCode Inspect::run() {
   if (output.verbosity > 0 && source_.from.empty()) log_detection(path_);
-  Catalog catalog = open_source(path_, source_);
+  Catalog& catalog = keep(open_source(path_, source_));
   const Selection selection = select(catalog, select_);
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
   if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "app/engine.h"
+#include "app/keep.h"
 #include "app/library/write.h"
 #include "app/progress.h"
 #include "app/rename.h"
@@ -145,9 +146,9 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   const auto begin = std::chrono::steady_clock::now();
   SaveOptions options = save_options(request);
   layout.max_shard_size = request.write.max_shard_size;
-  library::Prepared prepared = library::prepare(
+  library::Prepared& prepared = keep(library::prepare(
       std::move(source), layout, request.target_path, options,
-      request.write.dry_run ? library::Use::kShow : library::Use::kRun);
+      request.write.dry_run ? library::Use::kShow : library::Use::kRun));
   const bool pair =
       layout.form == formats::kFiles && layout.format == "safetensors";
   if (formats::is_unsharded(layout) && !pair &&
