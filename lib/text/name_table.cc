@@ -1,7 +1,9 @@
 #include "lib/text/name_table.h"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
+#include <numeric>
 #include <tuple>
 
 namespace ckpt::text {
@@ -19,10 +21,26 @@ void NameTable::add(std::string_view name, uint32_t id) {
   entries_.push_back({std::hash<std::string_view>()(name), name, id});
 }
 
+// By the first bits of the hash into about as many bins as there are names,
+// then each bin by itself: an honest one has a name or two, and names that were
+// chosen to share one are sorted as any others. Half the time of one sort.
 void NameTable::sort() {
+  const int shift = 63 - std::bit_width(entries_.size());
+  const auto bin = [shift](const Entry& e) { return e.hash >> 1 >> shift; };
+  std::vector<uint32_t> ends((uint64_t{1} << (63 - shift)) + 1);
+  for (const Entry& entry : entries_) ++ends[bin(entry) + 1];
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  std::vector<Entry> sorted(entries_.size());
+  for (const Entry& entry : entries_) sorted[ends[bin(entry)]++] = entry;
+  entries_ = std::move(sorted);
   // A lambda is inlined where a function is called through a pointer.
-  std::sort(entries_.begin(), entries_.end(),
-            [](const Entry& a, const Entry& b) { return before(a, b); });
+  const auto less = [](const Entry& a, const Entry& b) { return before(a, b); };
+  uint32_t begin = 0;
+  for (const uint32_t end : ends) {
+    if (end - begin > 1)
+      std::sort(entries_.begin() + begin, entries_.begin() + end, less);
+    begin = end;
+  }
 }
 
 std::span<const NameTable::Entry> NameTable::find(std::string_view name) const {

@@ -1,7 +1,9 @@
 #include "lib/text/scan.h"
 
 #include <array>
+#include <bit>
 #include <charconv>
+#include <cstring>
 #include <utility>
 
 #include "lib/text/format.h"
@@ -22,6 +24,22 @@ constexpr auto kStops = [] {
   stops['"'] = stops['\\'] = true;
   return stops;
 }();
+
+// The number of bytes before the first stop in eight of them; 8 if there is
+// none. Subtraction marks a byte that is zero after the exclusive or; a borrow
+// marks others, but only behind a true one.
+size_t plain_bytes(const char* eight) {
+  static_assert(std::endian::native == std::endian::little);
+  constexpr uint64_t kOnes = 0x0101010101010101;
+  uint64_t word;
+  std::memcpy(&word, eight, sizeof word);
+  const uint64_t quotes = word ^ kOnes * '"';
+  const uint64_t slashes = word ^ kOnes * '\\';
+  const uint64_t stops = ((word - kOnes * 0x20) & ~word) |
+                         ((quotes - kOnes) & ~quotes) |
+                         ((slashes - kOnes) & ~slashes);
+  return static_cast<size_t>(std::countr_zero(stops & kOnes * 0x80)) / 8;
+}
 
 // The first byte that is not UTF-8.
 size_t bad_utf8(std::string_view text) {
@@ -77,7 +95,7 @@ void Scanner::fail_expected(std::string_view what) {
       printable(spelled.substr(0, spelled.find_first_of(",]} \n\t\r")))));
 }
 
-void Scanner::skip_white() {
+void Scanner::skip_white_run() {
   while (at_ < text_.size() && is_white(text_[at_])) ++at_;
 }
 
@@ -156,6 +174,8 @@ bool Scanner::next_item() { return next(']'); }
 // The characters up to the next quote or backslash.
 std::string_view Scanner::plain_run() {
   const size_t begin = at_;
+  for (size_t plain = 8; plain == 8 && text_.size() - at_ >= 8; at_ += plain)
+    plain = plain_bytes(text_.data() + at_);
   while (at_ < text_.size() && !kStops[static_cast<uint8_t>(text_[at_])]) ++at_;
   if (at_end()) fail("JSON ends inside a string");
   if (static_cast<uint8_t>(text_[at_]) < 0x20)

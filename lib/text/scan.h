@@ -78,7 +78,10 @@ class Scanner {
   uint64_t position() const { return options_.offset + at_; }
 
  private:
-  void skip_white();
+  void skip_white() {
+    if (current() <= ' ') skip_white_run();  // most headers have none
+  }
+  void skip_white_run();
   bool at_end() const { return at_ == text_.size(); }
   char current() const { return at_ < text_.size() ? text_[at_] : '\0'; }
   void enter(bool object);
