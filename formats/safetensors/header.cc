@@ -6,6 +6,7 @@
 #include "ckpt/catalog.h"
 #include "ckpt/error.h"
 #include "formats/foreign.h"
+#include "lib/io/huge_pages.h"
 #include "lib/text/format.h"
 #include "lib/text/name_table.h"
 #include "lib/text/scan.h"
@@ -192,7 +193,7 @@ Header parse_header(std::string_view json, uint64_t file_size,
   header.data_begin = 8 + json.size();
   bool has_metadata = false;
   // An entry is hardly shorter than this; so growing costs no copies.
-  header.entries.reserve(json.size() / 96);
+  io::reserve_huge(header.entries, json.size() / 96);
   scan.enter_object();
   while (const auto key = scan.next_key()) {
     if (*key != kMetadata) {

@@ -12,6 +12,7 @@
 #include "formats/safetensors/locate.h"
 #include "formats/safetensors/safetensors.h"
 #include "lib/io/file.h"
+#include "lib/io/huge_pages.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -146,7 +147,7 @@ class Assembly {
   }
 
   void add_tensors(std::span<const Located> taken) {
-    catalog_.tensors.reserve(taken.size());
+    io::reserve_huge(catalog_.tensors, taken.size());
     for (const Located& at : taken) {
       Entry& entry = headers_[at.file].entries[at.tensor];
       Tensor& tensor = catalog_.tensors.emplace_back();

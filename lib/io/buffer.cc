@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "ckpt/error.h"
+#include "lib/io/huge_pages.h"
 
 namespace ckpt::io {
 namespace {
@@ -30,5 +31,14 @@ Buffer::Buffer(uint64_t bytes) {
 }
 
 Buffer::~Buffer() { ::munmap(mapping_, mapped_); }
+
+void prefer_huge_pages(void* begin, size_t bytes) {
+  const auto at = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t first = (at + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t last = (at + bytes) / kHugePage * kHugePage;
+  if (first < last)
+    ::madvise(static_cast<std::byte*>(begin) + (first - at), last - first,
+              MADV_HUGEPAGE);
+}
 
 }  // namespace ckpt::io

@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "lib/io/huge_pages.h"
 #include "lib/io/listing.h"
 #include "lib/io/read_count.h"
 #include "lib/trace.h"
@@ -149,7 +150,10 @@ std::string Handle::read_string(uint64_t offset, uint64_t count) const {
   if (count > size_ || offset > size_ - count)
     throw input_error({path_, {}}, "file ends at byte {}, wanted bytes {}-{}",
                       size_, offset, offset + count);
-  std::string text(count, '\0');
+  std::string text;
+  text.reserve(count);
+  prefer_huge_pages(text.data(), count);
+  text.resize(count);
   read(offset, std::as_writable_bytes(std::span(text)));
   return text;
 }
