@@ -35,24 +35,20 @@ std::string key_name(const Document& doc, Id key, bool old,
   return std::string(text);
 }
 
-// What one file holds, with extents in its own catalog.
-struct Loaded {
-  Catalog aside;
-  std::vector<std::pair<std::string, torch::TensorRef>> tensors;
-};
+// What a file holds, with extents in its own catalog.
+using Tensors = std::vector<std::pair<std::string, torch::TensorRef>>;
+using Files = torch::ManyFiles<Tensors>;
 
-Loaded load(const std::string& path, bool old,
-            const formats::ReadOptions& options, bool many) {
-  torch::Opened opened = torch::open_aside(path, options, many);
-  const torch::Container& file = opened.container;
+Tensors load(const torch::Container& file, bool old) {
+  const std::string& path = file.path;
   const Document& doc = *file.document;
   const Id root = old ? unwrap(doc, doc.root(), path) : doc.root();
   const auto pairs = doc.as_pairs(root);
   if (!pairs)
     throw input_error({path, {}}, "holds a {}, expected a dict of tensors",
                       name(doc.type(root)));
-  Loaded loaded{std::move(opened.aside), {}};
-  loaded.tensors.reserve(pairs->size() / 2);
+  Tensors tensors;
+  tensors.reserve(pairs->size() / 2);
   for (size_t i = 0; i < pairs->size(); i += 2) {
     std::string key = key_name(doc, (*pairs)[i], old, path);
     const Id value = (*pairs)[i + 1];
@@ -61,9 +57,9 @@ Loaded load(const std::string& path, bool old,
       throw input_error({path, std::move(key)}, "a {}, expected a tensor",
                         name(doc.type(value)))
           .with_hint("fairseq2's model files hold tensors only");
-    loaded.tensors.emplace_back(std::move(key), std::move(*ref));
+    tensors.emplace_back(std::move(key), std::move(*ref));
   }
-  return loaded;
+  return tensors;
 }
 
 using Index = std::unordered_map<std::string, size_t>;
@@ -75,18 +71,17 @@ class StageBuilder {
 
   // `first_file`: the number that the file's own first one has become.
   void add(uint32_t tp, uint32_t dp, const std::string& path,
-           std::vector<std::pair<std::string, torch::TensorRef>>& tensors,
-           uint32_t first_file) {
+           const Tensors& tensors, uint32_t first_file) {
     next_ = 0;
-    for (auto& [name, ref] : tensors) {
+    for (const auto& [name, ref] : tensors) {
       Key& key = key_of(name, tp, dp, path);
       if (key.parts.empty()) {
         key.storage = ref.storage;
         key.requires_grad = ref.requires_grad;
       }
-      ref.extent.file += first_file;
-      key.parts.push_back({tp, dp, ref.dtype, std::move(ref.shape),
-                           std::move(ref.extent), ref.transform});
+      key.parts.push_back(
+          {tp, dp, ref.dtype, ref.shape, ref.extent, ref.transform});
+      key.parts.back().extent.file += first_file;
     }
   }
 
@@ -231,16 +226,20 @@ void read_stages(const Grid& grid, bool old, Catalog& catalog,
                  const formats::ReadOptions& options,
                  const std::function<void(uint32_t, Stage)>& take) {
   const std::vector<RankFile> ranks = rank_files(grid);
-  const bool many = ranks.size() >= torch::kManyFiles;
-  if (many) torch::check_headers_later(catalog);
+  if (ranks.size() >= torch::kManyFiles) torch::check_headers_later(catalog);
+  Files files(ranks.size(), options);
   StageBuilder builder(ranks.size() / std::max(1u, grid.pp()));
-  in_order<Loaded>(
+  in_order<Files::One>(
       ranks.size(),
-      [&](size_t i) { return load(*ranks[i].path, old, options, many); },
-      [&](size_t i, Loaded loaded) {
+      [&](size_t i) {
+        return files.open(*ranks[i].path, [old](const torch::Container& file) {
+          return load(file, old);
+        });
+      },
+      [&](size_t i, Files::One file) {
         const RankFile& rank = ranks[i];
-        const uint32_t first = torch::take_aside(loaded.aside, catalog);
-        builder.add(rank.tp, rank.dp, *rank.path, loaded.tensors, first);
+        const uint32_t first = torch::take_aside(file.aside, catalog);
+        builder.add(rank.tp, rank.dp, *rank.path, *file.made, first);
         if (i + 1 < ranks.size() && ranks[i + 1].pp == rank.pp) return;
         Stage stage = builder.finish();
         check_first_files(stage, grid.files[rank.pp]);

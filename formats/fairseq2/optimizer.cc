@@ -67,11 +67,12 @@ struct Field {
 
 // What one file holds, with extents in its own catalog.
 struct Loaded {
-  torch::Opened file;
+  std::shared_ptr<const Document> document;
   Id groups = pickle::kNoId;
   std::vector<std::vector<uint64_t>> numbers;
   std::vector<Field> fields;
 };
+using Files = torch::ManyFiles<Loaded>;
 
 void load_fields(const torch::Container& file, Id state,
                  std::vector<Field>& fields) {
@@ -97,11 +98,11 @@ void load_fields(const torch::Container& file, Id state,
   }
 }
 
-Loaded load(const std::string& path, const formats::ReadOptions& options,
-            bool many) {
+Loaded load(const torch::Container& file) {
+  const std::string& path = file.path;
   Loaded loaded;
-  loaded.file = torch::open_aside(path, options, many);
-  const Document& doc = *loaded.file.container.document;
+  loaded.document = file.document;
+  const Document& doc = *file.document;
   const Id state = doc.find(doc.root(), "state");
   loaded.groups = doc.find(doc.root(), "param_groups");
   if (loaded.groups == pickle::kNoId || !doc.as_pairs(state))
@@ -109,7 +110,7 @@ Loaded load(const std::string& path, const formats::ReadOptions& options,
                       "not an optimizer's state: no \"state\" and "
                       "\"param_groups\"");
   loaded.numbers = read_groups(doc, loaded.groups, path);
-  load_fields(loaded.file.container, state, loaded.fields);
+  load_fields(file, state, loaded.fields);
   return loaded;
 }
 
@@ -118,23 +119,21 @@ class Loader {
  public:
   explicit Loader(Catalog& catalog) : catalog_(catalog) {}
 
-  void take(Loaded& loaded, const RankFile& rank, StageState& stage) {
-    const torch::Container& file = loaded.file.container;
-    const uint32_t first = torch::take_aside(loaded.file.aside, catalog_);
+  void take(Files::One& file, const RankFile& rank, StageState& stage) {
+    const Loaded& loaded = *file.made;
+    const uint32_t first = torch::take_aside(file.aside, catalog_);
     if (rank.first()) {
       stage.groups = loaded.numbers;
-      stage.document = file.document;
+      stage.document = loaded.document;
       stage.groups_node = loaded.groups;
-      add_others(file);
+      add_others(loaded.document);
     } else if (loaded.numbers != stage.groups) {
       throw input_error({*rank.path, {}},
                         "its parameter groups are not those of {}",
                         "pp_00/tp_00/sdp_00.pt");
     }
-    for (Field& field : loaded.fields) {
-      if (field.ref) field.ref->extent.file += first;
-      take_field(file, field, rank, stage.states[field.number]);
-    }
+    for (const Field& field : loaded.fields)
+      take_field(loaded, field, rank, first, stage.states[field.number]);
   }
 
   std::string mesh_device;
@@ -148,34 +147,36 @@ class Loader {
   std::vector<Value> values;
 
  private:
-  void take_field(const torch::Container& file, Field& field,
-                  const RankFile& rank, std::vector<State>& states) {
+  void take_field(const Loaded& loaded, const Field& field,
+                  const RankFile& rank, uint32_t first_file,
+                  std::vector<State>& states) {
     if (!field.ref) {
       if (rank.first())
         values.push_back(
-            {field.number, field.name, file.document, field.value});
+            {field.number, field.name, loaded.document, field.value});
       return;
     }
-    torch::TensorRef& ref = *field.ref;
+    const torch::TensorRef& ref = *field.ref;
     State& state = state_named(states, field.name);
     if (ref.distributed) {
       if (mesh_device.empty())
-        mesh_device = device_type(*file.document, field.value);
+        mesh_device = device_type(*loaded.document, field.value);
       const Shape& whole = ref.distributed->global_shape;
       if (state.whole.value_or(whole) != whole)
         throw input_error(
-            {file.path, fmt::format("state {}.{}", field.number, field.name)},
+            {*rank.path, fmt::format("state {}.{}", field.number, field.name)},
             "DTensor of shape {}, elsewhere {}", to_string(whole),
             to_string(*state.whole));
       state.whole = whole;
     }
-    state.parts.push_back({rank.tp, rank.dp, ref.dtype, std::move(ref.shape),
-                           std::move(ref.extent), ref.transform});
+    state.parts.push_back(
+        {rank.tp, rank.dp, ref.dtype, ref.shape, ref.extent, ref.transform});
+    state.parts.back().extent.file += first_file;
   }
 
   // What a state dict has beside state and param_groups.
-  void add_others(const torch::Container& file) {
-    const Document& doc = *file.document;
+  void add_others(const std::shared_ptr<const Document>& document) {
+    const Document& doc = *document;
     const auto pairs = doc.as_pairs(doc.root());
     if (!pairs) return;
     for (size_t i = 0; i < pairs->size(); i += 2) {
@@ -184,7 +185,7 @@ class Loader {
       const std::string_view text = doc.text(key);
       if (text == "state" || text == "param_groups") continue;
       catalog_.objects.push_back(
-          {kObjectPrefix + std::string(text), file.document, (*pairs)[i + 1]});
+          {kObjectPrefix + std::string(text), document, (*pairs)[i + 1]});
     }
   }
 
@@ -420,13 +421,12 @@ void read_optimizer(const std::string& directory,
     stage = {};
   };
   const std::vector<RankFile> ranks = rank_files(grid);
-  const bool many = ranks.size() >= torch::kManyFiles;
-  if (many) torch::check_headers_later(catalog);
-  in_order<Loaded>(
-      ranks.size(),
-      [&](size_t i) { return load(*ranks[i].path, options, many); },
-      [&](size_t i, Loaded loaded) {
-        loader.take(loaded, ranks[i], stage);
+  if (ranks.size() >= torch::kManyFiles) torch::check_headers_later(catalog);
+  Files files(ranks.size(), options);
+  in_order<Files::One>(
+      ranks.size(), [&](size_t i) { return files.open(*ranks[i].path, load); },
+      [&](size_t i, Files::One file) {
+        loader.take(file, ranks[i], stage);
         if (i + 1 == ranks.size() || ranks[i + 1].pp != ranks[i].pp)
           finish(ranks[i].pp);
       });

@@ -58,22 +58,28 @@ uint64_t check_some(Catalog& catalog) {
 
 }  // namespace
 
-Opened open_aside(const std::string& path, const formats::ReadOptions& options,
-                  bool many) {
+Opened open_aside(const std::string& path,
+                  const formats::ReadOptions& options) {
   Opened opened;
-  if (many) {
-    const io::Handle file = io::Handle::open_read(path);
-    // Else the kernel reads payload ahead that nobody asked for.
-    ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_RANDOM);
-    if (is_zip(file)) {
-      opened.container = open_zip(file, opened.aside, zip::Headers::kComputed);
-      if (options.restrict_globals)
-        check_globals(opened.container.globals, path);
-      add_globals(opened.aside, opened.container.globals);
-      return opened;
-    }
-  }
   opened.container = open_container(path, opened.aside, options);
+  return opened;
+}
+
+io::Handle open_scattered(const std::string& path) {
+  io::Handle file = io::Handle::open_read(path);
+  // Else the kernel reads payload ahead that nobody asked for.
+  ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_RANDOM);
+  return file;
+}
+
+std::optional<Opened> open_computed(const io::Handle& file,
+                                    const formats::ReadOptions& options) {
+  if (!is_zip(file)) return std::nullopt;
+  Opened opened;
+  opened.container = open_zip(file, opened.aside, zip::Headers::kComputed);
+  if (options.restrict_globals)
+    check_globals(opened.container.globals, file.path());
+  add_globals(opened.aside, opened.container.globals);
   return opened;
 }
 

@@ -9,13 +9,18 @@
 // all over the disk. torch lays records out by a rule, so the directory at the
 // file's end is enough to compute it (zip::Headers::kComputed). Catalog::locate
 // then reads the headers and compares, before any payload is read.
+//
+// Most of the files are alike: their pickles are decoded once (twins.h).
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "formats/torch/container.h"
+#include "formats/torch/twins.h"
 #include "lib/in_order.h"
 
 namespace ckpt::torch {
@@ -28,10 +33,51 @@ struct Opened {
   Catalog aside;
   Container container;
 };
-// `many`: local headers of zip files are computed, not read. Safe to call on
-// many threads.
-Opened open_aside(const std::string& path, const formats::ReadOptions& options,
-                  bool many);
+Opened open_aside(const std::string& path, const formats::ReadOptions& options);
+// The same of one of many zip files; nothing if it is none. Local headers are
+// computed, not read.
+std::optional<Opened> open_computed(const io::Handle& file,
+                                    const formats::ReadOptions& options);
+// A file of which a few small records are read, all over it.
+io::Handle open_scattered(const std::string& path);
+
+// What is made of files, once for those that are twins. Safe to use on many
+// threads.
+template <class Made>
+class ManyFiles {
+ public:
+  ManyFiles(size_t count, const formats::ReadOptions& options)
+      : options_(options), many_(count >= kManyFiles) {}
+
+  struct One {
+    Catalog aside;
+    std::shared_ptr<const Made> made;
+  };
+  // `make(container)` may throw input_errors about the container's path. What
+  // it gives is shared with files of other paths.
+  template <class Make>
+  One open(const std::string& path, Make make) {
+    const auto done = [&](Opened opened) -> One {
+      auto made = std::make_shared<const Made>(make(opened.container));
+      return {std::move(opened.aside), std::move(made)};
+    };
+    if (!many_) return done(open_aside(path, options_));
+    const io::Handle file = open_scattered(path);
+    if (auto twin = twins_.find(file))
+      return {std::move(twin->aside),
+              std::static_pointer_cast<const Made>(twin->made)};
+    auto opened = open_computed(file, options_);
+    if (!opened) return done(open_aside(path, options_));
+    One one = done(std::move(*opened));
+    twins_.add(file, one.aside, one.made);
+    return one;
+  }
+
+ private:
+  const formats::ReadOptions& options_;
+  const bool many_;
+  Twins twins_;
+};
 
 // Adds what was found aside to the catalog; files get new numbers from what is
 // returned on.

@@ -215,6 +215,7 @@ bool compute_offset(Entry& entry, uint64_t next) {
       begin + entry.size + (entry.flags & kFlagDescriptor ? kDescriptor : 0);
   if (end != next) return false;
   entry.data_offset = begin;
+  entry.computed = true;
   return true;
 }
 

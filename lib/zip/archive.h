@@ -26,7 +26,8 @@ inline constexpr uint16_t kDeflated = 8;
 struct Entry {
   std::string name;
   uint64_t header_offset = 0;
-  uint64_t data_offset = 0;  // read from the local header
+  uint64_t data_offset = 0;  // read from the local header, or …
+  bool computed = false;     // … by torch's rule (Headers::kComputed)
   uint64_t packed_size = 0;
   uint64_t size = 0;
   uint16_t method = kStored;

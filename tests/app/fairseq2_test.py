@@ -108,6 +108,12 @@ def test_many_files(folder, unit):
         found = CKPT.run(*words)
         check(found.code != 0 and why in found.out + found.err, found)
     files[0].write_bytes(first)
+    # One pickle serves for many files, but only where it is the same one.
+    twin = files[-1].read_bytes()
+    files[-1].write_bytes(twin.replace(b"_rebuild_tensor", b"_rebuild_tensoR"))
+    found = CKPT.run("inspect", many).want(4)
+    check(str(files[-1]) in found.err and "CRC-32" in found.err, found)
+    files[-1].write_bytes(twin)
     for path in files[1:3]:
         path.write_bytes(path.read_bytes()[:-1])
     CKPT.run("inspect", many).want(4)
