@@ -64,7 +64,10 @@ void Answers::watch() {
     pulse_.forget(*rank);
     fail(*rank, pack_failure(std::make_exception_ptr(silence(*rank))));
   }
-  if (!pulse_.is_due(now)) return;
+}
+
+void Answers::beat() {
+  if (!pulse_.is_due(Clock::now())) return;
   for (uint32_t rank = 1; rank < link_.size(); ++rank)
     if (!answered_[rank] && !silent_[rank]) link_.post(rank, Tag::kBeat, "");
 }

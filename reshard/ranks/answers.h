@@ -29,8 +29,9 @@ class Answers {
   // Any message is a sign of life.
   void receive(const Message& message);
   void heard(uint32_t rank);
-  // Gives rank 0's signs of life, and misses those of others. To be called
-  // when no message is left.
+  // Rank 0's signs of life, when they are due.
+  void beat();
+  // Misses those of others. To be called when no message is left.
   void watch();
 
   // Tells those who have not answered that it is over.

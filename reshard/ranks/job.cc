@@ -141,6 +141,7 @@ bool carry_out(Answers& answers, Link& link, Exchange& exchange,
       nap.wake();
     }
     answers.watch();
+    answers.beat();
     exchange.pump(link);
     const uint64_t bytes = own.control().bytes;
     if (bytes != told) progress.advance(bytes - told);
@@ -197,6 +198,7 @@ std::optional<int> perform_and_tell(Link& link, Exchange& exchange,
   Background work(std::move(task), exchange, nullptr);
   Teller teller(link, work.control());
   Pulse pulse(1, Clock::now());  // rank 0's
+  pulse.heard(0, Clock::now());
   Nap nap;
   std::string result;
   bool good = false;
@@ -271,6 +273,7 @@ std::vector<std::string> Job::run(
     const std::string task = make(rank);
     accounts_[rank].task_bytes += task.size();
     link_->send(rank, Tag::kTask, task);
+    answers.beat();
   }
   Background own(make(0), exchange_, journal);
   broken_ = !carry_out(answers, *link_, exchange_, own, progress);
