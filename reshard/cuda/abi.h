@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 // Grows with every change of what is below.
-#define CKPT_CUDA_ABI 1u
+#define CKPT_CUDA_ABI 2u
 
 // Dimensions of a copy or digest.
 #define CKPT_CUDA_DIMS 6
@@ -101,6 +101,14 @@ struct CkptCudaRing;
 struct CkptCudaPeers;
 
 #define CKPT_CUDA_ID_BYTES 128
+#define CKPT_CUDA_NAME_BYTES 64
+
+// A part of a round: to a rank, or from it.
+struct CkptCudaParcel {
+  uint64_t at;  // byte of peers_memory()
+  uint64_t bytes;
+  uint32_t rank;
+};
 
 struct CkptCudaApi {
   uint32_t abi;         // CKPT_CUDA_ABI
@@ -132,26 +140,34 @@ struct CkptCudaApi {
   int32_t (*ring_wait)(struct CkptCudaRing* ring, uint32_t slot,
                        struct CkptCudaSum* sums);
 
+  // Which GPU it is among those of its machine ("0000:3B:00.0"), ending in a
+  // zero byte. Ranks that share one can't meet.
+  int32_t (*device_name)(uint32_t device, char name[CKPT_CUDA_NAME_BYTES]);
+
   // The exchange between ranks, by NCCL; null in a build without it. No call
-  // waits longer than its limit: what has not come then is an error, and the
-  // communicator is torn down, so that a peer's end ends everybody's wait.
+  // waits. Once one has failed the communicator is torn down, and all that
+  // follow fail.
   //
   // Made by one rank and sent to all of them, over MPI.
   int32_t (*peers_id)(unsigned char id[CKPT_CUDA_ID_BYTES]);
+  // Begins to meet the other ranks, which all call it. `bytes`: of pinned
+  // memory, with as much on the device.
   int32_t (*peers_open)(uint32_t device, uint32_t rank, uint32_t size,
                         const unsigned char id[CKPT_CUDA_ID_BYTES],
-                        uint64_t bytes, double seconds,
-                        struct CkptCudaPeers** peers);
+                        uint64_t bytes, struct CkptCudaPeers** peers);
+  // Gives up what is under way.
   void (*peers_close)(struct CkptCudaPeers* peers);
-  // Pinned; what goes out, and what came in: `bytes` each.
-  void* (*peers_outbox)(struct CkptCudaPeers* peers);
-  const void* (*peers_inbox)(struct CkptCudaPeers* peers);
-  // One round: send[r] bytes to rank r from the outbox, recv[r] bytes from it
-  // into the inbox, each rank's part after that of the rank before it, from a
-  // multiple of 16; nothing to itself. All ranks call it, with counts that
-  // agree.
-  int32_t (*peers_exchange)(struct CkptCudaPeers* peers, const uint64_t* send,
-                            const uint64_t* recv, double seconds);
+  void* (*peers_memory)(struct CkptCudaPeers* peers);
+  // Begins a round: the parcels are the device's until it is done. A rank
+  // takes part if it has a parcel in it; each parcel is in the same round at
+  // both ends, and parcels of one pair of ranks stand in the same order.
+  int32_t (*peers_begin)(struct CkptCudaPeers* peers,
+                         const struct CkptCudaParcel* sends,
+                         uint64_t send_count,
+                         const struct CkptCudaParcel* receives,
+                         uint64_t receive_count);
+  // Sets `done` to 1 if what was begun last, to meet or a round, is done.
+  int32_t (*peers_done)(struct CkptCudaPeers* peers, int32_t* done);
 
   const char* (*error)();
 };

@@ -1,6 +1,7 @@
 // What an exchange between ranks needs of the library that carries it.
-// comm_nccl.cc does it with NCCL; comm_host.cc for tests, between the threads
-// of one process. Everything throws std::runtime_error that says what failed.
+// comm_nccl.cc does it with NCCL; comm_host.cc for tests, between processes and
+// threads of one machine. Everything throws std::runtime_error that says what
+// failed.
 #pragma once
 
 #include <cstdint>

@@ -98,6 +98,13 @@ uint32_t device_count() {
   return static_cast<uint32_t>(count);
 }
 
+std::string device_name(uint32_t device) {
+  char name[CKPT_CUDA_NAME_BYTES] = {};
+  require(
+      cudaDeviceGetPCIBusId(name, sizeof name, static_cast<int>(device)),
+      "asking for the GPU's name");
+  return name;
+}
 void use_device(uint32_t device) {
   require(cudaSetDevice(static_cast<int>(device)), "choosing a GPU");
 }

@@ -14,7 +14,8 @@ struct Stream;  // work in order; of its own for each slot
 std::string runtime_version();  // "CUDA 13.0"
 uint64_t least_bytes();
 uint32_t device_count();
-void use_device(uint32_t device);  // in this thread, from here on
+std::string device_name(uint32_t device);  // of its own on the machine
+void use_device(uint32_t device);          // in this thread, from here on
 
 std::byte* allocate(uint64_t bytes);
 void release(std::byte* at) noexcept;

@@ -1,6 +1,8 @@
 // A device made of memory, for tests: what a stream is given is done when it
 // is waited for, so that nothing can be right that did not wait, and each
 // kernel runs as loops over blocks and threads.
+#include <unistd.h>
+
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -99,6 +101,11 @@ void run(const Launch& launch, const std::byte* blob, const Buffers& buffers,
 std::string runtime_version() { return "loops on the host, for tests"; }
 uint64_t least_bytes() { return 0; }
 uint32_t device_count() { return 2; }
+// Each process has its own, unless a test wants ranks that share one.
+std::string device_name(uint32_t) {
+  const char* name = std::getenv("CKPT_CUDA_HOST_NAME");
+  return name ? name : std::to_string(::getpid());
+}
 void use_device(uint32_t) {}
 
 std::byte* allocate(uint64_t bytes) {

@@ -103,11 +103,57 @@ std::optional<CudaModule::Cast> CudaModule::cast(DType from, DType to) const {
   return Cast{*a, *b};
 }
 
+std::string CudaModule::meeting_name() const {
+  if (!api_->peers_open) return {};
+  char name[CKPT_CUDA_NAME_BYTES] = {};
+  require(api_->device_name(device_, name));
+  return name;
+}
+
 CudaRing::CudaRing(const CudaModule& module, uint32_t slots, uint64_t bytes)
     : ring_(nullptr, module.api().ring_close) {
   CkptCudaRing* ring = nullptr;
   module.require(module.api().ring_open(module.device(), slots, bytes, &ring));
   ring_.reset(ring);
+}
+
+std::string CudaPeers::make_id(const CudaModule& module) {
+  std::string id(CKPT_CUDA_ID_BYTES, '\0');
+  module.require(
+      module.api().peers_id(reinterpret_cast<unsigned char*>(id.data())));
+  return id;
+}
+
+CudaPeers::CudaPeers(const CudaModule& module, uint32_t rank, uint32_t size,
+                     const std::string& id, uint64_t bytes)
+    : module_(module),
+      bytes_(bytes),
+      peers_(nullptr, module.api().peers_close) {
+  if (id.size() != CKPT_CUDA_ID_BYTES)
+    throw bug_error({}, "an id of {} bytes for the ranks' GPUs", id.size());
+  CkptCudaPeers* peers = nullptr;
+  module.require(module.api().peers_open(
+      module.device(), rank, size,
+      reinterpret_cast<const unsigned char*>(id.data()), bytes, &peers));
+  peers_.reset(peers);
+}
+
+std::span<std::byte> CudaPeers::memory() const {
+  return {static_cast<std::byte*>(module_.api().peers_memory(peers_.get())),
+          bytes_};
+}
+
+void CudaPeers::begin(std::span<const CkptCudaParcel> sends,
+                      std::span<const CkptCudaParcel> receives) {
+  module_.require(module_.api().peers_begin(peers_.get(), sends.data(),
+                                            sends.size(), receives.data(),
+                                            receives.size()));
+}
+
+bool CudaPeers::done() {
+  int32_t done = 0;
+  module_.require(module_.api().peers_done(peers_.get(), &done));
+  return done != 0;
 }
 
 }  // namespace ckpt::reshard

@@ -1,8 +1,11 @@
 // The CUDA module, opened when --device cuda first asks for it.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "ckpt/dtype.h"
@@ -20,6 +23,8 @@ class CudaModule {
   // The GPU for this process: those of a machine in turn, by the rank's number
   // on it.
   uint32_t device() const { return device_; }
+  // That GPU among those of its machine; "" if it can't meet others'.
+  std::string meeting_name() const;
   // Throws what the module said if the status is not zero.
   void require(int32_t status) const;
 
@@ -45,6 +50,27 @@ class CudaRing {
 
  private:
   std::unique_ptr<CkptCudaRing, void (*)(CkptCudaRing*)> ring_;
+};
+
+// Rounds with the GPUs of other ranks (abi.h).
+class CudaPeers {
+ public:
+  // Begins to meet them. `id`: as make_id() gave it to one of them.
+  CudaPeers(const CudaModule& module, uint32_t rank, uint32_t size,
+            const std::string& id, uint64_t bytes);
+  static std::string make_id(const CudaModule& module);
+
+  std::span<std::byte> memory() const;
+  // The parcels are the device's until done().
+  void begin(std::span<const CkptCudaParcel> sends,
+             std::span<const CkptCudaParcel> receives);
+  // What was begun last; the ranks have met when it first says so.
+  bool done();
+
+ private:
+  const CudaModule& module_;
+  uint64_t bytes_;
+  std::unique_ptr<CkptCudaPeers, void (*)(CkptCudaPeers*)> peers_;
 };
 
 }  // namespace ckpt::reshard

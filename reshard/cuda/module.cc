@@ -1,4 +1,5 @@
 // The C functions of the module: exceptions end here.
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <string>
@@ -42,6 +43,14 @@ uint64_t chosen_least() {
   return least ? std::strtoull(least, nullptr, 10) : least_bytes();
 }
 
+int32_t name_device(uint32_t device, char* name) {
+  return guarded([&] {
+    const std::string found = device_name(device);
+    found.copy(name, CKPT_CUDA_NAME_BYTES - 1);
+    name[std::min<size_t>(found.size(), CKPT_CUDA_NAME_BYTES - 1)] = '\0';
+  });
+}
+
 int32_t casts(uint32_t from, uint32_t to) { return can_cast(from, to); }
 
 int32_t ring_open(uint32_t device, uint32_t slots, uint64_t bytes,
@@ -65,18 +74,22 @@ int32_t peers_id(unsigned char* id) {
   return guarded([&] { comm_id(id); });
 }
 int32_t peers_open(uint32_t device, uint32_t rank, uint32_t size,
-                   const unsigned char* id, uint64_t bytes, double seconds,
+                   const unsigned char* id, uint64_t bytes,
                    CkptCudaPeers** peers) {
-  return guarded([&] {
-    *peers = new CkptCudaPeers(device, rank, size, id, bytes, seconds);
-  });
+  return guarded(
+      [&] { *peers = new CkptCudaPeers(device, rank, size, id, bytes); });
 }
 void peers_close(CkptCudaPeers* peers) { delete peers; }
-void* peers_outbox(CkptCudaPeers* peers) { return peers->outbox(); }
-const void* peers_inbox(CkptCudaPeers* peers) { return peers->inbox(); }
-int32_t peers_exchange(CkptCudaPeers* peers, const uint64_t* send,
-                       const uint64_t* recv, double seconds) {
-  return guarded([&] { peers->exchange(send, recv, seconds); });
+void* peers_memory(CkptCudaPeers* peers) { return peers->memory(); }
+int32_t peers_begin(CkptCudaPeers* peers, const CkptCudaParcel* sends,
+                    uint64_t send_count, const CkptCudaParcel* receives,
+                    uint64_t receive_count) {
+  return guarded([&] {
+    peers->begin({sends, send_count}, {receives, receive_count});
+  });
+}
+int32_t peers_done(CkptCudaPeers* peers, int32_t* done) {
+  return guarded([&] { *done = peers->done() ? 1 : 0; });
 }
 
 const char* error() { return last_error.c_str(); }
@@ -91,6 +104,7 @@ extern "C" [[gnu::visibility("default")]] const CkptCudaApi* ckpt_cuda_api() {
     made.version = version.c_str();
     made.least_bytes = chosen_least();
     made.device_count = count_devices;
+    made.device_name = name_device;
     made.casts = casts;
     made.ring_open = ring_open;
     made.ring_close = ring_close;
@@ -103,9 +117,9 @@ extern "C" [[gnu::visibility("default")]] const CkptCudaApi* ckpt_cuda_api() {
     made.peers_id = peers_id;
     made.peers_open = peers_open;
     made.peers_close = peers_close;
-    made.peers_outbox = peers_outbox;
-    made.peers_inbox = peers_inbox;
-    made.peers_exchange = peers_exchange;
+    made.peers_memory = peers_memory;
+    made.peers_begin = peers_begin;
+    made.peers_done = peers_done;
     return made;
   }();
   return &api;

@@ -27,8 +27,9 @@ class DeviceMover {
   // A block is so many of the processor's: not a cache has to hold it, and
   // starting the work of one takes some 20 us.
   static constexpr uint64_t kBlocks = 4;
-  // Device memory of all rings together.
-  static constexpr uint64_t kDeviceMemory = uint64_t{480} << 20;
+  // Device memory of all rings together. With the messages of an exchange it
+  // stays below 512 MiB.
+  static constexpr uint64_t kDeviceMemory = uint64_t{448} << 20;
 
   using Done = std::function<void(const Outcome&)>;
 

@@ -1,14 +1,12 @@
 // The exchange between ranks' GPUs in rounds (abi.h):
 //
-//   outbox (pinned) ─upload─► device ─group of sends─► ... peers
-//   inbox  (pinned) ◄download─ device ◄group of receives─
+//   pinned ─upload─► device ─one group of sends and receives─► peers' devices
+//   pinned ◄─download─ device ◄─────┘
 //
-// Every wait has an end: it polls the communicator and the stream, and when
-// its time is over, or a peer's was, the communicator is torn down and all
-// later calls fail at once.
+// Nothing here waits: done() looks at the communicator, then at the stream.
 #pragma once
 
-#include <chrono>
+#include <span>
 #include <vector>
 
 #include "reshard/cuda/comm.h"
@@ -18,34 +16,35 @@ namespace ckpt::cuda {
 class Peers {
  public:
   Peers(uint32_t device, uint32_t rank, uint32_t size,
-        const unsigned char id[CKPT_CUDA_ID_BYTES], uint64_t bytes,
-        double seconds);
+        const unsigned char id[CKPT_CUDA_ID_BYTES], uint64_t bytes);
   ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  std::byte* outbox() { return out_; }
-  const std::byte* inbox() const { return in_; }
-  void exchange(const uint64_t* send, const uint64_t* recv, double seconds);
+  std::byte* memory() { return memory_; }
+  void begin(std::span<const CkptCudaParcel> sends,
+             std::span<const CkptCudaParcel> receives);
+  bool done();
 
  private:
-  using Time = std::chrono::steady_clock::time_point;
-  void wait_for_comm(Time end, const char* what);
-  void wait_for_stream(Time end);
-  std::vector<Parcel> parcels(const uint64_t* counts, std::byte* from,
-                              uint64_t& all) const;
+  enum class State { kMeeting, kGrouped, kDownloading, kIdle };
+  std::vector<Parcel> parcels(std::span<const CkptCudaParcel> given) const;
+  void look();
+  // Does it, and tears the communicator down if it throws.
+  template <class Work>
+  void guarded(Work work);
   void close() noexcept;
 
   const uint32_t device_;
   const uint32_t rank_;
   const uint32_t size_;
   const uint64_t bytes_;
-  Comm* comm_ = nullptr;  // null: torn down
+  State state_ = State::kMeeting;
+  std::vector<CkptCudaParcel> receives_;  // of the round
+  Comm* comm_ = nullptr;                  // null: torn down
   Stream* stream_ = nullptr;
-  std::byte* out_ = nullptr;
-  std::byte* in_ = nullptr;
-  std::byte* device_out_ = nullptr;
-  std::byte* device_in_ = nullptr;
+  std::byte* memory_ = nullptr;
+  std::byte* device_memory_ = nullptr;
 };
 
 }  // namespace ckpt::cuda

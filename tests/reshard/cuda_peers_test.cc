@@ -1,69 +1,77 @@
 // Rounds of the CUDA module between ranks.
 #include <doctest/doctest.h>
 
+#include <chrono>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "ckpt/error.h"
 #include "tests/reshard/cuda_support.h"
 
 namespace ckpt::reshard {
 namespace {
 
-constexpr uint64_t kRoom = 256 << 10;  // of a box
+constexpr uint64_t kRoom = 256 << 10;  // of a part of memory
 
 // Threads that play ranks can't meet by NCCL: it wants a GPU for each.
 bool ranks_are_threads(const CudaModule* module) {
   return module &&
-         std::string_view(module->api().version).ends_with("threads for ranks");
-}
-
-CkptCudaPeers* open_peers(const CudaModule& module, uint32_t rank,
-                          uint32_t size, const unsigned char* id,
-                          double seconds) {
-  CkptCudaPeers* peers = nullptr;
-  const int32_t status =
-      module.api().peers_open(0, rank, size, id, kRoom, seconds, &peers);
-  return status == 0 ? peers : nullptr;
+         std::string_view(module->api().version).ends_with("sockets for NCCL");
 }
 
 // Bytes that one rank sends another in a round; both know it.
 uint64_t share_of(uint32_t round, uint32_t from, uint32_t to) {
-  return from == to ? 0 : (round * 7919 + from * 613 + to * 127) % 5000;
+  if (from == to || (from + to + round) % 3 == 0) return 0;
+  return (round * 7919 + from * 613 + to * 127) % kRoom;
 }
 
 std::byte byte_of(uint32_t round, uint32_t from, uint32_t to, uint64_t i) {
   return static_cast<std::byte>(round + 3 * from + 5 * to + i);
 }
 
-uint64_t padded(uint64_t bytes) { return (bytes + 15) / 16 * 16; }
+bool finish(CudaPeers& peers) {
+  for (int looks = 0; looks < 20000; ++looks) {
+    if (peers.done()) return true;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return false;
+}
 
-// Returns how many bytes arrived wrong, and rounds that failed. `peers` is to
-// be closed when all ranks are done: an end ends the others' waits.
+bool meet(CudaPeers& one, CudaPeers& other) {
+  for (int looks = 0; looks < 1000; ++looks) {
+    const bool there = one.done();
+    if (other.done() && there) return true;
+  }
+  return false;
+}
+
+// Returns how many bytes arrived wrong, and rounds that did not end. What goes
+// to rank r lies in part r of the memory, what comes from it in part size + r.
 uint64_t play_rank(const CudaModule& module, uint32_t rank, uint32_t size,
-                   const unsigned char* id, CkptCudaPeers*& peers) {
-  const CkptCudaApi& api = module.api();
-  peers = open_peers(module, rank, size, id, 20);
-  if (!peers) return 1;
+                   const std::string& id) {
+  CudaPeers peers(module, rank, size, id, 2 * size * kRoom);
+  if (!finish(peers)) return 1;
   uint64_t wrong = 0;
   for (uint32_t round = 0; round < 8; ++round) {
-    std::vector<uint64_t> send(size), receive(size);
-    auto* out = static_cast<std::byte*>(api.peers_outbox(peers));
+    std::vector<CkptCudaParcel> sends, receives;
     for (uint32_t r = 0; r < size; ++r) {
-      send[r] = share_of(round, rank, r);
-      receive[r] = share_of(round, r, rank);
-      for (uint64_t i = 0; i < send[r]; ++i)
-        out[i] = byte_of(round, rank, r, i);
-      out += padded(send[r]);
+      const uint64_t out = share_of(round, rank, r);
+      const uint64_t in = share_of(round, r, rank);
+      for (uint64_t i = 0; i < out; ++i)
+        peers.memory()[r * kRoom + i] = byte_of(round, rank, r, i);
+      if (out) sends.push_back({r * kRoom, out, r});
+      if (in) receives.push_back({(size + r) * kRoom, in, r});
     }
-    wrong += api.peers_exchange(peers, send.data(), receive.data(), 20) != 0;
-    const auto* in = static_cast<const std::byte*>(api.peers_inbox(peers));
-    for (uint32_t r = 0; r < size; ++r) {
-      for (uint64_t i = 0; i < receive[r]; ++i)
-        wrong += in[i] != byte_of(round, r, rank, i);
-      in += padded(receive[r]);
-    }
+    if (sends.empty() && receives.empty()) continue;
+    peers.begin(sends, receives);
+    wrong += !finish(peers);
+    for (uint32_t r = 0; r < size; ++r)
+      for (uint64_t i = 0; i < share_of(round, r, rank); ++i)
+        wrong += peers.memory()[(size + r) * kRoom + i] !=
+                 byte_of(round, r, rank, i);
   }
   return wrong;
 }
@@ -73,46 +81,58 @@ uint64_t play_rank(const CudaModule& module, uint32_t rank, uint32_t size,
 TEST_CASE("cuda: rounds between ranks bring each what it is sent") {
   const CudaModule* module = test::device();
   if (!ranks_are_threads(module)) return;
-  unsigned char id[CKPT_CUDA_ID_BYTES];
-  module->require(module->api().peers_id(id));
-  std::vector<uint64_t> wrong(3, 1);
-  std::vector<CkptCudaPeers*> peers(3);
+  const std::string id = CudaPeers::make_id(*module);
+  std::vector<uint64_t> wrong(5, 1);
   std::vector<std::thread> ranks;
-  for (uint32_t r = 0; r < 3; ++r)
-    ranks.emplace_back(
-        [&, r] { wrong[r] = play_rank(*module, r, 3, id, peers[r]); });
+  for (uint32_t r = 0; r < 5; ++r)
+    ranks.emplace_back([&, r] { wrong[r] = play_rank(*module, r, 5, id); });
   for (std::thread& rank : ranks) rank.join();
-  for (CkptCudaPeers* one : peers)
-    if (one) module->api().peers_close(one);
-  CHECK(wrong == std::vector<uint64_t>(3, 0));
+  CHECK(wrong == std::vector<uint64_t>(5, 0));
 }
 
-TEST_CASE("cuda: a rank that does not come ends the others' wait") {
+TEST_CASE("cuda: a rank that ends, or sends other than it said, is noticed") {
   const CudaModule* module = test::device();
   if (!ranks_are_threads(module)) return;
-  const CkptCudaApi& api = module->api();
-  unsigned char id[CKPT_CUDA_ID_BYTES];
-  module->require(api.peers_id(id));
-  CHECK(open_peers(*module, 0, 2, id, 0.05) == nullptr);  // alone
-  CHECK(std::string(api.error()).find("may have ended") != std::string::npos);
+  const std::string id = CudaPeers::make_id(*module);
+  auto one = std::make_unique<CudaPeers>(*module, 0, 2, id, kRoom);
+  CHECK_FALSE(one->done());  // alone
+  CudaPeers other(*module, 1, 2, id, kRoom);
+  REQUIRE(meet(*one, other));
+  const CkptCudaParcel there{0, 100, 1}, back{0, 100, 0};
+  one->begin({&there, 1}, {});
+  CHECK(finish(*one));
+  one->begin({}, {&there, 1});
+  CHECK_FALSE(one->done());
+  SUBCASE("ends") {
+    one.reset();
+    other.begin({}, {&back, 1});
+    CHECK(finish(other));  // that was on its way
+    other.begin({}, {&back, 1});
+    CHECK_THROWS_WITH_AS(finish(other), doctest::Contains("has ended"), Error);
+  }
+  SUBCASE("sends less") {
+    const CkptCudaParcel less{0, 99, 0};
+    other.begin({}, {&less, 1});
+    CHECK_THROWS_WITH_AS(finish(other), doctest::Contains("differ"), Error);
+  }
+  // Torn down: what follows fails at once.
+  CHECK_THROWS_WITH_AS(other.begin({&back, 1}, {}),
+                       doctest::Contains("failed before"), Error);
+}
 
-  module->require(api.peers_id(id));
-  CkptCudaPeers* late = nullptr;
-  std::thread other([&] { late = open_peers(*module, 1, 2, id, 20); });
-  CkptCudaPeers* peers = open_peers(*module, 0, 2, id, 20);
-  other.join();
-  REQUIRE(peers);
-  REQUIRE(late);
-  const uint64_t send[] = {0, 100}, receive[] = {0, 100};
-  CHECK(api.peers_exchange(peers, send, receive, 0.05) != 0);
-  // Torn down: the next call fails at once, and so does the other's round.
-  CHECK(api.peers_exchange(peers, send, receive, 20) != 0);
-  CHECK(std::string(api.error()).find("failed before") != std::string::npos);
-  const uint64_t back[] = {100, 0};
-  CHECK(api.peers_exchange(late, back, back, 20) != 0);
-  CHECK(std::string(api.error()).find("has ended") != std::string::npos);
-  api.peers_close(peers);
-  api.peers_close(late);
+TEST_CASE("cuda: what is no round is refused") {
+  const CudaModule* module = test::device();
+  if (!ranks_are_threads(module)) return;
+  for (const CkptCudaParcel& wrong :
+       {CkptCudaParcel{1, kRoom, 1}, CkptCudaParcel{kRoom + 1, 0, 1},
+        CkptCudaParcel{0, 1, 0}, CkptCudaParcel{0, 1, 2}}) {
+    const std::string id = CudaPeers::make_id(*module);
+    CudaPeers peers(*module, 0, 2, id, kRoom);
+    CudaPeers other(*module, 1, 2, id, kRoom);
+    REQUIRE(meet(peers, other));
+    CHECK_THROWS_WITH_AS(peers.begin({&wrong, 1}, {}),
+                         doctest::Contains("a parcel"), Error);
+  }
 }
 
 }  // namespace ckpt::reshard
