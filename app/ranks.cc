@@ -111,6 +111,7 @@ void write_ranks(JsonWriter& json) {
     json.member("bytes_sent", account.bytes_sent);
     json.member("bytes_received", account.bytes_received);
     json.member("messages", account.messages);
+    json.member("rounds", account.rounds);
     json.member("plan_bytes", account.task_bytes);
     json.member("seconds", account.seconds);
     json.end_object();

@@ -17,9 +17,6 @@ struct Header {
 
 }  // namespace
 
-Chunk::Chunk(uint64_t size)
-    : size_(size), data_(std::make_unique_for_overwrite<std::byte[]>(size)) {}
-
 void Chunk::clear() {
   used_ = payload_ = 0;
   file_ = UINT32_MAX;
@@ -29,18 +26,18 @@ std::span<std::byte> Chunk::add(uint32_t file, uint64_t offset,
                                 uint64_t count) {
   const bool goes_on = file == file_ && offset == next_offset_;
   const uint64_t needed = goes_on ? 0 : sizeof(Header);
-  if (used_ + needed >= size_) return {};
-  const uint64_t taken = std::min(count, size_ - used_ - needed);
+  if (used_ + needed >= memory_.size()) return {};
+  const uint64_t taken = std::min(count, memory_.size() - used_ - needed);
   Header header{.offset = offset, .count = 0, .file = file};
   if (goes_on)
-    std::memcpy(&header, data_.get() + header_, sizeof(Header));
+    std::memcpy(&header, memory_.data() + header_, sizeof(Header));
   else
     header_ = used_;
   header.count += taken;
-  std::memcpy(data_.get() + header_, &header, sizeof(Header));
+  std::memcpy(memory_.data() + header_, &header, sizeof(Header));
   file_ = file;
   next_offset_ = offset + taken;
-  const std::span<std::byte> room(data_.get() + used_ + needed, taken);
+  const std::span<std::byte> room(memory_.data() + used_ + needed, taken);
   used_ += needed + taken;
   payload_ += taken;
   return room;

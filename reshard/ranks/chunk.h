@@ -8,27 +8,25 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 
 namespace ckpt::ranks {
 
 class Chunk {
  public:
-  // Memory for `size` bytes, headers included.
-  explicit Chunk(uint64_t size);
+  // `memory`: headers included.
+  explicit Chunk(std::span<std::byte> memory) : memory_(memory) {}
 
   // Room for at most `count` bytes of the file at `offset`: the caller fills
   // it in. Empty if the chunk is full.
   std::span<std::byte> add(uint32_t file, uint64_t offset, uint64_t count);
   void clear();
 
-  std::span<const std::byte> bytes() const { return {data_.get(), used_}; }
+  std::span<const std::byte> bytes() const { return memory_.first(used_); }
   uint64_t payload() const { return payload_; }
 
  private:
-  uint64_t size_;
-  std::unique_ptr<std::byte[]> data_;
+  std::span<std::byte> memory_;
   uint64_t used_ = 0;
   uint64_t payload_ = 0;
   // The last piece: where its header is, and what would continue it.

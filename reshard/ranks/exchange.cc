@@ -7,6 +7,7 @@
 #include "lib/interrupt.h"
 #include "reshard/plan.h"
 #include "reshard/ranks/control.h"
+#include "reshard/ranks/rounds.h"
 
 namespace ckpt::ranks {
 
@@ -25,7 +26,7 @@ uint64_t exchange_buffer(uint64_t asked, uint64_t max_mem) {
                          "than half of --max-mem, {} bytes",
                          asked, kExchangeSlots, max_mem)
         .with_hint(fmt::format("--exchange-buffer {} fits", most));
-  return asked;
+  return asked / kSlotAlign * kSlotAlign;
 }
 
 void Exchange::open(Setup setup) {
@@ -37,7 +38,12 @@ void Exchange::open(Setup setup) {
   keeps_ = in.sync || std::ranges::none_of(others, [&](uint32_t rank) {
              return in.away.at(rank);
            });
-  outbox_.open(in.round, in.buffer * (kExchangeSlots - Inbox::kSlots),
+  const auto wire = make_wire();
+  const std::span<std::byte> memory = wire->memory();
+  const uint64_t out = setup_.buffer * (kExchangeSlots - Inbox::kSlots);
+  setup_.in.memory = memory.subspan(out);
+  set_wire(wire);
+  outbox_.open(in.round, memory.first(out),
                static_cast<uint32_t>(others.size()));
   {
     const std::lock_guard lock(mutex_);
@@ -46,6 +52,30 @@ void Exchange::open(Setup setup) {
   }
   inbox_.open(setup_.in);
   open_ = true;
+}
+
+std::shared_ptr<Wire> Exchange::make_wire() const {
+  const uint64_t bytes = setup_.buffer * kExchangeSlots;
+  if (setup_.gpus.empty()) return std::make_shared<LinkWire>(bytes);
+  return std::make_shared<Rounds>(
+      reshard::CudaModule::get(),
+      Rounds::Setup{.round = setup_.in.round,
+                    .rank = setup_.rank,
+                    .size = static_cast<uint32_t>(setup_.in.away.size()),
+                    .id = setup_.gpus,
+                    .bytes = bytes,
+                    .on_failure = setup_.in.on_failure});
+}
+
+std::shared_ptr<Wire> Exchange::wire() const {
+  const std::lock_guard lock(mutex_);
+  return wire_;
+}
+
+void Exchange::set_wire(std::shared_ptr<Wire> wire) {
+  const std::lock_guard lock(mutex_);
+  if (wire && stopped_) wire->stop();
+  wire_.swap(wire);
 }
 
 bool Exchange::takes(uint32_t file) const {
@@ -75,21 +105,26 @@ void Exchange::finish() {
   lock.unlock();
   inbox_.close();
   outbox_.close();
+  rounds_ = wire()->rounds();
+  set_wire(nullptr);
 }
 
 Exchange::Traffic Exchange::traffic() const {
-  return {outbox_.bytes(), inbox_.bytes(), outbox_.messages()};
+  return {outbox_.bytes(), inbox_.bytes(), outbox_.messages(), rounds_};
 }
 
 std::exception_ptr Exchange::end() {
   inbox_.end();
   open_ = false;
-  return inbox_.failure();
+  if (const auto failure = inbox_.failure()) return failure;
+  const auto carrier = wire();
+  return carrier ? carrier->failure() : nullptr;
 }
 
 void Exchange::begin() {
   outbox_.begin();
   inbox_.begin();
+  set_wire(nullptr);
   const std::lock_guard lock(mutex_);
   stopped_ = false;
 }
@@ -100,6 +135,7 @@ void Exchange::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
+    if (wire_) wire_->stop();
   }
   changed_.notify_all();
 }
@@ -110,7 +146,11 @@ bool Exchange::hear(Link& link, const Message& message) {
       inbox_.asked(message.from, note_of(message));
       return true;
     case Tag::kGrant:
-      outbox_.granted(link, message.from, note_of(message));
+      outbox_.granted(link, wire().get(), message.from, note_of(message));
+      return true;
+    case Tag::kJoin:
+      if (const auto carrier = wire())
+        carrier->joined(message.from, note_of(message));
       return true;
     case Tag::kWritten:
       outbox_.written(note_of(message));
@@ -132,8 +172,10 @@ bool Exchange::hear(Link& link, const Message& message) {
 }
 
 void Exchange::pump(Link& link) {
-  outbox_.pump(link);
-  inbox_.pump(link);
+  const auto carrier = wire();
+  if (carrier) carrier->pump();
+  outbox_.pump(link, carrier.get());
+  inbox_.pump(link, carrier.get());
   tell(link);
 }
 

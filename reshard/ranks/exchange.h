@@ -16,6 +16,8 @@
 // - The thread that talks waits for nobody: it posts and asks what is done.
 // - A grant says that a slot is free and its receive begun, so payload never
 //   waits for memory, and each grant is answered, after a stop by no bytes.
+// - Payload that both sides agreed on arrives: messages of the link by
+//   themselves, rounds between GPUs as rounds.h argues.
 // - A slot that has its payload waits for the disk alone: the writer sends
 //   nothing. So slots become free, asks are granted in their order, outgoing
 //   slots become free, put() goes on. There is no circle: what is received
@@ -28,12 +30,15 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "reshard/carrier.h"
 #include "reshard/ranks/inbox.h"
 #include "reshard/ranks/outbox.h"
+#include "reshard/ranks/wire.h"
 
 namespace ckpt::ranks {
 
@@ -52,12 +57,15 @@ class Exchange : public reshard::Carrier {
  public:
   struct Setup {
     uint32_t rank = 0;
+    uint64_t buffer = 0;           // bytes of each of kExchangeSlots
     std::vector<uint32_t> owners;  // rank that writes a file; kNone: no matter
-    Inbox::Setup in;
+    std::string gpus;  // where payload goes from GPU to GPU: rounds.h; else ""
+    Inbox::Setup in;   // `memory` is open()'s
   };
   struct Traffic {
     uint64_t sent = 0, received = 0;  // bytes of payload
     uint64_t messages = 0;            // that were sent with payload
+    uint64_t rounds = 0;              // between GPUs
   };
 
   Exchange() : outbox_(bell_), inbox_(bell_) {}
@@ -89,15 +97,20 @@ class Exchange : public reshard::Carrier {
 
  private:
   void tell(Link& link);
+  std::shared_ptr<Wire> make_wire() const;
+  std::shared_ptr<Wire> wire() const;
+  void set_wire(std::shared_ptr<Wire> wire);
 
   Bell bell_;
+  std::shared_ptr<Wire> wire_;  // from open() until all is over; mutex_
   Outbox outbox_;
   Inbox inbox_;
   Setup setup_;         // of the task's side
   bool keeps_ = false;  // a journal
+  uint64_t rounds_ = 0;
   std::atomic<bool> open_ = false;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   uint32_t round_ = 0;
   bool stopped_ = false;

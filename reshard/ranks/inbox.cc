@@ -95,6 +95,9 @@ void Inbox::open(Setup setup) {
   setup_ = std::move(setup);
   bytes_ = 0;
   slots_ = std::vector<Slot>(kSlots);
+  const uint64_t size = setup_.memory.size() / kSlots;
+  for (uint32_t i = 0; i < kSlots; ++i)
+    slots_[i].memory = setup_.memory.subspan(i * size, size);
   std::erase_if(asks_,
                 [&](const Ask& ask) { return ask.note.round < setup_.round; });
   open_ = true;
@@ -155,7 +158,7 @@ void Inbox::write(Files& files, uint32_t index) {
   Slot& slot = slots_[index];  // nobody else's until it is free
   const trace::Span span("write for others", slot.bytes);
   for_each_piece(
-      {slot.memory.get(), slot.bytes},
+      slot.memory.first(slot.bytes),
       [&](uint32_t file, uint64_t offset, std::span<const std::byte> bytes) {
         files.write(file, offset, bytes);
         bytes_ += bytes.size();
@@ -196,10 +199,10 @@ void Inbox::arrived(uint32_t index, uint64_t bytes) {
     arrived_.push_back(index);
 }
 
-void Inbox::pump(Link& link) {
+void Inbox::pump(Link& link, Wire* wire) {
   const size_t before = granted_.size();
   std::erase_if(granted_, [&](const Granted& granted) {
-    const auto bytes = link.done(granted.ticket);
+    const auto bytes = wire->done(link, granted.ticket);
     if (bytes) arrived(granted.slot, *bytes);
     return bytes.has_value();
   });
@@ -208,26 +211,22 @@ void Inbox::pump(Link& link) {
   {
     const std::lock_guard lock(mutex_);
     said.swap(written_);
-    if (open_ && !stopped_) grant(link);
+    if (open_ && !stopped_ && wire) grant(link, *wire);
   }
   for (const Ask& ask : said) post(link, ask.from, Tag::kWritten, ask.note);
 }
 
-void Inbox::grant(Link& link) {
+void Inbox::grant(Link& link, Wire& wire) {
   for (uint32_t i = 0; i < slots_.size() && !asks_.empty(); ++i) {
     Slot& slot = slots_[i];
     if (!slot.free) continue;
     const Ask ask = asks_.front();
     if (ask.note.round != setup_.round) return;  // of the next exchange
     asks_.pop_front();
-    if (!slot.memory)
-      slot.memory = std::make_unique_for_overwrite<std::byte[]>(setup_.buffer);
     slot.free = false;
     slot.ask = ask;
-    // First the receive, then the word: the bytes never come unexpected.
-    granted_.push_back(
-        {i, link.take(ask.from, i, {slot.memory.get(), setup_.buffer})});
-    post(link, ask.from, Tag::kGrant, {ask.note.round, i, ask.note.id});
+    const Note note{.round = ask.note.round, .channel = i, .id = ask.note.id};
+    granted_.push_back({i, wire.grant(link, ask.from, note, slot.memory)});
   }
 }
 

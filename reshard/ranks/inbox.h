@@ -14,7 +14,6 @@
 #include <deque>
 #include <exception>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -24,6 +23,7 @@
 #include "reshard/ranks/bell.h"
 #include "reshard/ranks/link.h"
 #include "reshard/ranks/note.h"
+#include "reshard/ranks/wire.h"
 
 namespace ckpt::ranks {
 
@@ -35,8 +35,8 @@ class Inbox {
   };
   struct Setup {
     uint32_t round = 0;
-    uint64_t buffer = 0;         // of each slot
-    std::vector<OwnFile> files;  // of the target, by number
+    std::span<std::byte> memory;  // of all slots alike
+    std::vector<OwnFile> files;   // of the target, by number
     // Ranks of other machines. What they sent is flushed before they hear that
     // it is written: their journals outlive a crash of this machine.
     std::vector<bool> away;
@@ -62,7 +62,8 @@ class Inbox {
 
   // The side of the thread that talks.
   void asked(uint32_t from, const Note& note);
-  void pump(Link& link);
+  // `wire` may be null when nothing is under way.
+  void pump(Link& link, Wire* wire);
   bool quiet() const { return granted_.empty(); }
 
   static constexpr uint32_t kSlots = 4;
@@ -73,14 +74,14 @@ class Inbox {
     Note note;
   };
   struct Slot {
-    std::unique_ptr<std::byte[]> memory;
+    std::span<std::byte> memory;
     bool free = true;
     Ask ask;
     uint64_t bytes = 0;
   };
   struct Granted {
     uint32_t slot = 0;
-    Link::Ticket ticket = 0;
+    Wire::Ticket ticket = 0;
   };
   class Files;
 
@@ -88,7 +89,7 @@ class Inbox {
   void write(Files& files, uint32_t slot);
   void flush(Files& files);
   void arrived(uint32_t slot, uint64_t bytes);
-  void grant(Link& link);
+  void grant(Link& link, Wire& wire);
 
   Bell& bell_;
   mutable std::mutex mutex_;

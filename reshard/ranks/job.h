@@ -30,6 +30,7 @@ struct Account {
   uint64_t bytes_sent = 0;  // payload, to other ranks
   uint64_t bytes_received = 0;
   uint64_t messages = 0;    // of payload, that it sent
+  uint64_t rounds = 0;      // between GPUs, in which it sent or received
   uint64_t task_bytes = 0;  // of the tasks that it was sent
   double seconds = 0;       // of work
 };

@@ -25,6 +25,7 @@ enum class Tag : int32_t {
   // Of an exchange of payload (exchange.h):
   kAsk,      // may I send a message?
   kGrant,    // yes, on this channel
+  kJoin,     // it comes in this round, if payload goes in rounds
   kWritten,  // it is in its file
   kDrained,  // rank -> 0: all that I sent is written
   kClose,    // 0 -> rank: that holds for all ranks

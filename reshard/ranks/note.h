@@ -14,6 +14,10 @@ struct Note {
   uint32_t round = 0;  // of all exchanges of a job; others' notes are old
   uint32_t channel = 0;
   uint64_t id = 0;  // of the sender's message
+  // Where payload goes in rounds (rounds.h): of kGrant the first that it may
+  // be in, of kJoin the one that it is in. Else 0.
+  uint64_t turn = 0;
+  uint64_t bytes = 0;  // of kJoin; 0: nothing comes
 };
 
 inline Note note_of(const Message& message) {

@@ -57,14 +57,19 @@ void Outbox::stop() {
   changed_.notify_all();
 }
 
-void Outbox::open(uint32_t round, uint64_t memory, uint32_t destinations) {
+void Outbox::open(uint32_t round, std::span<std::byte> memory,
+                  uint32_t destinations) {
   const std::lock_guard lock(mutex_);
   round_ = round;
-  const size_t most = std::max<size_t>(kLeastSlots, memory / kLeastSlot);
+  const size_t most = std::max<size_t>(kLeastSlots, memory.size() / kLeastSlot);
   const size_t count =
       std::clamp<size_t>(size_t{destinations} + 4, kLeastSlots, most);
+  const size_t bytes = memory.size() / count / kSlotAlign * kSlotAlign;
   slots_ = std::vector<Slot>(count);
-  slot_bytes_ = memory / count;
+  for (Slot& slot : slots_) {
+    slot.chunk = Chunk(memory.first(bytes));
+    memory = memory.subspan(bytes);
+  }
   bytes_ = messages_ = 0;
 }
 
@@ -101,7 +106,7 @@ void Outbox::seal_for_room() {
     Slot* fullest = nullptr;
     for (Slot& slot : slots_)
       if (is_open(slot) &&
-          (!fullest || slot.chunk->payload() > fullest->chunk->payload()))
+          (!fullest || slot.chunk.payload() > fullest->chunk.payload()))
         fullest = &slot;
     seal(*fullest);
   }
@@ -113,8 +118,7 @@ Outbox::Slot& Outbox::open_slot(uint32_t to,
     check();
     if (Slot* slot = find(State::kOpen, to)) return *slot;
     if (Slot* slot = find(State::kFree, to)) {
-      if (!slot->chunk) slot->chunk.emplace(slot_bytes_);
-      slot->chunk->clear();
+      slot->chunk.clear();
       slot->state = State::kOpen;
       slot->to = to;
       slot->id = next_id_++;
@@ -136,7 +140,7 @@ void Outbox::put(uint32_t to, uint32_t file, uint64_t offset,
   std::unique_lock lock(mutex_);
   while (left) {
     Slot& slot = open_slot(to, lock);
-    const std::span<std::byte> room = slot.chunk->add(file, offset, left);
+    const std::span<std::byte> room = slot.chunk.add(file, offset, left);
     if (room.empty()) {
       seal(slot);
       continue;
@@ -192,11 +196,11 @@ void Outbox::drain() {
   run_due();
 }
 
-void Outbox::pump(Link& link) {
+void Outbox::pump(Link& link, Wire* wire) {
   std::erase_if(empty_, [&](Link::Ticket ticket) { return link.done(ticket); });
   bool freed = false;
   std::erase_if(sending_, [&](const Sending& sending) {
-    if (!link.done(sending.ticket)) return false;
+    if (!wire->done(link, sending.ticket)) return false;
     const std::lock_guard lock(mutex_);
     sending.slot->state = State::kFree;
     return freed = true;
@@ -218,23 +222,28 @@ void Outbox::ask(Link& link) {
   }
 }
 
-// Every grant is answered, if only with nothing: who granted waits for it.
-void Outbox::granted(Link& link, uint32_t from, const Note& note) {
+// Who granted waits for an answer.
+void Outbox::decline(Link& link, uint32_t from, const Note& note) {
+  if (note.turn == 0)
+    empty_.push_back(link.give(from, note.channel, {}));
+  else
+    post(link, from, Tag::kJoin, note);
+}
+
+void Outbox::granted(Link& link, Wire* wire, uint32_t from, const Note& note) {
   std::unique_lock lock(mutex_);
   Slot* asked = nullptr;
   for (Slot& slot : slots_)
     if (slot.state == State::kAsked && slot.to == from && slot.id == note.id)
       asked = &slot;
-  if (!asked || stopped_ || note.round != round_) {
-    empty_.push_back(link.give(from, note.channel, {}));
-    return;
-  }
+  if (!asked || stopped_ || note.round != round_)
+    return decline(link, from, note);
   asked->state = State::kSending;
-  bytes_ += asked->chunk->payload();
+  bytes_ += asked->chunk.payload();
   ++messages_;
   lock.unlock();
   sending_.push_back(
-      {asked, link.give(from, note.channel, asked->chunk->bytes())});
+      {asked, wire->give(link, from, note, asked->chunk.bytes())});
 }
 
 void Outbox::written(const Note& note) {

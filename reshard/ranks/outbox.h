@@ -25,6 +25,7 @@
 #include "reshard/ranks/chunk.h"
 #include "reshard/ranks/link.h"
 #include "reshard/ranks/note.h"
+#include "reshard/ranks/wire.h"
 
 namespace ckpt::ranks {
 
@@ -39,19 +40,20 @@ class Outbox {
 
   // The task's side. `memory` of all slots, of which there are more and
   // smaller ones if there are many ranks to send to.
-  void open(uint32_t round, uint64_t memory, uint32_t destinations);
+  void open(uint32_t round, std::span<std::byte> memory, uint32_t destinations);
   void put(uint32_t to, uint32_t file, uint64_t offset,
            std::span<const iovec> parts);
   void when_written(std::function<void()> then);
   // Sends what is open; returns when all is written.
   void drain();
-  void close();  // gives the memory back
+  void close();  // the memory is not used any more
   uint64_t bytes() const { return bytes_; }
   uint64_t messages() const { return messages_; }
 
   // The side of the thread that talks.
-  void pump(Link& link);
-  void granted(Link& link, uint32_t from, const Note& note);
+  // `wire` may be null when nothing is under way.
+  void pump(Link& link, Wire* wire);
+  void granted(Link& link, Wire* wire, uint32_t from, const Note& note);
   void written(const Note& note);
   bool quiet() const { return sending_.empty() && empty_.empty(); }
 
@@ -63,11 +65,11 @@ class Outbox {
     uint32_t copying = 0;  // workers that fill it
     uint64_t id = 0;
     std::chrono::steady_clock::time_point opened;
-    std::optional<Chunk> chunk;
+    Chunk chunk{{}};
   };
   struct Sending {
     Slot* slot = nullptr;
-    Link::Ticket ticket = 0;
+    Wire::Ticket ticket = 0;
   };
   struct Action {
     uint64_t before = 0;  // when all messages below are written
@@ -84,12 +86,12 @@ class Outbox {
 
   void run_due();
   void ask(Link& link);
+  void decline(Link& link, uint32_t from, const Note& note);
 
   Bell& bell_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Slot> slots_;
-  uint64_t slot_bytes_ = 0;
   uint32_t round_ = 0;
   bool stopped_ = false;
   uint64_t next_id_ = 0;

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
+#include <set>
+#include <utility>
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "reshard/cuda/load.h"
 #include "reshard/ranks/by_target.h"
 #include "reshard/ranks/job.h"
 #include "reshard/ranks/share.h"
@@ -81,14 +84,27 @@ std::vector<Item> items_left(const Plan& plan, const reshard::Journal* journal,
   return items;
 }
 
-// Who writes what; nothing where nothing is sent.
+// True if each rank has a GPU that is nobody else's, and they can meet.
+bool have_gpus(Job& job) {
+  std::set<std::pair<std::string, std::string>> all;
+  const std::vector<std::string> names =
+      job.run([](uint32_t) { return gpu_task(); }, {}, nullptr);
+  for (uint32_t rank = 0; rank < job.size(); ++rank)
+    if (!names[rank].empty())
+      all.emplace(job.accounts()[rank].host, names[rank]);
+  return all.size() == job.size();
+}
+
+// Who writes what, and how it gets there; nothing where nothing is sent.
 class Post {
  public:
-  Post(Job& job, const Site& site, uint64_t max_mem) : job_(job) {
+  Post(Job& job, const Site& site, const RunOptions& options) : job_(job) {
     if (!site.target || sharing().mode != Mode::kSend) return;
     mailing_.round = job.next_round();
-    mailing_.buffer = exchange_buffer(sharing().buffer, max_mem);
+    mailing_.buffer = exchange_buffer(sharing().buffer, options.max_mem);
     mailing_.owners = owners_of(*site.target, job.size());
+    if (options.device && have_gpus(job))
+      mailing_.gpus = reshard::CudaPeers::make_id(*options.device);
   }
   Mailing of(uint32_t rank) const {
     Mailing mailing = mailing_;
@@ -124,6 +140,7 @@ void account(Account& account, const Report& report) {
   account.bytes_sent += report.bytes_sent;
   account.bytes_received += report.bytes_received;
   account.messages += report.messages;
+  account.rounds += report.rounds;
   account.seconds += report.seconds;
 }
 
@@ -192,7 +209,7 @@ RunResult run(const Plan& plan, const Catalog& source, reshard::Output& output,
     work = split_by_target(plan, *site.target, items, job->size());
   else
     work.parts = split(plan, source, std::move(items), job->size());
-  const Post post(*job, site, options.max_mem);
+  const Post post(*job, site, options);
   const std::vector<std::string> results = job->run(
       [&](uint32_t rank) {
         Share share = make_share(by_target ? work.plan : plan, source,

@@ -26,6 +26,7 @@ struct Mailing {
   uint64_t buffer = 0;           // of a message
   std::vector<uint32_t> owners;  // by target file: the rank that writes it
   std::vector<uint8_t> away;     // by rank: true on another machine
+  std::string gpus;              // Exchange::Setup
 };
 
 struct Share {

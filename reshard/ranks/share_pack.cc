@@ -200,6 +200,7 @@ std::string pack(const Share& share) {
   out.put(share.mailing.rank);
   out.put(share.mailing.buffer);
   out.list(share.mailing.away);
+  out.text(share.mailing.gpus);
   put_target(out, share);
   out.text(share.root);
   out.text(share.journal);
@@ -226,6 +227,7 @@ Share unpack_share(std::string_view bytes) {
   share.mailing.rank = in.take<uint32_t>();
   share.mailing.buffer = in.take<uint64_t>();
   share.mailing.away = in.list<uint8_t>();
+  share.mailing.gpus = in.text();
   take_target(in, share);
   share.root = in.text();
   share.journal = in.text();

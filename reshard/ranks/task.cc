@@ -16,7 +16,7 @@
 namespace ckpt::ranks {
 namespace {
 
-enum class Kind : uint8_t { kRun, kCheck };
+enum class Kind : uint8_t { kRun, kCheck, kGpu };
 
 Progress progress_of(Control& control) {
   Progress progress;
@@ -68,7 +68,8 @@ Exchange::Setup exchange_setup(const Share& share, Control& control) {
   setup.rank = share.mailing.rank;
   setup.owners = share.mailing.owners;
   setup.in.round = share.mailing.round;
-  setup.in.buffer = share.mailing.buffer;
+  setup.buffer = share.mailing.buffer;
+  setup.gpus = share.mailing.gpus;
   setup.in.away.assign(share.mailing.away.begin(), share.mailing.away.end());
   setup.in.sync = share.sync;
   setup.in.on_failure = [&control] {
@@ -129,6 +130,7 @@ std::string pack_report(const Report& report) {
   out.put(report.bytes_sent);
   out.put(report.bytes_received);
   out.put(report.messages);
+  out.put(report.rounds);
   out.put(report.items);
   out.put(report.seconds);
   return out.take();
@@ -176,6 +178,7 @@ void add_traffic(const Exchange& exchange, Report& report) {
   report.bytes_sent = traffic.sent;
   report.bytes_received = traffic.received;
   report.messages = traffic.messages;
+  report.rounds = traffic.rounds;
   report.bytes_written += traffic.received - traffic.sent;
 }
 
@@ -226,6 +229,7 @@ Report run_share(const Share& share, Control& control,
   report.bytes_sent = traffic.bytes_sent;
   report.bytes_received = traffic.bytes_received;
   report.messages = traffic.messages;
+  report.rounds = traffic.rounds;
   report.bytes_written += traffic.bytes_written;
   report.items = own ? own->items() : 0;
   report.seconds =
@@ -292,12 +296,15 @@ std::string check_task(const Catalog& catalog,
   return out.take();
 }
 
+std::string gpu_task() { return std::string(1, static_cast<char>(Kind::kGpu)); }
+
 std::string perform(std::string_view task, Control& control,
                     reshard::Journal* journal) {
   if (task.empty()) throw bug_error({}, "a task without a kind");
   const auto kind = static_cast<Kind>(task.front());
   task.remove_prefix(1);
   if (kind == Kind::kCheck) return check(Unpacker(task), control);
+  if (kind == Kind::kGpu) return reshard::CudaModule::get().meeting_name();
   return pack_report(run_share(unpack_share(task), control, journal));
 }
 
@@ -313,6 +320,7 @@ Report unpack_report(std::string_view bytes) {
   report.bytes_sent = in.take<uint64_t>();
   report.bytes_received = in.take<uint64_t>();
   report.messages = in.take<uint64_t>();
+  report.rounds = in.take<uint64_t>();
   report.items = in.take<uint64_t>();
   report.seconds = in.take<double>();
   return report;

@@ -31,6 +31,7 @@ struct Report {
   uint64_t bytes_sent = 0;     // payload of messages
   uint64_t bytes_received = 0;
   uint64_t messages = 0;  // with payload, that were sent
+  uint64_t rounds = 0;    // between GPUs
   uint64_t items = 0;     // whole ones, that a journal has
   double seconds = 0;
 };
@@ -39,6 +40,9 @@ std::string run_task(const Share& share);
 std::string check_task(const Catalog& catalog,
                        const std::vector<uint32_t>& which,
                        const reshard::RunOptions& options);
+
+// What comes of it is CudaModule::meeting_name of the rank.
+std::string gpu_task();
 
 // Does it. `journal`: where items go, if the task names no file for it; may be
 // null. Throws Stopped, and whatever the engine throws.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Many processes under mpirun write what one process writes.
 
-    ranks_test.py --ckpt build/bin/ckpt [--kills 10] [--all auto,read,send]
+    ranks_test.py --ckpt build/bin/ckpt [--kills 10] [--all send,gpus]
 
 One process is the judge of many: its bytes are held against the peers by the
 other tests. --all takes every golden to every container with every number of
@@ -32,7 +32,11 @@ TARGETS = (("safetensors",), ("torch",), ("dcp", "--dp", "3"),
            ("torch", "--max-shard-size", "1MB"))
 # With messages as small as they are in no real run: many of them.
 SEND = ("--exchange", "send", "--exchange-buffer", "1MiB")
-MODES = {"auto": (), "read": ("--exchange", "read"), "send": SEND}
+# In rounds between GPUs, for which the double made of loops and sockets stands
+# (reshard/cuda/abi.h).
+GPUS = (*SEND, "--device", "cuda")
+MODES = {"auto": (), "read": ("--exchange", "read"), "send": SEND,
+         "gpus": GPUS}
 # What is killed and goes on: several files, and items that many ranks share.
 KILLED = ("--to", "torch", "--max-shard-size", "20MB", "--no-fsync")
 # What stands in a job that one process does not have.
@@ -66,8 +70,9 @@ def document(text):
 
 def job_environment():
     """Without what a launcher around this test may have set."""
-    return {k: v for k, v in os.environ.items()
+    bare = {k: v for k, v in os.environ.items()
             if not k.startswith(("OMPI_", "PMI", "SLURM_"))}
+    return {**bare, "CKPT_CUDA_HOST": "1"}
 
 
 class Tests:
@@ -82,11 +87,12 @@ class Tests:
         return subprocess.run([self.ckpt, *map(str, argv)], text=True,
                               capture_output=True, env=job_environment())
 
-    def ranks(self, count, *argv, timeout=300):
+    def ranks(self, count, *argv, timeout=300, environment=None):
         self.launches += 1
         return subprocess.run(
             [*MPIRUN, "-n", str(count), self.ckpt, *map(str, argv)], text=True,
-            capture_output=True, timeout=timeout, env=job_environment())
+            capture_output=True, timeout=timeout,
+            env={**job_environment(), **(environment or {})})
 
     def target(self):
         path = self.folder / "target"
@@ -133,7 +139,7 @@ class Tests:
         done = 0
         for i, source in enumerate(cases[::3]):
             to = TARGETS[i % len(TARGETS)]
-            mode = MODES[("send", "auto")[i // 2 % 2]]
+            mode = MODES[("send", "auto", "gpus")[i // 2 % 3]]
             one = self.same_writing((COUNTS[i // 4 % 4],), "convert", source,
                                     "--to", *to, *mode)
             done += one.returncode == 0
@@ -182,6 +188,35 @@ class Tests:
                               *MODES["read"])
             # More ranks than files.
             self.same_writing((3, 8), command[0], source, *command[1:], *SEND)
+
+    def test_gpus(self):
+        """Payload goes from GPU to GPU if each rank has one of its own, and
+        is the same as by MPI."""
+        for source, command in (
+                (DATA / "hf/mixtral_f32/ckpt",
+                 ("convert", "--to", "dcp", "--dp", "3", "--dtype", "bf16")),
+                (DATA / "torch_pt/views/ckpt/views.pt",
+                 ("convert", "--to", "dcp", "--dp", "3")),
+                (DATA / "fairseq2_native/llama_tp2dp2_fsdp2/ckpt",
+                 ("reshard", "--tp", "4", "--dp", "3")),
+                (DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt",
+                 ("unshard", "--dtype", "f32"))):
+            self.same_writing((1, 2, 3, 4, 8), command[0], source,
+                              *command[1:], *GPUS)
+        self.same_writing((3, 8), "convert", self.big(), "--to", "dcp", "--dp",
+                          "5", *GPUS)
+        for name, together in (("", True), ("0000:3B:00.0", False)):
+            self.meet_or_not(name, together)
+
+    def meet_or_not(self, gpu, together):
+        """Of one machine's ranks with one GPU none can meet by NCCL."""
+        given = {"CKPT_CUDA_HOST_NAME": gpu} if gpu else {}
+        many = self.ranks(3, "convert", self.big(), self.target(), "--to",
+                          "torch", "--max-shard-size", "30MB", "--no-fsync",
+                          "--json", *GPUS, environment=given)
+        check(many.returncode == 0, many.stderr)
+        for rank in json.loads(many.stdout)["ranks"]:
+            check((rank["rounds"] > 0) == together, f"{gpu}: {rank}")
 
     def test_more_ranks(self):
         """Than tensors, and than files to write."""
@@ -337,7 +372,7 @@ class Tests:
     def test_rank_fails(self):
         """A write that fails on rank 2: its error is the job's. With messages
         it is one for others as well."""
-        for mode in ((), SEND):
+        for mode in ((), SEND, GPUS):
             self.fail_rank(mode)
 
     def fail_rank(self, mode):
@@ -383,9 +418,9 @@ class Tests:
     def test_rank_is_stopped(self):
         """And nothing else fails: who is silent is missed, rank 0 as well, in
         the middle of messages or not."""
-        for victim, mode in ((1, "send"), (0, "auto")):
+        for victim, mode in ((1, "gpus"), (0, "send")):
             job = self.slow_job(4, mode)
-            self.wait_for_work(job)
+            self.wait_for_work(job, "journal.1")  # rank 1 has its task
             begin = time.monotonic()
             try:
                 os.kill(self.pids()[victim], signal.SIGSTOP)
@@ -434,7 +469,7 @@ class Tests:
         hit = resumable = 0
         for i in range(self.options.kills):
             # Every second one in the middle of messages.
-            mode = self.options.exchange or ("send", "auto")[i % 2]
+            mode = self.options.exchange or ("send", "auto", "gpus")[i % 3]
             hit_now, had_work = self.kill_one(times, mode)
             hit += hit_now
             resumable += had_work
@@ -452,12 +487,14 @@ class Tests:
 
     def slow_job(self, count, mode):
         dst = self.target()
-        small = ("--exchange", "send") if mode == "send" else MODES[mode]
+        # Messages as small as 16 MiB of memory want them.
+        small = [word for word in MODES[mode]
+                 if word not in ("--exchange-buffer", "1MiB")]
         return self.script(count, "", "convert", self.big(), dst, *KILLED, "-j",
                            "1", "--max-mem", "16MiB", *small)
 
-    def wait_for_work(self, job):
-        staging = self.folder / ".target.ckpt-staging" / "journal"
+    def wait_for_work(self, job, name="journal"):
+        staging = self.folder / ".target.ckpt-staging" / name
         while job.poll() is None and not staging.exists():
             time.sleep(0.001)
 
@@ -618,7 +655,7 @@ def main():
     parser.add_argument("--ckpt", required=True)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--mib", type=int, default=96)
-    parser.add_argument("--all", default="", metavar="auto,read,send")
+    parser.add_argument("--all", default="", metavar="auto,read,send,gpus")
     parser.add_argument("--exchange", default="", help="of the runs killed")
     parser.add_argument("--only", default="")
     options = parser.parse_args()

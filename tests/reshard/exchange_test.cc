@@ -1,6 +1,7 @@
 // Payload between ranks: messages, and what happens when they stop.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <filesystem>
 
 #include "ckpt/error.h"
@@ -99,7 +100,8 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 }  // namespace
 
 TEST_CASE("exchange: pieces that follow each other travel as one") {
-  Chunk chunk(256);
+  std::array<std::byte, 256> memory;
+  Chunk chunk(memory);
   const auto add = [&](uint32_t file, uint64_t offset, std::string_view text) {
     while (!text.empty()) {
       const auto room = chunk.add(file, offset, text.size());
