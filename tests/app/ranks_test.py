@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Many processes under mpirun write what one process writes.
 
-    ranks_test.py --ckpt build/bin/ckpt [--kills 10] [--all send,gpus]
+    ranks_test.py --ckpt build/bin/ckpt [--kills 60] [--all send,gpus]
 
 One process is the judge of many: its bytes are held against the peers by the
 other tests. --all takes every golden to every container with every number of
@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -39,6 +40,10 @@ MODES = {"auto": (), "read": ("--exchange", "read"), "send": SEND,
          "gpus": GPUS}
 # What is killed and goes on: several files, and items that many ranks share.
 KILLED = ("--to", "torch", "--max-shard-size", "20MB", "--no-fsync")
+# Open MPI looks for every network there may be: a third of a small job.
+# test_two_hosts, whose command line counts for more, takes another.
+QUICK_START = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,vader",
+               "OMPI_MCA_osc": "^ucx,rdma"}
 # What stands in a job that one process does not have.
 ONLY_RANKS = ("ranks", "seconds")
 
@@ -72,7 +77,7 @@ def job_environment():
     """Without what a launcher around this test may have set."""
     bare = {k: v for k, v in os.environ.items()
             if not k.startswith(("OMPI_", "PMI", "SLURM_"))}
-    return {**bare, "CKPT_CUDA_HOST": "1"}
+    return {**bare, **QUICK_START, "CKPT_CUDA_HOST": "1"}
 
 
 class Tests:
@@ -192,17 +197,17 @@ class Tests:
     def test_gpus(self):
         """Payload goes from GPU to GPU if each rank has one of its own, and
         is the same as by MPI."""
-        for source, command in (
-                (DATA / "hf/mixtral_f32/ckpt",
+        for counts, source, command in (
+                ((1, 3, 8), "hf/mixtral_f32/ckpt",
                  ("convert", "--to", "dcp", "--dp", "3", "--dtype", "bf16")),
-                (DATA / "torch_pt/views/ckpt/views.pt",
+                ((2, 4), "torch_pt/views/ckpt/views.pt",
                  ("convert", "--to", "dcp", "--dp", "3")),
-                (DATA / "fairseq2_native/llama_tp2dp2_fsdp2/ckpt",
+                ((4, 8), "fairseq2_native/llama_tp2dp2_fsdp2/ckpt",
                  ("reshard", "--tp", "4", "--dp", "3")),
-                (DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt",
+                ((2, 3), "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt",
                  ("unshard", "--dtype", "f32"))):
-            self.same_writing((1, 2, 3, 4, 8), command[0], source,
-                              *command[1:], *GPUS)
+            self.same_writing(counts, command[0], DATA / source, *command[1:],
+                              *GPUS)
         self.same_writing((3, 8), "convert", self.big(), "--to", "dcp", "--dp",
                           "5", *GPUS)
         for name, together in (("", True), ("0000:3B:00.0", False)):
@@ -376,9 +381,10 @@ class Tests:
             self.fail_rank(mode)
 
     def fail_rank(self, mode):
+        # Room for what Open MPI shares between ranks, not for a file.
         dst = self.target()
         job = self.script(
-            4, 'if [ $rank = 2 ]; then trap "" XFSZ; ulimit -f 1; fi',
+            4, 'if [ $rank = 2 ]; then trap "" XFSZ; ulimit -f 30000; fi',
             "convert", self.big(), dst, *KILLED, *mode)
         begin = time.monotonic()
         _, said = job.communicate(timeout=2 * SOON)
@@ -390,7 +396,7 @@ class Tests:
         self.all_gone()
         self.resumed(dst)
 
-    def test_rank_fails_and_another_hangs(self):
+    def idle_rank_fails_and_another_hangs(self):
         """Who gives no answer is ended with all others, in time, also in the
         middle of an exchange."""
         dst = self.target()
@@ -415,27 +421,31 @@ class Tests:
         self.resumed(dst)
         print(f"  ended after {took:.1f} s")
 
-    def test_rank_is_stopped(self):
-        """And nothing else fails: who is silent is missed, rank 0 as well, in
-        the middle of messages or not."""
-        for victim, mode in ((1, "gpus"), (0, "send")):
-            job = self.slow_job(4, mode)
-            self.wait_for_work(job, "journal.1")  # rank 1 has its task
-            begin = time.monotonic()
-            try:
-                os.kill(self.pids()[victim], signal.SIGSTOP)
-            except ProcessLookupError:
-                continue  # it was too fast
-            _, said = job.communicate(timeout=2 * SOON)
-            took = time.monotonic() - begin
-            check(took < SOON, f"{mode}: it took {took:.0f} s to end")
-            if job.returncode == 0:
-                continue  # likewise
-            check(job.returncode == 7, f"exit {job.returncode}: {said}")
-            check(f"rank {victim} has " in said and "stopped" in said, said)
-            self.all_gone()
-            self.resumed(self.folder / "target")
-            print(f"  rank {victim}, {mode}: ended after {took:.1f} s")
+    def idle_rank_is_stopped(self):
+        self.stop_rank(1, "gpus")
+
+    def idle_rank_0_is_stopped(self):
+        self.stop_rank(0, "send")
+
+    def stop_rank(self, victim, mode):
+        """And nothing else fails: who is silent is missed."""
+        job = self.slow_job(4, mode)
+        self.wait_for_work(job, "journal.1")  # rank 1 has its task
+        begin = time.monotonic()
+        try:
+            os.kill(self.pids()[victim], signal.SIGSTOP)
+        except ProcessLookupError:
+            pass  # it was too fast
+        _, said = job.communicate(timeout=2 * SOON)
+        took = time.monotonic() - begin
+        check(took < SOON, f"{mode}: it took {took:.0f} s to end")
+        if job.returncode == 0:
+            return  # likewise
+        check(job.returncode == 7, f"exit {job.returncode}: {said}")
+        check(f"rank {victim} has " in said and "stopped" in said, said)
+        self.all_gone()
+        self.resumed(self.folder / "target")
+        print(f"  rank {victim}, {mode}: ended after {took:.1f} s")
 
     def resumed(self, dst):
         """Goes on with any number of ranks and any exchange, and comes to the
@@ -610,19 +620,41 @@ class Tests:
             check(wrong.returncode == 2 and argv[0] in wrong.stderr,
                   wrong.stderr)
 
+    def names(self, prefix):
+        return [name for name in sorted(dir(self)) if name.startswith(prefix)
+                and self.options.only in name]
+
+    def run_one(self, name):
+        begin = time.monotonic()
+        try:
+            getattr(self, name)()
+            self.passed += 1
+        except (Failure, subprocess.TimeoutExpired) as failure:
+            self.failed += 1
+            print(f"FAIL {name}: {failure}")
+        print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
+
+    def run_beside(self, name):
+        """In a folder of its own."""
+        folder = self.folder / name
+        folder.mkdir()
+        beside = Tests(self.ckpt, folder, self.options)
+        os.symlink(self.big(), folder / self.big().name)
+        thread = threading.Thread(target=beside.run_one, args=(name,))
+        thread.start()
+        return beside, thread
+
     def run(self):
-        only = self.options.only
-        for name in sorted(n for n in dir(self) if n.startswith("test_")):
-            if only and only not in name:
-                continue
-            begin = time.monotonic()
-            try:
-                getattr(self, name)()
-                self.passed += 1
-            except (Failure, subprocess.TimeoutExpired) as failure:
-                self.failed += 1
-                print(f"FAIL {name}: {failure}")
-            print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
+        """Those that wait most of their time, for who does not answer, do so
+        beside the others."""
+        idle = [self.run_beside(name) for name in self.names("idle_")]
+        for name in self.names("test_"):
+            self.run_one(name)
+        for beside, thread in idle:
+            thread.join()
+            self.passed += beside.passed
+            self.failed += beside.failed
+            self.launches += beside.launches
 
 
 def join_namespaces(a, b):
@@ -653,7 +685,7 @@ def check_documents(line, one, many, count):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ckpt", required=True)
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--mib", type=int, default=96)
     parser.add_argument("--all", default="", metavar="auto,read,send,gpus")
     parser.add_argument("--exchange", default="", help="of the runs killed")
