@@ -1,7 +1,8 @@
 // The exchange by sockets of one machine, for tests: between processes, or
 // threads that play ranks. As with NCCL a group is done when all of it is, one
 // follows the other, a send waits for its receiver as soon as it is larger than
-// what lies in between, and who ends takes the others' waits with it.
+// what lies in between, and who ends takes the others' waits with it. It breaks
+// in the group after CKPT_CUDA_HOST_GROUPS, if that is in the environment.
 #include <fcntl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -108,6 +110,7 @@ struct Comm {
   // By rank; of a lower one it is that one who listens.
   std::vector<Socket> listening, peers;
   std::vector<Transfer> sends, receives;
+  uint64_t groups_left = UINT64_MAX;
 
   bool meet(uint32_t other);
   template <class Move>
@@ -164,6 +167,8 @@ Comm* comm_start(uint32_t rank, uint32_t size, const unsigned char* id) {
   auto comm = std::make_unique<Comm>();
   comm->id.assign(reinterpret_cast<const char*>(id), 32);
   comm->rank = rank;
+  if (const char* groups = std::getenv("CKPT_CUDA_HOST_GROUPS"))
+    comm->groups_left = std::strtoull(groups, nullptr, 10);
   comm->listening.resize(size);
   comm->peers.resize(size);
   for (uint32_t other = rank + 1; other < size; ++other) {
@@ -194,6 +199,8 @@ bool comm_ready(Comm* comm) {
 void comm_exchange(Comm* comm, std::span<const Parcel> sends,
                    std::span<const Parcel> receives, Stream* stream) {
   wait(stream);  // what was uploaded is there
+  if (comm->groups_left-- == 0)
+    throw std::runtime_error("exchanging: broken, as a test wants it");
   for (const Parcel& parcel : sends)
     comm->sends.emplace_back(parcel).length = parcel.bytes;
   for (const Parcel& parcel : receives) comm->receives.emplace_back(parcel);

@@ -3,6 +3,7 @@
 // kernel runs as loops over blocks and threads.
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -101,10 +102,13 @@ void run(const Launch& launch, const std::byte* blob, const Buffers& buffers,
 std::string runtime_version() { return "loops on the host, for tests"; }
 uint64_t least_bytes() { return 0; }
 uint32_t device_count() { return 2; }
-// Each process has its own, unless a test wants ranks that share one.
+// Who asks has one of its own, unless a test wants ranks that share one: ranks
+// may be threads.
 std::string device_name(uint32_t) {
+  static std::atomic<uint32_t> asked = 0;
   const char* name = std::getenv("CKPT_CUDA_HOST_NAME");
-  return name ? name : std::to_string(::getpid());
+  return name ? name
+              : std::to_string(::getpid()) + "." + std::to_string(asked++);
 }
 void use_device(uint32_t) {}
 

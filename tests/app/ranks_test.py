@@ -386,15 +386,30 @@ class Tests:
         job = self.script(
             4, 'if [ $rank = 2 ]; then trap "" XFSZ; ulimit -f 30000; fi',
             "convert", self.big(), dst, *KILLED, *mode)
-        begin = time.monotonic()
+        self.fails(job, 6, "rank 2 of 4", "File too large")
+
+    def fails(self, job, status, *words):
+        """It ends in time, with this status and these words, and what it did
+        is gone on from."""
+        begin, dst = time.monotonic(), self.folder / "target"
         _, said = job.communicate(timeout=2 * SOON)
-        check(time.monotonic() - begin < SOON, "it took too long to end")
-        check(job.returncode == 6, f"exit {job.returncode}: {said}")
-        check("rank 2 of 4" in said, said)
-        check("File too large" in said, said)
+        took = time.monotonic() - begin
+        check(took < SOON, f"it took {took:.0f} s to end")
+        check(job.returncode == status, f"exit {job.returncode}: {said}")
+        for word in words:
+            check(word in said, said)
         check(not dst.exists(), "there is a target")
         self.all_gone()
         self.resumed(dst)
+        print(f"  ended after {took:.1f} s")
+
+    def test_gpu_fails(self):
+        """On rank 2 alone, when it first sends or receives."""
+        dst = self.target()
+        job = self.script(
+            4, "if [ $rank = 2 ]; then export CKPT_CUDA_HOST_GROUPS=0; fi",
+            "convert", self.big(), dst, *KILLED, *GPUS)
+        self.fails(job, 7, "--device cuda", "--device cpu")
 
     def idle_rank_fails_and_another_hangs(self):
         """Who gives no answer is ended with all others, in time, also in the
@@ -407,19 +422,11 @@ class Tests:
             "16MiB", "--exchange", "send")
         while job.poll() is None and not (staging / "journal.3").exists():
             time.sleep(0.001)
-        begin = time.monotonic()
         try:
             os.kill(self.pids()[3], signal.SIGSTOP)
         except ProcessLookupError:
             pass  # it was too fast
-        _, said = job.communicate(timeout=2 * SOON)
-        took = time.monotonic() - begin
-        check(took < SOON, f"it took {took:.0f} s to end")
-        check(job.returncode == 6, f"exit {job.returncode}: {said}")
-        check("rank 2 of 4" in said, said)
-        self.all_gone()
-        self.resumed(dst)
-        print(f"  ended after {took:.1f} s")
+        self.fails(job, 6, "rank 2 of 4")
 
     def idle_rank_is_stopped(self):
         self.stop_rank(1, "gpus")
@@ -431,21 +438,11 @@ class Tests:
         """And nothing else fails: who is silent is missed."""
         job = self.slow_job(4, mode)
         self.wait_for_work(job, "journal.1")  # rank 1 has its task
-        begin = time.monotonic()
         try:
             os.kill(self.pids()[victim], signal.SIGSTOP)
         except ProcessLookupError:
-            pass  # it was too fast
-        _, said = job.communicate(timeout=2 * SOON)
-        took = time.monotonic() - begin
-        check(took < SOON, f"{mode}: it took {took:.0f} s to end")
-        if job.returncode == 0:
-            return  # likewise
-        check(job.returncode == 7, f"exit {job.returncode}: {said}")
-        check(f"rank {victim} has " in said and "stopped" in said, said)
-        self.all_gone()
-        self.resumed(self.folder / "target")
-        print(f"  rank {victim}, {mode}: ended after {took:.1f} s")
+            return  # it was too fast
+        self.fails(job, 7, f"rank {victim} has ", "stopped")
 
     def resumed(self, dst):
         """Goes on with any number of ranks and any exchange, and comes to the
