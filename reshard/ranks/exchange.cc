@@ -171,12 +171,13 @@ bool Exchange::hear(Link& link, const Message& message) {
   }
 }
 
-void Exchange::pump(Link& link) {
+bool Exchange::pump(Link& link) {
   const auto carrier = wire();
-  if (carrier) carrier->pump();
+  const bool went_on = carrier && carrier->pump();
   outbox_.pump(link, carrier.get());
   inbox_.pump(link, carrier.get());
   tell(link);
+  return went_on;
 }
 
 // Rank 0 counts who has drained, itself included, and closes.

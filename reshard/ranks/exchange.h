@@ -87,7 +87,8 @@ class Exchange : public reshard::Carrier {
   void stop();
   // False if the message is about something else.
   bool hear(Link& link, const Message& message);
-  void pump(Link& link);
+  // True if a round between GPUs went on: the next step is soon.
+  bool pump(Link& link);
   // Nothing is under way.
   bool quiet() const { return outbox_.quiet() && inbox_.quiet(); }
   bool is_open() const { return open_; }

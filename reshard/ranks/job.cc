@@ -142,7 +142,7 @@ bool carry_out(Answers& answers, Link& link, Exchange& exchange,
     }
     answers.watch();
     answers.beat();
-    exchange.pump(link);
+    if (exchange.pump(link)) nap.wake();
     const uint64_t bytes = own.control().bytes;
     if (bytes != told) progress.advance(bytes - told);
     told = bytes;
@@ -215,7 +215,7 @@ std::optional<int> perform_and_tell(Link& link, Exchange& exchange,
       throw silence(0);
     else if (pulse.is_due(now))
       link.post(0, Tag::kBeat, "");
-    exchange.pump(link);
+    if (exchange.pump(link)) nap.wake();
     teller.tell(false);
     if (ready || !work.ready()) continue;
     ready = true;

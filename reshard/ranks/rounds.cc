@@ -98,28 +98,32 @@ std::optional<uint64_t> Rounds::done(Link&, Ticket ticket) {
   return bytes;
 }
 
-void Rounds::pump() {
-  if (failed_) return;
+bool Rounds::pump() {
+  if (failed_) return false;
   try {
     const auto now = std::chrono::steady_clock::now();
     const Time passed = std::min<Time>(now - looked_, kGap);
     looked_ = now;
     if (busy_) waited_ += passed;
     if (stopped_) since_stop_ += passed;
-    go_on();
+    if (go_on()) return true;
     if (busy_ || !agenda_.empty()) check_time();
+    return false;
   } catch (...) {
     fail();
+    return true;
   }
 }
 
-void Rounds::go_on() {
-  if (busy_ && !peers_->done()) return;
+bool Rounds::go_on() {
+  if (busy_ && !peers_->done()) return false;
+  const bool ended = std::exchange(busy_, false);
   met_ = true;
-  busy_ = false;
   for (const Parcel& parcel : running_) settle(parcel, parcel.bytes);
   running_.clear();
-  if (auto parcels = agenda_.begin()) begin(std::move(*parcels));
+  auto parcels = agenda_.begin();
+  if (parcels) begin(std::move(*parcels));
+  return ended || parcels;
 }
 
 void Rounds::begin(std::vector<Parcel> parcels) {

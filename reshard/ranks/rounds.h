@@ -57,7 +57,7 @@ class Rounds : public Wire {
               std::span<const std::byte> bytes) override;
   std::optional<uint64_t> done(Link& link, Ticket ticket) override;
   void joined(uint32_t from, const Note& note) override;
-  void pump() override;
+  bool pump() override;
   void stop() override { stopped_ = true; }
   std::exception_ptr failure() const override;
   uint64_t rounds() const override { return rounds_; }
@@ -81,7 +81,7 @@ class Rounds : public Wire {
   Ticket new_ticket();
   uint64_t place_of(const std::byte* at) const;
   void settle(const Parcel& parcel, uint64_t bytes);
-  void go_on();
+  bool go_on();
   void begin(std::vector<Parcel> parcels);
   void check_time();
   void fail();

@@ -36,7 +36,8 @@ class Wire {
   virtual std::optional<uint64_t> done(Link& link, Ticket ticket) = 0;
 
   virtual void joined(uint32_t /*from*/, const Note& /*note*/) {}
-  virtual void pump() {}
+  // True if something went on.
+  virtual bool pump() { return false; }
   // The exchange has been stopped. From any thread.
   virtual void stop() {}
   // Why nothing is carried any more: all tickets are done then, without bytes.
