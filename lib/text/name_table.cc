@@ -25,7 +25,7 @@ void NameTable::add(std::string_view name, uint32_t id) {
 // then each bin by itself: an honest one has a name or two, and names that were
 // chosen to share one are sorted as any others. Half the time of one sort.
 void NameTable::sort() {
-  const int shift = 63 - std::bit_width(entries_.size());
+  const int shift = 63 - static_cast<int>(std::bit_width(entries_.size()));
   const auto bin = [shift](const Entry& e) { return e.hash >> 1 >> shift; };
   std::vector<uint32_t> ends((uint64_t{1} << (63 - shift)) + 1);
   for (const Entry& entry : entries_) ++ends[bin(entry) + 1];
