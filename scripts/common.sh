@@ -13,7 +13,7 @@ die() {
 build_packages=(g++ cmake ninja-build ccache pkg-config python3-venv
   libcli11-dev nlohmann-json3-dev libsimdjson-dev libspdlog-dev libfmt-dev
   libisal-dev zlib1g-dev libbz2-dev libzstd-dev libblosc-dev libyaml-cpp-dev
-  doctest-dev libopenmpi-dev openmpi-bin)
+  doctest-dev libopenmpi-dev openmpi-bin liburing-dev)
 
 # as_root COMMAND...: runs it if this user may, without asking for a password.
 as_root() {

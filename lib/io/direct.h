@@ -1,0 +1,43 @@
+// Files that are read around the page cache (O_DIRECT): a third of the
+// processor time for what is not in it (docs/performance.md), and nobody
+// else's files have to leave it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace ckpt::io {
+
+class DirectFile {
+ public:
+  // Null if the file system has no such reads. Throws an Error that names the
+  // path as Handle::open_read does.
+  static std::shared_ptr<const DirectFile> open(const std::string& path);
+
+  DirectFile(const DirectFile&) = delete;
+  DirectFile& operator=(const DirectFile&) = delete;
+  ~DirectFile();
+
+  // What the file's offsets, sizes and addresses in memory must be multiples
+  // of; a power of two, kMostAlign at most.
+  uint64_t align() const { return align_; }
+  static constexpr uint64_t kMostAlign = 4096;
+
+  const std::string& path() const { return path_; }
+  int fd() const { return fd_; }
+
+  // Reads aligned bytes until the buffer is full or the file ends; returns how
+  // many. Throws kIo.
+  uint64_t read(uint64_t offset, std::span<std::byte> buffer) const;
+
+ private:
+  DirectFile(std::string path, int fd, uint64_t align)
+      : path_(std::move(path)), fd_(fd), align_(align) {}
+  const std::string path_;
+  const int fd_;
+  const uint64_t align_;
+};
+
+}  // namespace ckpt::io

@@ -1,0 +1,31 @@
+// io_uring, as far as reads need it. Builds without liburing have none.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace ckpt::io {
+
+class Ring {
+ public:
+  // Null, and why in `errnum`, if the kernel has none, or none for this
+  // process: containers often forbid it.
+  static std::unique_ptr<Ring> make(uint32_t entries, int& errnum);
+  virtual ~Ring() = default;
+
+  // Begins to read into `buffer`, which must stay until wait() says `tag`. No
+  // more than `entries` may be under way. Throws kIo.
+  virtual void read(int fd, uint64_t offset, std::span<std::byte> buffer,
+                    uint32_t tag) = 0;
+
+  struct Done {
+    uint32_t tag = 0;
+    int result = 0;  // bytes read, or a negated errno
+  };
+  // Waits for one of those that were begun; there must be one.
+  virtual Done wait() = 0;
+};
+
+}  // namespace ckpt::io
