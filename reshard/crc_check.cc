@@ -9,29 +9,83 @@
 #include "ckpt/error.h"
 #include "lib/crc32.h"
 #include "lib/interrupt.h"
+#include "reshard/caching.h"
 #include "reshard/sources.h"
 #include "reshard/work.h"
 
 namespace ckpt::reshard {
 namespace {
 
+// One thread's sweeps over records: what is next is asked for ahead, and a
+// check of more than memory leaves in the page cache only what was there.
+class Sweep {
+ public:
+  Sweep(const Catalog& catalog, OpenSources& open, const RunOptions& options,
+        bool drops)
+      : reader_(catalog.files, open.handles),
+        drops_(drops),
+        buffer_(options.block) {
+    const DirectReads reads = direct_reads(drops, options);
+    if (!reads.on) return;
+    direct_.emplace(catalog.files, open.direct, reads, options.block);
+    reader_.read_around(*direct_);
+  }
+
+  // Calls `use` with the bytes [begin, end) of the file, block by block.
+  template <class Use>
+  void run(uint32_t file, uint64_t begin, uint64_t end, const Use& use) {
+    bool next_was_cached = ask_for(file, begin, end);
+    for (uint64_t at = begin; at < end && !interrupted(); at += kItemBytes) {
+      const uint64_t stop = std::min(end, at + kItemBytes);
+      const bool was_cached = next_was_cached;
+      if (stop < end) next_was_cached = ask_for(file, stop, end);
+      bool through_cache = false;
+      for (uint64_t from = at; from < stop && !interrupted();) {
+        const auto part = std::span(buffer_).first(
+            std::min<uint64_t>(buffer_.size(), stop - from));
+        through_cache |= reader_.read(file, from, part);
+        use(part);
+        from += part.size();
+      }
+      const io::Handle* handle = reader_.raw_file(file);
+      if (drops_ && through_cache && !was_cached && handle)
+        handle->drop_cache(at, stop - at);
+    }
+  }
+
+ private:
+  // An item from `at` on; true if it begins in the page cache.
+  bool ask_for(uint32_t file, uint64_t at, uint64_t end) {
+    const uint64_t stop = std::min(end, at + kItemBytes);
+    const bool cached = reader_.is_cached(file, at);
+    if (direct_ && !(direct_->wanted_only() && cached)) {
+      for (; at < stop; at += buffer_.size())
+        direct_->want(file, at, std::min<uint64_t>(buffer_.size(), stop - at));
+    } else if (!cached) {
+      reader_.ask_for(file, at, stop - at);
+    }
+    return cached;
+  }
+
+  SourceReader reader_;
+  std::optional<DirectReader> direct_;
+  const bool drops_;
+  std::vector<std::byte> buffer_;
+};
+
 // The problem of one record; nothing if its checksum is right.
 std::optional<Problem> check_one(const StoredCrc& stored,
-                                 const Catalog& catalog, SourceReader& reader,
-                                 std::span<std::byte> buffer,
+                                 const Catalog& catalog, Sweep& sweep,
                                  const Progress& progress) {
   Problem problem{Problem::Severity::kDamage, "crc32",
                   catalog.files[stored.file].path, "", ""};
   uint32_t crc = 0;
   try {
-    for (uint64_t at = stored.begin; at < stored.end && !interrupted();) {
-      const auto part =
-          buffer.first(std::min<uint64_t>(buffer.size(), stored.end - at));
-      reader.read(stored.file, at, part);
-      crc = crc32(crc, part);
-      at += part.size();
-      progress.advance(part.size());
-    }
+    sweep.run(stored.file, stored.begin, stored.end,
+              [&](std::span<const std::byte> part) {
+                crc = crc32(crc, part);
+                progress.advance(part.size());
+              });
   } catch (const Error& error) {
     if (error.code() != ExitCode::kDamaged) throw;
     problem.kind = "unreadable";
@@ -106,7 +160,11 @@ std::vector<Problem> named_problems(
 std::vector<std::pair<uint32_t, Problem>> check_crcs(
     const Catalog& catalog, const std::vector<uint32_t>& which,
     const RunOptions& options) {
-  HandleCache handles;
+  uint64_t bytes = 0;
+  for (const uint32_t index : which)
+    bytes += catalog.crcs[index].end - catalog.crcs[index].begin;
+  const bool drops = drops_behind(bytes, 0, options);
+  OpenSources open;
   std::mutex mutex;
   std::vector<std::pair<uint32_t, Problem>> problems;
   std::atomic<size_t> next = 0;
@@ -117,12 +175,11 @@ std::vector<std::pair<uint32_t, Problem>> check_crcs(
   run_threads(
       threads,
       [&](uint32_t) {
-        SourceReader reader(catalog.files, handles);
-        std::vector<std::byte> buffer(options.block);
+        Sweep sweep(catalog, open, options, drops);
         for (size_t i = next++; i < which.size(); i = next++) {
           if (stopped || interrupted()) return;
-          auto problem = check_one(catalog.crcs[which[i]], catalog, reader,
-                                   buffer, options.progress);
+          auto problem = check_one(catalog.crcs[which[i]], catalog, sweep,
+                                   options.progress);
           if (!problem) continue;
           const std::lock_guard lock(mutex);
           problems.emplace_back(which[i], std::move(*problem));

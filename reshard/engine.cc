@@ -9,7 +9,7 @@
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
 #include "lib/trace.h"
-#include "reshard/behind.h"
+#include "reshard/caching.h"
 #include "reshard/crc_check.h"
 #include "reshard/cuda/mover.h"
 #include "reshard/mover.h"
@@ -29,15 +29,24 @@ uint32_t thread_count(const RunOptions& options, const Plan& plan) {
   return static_cast<uint32_t>(std::clamp<size_t>(most, 1, wanted));
 }
 
-// Buffers of a thread: two, and those of its ring if it has a device.
-uint64_t buffers(const RunOptions& options) {
-  return options.device ? DeviceMover::host_buffers() : 2;
+bool drops_behind(const Plan& plan, const RunOptions& options) {
+  return drops_behind(plan.bytes_read, plan.bytes_written, options);
+}
+
+// Blocks of memory of a thread: two, those of its ring if it has a device, and
+// those of direct reads.
+uint64_t blocks(const Plan& plan, const RunOptions& options) {
+  const DirectReads direct = direct_reads(drops_behind(plan, options), options);
+  return (options.device ? DeviceMover::host_buffers() : 2) +
+         (direct.on ? direct.ahead + 1 : 0);
 }
 
 // Threads give way before blocks become so small that system calls dominate.
-uint64_t block_size(const RunOptions& options, uint32_t& threads) {
+uint64_t block_size(const Plan& plan, const RunOptions& options,
+                    uint32_t& threads) {
   const uint64_t room = options.max_mem;
-  const uint64_t least = buffers(options) * kLeastBlock;
+  const uint64_t buffers = blocks(plan, options);
+  const uint64_t least = buffers * kLeastBlock;
   if (room < least)
     throw resource_error({},
                          "--max-mem of {} bytes is too small: the engine "
@@ -46,19 +55,13 @@ uint64_t block_size(const RunOptions& options, uint32_t& threads) {
         .with_hint("use --max-mem 32MiB or more");
   const uint64_t most = std::max<uint64_t>(1, room / least);
   threads = static_cast<uint32_t>(std::min<uint64_t>(threads, most));
-  uint64_t block = room / buffers(options) / threads;
+  uint64_t block = room / buffers / threads;
   if (options.device)
     block = std::min({block, DeviceMover::most_block(threads),
                       DeviceMover::kBlocks * options.block});
   else
     block = std::min(block, options.block);
   return std::max(kLeastBlock, block / 4096 * 4096);
-}
-
-bool drops_behind(const Plan& plan, const RunOptions& options) {
-  const uint64_t most =
-      options.drop_above ? options.drop_above : memory_bytes() / 2;
-  return plan.bytes_read > most || plan.bytes_written > most - plan.bytes_read;
 }
 
 void check_casts(const Plan& plan, const RunOptions& options) {
@@ -128,16 +131,16 @@ std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
 
 uint64_t buffer_bytes(const Plan& plan, const RunOptions& options) {
   uint32_t threads = thread_count(options, plan);
-  const uint64_t block = block_size(options, threads);
-  return buffers(options) * block * threads;
+  const uint64_t block = block_size(plan, options, threads);
+  return blocks(plan, options) * block * threads;
 }
 
 RunResult run(const Plan& plan, const Catalog& source, Output& output,
               const RunOptions& options) {
   check_casts(plan, options);
   uint32_t threads = thread_count(options, plan);
-  const uint64_t block = block_size(options, threads);
-  HandleCache handles;
+  const uint64_t block = block_size(plan, options, threads);
+  OpenSources open;
   std::vector<Item> items =
       options.part ? options.part->items : cut_items(plan, kItemBytes);
   Sums sums(plan, options.digest);
@@ -151,13 +154,17 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
       options.part ? options.part->crcs : (own ? &*own : nullptr);
   std::deque<Mover> movers;
   for (uint32_t t = 0; t < threads; ++t)
-    movers.emplace_back(plan, source, output, handles, options, block, crcs);
+    movers.emplace_back(plan, source, output, open, options, block, crcs);
   std::deque<DeviceMover> devices;
   if (options.device)
     for (Mover& mover : movers)
       devices.emplace_back(*options.device, plan, mover, options, block);
-  if (drops_behind(plan, options))
-    for (Mover& mover : movers) mover.drop_behind();
+  const bool drops = drops_behind(plan, options);
+  const DirectReads direct = direct_reads(drops, options);
+  for (Mover& mover : movers) {
+    if (drops) mover.drop_behind();
+    if (direct.on) mover.read_around(direct);
+  }
   const auto done = [&](const Outcome& outcome) {
     sums.add(outcome);
     if (outcome.item == kNone) return;
@@ -175,8 +182,7 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
           return queue.next(group);
         };
         while (const auto item = take()) {
-          if (const auto after = queue.peek(group))
-            movers[thread].ask_for(*after);
+          movers[thread].look_ahead(*item, queue.peek(group));
           if (options.device) {
             devices[thread].run(*item, done);
           } else {

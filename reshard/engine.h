@@ -11,6 +11,7 @@
 
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
+#include "ckpt/read_mode.h"
 #include "lib/digest.h"
 #include "lib/progress.h"
 #include "reshard/journal.h"
@@ -45,6 +46,7 @@ struct RunOptions {
   uint32_t threads = 0;                  // 0: all cores
   uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers together
   uint64_t block = uint64_t{1} << 20;    // aim of one read: half an L2 cache
+  ReadMode io = ReadMode::kAuto;
   bool digest = true;
   bool check_crcs = false;  // of the source's records, as they are read
   CastFunction cast;        // needed if a planned tensor casts

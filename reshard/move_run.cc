@@ -7,24 +7,32 @@
 #include "reshard/transform.h"
 
 namespace ckpt::reshard {
-namespace {
 
-bool same_source(const Move& a, const Move& b) {
-  return a.source == b.source && a.source_column == b.source_column &&
-         a.bytes == b.bytes;
+std::span<const Move> Mover::same_source(std::span<const Move> moves) {
+  const Move& first = moves.front();
+  const auto end = std::ranges::find_if_not(moves, [&](const Move& move) {
+    return move.source == first.source &&
+           move.source_column == first.source_column &&
+           move.bytes == first.bytes;
+  });
+  return {moves.begin(), end};
 }
 
-}  // namespace
+uint64_t Mover::column_step(const Job& job) const {
+  const PlannedTensor& tensor = plan_.tensors[job.tensor];
+  if (!tensor.casts()) return block_;
+  const uint64_t from =
+      std::max<uint64_t>(element_size(tensor.source_dtype), 1);
+  const uint64_t to = std::max<uint64_t>(element_size(tensor.target_dtype), 1);
+  return to > from ? block_ / to * from : block_;
+}
 
 void Mover::run_columns(const Job& job, uint64_t row, uint64_t begin,
                         uint64_t end) {
   for (uint32_t m = 0; m < job.moves;) {
-    const std::span<const Move> all =
-        std::span(plan_.moves).subspan(job.first_move + m, job.moves - m);
-    const Move& first = all[0];
-    const auto group_end = std::ranges::find_if_not(
-        all, [&](const Move& move) { return same_source(first, move); });
-    const auto group = all.first(static_cast<size_t>(group_end - all.begin()));
+    const auto group = same_source(
+        std::span(plan_.moves).subspan(job.first_move + m, job.moves - m));
+    const Move& first = group.front();
     m += static_cast<uint32_t>(group.size());
     const uint64_t low = std::max(begin, first.source_column);
     const uint64_t high = std::min(end, first.source_column + first.bytes);
@@ -63,7 +71,7 @@ void Mover::copy_columns(const Job& job, uint64_t row,
   const auto scaled = [&](uint64_t bytes) {
     return casts ? bytes / from * to : bytes;
   };
-  const uint64_t step = casts && to > from ? block_ / to * from : block_;
+  const uint64_t step = column_step(job);
   const Lane& source = plan_.lanes[job.first_source + moves[0].source];
   for (uint64_t at = low; at < high; at += step) {
     if (interrupted()) return;

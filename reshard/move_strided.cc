@@ -12,31 +12,40 @@
 namespace ckpt::reshard {
 namespace {
 
-// A lane of which less than a quarter is wanted is read row by row.
-bool is_dense(const Lane& lane) { return lane.width * 4 >= lane.row_stride; }
-
-uint64_t bytes_per_row(const Lane& lane) {
-  return is_dense(lane) ? std::max(lane.row_stride, lane.width) : lane.width;
+// What a lane takes in a buffer.
+uint64_t bytes_per_row(const Lane& lane, bool dense) {
+  return dense ? std::max(lane.row_stride, lane.width) : lane.width;
 }
 
 }  // namespace
 
-void Mover::run_rows(const Job& job, uint64_t begin, uint64_t end) {
+// A lane of which less than a quarter is wanted is read row by row.
+bool Mover::is_dense(const Lane& lane) {
+  return lane.width * 4 >= lane.row_stride;
+}
+
+uint64_t Mover::row_step(const Job& job) const {
   const PlannedTensor& tensor = plan_.tensors[job.tensor];
   uint64_t row_bytes = 0;
-  for (uint32_t i = 0; i < job.sources; ++i)
-    row_bytes += bytes_per_row(plan_.lanes[job.first_source + i]);
+  for (uint32_t i = 0; i < job.sources; ++i) {
+    const Lane& lane = plan_.lanes[job.first_source + i];
+    row_bytes += bytes_per_row(lane, is_dense(lane));
+  }
   uint64_t room = block_;
   if (tensor.casts())
     room = room / std::max<uint64_t>(1, element_size(tensor.target_dtype)) *
            std::min(element_size(tensor.source_dtype),
                     element_size(tensor.target_dtype));
-  if (row_bytes > room) {
+  return row_bytes ? room / row_bytes : 1;
+}
+
+void Mover::run_rows(const Job& job, uint64_t begin, uint64_t end) {
+  const uint64_t step = row_step(job);
+  if (step == 0) {
     for (uint64_t row = begin; row < end; ++row)
       run_columns(job, row, 0, UINT64_MAX);
     return;
   }
-  const uint64_t step = std::max<uint64_t>(1, room / row_bytes);
   for (uint64_t row = begin; row < end && !interrupted(); row += step)
     move_block(job, row, std::min(step, end - row));
 }
@@ -49,7 +58,7 @@ void Mover::move_block(const Job& job, uint64_t row, uint64_t rows) {
     const Lane& lane = plan_.lanes[job.first_source + i];
     loaded_[i].data = at;
     load(lane, row, rows, loaded_[i]);
-    at += rows * bytes_per_row(lane);
+    at += rows * bytes_per_row(lane, is_dense(lane));
     wanted += rows * lane.width;
     if (!lane.transform) continue;
     for (uint64_t r = 0; r < (loaded_[i].stride ? rows : 1); ++r)

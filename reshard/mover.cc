@@ -22,13 +22,15 @@ uint64_t stream_memory(const RunOptions& options, uint64_t block) {
 }  // namespace
 
 Mover::Mover(const Plan& plan, const Catalog& source, Output& output,
-             HandleCache& handles, const RunOptions& options, uint64_t block,
+             OpenSources& open, const RunOptions& options, uint64_t block,
              SourceCrcs* crcs)
     : plan_(plan),
       output_(output),
       options_(options),
       block_(block),
-      reader_(source.files, handles, stream_memory(options, block)),
+      files_(source.files),
+      direct_files_(open.direct),
+      reader_(source.files, open.handles, stream_memory(options, block)),
       crcs_(crcs),
       buffer_(2 * block),
       in_(buffer_.data()),
@@ -51,11 +53,12 @@ void add_to(std::vector<std::pair<uint32_t, Digest>>& sums, uint32_t index,
 
 std::optional<uint32_t> Mover::read(uint32_t file, uint64_t offset,
                                     std::span<std::byte> bytes) {
+  bool through_cache = false;
   {
     const trace::Span span("read", bytes.size());
-    reader_.read(file, offset, bytes);
+    through_cache = reader_.read(file, offset, bytes);
   }
-  behind_.read(file, offset, bytes.size());
+  if (through_cache && !was_cached_) behind_.read(file, offset, bytes.size());
   if (!crcs_) return {};
   const trace::Span span("crc", bytes.size());
   return crcs_->add(file, offset, bytes);
@@ -83,23 +86,6 @@ const Outcome& Mover::run(const Item& item) {
     run_rows(job, item.begin, item.end);
   if (behind_.on()) leave_behind();
   return outcome_;
-}
-
-// Lanes that are read row by row are left to their reads.
-void Mover::ask_for(const Item& item) {
-  constexpr uint32_t kMostLanes = 32;
-  if (item.gather) return;
-  const Job& job = plan_.jobs[item.index];
-  for (uint32_t i = 0; i < std::min(job.sources, kMostLanes); ++i) {
-    const Lane& lane = plan_.lanes[job.first_source + i];
-    const uint64_t rows = item.end - item.begin;
-    const uint64_t end = std::min(item.end, lane.width);
-    if (job.rows == 1 && item.begin < end)
-      reader_.ask_for(lane.file, lane.offset + item.begin, end - item.begin);
-    else if (job.rows > 1 && lane.row_stride <= 4 * lane.width)
-      reader_.ask_for(lane.file, lane.offset + item.begin * lane.row_stride,
-                      (rows - 1) * lane.row_stride + lane.width);
-  }
 }
 
 void Mover::account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,

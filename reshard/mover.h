@@ -11,6 +11,7 @@
 
 #include "lib/io/buffer.h"
 #include "reshard/behind.h"
+#include "reshard/direct.h"
 #include "reshard/engine.h"
 #include "reshard/output.h"
 #include "reshard/source_crcs.h"
@@ -27,17 +28,20 @@ class Mover {
  public:
   // `block`: bytes of each of the two buffers. `crcs` may be null.
   Mover(const Plan& plan, const Catalog& source, Output& output,
-        HandleCache& handles, const RunOptions& options, uint64_t block,
+        OpenSources& open, const RunOptions& options, uint64_t block,
         SourceCrcs* crcs);
 
   // Returns what the item gave besides its bytes.
   const Outcome& run(const Item& item);
 
-  // Has the disk fetch what the item will read and is not in memory.
-  void ask_for(const Item& item);
+  // To be called before run(item): has the disk fetch what this item and the
+  // next one will read and is not in memory.
+  void look_ahead(const Item& item, const std::optional<Item>& next);
 
-  // From here on nothing that was moved stays in the page cache.
+  // From here on nothing that was moved stays in the page cache, but for what
+  // was there already.
   void drop_behind() { behind_.turn_on(); }
+  void read_around(const DirectReads& reads);
 
   uint64_t bytes_read() const { return reader_.bytes_read(); }
   uint64_t bytes_written() const { return bytes_written_; }
@@ -51,11 +55,22 @@ class Mover {
     uint64_t stride = 0;  // bytes between rows
   };
 
+  // ahead.cc
+  void ask_for(const Item& item);
+  bool reads_around(const Job& job) const;
+  void ask_cache(const Job& job, const Item& item);
+  void want_rows(const Job& job, const Item& item);
+  void want_columns(const Job& job, uint64_t row, uint64_t begin, uint64_t end);
+
   // move_run.cc: columns [begin, end) of a job of one row.
   void run_columns(const Job& job, uint64_t row, uint64_t begin, uint64_t end);
   // Columns [low, high) of what all `moves` want.
   void copy_columns(const Job& job, uint64_t row, std::span<const Move> moves,
                     uint64_t low, uint64_t high);
+  // The first of them and those that want the same source bytes.
+  static std::span<const Move> same_source(std::span<const Move> moves);
+  // Source bytes that fit a block, also when they are cast.
+  uint64_t column_step(const Job& job) const;
   // True if nobody has to see the bytes of this move.
   bool is_blind(const Job& job, const Move& move) const;
   // Shares bytes with the source where the file system can; [head, tail) is
@@ -64,6 +79,10 @@ class Mover {
              uint64_t count, uint64_t& head, uint64_t& tail);
   // move_strided.cc: rows [begin, end).
   void run_rows(const Job& job, uint64_t begin, uint64_t end);
+  // Rows that fit a block; 0 if not one does.
+  uint64_t row_step(const Job& job) const;
+  // False if a lane is so sparse that it is read row by row.
+  static bool is_dense(const Lane& lane);
   void move_block(const Job& job, uint64_t row, uint64_t rows);
   void load(const Lane& lane, uint64_t row, uint64_t rows, Loaded& loaded);
   void digest_block(const Job& job, uint64_t row, uint64_t rows);
@@ -98,7 +117,10 @@ class Mover {
   Output& output_;
   const RunOptions& options_;
   const uint64_t block_;
+  const std::vector<File>& files_;
+  DirectCache& direct_files_;
   SourceReader reader_;
+  std::optional<DirectReader> direct_;
   SourceCrcs* crcs_;
   const io::Buffer buffer_;  // both blocks
   std::byte* const in_;
@@ -107,6 +129,9 @@ class Mover {
   std::vector<iovec> parts_;
   Outcome outcome_;  // of the current item
   Behind behind_;
+  std::optional<Item> asked_;  // the last one that was asked for
+  bool asked_was_cached_ = false;
+  bool was_cached_ = false;  // the current one, before anybody asked
   uint64_t bytes_written_ = 0;
 };
 

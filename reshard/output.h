@@ -45,6 +45,8 @@ class Output {
   // CRC is wanted of the bytes, nothing is done and head = tail = count.
   void clone(const io::Handle& from, uint64_t from_offset, uint32_t file,
              uint64_t offset, uint64_t count, uint64_t& head, uint64_t& tail);
+  // False if clone() will do nothing.
+  bool may_clone() const { return handles_ && *clones_; }
   // See reshard/behind.h; nothing where the target is no file.
   void start_writeback(uint32_t file, uint64_t offset, uint64_t count) const;
   void settle(uint32_t file, uint64_t offset, uint64_t count) const;

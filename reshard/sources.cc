@@ -24,29 +24,21 @@ void repeat(const std::string& pattern, uint64_t offset,
 
 }  // namespace
 
-size_t HandleCache::most_handles() {
+size_t most_open_files() {
   constexpr size_t kLeast = 64, kMost = 4096;
   rlimit limit;
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kLeast;
   return std::clamp<size_t>(limit.rlim_cur / 4, kLeast, kMost);
 }
 
-std::shared_ptr<const io::Handle> HandleCache::get(const std::string& path) {
-  const std::lock_guard lock(mutex_);
-  if (const auto found = open_.find(path); found != open_.end()) {
-    order_.splice(order_.begin(), order_, found->second.used);
-    return found->second.handle;
-  }
-  if (open_.size() >= most_) {
-    open_.erase(order_.back());
-    order_.pop_back();
-  }
-  auto handle = std::make_shared<const io::Handle>(
-      writable_ ? io::Handle::open_write(path) : io::Handle::open_read(path));
-  order_.push_front(path);
-  open_[path] = {handle, order_.begin()};
-  return handle;
-}
+HandleCache::HandleCache(bool writable, size_t most)
+    : FileCache(
+          [writable](const std::string& path) {
+            return std::make_shared<const io::Handle>(
+                writable ? io::Handle::open_write(path)
+                         : io::Handle::open_read(path));
+          },
+          most) {}
 
 const io::Handle& SourceReader::raw(uint32_t file) {
   if (current_ != file) {
@@ -91,18 +83,24 @@ void SourceReader::read_stream(uint32_t file, uint64_t offset,
   close_some();
 }
 
+bool SourceReader::is_cached(uint32_t file, uint64_t offset) {
+  if (files_[file].codec != Codec::kRaw) return true;
+  return io::is_cached(*handles_.get(files_[file].path), offset);
+}
+
 void SourceReader::ask_for(uint32_t file, uint64_t offset, uint64_t bytes) {
   if (files_[file].codec != Codec::kRaw) return;
   io::ask_for(*handles_.get(files_[file].path), offset, bytes);
 }
 
-void SourceReader::read(uint32_t file, uint64_t offset,
+bool SourceReader::read(uint32_t file, uint64_t offset,
                         std::span<std::byte> buffer) {
   if (file >= files_.size())
     throw bug_error({}, "file {} of {}", file, files_.size());
   bytes_read_ += buffer.size();
   switch (files_[file].codec) {
     case Codec::kRaw:
+      if (direct_ && direct_->read(file, offset, buffer)) return false;
       raw(file).read(offset, buffer);
       break;
     case Codec::kMemory:
@@ -115,6 +113,7 @@ void SourceReader::read(uint32_t file, uint64_t offset,
       read_stream(file, offset, buffer);
       break;
   }
+  return true;
 }
 
 }  // namespace ckpt::reshard

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -15,31 +14,22 @@
 #include "ckpt/catalog.h"
 #include "lib/codec/stream.h"
 #include "lib/io/file.h"
+#include "reshard/direct.h"
+#include "reshard/file_cache.h"
 
 namespace ckpt::reshard {
 
-// Open handles by path; the least recently used is closed when there are too
-// many. Reopening costs more than reading a header, so keep what fits: sources
-// and targets together take half of the files that a process may have open.
-class HandleCache {
+// Open handles; sources and targets together take half of the files that a
+// process may have open.
+class HandleCache : public FileCache<io::Handle> {
  public:
-  explicit HandleCache(bool writable = false, size_t most = most_handles())
-      : writable_(writable), most_(most) {}
-  // A quarter of the process's limit (RLIMIT_NOFILE), of 64 to 4096.
-  static size_t most_handles();
-  std::shared_ptr<const io::Handle> get(const std::string& path);
+  explicit HandleCache(bool writable = false, size_t most = most_open_files());
+};
 
- private:
-  using Order = std::list<std::string>;
-  struct Open {
-    std::shared_ptr<const io::Handle> handle;
-    Order::iterator used;
-  };
-  const bool writable_;
-  const size_t most_;
-  std::mutex mutex_;
-  Order order_;  // most recently used first
-  std::unordered_map<std::string, Open> open_;
+// Source files that are open, for all threads.
+struct OpenSources {
+  HandleCache handles;
+  DirectCache direct;
 };
 
 // One thread's view of the source files.
@@ -51,8 +41,13 @@ class SourceReader {
   SourceReader(const std::vector<File>& files, HandleCache& handles,
                uint64_t stream_memory = uint64_t{64} << 20)
       : files_(files), handles_(handles), stream_memory_(stream_memory) {}
-  // Reads exactly buffer.size() bytes of files[file] at `offset`.
-  void read(uint32_t file, uint64_t offset, std::span<std::byte> buffer);
+  // Reads exactly buffer.size() bytes of files[file] at `offset`. False if
+  // they were read around the page cache.
+  bool read(uint32_t file, uint64_t offset, std::span<std::byte> buffer);
+  // From here on reads go to `direct` first.
+  void read_around(DirectReader& direct) { direct_ = &direct; }
+  // True if the file is none on disk, or has the byte in the page cache.
+  bool is_cached(uint32_t file, uint64_t offset);
   // These bytes will be read soon: a disk or a server that is asked for many
   // at once is faster. Nothing for files that are packed or in memory.
   void ask_for(uint32_t file, uint64_t offset, uint64_t bytes);
@@ -77,6 +72,7 @@ class SourceReader {
   const std::vector<File>& files_;
   HandleCache& handles_;
   const uint64_t stream_memory_;
+  DirectReader* direct_ = nullptr;
   uint64_t bytes_read_ = 0;
   uint32_t current_ = UINT32_MAX;  // the file of handle_
   std::shared_ptr<const io::Handle> handle_;

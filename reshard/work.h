@@ -23,6 +23,8 @@ struct Item {
   // Counted over all items of the plan; kNone: a part of one, which no journal
   // knows.
   uint32_t number = 0;
+
+  bool operator==(const Item&) const = default;
 };
 
 // Payload of one item: large enough that handing it out costs nothing, small

@@ -7,15 +7,16 @@
 
 namespace ckpt::io {
 
-// Where the answer is neither a byte nor "not yet", the file system can't say
-// (NFS); then it is asked for.
-void ask_for(const Handle& file, uint64_t offset, uint64_t count) {
+bool is_cached(const Handle& file, uint64_t offset) {
   std::byte probe;
   iovec part{&probe, 1};
   const auto at = static_cast<off_t>(file.base() + offset);
-  if (::preadv2(file.fd(), &part, 1, at, RWF_NOWAIT) >= 0) return;
-  ::posix_fadvise(file.fd(), at, static_cast<off_t>(count),
-                  POSIX_FADV_WILLNEED);
+  return ::preadv2(file.fd(), &part, 1, at, RWF_NOWAIT) >= 0;
+}
+
+void ask_for(const Handle& file, uint64_t offset, uint64_t count) {
+  ::posix_fadvise(file.fd(), static_cast<off_t>(file.base() + offset),
+                  static_cast<off_t>(count), POSIX_FADV_WILLNEED);
 }
 
 }  // namespace ckpt::io

@@ -8,8 +8,12 @@
 
 namespace ckpt::io {
 
-// Has the kernel fetch [offset, offset + count) of the file if it begins with
-// what is not in the page cache; doesn't wait, and fails in silence.
+// True if the byte at `offset` is in the page cache; false too where the file
+// system can't say (NFS).
+bool is_cached(const Handle& file, uint64_t offset);
+
+// Has the kernel fetch [offset, offset + count) of the file; doesn't wait, and
+// fails in silence.
 void ask_for(const Handle& file, uint64_t offset, uint64_t count);
 
 }  // namespace ckpt::io

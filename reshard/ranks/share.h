@@ -13,6 +13,7 @@
 
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
+#include "ckpt/read_mode.h"
 #include "reshard/plan.h"
 #include "reshard/ranks/pack.h"
 #include "reshard/work.h"
@@ -49,6 +50,7 @@ struct Share {
   uint64_t block = 0;
   uint32_t threads = 0;     // 0: the processors that are its own …
   uint32_t neighbours = 1;  // … of a machine with that many ranks
+  ReadMode io = ReadMode::kAuto;
   bool digest = true;
   bool check_crcs = false;
   bool stats = false;  // of each tensor's elements

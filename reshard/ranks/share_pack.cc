@@ -209,6 +209,7 @@ std::string pack(const Share& share) {
   out.put(share.block);
   out.put(share.threads);
   out.put(share.neighbours);
+  out.put(share.io);
   for (const bool flag :
        {share.digest, share.check_crcs, share.stats, share.sync, share.cuda})
     out.put(flag);
@@ -236,6 +237,7 @@ Share unpack_share(std::string_view bytes) {
   share.block = in.take<uint64_t>();
   share.threads = in.take<uint32_t>();
   share.neighbours = in.take<uint32_t>();
+  share.io = in.take<ReadMode>();
   for (bool* flag : {&share.digest, &share.check_crcs, &share.stats,
                      &share.sync, &share.cuda})
     *flag = in.take<bool>();

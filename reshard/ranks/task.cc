@@ -38,6 +38,7 @@ reshard::RunOptions options_of(const Share& share, Control& control) {
   options.threads = threads_of(share);
   options.max_mem = share.max_mem;
   options.block = share.block;
+  options.io = share.io;
   options.digest = share.digest;
   options.progress = progress_of(control);
   if (share.cuda) options.device = &reshard::CudaModule::get();
@@ -246,6 +247,7 @@ std::string check(Unpacker in, Control& control) {
   const auto which = in.list<uint32_t>();
   reshard::RunOptions options;
   options.threads = in.take<uint32_t>();
+  options.io = in.take<ReadMode>();
   options.progress = progress_of(control);
   std::vector<uint32_t> all(catalog.crcs.size());
   for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
@@ -293,6 +295,7 @@ std::string check_task(const Catalog& catalog,
   for (const StoredCrc& stored : part.crcs) out.text(stored.record);
   out.list(which);
   out.put(options.threads);
+  out.put(options.io);
   return out.take();
 }
 

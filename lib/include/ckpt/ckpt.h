@@ -26,6 +26,7 @@
 #include "ckpt/catalog.h"
 #include "ckpt/error.h"
 #include "ckpt/layout.h"
+#include "ckpt/read_mode.h"
 
 namespace ckpt {
 
@@ -126,6 +127,7 @@ struct SaveOptions {
   bool ignore_checksums = false;
   std::optional<DType> dtype;  // cast floating-point model tensors to it
   bool cuda = false;           // slice, permute and cast on a GPU
+  ReadMode io = ReadMode::kAuto;
   // Progress in payload bytes, from any thread.
   std::function<void(uint64_t done, uint64_t total)> progress;
 };

@@ -1,0 +1,106 @@
+// What is coming: the reads of an item before it is run, so that the disk has
+// them under way while the item before it is moved.
+#include <algorithm>
+
+#include "reshard/mover.h"
+
+namespace ckpt::reshard {
+
+void Mover::read_around(const DirectReads& reads) {
+  direct_.emplace(files_, direct_files_, reads, block_);
+  reader_.read_around(*direct_);
+}
+
+void Mover::look_ahead(const Item& item, const std::optional<Item>& next) {
+  if (asked_ != item) ask_for(item);
+  was_cached_ = asked_was_cached_;
+  if (next) ask_for(*next);
+}
+
+// Nothing is asked for that will probably be shared and not read.
+void Mover::ask_for(const Item& item) {
+  asked_ = item;
+  asked_was_cached_ = false;
+  if (item.gather) return;
+  const Job& job = plan_.jobs[item.index];
+  const Lane& first = plan_.lanes[job.first_source];
+  asked_was_cached_ = reader_.is_cached(
+      first.file,
+      first.offset + item.begin * (job.rows == 1 ? 1 : first.row_stride));
+  if (job.rows == 1 && output_.may_clone() &&
+      is_blind(job, plan_.moves[job.first_move]))
+    return;
+  if (!reads_around(job))
+    ask_cache(job, item);
+  else if (job.rows == 1)
+    want_columns(job, 0, item.begin, item.end);
+  else
+    want_rows(job, item);
+}
+
+// True if the item's reads, as its first ones are, go around the page cache.
+bool Mover::reads_around(const Job& job) const {
+  if (!direct_ || (direct_->wanted_only() && asked_was_cached_)) return false;
+  const Lane& lane = plan_.lanes[job.first_source];
+  const uint64_t rows = job.rows == 1 ? 0 : row_step(job);
+  if (rows) return direct_->takes(lane.file, rows * lane.row_stride);
+  const Move& first = plan_.moves[job.first_move];
+  return direct_->takes(lane.file, std::min(column_step(job), first.bytes));
+}
+
+// Lanes that are read row by row are left to their reads.
+void Mover::ask_cache(const Job& job, const Item& item) {
+  constexpr uint32_t kMostLanes = 32;
+  for (uint32_t i = 0; i < std::min(job.sources, kMostLanes); ++i) {
+    const Lane& lane = plan_.lanes[job.first_source + i];
+    const uint64_t rows = item.end - item.begin;
+    const uint64_t end = std::min(item.end, lane.width);
+    uint64_t at = lane.offset + item.begin, bytes = 0;
+    if (job.rows == 1 && item.begin < end) {
+      bytes = end - item.begin;
+    } else if (job.rows > 1 && is_dense(lane)) {
+      at = lane.offset + item.begin * lane.row_stride;
+      bytes = (rows - 1) * lane.row_stride + lane.width;
+    }
+    if (bytes && !reader_.is_cached(lane.file, at))
+      reader_.ask_for(lane.file, at, bytes);
+  }
+}
+
+// In the order of run_rows() and move_block().
+void Mover::want_rows(const Job& job, const Item& item) {
+  const uint64_t step = row_step(job);
+  if (step == 0) {
+    for (uint64_t row = item.begin; row < item.end; ++row)
+      want_columns(job, row, 0, UINT64_MAX);
+    return;
+  }
+  for (uint64_t row = item.begin; row < item.end; row += step)
+    for (uint32_t i = 0; i < job.sources; ++i) {
+      const Lane& lane = plan_.lanes[job.first_source + i];
+      const uint64_t rows = std::min(step, item.end - row);
+      if (is_dense(lane))
+        direct_->want(lane.file, lane.offset + row * lane.row_stride,
+                      (rows - 1) * lane.row_stride + lane.width);
+    }
+}
+
+// In the order of run_columns() and copy_columns().
+void Mover::want_columns(const Job& job, uint64_t row, uint64_t begin,
+                         uint64_t end) {
+  const uint64_t step = column_step(job);
+  for (uint32_t m = 0; m < job.moves;) {
+    const auto group = same_source(
+        std::span(plan_.moves).subspan(job.first_move + m, job.moves - m));
+    m += static_cast<uint32_t>(group.size());
+    const Move& first = group.front();
+    const Lane& lane = plan_.lanes[job.first_source + first.source];
+    const uint64_t low = std::max(begin, first.source_column);
+    const uint64_t high = std::min(end, first.source_column + first.bytes);
+    for (uint64_t at = low; at < high; at += step)
+      direct_->want(lane.file, lane.offset + row * lane.row_stride + at,
+                    std::min(step, high - at));
+  }
+}
+
+}  // namespace ckpt::reshard

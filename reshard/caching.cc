@@ -1,0 +1,37 @@
+#include "reshard/caching.h"
+
+#include "lib/io/read_queue.h"
+#include "reshard/behind.h"
+
+namespace ckpt::reshard {
+
+bool drops_behind(uint64_t bytes_read, uint64_t bytes_written,
+                  const RunOptions& options) {
+  const uint64_t most =
+      options.drop_above ? options.drop_above : memory_bytes() / 2;
+  return bytes_read > most || bytes_written > most - bytes_read;
+}
+
+// Unless asked for, only what a run larger than memory finds outside of the
+// page cache, and only with many reads under way: one by one they are slower
+// than the kernel's own read-ahead.
+DirectReads direct_reads(bool drops, const RunOptions& options) {
+  constexpr uint32_t kAhead = 8;
+  // A device's blocks are longer than those that are asked for.
+  const uint32_t ahead = options.device ? 0 : kAhead;
+  switch (options.io) {
+    case ReadMode::kBuffered:
+      return {};
+    case ReadMode::kDirect:
+      return {.on = true};
+    case ReadMode::kUring:
+      return {.on = true, .ahead = ahead};
+    case ReadMode::kAuto:
+      return {.on = ahead && drops && io::ReadQueue::has_ring(),
+              .wanted_only = true,
+              .ahead = ahead};
+  }
+  return {};
+}
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,114 @@
+// Reads around the page cache give what reads through it give. Expectations
+// come from the content of random tensors, not from another run.
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "ckpt/error.h"
+#include "lib/io/read_queue.h"
+#include "reshard/engine.h"
+#include "reshard/plan.h"
+#include "tests/support/random_catalog.h"
+#include "tests/support/temp_file.h"
+
+namespace ckpt::reshard {
+namespace {
+
+using test::Random;
+
+// Tensors of some 100 KiB to 1 MiB, so that reads are long enough.
+Tensor large_tensor(Random& random, const std::string& name) {
+  Tensor tensor = test::random_tensor(random, name);
+  tensor.dtype = random() % 2 ? DType::bf16 : DType::f32;
+  tensor.shape = {16 + random() % 64, 1 + random() % 8, 512 + random() % 1024};
+  return tensor;
+}
+
+// Files on disk that are not in the page cache, where the file system lets go.
+void write_cold(Catalog& catalog, const test::TempDir& dir) {
+  const auto files = test::files_of(catalog);
+  for (size_t f = 0; f < files.size(); ++f) {
+    catalog.files[f].path = dir.write(
+        "f" + std::to_string(f),
+        {reinterpret_cast<const char*>(files[f].data()), files[f].size()});
+    const io::Handle file = io::Handle::open_write(catalog.files[f].path);
+    file.sync();
+    file.drop_cache(0, file.size());
+  }
+}
+
+bool can_read(ReadMode mode, const Catalog& catalog) {
+  if (mode == ReadMode::kAuto || mode == ReadMode::kBuffered) return true;
+  if (mode == ReadMode::kUring && !io::ReadQueue::has_ring()) return false;
+  return io::DirectFile::open(catalog.files[0].path) != nullptr;
+}
+
+}  // namespace
+
+TEST_CASE("direct reads: any pieces to any other pieces, in every mode") {
+  Random random(20261122);
+  size_t tried = 0;
+  for (int round = 0; round < 40; ++round) {
+    Catalog source;
+    Target target;
+    for (size_t i = 0; i < 1 + random() % 3; ++i) {
+      const Tensor tensor = large_tensor(random, "t" + std::to_string(i));
+      source.tensors.push_back(tensor);
+      target.catalog.tensors.push_back(tensor);
+      source.tensors.back().pieces =
+          test::random_pieces(random, tensor.shape, false);
+      target.catalog.tensors.back().pieces =
+          test::random_pieces(random, tensor.shape, false);
+    }
+    test::place_randomly(random, source, static_cast<uint32_t>(1 + round % 3),
+                         true);
+    test::place_randomly(random, target.catalog, 2, false);
+    for (const File& file : target.catalog.files)
+      target.files.push_back({.size = file.size});
+    const auto wanted = test::files_of(target.catalog);
+    const Plan plan = make_plan(source, target);
+    for (const ReadMode mode : {ReadMode::kAuto, ReadMode::kBuffered,
+                                ReadMode::kDirect, ReadMode::kUring}) {
+      CAPTURE(round);
+      CAPTURE(static_cast<int>(mode));
+      const test::TempDir dir;
+      write_cold(source, dir);
+      if (!can_read(mode, source)) continue;
+      RunOptions options;
+      options.io = mode;
+      options.threads = static_cast<uint32_t>(1 + random() % 2);
+      options.block = uint64_t{64 << 10} << random() % 3;
+      options.drop_above = round % 2 ? 1 : UINT64_MAX;
+      std::vector<std::vector<std::byte>> buffers;
+      for (const TargetFile& file : target.files)
+        buffers.emplace_back(file.size, std::byte{0x55});
+      Output output({buffers.begin(), buffers.end()});
+      const RunResult result = run(plan, source, output, options);
+      CHECK(buffers == wanted);
+      for (size_t i = 0; i < source.tensors.size(); ++i)
+        CHECK(result.source[i] ==
+              digest(0, test::content_of(source.tensors[i])));
+      ++tried;
+    }
+  }
+  MESSAGE(tried << " of 160 runs were possible here");
+}
+
+TEST_CASE("direct reads: their memory is a part of the bound") {
+  Random random(3);
+  Catalog source;
+  source.tensors.push_back(large_tensor(random, "t"));
+  source.tensors[0].pieces =
+      test::random_pieces(random, source.tensors[0].shape, false);
+  test::place_randomly(random, source, 1, false);
+  const Plan plan = make_read_plan(source, false);
+  RunOptions options;
+  options.threads = 1;
+  const uint64_t buffered = buffer_bytes(plan, options);
+  options.io = ReadMode::kUring;
+  CHECK(buffer_bytes(plan, options) > buffered);
+  options.max_mem = uint64_t{4} << 20;
+  CHECK(buffer_bytes(plan, options) <= options.max_mem);
+}
+
+}  // namespace ckpt::reshard
