@@ -60,6 +60,7 @@ Reading read_all(Catalog& catalog, const EngineOptions& engine,
   if (engine.cuda) options.device = &reshard::CudaModule::get();
   options.threads = engine.threads;
   options.max_mem = engine.max_mem;
+  options.io = engine.io;
   options.progress = make_progress(output);
   StatsOf stats(catalog);
   if (what.stats)

@@ -285,6 +285,16 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
                choice<bool>("--device", s, {{"cpu", false}, {"cuda", true}});
          })
       ->group(group);
+  valued(app, "--io", "MODE",
+         "Read payload by auto (default), buffered, direct, uring",
+         [&](const std::string& s) {
+           options.io = choice<ReadMode>("--io", s,
+                                         {{"auto", ReadMode::kAuto},
+                                          {"buffered", ReadMode::kBuffered},
+                                          {"direct", ReadMode::kDirect},
+                                          {"uring", ReadMode::kUring}});
+         })
+      ->group(group);
   add_ranks_options(app);
 }
 

@@ -10,6 +10,7 @@
 
 #include "ckpt/catalog.h"
 #include "ckpt/dtype.h"
+#include "ckpt/read_mode.h"
 #include "ckpt/topology.h"
 #include "formats/format.h"
 
@@ -64,11 +65,12 @@ struct TopologyOptions {
   Topology resolve(const Topology& source) const;
 };
 
-// -j --max-mem --device: of every command that reads payload
+// -j --max-mem --device --io: of every command that reads payload
 struct EngineOptions {
   uint32_t threads = 0;                  // 0: as many as processors
   uint64_t max_mem = uint64_t{1} << 30;  // bytes
   bool cuda = false;
+  ReadMode io = ReadMode::kAuto;
 };
 
 struct WriteOptions {

@@ -49,6 +49,7 @@ SaveOptions save_options(const WriteRequest& request) {
           .ignore_checksums = request.write.ignore_checksums,
           .dtype = request.write.dtype,
           .cuda = request.engine.cuda,
+          .io = request.engine.io,
           .progress = {}};
 }
 

@@ -333,6 +333,7 @@ void prove(const Prepared& prepared, const SaveOptions& options,
   reshard::RunOptions run;
   run.threads = options.threads;
   run.max_mem = options.max_mem;
+  run.io = options.io;
   run.progress = progress;
   reshard::prove_claims(prepared.source, run);
   reshard::prove_redundant(prepared.source, run);
@@ -343,6 +344,7 @@ reshard::RunOptions run_options(const reshard::Plan& plan,
   reshard::RunOptions run;
   run.threads = options.threads;
   run.max_mem = options.max_mem;
+  run.io = options.io;
   if (options.cuda) run.device = &reshard::CudaModule::get();
   for (const reshard::PlannedTensor& tensor : plan.tensors) {
     if (!tensor.casts()) continue;
@@ -357,6 +359,7 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
   reshard::RunOptions run;
   run.threads = options.threads;
   run.max_mem = options.max_mem;
+  run.io = options.io;
   if (options.cuda) run.device = &reshard::CudaModule::get();
   const reshard::Plan& plan = prepared.plan;
   const uint64_t messages = ranks::exchange_memory(run.max_mem);

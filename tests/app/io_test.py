@@ -141,6 +141,88 @@ def test_no_digests(folder):
     check_equal(done.code, 4, "a source that has changed")
 
 
+def cached(path):
+    """Bytes of a file that are in the page cache."""
+    done = subprocess.run(["fincore", "--bytes", "--noheadings", "--output",
+                           "RES", path], capture_output=True, text=True,
+                          check=True)
+    return int(done.stdout)
+
+
+def make_cold(path):
+    """Out of the page cache, or Skip."""
+    if not shutil.which("fincore"):
+        raise Skip("needs fincore")
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if cached(path):
+        raise Skip("this file system keeps what it is told to drop")
+
+
+def has_direct_reads(path):
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+def test_read_modes(folder):
+    """--io: the same bytes in every mode; direct reads leave nothing in the
+    page cache, what was there stays."""
+    source = folder / "a.safetensors"
+    data = safetensors(source, 504)
+    modes = ["auto", "buffered"]
+    if has_direct_reads(source):
+        modes += ["direct", "uring"]
+    for mode in modes:
+        make_cold(source)
+        target = folder / mode
+        done = CKPT.run("convert", source, target, "--to", "safetensors",
+                        "--io", mode)
+        if mode == "uring" and done.code == 7:
+            check("--io direct" in done.err, "a hint")
+            continue
+        check_equal(done.code, 0, f"--io {mode}: {done.err}")
+        check(next(target.glob("*.safetensors")).read_bytes().endswith(data),
+              f"--io {mode}: bytes differ")
+        if mode in ("direct", "uring"):
+            check(cached(source) <= SIZE // 8, f"--io {mode}: in the cache")
+        else:
+            check(cached(source) >= SIZE, f"--io {mode}: not in the cache")
+        CKPT.ok("verify", target, "--io", mode)
+        CKPT.ok("verify", source, target, "--io", mode)
+    source.read_bytes()
+    CKPT.ok("convert", source, folder / "again", "--to", "torch", "--io",
+            modes[-1])
+    check(cached(source) >= SIZE, "what was in the cache was dropped")
+
+
+def test_no_direct_reads(folder):
+    """A file system without O_DIRECT: refused by name, and auto works."""
+    mount = folder / "ramfs"
+    mount.mkdir()
+    if os.geteuid() != 0 or subprocess.run(
+            ["mount", "-t", "ramfs", "ramfs", mount], capture_output=True,
+            check=False).returncode:
+        raise Skip("can't mount a ramfs")
+    try:
+        source = mount / "a.safetensors"
+        safetensors(source, 504)
+        if has_direct_reads(source):
+            raise Skip("this ramfs has direct reads")
+        done = CKPT.run("convert", source, folder / "b", "--to", "safetensors",
+                        "--io", "direct")
+        check_equal(done.code, 7, "exit status")
+        check("a.safetensors" in done.err and
+              "--io buffered" in done.err, done.err)
+        check(not (folder / "b").exists(), "the target was made")
+        CKPT.ok("convert", source, folder / "b", "--to", "safetensors")
+    finally:
+        subprocess.run(["umount", mount], check=False)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -148,6 +230,8 @@ def prepare(suite, ckpt):
     suite.add("--trace: in no directory", test_trace_unwritable)
     suite.add("XFS: blocks are shared", test_reflink)
     suite.add("XFS: what is shared is not read", test_unread)
+    suite.add("--io: the same bytes, other caches", test_read_modes)
+    suite.add("--io: a file system without direct reads", test_no_direct_reads)
     suite.add("--no-manifest: no digests but where needed", test_no_digests)
 
 
