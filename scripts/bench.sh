@@ -6,14 +6,18 @@
 #   scripts/bench.sh --quick [--gib 4] [--rounds 5] [--tp 4:8] [--dir DIR]
 #                    [--keep] [-- OPTION_FOR_RESHARD...]
 #   scripts/bench.sh --scale [--rounds 5] [--dir DIR] [--keep]
+#   scripts/bench.sh --cold [--gib 2] [--rounds 5] [--dir DIR] [--keep]
 #
 # --quick: only TP 4 to 8 against cp -r; writes no page.
 # --scale: how long checkpoints of 405B parameters over 16,384 ranks take to
 # inspect and to plan, warm and cold, against what is promised (rows 11 to 14).
 # Their payload is holes.
+# --cold: what is not in the page cache, by --io MODE against cat and cp; and
+# what a run larger than memory leaves there of another file.
 #
 # DIR (default: ${TMPDIR:-/tmp}) needs room for fourteen times the size, --quick
-# for three times; --scale needs 16 GB and 70,000 inodes.
+# for three times; --scale needs 16 GB and 70,000 inodes, --cold as much as the
+# machine has memory.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -26,6 +30,7 @@ tp=4:8
 dir=${TMPDIR:-/tmp}
 keep=no
 scale=no
+cold=no
 while [ $# -gt 0 ]; do
   case $1 in
     --gib) gib=${2:?}; shift ;;
@@ -35,6 +40,7 @@ while [ $# -gt 0 ]; do
     --keep) keep=yes ;;
     --quick) quick=yes ;;
     --scale) scale=yes ;;
+    --cold) cold=yes ;;
     -h | --help) usage; exit ;;
     --) shift; break ;;
     *) usage >&2; exit 2 ;;
@@ -54,6 +60,14 @@ if [ $scale = yes ]; then
 fi
 
 venv_install "$torch_pin" "$(numpy_pin)" || die "the generator needs torch, numpy"
+
+if [ $cold = yes ]; then
+  folder=$dir/ckpt_bench_cold
+  [ $keep = yes ] || trap 'rm -rf "$folder"' EXIT
+  .venv/bin/python -B scripts/bench_cold.py --ckpt build/bin/ckpt \
+    --folder "$folder" --gib "${gib:-2}" --rounds "$rounds"
+  exit
+fi
 
 if [ $quick = no ]; then
   venv_install safetensors==0.8.0 || die "the peers need safetensors"
