@@ -178,6 +178,16 @@ bool is_index_name(std::string_view file_name, std::string_view suffix) {
   return variant.empty() || variant[0] == '.';
 }
 
+WeightFiles find_weight_files(std::string_view stem, std::string_view suffix,
+                              std::span<const std::string> names,
+                              std::span<const std::string> indexes) {
+  const std::string single = std::string(stem) + std::string(suffix);
+  const std::string index = single + ".index.json";
+  if (std::ranges::binary_search(names, single)) return {{single}, {}};
+  if (std::ranges::binary_search(indexes, index)) return {{}, index};
+  return {numbered_set(names, stem, suffix), {}};
+}
+
 Index read_index(const std::string& directory, const std::string& index_file,
                  std::string_view folder) {
   Index index;

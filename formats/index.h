@@ -40,6 +40,17 @@ struct Index {
 // .json.
 bool is_index_name(std::string_view file_name, std::string_view suffix);
 
+// Where the weights called `stem` are, as loaders look for them: in STEM
+// SUFFIX, else where STEM SUFFIX.index.json says, else in a set STEM-x-of-N
+// SUFFIX. Both lists are sorted. One of the members is empty, or both.
+struct WeightFiles {
+  std::vector<std::string> names;
+  std::string index;
+};
+WeightFiles find_weight_files(std::string_view stem, std::string_view suffix,
+                              std::span<const std::string> names,
+                              std::span<const std::string> indexes);
+
 // Reads `directory`/`index_file` and checks all of it, also that every file
 // is there. Throws an input_error for a malformed index and for a file that
 // is missing, an unsafe_error for a file name that is no plain name. Files may

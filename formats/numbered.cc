@@ -77,6 +77,18 @@ void check_complete(const std::string& directory, const NumberedName& set,
 
 }  // namespace
 
+std::vector<std::string> numbered_set(std::span<const std::string> names,
+                                      std::string_view stem,
+                                      std::string_view rest) {
+  std::vector<std::string> set;
+  for (const std::string& name : names) {
+    const auto numbered = parse_numbered(name);
+    if (numbered && numbered->stem == stem && numbered->rest == rest)
+      set.push_back(name);
+  }
+  return set;
+}
+
 void check_complete_sets(const std::string& directory,
                          std::span<const std::string> names) {
   using Set = std::tuple<std::string, uint32_t, std::string>;

@@ -23,6 +23,11 @@ std::optional<NumberedName> parse_numbered(std::string_view file_name);
 std::string numbered_name(std::string_view stem, uint64_t number,
                           uint64_t count, std::string_view rest);
 
+// Those of `names` that are STEM-x-of-N followed by `rest`.
+std::vector<std::string> numbered_set(std::span<const std::string> names,
+                                      std::string_view stem,
+                                      std::string_view rest);
+
 // Throws an input_error that names the missing files if a set that begins
 // among `names` is not complete.
 void check_complete_sets(const std::string& directory,

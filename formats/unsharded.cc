@@ -10,6 +10,7 @@
 #include "formats/index.h"
 #include "formats/olmo_core/v1_state_dict.h"
 #include "formats/safetensors/safetensors.h"
+#include "formats/target.h"
 #include "formats/torch/torch.h"
 #include "formats/torch/tree.h"
 #include "lib/text/format.h"
@@ -66,7 +67,7 @@ class Builder {
     give_objects();
     for (const Part& part : parts_) add(part);
     if (layout_.form == kChunks) add_indexes();
-    note_sidecars();
+    copy_sidecars(source_, false, {}, target_);
     return std::move(target_);
   }
 
@@ -225,23 +226,12 @@ class Builder {
         }
       }
       if (weight_map.empty()) continue;
-      TargetFile index;
-      index.path =
-          folder + (layout_.format == kTorch ? "pytorch_model.bin.index.json"
-                                             : "model.safetensors.index.json");
-      index.literals.push_back({0, write_index(weight_map, total)});
-      index.size = index.literals[0].bytes.size();
-      target_.files.push_back(std::move(index));
+      const std::string name = layout_.format == kTorch
+                                   ? "pytorch_model.bin.index.json"
+                                   : "model.safetensors.index.json";
+      target_.files.push_back(
+          literal_file(folder + name, write_index(weight_map, total)));
     }
-  }
-
-  void note_sidecars() {
-    for (const Sidecar& sidecar : source_.sidecars)
-      target_.problems.push_back({Severity::kNote,
-                                  "sidecar_left_out",
-                                  {},
-                                  {},
-                                  printable(sidecar.name) + " is not copied"});
   }
 
   const Catalog& source_;

@@ -7,6 +7,7 @@
 #include "formats/dcp/frame.h"
 #include "formats/dcp/metadata_write.h"
 #include "formats/dcp/value_item.h"
+#include "formats/target.h"
 #include "formats/torch/file_plan.h"
 #include "formats/torch/item.h"
 #include "lib/io/file.h"
@@ -153,11 +154,8 @@ void Save::set_path(const std::string& name, std::vector<PathElement> path) {
 }
 
 void Save::add_file(const std::string& name, std::string bytes) {
-  TargetFile file;
-  file.path = state_->relative(name);
-  file.size = bytes.size();
-  if (!bytes.empty()) file.literals.push_back({0, std::move(bytes)});
-  state_->files.push_back(std::move(file));
+  state_->files.push_back(
+      formats::literal_file(state_->relative(name), std::move(bytes)));
 }
 
 void Save::finish(uint32_t ranks, bool skip_empty) {
@@ -335,12 +333,8 @@ void Save::State::add_metadata() {
   write_state_dict(writer);
   if (options.planner_data) write_planner(writer);
   write_storage(writer);
-  std::string bytes = writer.finish(options.storage_meta);
-  TargetFile file;
-  file.path = relative(".metadata");
-  file.size = bytes.size();
-  file.literals.push_back({0, std::move(bytes)});
-  target.files.push_back(std::move(file));
+  target.files.push_back(formats::literal_file(
+      relative(".metadata"), writer.finish(options.storage_meta)));
 }
 
 }  // namespace ckpt::dcp

@@ -9,6 +9,7 @@
 #include "formats/dcp/save.h"
 #include "formats/dcp/value_item.h"
 #include "formats/families/rules.h"
+#include "formats/target.h"
 #include "formats/torch/file_plan.h"
 #include "formats/torch/tree.h"
 #include "lib/text/format.h"
@@ -100,15 +101,8 @@ class Builder {
   }
 
   void start() {
-    catalog().format = kFormat;
-    catalog().family = source_.family;
-    catalog().dialect = source_.dialect;
+    catalog() = formats::catalog_like(source_, kFormat);
     catalog().topology = {.tp = mesh_.tp, .dp = mesh_.dp};
-    catalog().tensors = source_.tensors;
-    for (Tensor& tensor : catalog().tensors) {
-      tensor.pieces.clear();
-      tensor.tie = 0;
-    }
   }
 
   void warn(Severity severity, std::string kind, const std::string& name,
@@ -270,12 +264,9 @@ class Builder {
              "is not copied");
         continue;
       }
-      TargetFile file;
-      file.path = sidecar.name;
-      file.size = sidecar.size;
-      file.copy_of = sidecar.path;
       // .metadata stays the last one.
-      target_.files.insert(target_.files.end() - 1, std::move(file));
+      target_.files.insert(target_.files.end() - 1,
+                           formats::copied_file(sidecar.name, sidecar));
     }
   }
 

@@ -13,6 +13,7 @@
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/deepspeed/locate.h"
 #include "formats/deepspeed/rules.h"
+#include "formats/target.h"
 #include "formats/torch/file_plan.h"
 #include "formats/torch/tree.h"
 #include "lib/io/file.h"
@@ -327,11 +328,7 @@ class UniversalWriter {
   }
 
   void add_bytes(const std::string& path, const std::string& bytes) {
-    TargetFile file;
-    file.path = path;
-    file.size = bytes.size();
-    file.literals.push_back({0, bytes});
-    target_.files.push_back(std::move(file));
+    target_.files.push_back(formats::literal_file(path, bytes));
   }
 
   const Catalog& source_;

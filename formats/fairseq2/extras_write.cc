@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "formats/fairseq2/extras.h"
+#include "formats/target.h"
 #include "lib/io/file.h"
 
 namespace ckpt::fairseq2 {
@@ -25,11 +26,7 @@ const Sidecar* named(const Catalog& source, std::string_view name) {
 }
 
 void add_copy(Target& target, std::string path, const Sidecar& from) {
-  TargetFile file;
-  file.path = std::move(path);
-  file.size = from.size;
-  file.copy_of = from.path;
-  target.files.push_back(std::move(file));
+  target.files.push_back(formats::copied_file(std::move(path), from));
 }
 
 void warn(Target& target, const char* kind, std::string message) {

@@ -11,6 +11,7 @@
 #include "formats/meta/params.h"
 #include "formats/safetensors/file_plan.h"
 #include "formats/safetensors/header.h"
+#include "formats/target.h"
 #include "formats/torch/file_plan.h"
 #include "formats/torch/tree.h"
 #include "lib/pickle/value.h"
@@ -51,16 +52,10 @@ class Builder {
   }
 
   void start_catalog() {
-    catalog().format = kFormat;
+    catalog() = formats::catalog_like(source_, kFormat);
     catalog().version = keeps_safetensors() ? kSafetensors : kPickled;
-    catalog().family = source_.family;
     catalog().dialect = kFormat;
     catalog().topology.tp = ranks_;
-    catalog().tensors = source_.tensors;
-    for (Tensor& tensor : catalog().tensors) {
-      tensor.pieces.clear();
-      tensor.tie = 0;
-    }
     if (!params_)
       warn("no_params", {},
            "there is no params.json: Meta's loader needs one beside the files");
@@ -159,12 +154,9 @@ class Builder {
 
   void add_params(const Object& object) {
     constexpr bool kAscii = true;  // as Python's json module
-    TargetFile& file = target_.files.emplace_back();
-    file.path = kParams;
-    std::string text =
-        plain_json(*object.document, object.node).dump(-1, ' ', kAscii);
-    file.size = text.size();
-    file.literals.push_back({0, std::move(text)});
+    target_.files.push_back(formats::literal_file(
+        std::string(kParams),
+        plain_json(*object.document, object.node).dump(-1, ' ', kAscii)));
   }
 
   // The configuration of another dialect would contradict params.json.
@@ -196,10 +188,7 @@ class Builder {
         continue;
       }
       if (sidecar.name == kParams && has_params_object()) continue;
-      TargetFile& file = target_.files.emplace_back();
-      file.path = sidecar.name;
-      file.size = sidecar.size;
-      file.copy_of = sidecar.path;
+      target_.files.push_back(formats::copied_file(sidecar.name, sidecar));
     }
   }
 

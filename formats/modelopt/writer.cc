@@ -12,6 +12,7 @@
 #include "formats/modelopt/review.h"
 #include "formats/numbered.h"
 #include "formats/safetensors/file_plan.h"
+#include "formats/target.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -59,17 +60,11 @@ class Builder {
   Catalog& catalog() { return target_.catalog; }
 
   void start_catalog() {
-    catalog().format = kFormat;
+    catalog() = formats::catalog_like(source_, kFormat);
     catalog().version = decision_.blocks ? kBlocks : kShards;
-    catalog().family = source_.family;
     catalog().dialect = "hf";
     if (!decision_.blocks)
       catalog().topology.pp = static_cast<uint32_t>(decision_.owners.ranks());
-    catalog().tensors = source_.tensors;
-    for (Tensor& tensor : catalog().tensors) {
-      tensor.pieces.clear();
-      tensor.tie = 0;
-    }
   }
 
   // There is no place for any but the metadata that every file has.
@@ -224,20 +219,15 @@ class Builder {
   }
 
   void add_small_file(std::string path, std::string content) {
-    TargetFile& file = target_.files.emplace_back();
-    file.path = std::move(path);
-    file.size = content.size();
-    file.literals.push_back({0, std::move(content)});
+    target_.files.push_back(
+        formats::literal_file(std::move(path), std::move(content)));
   }
 
   // config.json comes last: with it the checkpoint is one.
   void add_sidecars(bool config) {
     for (const Sidecar& sidecar : source_.sidecars) {
       if ((sidecar.name == "config.json") != config) continue;
-      TargetFile& file = target_.files.emplace_back();
-      file.path = sidecar.name;
-      file.size = sidecar.size;
-      file.copy_of = sidecar.path;
+      target_.files.push_back(formats::copied_file(sidecar.name, sidecar));
     }
   }
 

@@ -10,6 +10,7 @@
 #include "formats/olmo_core/v1_optimizer.h"
 #include "formats/olmo_core/v1_review.h"
 #include "formats/safetensors/header.h"
+#include "formats/target.h"
 #include "formats/torch/tree.h"
 #include "lib/io/file.h"
 #include "lib/pickle/encode.h"
@@ -70,6 +71,7 @@ class Builder {
     if (layout.max_shard_size != 0)
       throw usage_error({}, "--max-shard-size does not go with {}", kFormat)
           .with_hint("--dp N sets how many files there are");
+    target_.catalog = formats::catalog_like(source, kFormat);
     target_.catalog.topology = layout.topology;
   }
 
@@ -85,16 +87,9 @@ class Builder {
 
  private:
   void start() {
-    Catalog& catalog = target_.catalog;
-    catalog.format = kFormat;
-    catalog.family = source_.family;
-    catalog.dialect = source_.dialect;
-    catalog.tensors = source_.tensors;
-    for (Tensor& tensor : catalog.tensors) {
+    for (const Tensor& tensor : source_.tensors) {
       torch::check_materialisable(tensor, source_);
       check(tensor);
-      tensor.pieces.clear();
-      tensor.tie = 0;
     }
     // The folder of the step, if a training run was given.
     const std::string above = source_.root + "/";
@@ -354,31 +349,12 @@ class Builder {
 
   // Last, as the peer does.
   void add_index(const PartPlan& part) {
-    TargetFile file;
-    file.path = path_of(part, std::string(kIndexName));
-    std::string json = encode_index(part.entries);
-    file.size = json.size();
-    file.literals.push_back({0, std::move(json)});
-    target_.files.push_back(std::move(file));
+    target_.files.push_back(formats::literal_file(
+        path_of(part, std::string(kIndexName)), encode_index(part.entries)));
   }
 
   void add_sidecars() {
-    for (const Sidecar& sidecar : source_.sidecars) {
-      if (source_.format != kFormat) {
-        target_.problems.push_back(
-            {Severity::kNote,
-             "sidecar_left_out",
-             {},
-             {},
-             printable(sidecar.name) + " is not copied"});
-        continue;
-      }
-      TargetFile file;
-      file.path = step_.empty() ? sidecar.name : io::join(step_, sidecar.name);
-      file.size = sidecar.size;
-      file.copy_of = sidecar.path;
-      target_.files.push_back(std::move(file));
-    }
+    formats::copy_sidecars(source_, source_.format == kFormat, step_, target_);
   }
 
   void note_cuts() {

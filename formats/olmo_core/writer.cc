@@ -12,6 +12,7 @@
 #include "formats/olmo_core/review.h"
 #include "formats/olmo_core/shards.h"
 #include "formats/olmo_core/sidecars.h"
+#include "formats/target.h"
 #include "formats/torch/file_plan.h"
 #include "formats/torch/tree.h"
 #include "lib/io/file.h"
@@ -99,18 +100,13 @@ class Builder {
 
  private:
   void start() {
-    Catalog& catalog = target_.catalog;
-    catalog.format = kFormat;
-    catalog.family = source_.family;
-    catalog.dialect = source_.format == kFormat ? source_.dialect : kDialect;
-    catalog.topology = topology_;
-    catalog.tensors = source_.tensors;
-    for (Tensor& tensor : catalog.tensors) {
+    for (const Tensor& tensor : source_.tensors)
       torch::check_materialisable(tensor, source_);
-      tensor.pieces.clear();
-      tensor.tie = 0;
-      tensor.name = key(tensor).key;
-    }
+    Catalog& catalog = target_.catalog;
+    catalog = formats::catalog_like(source_, kFormat);
+    if (source_.format != kFormat) catalog.dialect = kDialect;
+    catalog.topology = topology_;
+    for (Tensor& tensor : catalog.tensors) tensor.name = key(tensor).key;
   }
 
   Key key(const Tensor& tensor) const {
@@ -255,23 +251,16 @@ class Builder {
 
   // .metadata alone looks like any other's: this file tells whose it is.
   void add_note() {
-    TargetFile file;
-    file.path = io::join(place_.step, kNote);
-    std::string bytes = "{\"version\": \"3.0.0\"}";
-    file.size = bytes.size();
-    file.literals.push_back({0, std::move(bytes)});
-    target_.files.push_back(std::move(file));
+    target_.files.push_back(formats::literal_file(io::join(place_.step, kNote),
+                                                  "{\"version\": \"3.0.0\"}"));
     target_.assumptions.push_back(
         ".metadata.json: written, so that the checkpoint is known as one of "
         "OLMo-core's");
   }
 
   void add_copy(const Sidecar& sidecar) {
-    TargetFile file;
-    file.path = io::join(place_.step, sidecar.name);
-    file.size = sidecar.size;
-    file.copy_of = sidecar.path;
-    target_.files.push_back(std::move(file));
+    target_.files.push_back(
+        formats::copied_file(io::join(place_.step, sidecar.name), sidecar));
   }
   void note_sidecars() {
     for (const Sidecar& sidecar : source_.sidecars)

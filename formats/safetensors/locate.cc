@@ -35,36 +35,17 @@ Listing list(const std::string& directory) {
   return listing;
 }
 
-bool contains(const std::vector<std::string>& names, const std::string& name) {
-  return std::ranges::binary_search(names, name);
-}
-
-// The files STEM-x-of-N.safetensors.
-std::vector<std::string> set_of(const std::vector<std::string>& names,
-                                std::string_view stem) {
-  std::vector<std::string> set;
-  for (const std::string& name : names) {
-    const auto numbered = formats::parse_numbered(name);
-    if (numbered && numbered->stem == stem && numbered->rest == kSuffix)
-      set.push_back(name);
-  }
-  return set;
-}
-
 // Fills names or index; false if nothing of this stem is there.
 bool take_stem(std::string_view stem, const Listing& listing, Files& files) {
-  const std::string single = std::string(stem) + std::string(kSuffix);
-  const std::string index = single + ".index.json";
-  if (contains(listing.weights, single)) {
-    files.names = {single};
-    // OLMo-core's form of whole tensors: the optimizer in a file beside.
-    if (stem == "model" && contains(listing.weights, "optim.safetensors"))
-      files.names.push_back("optim.safetensors");
-  } else if (contains(listing.indexes, index)) {
-    files.index = index;
-  } else {
-    files.names = set_of(listing.weights, stem);
-  }
+  constexpr std::string_view kOptim = "optim.safetensors";
+  auto found = formats::find_weight_files(stem, kSuffix, listing.weights,
+                                          listing.indexes);
+  files.names = std::move(found.names);
+  files.index = std::move(found.index);
+  // OLMo-core's form of whole tensors: the optimizer in a file beside.
+  if (files.names == std::vector<std::string>{"model.safetensors"} &&
+      std::ranges::binary_search(listing.weights, kOptim))
+    files.names.emplace_back(kOptim);
   return !files.names.empty() || !files.index.empty();
 }
 

@@ -6,16 +6,14 @@
 #include "formats/index.h"
 #include "formats/safetensors/file_plan.h"
 #include "formats/safetensors/safetensors.h"
+#include "formats/target.h"
 #include "formats/unsharded.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
-#include "lib/text/format.h"
 #include "lib/text/utf8.h"
 
 namespace ckpt::safetensors {
 namespace {
-
-using text::printable;
 
 // transformers and huggingface_hub cut there.
 constexpr uint64_t kDefaultShard = 5'000'000'000;
@@ -58,7 +56,7 @@ class Builder {
       : source_(source), layout_(layout) {}
 
   Target build() {
-    start_catalog();
+    target_.catalog = formats::catalog_like(source_, kFormat);
     take_objects();
     for (const Tensor& tensor : source_.tensors)
       described_.push_back(describe(tensor));
@@ -71,25 +69,13 @@ class Builder {
       add_file(target_, file_name(f, files.size()), files[f], metadata_,
                &source_);
     if (files.size() > 1) add_index(files);
-    add_sidecars();
+    const bool keep = source_.dialect == "hf" && !layout_.single_file;
+    formats::copy_sidecars(source_, keep, {}, target_);
     return std::move(target_);
   }
 
  private:
   Catalog& catalog() { return target_.catalog; }
-
-  void start_catalog() {
-    catalog().format = kFormat;
-    catalog().family = source_.family;
-    catalog().dialect = source_.dialect;
-    // A tensor keeps its dtype and shape, so that the plan copies bytes; what
-    // the header calls them is the header's matter.
-    catalog().tensors = source_.tensors;
-    for (Tensor& tensor : catalog().tensors) {
-      tensor.pieces.clear();
-      tensor.tie = 0;
-    }
-  }
 
   void warn(Problem::Severity severity, std::string kind, std::string tensor,
             std::string message) {
@@ -171,30 +157,9 @@ class Builder {
     }
     if (index_metadata_.contains("total_parameters"))
       index_metadata_["total_parameters"] = elements;
-    add_small_file(kIndexName,
-                   formats::write_index(weight_map, total, index_metadata_));
-  }
-
-  void add_small_file(std::string_view path, std::string content) {
-    TargetFile& file = target_.files.emplace_back();
-    file.path = path;
-    file.size = content.size();
-    file.literals.push_back({0, std::move(content)});
-  }
-
-  void add_sidecars() {
-    const bool keep = source_.dialect == "hf" && !layout_.single_file;
-    for (const Sidecar& sidecar : source_.sidecars) {
-      if (!keep) {
-        warn(Problem::Severity::kNote, "sidecar_left_out", {},
-             printable(sidecar.name) + " is not copied");
-        continue;
-      }
-      TargetFile& file = target_.files.emplace_back();
-      file.path = sidecar.name;
-      file.size = sidecar.size;
-      file.copy_of = sidecar.path;
-    }
+    target_.files.push_back(formats::literal_file(
+        std::string(kIndexName),
+        formats::write_index(weight_map, total, index_metadata_)));
   }
 
   const Catalog& source_;

@@ -53,31 +53,11 @@ Listing list(const std::string& directory) {
   return listing;
 }
 
-bool contains(const std::vector<std::string>& names, const std::string& name) {
-  return std::ranges::binary_search(names, name);
-}
-
-// The files STEM-x-of-N.bin.
-std::vector<std::string> set_of(const std::vector<std::string>& names,
-                                std::string_view stem) {
-  std::vector<std::string> set;
-  for (const std::string& name : names) {
-    const auto numbered = formats::parse_numbered(name);
-    if (numbered && numbered->stem == stem && numbered->rest == kSuffix)
-      set.push_back(name);
-  }
-  return set;
-}
-
 bool take_stem(std::string_view stem, const Listing& listing, Files& files) {
-  const std::string single = std::string(stem) + std::string(kSuffix);
-  const std::string index = single + ".index.json";
-  if (contains(listing.bins, single))
-    files.names = {single};
-  else if (contains(listing.indexes, index))
-    files.index = index;
-  else
-    files.names = set_of(listing.bins, stem);
+  auto found =
+      formats::find_weight_files(stem, kSuffix, listing.bins, listing.indexes);
+  files.names = std::move(found.names);
+  files.index = std::move(found.index);
   return !files.names.empty() || !files.index.empty();
 }
 
@@ -101,7 +81,8 @@ bool take_only(const std::string& directory, const Listing& listing,
   for (const std::string& name : listing.bins)
     if (const auto numbered = formats::parse_numbered(name))
       stems.insert(numbered->stem);
-  if (stems.size() == 1) files.names = set_of(listing.bins, *stems.begin());
+  if (stems.size() == 1)
+    files.names = formats::numbered_set(listing.bins, *stems.begin(), kSuffix);
   if (files.names.empty() && listing.bins.size() == 1) {
     if (is_torch(io::join(directory, listing.bins[0])))
       files.names = listing.bins;

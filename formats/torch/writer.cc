@@ -5,6 +5,7 @@
 #include "ckpt/error.h"
 #include "formats/index.h"
 #include "formats/olmo_core/v1_state_dict.h"
+#include "formats/target.h"
 #include "formats/torch/file_plan.h"
 #include "formats/torch/skeleton.h"
 #include "formats/torch/torch.h"
@@ -56,32 +57,20 @@ class Builder {
       : source_(source), layout_(layout) {}
 
   Target build() {
-    start();
+    target_.catalog = formats::catalog_like(source_, kFormat);
     for (size_t i = 0; i < source_.tensors.size(); ++i) add_slot(i);
     const auto files = split();
     if (files.size() == 1)
       add_whole();
     else
       add_shards(files);
-    add_sidecars();
+    const bool keep = source_.dialect == "hf" && !layout_.single_file;
+    formats::copy_sidecars(source_, keep, {}, target_);
     return std::move(target_);
   }
 
  private:
   Catalog& catalog() { return target_.catalog; }
-
-  void start() {
-    catalog().format = kFormat;
-    catalog().family = source_.family;
-    catalog().dialect = source_.dialect;
-    // A tensor keeps its dtype and shape: what the pickle calls them is the
-    // pickle's matter.
-    catalog().tensors = source_.tensors;
-    for (Tensor& tensor : catalog().tensors) {
-      tensor.pieces.clear();
-      tensor.tie = 0;
-    }
-  }
 
   void warn(Severity severity, std::string kind, std::string tensor,
             std::string message) {
@@ -244,27 +233,9 @@ class Builder {
         if (firsts_[id] == id) total += byte_size(source_.tensors[id]);
       }
     }
-    TargetFile index;
-    index.path = std::string(kStem) + std::string(kSuffix) + ".index.json";
-    index.literals.push_back({0, formats::write_index(weight_map, total)});
-    index.size = index.literals[0].bytes.size();
-    target_.files.push_back(std::move(index));
-  }
-
-  void add_sidecars() {
-    const bool keep = source_.dialect == "hf" && !layout_.single_file;
-    for (const Sidecar& sidecar : source_.sidecars) {
-      if (!keep) {
-        warn(Severity::kNote, "sidecar_left_out", {},
-             printable(sidecar.name) + " is not copied");
-        continue;
-      }
-      TargetFile file;
-      file.path = sidecar.name;
-      file.size = sidecar.size;
-      file.copy_of = sidecar.path;
-      target_.files.push_back(std::move(file));
-    }
+    target_.files.push_back(formats::literal_file(
+        std::string(kStem) + std::string(kSuffix) + ".index.json",
+        formats::write_index(weight_map, total)));
   }
 
   const Catalog& source_;

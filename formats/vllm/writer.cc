@@ -8,6 +8,7 @@
 #include "formats/families/rules.h"
 #include "formats/safetensors/file_plan.h"
 #include "formats/safetensors/header.h"
+#include "formats/target.h"
 #include "formats/torch/tree.h"
 #include "formats/vllm/config.h"
 #include "formats/vllm/fuse.h"
@@ -42,7 +43,7 @@ class Builder {
     for (const Tensor& tensor : source_.tensors) add_cut(tensor);
     for (uint32_t rank = 0; rank < facts_.ranks; ++rank) add_rank(rank);
     leave_objects();
-    add_sidecars();
+    formats::copy_sidecars(source_, true, {}, target_);
     return std::move(target_);
   }
 
@@ -50,15 +51,9 @@ class Builder {
   Catalog& catalog() { return target_.catalog; }
 
   void start_catalog() {
-    catalog().format = kFormat;
-    catalog().family = source_.family;
+    catalog() = formats::catalog_like(source_, kFormat);
     catalog().dialect = kFormat;
     catalog().topology.tp = facts_.ranks;
-    catalog().tensors = source_.tensors;
-    for (Tensor& tensor : catalog().tensors) {
-      tensor.pieces.clear();
-      tensor.tie = 0;
-    }
   }
 
   void add_cut(const Tensor& tensor) {
@@ -159,15 +154,6 @@ class Builder {
            {},
            object.name,
            "vllm has no place for this value; it is left out"});
-    }
-  }
-
-  void add_sidecars() {
-    for (const Sidecar& sidecar : source_.sidecars) {
-      TargetFile& file = target_.files.emplace_back();
-      file.path = sidecar.name;
-      file.size = sidecar.size;
-      file.copy_of = sidecar.path;
     }
   }
 

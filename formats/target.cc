@@ -1,0 +1,55 @@
+#include "formats/target.h"
+
+#include <utility>
+
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::formats {
+
+Catalog catalog_like(const Catalog& source, std::string_view format) {
+  Catalog catalog;
+  catalog.format = format;
+  catalog.family = source.family;
+  catalog.dialect = source.dialect;
+  catalog.tensors = source.tensors;
+  for (Tensor& tensor : catalog.tensors) {
+    tensor.pieces.clear();
+    tensor.tie = 0;
+  }
+  return catalog;
+}
+
+TargetFile literal_file(std::string path, std::string content) {
+  TargetFile file;
+  file.path = std::move(path);
+  file.size = content.size();
+  if (!content.empty()) file.literals.push_back({0, std::move(content)});
+  return file;
+}
+
+TargetFile copied_file(std::string path, const Sidecar& sidecar) {
+  TargetFile file;
+  file.path = std::move(path);
+  file.size = sidecar.size;
+  file.copy_of = sidecar.path;
+  return file;
+}
+
+void copy_sidecars(const Catalog& source, bool keep, std::string_view folder,
+                   Target& target) {
+  for (const Sidecar& sidecar : source.sidecars) {
+    if (keep)
+      target.files.push_back(
+          copied_file(io::join(folder, sidecar.name), sidecar));
+    else
+      target.problems.push_back(
+          {Problem::Severity::kNote,
+           "sidecar_left_out",
+           {},
+           {},
+           text::printable(sidecar.name) + " is not copied"});
+  }
+}
+
+}  // namespace ckpt::formats
