@@ -17,6 +17,24 @@ void Mover::look_ahead(const Item& item, const std::optional<Item>& next) {
   if (next) ask_for(*next);
 }
 
+namespace {
+
+struct Bytes {
+  uint64_t offset = 0;
+  uint64_t count = 0;
+};
+
+// What an item takes of a lane that is not read row by row.
+Bytes bytes_of(const Job& job, const Item& item, const Lane& lane) {
+  if (job.rows > 1)
+    return {lane.offset + item.begin * lane.row_stride,
+            (item.end - item.begin - 1) * lane.row_stride + lane.width};
+  const uint64_t end = std::min(item.end, lane.width);
+  return {lane.offset + item.begin, end - std::min(end, item.begin)};
+}
+
+}  // namespace
+
 // Nothing is asked for that will probably be shared and not read.
 void Mover::ask_for(const Item& item) {
   asked_ = item;
@@ -24,9 +42,8 @@ void Mover::ask_for(const Item& item) {
   if (item.gather) return;
   const Job& job = plan_.jobs[item.index];
   const Lane& first = plan_.lanes[job.first_source];
-  asked_was_cached_ = reader_.is_cached(
-      first.file,
-      first.offset + item.begin * (job.rows == 1 ? 1 : first.row_stride));
+  const Bytes bytes = bytes_of(job, item, first);
+  asked_was_cached_ = reader_.is_cached(first.file, bytes.offset, bytes.count);
   if (job.rows == 1 && output_.may_clone() &&
       is_blind(job, plan_.moves[job.first_move]))
     return;
@@ -53,17 +70,10 @@ void Mover::ask_cache(const Job& job, const Item& item) {
   constexpr uint32_t kMostLanes = 32;
   for (uint32_t i = 0; i < std::min(job.sources, kMostLanes); ++i) {
     const Lane& lane = plan_.lanes[job.first_source + i];
-    const uint64_t rows = item.end - item.begin;
-    const uint64_t end = std::min(item.end, lane.width);
-    uint64_t at = lane.offset + item.begin, bytes = 0;
-    if (job.rows == 1 && item.begin < end) {
-      bytes = end - item.begin;
-    } else if (job.rows > 1 && is_dense(lane)) {
-      at = lane.offset + item.begin * lane.row_stride;
-      bytes = (rows - 1) * lane.row_stride + lane.width;
-    }
-    if (bytes && !reader_.is_cached(lane.file, at))
-      reader_.ask_for(lane.file, at, bytes);
+    if (job.rows > 1 && !is_dense(lane)) continue;
+    const Bytes bytes = bytes_of(job, item, lane);
+    if (!reader_.is_cached(lane.file, bytes.offset, bytes.count))
+      reader_.ask_for(lane.file, bytes.offset, bytes.count);
   }
 }
 

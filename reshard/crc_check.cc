@@ -54,10 +54,10 @@ class Sweep {
   }
 
  private:
-  // An item from `at` on; true if it begins in the page cache.
+  // An item from `at` on; true if it is in the page cache.
   bool ask_for(uint32_t file, uint64_t at, uint64_t end) {
     const uint64_t stop = std::min(end, at + kItemBytes);
-    const bool cached = reader_.is_cached(file, at);
+    const bool cached = reader_.is_cached(file, at, stop - at);
     if (direct_ && !(direct_->wanted_only() && cached)) {
       for (; at < stop; at += buffer_.size())
         direct_->want(file, at, std::min<uint64_t>(buffer_.size(), stop - at));

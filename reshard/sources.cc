@@ -83,9 +83,9 @@ void SourceReader::read_stream(uint32_t file, uint64_t offset,
   close_some();
 }
 
-bool SourceReader::is_cached(uint32_t file, uint64_t offset) {
+bool SourceReader::is_cached(uint32_t file, uint64_t offset, uint64_t bytes) {
   if (files_[file].codec != Codec::kRaw) return true;
-  return io::is_cached(*handles_.get(files_[file].path), offset);
+  return io::is_cached(*handles_.get(files_[file].path), offset, bytes);
 }
 
 void SourceReader::ask_for(uint32_t file, uint64_t offset, uint64_t bytes) {

@@ -46,8 +46,9 @@ class SourceReader {
   bool read(uint32_t file, uint64_t offset, std::span<std::byte> buffer);
   // From here on reads go to `direct` first.
   void read_around(DirectReader& direct) { direct_ = &direct; }
-  // True if the file is none on disk, or has the byte in the page cache.
-  bool is_cached(uint32_t file, uint64_t offset);
+  // True if the file is none on disk, or has most of these bytes in the page
+  // cache.
+  bool is_cached(uint32_t file, uint64_t offset, uint64_t bytes);
   // These bytes will be read soon: a disk or a server that is asked for many
   // at once is faster. Nothing for files that are packed or in memory.
   void ask_for(uint32_t file, uint64_t offset, uint64_t bytes);

@@ -8,9 +8,9 @@
 
 namespace ckpt::io {
 
-// True if the byte at `offset` is in the page cache; false too where the file
-// system can't say (NFS).
-bool is_cached(const Handle& file, uint64_t offset);
+// True if more than half of [offset, offset + count) is in the page cache;
+// false too where nobody can say. Reads nothing.
+bool is_cached(const Handle& file, uint64_t offset, uint64_t count);
 
 // Has the kernel fetch [offset, offset + count) of the file; doesn't wait, and
 // fails in silence.
