@@ -53,6 +53,9 @@ if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
   fi
 fi
 
+# What precompiled headers need to be cached (asan).
+export CCACHE_SLOPPINESS=pch_defines,time_macros
+
 build=build
 [ "$preset" = release ] || build=build-$preset
 log=$(mktemp)
