@@ -30,7 +30,13 @@ bool DirectReader::read(uint32_t index, uint64_t offset,
                         std::span<std::byte> buffer) {
   if (!takes(index, buffer.size())) return false;
   const io::ReadQueue::File& wanted = file(index);
-  if (wanted && queue_.take(wanted, offset, buffer)) return true;
+  try {
+    if (wanted && queue_.take(wanted, offset, buffer)) return true;
+  } catch (const Error&) {
+    // Nobody asked for direct reads: an ordinary one says what is wrong, or
+    // works where a file system only seems to have direct ones.
+    if (!wanted_only_) throw;
+  }
   if (wanted_only_) return false;
   if (!wanted)
     throw resource_error({files_[index].path, {}},

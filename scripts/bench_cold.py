@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import bench_make as make
-from bench import files_of, run
+from bench import files_of, first_touch, run
 
 MODES = ("auto", "buffered", "direct", "uring")
 GIB = 2**30
@@ -37,6 +37,7 @@ def cached(path):
 
 
 def in_turn(commands, source, target, rounds):
+    touch = 3 * sum(p.stat().st_size for p in files_of(source))
     samples = {name: [] for name in commands}
     for i in range(rounds):
         order = list(commands)
@@ -44,6 +45,7 @@ def in_turn(commands, source, target, rounds):
             shutil.rmtree(target, ignore_errors=True)
             os.sync()
             chill(source)
+            first_touch(touch)
             samples[name].append(run(commands[name]))
             print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
