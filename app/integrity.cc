@@ -53,6 +53,7 @@ class Check {
     if (catalog.crcs.empty()) return;
     reshard::RunOptions options;
     options.threads = engine_.threads;
+    options.max_mem = engine_.max_mem;
     options.io = engine_.io;
     options.progress = make_progress(output_);
     const uint64_t bytes = reshard::crc_bytes(catalog);

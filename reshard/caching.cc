@@ -1,5 +1,8 @@
 #include "reshard/caching.h"
 
+#include <algorithm>
+
+#include "ckpt/error.h"
 #include "lib/io/read_queue.h"
 #include "reshard/behind.h"
 
@@ -10,6 +13,22 @@ bool drops_behind(uint64_t bytes_read, uint64_t bytes_written,
   const uint64_t most =
       options.drop_above ? options.drop_above : memory_bytes() / 2;
   return bytes_read > most || bytes_written > most - bytes_read;
+}
+
+uint64_t fit_block(const RunOptions& options, uint64_t blocks, uint64_t most,
+                   uint32_t& threads) {
+  constexpr uint64_t kLeastBlock = 64 << 10;
+  const uint64_t room = options.max_mem;
+  const uint64_t least = blocks * kLeastBlock;
+  if (room < least)
+    throw resource_error({},
+                         "--max-mem of {} bytes is too small: the engine "
+                         "needs at least {}",
+                         room, least)
+        .with_hint("use --max-mem 32MiB or more");
+  threads = static_cast<uint32_t>(std::min<uint64_t>(threads, room / least));
+  const uint64_t block = std::min(room / blocks / threads, most);
+  return std::max(kLeastBlock, block / 4096 * 4096);
 }
 
 // Unless asked for, only what a run larger than memory finds outside of the

@@ -20,14 +20,11 @@ namespace {
 // check of more than memory leaves in the page cache only what was there.
 class Sweep {
  public:
-  Sweep(const Catalog& catalog, OpenSources& open, const RunOptions& options,
-        bool drops)
-      : reader_(catalog.files, open.handles),
-        drops_(drops),
-        buffer_(options.block) {
-    const DirectReads reads = direct_reads(drops, options);
+  Sweep(const Catalog& catalog, OpenSources& open, const DirectReads& reads,
+        bool drops, uint64_t block)
+      : reader_(catalog.files, open.handles), drops_(drops), buffer_(block) {
     if (!reads.on) return;
-    direct_.emplace(catalog.files, open.direct, reads, options.block);
+    direct_.emplace(catalog.files, open.direct, reads, block);
     reader_.read_around(*direct_);
   }
 
@@ -170,12 +167,15 @@ std::vector<std::pair<uint32_t, Problem>> check_crcs(
   std::atomic<size_t> next = 0;
   std::atomic<bool> stopped = false;
   const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const auto threads = static_cast<uint32_t>(std::clamp<size_t>(
+  auto threads = static_cast<uint32_t>(std::clamp<size_t>(
       which.size(), 1, options.threads ? options.threads : cores));
+  const DirectReads reads = direct_reads(drops, options);
+  const uint64_t block = fit_block(options, reads.on ? reads.ahead + 2 : 1,
+                                   options.block, threads);
   run_threads(
       threads,
       [&](uint32_t) {
-        Sweep sweep(catalog, open, options, drops);
+        Sweep sweep(catalog, open, reads, drops, block);
         for (size_t i = next++; i < which.size(); i = next++) {
           if (stopped || interrupted()) return;
           auto problem = check_one(catalog.crcs[which[i]], catalog, sweep,

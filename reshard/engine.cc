@@ -19,8 +19,6 @@
 namespace ckpt::reshard {
 namespace {
 
-constexpr uint64_t kLeastBlock = 64 << 10;
-
 uint32_t thread_count(const RunOptions& options, const Plan& plan) {
   const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
   const uint32_t wanted = options.threads ? options.threads : cores;
@@ -41,27 +39,13 @@ uint64_t blocks(const Plan& plan, const RunOptions& options) {
          (direct.on ? direct.ahead + 1 : 0);
 }
 
-// Threads give way before blocks become so small that system calls dominate.
 uint64_t block_size(const Plan& plan, const RunOptions& options,
                     uint32_t& threads) {
-  const uint64_t room = options.max_mem;
-  const uint64_t buffers = blocks(plan, options);
-  const uint64_t least = buffers * kLeastBlock;
-  if (room < least)
-    throw resource_error({},
-                         "--max-mem of {} bytes is too small: the engine "
-                         "needs at least {}",
-                         room, least)
-        .with_hint("use --max-mem 32MiB or more");
-  const uint64_t most = std::max<uint64_t>(1, room / least);
-  threads = static_cast<uint32_t>(std::min<uint64_t>(threads, most));
-  uint64_t block = room / buffers / threads;
-  if (options.device)
-    block = std::min({block, DeviceMover::most_block(threads),
-                      DeviceMover::kBlocks * options.block});
-  else
-    block = std::min(block, options.block);
-  return std::max(kLeastBlock, block / 4096 * 4096);
+  const uint64_t most = options.device
+                            ? std::min(DeviceMover::most_block(threads),
+                                       DeviceMover::kBlocks * options.block)
+                            : options.block;
+  return fit_block(options, blocks(plan, options), most, threads);
 }
 
 void check_casts(const Plan& plan, const RunOptions& options) {

@@ -247,6 +247,7 @@ std::string check(Unpacker in, Control& control) {
   const auto which = in.list<uint32_t>();
   reshard::RunOptions options;
   options.threads = in.take<uint32_t>();
+  options.max_mem = in.take<uint64_t>();
   options.io = in.take<ReadMode>();
   options.progress = progress_of(control);
   std::vector<uint32_t> all(catalog.crcs.size());
@@ -295,6 +296,7 @@ std::string check_task(const Catalog& catalog,
   for (const StoredCrc& stored : part.crcs) out.text(stored.record);
   out.list(which);
   out.put(options.threads);
+  out.put(options.max_mem);
   out.put(options.io);
   return out.take();
 }

@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/read_queue.h"
+#include "reshard/caching.h"
 #include "reshard/engine.h"
 #include "reshard/plan.h"
 #include "tests/support/random_catalog.h"
@@ -109,6 +110,28 @@ TEST_CASE("direct reads: their memory is a part of the bound") {
   CHECK(buffer_bytes(plan, options) > buffered);
   options.max_mem = uint64_t{4} << 20;
   CHECK(buffer_bytes(plan, options) <= options.max_mem);
+}
+
+TEST_CASE("blocks: all of them together stay in the bound") {
+  Random random(5);
+  for (int round = 0; round < 2000; ++round) {
+    RunOptions options;
+    options.max_mem = (uint64_t{1} << 20) + random() % (uint64_t{2} << 30);
+    const uint64_t blocks = 1 + random() % 12;
+    const auto wanted = static_cast<uint32_t>(1 + random() % 512);
+    uint32_t threads = wanted;
+    const uint64_t most = uint64_t{64 << 10} << random() % 8;
+    const uint64_t block = fit_block(options, blocks, most, threads);
+    CHECK(threads >= 1);
+    CHECK(threads <= wanted);
+    CHECK(block >= 64 << 10);
+    CHECK(block <= most);
+    CHECK(block * blocks * threads <= options.max_mem);
+  }
+  RunOptions tiny;
+  tiny.max_mem = 100 << 10;
+  uint32_t threads = 4;
+  CHECK_THROWS_AS(fit_block(tiny, 2, 1 << 20, threads), Error);
 }
 
 }  // namespace ckpt::reshard
