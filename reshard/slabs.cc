@@ -74,18 +74,15 @@ class Slab {
     check_disjoint();
     share();
     if (shares_.empty()) return;
-    if (rows_ > 1) {
-      emit(shares_);
-      return;
-    }
     // One row: each source range is a job of its own, read once and written
     // to all targets that want it.
-    std::ranges::stable_sort(shares_, {}, &Share::source);
-    for (size_t i = 0; i < shares_.size();) {
-      size_t j = i;
-      while (j < shares_.size() && shares_[j].source == shares_[i].source) ++j;
-      emit(std::span(shares_).subspan(i, j - i));
-      i = j;
+    if (rows_ == 1) std::ranges::stable_sort(shares_, {}, &Share::source);
+    std::span<const Share> rest(shares_);
+    while (!rest.empty()) {
+      const size_t count =
+          rows_ == 1 ? of_one_source(rest) : of_one_block(rest);
+      emit(rest.first(count));
+      rest = rest.subspan(count);
     }
   }
 
@@ -114,6 +111,29 @@ class Slab {
         shares_.push_back(share);
       }
     }
+  }
+
+  static size_t of_one_source(std::span<const Share> shares) {
+    size_t count = 1;
+    while (count < shares.size() && shares[count].source == shares[0].source)
+      ++count;
+    return count;
+  }
+
+  // Lanes that no lane of the first ones meets make a job of their own: columns
+  // of 4 ranks for 8 are 4 jobs of a file and two, with longer reads and writes
+  // than one of 4 and 8, and files that two threads need not share. Shares are
+  // in order of targets, whose first sources only grow.
+  static size_t of_one_block(std::span<const Share> shares) {
+    size_t count = 0;
+    uint32_t target = shares[0].target, last = shares[0].source;
+    for (; count < shares.size(); ++count) {
+      const Share& share = shares[count];
+      if (share.target != target && share.source > last) break;
+      target = share.target;
+      last = std::max(last, share.source);
+    }
+    return count;
   }
 
   // A rect in a job: the hull of its shared columns, and its lane's number.

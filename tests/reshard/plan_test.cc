@@ -113,6 +113,33 @@ TEST_CASE("plan: rows and columns become the fewest jobs") {
   CHECK(copy.moves[0].bytes == 24);
 }
 
+TEST_CASE("plan: lanes that don't meet are jobs of their own") {
+  // Columns in shards of `from` to shards of `to` elements each.
+  const auto jobs = [](uint64_t from, uint64_t to) {
+    Catalog source = catalog(matrix({}));
+    Target target = whole_target();
+    target.catalog.tensors[0].pieces.clear();
+    source.tensors[0].shape = target.catalog.tensors[0].shape = Shape{4, 12};
+    for (uint64_t at = 0; at < 12; at += from)
+      source.tensors[0].pieces.push_back(
+          box_piece({0, at}, {4, from}, 0, at * 4));
+    for (uint64_t at = 0; at < 12; at += to)
+      target.catalog.tensors[0].pieces.push_back(
+          box_piece({0, at}, {4, to}, 0, at * 4));
+    target.files = {{.size = 48}};
+    std::vector<std::pair<uint32_t, uint32_t>> lanes;
+    const Plan plan = make_plan(source, target);
+    for (const Job& job : plan.jobs)
+      lanes.emplace_back(job.sources, job.targets);
+    return lanes;
+  };
+  using Lanes = std::vector<std::pair<uint32_t, uint32_t>>;
+  CHECK(jobs(6, 3) == Lanes{{1, 2}, {1, 2}});
+  CHECK(jobs(3, 6) == Lanes{{2, 1}, {2, 1}});
+  CHECK(jobs(3, 2) == Lanes{{2, 3}, {2, 3}});  // meet at 6 alone
+  CHECK(jobs(4, 3) == Lanes{{3, 4}});
+}
+
 TEST_CASE("plan: planning is near-linear in pieces") {
   // One long vector in 20,000 pieces to 15,000 others.
   Tensor tensor{.name = "v", .dtype = DType::u8, .shape = Shape{60'000'000}};
