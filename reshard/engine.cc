@@ -130,7 +130,7 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
   Sums sums(plan, options.digest);
   if (options.journal && !options.part)
     take_over(*options.journal, items, sums, output);
-  WorkQueue queue(plan, std::move(items));
+  WorkQueue queue(plan, std::move(items), threads);
   std::optional<SourceCrcs> own;
   if (options.check_crcs && !options.part && !source.crcs.empty())
     own.emplace(source);
@@ -160,13 +160,12 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
   run_threads(
       threads,
       [&](uint32_t thread) {
-        uint32_t group = kNone;
         const auto take = [&] {
           const trace::Span span("wait");
-          return queue.next(group);
+          return queue.next(thread);
         };
         while (const auto item = take()) {
-          movers[thread].look_ahead(*item, queue.peek(group));
+          movers[thread].look_ahead(*item, queue.peek(thread));
           if (options.device) {
             devices[thread].run(*item, done);
           } else {

@@ -19,6 +19,15 @@ uint32_t source_file(const Plan& plan, const Item& item) {
                      : plan.lanes[plan.jobs[item.index].first_source].file;
 }
 
+uint32_t target_file(const Plan& plan, const Item& item) {
+  if (item.gather) return plan.gathers[item.index].target_file;
+  const Job& job = plan.jobs[item.index];
+  return job.targets ? plan.lanes[job.first_target].file : kNone;
+}
+
+// Groups that are looked at for one whose target nobody writes.
+constexpr size_t kGroupsInSight = 64;
+
 }  // namespace
 
 std::vector<Item> cut_items(const Plan& plan, uint64_t bytes) {
@@ -40,8 +49,9 @@ std::vector<Item> cut_items(const Plan& plan, uint64_t bytes) {
   return items;
 }
 
-WorkQueue::WorkQueue(const Plan& plan, std::vector<Item> items)
-    : items_(std::move(items)) {
+WorkQueue::WorkQueue(const Plan& plan, std::vector<Item> items,
+                     uint32_t threads)
+    : plan_(plan), items_(std::move(items)), threads_(threads) {
   for (size_t i = 0; i < items_.size(); ++i) {
     const bool same =
         i && source_file(plan, items_[i]) == source_file(plan, items_[i - 1]);
@@ -50,27 +60,51 @@ WorkQueue::WorkQueue(const Plan& plan, std::vector<Item> items)
   }
 }
 
-std::optional<Item> WorkQueue::next(uint32_t& group) {
-  const std::lock_guard lock(mutex_);
-  if (stopped_) return std::nullopt;
-  if (group != kNone && groups_[group].begin < groups_[group].end)
-    return items_[groups_[group].begin++];
+bool WorkQueue::is_written(uint32_t target, uint32_t but_by) const {
+  if (target == kNone) return false;
+  for (uint32_t t = 0; t < threads_.size(); ++t)
+    if (t != but_by && threads_[t].target == target) return true;
+  return false;
+}
+
+uint32_t WorkQueue::untaken_group(uint32_t thread) {
   while (next_group_ < groups_.size() && groups_[next_group_].taken)
     ++next_group_;
-  if (next_group_ < groups_.size()) {
-    group = static_cast<uint32_t>(next_group_);
-    groups_[group].taken = true;
-    return items_[groups_[group].begin++];
+  if (next_group_ == groups_.size()) return kNone;
+  const size_t end = std::min(groups_.size(), next_group_ + kGroupsInSight);
+  for (size_t g = next_group_; g < end; ++g)
+    if (!groups_[g].taken &&
+        !is_written(target_file(plan_, items_[groups_[g].begin]), thread))
+      return static_cast<uint32_t>(g);
+  return static_cast<uint32_t>(next_group_);
+}
+
+std::optional<Item> WorkQueue::next(uint32_t thread) {
+  const std::lock_guard lock(mutex_);
+  if (stopped_) return std::nullopt;
+  Thread& own = threads_.at(thread);
+  const auto give = [&](const Item& item) {
+    own.target = target_file(plan_, item);
+    return item;
+  };
+  if (own.group != kNone && groups_[own.group].begin < groups_[own.group].end)
+    return give(items_[groups_[own.group].begin++]);
+  own.group = untaken_group(thread);
+  if (own.group != kNone) {
+    groups_[own.group].taken = true;
+    return give(items_[groups_[own.group].begin++]);
   }
+  own.target = kNone;
   const auto longest = std::ranges::max_element(
       groups_, {}, [](const Group& g) { return g.end - g.begin; });
   if (longest == groups_.end() || longest->begin == longest->end)
     return std::nullopt;
-  return items_[--longest->end];
+  return give(items_[--longest->end]);
 }
 
-std::optional<Item> WorkQueue::peek(uint32_t group) {
+std::optional<Item> WorkQueue::peek(uint32_t thread) {
   const std::lock_guard lock(mutex_);
+  const uint32_t group = threads_.at(thread).group;
   if (group == kNone || groups_[group].begin == groups_[group].end)
     return std::nullopt;
   return items_[groups_[group].begin];

@@ -1,5 +1,6 @@
 // Work in byte-sized pieces, handed to threads so that a thread stays with
-// one source file while there is another for the next thread.
+// one source file while there is another for the next thread, and two threads
+// seldom write to one file.
 #pragma once
 
 #include <atomic>
@@ -37,15 +38,16 @@ std::vector<Item> cut_items(const Plan& plan, uint64_t bytes);
 
 // Hands items out. Items of one source file make a group; a thread takes its
 // own group from the front and, when all groups are taken, helps another
-// from the back.
+// from the back. Of groups it takes the first that goes to another target file
+// than those that other threads write (of an item the first one counts): ext4
+// lets one thread write to a file at a time.
 class WorkQueue {
  public:
-  WorkQueue(const Plan& plan, std::vector<Item> items);
-  // The next item for a thread; `group` is the thread's memory (begin with
-  // kNone). Nothing when all is handed out or after stop().
-  std::optional<Item> next(uint32_t& group);
-  // What next(group) will probably give; nothing at the end of a group.
-  std::optional<Item> peek(uint32_t group);
+  WorkQueue(const Plan& plan, std::vector<Item> items, uint32_t threads);
+  // The next item for a thread. Nothing when all is handed out or after stop().
+  std::optional<Item> next(uint32_t thread);
+  // What next(thread) will probably give; nothing at the end of a group.
+  std::optional<Item> peek(uint32_t thread);
   void stop() { stopped_ = true; }
 
  private:
@@ -54,9 +56,19 @@ class WorkQueue {
     size_t end = 0;
     bool taken = false;
   };
+  struct Thread {
+    uint32_t group = kNone;
+    uint32_t target = kNone;  // file that it writes
+  };
+  bool is_written(uint32_t target, uint32_t but_by) const;
+  // The group to begin with; kNone if all are taken.
+  uint32_t untaken_group(uint32_t thread);
+
+  const Plan& plan_;
   std::vector<Item> items_;
   std::vector<Group> groups_;
-  size_t next_group_ = 0;
+  std::vector<Thread> threads_;
+  size_t next_group_ = 0;  // all before it are taken
   std::mutex mutex_;
   std::atomic<bool> stopped_ = false;
 };

@@ -89,9 +89,8 @@ int run(size_t tensors, uint64_t pieces, uint64_t targets) {
   row("fingerprint", all);
   auto items = reshard::cut_items(plan, 16 << 20);
   row("cut_items", all);
-  reshard::WorkQueue queue(plan, std::move(items));
-  uint32_t group = reshard::kNone;
-  while (queue.next(group)) {
+  reshard::WorkQueue queue(plan, std::move(items), 1);
+  while (queue.next(0)) {
   }
   row("work queue", all);
   fmt::print("{} jobs, {} lanes, {} moves; a Piece has {} bytes\n",

@@ -1,0 +1,71 @@
+#include "reshard/work.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+
+namespace ckpt::reshard {
+namespace {
+
+// A plain copy of 10 bytes from one file to another.
+void add_copy(Plan& plan, uint32_t source, uint32_t target) {
+  const auto lane = static_cast<uint32_t>(plan.lanes.size());
+  plan.jobs.push_back({.first_source = lane,
+                       .sources = 1,
+                       .first_target = lane + 1,
+                       .targets = target == kNone ? 0u : 1u});
+  plan.lanes.push_back({.width = 10, .file = source});
+  plan.lanes.push_back({.width = 10, .file = target});
+}
+
+uint32_t target_of(const Plan& plan, const Item& item) {
+  return plan.lanes[plan.jobs[item.index].first_target].file;
+}
+
+}  // namespace
+
+TEST_CASE("work: each item is handed out once, whoever asks") {
+  Plan plan;
+  for (uint32_t i = 0; i < 300; ++i) add_copy(plan, i / 7, i % 5);
+  for (const uint32_t threads : {1u, 2u, 7u, 64u}) {
+    WorkQueue queue(plan, cut_items(plan, 4096), threads);
+    std::set<uint32_t> seen;
+    for (uint32_t turn = 0;; turn = turn * 5 + 3) {
+      const auto item = queue.next(turn % threads);
+      if (!item) break;
+      CHECK(seen.insert(item->number).second);
+    }
+    CHECK(seen.size() == 300);
+  }
+}
+
+TEST_CASE("work: two threads write to two files while there are two") {
+  // Four source files, joined to two.
+  Plan plan;
+  for (uint32_t source = 0; source < 4; ++source)
+    for (int i = 0; i < 5; ++i) add_copy(plan, source, source / 2);
+  WorkQueue queue(plan, cut_items(plan, 4096), 2);
+  for (int i = 0; i < 10; ++i) {
+    const auto a = queue.next(0), b = queue.next(1);
+    REQUIRE((a && b));
+    CHECK(target_of(plan, *a) == 0);
+    CHECK(target_of(plan, *b) == 1);
+  }
+  CHECK(!queue.next(0));
+}
+
+TEST_CASE("work: what peek says comes next") {
+  Plan plan;
+  for (uint32_t i = 0; i < 20; ++i) add_copy(plan, i / 10, kNone);
+  WorkQueue queue(plan, cut_items(plan, 4096), 3);
+  CHECK(!queue.peek(1));
+  while (const auto item = queue.next(1)) {
+    const auto next = queue.peek(1);
+    CHECK(next.has_value() == (item->number % 10 != 9));
+    if (next) CHECK(next->number == item->number + 1);
+  }
+  queue.stop();
+  CHECK(!queue.next(2));
+}
+
+}  // namespace ckpt::reshard
