@@ -19,7 +19,7 @@ bool drops_behind(uint64_t bytes_read, uint64_t bytes_written,
 uint64_t fit_block(const RunOptions& options, uint64_t blocks, uint64_t most,
                    uint32_t& threads);
 
-// `drops`: as above.
-DirectReads direct_reads(bool drops, const RunOptions& options);
+// `drops`: as above; `bytes`: to be read.
+DirectReads direct_reads(bool drops, uint64_t bytes, const RunOptions& options);
 
 }  // namespace ckpt::reshard

@@ -169,7 +169,7 @@ std::vector<std::pair<uint32_t, Problem>> check_crcs(
   const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
   auto threads = static_cast<uint32_t>(std::clamp<size_t>(
       which.size(), 1, options.threads ? options.threads : cores));
-  const DirectReads reads = direct_reads(drops, options);
+  const DirectReads reads = direct_reads(drops, bytes, options);
   const uint64_t block = fit_block(options, reads.on ? reads.ahead + 2 : 1,
                                    options.block, threads);
   run_threads(

@@ -27,25 +27,39 @@ uint32_t thread_count(const RunOptions& options, const Plan& plan) {
   return static_cast<uint32_t>(std::clamp<size_t>(most, 1, wanted));
 }
 
-bool drops_behind(const Plan& plan, const RunOptions& options) {
-  return drops_behind(plan.bytes_read, plan.bytes_written, options);
-}
+// How a run reads, and the memory that it does so in.
+struct Reading {
+  bool drops = false;  // nothing is left in the page cache
+  DirectReads direct;
+  uint32_t threads = 0;
+  // A thread's blocks: two or those of its device's ring, and those of direct
+  // reads.
+  uint64_t blocks = 0;
+  uint64_t block = 0;  // bytes
 
-// Blocks of memory of a thread: two, those of its ring if it has a device, and
-// those of direct reads.
-uint64_t blocks(const Plan& plan, const RunOptions& options) {
-  const DirectReads direct = direct_reads(drops_behind(plan, options), options);
-  return (options.device ? DeviceMover::host_buffers() : 2) +
-         (direct.on ? direct.ahead + 1 : 0);
-}
+  uint64_t memory() const { return blocks * block * threads; }
+};
 
-uint64_t block_size(const Plan& plan, const RunOptions& options,
-                    uint32_t& threads) {
+Reading reading_of(const Plan& plan, const RunOptions& options) {
+  Reading reading{
+      .drops = drops_behind(plan.bytes_read, plan.bytes_written, options),
+      .threads = thread_count(options, plan)};
   const uint64_t most = options.device
-                            ? std::min(DeviceMover::most_block(threads),
+                            ? std::min(DeviceMover::most_block(reading.threads),
                                        DeviceMover::kBlocks * options.block)
                             : options.block;
-  return fit_block(options, blocks(plan, options), most, threads);
+  const uint64_t own = options.device ? DeviceMover::host_buffers() : 2;
+  reading.direct = direct_reads(reading.drops, plan.bytes_read, options);
+  reading.blocks = own;
+  if (reading.direct.on) reading.blocks += reading.direct.ahead + 1;
+  // Shorter blocks would cost more where all is cached than they may save.
+  if (reading.direct.wanted_only && !reading.drops &&
+      reading.blocks * most * reading.threads > options.max_mem) {
+    reading.direct = {};
+    reading.blocks = own;
+  }
+  reading.block = fit_block(options, reading.blocks, most, reading.threads);
+  return reading;
 }
 
 void check_casts(const Plan& plan, const RunOptions& options) {
@@ -114,40 +128,37 @@ std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
 }
 
 uint64_t buffer_bytes(const Plan& plan, const RunOptions& options) {
-  uint32_t threads = thread_count(options, plan);
-  const uint64_t block = block_size(plan, options, threads);
-  return blocks(plan, options) * block * threads;
+  return reading_of(plan, options).memory();
 }
 
 RunResult run(const Plan& plan, const Catalog& source, Output& output,
               const RunOptions& options) {
   check_casts(plan, options);
-  uint32_t threads = thread_count(options, plan);
-  const uint64_t block = block_size(plan, options, threads);
+  const Reading reading = reading_of(plan, options);
   OpenSources open;
   std::vector<Item> items =
       options.part ? options.part->items : cut_items(plan, kItemBytes);
   Sums sums(plan, options.digest);
   if (options.journal && !options.part)
     take_over(*options.journal, items, sums, output);
-  WorkQueue queue(plan, std::move(items), threads);
+  WorkQueue queue(plan, std::move(items), reading.threads);
   std::optional<SourceCrcs> own;
   if (options.check_crcs && !options.part && !source.crcs.empty())
     own.emplace(source);
   SourceCrcs* const crcs =
       options.part ? options.part->crcs : (own ? &*own : nullptr);
   std::deque<Mover> movers;
-  for (uint32_t t = 0; t < threads; ++t)
-    movers.emplace_back(plan, source, output, open, options, block, crcs);
+  for (uint32_t t = 0; t < reading.threads; ++t)
+    movers.emplace_back(plan, source, output, open, options, reading.block,
+                        crcs);
   std::deque<DeviceMover> devices;
   if (options.device)
     for (Mover& mover : movers)
-      devices.emplace_back(*options.device, plan, mover, options, block);
-  const bool drops = drops_behind(plan, options);
-  const DirectReads direct = direct_reads(drops, options);
+      devices.emplace_back(*options.device, plan, mover, options,
+                           reading.block);
   for (Mover& mover : movers) {
-    if (drops) mover.drop_behind();
-    if (direct.on) mover.read_around(direct);
+    if (reading.drops) mover.drop_behind();
+    if (reading.direct.on) mover.read_around(reading.direct);
   }
   const auto done = [&](const Outcome& outcome) {
     sums.add(outcome);
@@ -158,7 +169,7 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
       options.journal->append(outcome);
   };
   run_threads(
-      threads,
+      reading.threads,
       [&](uint32_t thread) {
         const auto take = [&] {
           const trace::Span span("wait");

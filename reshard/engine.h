@@ -47,6 +47,9 @@ struct RunOptions {
   uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers together
   uint64_t block = uint64_t{1} << 20;    // aim of one read: half an L2 cache
   ReadMode io = ReadMode::kAuto;
+  // What is read will hardly be read again: kAuto leaves out of the page cache
+  // what is not in it.
+  bool reads_once = false;
   bool digest = true;
   bool check_crcs = false;  // of the source's records, as they are read
   CastFunction cast;        // needed if a planned tensor casts

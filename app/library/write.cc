@@ -328,12 +328,29 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   return prepared;
 }
 
-void prove(const Prepared& prepared, const SaveOptions& options,
-           const Progress& progress) {
+namespace {
+
+reshard::RunOptions limits(const SaveOptions& options) {
   reshard::RunOptions run;
   run.threads = options.threads;
   run.max_mem = options.max_mem;
   run.io = options.io;
+  return run;
+}
+
+// A source that was rewritten is seldom read again.
+reshard::RunOptions writing(const SaveOptions& options) {
+  reshard::RunOptions run = limits(options);
+  run.reads_once = true;
+  if (options.cuda) run.device = &reshard::CudaModule::get();
+  return run;
+}
+
+}  // namespace
+
+void prove(const Prepared& prepared, const SaveOptions& options,
+           const Progress& progress) {
+  reshard::RunOptions run = limits(options);
   run.progress = progress;
   reshard::prove_claims(prepared.source, run);
   reshard::prove_redundant(prepared.source, run);
@@ -341,11 +358,7 @@ void prove(const Prepared& prepared, const SaveOptions& options,
 
 reshard::RunOptions run_options(const reshard::Plan& plan,
                                 const SaveOptions& options) {
-  reshard::RunOptions run;
-  run.threads = options.threads;
-  run.max_mem = options.max_mem;
-  run.io = options.io;
-  if (options.cuda) run.device = &reshard::CudaModule::get();
+  reshard::RunOptions run = writing(options);
   for (const reshard::PlannedTensor& tensor : plan.tensors) {
     if (!tensor.casts()) continue;
     const reshard::Caster caster;
@@ -356,11 +369,7 @@ reshard::RunOptions run_options(const reshard::Plan& plan,
 }
 
 uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
-  reshard::RunOptions run;
-  run.threads = options.threads;
-  run.max_mem = options.max_mem;
-  run.io = options.io;
-  if (options.cuda) run.device = &reshard::CudaModule::get();
+  reshard::RunOptions run = writing(options);
   const reshard::Plan& plan = prepared.plan;
   const uint64_t messages = ranks::exchange_memory(run.max_mem);
   run.max_mem -= messages;

@@ -128,7 +128,7 @@ void set_options(Share& share, uint32_t rank, const Site& site,
   share.block = options.block;
   share.threads = options.threads;
   share.neighbours = current()->neighbours(rank);
-  share.io = options.io;
+  share.io = options.io;  // but not reads_once: ranks of a node share pages
   share.digest = options.digest;
   share.check_crcs = options.check_crcs;
   share.sync = site.sync;

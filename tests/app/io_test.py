@@ -15,11 +15,11 @@ CKPT = None  # set by prepare
 SIZE = 6 << 20
 
 
-def safetensors(path, pad):
+def safetensors(path, pad, size=SIZE):
     """One tensor whose data begin at byte 8 + pad; returns the data."""
-    text = json.dumps({"w": {"dtype": "U8", "shape": [SIZE],
-                             "data_offsets": [0, SIZE]}}).encode()
-    data = bytes(os.urandom(1 << 16)) * (SIZE >> 16)
+    text = json.dumps({"w": {"dtype": "U8", "shape": [size],
+                             "data_offsets": [0, size]}}).encode()
+    data = bytes(os.urandom(1 << 16)) * (size >> 16)
     path.write_bytes(struct.pack("<Q", pad) + text.ljust(pad) + data)
     return data
 
@@ -199,6 +199,37 @@ def test_read_modes(folder):
     check(cached(source) >= SIZE, "what was in the cache was dropped")
 
 
+def test_auto_mode(folder):
+    """auto: cold bytes of a source that is rewritten stay out of the page
+    cache, warm ones in it; verify leaves them there."""
+    source = folder / "a.safetensors"
+    size = 13 * SIZE  # small runs are read through the page cache
+    data = safetensors(source, 504, size)
+    if not has_direct_reads(source):
+        raise Skip("no direct reads here")
+
+    def convert(name, *options):
+        target = folder / name
+        CKPT.ok("convert", source, target, "--to", "safetensors", *options)
+        check(next(target.glob("*.safetensors")).read_bytes().endswith(data),
+              "bytes differ")
+
+    make_cold(source)
+    if CKPT.run("convert", source, folder / "ring", "--to", "safetensors",
+                "--io", "uring").code == 7:
+        raise Skip("no io_uring here")
+    make_cold(source)
+    convert("once")
+    check(cached(source) <= size // 8, "a source read once is in the cache")
+    convert("little", "--max-mem", "16MiB", "-j", "2")
+    check(cached(source) >= size, "there is no memory for direct reads")
+    convert("again")
+    check(cached(source) >= size, "what was in the cache was dropped")
+    make_cold(source)
+    CKPT.ok("verify", folder / "again", source)
+    check(cached(source) >= size, "verify leaves nothing for what comes next")
+
+
 def test_no_direct_reads(folder):
     """A file system without O_DIRECT: refused by name, and auto works."""
     mount = folder / "ramfs"
@@ -231,6 +262,7 @@ def prepare(suite, ckpt):
     suite.add("XFS: blocks are shared", test_reflink)
     suite.add("XFS: what is shared is not read", test_unread)
     suite.add("--io: the same bytes, other caches", test_read_modes)
+    suite.add("--io auto: what is read once", test_auto_mode)
     suite.add("--io: a file system without direct reads", test_no_direct_reads)
     suite.add("--no-manifest: no digests but where needed", test_no_digests)
 

@@ -112,6 +112,30 @@ TEST_CASE("direct reads: their memory is a part of the bound") {
   CHECK(buffer_bytes(plan, options) <= options.max_mem);
 }
 
+TEST_CASE("direct reads: auto has them where a source is read once") {
+  if (!io::ReadQueue::has_ring()) return;
+  Catalog source;
+  Tensor tensor{.name = "t", .dtype = DType::u8, .shape = Shape{80 << 20}};
+  tensor.pieces = {{.box = Box::whole(tensor.shape)}};
+  source.tensors = {tensor};
+  source.files = {{.path = "in", .size = 80 << 20}};
+  const Plan plan = make_read_plan(source, false);
+  RunOptions options;
+  options.threads = 2;
+  const uint64_t buffered = buffer_bytes(plan, options);
+  options.reads_once = true;
+  const uint64_t direct = buffer_bytes(plan, options);
+  CHECK(direct > buffered);
+  // Not at the price of short blocks.
+  options.max_mem = direct;
+  CHECK(buffer_bytes(plan, options) == direct);
+  options.max_mem = direct - 1;
+  CHECK(buffer_bytes(plan, options) == buffered);
+  options.max_mem = uint64_t{1} << 30;
+  options.io = ReadMode::kBuffered;
+  CHECK(buffer_bytes(plan, options) == buffered);
+}
+
 TEST_CASE("blocks: all of them together stay in the bound") {
   Random random(5);
   for (int round = 0; round < 2000; ++round) {

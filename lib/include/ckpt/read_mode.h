@@ -4,8 +4,10 @@
 namespace ckpt {
 
 enum class ReadMode {
-  // Through the page cache; but a run that leaves nothing there (it moves more
-  // than half of the machine's memory) reads as kUring what is not in it.
+  // Through the page cache. But as kUring what is not in it, in a run of one
+  // process that writes a checkpoint (the source is hardly read again) and in
+  // one that leaves nothing there (it moves more than half of the machine's
+  // memory), where the kernel allows it.
   kAuto,
   kBuffered,  // through the page cache
   kDirect,    // around it (O_DIRECT), one read at a time for each thread
