@@ -7,18 +7,19 @@ Flat buffers say nowhere which parameters they hold. What ckpt infers it has
 to prove: a main weight that is not its model weight is refused and named.
 """
 
+import importlib.util
 import json
 import shutil
 import struct
-import subprocess
-import sys
 
-from support import DATA, HERE, Skip, Suite, check, check_equal
+from megatron_interop_test import Peer
+from support import DATA, Skip, Suite, check, check_equal
 
 CKPT = None
 DIST = DATA / "megatron_torch_dist"
 ZARR = DATA / "megatron_zarr"
-PEER = HERE / "megatron_peer.py"
+HAVE_PEER = importlib.util.find_spec("megatron") is not None
+PROGRAM = Peer()
 BUCKET = ("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_"
           "(torch.bfloat16, torch.float32).bucket_idx_0.")
 
@@ -43,13 +44,6 @@ RESCUES = [
     (DIST / "moe_optim_buckets_ep2_pp2_v0090", {"tp": 1},
      [{"tp": 1, "ep": 2, "dp": 2}]),
 ]
-
-
-def have_peer():
-    found = subprocess.run(
-        [sys.executable, "-c", "import megatron.core.dist_checkpointing"],
-        capture_output=True)
-    return found.returncode == 0 and PEER.exists()
 
 
 def options_of(topology):
@@ -81,12 +75,8 @@ def load_by_peer(path, truth, case, topology):
     job = {"kind": "optim", "path": str(path), "expected": [str(truth)],
            "topology": topology, "model": about["model"],
            "world": sizes["tp"] * sizes["pp"] * sizes["dp"]}
-    file = truth.with_name("job.json")
-    file.write_text(json.dumps(job))
-    done = subprocess.run([sys.executable, "-B", PEER, file], timeout=600,
-                          capture_output=True, text=True)
-    check_equal(done.returncode, 0,
-                f"megatron-core at {topology}: {done.stderr[-1500:]}")
+    wrong = PROGRAM.ask(job)
+    check(not wrong, f"megatron-core at {topology}: {wrong}")
 
 
 def test_rescue(folder, case, topology, loads):
@@ -98,7 +88,7 @@ def test_rescue(folder, case, topology, loads):
     plain = folder / "plain.safetensors"
     CKPT.ok("unshard", folder / "new", plain)
     compare(plain, truth)
-    if not have_peer():
+    if not HAVE_PEER:
         raise Skip("no megatron-core here: read back by ckpt only")
     for load in loads:
         load_by_peer(folder / "new", truth, case, load)
@@ -118,7 +108,7 @@ def compare(got, want):
 
 def test_common(folder, case):
     """What a load asks of the common part."""
-    if not have_peer():
+    if not HAVE_PEER:
         raise Skip("no megatron-core here")
     new = folder / "new"
     convert(case / "ckpt", new, {"tp": 1}).want(0)
