@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dist_readers import read_dcp, read_zarr
-from megatron_interop_test import Peer
 from megatron_legacy_test import load
+from peer import Peer
 from support import (
     DATA, Failure, Skip, Suite, check, check_equal, from_torch,
     read_safetensors)
@@ -28,7 +28,7 @@ from support import (
 HAVE_PEER = importlib.util.find_spec("megatron") is not None
 CKPT = None
 HF = DATA / "hf"
-PROGRAM = Peer()
+PROGRAM = Peer("megatron_peer.py")
 
 GATED = re.compile(r"linear_fc1\.(weight\d*|bias)$")
 VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")

@@ -5,22 +5,19 @@ element is the one that the goldens say."""
 
 import importlib.util
 import json
-import os
 import pickle
 import re
-import subprocess
-import sys
 import types
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from peer import Peer
 from support import DATA, Failure, Skip, Suite, check, check_equal
 
 CKPT = None
 GOLDENS = DATA / "megatron_torch_dist"
-PEER = Path(__file__).with_name("megatron_peer.py")
 
 
 def require_peer():
@@ -37,28 +34,6 @@ def expected_files(case, data):
 def iteration_of(path):
     inner = list(path.glob("iter_*"))
     return inner[0] if inner else path
-
-
-class Peer:
-    """The program beside this one, started when it is first needed."""
-
-    def __init__(self):
-        self.child = None
-
-    def ask(self, job):
-        if self.child is None:
-            self.child = subprocess.Popen(
-                [sys.executable, "-B", str(PEER)], text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=dict(os.environ, OMP_NUM_THREADS="1"))
-        self.child.stdin.write(json.dumps(job) + "\n")
-        self.child.stdin.flush()
-        line = self.child.stdout.readline()
-        if not line:
-            self.child = None
-            raise Failure("megatron-core's program ended")
-        return json.loads(line)
 
 
 def run_peer(kind, path, expected, topology, world, case, model=None, **more):
@@ -271,7 +246,7 @@ def test_carried(scratch):
     check_equal((out / tracker).read_bytes(), b"7", tracker)
 
 
-PROGRAM = Peer()
+PROGRAM = Peer("megatron_peer.py")
 
 
 def prepare(suite, ckpt):

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """megatron-core itself, on CPUs: loads checkpoints on several processes and
-holds every element against the truth. A program of its own, which reads jobs
-and answers each with null or with what is wrong:
+holds every element against the truth. Its jobs:
 
     {"kind": see below, "path": checkpoint,
      "expected": [safetensors…], "topology": {"tp": 2, …}, "model": {…}}
@@ -14,11 +13,12 @@ optim  the same with its distributed optimizer
 """
 
 import importlib
-import json
 import os
 import sys
 import tempfile
 import warnings
+
+from peer import on_processes, serve
 
 warnings.filterwarnings("ignore")
 
@@ -393,26 +393,14 @@ def on_rank(number, world, rendezvous, job):
 
 
 def run_job(job):
-    """None, or what went wrong. Processes are forked: importing megatron-core
-    takes longer than all that they do."""
-    import torch.multiprocessing as mp
-
+    """None, or what went wrong."""
     with tempfile.TemporaryDirectory() as scratch:
         world = job.get("world", 1)
-        try:
-            mp.start_processes(
-                on_rank, (world, os.path.join(scratch, "rendezvous"), job),
-                nprocs=world, start_method="fork")
-        except Exception as error:
-            lines = [x for x in str(error).splitlines() if x.strip()]
-            return " | ".join(lines[-3:])
-    return None
+        return on_processes(on_rank, world, world,
+                            os.path.join(scratch, "rendezvous"), job)
 
 
-def main():
-    """Jobs come as lines of JSON; each is answered with a line."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def prepare():
     import torch
 
     torch.set_num_threads(1)
@@ -421,9 +409,7 @@ def main():
     for module in ("dist_checkpointing", "models.gpt.gpt_layer_specs",
                    "models.gpt.gpt_model", "distributed", "optimizer"):
         importlib.import_module("megatron.core." + module)
-    for line in sys.stdin:
-        print(json.dumps(run_job(json.loads(line))), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare, run_job)

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """OLMo-core itself, on CPUs: loads a checkpoint on several processes and holds
-every element against the truth. Run as a program of its own:
-
-    olmo_core_peer.py JOB.json
+every element against the truth. Its jobs:
 
     {"kind": "load", "path": checkpoint, "world": 3, "flattened": true,
      "expected": [safetensors…]}
@@ -12,12 +10,13 @@ load     a model sharded by FSDP2 and its AdamW, by load_model_and_optim_state
 unshard  unshard_checkpoint: model.pt, and optim.pt if there is an optimizer
 """
 
-import json
 import sys
 import tempfile
 import types
 import warnings
 from pathlib import Path
+
+from peer import on_processes, serve
 
 warnings.filterwarnings("ignore")
 
@@ -199,22 +198,21 @@ def same(got, want, name):
     return 1
 
 
-def main():
-    with open(sys.argv[1]) as f:
-        job = json.load(f)
-    if job["kind"] == "unshard":
-        peer = checkpointing()
-        keys = peer.get_checkpoint_metadata(job["path"]).state_dict_metadata
-        peer.unshard_checkpoint(
-            job["path"], job["out"], quiet=True,
-            optim=any(key.startswith("optim.") for key in keys))
-        return
-    import torch.multiprocessing as mp
+def unshard(_, job):
+    peer = checkpointing()
+    keys = peer.get_checkpoint_metadata(job["path"]).state_dict_metadata
+    peer.unshard_checkpoint(
+        job["path"], job["out"], quiet=True,
+        optim=any(key.startswith("optim.") for key in keys))
 
+
+def run_job(job):
+    """None, or what went wrong."""
+    if job["kind"] == "unshard":
+        return on_processes(unshard, 1, job)
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(load, (job, folder + "/store"),
-                           nprocs=job["world"], start_method="fork")
+        return on_processes(load, job["world"], job, folder + "/store")
 
 
 if __name__ == "__main__":
-    main()
+    serve(checkpointing, run_job)

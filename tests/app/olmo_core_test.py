@@ -8,19 +8,18 @@ broken_test.
 
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 from dist_readers import items, read_dcp, read_index
 from golden_test import plain
+from peer import Peer
 from support import (
-    DATA, HERE, Skip, Suite, check, check_equal, compare, load_pt,
+    DATA, Skip, Suite, check, check_equal, compare, load_pt,
     read_safetensors)
 
 CKPT = None  # set by prepare
 PEER = importlib.util.find_spec("olmo_core")  # before others stand in for it
+PROGRAM = Peer("olmo_core_peer.py")
 GOLDENS = DATA / "olmo_core_dcp"
 FLATTENED = ("trainer_fsdp_w2", "trainer_fsdptp_w4", "state_threads_w2")
 
@@ -74,8 +73,8 @@ def test_peer_unshards_alike(folder, case):
     trees = []
     for name, path in (("golden", source), ("ours", copy)):
         out = folder / name
-        ask_peer(folder, {"kind": "unshard", "path": str(data_of(path)),
-                          "out": str(out)})
+        ask_peer({"kind": "unshard", "path": str(data_of(path)),
+                  "out": str(out)})
         trees.append({p.name: plain(load_pt(p)) for p in out.iterdir()})
     check_equal(trees[1], trees[0], "what the peer unshards")
     for name, want in trees[0].items():
@@ -89,16 +88,11 @@ def test_peer_unshards_alike(folder, case):
 
 
 # ---------------------------------------------------------------------- peer
-def ask_peer(folder, job):
+def ask_peer(job):
     if PEER is None:
         raise Skip("ai2-olmo-core is not installed")
-    path = folder / "job.json"
-    path.write_text(json.dumps(job))
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    done = subprocess.run(
-        [sys.executable, "-B", HERE / "olmo_core_peer.py", path],
-        capture_output=True, text=True, timeout=300, env=environment)
-    check(done.returncode == 0, f"the peer fails:\n{done.stderr[-3000:]}")
+    wrong = PROGRAM.ask(job)
+    check(not wrong, f"the peer fails: {wrong}")
 
 
 def test_peer_loads(folder, case, options, world):
@@ -106,9 +100,9 @@ def test_peer_loads(folder, case, options, world):
     out = folder / "out"
     CKPT.ok("reshard", GOLDENS / case / "ckpt", out, *options)
     expected = GOLDENS.joinpath(case).glob("expected*.safetensors")
-    ask_peer(folder, {"kind": "load", "path": str(data_of(out)),
-                      "world": world, "flattened": case in FLATTENED,
-                      "expected": sorted(map(str, expected))})
+    ask_peer({"kind": "load", "path": str(data_of(out)),
+              "world": world, "flattened": case in FLATTENED,
+              "expected": sorted(map(str, expected))})
 
 
 # ---------------------------------------------------------------------- files

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
-"""OLMo-core 0.1.0 itself, on CPUs: reads what ckpt wrote. Run as a program of
-its own, with the package on PYTHONPATH:
-
-    olmo_core_v1_peer.py JOB.json
+"""OLMo-core 0.1.0 itself, on CPUs: reads what ckpt wrote. Needs the package
+on PYTHONPATH. Its jobs:
 
     {"kind": "unshard", "path": checkpoint, "out": folder, "optim": true}
     {"kind": "load", "path": one part of it, "world": 3,
@@ -13,17 +11,16 @@ load     every tensor as a flat shard of each of the processes, held against
          the truth bit by bit
 """
 
-import json
-import sys
 import tempfile
 import warnings
 
 from olmo_core_peer import know_the_rest
+from peer import on_processes, serve
 
 warnings.filterwarnings("ignore")
 
 
-def unshard(job):
+def unshard(_, job):
     import torch
     from olmo_core.distributed import checkpoint as peer
 
@@ -35,7 +32,6 @@ def unshard(job):
 
 
 def load_rank(rank, job, store):
-    know_the_rest()  # this is a process of its own
     import torch
     import torch.distributed as dist
     from olmo_core.distributed.checkpoint import Checkpointer
@@ -58,20 +54,23 @@ def load_rank(rank, job, store):
         parts = [t.sharded_data if isinstance(t, ShardedFlatTensor) else t
                  for t in (got, want[name])]
         if not torch.equal(parts[0].view(-1), parts[1].view(-1)):
-            raise SystemExit(f"rank {rank}: {name} differs")
+            raise AssertionError(f"rank {rank}: {name} differs")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def load(job):
-    import torch.multiprocessing as processes
-
+def run_job(job):
+    """None, or what went wrong."""
+    if job["kind"] == "unshard":
+        return on_processes(unshard, 1, job)
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(load_rank, (job, folder + "/store"), job["world"])
+        return on_processes(load_rank, job["world"], job, folder + "/store")
+
+
+def prepare():
+    know_the_rest()
+    import olmo_core.distributed.checkpoint  # noqa: F401
 
 
 if __name__ == "__main__":
-    know_the_rest()
-    with open(sys.argv[1]) as text:
-        task = json.load(text)
-    {"unshard": unshard, "load": load}[task["kind"]](task)
+    serve(prepare, run_job)

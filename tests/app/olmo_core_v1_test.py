@@ -5,24 +5,24 @@ by OLMo-core 0.1.0 itself.
 """
 
 import json
-import os
 import pickle
 import re
 import shutil
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
 from golden_test import plain
+from peer import Peer
 from support import (
-    DATA, HERE, Skip, Suite, Tensor, check, check_equal, compare, load_pt,
+    DATA, Skip, Suite, Tensor, check, check_equal, compare, load_pt,
     read_header, read_safetensors)
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "olmo_core_v1"
 # Where scripts/test.sh puts 0.1.0: another version has the same name.
 PEER = Path(sys.prefix) / "olmo_core_0.1.0"
+PROGRAM = Peer("olmo_core_v1_peer.py", PYTHONPATH=str(PEER))
 FSDP = GOLDENS / "fsdp_olmo_w2"
 HELPER = re.compile(r"num_param_groups|param_group\d+|state_keys")
 
@@ -374,23 +374,18 @@ def test_sidecars(folder):
 
 
 # ----------------------------------------------------------------------- peer
-def ask_peer(folder, job):
+def ask_peer(job):
     if not PEER.exists():
         raise Skip("ai2-olmo-core 0.1.0 is not installed")
-    path = folder / "job.json"
-    path.write_text(json.dumps(job))
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(PEER))
-    done = subprocess.run(
-        [sys.executable, "-B", HERE / "olmo_core_v1_peer.py", path],
-        capture_output=True, text=True, timeout=300, env=environment)
-    check(done.returncode == 0, f"the peer fails:\n{done.stderr[-3000:]}")
+    wrong = PROGRAM.ask(job)
+    check(not wrong, f"the peer fails: {wrong}")
 
 
 def test_peer_unshards(folder, case, options):
     out = folder / "out"
     CKPT.ok("reshard", case / "ckpt", out, *options)
-    ask_peer(folder, {"kind": "unshard", "path": str(out), "optim": True,
-                      "out": str(folder)})
+    ask_peer({"kind": "unshard", "path": str(out), "optim": True,
+              "out": str(folder)})
     want = {n: (t.dtype, t.shape, t.data)
             for n, t in expected(case, "model").items()}
     check_equal(plain(load_pt(folder / "model.pt")), want, "model")
@@ -403,9 +398,9 @@ def test_peer_unshards(folder, case, options):
 def test_peer_loads(folder, case, dp, world):
     out = folder / "out"
     CKPT.ok("reshard", case / "ckpt", out, "--dp", dp, "--tp", 1)
-    ask_peer(folder, {"kind": "load", "path": str(out / "model"),
-                      "world": world,
-                      "expected": str(case / "expected.safetensors")})
+    ask_peer({"kind": "load", "path": str(out / "model"),
+              "world": world,
+              "expected": str(case / "expected.safetensors")})
 
 
 def test_peer_unshards_converted(folder, case):
@@ -413,8 +408,8 @@ def test_peer_unshards_converted(folder, case):
     out = folder / "out"
     CKPT.ok("convert", source / "ckpt", out, "--to", "olmo_core_v1", "--dp", 2,
             "--tp", 1)
-    ask_peer(folder, {"kind": "unshard", "path": str(out), "optim": True,
-                      "out": str(folder)})
+    ask_peer({"kind": "unshard", "path": str(out), "optim": True,
+              "out": str(folder)})
     want = {n: (t.dtype, t.shape, t.data) for n, t in
             read_safetensors(source / "expected.safetensors").items()}
     check_equal(plain(load_pt(folder / "model.pt")), want, "model")

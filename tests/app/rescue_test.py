@@ -12,14 +12,14 @@ import json
 import shutil
 import struct
 
-from megatron_interop_test import Peer
+from peer import Peer
 from support import DATA, Skip, Suite, check, check_equal
 
 CKPT = None
 DIST = DATA / "megatron_torch_dist"
 ZARR = DATA / "megatron_zarr"
 HAVE_PEER = importlib.util.find_spec("megatron") is not None
-PROGRAM = Peer()
+PROGRAM = Peer("megatron_peer.py")
 BUCKET = ("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_"
           "(torch.bfloat16, torch.float32).bucket_idx_0.")
 
