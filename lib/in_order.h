@@ -27,14 +27,17 @@ inline constexpr size_t kReaders = 32;
 namespace detail {
 
 // Numbers are handed out in runs: a hand-over costs as much as a small read.
-constexpr size_t kInRun = 8;
+// Of few there are shorter ones, so that every reader has something to do.
+constexpr size_t kMostInRun = 8;
 constexpr size_t kWindow = 2 * kReaders;  // runs
 
 template <class Made>
 class InOrder {
  public:
   explicit InOrder(size_t count)
-      : count_(count), runs_((count + kInRun - 1) / kInRun) {}
+      : count_(count),
+        in_run_(std::clamp<size_t>(count / kReaders, 1, kMostInRun)),
+        runs_((count + in_run_ - 1) / in_run_) {}
 
   template <class Make, class Take>
   void run(Make& make, Take& take) {
@@ -45,7 +48,7 @@ class InOrder {
     for (size_t r = 0; r < runs_; ++r) {
       Run run = wait_for(r);
       for (size_t i = 0; i < run.made.size(); ++i)
-        take(r * kInRun + i, std::move(run.made[i]));
+        take(r * in_run_ + i, std::move(run.made[i]));
       if (run.error) std::rethrow_exception(run.error);
     }
   }
@@ -66,10 +69,10 @@ class InOrder {
   void fill(Make& make) {
     for (size_t r = next_++; r < runs_ && wait_for_room(r); r = next_++) {
       Run run;
-      run.made.reserve(kInRun);
+      run.made.reserve(in_run_);
       try {
-        const size_t end = std::min(count_, (r + 1) * kInRun);
-        for (size_t i = r * kInRun; i < end; ++i) run.made.push_back(make(i));
+        const size_t end = std::min(count_, (r + 1) * in_run_);
+        for (size_t i = r * in_run_; i < end; ++i) run.made.push_back(make(i));
       } catch (...) {
         run.error = std::current_exception();
       }
@@ -103,6 +106,7 @@ class InOrder {
   }
 
   const size_t count_;
+  const size_t in_run_;
   const size_t runs_;
   std::atomic<size_t> next_ = 0;
   std::mutex mutex_;
@@ -115,10 +119,10 @@ class InOrder {
 }  // namespace detail
 
 // `make` is called on many threads, `take(i, made)` on this one, for each i
-// below `count`. Few are made here, without a thread.
+// below `count`. One is made here, without a thread.
 template <class Made, class Make, class Take>
 void in_order(size_t count, Make make, Take take) {
-  if (count > 2 * detail::kInRun) {
+  if (count > 1) {
     detail::InOrder<Made>(count).run(make, take);
     return;
   }

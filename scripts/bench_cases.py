@@ -32,6 +32,8 @@ def cases(ckpt, at):
     shard = str(max(1, at["bytes"] // 4))
     hf = ["--to", "safetensors", "--max-shard-size", shard]
     found = [
+        # What any program pays that reads and writes each byte, and no more.
+        Case("1", "dd bs=1M of each file, for scale", dd(at["f2"]), "f2"),
         Case("1", "TP 4 to 8 (fairseq2)", reshard("f2", "--tp", "8"), "f2",
              clock=1.0, processor=1.1),
         Case("1", "TP 4 to 2 (fairseq2)", reshard("f2", "--tp", "2"), "f2",
@@ -43,6 +45,8 @@ def cases(ckpt, at):
              clock=1.0, processor=1.1),
         Case("1", "shards of another size, one thread",
              convert("hf", *hf, "-j", "1"), "hf", clock=1.0, processor=1.1),
+        Case("2", "dd bs=1M of each file, for scale", dd(at["col8"]),
+             "col8"),
         Case("2", "rows of 2 KiB, TP 4 to 8", reshard("col2", "--tp", "8"),
              "col2", clock=1.1, processor=1.25),
         Case("2", "rows of 8 KiB, TP 4 to 8", reshard("col8", "--tp", "8"),
@@ -77,11 +81,23 @@ def cases(ckpt, at):
              base="cat A B", clock=1.25),
     ]
     if at.get("xfs"):
-        found.append(Case("8", "unchanged bytes (XFS)",
-                          convert("xfs", *hf, "--no-manifest",
-                                  out="XFS"), "xfs", base="cp, XFS",
-                          clock=0.05))
+        for label, size in (("unchanged bytes (XFS), the same shards",
+                             at["bytes"] // 3),
+                            ("unchanged bytes (XFS), shards of another size",
+                             shard)):
+            found.append(Case(
+                "8", label,
+                convert("xfs", "--to", "safetensors", "--max-shard-size",
+                        str(size), "--no-manifest", out="XFS"),
+                "xfs", base="cp, XFS", clock=0.05))
     return found
+
+
+def dd(source):
+    return ["sh", "-c",
+            'cd "$0" && find . -type d -exec mkdir -p "$1/{}" \\; && '
+            'find . -type f -exec dd if={} of="$1/{}" bs=1M status=none \\;',
+            source, "OUT"]
 
 
 def bases(ckpt, at, case):

@@ -6,6 +6,7 @@
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/deepspeed/locate.h"
 #include "formats/deepspeed/universal.h"
+#include "formats/torch/many.h"
 #include "formats/torch/tree.h"
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"
@@ -75,9 +76,22 @@ class Reading {
                                  options_);
   }
 
-  void open_models(const std::vector<FileName>& files) {
+  template <class Take>  // Take(FileName, torch::Container)
+  void open_all(const std::vector<FileName>& files, FileKind kind, Take take) {
+    std::vector<const FileName*> those;
+    std::vector<std::string> paths;
     for (const FileName& file : files) {
-      if (file.kind != FileKind::kModel) continue;
+      if (file.kind != kind) continue;
+      those.push_back(&file);
+      paths.push_back(io::join(directory_, file.name));
+    }
+    torch::open_each(paths, catalog_, options_, [&](size_t i, auto container) {
+      take(*those[i], std::move(container));
+    });
+  }
+
+  void open_models(const std::vector<FileName>& files) {
+    open_all(files, FileKind::kModel, [&](const FileName& file, auto model) {
       if (file.mp > columns_.size() ||
           (file.mp == columns_.size() && file.dp.value_or(0) != 0))
         missing_rank("mp_rank", columns_.size());
@@ -85,10 +99,10 @@ class Reading {
       Column& column = columns_[file.mp];
       if (file.dp.value_or(0) != column.models.size())
         missing_rank("data-parallel rank", column.models.size());
-      column.models.push_back(read_model_rank(open(file)));
+      column.models.push_back(read_model_rank(std::move(model)));
       column.models.back().mp = file.mp;
       column.models.back().dp = file.dp;
-    }
+    });
     if (columns_.empty())
       throw input_error({directory_, {}},
                         "has no *_model_states.pt, which say the names and "
@@ -105,15 +119,13 @@ class Reading {
   }
 
   void open_optims(const std::vector<FileName>& files) {
-    for (const FileName& file : files) {
-      if (file.kind != FileKind::kOptim || universal_) continue;
+    const auto take = [&](const FileName& file, torch::Container container) {
       if (file.mp >= columns_.size())
         throw input_error({io::join(directory_, file.name), {}},
                           "belongs to mp_rank {}, whose model states are "
                           "missing",
                           file.mp);
       std::vector<OptimRank>& optims = columns_[file.mp].optims;
-      torch::Container container = open(file);
       OptimRank rank = read_optim_rank(container);
       if (*file.dp != optims.size()) missing_partition(rank, optims.size());
       if (!optim_first_) {
@@ -122,7 +134,8 @@ class Reading {
             torch::walk(*optim_first_, optim_first_->document->root());
       }
       optims.push_back(std::move(rank));
-    }
+    };
+    if (!universal_) open_all(files, FileKind::kOptim, take);
     for (const Column& column : columns_) {
       const uint64_t have = column.optims.size();
       if (have != columns_[0].optims.size())

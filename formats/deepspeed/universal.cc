@@ -4,6 +4,7 @@
 
 #include "ckpt/error.h"
 #include "formats/deepspeed/locate.h"
+#include "formats/torch/many.h"
 #include "formats/torch/tensors.h"
 #include "formats/torch/tree.h"
 #include "lib/io/file.h"
@@ -30,32 +31,43 @@ class UniversalReader {
         catalog_(catalog) {}
 
   void read(const std::vector<std::string>& names) {
+    std::vector<State> states;
+    std::vector<std::string> paths;
     for (const std::string& name : names) {
       const std::string folder = io::join(zero_, name);
-      add_state(name, io::join(folder, "fp32.pt"), "");
+      states.push_back({name, ""});
+      paths.push_back(io::join(folder, "fp32.pt"));
       for (const std::string& file : io::list_directory(folder)) {
         if (file == "fp32.pt") continue;
         if (!file.ends_with(".pt")) {
           note_stray(io::join(folder, file));
           continue;
         }
-        add_state(name, io::join(folder, file),
-                  file.substr(0, file.size() - 3));
+        states.push_back({name, file.substr(0, file.size() - 3)});
+        paths.push_back(io::join(folder, file));
       }
     }
+    torch::open_each(paths, catalog_, options_,
+                     [&](size_t i, const auto& file) {
+                       add_state(states[i].name, file, states[i].state);
+                     });
     add_common(names);
   }
 
  private:
+  struct State {
+    const std::string& name;  // of the parameter
+    std::string state;        // "": its own value
+  };
+
   void note_stray(const std::string& path) {
     catalog_.problems.push_back(
         {Problem::Severity::kNote, "stray_file", path, {}, "is not read"});
   }
 
-  void add_state(const std::string& name, const std::string& path,
+  void add_state(const std::string& name, const torch::Container& file,
                  const std::string& state) {
-    const torch::Container file =
-        torch::open_container(path, catalog_, options_);
+    const std::string& path = file.path;
     const Document& document = *file.document;
     const Id param = document.find(document.root(), "param");
     const bool dict = param != pickle::kNoId;

@@ -165,10 +165,14 @@ bool is_model_key(std::string_view key) {
 
 LegacyRank read_legacy_rank(const LegacyDir& dir, Catalog& catalog,
                             const formats::ReadOptions& options) {
+  return read_legacy_rank(
+      dir, torch::open_container(dir.model_file, catalog, options));
+}
+
+LegacyRank read_legacy_rank(const LegacyDir& dir, torch::Container file) {
   LegacyRank rank;
   rank.dir = dir;
-  rank.file = torch::open_container(dir.model_file, catalog, options);
-  torch::add_globals(catalog, rank.file.globals);
+  rank.file = std::move(file);
   if (!rank.document().as_pairs(rank.document().root()))
     throw input_error({dir.model_file, {}}, "holds no dict");
   rank.facts = read_facts(rank.document(), rank.find("args"), dir.model_file);

@@ -56,7 +56,8 @@ struct LegacyRank {
   }
 };
 
-// Throws input_error for what is no such file.
+// Throws input_error for what is no such file. `file`: dir.model_file, opened.
+LegacyRank read_legacy_rank(const LegacyDir& dir, torch::Container file);
 LegacyRank read_legacy_rank(const LegacyDir& dir, Catalog& catalog,
                             const formats::ReadOptions& options);
 

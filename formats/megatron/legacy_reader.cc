@@ -10,6 +10,7 @@
 #include "formats/megatron/legacy_objects.h"
 #include "formats/megatron/legacy_scan.h"
 #include "formats/megatron/rules.h"
+#include "formats/torch/many.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -264,12 +265,14 @@ Catalog LegacyReader::read_catalog(const std::string& path,
   LegacySizes sizes = legacy_sizes(facts, place.path);
 
   std::vector<LegacyRank> ranks;
-  for (const LegacyDir& dir : scan.dirs) {
-    ranks.push_back(read_legacy_rank(dir, catalog, options));
-    LegacyRank& rank = ranks.back();
+  std::vector<std::string> files;
+  for (const LegacyDir& dir : scan.dirs) files.push_back(dir.model_file);
+  torch::open_each(files, catalog, options, [&](size_t i, auto file) {
+    LegacyRank& rank =
+        ranks.emplace_back(read_legacy_rank(scan.dirs[i], std::move(file)));
     if (!rank.facts.any) rank.facts = facts;
     check_same(ranks.front(), rank);
-  }
+  });
   sizes.expert_ffn = expert_ffn(ranks.front());
   catalog.version = fmt::format("{:.1f}", ranks.front().version);
   catalog.topology = topology_of(facts);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -125,14 +124,17 @@ Described describe(const Tensor& tensor) {
 void add_file(Target& target, const std::string& path,
               std::span<const uint32_t> tensors,
               const std::optional<Metadata>& metadata, const Catalog* source) {
-  Ordered ordered;
+  std::vector<std::pair<size_t, Tensor*>> by_rank;
   for (const uint32_t id : tensors) {
     Tensor& tensor = target.catalog.tensors.at(id);
-    ordered.emplace_back(describe(tensor), &tensor);
+    by_rank.emplace_back(dtype_rank(stored_as(tensor.dtype)), &tensor);
   }
-  std::ranges::sort(ordered, {}, [](const auto& item) {
-    return std::tuple(dtype_rank(item.first.dtype), item.first.name);
+  std::ranges::sort(by_rank, {}, [](const auto& item) {
+    return std::pair(item.first, std::string_view(item.second->name));
   });
+  Ordered ordered;
+  for (const auto& [rank, tensor] : by_rank)
+    ordered.emplace_back(describe(*tensor), tensor);
   std::vector<Described> described;
   for (const auto& item : ordered) described.push_back(item.first);
   std::string header = encode_header(described, metadata);

@@ -6,6 +6,7 @@
 #include "ckpt/catalog.h"
 #include "ckpt/error.h"
 #include "formats/foreign.h"
+#include "lib/in_order.h"
 #include "lib/io/huge_pages.h"
 #include "lib/text/format.h"
 #include "lib/text/name_table.h"
@@ -246,6 +247,21 @@ Header read_header(const io::Handle& file) {
         fmt::format("header of {} bytes in a file of {}: the file is cut off",
                     length, file.size()));
   return parse_header(file.read_string(8, length), file.size(), file.path());
+}
+
+void read_headers(const std::vector<std::string>& paths,
+                  const std::function<void(size_t, FileHeader)>& take) {
+  in_order<FileHeader>(
+      paths.size(),
+      [&](size_t i) {
+        const io::Handle file = io::Handle::open_read(paths[i]);
+        FileHeader one;
+        one.header = read_header(file);
+        one.file.path = paths[i];
+        one.file.size = file.size();
+        return one;
+      },
+      take);
 }
 
 }  // namespace ckpt::safetensors

@@ -8,7 +8,9 @@
 // "__metadata__" maps strings to strings and is no tensor.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +19,7 @@
 #include <vector>
 
 #include "ckpt/box.h"
+#include "ckpt/catalog.h"
 #include "ckpt/dtype.h"
 #include "lib/io/file.h"
 
@@ -48,6 +51,14 @@ struct Header {
 // Reads and checks the header; reads no tensor data. Throws an input_error
 // that names the file, the tensor and the rule it breaks.
 Header read_header(const io::Handle& file);
+
+// The same of many files at a time, given in order.
+struct FileHeader {
+  File file;
+  Header header;
+};
+void read_headers(const std::vector<std::string>& paths,
+                  const std::function<void(size_t, FileHeader)>& take);
 
 // The same for a header that is in memory, of a file of `file_size` bytes.
 Header parse_header(std::string_view json, uint64_t file_size,

@@ -75,10 +75,11 @@ class Assembly {
     catalog_.path = std::move(path);
   }
 
-  void read_file(const std::string& path) {
-    const io::Handle file = io::Handle::open_read(path);
-    headers_.push_back(read_header(file));
-    catalog_.files.push_back({.path = path, .size = file.size()});
+  void read_files(const std::vector<std::string>& paths) {
+    read_headers(paths, [&](size_t, FileHeader one) {
+      headers_.push_back(std::move(one.header));
+      catalog_.files.push_back(std::move(one.file));
+    });
   }
 
   void take_all() {
@@ -224,8 +225,7 @@ class Assembly {
 void read_indexed(const std::string& directory, const std::string& index_file,
                   Assembly& assembly, std::vector<std::string>& unread) {
   const Index index = formats::read_index(directory, index_file);
-  for (const std::string& name : index.files)
-    assembly.read_file(io::join(directory, name));
+  assembly.read_files(io::join_each(directory, index.files));
   assembly.take_indexed(directory, index);
   std::erase_if(unread, [&](const std::string& name) {
     return std::ranges::binary_search(index.files, name);
@@ -237,8 +237,7 @@ void read_directory(const std::string& directory, Assembly& assembly) {
   if (!files.index.empty()) {
     read_indexed(directory, files.index, assembly, files.unread);
   } else {
-    for (const std::string& name : files.names)
-      assembly.read_file(io::join(directory, name));
+    assembly.read_files(io::join_each(directory, files.names));
     assembly.take_all();
   }
   Catalog& catalog = assembly.catalog();
@@ -270,7 +269,7 @@ class SafetensorsReader final : public formats::Reader {
     } else if (is_index_path(path)) {
       read_indexed(io::parent(path), io::base_name(path), assembly, unread);
     } else {
-      assembly.read_file(path);
+      assembly.read_files({path});
       assembly.take_all();
     }
     assembly.keep_metadata();

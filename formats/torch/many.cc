@@ -96,6 +96,19 @@ uint32_t take_aside(Catalog& aside, Catalog& catalog) {
   return first;
 }
 
+void open_each(const std::vector<std::string>& paths, Catalog& catalog,
+               const formats::ReadOptions& options,
+               const std::function<void(size_t, Container)>& take) {
+  in_order<Opened>(
+      paths.size(), [&](size_t i) { return open_aside(paths[i], options); },
+      [&](size_t i, Opened opened) {
+        const uint32_t first = take_aside(opened.aside, catalog);
+        for (Storage& storage : opened.container.storages.all)
+          storage.file += first;
+        take(i, std::move(opened.container));
+      });
+}
+
 void check_headers_later(Catalog& catalog) {
   catalog.locate = formats::Locate{check_all, check_some};
 }

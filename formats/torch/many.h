@@ -14,10 +14,12 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "formats/torch/container.h"
 #include "formats/torch/twins.h"
@@ -82,6 +84,12 @@ class ManyFiles {
 // Adds what was found aside to the catalog; files get new numbers from what is
 // returned on.
 uint32_t take_aside(Catalog& aside, Catalog& catalog);
+
+// Opens files many at a time and gives them in order. Storages number the files
+// of `catalog`.
+void open_each(const std::vector<std::string>& paths, Catalog& catalog,
+               const formats::ReadOptions& options,
+               const std::function<void(size_t, Container)>& take);
 
 // Makes catalog.locate read the local headers of all files that pieces lie in.
 void check_headers_later(Catalog& catalog);

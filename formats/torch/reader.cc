@@ -10,6 +10,7 @@
 #include "formats/index.h"
 #include "formats/torch/container.h"
 #include "formats/torch/locate.h"
+#include "formats/torch/many.h"
 #include "formats/torch/rank_tensors.h"
 #include "formats/torch/torch.h"
 #include "formats/torch/tree.h"
@@ -68,7 +69,7 @@ std::string version_of(const Container& container) {
   return {};
 }
 
-struct Opened {
+struct OpenFile {
   Container container;
   Tree tree;
 };
@@ -83,16 +84,18 @@ class Assembly {
     catalog_.family = options.family;
   }
 
-  void open(const std::string& path) {
-    Opened& file = files_.emplace_back();
-    file.container = open_container(path, catalog_, options_);
-    file.tree = walk(file.container, file.container.document->root());
-    catalog_.version = version_of(file.container);
+  void open(const std::vector<std::string>& paths) {
+    open_each(paths, catalog_, options_, [&](size_t, Container container) {
+      OpenFile& file = files_.emplace_back();
+      file.container = std::move(container);
+      file.tree = walk(file.container, file.container.document->root());
+      catalog_.version = version_of(file.container);
+    });
   }
 
   // One file: everything in it, and its nesting.
   void take_single() {
-    const Opened& file = files_.front();
+    const OpenFile& file = files_.front();
     add_to_catalog(catalog_, file.container, file.tree);
     set_skeleton(catalog_, file.container, file.tree);
     note_parts();
@@ -101,7 +104,7 @@ class Assembly {
   // Files with different tensors.
   void take_all() {
     std::unordered_map<std::string_view, std::string_view> holders;
-    for (const Opened& file : files_) {
+    for (const OpenFile& file : files_) {
       for (const NamedTensor& tensor : file.tree.tensors) {
         const auto [it, first] =
             holders.emplace(tensor.name, file.container.path);
@@ -112,12 +115,12 @@ class Assembly {
                             printable(io::base_name(file.container.path)));
       }
     }
-    for (const Opened& file : files_) add(file);
+    for (const OpenFile& file : files_) add(file);
   }
 
   void take_indexed(const std::string& directory, const formats::Index& index) {
     std::vector<std::vector<std::string_view>> found;
-    for (const Opened& file : files_) {
+    for (const OpenFile& file : files_) {
       auto& names = found.emplace_back();
       for (const NamedTensor& tensor : file.tree.tensors)
         names.push_back(tensor.name);
@@ -127,7 +130,7 @@ class Assembly {
     std::vector<std::set<uint32_t>> wanted(files_.size());
     for (const formats::Located& at : taken) wanted[at.file].insert(at.tensor);
     for (size_t f = 0; f < files_.size(); ++f) {
-      Opened file{files_[f].container, {}};
+      OpenFile file{files_[f].container, {}};
       const Tree& tree = files_[f].tree;
       file.tree.objects = tree.objects;
       file.tree.problems = tree.problems;
@@ -174,8 +177,8 @@ class Assembly {
   Catalog& catalog() { return catalog_; }
 
  private:
-  void add(const Opened& file) {
-    Opened own{file.container, file.tree};
+  void add(const OpenFile& file) {
+    OpenFile own{file.container, file.tree};
     std::erase_if(own.tree.objects, [&](const NamedObject& object) {
       return is_known(file.container, object);
     });
@@ -201,8 +204,8 @@ class Assembly {
                                              RankOf rank_of, size_t ranks) {
     RankTensors tensors(catalog_, flat);
     for (size_t f = 0; f < files_.size(); ++f) {
-      const Opened& file = files_[f];
-      Opened rest{file.container, {}};
+      const OpenFile& file = files_[f];
+      OpenFile rest{file.container, {}};
       rest.tree.objects = file.tree.objects;
       rest.tree.problems = file.tree.problems;
       for (const NamedTensor& tensor : file.tree.tensors)
@@ -215,7 +218,7 @@ class Assembly {
   // fairscale's, one for each rank; or none at all.
   std::vector<fsdp::ShardMetadata> read_metadata(size_t ranks) const {
     std::vector<fsdp::ShardMetadata> stored;
-    for (const Opened& file : files_)
+    for (const OpenFile& file : files_)
       if (auto one = fsdp::read_shard_metadata(*file.container.document,
                                                file.container.path))
         stored.push_back(*std::move(one));
@@ -255,15 +258,14 @@ class Assembly {
 
   const formats::ReadOptions& options_;
   Catalog catalog_;
-  std::vector<Opened> files_;
+  std::vector<OpenFile> files_;
   std::unordered_map<std::string, std::string> objects_;
 };
 
 void read_indexed(const std::string& directory, const std::string& name,
                   Assembly& assembly, std::vector<std::string>& unread) {
   const formats::Index index = formats::read_index(directory, name);
-  for (const std::string& file : index.files)
-    assembly.open(io::join(directory, file));
+  assembly.open(io::join_each(directory, index.files));
   assembly.take_indexed(directory, index);
   std::erase_if(unread, [&](const std::string& file) {
     return std::ranges::binary_search(index.files, file);
@@ -280,13 +282,13 @@ void read_directory(const std::string& directory,
   if (!files->index.empty()) {
     read_indexed(directory, files->index, assembly, files->unread);
   } else if (!files->flat.empty()) {
+    std::vector<std::string> names;
     for (const auto& rank : files->flat)
-      for (const std::string& name : rank)
-        assembly.open(io::join(directory, name));
+      names.insert(names.end(), rank.begin(), rank.end());
+    assembly.open(io::join_each(directory, names));
     assembly.take_flat(files->flat);
   } else {
-    for (const std::string& name : files->names)
-      assembly.open(io::join(directory, name));
+    assembly.open(io::join_each(directory, files->names));
     if (files->ranks)
       assembly.take_ranks();
     else if (files->names.size() == 1)
@@ -332,7 +334,7 @@ class TorchReader final : public formats::Reader {
     } else if (is_bin_index(path)) {
       read_indexed(io::parent(path), io::base_name(path), assembly, unread);
     } else {
-      assembly.open(path);
+      assembly.open({path});
       assembly.take_single();
     }
     formats::detect_dialect(directory ? path : io::parent(path),

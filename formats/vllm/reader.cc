@@ -47,7 +47,7 @@ class Assembly {
     formats::add_sidecars(path_, catalog_);
     if (!options_.shard_dims_file.empty())
       rules_ = families::Rules::from_file(options_.shard_dims_file);
-    for (const auto& parts : names) read_rank(parts);
+    read_ranks(names);
     catalog_.topology.tp = ranks();
     read_numbers();
     check_names();
@@ -62,16 +62,25 @@ class Assembly {
     return catalog_.files[stored.file].path;
   }
 
-  void read_rank(const std::vector<std::string>& parts) {
-    Rank& rank = ranks_.emplace_back();
-    for (const std::string& part : parts) {
-      const io::Handle file = io::Handle::open_read(io::join(path_, part));
-      safetensors::Header header = safetensors::read_header(file);
+  void read_ranks(const std::vector<std::vector<std::string>>& names) {
+    std::vector<std::string> paths;
+    std::vector<size_t> rank_of;
+    for (size_t r = 0; r < names.size(); ++r)
+      for (const std::string& part : names[r]) {
+        paths.push_back(io::join(path_, part));
+        rank_of.push_back(r);
+      }
+    ranks_.resize(names.size());
+    safetensors::read_headers(paths, [&](size_t i, auto one) {
       const auto number = static_cast<uint32_t>(catalog_.files.size());
-      catalog_.files.push_back({.path = file.path(), .size = file.size()});
-      for (safetensors::Entry& entry : header.entries)
-        rank.tensors.push_back({std::move(entry), number});
-    }
+      for (safetensors::Entry& entry : one.header.entries)
+        ranks_[rank_of[i]].tensors.push_back({std::move(entry), number});
+      catalog_.files.push_back(std::move(one.file));
+    });
+    for (Rank& rank : ranks_) index(rank);
+  }
+
+  void index(Rank& rank) const {
     for (const Stored& stored : rank.tensors) {
       const auto [known, first] =
           rank.by_name.emplace(stored.entry.name, &stored);

@@ -314,6 +314,13 @@ std::string join(std::string_view directory, std::string_view name) {
   return path.append(name);
 }
 
+std::vector<std::string> join_each(std::string_view directory,
+                                   const std::vector<std::string>& names) {
+  std::vector<std::string> paths;
+  for (const std::string& name : names) paths.push_back(join(directory, name));
+  return paths;
+}
+
 std::string base_name(std::string_view path) {
   while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
   const size_t slash = path.rfind('/');

@@ -93,6 +93,8 @@ bool is_directory(const std::string& path);
 // Names in a directory, sorted bytewise; without "." and "..".
 std::vector<std::string> list_directory(const std::string& path);
 std::string join(std::string_view directory, std::string_view name);
+std::vector<std::string> join_each(std::string_view directory,
+                                   const std::vector<std::string>& names);
 std::string base_name(std::string_view path);
 std::string parent(std::string_view path);
 void sync_directory(const std::string& path);
