@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import os
+import random
 import struct
 import subprocess
 import sys
@@ -344,6 +345,8 @@ class Suite:
                             help="the binary under test")
         parser.add_argument("-k", metavar="TEXT", action="append", default=[],
                             help="only cases whose name contains TEXT")
+        parser.add_argument("--one-in", metavar="N", type=int, default=1,
+                            help="only some of the cases, always the same")
         parser.add_argument("-v", action="store_true", help="name each case")
         options = parser.parse_args()
         if not Path(options.ckpt).exists():
@@ -352,7 +355,8 @@ class Suite:
         ckpt = Ckpt(options.ckpt)
         prepare(self, ckpt)
         chosen = [c for c in self.cases
-                  if all(text in c[0] for text in options.k)]
+                  if all(text in c[0] for text in options.k)
+                  and random.Random(c[0]).randrange(options.one_in) == 0]
         failed = skipped = 0
         with tempfile.TemporaryDirectory(prefix="ckpt_test_") as temp:
             for index, (name, function, args) in enumerate(chosen):
