@@ -70,24 +70,10 @@ def safetensors(path, tensors, sparse=False):
             random_bytes(f, size)
 
 
-def many(path, count, first=0):
-    """A header of that many tensors, of 64 bytes each."""
-    tensors = [(f"model.layers.{i // 9}.part_{i % 9}.weight", "U8", [64])
-               for i in range(first, first + count)]
-    safetensors(path, tensors, sparse=True)
-    return [name for name, _, _ in tensors]
-
-
-def many_files(path, files, each):
-    """An index of files with that many tensors each."""
-    path.mkdir(parents=True)
-    index = {}
-    for i in range(files):
-        file = f"model-{i + 1:05}-of-{files:05}.safetensors"
-        for name in many(path / file, each, i * each):
-            index[name] = file
-    with open(path / "model.safetensors.index.json", "w") as f:
-        json.dump({"metadata": {}, "weight_map": index}, f)
+def many(path, count):
+    """A header of that many tensors."""
+    safetensors(path, [(f"model.layers.{i // 9}.part_{i % 9}.weight", "U8",
+                        [64]) for i in range(count)], sparse=True)
 
 
 def columns(path, size, piece):
