@@ -19,6 +19,7 @@ from pathlib import Path
 
 import bench_make as make
 import bench_plot
+import bench_profile
 from bench import files_of, first_touch, medians, run, warm
 from bench_cases import bases, cases, peers
 
@@ -170,6 +171,32 @@ class Bench:
                     f"{best:.2f}", judged(by_clock, case.clock), f"{by_processor:.2f}",
                     judged(by_processor, case.processor),
                     f"{peak / 2**20:.0f} MiB")
+
+    def profiles(self):
+        """Where the time of each row goes."""
+        if not bench_profile.available():
+            self.page.add("", "No profile: there is no perf here.")
+            return
+        self.page.table("# (% of samples)", "work", *bench_profile.NAMES)
+        seen = set()
+        for case in cases(self.ckpt, self.at):
+            base = bases(self.ckpt, self.at, case)
+            for label, argv in ((f"{case.base} ({case.source})", base),
+                                (case.label, case.argv)):
+                if tuple(argv) in seen or argv[0] == "sh":
+                    continue
+                seen.add(tuple(argv))
+                warm(Path(self.at[case.source]))
+                self.remove()
+                os.sync()
+                first_touch(3 * size_of(self.at[case.source]))
+                shares = bench_profile.profile(self.resolved(argv),
+                                               self.folder / "out.perf")
+                if shares:
+                    self.page.row(case.row, label,
+                                  *(f"{share:.0f}" for share in
+                                    shares.values()))
+        self.remove()
 
     def against_peers(self):
         rounds = self.rounds
@@ -343,8 +370,8 @@ class Bench:
         self.make_all()
         self.make_xfs()
         self.page.add(*preface(self))
-        for part in (self.small, self.ratios, self.against_peers,
-                     self.partial, self.growth, self.threads, self.memory):
+        for part in (self.small, self.ratios, self.profiles,
+                     self.against_peers, self.partial, self.growth, self.threads, self.memory):
             part()
         return "\n".join(self.page.lines) + "\n"
 
