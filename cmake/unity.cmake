@@ -1,0 +1,29 @@
+# Each folder of a target as one file: headers are parsed and templates are
+# compiled once, which with sanitizers is most of a build. Off where files are
+# to be compiled again one by one, and so that one build at least shows a
+# missing #include.
+option(CKPT_UNITY "Compile each folder as one file" OFF)
+
+# ckpt_unity(TARGET [PARTS PREFIX...] [APART FILE...]): files that begin with
+# one of PARTS are a folder of their own; FILEs stay alone, since a name of
+# theirs is also that of something else in the folder.
+function(ckpt_unity target)
+  if(NOT CKPT_UNITY)
+    return()
+  endif()
+  cmake_parse_arguments(arg "" "" "PARTS;APART" ${ARGN})
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  get_target_property(sources ${target} SOURCES)
+  list(REMOVE_ITEM sources ${arg_APART})
+  foreach(source IN LISTS sources)
+    get_filename_component(group ${source} DIRECTORY)
+    foreach(part IN LISTS arg_PARTS)
+      if(source MATCHES "^${part}")
+        set(group ${part})
+      endif()
+    endforeach()
+    string(MAKE_C_IDENTIFIER "${target}_${group}" group)
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+  endforeach()
+endfunction()
