@@ -7,16 +7,22 @@
 
 namespace ckpt::formats {
 
+Tensor without_pieces(const Tensor& tensor) {
+  // All members, or it does not compile.
+  const auto& [name, dtype, shape, grid, kind, param, state, tp, pinned,
+               dp_replicated, pieces, tie, requires_grad, parameter] = tensor;
+  return {name, dtype,  shape,         grid, kind, param,         state,
+          tp,   pinned, dp_replicated, {},   tie,  requires_grad, parameter};
+}
+
 Catalog catalog_like(const Catalog& source, std::string_view format) {
   Catalog catalog;
   catalog.format = format;
   catalog.family = source.family;
   catalog.dialect = source.dialect;
-  catalog.tensors = source.tensors;
-  for (Tensor& tensor : catalog.tensors) {
-    tensor.pieces.clear();
-    tensor.tie = 0;
-  }
+  catalog.tensors.reserve(source.tensors.size());
+  for (const Tensor& tensor : source.tensors)
+    catalog.tensors.emplace_back(without_pieces(tensor)).tie = 0;
   return catalog;
 }
 

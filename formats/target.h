@@ -9,6 +9,10 @@
 
 namespace ckpt::formats {
 
+// A tensor as the source has it, but for its pieces. (To copy and clear them
+// would keep their memory, a quarter of a GiB for a million of them.)
+Tensor without_pieces(const Tensor& tensor);
+
 // The source's tensors, family and dialect; the pieces are the writer's to
 // place. Tensors keep dtype and shape, so that the plan copies bytes: what a
 // header calls them is the header's matter. No ties: each tensor is stored

@@ -10,6 +10,7 @@
 #include "formats/fairseq2/optimizer_write.h"
 #include "formats/fairseq2/order.h"
 #include "formats/families/rules.h"
+#include "formats/target.h"
 #include "formats/torch/tree.h"
 #include "lib/io/file.h"
 
@@ -154,8 +155,7 @@ void add_tensors(const Catalog& source, Target& target) {
         tensor.kind == Kind::optim && models.contains(tensor.param);
     if (tensor.kind == Kind::model || state) {
       torch::check_materialisable(tensor, source);
-      Tensor& added = target.catalog.tensors.emplace_back(tensor);
-      added.pieces.clear();
+      target.catalog.tensors.push_back(formats::without_pieces(tensor));
       continue;
     }
     if (tensor.kind == Kind::optim)

@@ -18,6 +18,7 @@
 #include "formats/megatron/object_archive.h"
 #include "formats/megatron/ranks.h"
 #include "formats/megatron/strategy.h"
+#include "formats/target.h"
 #include "formats/torch/tree.h"
 
 namespace ckpt::megatron {
@@ -76,9 +77,8 @@ class Builder {
     for (const Tensor& tensor : source_.tensors) {
       torch::check_materialisable(tensor, source_);
       check_split(source_, tensor, split_);
-      Tensor& added = catalog.tensors.emplace_back(tensor);
-      added.pieces.clear();
-      added.tie = 0;
+      catalog.tensors.push_back(formats::without_pieces(tensor));
+      catalog.tensors.back().tie = 0;
     }
     if (!stages_.uneven().empty())
       target_.assumptions.push_back(fmt::format(

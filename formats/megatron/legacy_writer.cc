@@ -16,6 +16,7 @@
 #include "formats/megatron/locate.h"
 #include "formats/megatron/restack.h"
 #include "formats/megatron/vocab.h"
+#include "formats/target.h"
 #include "formats/torch/tree.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -119,8 +120,7 @@ class Builder {
         continue;
       }
       torch::check_materialisable(tensor, source_);
-      catalog.tensors.push_back(tensor);
-      catalog.tensors.back().pieces.clear();
+      catalog.tensors.push_back(formats::without_pieces(tensor));
       catalog.tensors.back().tie = 0;
     }
   }

@@ -14,6 +14,7 @@
 #include "formats/megatron/strategy.h"
 #include "formats/megatron/zarr.h"
 #include "formats/megatron/zarr_chunks.h"
+#include "formats/target.h"
 #include "formats/torch/file_plan.h"
 #include "formats/torch/tree.h"
 #include "formats/zarr/array.h"
@@ -70,8 +71,8 @@ class ZarrBuilder {
     check_count(tensor, grid);
     kept_ +=
         !has_rule(tensor, parse_key(tensor.name)) && chunks != tensor.shape;
-    Tensor& added = target_.catalog.tensors.emplace_back(tensor);
-    added.pieces.clear();
+    Tensor& added =
+        target_.catalog.tensors.emplace_back(formats::without_pieces(tensor));
     added.tie = 0;
     const uint64_t bytes = byte_size(tensor.dtype, chunks).value_or(0);
     const Dims strides = row_major_strides(grid);
