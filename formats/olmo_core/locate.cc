@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 #include <map>
 #include <optional>
+#include <span>
 
 #include "ckpt/error.h"
 #include "formats/olmo_core/olmo_core.h"
@@ -21,31 +23,45 @@ constexpr std::string_view kStarted = ".metadata.tmp";
 constexpr std::string_view kTemporary = "-tmp";
 constexpr uint64_t kMostNote = 64 << 10;
 
-// The class as a pickle names it: by strings that are remembered (protocol 4)
-// or not, or on two lines (protocol 2).
-bool names_class(std::string_view bytes) {
-  constexpr std::string_view kModule =
-      "olmo_core.distributed.checkpoint.filesystem";
-  constexpr std::string_view kFollow[] = {
-      "\x94\x8c\x0c_StorageInfo", "\x8c\x0c_StorageInfo", "\n_StorageInfo\n"};
-  for (size_t at = bytes.find(kModule); at != bytes.npos;
-       at = bytes.find(kModule, at + 1)) {
-    const std::string_view rest = bytes.substr(at + kModule.size());
-    if (std::ranges::any_of(
-            kFollow, [&](std::string_view f) { return rest.starts_with(f); }))
-      return true;
+// Whether the bytes name the class of items, and if it is OLMo-core's. A pickle
+// names it once, by strings that are remembered (protocol 4) or not, or on two
+// lines (protocol 2).
+std::optional<bool> names_class(std::string_view bytes) {
+  constexpr std::string_view kClass = "_StorageInfo";
+  constexpr std::string_view kBefore[] = {"\x94\x8c\x0c", "\x8c\x0c", "\n"};
+  const char* const end = bytes.data() + bytes.size();
+  const char* at = bytes.data();
+  // memmem skips ahead; string_view::find stops at every '_'.
+  while (const void* found = ::memmem(at, static_cast<size_t>(end - at),
+                                      kClass.data(), kClass.size())) {
+    at = static_cast<const char*>(found);
+    const std::string_view before(bytes.data(),
+                                  static_cast<size_t>(at - bytes.data()));
+    for (const std::string_view opcodes : kBefore) {
+      if (!before.ends_with(opcodes)) continue;
+      const std::string_view module =
+          before.substr(0, before.size() - opcodes.size());
+      if (module.ends_with("olmo_core.distributed.checkpoint.filesystem"))
+        return true;
+      if (module.ends_with("torch.distributed.checkpoint.filesystem"))
+        return false;
+    }
+    at += kClass.size();
   }
-  return false;
+  return std::nullopt;
 }
 
-// An index is read as a whole later on; here its bytes are only searched.
+// An index is read as a whole later on; here its bytes are only searched, up
+// to the first item.
 bool index_names_class(const std::string& path) {
   constexpr uint64_t kBlock = 1 << 20;
   constexpr uint64_t kOverlap = 128;
   const io::Handle file = io::Handle::open_read(path);
+  std::string bytes;
   for (uint64_t at = 0; at < file.size(); at += kBlock) {
-    const uint64_t size = std::min(kBlock + kOverlap, file.size() - at);
-    if (names_class(file.read_string(at, size))) return true;
+    bytes.resize(std::min(kBlock + kOverlap, file.size() - at));
+    file.read(at, std::as_writable_bytes(std::span(bytes)));
+    if (const auto ours = names_class(bytes)) return *ours;
   }
   return false;
 }
