@@ -27,8 +27,8 @@ void Decoder::check_size(uint64_t size) const {
 
 void Decoder::check_limits() const {
   const uint64_t most = limits_.values;
-  if (doc_.size() <= most && stack_.size() <= most && marks_.size() <= most &&
-      doc_.children_.size() / 4 <= most)
+  if (doc_.spelled() <= most && stack_.size() <= most &&
+      marks_.size() <= most && doc_.children_.size() / 4 <= most)
     return;
   throw unsafe_error({in_.path(), {}}, "pickle at byte {}: more than {} values",
                      at_, most);
@@ -70,6 +70,7 @@ void Decoder::throw_memo(uint64_t index) const {
 }
 
 void Decoder::throw_unset(uint64_t index) const {
+  if (memo_.get(index) == kNotKept) throw NoRecords();
   fail("memo index {} was never stored", index);
 }
 
@@ -185,10 +186,10 @@ void Decoder::steps() {
         put(memo_.size());
         break;
       case 'h':
-        push(get(in_.byte()));
+        push_known(get(in_.byte()));
         break;
       case 'j':
-        push(get(in_.number<uint32_t>()));
+        push_known(get(in_.number<uint32_t>()));
         break;
       case 'Q':
         push(doc_.add_persistent(pop()));
@@ -342,6 +343,16 @@ Decoded decode(const io::Handle& file, uint64_t offset, uint64_t end,
                const Limits& limits) {
   Input input(file, offset, end, limits.bytes);
   return Decoder(input, limits).run();
+}
+
+Decoded decode_records(const io::Handle& file, uint64_t offset, uint64_t end) {
+  const Limits limits;
+  try {
+    Input input(file, offset, end, limits.bytes);
+    return Decoder(input, limits, true).run();
+  } catch (const Decoder::NoRecords&) {
+    return decode(file, offset, end, limits);
+  }
 }
 
 }  // namespace ckpt::pickle

@@ -82,7 +82,8 @@ void Decoder::build() {
   const Id target = top();
   if (doc_.type(target) != Type::kCall)
     fail("BUILD sets the state of a {}", pickle::name(doc_.type(target)));
-  if (doc_.call(target).state != kNoId)
+  check_own(target);
+  if (doc_.is_record(target) || doc_.call(target).state != kNoId)
     fail("BUILD sets the state of {} a second time",
          text::printable(doc_.callable_name(target)));
   doc_.set_state(target, state);
@@ -94,8 +95,15 @@ void Decoder::check_target(Id target, Type type, const char* opcode) const {
   if (doc_.type(target) == type) return;
   if (doc_.type(target) != Type::kCall)
     fail("{} on a {}", opcode, pickle::name(doc_.type(target)));
+  check_own(target);
   if (is_rebuild(doc_.known(target)))
     fail("{} on a tensor ({})", opcode, doc_.callable_name(target));
+}
+
+// Equal sizes may be one value: a change of one would change the others.
+void Decoder::check_own(Id target) const {
+  if (records_ != nullptr && doc_.known(target) == Known::kSize)
+    throw NoRecords();
 }
 
 void Decoder::check_hashable(Id value) const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lib/pickle/decode.h"
+#include "lib/pickle/decode_records.h"
 #include "lib/pickle/input.h"
 #include "lib/pickle/memo.h"
 #include "lib/pickle/value.h"
@@ -16,11 +17,17 @@ namespace ckpt::pickle {
 
 class Decoder {
  public:
-  Decoder(Input& input, const Limits& limits)
+  // Thrown where a pickle takes apart what is kept as a record: it has to be
+  // decoded without them.
+  struct NoRecords {};
+
+  Decoder(Input& input, const Limits& limits, bool records = false)
       : in_(input),
         limits_(limits),
         document_(std::make_shared<Document>()),
-        doc_(*document_) {}
+        doc_(*document_) {
+    if (records) records_ = std::make_unique<RecordReader>(doc_, memo_);
+  }
 
   Decoded run();
 
@@ -56,6 +63,7 @@ class Decoder {
   Id dict_of(std::span<const Id> pairs);
   void check_target(Id target, Type type, const char* opcode) const;
   void check_hashable(Id value) const;
+  void check_own(Id target) const;
 
   // fold.cc: calls that are plain values, with their arguments checked.
   // kNoId if the call has to be kept.
@@ -96,9 +104,15 @@ class Decoder {
   }
   Id get(uint64_t index) const {
     const Id value = memo_.get(index);
-    if (value == kNoId) throw_unset(index);
+    if (value >= kNotKept) throw_unset(index);
     return value;
   }
+  // GET, and what follows if that is a record.
+  void push_known(Id value) {
+    const bool may_be = records_ != nullptr && doc_.is(value, Type::kGlobal);
+    if (!may_be || !take_record(value)) push(value);
+  }
+  bool take_record(Id callable);
   [[noreturn]] void throw_memo(uint64_t index) const;
   [[noreturn]] void throw_unset(uint64_t index) const;
   void check_limits() const;
@@ -122,6 +136,7 @@ class Decoder {
   uint64_t at_ = 0;   // of the opcode
   uint8_t protocol_ = 0;
   std::vector<Id> globals_;
+  std::unique_ptr<RecordReader> records_;  // if they are wanted
 };
 
 }  // namespace ckpt::pickle

@@ -32,6 +32,8 @@ class Input {
     at_ += count;
     return {bytes, count};
   }
+  // What is in memory of the bytes to come.
+  std::string_view ahead() const { return {at_, ready()}; }
   uint8_t byte() { return static_cast<uint8_t>(take(1)[0]); }
   // A little-endian unsigned number.
   template <class T>

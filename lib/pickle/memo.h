@@ -9,6 +9,9 @@
 
 namespace ckpt::pickle {
 
+// Stands in the memo for the dict of a record, which nobody asks for.
+inline constexpr Id kNotKept = kNoId - 1;
+
 class Memo {
  public:
   uint64_t size() const { return count_; }  // indices in use

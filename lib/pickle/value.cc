@@ -108,10 +108,15 @@ Call Document::call(Id id) const {
   const Node& node = at(id);
   if (node.type != Type::kCall) throw_bad_type(id, "call");
   Call call;
-  call.how = static_cast<How>(node.room);
   call.callable = node.count;
-  call.args = node.payload.call.args;
-  call.state = node.payload.call.state;
+  if (node.room == kRecord) {
+    call.how = How::kNewObj;
+    call.args = constants_[kEmptyTuple];
+  } else {
+    call.how = static_cast<How>(node.room);
+    call.args = node.payload.call.args;
+    call.state = node.payload.call.state;
+  }
   if (node.more) {
     const Extra& extra = extras_.at(id);
     call.kwargs = extra.kwargs;
@@ -119,6 +124,12 @@ Call Document::call(Id id) const {
     if (extra.pairs != kNoId) call.pairs = items(extra.pairs);
   }
   return call;
+}
+
+Id Document::callable(Id id) const {
+  const Node& node = at(id);
+  if (node.type != Type::kCall) throw_bad_type(id, "call");
+  return node.count;
 }
 
 Known Document::known(Id id) const {

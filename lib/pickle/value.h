@@ -66,6 +66,14 @@ struct Call {
   std::span<const Id> pairs;  // SETITEM(S): key, value …; keys are unique
 };
 
+// An instance as an index has millions of them: made by NEWOBJ without
+// arguments, its state a dict of few simple values, kept without that dict.
+// Only decode_records() makes these. A view, as Call is.
+struct Record {
+  std::span<const Id> names;   // kString, unique
+  std::span<const Id> values;  // one for each name
+};
+
 class Document {
  public:
   Document();
@@ -76,6 +84,8 @@ class Document {
   Id root() const { return root_; }
   void set_root(Id id) { root_ = id; }
   size_t size() const { return nodes_.size(); }
+  // The same, as if no value stood for several of the pickle.
+  uint64_t spelled() const { return nodes_.size() + spared_; }
 
   // An id that is not of this document, or a value of another type than
   // asked for, is a bug: these throw a bug_error.
@@ -90,12 +100,20 @@ class Document {
   // Containers and kPersistent. Holds until something is added to the
   // document.
   std::span<const Id> items(Id id) const;
-  Call call(Id id) const;  // kCall
+  Call call(Id id) const;    // kCall; without the state of a record
+  Id callable(Id id) const;  // kCall
+  // A kCall that is kept as one.
+  bool is_record(Id id) const {
+    return is(id, Type::kCall) && nodes_[id].room == kRecord;
+  }
+  Record record(Id id) const;
   // Which well-known global a kGlobal, or the callable of a kCall, is.
   Known known(Id id) const;  // of other values: kOther
 
   // --- reading comfort; none of them throws, all of them take kNoId ---
-  bool is(Id id, Type type) const;
+  bool is(Id id, Type type) const {
+    return id < nodes_.size() && nodes_[id].type == type;
+  }
   // True for kGlobal module.name.
   bool is_global(Id id, std::string_view module, std::string_view name) const;
   // True for a kCall of the global module.name.
@@ -144,10 +162,15 @@ class Document {
  private:
   friend class Decoder;
   friend class Importer;
+  friend class RecordReader;
 
   struct CallIds {
     Id args;
     Id state;
+  };
+  struct RecordIds {
+    uint32_t first;  // of the values in children_
+    uint32_t shape;  // index into shapes_
   };
   union Payload {
     int64_t integer;
@@ -156,12 +179,13 @@ class Document {
     uint64_t offset;  // of the first element in children_
     Id ids[2];        // up to two elements
     CallIds call;
+    RecordIds record;
   };
   // `room` of a container: 0 if its elements are in the payload; kExact if it
   // has no spare room in children_; else it has room for 2^room elements.
   struct Node {
     Type type;
-    uint8_t room;    // kCall: its How
+    uint8_t room;    // kCall: its How, or kRecord
     Known known;     // kGlobal: which one; kCall: which its callable is
     bool more;       // kCall: it has an Extra; kDict: it has an Index
     uint32_t count;  // elements, bytes of text; kCall: the callable
@@ -169,6 +193,7 @@ class Document {
   };
   static_assert(sizeof(Node) == 16);
   static constexpr uint8_t kExact = 1;
+  static constexpr uint8_t kRecord = 0x80;
 
   // What few calls have: hidden containers hold the items and pairs.
   struct Extra {
@@ -177,6 +202,12 @@ class Document {
     Id pairs = kNoId;  // kDict
   };
   struct Index;  // of a large dict: where each key is
+  // The class and the names of the fields, which many records have in common.
+  struct Shape {
+    Id callable = kNoId;
+    std::vector<Id> names;
+  };
+  static constexpr size_t kMostShapes = 16;
 
   const Node& at(Id id) const {
     if (id >= nodes_.size()) throw_bad_id(id);
@@ -202,6 +233,12 @@ class Document {
   Id* elements(Node& node);
   const Id* elements(const Node& node) const;
   void reserve(Node& node, uint64_t count);
+  // kNoId if it can't be kept as a record: its names are not unique short
+  // texts, or there are too many shapes.
+  Id add_record(Id callable, std::span<const Id> names,
+                std::span<const Id> values);
+  std::optional<uint32_t> shape_of(Id callable, std::span<const Id> names);
+  bool are_names(std::span<const Id> names) const;
 
   bool same_key(Id a, Id b) const;
   uint32_t hash_key(Id key) const;
@@ -217,6 +254,8 @@ class Document {
   std::vector<std::unique_ptr<char[]>> blocks_;
   char* block_at_ = nullptr;
   size_t block_left_ = 0;
+  std::vector<Shape> shapes_;
+  uint64_t spared_ = 0;
   std::unordered_map<Id, Extra> extras_;
   std::unordered_map<Id, std::unique_ptr<Index>> indexes_;
   // Scalars that were added before: short texts and globals are found always,

@@ -44,10 +44,6 @@ bool append_pairs(const Document& document, Id id, std::vector<Id>& pairs) {
 
 }  // namespace
 
-bool Document::is(Id id, Type type) const {
-  return id < nodes_.size() && nodes_[id].type == type;
-}
-
 bool Document::is_global(Id id, std::string_view module,
                          std::string_view name) const {
   return is(id, Type::kGlobal) && text(id) == name &&

@@ -1,0 +1,60 @@
+// Records (value.h), read from their opcodes as one: an index of 10^8 opcodes
+// is little else than these, spelled by protocol 4 without a choice.
+//
+//   record  GET class  ) NEWOBJ MEMO  } MEMO  (  {GET name, value}…  u b
+//   value   integer | None | bool | text | GET | size
+//   size    GET torch.Size  integers TUPLE MEMO  TUPLE1 MEMO  R MEMO
+//
+// Anything else, a frame that begins in between included, is left to the stack
+// machine.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "lib/pickle/memo.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::pickle {
+
+class RecordReader {
+ public:
+  RecordReader(Document& document, const Memo& memo)
+      : doc_(document), memo_(memo) {}
+
+  // Reads what follows a GET of `callable`, a global. kNoId if that is no
+  // record and no size, or `ahead` ends before it does; then all that may have
+  // been added are values that nothing refers to.
+  Id take(Id callable, std::string_view ahead);
+  // Of what was taken: the bytes, and what goes to the memo.
+  size_t size() const { return size_; }
+  std::span<const Id> memoized() const { return memoized_; }
+
+ private:
+  class Ahead;
+  // A size that was made before, by its opcodes.
+  struct KnownSize {
+    char opcodes[27];
+    uint8_t length = 0;
+    Id id = kNoId;
+  };
+
+  Id take_record(Id callable, Ahead& ahead);
+  Id take_get(Ahead& ahead) const;
+  Id take_value(Ahead& ahead);
+  Id take_text(Ahead& ahead);
+  Id take_size(Id callable, Ahead& ahead);
+  Id size_of(Id callable, std::string_view opcodes, uint64_t hash);
+  Id make_size(Id callable, std::string_view opcodes);
+  KnownSize& known_size(uint64_t hash);
+
+  Document& doc_;
+  const Memo& memo_;
+  std::vector<KnownSize> sizes_;  // direct-mapped
+  size_t made_ = 0;               // sizes, since sizes_ grew
+  std::vector<Id> names_, values_, memoized_;
+  size_t size_ = 0;
+};
+
+}  // namespace ckpt::pickle
