@@ -35,47 +35,54 @@ Graph::Graph(pickle::Document& document, std::string path)
 
 std::string_view Graph::class_name(Id node) const {
   if (!document_.is(node, Type::kCall)) return {};
-  const Id callable = document_.call(node).callable;
+  const Id callable = document_.callable(node);
   return document_.is(callable, Type::kGlobal) ? document_.text(callable)
                                                : std::string_view();
 }
 
-std::span<const Id> Graph::fields(Id node, std::string_view type) {
+Fields Graph::fields(Id node, std::string_view type) {
   if (!document_.is(node, Type::kCall))
     fail({}, "{} where {} is expected", describe(node), type);
-  const pickle::Call call = document_.call(node);
-  if (call.callable != last_class_) {
-    if (!document_.is(call.callable, Type::kGlobal))
+  const Id callable = document_.callable(node);
+  if (callable != last_class_) {
+    if (!document_.is(callable, Type::kGlobal))
       fail({}, "an object of no class where {} is expected", type);
-    last_class_ = call.callable;
-    last_name_ = document_.text(call.callable);
+    last_class_ = callable;
+    last_name_ = document_.text(callable);
   }
   if (last_name_ != type)
     fail({}, "{} where {} is expected", describe(node), type);
-  if (call.state == kNoId) return {};
-  if (!document_.is(call.state, Type::kDict))
-    fail({}, "the fields of {} are {}, not a dict", type, describe(call.state));
-  return document_.items(call.state);
+  if (document_.is_record(node)) return Fields(document_.record(node));
+  const Id state = document_.call(node).state;
+  if (state == kNoId) return {};
+  if (!document_.is(state, Type::kDict))
+    fail({}, "the fields of {} are {}, not a dict", type, describe(state));
+  return Fields(document_.items(state));
+}
+
+const Dims& Graph::known_dims(Id node, std::string_view tensor,
+                              std::string_view what) {
+  constexpr int kBits = 12;
+  if (known_.empty()) known_.resize(size_t{1} << kBits);
+  KnownDims& known = known_[node * 0x9E3779B1u >> (32 - kBits)];
+  if (known.node == node && node != kNoId) return known.dims;
+  known.node = kNoId;
+  known.dims = dims(node, tensor, what);
+  known.node = node;
+  return known.dims;
 }
 
 Dims Graph::dims(Id node, std::string_view tensor,
                  std::string_view what) const {
-  Dims dims;
-  read_dims(node, dims, tensor, what);
-  return dims;
-}
-
-void Graph::read_dims(Id node, Dims& dims, std::string_view tensor,
-                      std::string_view what) const {
   const Id given = node;
-  dims.clear();
+  Dims dims;
   if (document_.is(node, Type::kCall)) {
     const pickle::Call call = document_.call(node);
     const bool size = call.callable == size_class_ &&
                       document_.is(call.args, Type::kTuple) &&
                       document_.items(call.args).size() <= 1;
     if (!size) fail(tensor, "{} is {}", what, describe(node));
-    if (document_.items(call.args).empty()) return;
+    if (document_.items(call.args).empty()) return dims;
     node = document_.items(call.args)[0];
   }
   if (!document_.is(node, Type::kTuple) && !document_.is(node, Type::kList))
@@ -85,6 +92,7 @@ void Graph::read_dims(Id node, Dims& dims, std::string_view tensor,
     fail(tensor, "{} has {} dimensions, known are up to {}", what, items.size(),
          kMaxRank);
   for (const Id item : items) dims.push_back(count(item, tensor, what));
+  return dims;
 }
 
 uint64_t Graph::count(Id node, std::string_view tensor,

@@ -1,7 +1,7 @@
 // The object graph of .metadata: dataclass instances, known by their class and
 // their fields. Private to this room.
 //
-//   instance = call of class (NEWOBJ), state = {field: value}
+//   instance = call of class (NEWOBJ), state = {field: value}, or a record
 //
 // Short texts and globals are one value each in a document, however often a
 // pickle spells them, so fields and classes are compared by their ids: this
@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ckpt/box.h"
 #include "ckpt/error.h"
@@ -19,6 +20,35 @@
 #include "lib/text/format.h"
 
 namespace ckpt::dcp {
+
+// The fields of an instance, whether it has a dict of them or is a record. A
+// view. (They are few: no index is worth it.)
+class Fields {
+ public:
+  Fields() = default;
+  // Of a dict: name, value, name, value …
+  explicit Fields(std::span<const pickle::Id> pairs)
+      : names_(pairs.data()), count_(pairs.size() / 2), step_(2) {
+    values_ = names_ + 1;
+  }
+  explicit Fields(const pickle::Record& record)
+      : names_(record.names.data()),
+        values_(record.values.data()),
+        count_(record.names.size()) {}
+
+  // kNoId if it is not there.
+  pickle::Id find(pickle::Id name) const {
+    for (size_t i = 0; i < count_; ++i)
+      if (names_[i * step_] == name) return values_[i * step_];
+    return pickle::kNoId;
+  }
+
+ private:
+  const pickle::Id* names_ = nullptr;
+  const pickle::Id* values_ = nullptr;
+  size_t count_ = 0;
+  size_t step_ = 1;
+};
 
 class Graph {
  public:
@@ -40,23 +70,18 @@ class Graph {
 
   // The name of an instance's class, "" if the node is no instance.
   std::string_view class_name(pickle::Id node) const;
-  // Its fields: field, value, field, value …; none if it has no state.
-  // Throws input_error if the node is no instance of a class of this name.
-  std::span<const pickle::Id> fields(pickle::Id node, std::string_view type);
-  // kNoId if it is not there. (A few fields: no index is worth it.)
-  static pickle::Id find(std::span<const pickle::Id> fields, pickle::Id name) {
-    for (size_t i = 0; i + 1 < fields.size(); i += 2)
-      if (fields[i] == name) return fields[i + 1];
-    return pickle::kNoId;
-  }
+  // Its fields; none if it has no state. Throws input_error if the node is no
+  // instance of a class of this name.
+  Fields fields(pickle::Id node, std::string_view type);
 
   // A torch.Size, tuple or list of integers >= 0. `tensor` and `what` are for
   // messages.
   Dims dims(pickle::Id node, std::string_view tensor,
             std::string_view what) const;
-  // The same into dims that are there: millions of boxes are read.
-  void read_dims(pickle::Id node, Dims& dims, std::string_view tensor,
-                 std::string_view what) const;
+  // The same, kept until the next one: millions of boxes are read, of which
+  // most have one of a few thousand sizes and offsets.
+  const Dims& known_dims(pickle::Id node, std::string_view tensor,
+                         std::string_view what);
   uint64_t count(pickle::Id node, std::string_view tensor,
                  std::string_view what) const;
   // A str; throws input_error for anything else.
@@ -73,8 +98,14 @@ class Graph {
   }
 
  private:
+  struct KnownDims {
+    pickle::Id node = pickle::kNoId;
+    Dims dims;
+  };
+
   const pickle::Document& document_;
   const std::string path_;
+  std::vector<KnownDims> known_;  // by the bits of a product of the node
   pickle::Id size_class_;
   // The class of the last instance: they come in long runs of one.
   pickle::Id last_class_ = pickle::kNoId;

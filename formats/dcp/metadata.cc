@@ -52,25 +52,25 @@ class MetadataReader {
 
   void read() {
     const auto fields = root_fields();
-    const Id version = Graph::find(fields, graph_.names.version);
+    const Id version = fields.find(graph_.names.version);
     if (document_.is(version, Type::kString)) read_version(version);
-    const Id entries = Graph::find(fields, graph_.names.state_dict_metadata);
+    const Id entries = fields.find(graph_.names.state_dict_metadata);
     if (entries == kNoId || !document_.is(entries, Type::kDict))
       graph_.fail({}, "state_dict_metadata is {}, not a dict",
                   graph_.describe(entries));
     read_entries(document_.items(entries));
-    const Id storage = Graph::find(fields, graph_.names.storage_data);
+    const Id storage = fields.find(graph_.names.storage_data);
     if (storage == kNoId) graph_.fail({}, "there is no storage_data");
     read_storage_data(graph_, storage, metadata_);
-    const Id planner = Graph::find(fields, graph_.names.planner_data);
+    const Id planner = fields.find(graph_.names.planner_data);
     if (planner != kNoId && !document_.is(planner, Type::kNone))
       read_planner(planner);
-    const Id mcore = Graph::find(fields, graph_.names.mcore_data);
+    const Id mcore = fields.find(graph_.names.mcore_data);
     if (mcore != kNoId) read_mcore(mcore);
   }
 
  private:
-  std::span<const Id> root_fields() {
+  Fields root_fields() {
     const Id root = document_.root();
     metadata_.root_class = graph_.class_name(root);
     const std::string& name = metadata_.root_class;
@@ -125,12 +125,11 @@ class MetadataReader {
     TensorEntry& tensor = metadata_.tensors.emplace_back();
     tensor.name = name;
     tensor.position = position;
-    read_properties(Graph::find(fields, graph_.names.properties), tensor);
-    tensor.size =
-        graph_.dims(Graph::find(fields, graph_.names.size), name, "size");
+    read_properties(fields.find(graph_.names.properties), tensor);
+    tensor.size = graph_.dims(fields.find(graph_.names.size), name, "size");
     if (!byte_size(tensor.dtype, tensor.size))
       graph_.fail(name, "size {} overflows", to_string(tensor.size));
-    const Id chunks = Graph::find(fields, graph_.names.chunks);
+    const Id chunks = fields.find(graph_.names.chunks);
     if (!document_.is(chunks, Type::kList) &&
         !document_.is(chunks, Type::kTuple))
       graph_.fail(name, "chunks is {}, not a list", graph_.describe(chunks));
@@ -145,25 +144,27 @@ class MetadataReader {
   void spend(uint64_t numbers, std::string_view name) {
     constexpr uint64_t kFree = uint64_t{1} << 20;
     spent_ += numbers;
-    if (spent_ > kFree + 4 * document_.size())
+    if (spent_ > kFree + 4 * document_.spelled())
       graph_.fail(name, "the chunks are far more than the pickle is large");
   }
 
   // Pickled as a tuple (dtype, layout, requires_grad, memory format, pinned);
   // only the dtype matters.
   void read_properties(Id node, TensorEntry& tensor) {
-    const Id state = document_.is(node, Type::kCall) &&
-                             graph_.class_name(node) == "TensorProperties"
-                         ? document_.call(node).state
-                         : kNoId;
+    const bool instance = graph_.class_name(node) == "TensorProperties";
+    const Id state = instance ? document_.call(node).state : kNoId;
     Id dtype = kNoId, grad = kNoId;
-    if (document_.is(state, Type::kTuple)) {
+    if (instance && document_.is_record(node)) {
+      const Fields fields(document_.record(node));
+      dtype = fields.find(graph_.names.dtype);
+      grad = fields.find(graph_.names.requires_grad);
+    } else if (document_.is(state, Type::kTuple)) {
       const auto items = document_.items(state);
       if (!items.empty()) dtype = items[0];
       if (items.size() > 2) grad = items[2];
     } else if (document_.is(state, Type::kDict)) {
-      dtype = Graph::find(document_.items(state), graph_.names.dtype);
-      grad = Graph::find(document_.items(state), graph_.names.requires_grad);
+      dtype = Fields(document_.items(state)).find(graph_.names.dtype);
+      grad = Fields(document_.items(state)).find(graph_.names.requires_grad);
     } else {
       graph_.fail(tensor.name, "properties is {}, not a TensorProperties",
                   graph_.describe(node));
@@ -180,10 +181,10 @@ class MetadataReader {
   void read_chunk(Id node, TensorEntry& tensor) {
     const auto fields = graph_.fields(node, "ChunkStorageMetadata");
     Chunk& chunk = tensor.chunks.emplace_back();
-    graph_.read_dims(Graph::find(fields, graph_.names.offsets),
-                     chunk.box.offset, tensor.name, "chunk offset");
-    graph_.read_dims(Graph::find(fields, graph_.names.sizes), chunk.box.shape,
-                     tensor.name, "chunk size");
+    chunk.box.offset = graph_.known_dims(fields.find(graph_.names.offsets),
+                                         tensor.name, "chunk offset");
+    chunk.box.shape = graph_.known_dims(fields.find(graph_.names.sizes),
+                                        tensor.name, "chunk size");
     if (chunk.box.offset.size() != chunk.box.shape.size() ||
         !inside(chunk.box, tensor.size))
       graph_.fail(
@@ -252,7 +253,7 @@ class MetadataReader {
           !document_.is(value, Type::kDict))
         continue;
       const Id shape =
-          Graph::find(document_.items(value), graph_.names.original_shape);
+          Fields(document_.items(value)).find(graph_.names.original_shape);
       if (shape == kNoId || document_.is(shape, Type::kNone)) continue;
       const std::string_view name = document_.text(key);
       metadata_.original_shapes[std::string(name)] =
@@ -277,7 +278,7 @@ Metadata read_metadata(const std::string& path,
   Metadata metadata;
   metadata.path = path;
   metadata.directory = io::parent(path);
-  pickle::Decoded decoded = pickle::decode(file, 0, file.size());
+  pickle::Decoded decoded = pickle::decode_records(file, 0, file.size());
   metadata.globals = std::move(decoded.globals);
   if (options.restrict_globals) check_globals(metadata);
   MetadataReader(*decoded.document, metadata).read();

@@ -138,14 +138,14 @@ class StorageReader {
 
   void read_item(Id key, Id value) {
     const auto index = graph_.fields(key, "MetadataIndex");
-    const Id fqn = Graph::find(index, graph_.names.fqn);
+    const Id fqn = index.find(graph_.names.fqn);
     if (fqn != last_fqn_ || fqn == kNoId) {
       last_ = entry(fqn);
       last_fqn_ = fqn;
       last_name_ = name_of(last_, fqn);
     }
     const Stored stored = read_stored(value);
-    const Id offset = Graph::find(index, graph_.names.offset);
+    const Id offset = index.find(graph_.names.offset);
     const bool is_bytes =
         offset == kNoId || graph_.document().is(offset, Type::kNone);
     Stored* slot = nullptr;
@@ -170,12 +170,11 @@ class StorageReader {
     return graph_.document().text(fqn);
   }
 
-  Stored* find_chunk(std::span<const Id> index, Id offset) {
-    graph_.read_dims(offset, offsets_, last_name_, "offset");
-    const auto hint =
-        graph_.document().as_int(Graph::find(index, graph_.names.index));
+  Stored* find_chunk(const Fields& index, Id offset) {
+    const Dims& offsets = graph_.known_dims(offset, last_name_, "offset");
+    const auto hint = graph_.document().as_int(index.find(graph_.names.index));
     const uint32_t chunk =
-        finder_.find(last_.tensor, offsets_,
+        finder_.find(last_.tensor, offsets,
                      hint && *hint >= 0 ? static_cast<uint64_t>(*hint) : 0);
     if (chunk == ChunkFinder::kNone) return nullptr;
     return &metadata_.tensors[last_.tensor].chunks[chunk].stored;
@@ -184,13 +183,12 @@ class StorageReader {
   Stored read_stored(Id value) {
     const auto fields = graph_.fields(value, "_StorageInfo");
     Stored stored;
-    stored.file = files_.find(Graph::find(fields, graph_.names.relative_path));
-    stored.offset = graph_.count(Graph::find(fields, graph_.names.offset),
-                                 last_name_, "item offset");
-    stored.length = graph_.count(Graph::find(fields, graph_.names.length),
-                                 last_name_, "item length");
-    const Id transforms =
-        Graph::find(fields, graph_.names.transform_descriptors);
+    stored.file = files_.find(fields.find(graph_.names.relative_path));
+    stored.offset = graph_.count(fields.find(graph_.names.offset), last_name_,
+                                 "item offset");
+    stored.length = graph_.count(fields.find(graph_.names.length), last_name_,
+                                 "item length");
+    const Id transforms = fields.find(graph_.names.transform_descriptors);
     if (transforms != kNoId && transforms != last_transforms_) {
       last_transforms_index_ = read_transforms(transforms);
       last_transforms_ = transforms;
@@ -289,7 +287,6 @@ class StorageReader {
   Id last_fqn_ = kNoId;
   Entry last_;
   std::string_view last_name_;
-  Dims offsets_;
   Id last_transforms_ = kNoId;
   uint32_t last_transforms_index_ = kNoTransforms;
   uint64_t unknown_ = 0;
