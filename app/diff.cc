@@ -89,8 +89,9 @@ class Diff : public Command {
       else
         print(fmt::format("! {}: {}\n", tensor, difference.message));
     }
-    print(fmt::format("{} tensors compared, {} differences\n", result.tensors,
-                      result.differences.size()));
+    print(fmt::format("{} compared, {}\n",
+                      text::counted(result.tensors, "tensor"),
+                      text::counted(result.differences.size(), "difference")));
   }
 
   std::string a_, b_;

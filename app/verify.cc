@@ -123,9 +123,11 @@ void Verify::print_text(const VerifyReport& report) const {
   const std::string verdict =
       report.ok ? styled(other_.empty() ? "whole" : "same", Style::kGreen)
                 : styled(other_.empty() ? "damaged" : "different", Style::kRed);
-  print(fmt::format("{}: {} tensors, {} read, {} files, {} problems\n", verdict,
-                    report.tensors, text::iec_size(report.bytes), report.files,
-                    report.problems.size()));
+  print(fmt::format("{}: {}, {} read, {}, {}\n", verdict,
+                    text::counted(report.tensors, "tensor"),
+                    text::iec_size(report.bytes),
+                    text::counted(report.files, "file"),
+                    text::counted(report.problems.size(), "problem")));
 }
 
 ExitCode Verify::run() {

@@ -94,9 +94,10 @@ std::string dry_run_text(const WriteReport& report) {
          grouped(file.size), text::iec_size(file.size)});
   text += files.text(stdout_is_terminal() ? stdout_width() : 0);
   text += fmt::format(
-      "{} tensors in {} files; reads {} ({} bytes), writes {} ({} bytes); "
+      "{} in {}; reads {} ({} bytes), writes {} ({} bytes); "
       "at most {} of buffers and plan\n",
-      report.target->catalog.tensors.size(), report.target->files.size(),
+      text::counted(report.target->catalog.tensors.size(), "tensor"),
+      text::counted(report.target->files.size(), "file"),
       text::iec_size(report.bytes_read), report.bytes_read,
       text::iec_size(report.bytes_written), report.bytes_written,
       text::iec_size(report.peak_memory));
@@ -119,11 +120,12 @@ void show(const WriteReport& report, const OutputOptions& output) {
     const double rate = static_cast<double>(report.bytes_written) /
                         std::max(report.seconds, 1e-6);
     say(fmt::format(
-        "wrote {}: {} ({}), {} tensors in {} files, {} in {:.1f} s "
+        "wrote {}: {} ({}), {} in {}, {} in {:.1f} s "
         "({}/s)",
         text::printable(report.target_path), report.target->catalog.format,
         to_string(report.target->catalog.topology),
-        report.target->catalog.tensors.size(), report.target->files.size(),
+        text::counted(report.target->catalog.tensors.size(), "tensor"),
+        text::counted(report.target->files.size(), "file"),
         text::iec_size(report.bytes_written), report.seconds,
         text::iec_size(static_cast<uint64_t>(rate))));
   }

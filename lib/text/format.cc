@@ -74,6 +74,10 @@ std::string iec_size(uint64_t bytes) {
   return fmt::format("{:.1f} {}", value, kNames[unit]);
 }
 
+std::string counted(uint64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 uint64_t parse_size(std::string_view text) {
   const size_t end =
       std::min(text.find_first_not_of("0123456789."), text.size());

@@ -9,6 +9,8 @@ namespace ckpt::text {
 
 // "512 B", "3.2 KiB", "15.4 GiB"
 std::string iec_size(uint64_t bytes);
+// "1 file", "2 files".
+std::string counted(uint64_t count, std::string_view noun);
 
 // "5GB" = 5 * 10^9, "5GiB" = 5 * 2^30, "1.5 GB", "123" = bytes. A bare "5G" is
 // refused: it means both. Throws usage_error.

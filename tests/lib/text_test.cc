@@ -250,6 +250,12 @@ TEST_CASE("nearest: only what is near") {
   CHECK(nearest("", names).empty());
 }
 
+TEST_CASE("counted") {
+  CHECK(counted(0, "file") == "0 files");
+  CHECK(counted(1, "file") == "1 file");
+  CHECK(counted(2, "file") == "2 files");
+}
+
 TEST_CASE("iec_size") {
   CHECK(iec_size(0) == "0 B");
   CHECK(iec_size(1023) == "1023 B");
