@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "lib/text/format.h"
 #include "lib/trace.h"
 #include "reshard/caching.h"
 #include "reshard/crc_check.h"
@@ -200,9 +201,9 @@ void check_crcs(const RunResult& result, const Catalog& source) {
   throw input_error(
       {source.files[stored.file].path, tensors_in(source, {stored})[0]},
       "record {} (bytes {}-{}) does not have its stored CRC-32 "
-      "{:08x}; {} records in all are damaged",
+      "{:08x}; {} damaged in all",
       stored.record, stored.begin, stored.end, stored.crc32,
-      result.wrong_crcs.size())
+      text::counted(result.wrong_crcs.size(), "record"))
       .with_hint(
           "`ckpt verify` lists them with their tensors; --ignore-checksums "
           "copies what is there");
