@@ -1,43 +1,14 @@
 #include "ckpt/box.h"
 
-#include <cstring>
-
 namespace ckpt {
 
-std::optional<uint64_t> checked_mul(uint64_t a, uint64_t b) {
-  uint64_t result;
-  if (__builtin_mul_overflow(a, b, &result)) return std::nullopt;
-  return result;
-}
-
-std::optional<uint64_t> checked_add(uint64_t a, uint64_t b) {
-  uint64_t result;
-  if (__builtin_add_overflow(a, b, &result)) return std::nullopt;
-  return result;
-}
-
-void Dims::reserve(size_t count) {
-  if (count <= capacity_) return;
+uint64_t* Dims::grow(size_t count) {
   auto* grown = new uint64_t[count];
   std::copy_n(data(), size_, grown);
   if (on_heap()) delete[] heap_;
   heap_ = grown;
   capacity_ = static_cast<uint32_t>(count);
-}
-
-void Dims::steal(Dims& other) noexcept {
-  if (other.on_heap()) {
-    heap_ = other.heap_;
-    capacity_ = other.capacity_;
-    size_ = other.size_;
-    other.capacity_ = kInline;
-  } else {
-    // All four, used or not: 32 bytes are one move of a register, as many as
-    // are in use are a call. Vectors of pieces grow by this.
-    std::memcpy(inline_, other.inline_, sizeof inline_);
-    size_ = other.size_;
-  }
-  other.size_ = 0;
+  return grown;
 }
 
 std::optional<uint64_t> element_count(const Shape& shape) {
