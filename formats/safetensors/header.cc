@@ -86,10 +86,73 @@ void check_size(const std::string& path, const Entry& entry) {
                        *total / 8));
 }
 
+// Text as the reference writer spells it, with neither spaces nor escapes.
+class Compact {
+ public:
+  explicit Compact(std::string_view text) : text_(text) {}
+  size_t used() const { return at_; }
+
+  bool take(std::string_view expected) {
+    if (!text_.substr(at_).starts_with(expected)) return false;
+    at_ += expected.size();
+    return true;
+  }
+  // Up to 19 digits: 64 bits hold them.
+  bool number(uint64_t& value) {
+    const size_t begin = at_;
+    value = 0;
+    for (; at_ < text_.size() && at_ - begin < 20; ++at_) {
+      const auto digit = static_cast<uint8_t>(text_[at_] - '0');
+      if (digit > 9) break;
+      value = 10 * value + digit;
+    }
+    const size_t digits = at_ - begin;
+    return digits == 1 || (digits > 1 && digits < 20 && text_[begin] != '0');
+  }
+  bool dtype(DType& value) {
+    const size_t length = text_.substr(at_, 16).find('"');
+    if (length == text_.npos) return false;
+    const auto dtype = dtype_from_safetensors(text_.substr(at_, length));
+    if (dtype) value = *dtype;
+    at_ += length + 1;
+    return dtype.has_value();
+  }
+  bool shape(Shape& value) {
+    if (take("]")) return true;
+    for (uint64_t size; value.size() < 8 && number(size);) {
+      value.push_back(size);
+      if (!take(",")) return take("]");
+    }
+    return false;
+  }
+
+ private:
+  std::string_view text_;
+  size_t at_ = 0;
+};
+
+// The bytes of an entry that is spelled as nearly all are; 0 if it is not, and
+// the scanner has to say what it is.
+size_t read_compact(std::string_view text, Entry& entry) {
+  Compact compact(text);
+  const bool good =
+      compact.take(R"({"dtype":")") && compact.dtype(entry.dtype) &&
+      compact.take(R"(,"shape":[)") && compact.shape(entry.shape) &&
+      compact.take(R"(,"data_offsets":[)") && compact.number(entry.begin) &&
+      compact.take(",") && compact.number(entry.end) && compact.take("]}");
+  return good ? compact.used() : 0;
+}
+
 Entry read_entry(const std::string& path, Scanner& scan,
                  std::string_view name) {
   Entry entry;
   entry.name = name;
+  if (const size_t used = read_compact(scan.rest(), entry)) {
+    scan.step_over(used);
+    check_size(path, entry);
+    return entry;
+  }
+  entry.shape.clear();
   scan.about(entry.name);
   bool has_dtype = false, has_shape = false, has_offsets = false;
   scan.enter_object();
@@ -135,12 +198,59 @@ std::optional<Metadata> read_metadata(Scanner& scan) {
 template <class Items, class Name>
 void check_unique(const std::string& path, const Items& items, Name name_of,
                   std::string_view what) {
+  std::vector<uint64_t> hashes;
+  hashes.reserve(items.size());
+  for (const auto& item : items) hashes.push_back(text::hash_of(name_of(item)));
+  if (!text::may_repeat(std::move(hashes))) return;
   text::NameTable names;
   names.reserve(items.size());
   for (uint32_t i = 0; const auto& item : items) names.add(name_of(item), i++);
   names.sort();
   if (const auto twice = names.duplicate())
     throw input_error({path, std::string(twice->name)}, "{} given twice", what);
+}
+
+// One tensor or the metadata; false at the end of the header.
+bool read_member(const std::string& path, Scanner& scan, Header& header,
+                 bool& has_metadata) {
+  const auto key = scan.next_key();
+  if (!key) return false;
+  if (*key != kMetadata) {
+    header.entries.push_back(read_entry(path, scan, *key));
+  } else {
+    if (has_metadata) scan.fail("\"__metadata__\" given twice");
+    header.metadata = read_metadata(scan);
+    has_metadata = true;
+  }
+  return true;
+}
+
+// All of them, from a text of which only a part is in memory.
+Header read_members(text::Parts& parts, const std::string& path,
+                    uint64_t length) {
+  Header header;
+  header.data_begin = 8 + length;
+  Scanner scan(parts.text(), path, {.offset = 8, .more = !parts.last()});
+  const auto whole = [&](auto step) {
+    while (true) {
+      const Scanner::Mark mark = scan.mark();
+      try {
+        return step();
+      } catch (const Scanner::Cut&) {
+        parts.advance(mark.at);
+        scan.resume(mark, parts.text(), !parts.last());
+      }
+    }
+  };
+  // An entry is hardly shorter than this; so growing costs no copies. Room that
+  // is not touched costs nothing.
+  io::reserve_huge(header.entries, length / 64);
+  bool has_metadata = false;
+  whole([&] { scan.enter_object(); });
+  while (whole([&] { return read_member(path, scan, header, has_metadata); })) {
+  }
+  whole([&] { scan.finish(); });
+  return header;
 }
 
 // A gap is as wrong as an overlap: its bytes would be lost in a rewrite.
@@ -189,24 +299,12 @@ bool looks_like_header(std::string_view head, uint64_t size) {
 
 Header parse_header(std::string_view json, uint64_t file_size,
                     const std::string& path) {
-  Scanner scan(json, path, {.offset = 8});
-  Header header;
-  header.data_begin = 8 + json.size();
-  bool has_metadata = false;
-  // An entry is hardly shorter than this; so growing costs no copies.
-  io::reserve_huge(header.entries, json.size() / 96);
-  scan.enter_object();
-  while (const auto key = scan.next_key()) {
-    if (*key != kMetadata) {
-      header.entries.push_back(read_entry(path, scan, *key));
-      continue;
-    }
-    if (has_metadata) scan.fail("\"__metadata__\" given twice");
-    has_metadata = true;
-    header.metadata = read_metadata(scan);
-  }
-  scan.finish();
+  return parse_header(text::Parts(json), json.size(), file_size, path);
+}
 
+Header parse_header(text::Parts parts, uint64_t length, uint64_t file_size,
+                    const std::string& path) {
+  Header header = read_members(parts, path, length);
   check_unique(
       path, header.entries,
       [](const Entry& e) { return std::string_view(e.name); }, "tensor");
@@ -246,7 +344,10 @@ Header read_header(const io::Handle& file) {
         file, head,
         fmt::format("header of {} bytes in a file of {}: the file is cut off",
                     length, file.size()));
-  return parse_header(file.read_string(8, length), file.size(), file.path());
+  text::Parts parts(length, [&](uint64_t at, std::span<char> to) {
+    file.read(8 + at, std::as_writable_bytes(to));
+  });
+  return parse_header(std::move(parts), length, file.size(), file.path());
 }
 
 void read_headers(const std::vector<std::string>& paths,

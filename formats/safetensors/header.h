@@ -22,6 +22,7 @@
 #include "ckpt/catalog.h"
 #include "ckpt/dtype.h"
 #include "lib/io/file.h"
+#include "lib/text/parts.h"
 
 namespace ckpt::safetensors {
 
@@ -62,6 +63,9 @@ void read_headers(const std::vector<std::string>& paths,
 
 // The same for a header that is in memory, of a file of `file_size` bytes.
 Header parse_header(std::string_view json, uint64_t file_size,
+                    const std::string& path);
+// The same of `length` bytes that are read part by part.
+Header parse_header(text::Parts parts, uint64_t length, uint64_t file_size,
                     const std::string& path);
 
 // True if a file of `size` bytes with these first bytes may be safetensors: a

@@ -15,36 +15,52 @@ bool before(const NameTable::Entry& a, const NameTable::Entry& b) {
   return std::tie(a.name, a.id) < std::tie(b.name, b.id);
 }
 
-}  // namespace
-
-void NameTable::add(std::string_view name, uint32_t id) {
-  entries_.push_back({std::hash<std::string_view>()(name), name, id});
-}
-
-// By the first bits of the hash into about as many bins as there are names,
-// then each bin by itself: an honest one has a name or two, and names that were
-// chosen to share one are sorted as any others. Half the time of one sort.
-void NameTable::sort() {
-  const int shift = 63 - static_cast<int>(std::bit_width(entries_.size()));
-  const auto bin = [shift](const Entry& e) { return e.hash >> 1 >> shift; };
+// By the first bits of the hash into about as many bins as there are values,
+// then each bin by itself: an honest one has a value or two, and names that
+// were chosen to share one are sorted as any others. Half the time of one sort.
+template <class T, class Hash, class Less>
+void sort_by_bins(std::vector<T>& values, Hash hash, Less less) {
+  const int shift = 63 - static_cast<int>(std::bit_width(values.size()));
+  const auto bin = [&](const T& value) {
+    return std::invoke(hash, value) >> 1 >> shift;
+  };
   std::vector<uint32_t> ends((uint64_t{1} << (63 - shift)) + 1);
-  for (const Entry& entry : entries_) ++ends[bin(entry) + 1];
+  for (const T& value : values) ++ends[bin(value) + 1];
   std::partial_sum(ends.begin(), ends.end(), ends.begin());
-  std::vector<Entry> sorted(entries_.size());
-  for (const Entry& entry : entries_) sorted[ends[bin(entry)]++] = entry;
-  entries_ = std::move(sorted);
-  // A lambda is inlined where a function is called through a pointer.
-  const auto less = [](const Entry& a, const Entry& b) { return before(a, b); };
+  std::vector<T> sorted(values.size());
+  for (const T& value : values) sorted[ends[bin(value)]++] = value;
+  values = std::move(sorted);
   uint32_t begin = 0;
   for (const uint32_t end : ends) {
     if (end - begin > 1)
-      std::sort(entries_.begin() + begin, entries_.begin() + end, less);
+      std::sort(values.begin() + begin, values.begin() + end, less);
     begin = end;
   }
 }
 
+}  // namespace
+
+uint64_t hash_of(std::string_view name) {
+  return std::hash<std::string_view>()(name);
+}
+
+bool may_repeat(std::vector<uint64_t> hashes) {
+  sort_by_bins(hashes, std::identity(), std::less());
+  return std::ranges::adjacent_find(hashes) != hashes.end();
+}
+
+void NameTable::add(std::string_view name, uint32_t id) {
+  entries_.push_back({hash_of(name), name, id});
+}
+
+void NameTable::sort() {
+  // A lambda is inlined where a function is called through a pointer.
+  sort_by_bins(entries_, &Entry::hash,
+               [](const Entry& a, const Entry& b) { return before(a, b); });
+}
+
 std::span<const NameTable::Entry> NameTable::find(std::string_view name) const {
-  const Entry wanted{std::hash<std::string_view>()(name), name, 0};
+  const Entry wanted{hash_of(name), name, 0};
   const auto first =
       std::lower_bound(entries_.begin(), entries_.end(), wanted, before);
   auto last = first;

@@ -11,6 +11,11 @@
 
 namespace ckpt::text {
 
+// False if all names differ, given their hashes (hash_of). True: two may be the
+// same, and a NameTable shows which. A quarter of a table's memory.
+uint64_t hash_of(std::string_view name);
+bool may_repeat(std::vector<uint64_t> hashes);
+
 class NameTable {
  public:
   struct Entry {

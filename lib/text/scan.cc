@@ -72,15 +72,33 @@ std::string_view name(Scanner::Kind kind) {
 
 Scanner::Scanner(std::string_view text, std::string path, Options options)
     : text_(text), path_(std::move(path)), options_(options) {
-  if (text.starts_with("\xef\xbb\xbf"))
+  if (text.starts_with("\xef\xbb\xbf")) {
+    options_.more = false;
     fail("JSON begins with a byte order mark");
-  if (!is_utf8(text)) {
-    at_ = bad_utf8(text);
-    fail("invalid UTF-8 in JSON");
   }
+  check_utf8();
+}
+
+void Scanner::check_utf8() {
+  if (is_utf8(text_)) return;
+  at_ = bad_utf8(text_);
+  options_.more = false;  // more of it would not mend that
+  fail("invalid UTF-8 in JSON");
+}
+
+void Scanner::resume(const Mark& mark, std::string_view text, bool more) {
+  text_ = text;
+  subject_ = {};
+  options_.offset += mark.at;
+  options_.more = more;
+  at_ = 0;
+  depth_ = mark.depth;
+  first_ = mark.first;
+  check_utf8();
 }
 
 void Scanner::fail(std::string_view problem) const {
+  if (options_.more) throw Cut();
   throw input_error({path_, std::string(subject_)}, "{} at byte {}", problem,
                     position());
 }
@@ -324,7 +342,7 @@ std::string_view Scanner::skip() {
 
 void Scanner::finish() {
   skip_white();
-  if (!at_end()) fail("more bytes after the JSON value");
+  if (!at_end() || options_.more) fail("more bytes after the JSON value");
 }
 
 }  // namespace ckpt::text

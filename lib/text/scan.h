@@ -44,10 +44,21 @@ class Scanner {
     uint64_t offset = 0;
     // NaN, Infinity and -Infinity, as Python's json module writes them.
     bool python_numbers = false;
+    // `text` is the beginning only: see Cut.
+    bool more = false;
+  };
+  // Thrown instead of any error where more text is to come, since the cause may
+  // be that the text was cut: go back to a mark, with more of it.
+  struct Cut {};
+  struct Mark {
+    size_t at = 0;  // in the text
+    size_t depth = 0;
+    bool first = false;
   };
 
-  // Throws for a byte order mark and for bad UTF-8. `text` must outlive the
-  // scanner. All errors are input_errors that name path and byte.
+  // Throws for a byte order mark and for bad UTF-8. `text`, which ends between
+  // characters, must outlive the scanner. All errors are input_errors that name
+  // path and byte.
   Scanner(std::string_view text, std::string path)
       : Scanner(text, std::move(path), Options()) {}
   Scanner(std::string_view text, std::string path, Options options);
@@ -68,7 +79,19 @@ class Scanner {
   void literal();             // true, false, null
   // Any value, checked just as strictly; its text.
   std::string_view skip();
+  // The text from here on, and to go over bytes of it that are a whole value:
+  // who expects one spelling of many looks for that first.
+  std::string_view rest() const { return text_.substr(at_); }
+  void step_over(size_t bytes) {
+    at_ += bytes;
+    first_ = false;
+  }
   void finish();  // nothing but white space may follow
+
+  Mark mark() const { return {at_, depth_, first_}; }
+  // Goes on at `mark`. `text` begins there, with `more` or nothing after it.
+  // Bytes before it are not needed any longer.
+  void resume(const Mark& mark, std::string_view text, bool more);
 
   // "PROBLEM at byte N", about `subject` if it was set.
   [[noreturn]] void fail(std::string_view problem) const;
@@ -83,6 +106,7 @@ class Scanner {
   }
   void skip_white_run();
   bool at_end() const { return at_ == text_.size(); }
+  void check_utf8();
   char current() const { return at_ < text_.size() ? text_[at_] : '\0'; }
   void enter(bool object);
   bool next(char closing);

@@ -2,6 +2,8 @@
 
 #include <simdjson.h>
 
+#include <algorithm>
+
 namespace ckpt::text {
 
 Utf8Char first_char(std::string_view text) {
@@ -42,6 +44,17 @@ void append_utf8(std::string& text, char32_t code) {
     tail(6);
     tail(0);
   }
+}
+
+size_t whole_chars(std::string_view text) {
+  for (size_t tail = 1; tail <= std::min<size_t>(3, text.size()); ++tail) {
+    const auto byte = static_cast<uint8_t>(text[text.size() - tail]);
+    if (byte < 0x80) break;
+    if (byte < 0xc0) continue;  // not the first byte of its character
+    const size_t length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2;
+    return text.size() - (tail < length ? tail : 0);
+  }
+  return text.size();
 }
 
 bool is_utf8(std::string_view text) {

@@ -1,4 +1,7 @@
 #include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <algorithm>
 
 #include "ckpt/error.h"
 #include "formats/safetensors/header.h"
@@ -18,6 +21,38 @@ std::string framed(std::string_view json, size_t data_bytes) {
 Header read(const std::string& content) {
   const test::TempFile temp(content);
   return read_header(io::Handle::open_read(temp.path));
+}
+
+// All that a header says, or why it is refused.
+template <class Read>
+std::string outcome(Read read) {
+  try {
+    const Header header = read();
+    std::string text = fmt::format("data at {}\n", header.data_begin);
+    for (const Entry& e : header.entries)
+      text += fmt::format("{} {} {} {} {}\n", e.name, info(e.dtype).safetensors,
+                          to_string(e.shape), e.begin, e.end);
+    if (header.metadata)
+      for (const auto& [key, value] : *header.metadata)
+        text += fmt::format("{} = {}\n", key, value);
+    return text;
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::string whole(std::string_view json, uint64_t file_size) {
+  return outcome([&] { return parse_header(json, file_size, "f"); });
+}
+
+std::string in_parts(std::string_view json, uint64_t file_size, size_t part) {
+  const auto read = [json](uint64_t at, std::span<char> to) {
+    json.copy(to.data(), to.size(), at);
+  };
+  return outcome([&] {
+    return parse_header(text::Parts(json.size(), read, part), json.size(),
+                        file_size, "f");
+  });
 }
 
 }  // namespace
@@ -110,6 +145,95 @@ TEST_CASE("safetensors header: every malformed file has its outcome") {
              error.code() == ExitCode::kUnsafe));
     }
     CHECK(row.may(accepted ? "ACCEPT" : "REJECT"));
+  }
+}
+
+TEST_CASE("safetensors header: the same read part by part") {
+  std::vector<std::string> files;
+  for (const test::Bad& row : test::bad_rows("safetensors/"))
+    files.push_back(io::read_file(test::data("bad/" + row.file), 1 << 30));
+  files.push_back(framed(
+      "{ \"\u00e9\U0001f600\" : {\"dtype\":\"U8\", \"shape\":[ 2 , 1],"
+      "\"data_offsets\":[0,2]},\n\"a\\u00e9\\n\":{\"x\":[{},null,1e5],"
+      "\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[2,3]},"
+      "\"b\":{\"dtype\":\"I64\",\"shape\":[1,1],\"data_offsets\":[3,11]},"
+      "\"__metadata__\":{\"format\":\"pt\",\"\u00e9\":\"" +
+          std::string(900, 'v') + "\"}}   ",
+      11));
+  CHECK(
+      whole(std::string_view(files.back()).substr(8, files.back().size() - 19),
+            files.back().size())
+          .starts_with("data at "));
+  size_t compared = 0;
+  for (const std::string& file : files) {
+    if (file.size() < 8) continue;
+    uint64_t length = 0;
+    for (size_t i = 8; i-- > 0;) length = length << 8 | uint8_t(file[i]);
+    if (length > std::min<uint64_t>(file.size() - 8, 10'000)) continue;
+    const auto json = std::string_view(file).substr(8, length);
+    const std::string expected = whole(json, file.size());
+    CAPTURE(json.substr(0, 200));
+    for (const size_t part : {1, 2, 3, 5, 8, 13, 40, 100, 1000}) {
+      CAPTURE(part);
+      // It is looked for in the first part.
+      if (part < 3 && json.starts_with("\xef\xbb\xbf")) continue;
+      const std::string found = in_parts(json, file.size(), part);
+      // What is wrong before a bad character is found first.
+      if (expected.find("invalid UTF-8") == expected.npos)
+        CHECK(found == expected);
+      else
+        CHECK(found.find("at byte") != found.npos);
+      ++compared;
+    }
+  }
+  CHECK(compared > 300);
+}
+
+TEST_CASE("safetensors header: spelled compactly or not, the same") {
+  const std::string_view rows[] = {
+      R"({"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}})",
+      R"({"a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]}})",
+      R"({"a":{"dtype":"BF16","shape":[06],"data_offsets":[0,12]}})",
+      R"({"a":{"dtype":"BF16","shape":[6,],"data_offsets":[0,12]}})",
+      R"({"a":{"dtype":"BF16","shape":[,6],"data_offsets":[0,12]}})",
+      R"({"a":{"dtype":"BF16","shape":[-6],"data_offsets":[0,12]}})",
+      R"({"a":{"dtype":"BF16","shape":[6.0],"data_offsets":[0,12]}})",
+      R"({"a":{"dtype":"B","shape":[6],"data_offsets":[0,12]}})",
+      R"({"a":{"dtype":"","shape":[6],"data_offsets":[0,12]}})",
+      R"({"a":{"dtype":"BF16","shape":[6],"data_offsets":[00,12]}})",
+      R"({"a":{"dtype":"BF16","shape":[6],"data_offsets":[0,12,13]}})",
+      R"({"a":{"dtype":"BF16","shape":[6],"data_offsets":[0]}})",
+      R"({"a":{"dtype":"BF16","shape":[6],"data_offsets":[0,12])",
+      R"({"a":{"dtype":"BF16","shape":[6],"data_offsets":[0,12]},"x":1}})",
+      R"({"a":{"dtype":"BF16","shape":[6],"data_offsets":[0,12]},})",
+      R"({"a":{"dtype":"BF16","shape":[1,1,1,1,1,1,1,6],)"
+      R"("data_offsets":[0,12]}})",
+      R"({"a":{"dtype":"BF16","shape":[1,1,1,1,1,1,1,1,6],)"
+      R"("data_offsets":[0,12]}})",
+      R"({"a":{"dtype":"BF16","shape":[0,18446744073709551615],)"
+      R"("data_offsets":[0,0]}})",
+      R"({"a":{"dtype":"BF16","shape":[0,18446744073709551616],)"
+      R"("data_offsets":[0,0]}})",
+      R"({"a":{"dtype":"BF16","shape":[0,9999999999999999999],)"
+      R"("data_offsets":[0,0]}})",
+      R"({"a":{"dtype":"BF16","shape":[0,10000000000000000000],)"
+      R"("data_offsets":[0,0]}})",
+  };
+  for (const std::string_view row : rows) {
+    CAPTURE(row);
+    // A space is no part of the compact spelling: the scanner reads that one.
+    // What is said of both differs in the places only.
+    std::string spaced(row);
+    spaced.insert(spaced.find("\"dtype\":"), " ");
+    const auto without_numbers = [](std::string text) {
+      std::erase_if(text, [](char c) { return c >= '0' && c <= '9'; });
+      return text;
+    };
+    for (const uint64_t data : {0, 2, 12}) {
+      const uint64_t size = 8 + row.size() + data;
+      CHECK(without_numbers(whole(row, size)) ==
+            without_numbers(whole(spaced, size + 1)));
+    }
   }
 }
 

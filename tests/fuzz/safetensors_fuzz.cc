@@ -2,8 +2,10 @@
 // crash, and what is read lies inside the file and is written back the same.
 #include <cstdint>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -56,9 +58,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (bytes.empty()) return 0;
   const std::string_view json = bytes.substr(1);
   const uint64_t file_size = 8 + json.size() + data[0];
-  try {
-    check(ckpt::safetensors::parse_header(json, file_size, "fuzz"), file_size);
-  } catch (const ckpt::Error&) {
-  }
+  const auto accepts = [&](auto parts) {
+    try {
+      check(ckpt::safetensors::parse_header(std::move(parts), json.size(),
+                                            file_size, "fuzz"),
+            file_size);
+      return true;
+    } catch (const ckpt::Error&) {
+      return false;
+    }
+  };
+  const auto read = [json](uint64_t at, std::span<char> to) {
+    json.copy(to.data(), to.size(), at);
+  };
+  const size_t part = 1 + data[0] % 64;
+  require(accepts(ckpt::text::Parts(json)) ==
+          accepts(ckpt::text::Parts(json.size(), read, part)));
   return 0;
 }

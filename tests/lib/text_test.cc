@@ -6,6 +6,7 @@
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 #include "lib/text/json.h"
+#include "lib/text/name_table.h"
 #include "lib/text/scan.h"
 #include "lib/text/suggest.h"
 #include "lib/text/utf8.h"
@@ -310,7 +311,25 @@ TEST_CASE("utf8: what it appends it reads back") {
     CHECK(first_char(text).code == code);
     CHECK(first_char(text).length == text.size());
     CHECK(is_utf8(text));
+    for (size_t cut = 0; cut <= text.size(); ++cut)
+      CHECK(whole_chars("ab" + text.substr(0, cut)) ==
+            2 + (cut == text.size() ? cut : 0));
   }
+  CHECK(whole_chars("") == 0);
+  // What is no UTF-8 is not cut: whoever checks it sees it.
+  CHECK(whole_chars("\x80\x80\x80\x80") == 4);
+}
+
+TEST_CASE("names: may_repeat is true where hashes are the same") {
+  CHECK(!may_repeat({}));
+  CHECK(!may_repeat({0, UINT64_MAX, 1, UINT64_MAX - 1}));
+  std::vector<uint64_t> hashes;
+  for (uint64_t i = 0; i < 5000; ++i)
+    hashes.push_back(hash_of("layers." + std::to_string(i)));
+  CHECK(!may_repeat(hashes));
+  hashes.push_back(hashes[1234]);
+  CHECK(may_repeat(hashes));
+  CHECK(may_repeat(std::vector<uint64_t>(3, 7)));
 }
 
 }  // namespace ckpt::text
