@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -13,9 +13,15 @@
 namespace ckpt::app {
 namespace {
 
-bool is_number(std::string_view part) {
-  return !part.empty() && part.size() <= 9 &&
-         std::ranges::all_of(part, [](char c) { return c >= '0' && c <= '9'; });
+// The value of a component that is a number of up to nine digits.
+std::optional<uint32_t> number_of(std::string_view part) {
+  if (part.empty() || part.size() > 9) return std::nullopt;
+  uint32_t value = 0;
+  for (const char c : part) {
+    if (c < '0' || c > '9') return std::nullopt;
+    value = 10 * value + static_cast<uint32_t>(c - '0');
+  }
+  return value;
 }
 
 // Calls `take` with each component of a dotted name.
@@ -44,13 +50,12 @@ void Parts::take(std::string_view name) {
   const char* before = "";
   each_part(name, [&](std::string_view part) {
     pattern += std::exchange(before, ".");
-    if (!is_number(part)) {
+    if (const auto number = number_of(part)) {
+      pattern += '#';
+      numbers.push_back(*number);
+    } else {
       pattern += part;
-      return;
     }
-    pattern += '#';
-    std::from_chars(part.data(), part.data() + part.size(),
-                    numbers.emplace_back());
   });
 }
 
