@@ -45,26 +45,29 @@ std::optional<uint64_t> run_in(const Catalog& source, uint32_t id) {
   return extent.offset;
 }
 
-// How many bytes would have to be put before the data, which begin at
-// `begin`, so that most of them lie as in the source.
-uint64_t padding(const Catalog& source, const Target& target,
+// How many bytes are to be put before the data, which would begin at `begin`,
+// so that most of them lie as in the source: then a file system that can shares
+// them. Else the data begin with a block, as they do in all such files of ours,
+// so that tensors of several of them can be shared by one.
+uint64_t padding(const Catalog* source, const Target& target,
                  const Ordered& ordered, uint64_t begin) {
   std::map<uint64_t, uint64_t> votes;  // bytes by padding
   uint64_t at = begin;
   for (const auto& [entry, tensor] : ordered) {
     const auto id =
         static_cast<uint32_t>(tensor - target.catalog.tensors.data());
-    if (const auto from = run_in(source, id))
+    if (const auto from = source ? run_in(*source, id) : std::nullopt)
       votes[(*from % kBlock + kBlock - at % kBlock) % kBlock] += entry.bytes;
     at += entry.bytes;
   }
+  if (at - begin < kWorthPadding) return 0;
   const auto best = std::ranges::max_element(
       votes, {}, [](const auto& vote) { return vote.second; });
   // Readers want the data at a multiple of 8.
-  if (best == votes.end() || best->first % 8 != 0 ||
-      best->second < std::max(kWorthPadding, (at - begin) / 2))
-    return 0;
-  return best->first;
+  if (best != votes.end() && best->first % 8 == 0 &&
+      best->second >= std::max(kWorthPadding, (at - begin) / 2))
+    return best->first;
+  return (kBlock - begin % kBlock) % kBlock;
 }
 
 void pad(std::string& header, uint64_t spaces) {
@@ -138,8 +141,9 @@ void add_file(Target& target, const std::string& path,
   std::vector<Described> described;
   for (const auto& item : ordered) described.push_back(item.first);
   std::string header = encode_header(described, metadata);
-  if (source && source->format == kFormat)
-    pad(header, padding(*source, target, ordered, header.size()));
+  const bool alike = source && source->format == kFormat;
+  pad(header,
+      padding(alike ? source : nullptr, target, ordered, header.size()));
   if (header.size() - 8 > kMaxHeader)
     throw unfaithful_error({path, {}},
                            "a header of {} bytes for {} tensors, safetensors "

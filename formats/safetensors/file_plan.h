@@ -25,10 +25,11 @@ Described describe(const Tensor& tensor);
 // each gets a piece in it. Data are in the order of the reference writer: by
 // dtype, then by name. Throws unfaithful_error.
 //
-// `source`: the catalog whose tensors these are, same numbers, or null. If it
-// is safetensors too, spaces after the header (less than a block of a file
-// system, 4 KiB) let most of the data lie in their blocks as they do there, so
-// that XFS and btrfs can share them instead of copying.
+// Spaces after the header (less than a block of a file system, 4 KiB) let most
+// of the data lie in their blocks as they do in `source` (the catalog whose
+// tensors these are, same numbers, or null) if that is safetensors too, else
+// begin with a block: XFS and btrfs can share such blocks instead of copying.
+// Files with less than 256 KiB of data have none.
 void add_file(Target& target, const std::string& path,
               std::span<const uint32_t> tensors,
               const std::optional<Metadata>& metadata,

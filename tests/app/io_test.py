@@ -120,6 +120,39 @@ def test_unread(folder):
         subprocess.run(["umount", mount], check=False)
 
 
+def test_shards_of_ours(folder):
+    """Whatever it was made from, each file begins its data with a block, so
+    that files which hold the tensors of several of them share all of them."""
+    mount = mount_xfs(folder)
+    try:
+        tensors = {f"w{i}": ("U8", [SIZE // 4 - 4096 * i]) for i in range(4)}
+        entries, at = {}, 0
+        for name, (dtype, shape) in tensors.items():
+            entries[name] = {"dtype": dtype, "shape": shape,
+                             "data_offsets": [at, at + shape[0]]}
+            at += shape[0]
+        text = json.dumps(entries).encode()
+        text += b" " * ((3 - len(text)) % 8)  # no multiple of 8
+        data = os.urandom(at)
+        (folder / "a.safetensors").write_bytes(
+            struct.pack("<Q", len(text)) + text + data)
+        limit = ("--max-shard-size", str(SIZE // 4))
+        CKPT.ok("convert", folder / "a.safetensors", mount / "b", "--to",
+                "safetensors", *limit)
+        shards = sorted((mount / "b").glob("*.safetensors"))
+        check_equal(len(shards), 4, "files")
+        for shard in shards:
+            begin = 8 + struct.unpack("<Q", shard.read_bytes()[:8])[0]
+            check_equal(begin % 4096, 0, f"{shard.name}: data at {begin}")
+        before = used(mount)
+        CKPT.ok("convert", mount / "b", mount / "c", "--to", "safetensors")
+        check(used(mount) - before < SIZE // 4, "blocks were copied")
+        file = next((mount / "c").glob("*.safetensors"))
+        check(file.read_bytes().endswith(data), "bytes differ")
+    finally:
+        subprocess.run(["umount", mount], check=False)
+
+
 def test_no_digests(folder):
     """--no-manifest: the same bytes; what needs digests still has them."""
     source = folder / "a.safetensors"
@@ -261,6 +294,7 @@ def prepare(suite, ckpt):
     suite.add("--trace: in no directory", test_trace_unwritable)
     suite.add("XFS: blocks are shared", test_reflink)
     suite.add("XFS: what is shared is not read", test_unread)
+    suite.add("XFS: tensors of several files of ours", test_shards_of_ours)
     suite.add("--io: the same bytes, other caches", test_read_modes)
     suite.add("--io auto: what is read once", test_auto_mode)
     suite.add("--io: a file system without direct reads", test_no_direct_reads)
