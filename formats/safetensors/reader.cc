@@ -149,6 +149,7 @@ class Assembly {
 
   void add_tensors(std::span<const Located> taken) {
     io::reserve_huge(catalog_.tensors, taken.size());
+    io::expect_small_blocks(taken.size() * (sizeof(Piece) + sizeof(void*)));
     for (const Located& at : taken) {
       Entry& entry = headers_[at.file].entries[at.tensor];
       Tensor& tensor = catalog_.tensors.emplace_back();

@@ -1,8 +1,11 @@
 #include "lib/io/buffer.h"
 
+#include <malloc.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 
 #include "ckpt/error.h"
 #include "lib/io/huge_pages.h"
@@ -39,6 +42,22 @@ void prefer_huge_pages(void* begin, size_t bytes) {
   if (first < last)
     ::madvise(static_cast<std::byte*>(begin) + (first - at), last - first,
               MADV_HUGEPAGE);
+}
+
+// With glibc, what is freed at the end of the heap is what the next blocks are
+// cut from, if blocks of that size come from the heap and it is not trimmed.
+void expect_small_blocks([[maybe_unused]] size_t bytes) {
+#ifdef __GLIBC__
+  constexpr size_t kMost = size_t{32} << 20;  // glibc's own limit
+  if (bytes < 2 * kHugePage) return;
+  bytes = std::min(bytes, kMost - kHugePage);
+  if (!::mallopt(M_MMAP_THRESHOLD, kMost) ||
+      !::mallopt(M_TRIM_THRESHOLD, 2 * kMost))
+    return;
+  void* const block = std::malloc(bytes);
+  if (block) prefer_huge_pages(block, bytes);
+  std::free(block);
+#endif
 }
 
 }  // namespace ckpt::io

@@ -11,6 +11,11 @@ namespace ckpt::io {
 // wish: nothing else changes, and the kernel may refuse.
 void prefer_huge_pages(void* begin, size_t bytes);
 
+// Many small blocks are about to be allocated, `bytes` in all: the heap grows
+// by as much at once (32 MiB at most), in huge pages, and keeps what is freed.
+// A wish, too; less than a few huge pages are not worth it.
+void expect_small_blocks(size_t bytes);
+
 // Room for `count` elements, in huge pages if it is that much.
 template <class T>
 void reserve_huge(std::vector<T>& values, size_t count) {
