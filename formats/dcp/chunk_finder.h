@@ -18,6 +18,14 @@ class ChunkFinder {
   explicit ChunkFinder(std::span<const TensorEntry> tensors)
       : tensors_(tensors) {}
 
+  // To be called some time before find(): has the processor fetch the chunk.
+  void prefetch(uint32_t tensor, uint64_t hint) const {
+    const auto& chunks = tensors_[tensor].chunks;
+    if (hint >= chunks.size()) return;
+    __builtin_prefetch(&chunks[hint].box);
+    __builtin_prefetch(&chunks[hint].stored, 1);
+  }
+
   // `hint` is where torch says that it is, which is mostly right and proves
   // nothing. The hash table is made when a hint is wrong: millions of chunks
   // need none.

@@ -2,6 +2,8 @@
 
 #include <sys/stat.h>
 
+#include <array>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 
@@ -112,8 +114,13 @@ class StorageReader {
       graph_.fail({}, "storage_data is {}, not a dict",
                   graph_.describe(storage_data));
     const auto pairs = graph_.document().items(storage_data);
-    for (size_t i = 0; i + 1 < pairs.size(); i += 2)
-      read_item(pairs[i], pairs[i + 1]);
+    std::array<Item, kAtOnce> items;
+    for (size_t i = 0; i + 1 < pairs.size();) {
+      size_t count = 0;
+      for (; count < kAtOnce && i + 1 < pairs.size(); ++count, i += 2)
+        items[count] = look_up(pairs[i], pairs[i + 1]);
+      for (const Item& item : std::span(items).first(count)) read_item(item);
+    }
     files_.check_there();
     check_ranges();
     note_unknown();
@@ -124,6 +131,37 @@ class StorageReader {
     uint32_t tensor = kNoFile;
     uint32_t bytes = kNoFile;
   };
+
+  // Chunks are all over memory: those of some items are asked for before the
+  // first of them is looked at.
+  static constexpr size_t kAtOnce = 32;
+  struct Item {
+    Id value = kNoId;
+    Fields index;
+    Entry entry;
+    std::string_view name;
+    uint64_t hint = 0;
+  };
+
+  Item look_up(Id key, Id value) {
+    const auto index = graph_.fields(key, "MetadataIndex");
+    const Id fqn = index.find(graph_.names.fqn);
+    if (fqn != last_fqn_ || fqn == kNoId) {
+      last_ = entry(fqn);
+      last_fqn_ = fqn;
+      last_name_ = name_of(last_, fqn);
+    }
+    const auto hint = graph_.document().as_int(index.find(graph_.names.index));
+    const Item item = {
+        .value = value,
+        .index = index,
+        .entry = last_,
+        .name = last_name_,
+        .hint = hint && *hint >= 0 ? static_cast<uint64_t>(*hint) : 0};
+    if (item.entry.tensor != kNoFile)
+      finder_.prefetch(item.entry.tensor, item.hint);
+    return item;
+  }
 
   // Names are mostly short, and short texts are one value of the document
   // each: a million times the id is found, not the text.
@@ -136,30 +174,23 @@ class StorageReader {
     return found->second;
   }
 
-  void read_item(Id key, Id value) {
-    const auto index = graph_.fields(key, "MetadataIndex");
-    const Id fqn = index.find(graph_.names.fqn);
-    if (fqn != last_fqn_ || fqn == kNoId) {
-      last_ = entry(fqn);
-      last_fqn_ = fqn;
-      last_name_ = name_of(last_, fqn);
-    }
-    const Stored stored = read_stored(value);
-    const Id offset = index.find(graph_.names.offset);
+  void read_item(const Item& item) {
+    name_ = item.name;
+    const Stored stored = read_stored(item.value);
+    const Id offset = item.index.find(graph_.names.offset);
     const bool is_bytes =
         offset == kNoId || graph_.document().is(offset, Type::kNone);
     Stored* slot = nullptr;
-    if (is_bytes && last_.bytes != kNoFile)
-      slot = &metadata_.bytes[last_.bytes].stored;
-    else if (!is_bytes && last_.tensor != kNoFile)
-      slot = find_chunk(index, offset);
+    if (is_bytes && item.entry.bytes != kNoFile)
+      slot = &metadata_.bytes[item.entry.bytes].stored;
+    else if (!is_bytes && item.entry.tensor != kNoFile)
+      slot = find_chunk(item, offset);
     if (slot == nullptr) return add_unknown();
     if (slot->file != kNoFile)
-      graph_.fail(
-          last_name_, "storage_data has two items for it{}",
-          is_bytes ? std::string()
-                   : " at offsets " +
-                         to_string(graph_.dims(offset, last_name_, "offset")));
+      graph_.fail(name_, "storage_data has two items for it{}",
+                  is_bytes ? std::string()
+                           : " at offsets " + to_string(graph_.dims(
+                                                  offset, name_, "offset")));
     *slot = stored;
   }
 
@@ -170,24 +201,22 @@ class StorageReader {
     return graph_.document().text(fqn);
   }
 
-  Stored* find_chunk(const Fields& index, Id offset) {
-    const Dims& offsets = graph_.known_dims(offset, last_name_, "offset");
-    const auto hint = graph_.document().as_int(index.find(graph_.names.index));
-    const uint32_t chunk =
-        finder_.find(last_.tensor, offsets,
-                     hint && *hint >= 0 ? static_cast<uint64_t>(*hint) : 0);
+  Stored* find_chunk(const Item& item, Id offset) {
+    const Dims& offsets = graph_.known_dims(offset, name_, "offset");
+    const uint32_t tensor = item.entry.tensor;
+    const uint32_t chunk = finder_.find(tensor, offsets, item.hint);
     if (chunk == ChunkFinder::kNone) return nullptr;
-    return &metadata_.tensors[last_.tensor].chunks[chunk].stored;
+    return &metadata_.tensors[tensor].chunks[chunk].stored;
   }
 
   Stored read_stored(Id value) {
     const auto fields = graph_.fields(value, "_StorageInfo");
     Stored stored;
     stored.file = files_.find(fields.find(graph_.names.relative_path));
-    stored.offset = graph_.count(fields.find(graph_.names.offset), last_name_,
-                                 "item offset");
-    stored.length = graph_.count(fields.find(graph_.names.length), last_name_,
-                                 "item length");
+    stored.offset =
+        graph_.count(fields.find(graph_.names.offset), name_, "item offset");
+    stored.length =
+        graph_.count(fields.find(graph_.names.length), name_, "item length");
     const Id transforms = fields.find(graph_.names.transform_descriptors);
     if (transforms != kNoId && transforms != last_transforms_) {
       last_transforms_index_ = read_transforms(transforms);
@@ -202,7 +231,7 @@ class StorageReader {
     const pickle::Document& document = graph_.document();
     if (document.is(list, Type::kNone)) return kNoTransforms;
     if (!document.is(list, Type::kList) && !document.is(list, Type::kTuple))
-      graph_.fail(last_name_, "transform_descriptors is {}, not a list",
+      graph_.fail(name_, "transform_descriptors is {}, not a list",
                   graph_.describe(list));
     std::vector<std::string> names;
     for (const Id item : document.items(list))
@@ -210,7 +239,7 @@ class StorageReader {
     if (names.empty()) return kNoTransforms;
     if (names.size() > 1 || names[0] != "stream.zstd/1")
       throw unfaithful_error(
-          {metadata_.path, printable(last_name_)},
+          {metadata_.path, printable(name_)},
           "is stored through transforms that are not known: {}",
           formats::list_some(names))
           .with_hint(
@@ -223,7 +252,7 @@ class StorageReader {
   }
 
   void add_unknown() {
-    if (unknown_++ == 0) first_unknown_ = std::string(last_name_);
+    if (unknown_++ == 0) first_unknown_ = std::string(name_);
   }
   void note_unknown() {
     if (unknown_ == 0) return;
@@ -287,6 +316,7 @@ class StorageReader {
   Id last_fqn_ = kNoId;
   Entry last_;
   std::string_view last_name_;
+  std::string_view name_;  // of the item that is read, for messages
   Id last_transforms_ = kNoId;
   uint32_t last_transforms_index_ = kNoTransforms;
   uint64_t unknown_ = 0;
