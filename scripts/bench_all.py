@@ -205,6 +205,8 @@ class Bench:
         for label, task, source, argv, wanted in peers(self.ckpt, self.at):
             theirs, ours, why = [], [], None
             for _ in range(rounds):
+                # What peers write pushes the source out of the page cache.
+                warm(Path(self.at[source]))
                 ours.append(self.sample(argv, self.size))
                 self.remove()
                 os.sync()
