@@ -31,9 +31,11 @@ constexpr uint64_t mix(uint64_t x) {
 const Tables& tables() {
   static const Tables tables = [] {
     Tables made{};
-    for (uint64_t a = 0; a < 2; ++a)
+    for (uint64_t a = 0; a < 2; ++a) {
       for (uint64_t i = 0; i < kBlock; ++i)
         made.t[a][i] = static_cast<uint32_t>(mix(1024 * (a + 1) + i) >> 32) | 1;
+      std::copy_n(made.t[a] + 1, kBlock, made.next[a]);
+    }
     return made;
   }();
   return tables;

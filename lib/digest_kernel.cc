@@ -28,7 +28,7 @@ void portable(const Tables& tables, size_t i, const std::byte* words, size_t n,
 #if defined(__x86_64__)
 
 // The 32x32->64 multiplication takes the even lanes. For the odd ones the
-// words are shifted down, and the table is simply loaded from one entry on.
+// words are shifted down, and the table is that of the next word.
 
 [[gnu::target("avx2")]] uint64_t sum_lanes(__m256i v) {
   const __m128i half =
@@ -46,6 +46,8 @@ void portable(const Tables& tables, size_t i, const std::byte* words, size_t n,
                                   Sums& sums) {
   const uint32_t* t0 = tables.t[0] + i;
   const uint32_t* t1 = tables.t[1] + i;
+  const uint32_t* next0 = tables.next[0] + i;
+  const uint32_t* next1 = tables.next[1] + i;
   __m256i even0 = _mm256_setzero_si256();
   __m256i odd0 = even0;
   __m256i even1 = even0;
@@ -55,9 +57,9 @@ void portable(const Tables& tables, size_t i, const std::byte* words, size_t n,
     const __m256i even = load256(words + 4 * k);
     const __m256i odd = _mm256_srli_epi64(even, 32);
     even0 = _mm256_add_epi64(even0, _mm256_mul_epu32(even, load256(t0 + k)));
-    odd0 = _mm256_add_epi64(odd0, _mm256_mul_epu32(odd, load256(t0 + k + 1)));
+    odd0 = _mm256_add_epi64(odd0, _mm256_mul_epu32(odd, load256(next0 + k)));
     even1 = _mm256_add_epi64(even1, _mm256_mul_epu32(even, load256(t1 + k)));
-    odd1 = _mm256_add_epi64(odd1, _mm256_mul_epu32(odd, load256(t1 + k + 1)));
+    odd1 = _mm256_add_epi64(odd1, _mm256_mul_epu32(odd, load256(next1 + k)));
   }
   sums.s0 += sum_lanes(_mm256_add_epi64(even0, odd0));
   sums.s1 += sum_lanes(_mm256_add_epi64(even1, odd1));
@@ -72,10 +74,10 @@ struct Sums512 {
 // The forms with a mask of all ones compile to the plain instructions; the
 // plain intrinsics warn of an uninitialized operand with gcc 12.
 [[gnu::target("avx512f"), gnu::always_inline]] inline void add512(
-    Sums512& sums, __m512i even, __m512i odd, const uint32_t* t) {
+    Sums512& sums, __m512i even, __m512i odd, const uint32_t* t,
+    const uint32_t* next) {
   const __m512i p = _mm512_maskz_mul_epu32(0xFF, even, _mm512_loadu_si512(t));
-  const __m512i q =
-      _mm512_maskz_mul_epu32(0xFF, odd, _mm512_loadu_si512(t + 1));
+  const __m512i q = _mm512_maskz_mul_epu32(0xFF, odd, _mm512_loadu_si512(next));
   sums.even = _mm512_add_epi64(sums.even, p);
   sums.odd = _mm512_add_epi64(sums.odd, q);
 }
@@ -88,21 +90,28 @@ struct Sums512 {
   return sum;
 }
 
+// Bound by its multiplications: four for 64 bytes, one at a time.
 [[gnu::target("avx512f")]] void avx512(const Tables& tables, size_t i,
                                        const std::byte* words, size_t n,
                                        Sums& sums) {
-  const uint32_t* t0 = tables.t[0] + i;
-  const uint32_t* t1 = tables.t[1] + i;
   Sums512 sums0 = {_mm512_setzero_si512(), _mm512_setzero_si512()};
   Sums512 sums1 = sums0;
-  for (size_t k = 0; k < n; k += 16) {
+  const auto add = [&](size_t k, __m512i even)
+      __attribute__((target("avx512f"), always_inline)) {
+    const __m512i odd = _mm512_maskz_srli_epi64(0xFF, even, 32);
+    add512(sums0, even, odd, tables.t[0] + i + k, tables.next[0] + i + k);
+    add512(sums1, even, odd, tables.t[1] + i + k, tables.next[1] + i + k);
+  };
+  size_t k = 0;
+  for (; k + 32 <= n; k += 32) {
+    add(k, _mm512_loadu_si512(words + 4 * k));
+    add(k + 16, _mm512_loadu_si512(words + 4 * k + 64));
+  }
+  for (; k < n; k += 16) {
     // Beyond n the lanes are zero: what the table holds there doesn't count.
     const auto mask =
         static_cast<__mmask16>(n - k >= 16 ? 0xFFFFu : (1u << (n - k)) - 1);
-    const __m512i even = _mm512_maskz_loadu_epi32(mask, words + 4 * k);
-    const __m512i odd = _mm512_maskz_srli_epi64(0xFF, even, 32);
-    add512(sums0, even, odd, t0 + k);
-    add512(sums1, even, odd, t1 + k);
+    add(k, _mm512_maskz_loadu_epi32(mask, words + 4 * k));
   }
   sums.s0 += sum_lanes(sums0);
   sums.s1 += sum_lanes(sums1);

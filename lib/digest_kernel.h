@@ -15,9 +15,12 @@ namespace ckpt::digest_detail {
 
 inline constexpr size_t kBlock = 1024;  // words
 
+// Vector kernels load a vector's worth from t[a][i] and from t[a][i + 1]. The
+// latter stand once more, as next[a][i]: a load that crosses a cache line costs
+// two.
 struct Tables {
-  // Vector kernels load from t[a][i + 1] too, so a vector's worth follows.
   alignas(64) uint32_t t[2][kBlock + 16];
+  alignas(64) uint32_t next[2][kBlock + 16];
 };
 
 struct Sums {
