@@ -99,18 +99,23 @@ KeyView key_of(const std::string& pattern, const Tensor& tensor) {
           tensor.tp.state, tensor.tp.dim, tensor.tp.groups};
 }
 
-// {0, 1, 2, 5} -> "0-2,5"
+// {0, 1, 2, 5} -> "0-2,5"; of very many runs the first ones and the last.
 std::string ranges_text(const std::vector<uint32_t>& numbers) {
-  std::string text;
+  constexpr size_t kMostRuns = 8;
+  constexpr size_t kFirstRuns = 4;
+  std::vector<std::string> runs;
   for (auto it = numbers.begin(); it != numbers.end();) {
     const uint32_t first = *it;
     uint32_t last = first;
     while (++it != numbers.end() && *it == last + 1) ++last;
-    if (!text.empty()) text += ',';
-    text += fmt::format_int(first).str();
-    if (last != first) text += '-' + fmt::format_int(last).str();
+    std::string& run = runs.emplace_back(fmt::format_int(first).str());
+    if (last != first) run += '-' + fmt::format_int(last).str();
   }
-  return text;
+  if (runs.size() > kMostRuns) {
+    runs[kFirstRuns] = "...";
+    runs.erase(runs.begin() + kFirstRuns + 1, runs.end() - 1);
+  }
+  return fmt::format("{}", fmt::join(runs, ","));
 }
 
 // The pattern with a number where there is only one, and with the set of

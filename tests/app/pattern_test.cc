@@ -61,6 +61,18 @@ TEST_CASE("pattern: rows that differ say which numbers they hold") {
         Lines{"layers.{0-1,3}.w ×3", "layers.{2,4}.w ×2", "layers.5.w ×1"});
 }
 
+TEST_CASE("pattern: of many runs of numbers the first ones and the last") {
+  Catalog made = catalog({});
+  for (int layer = 0; layer < 18; ++layer)
+    made.tensors.push_back(
+        tensor("h." + std::to_string(layer) + ".w", {layer % 2 ? 4U : 8U, 8}));
+  CHECK(shown(pattern_rows(made, Kind::model)) ==
+        Lines{"h.{0,2,4,6,...,16}.w ×9", "h.{1,3,5,7,...,17}.w ×9"});
+  made.tensors.resize(16);
+  CHECK(shown(pattern_rows(made, Kind::model)) ==
+        Lines{"h.{0,2,4,6,8,10,12,14}.w ×8", "h.{1,3,5,7,9,11,13,15}.w ×8"});
+}
+
 TEST_CASE("pattern: a number that never differs stays") {
   const Catalog made = catalog({
       tensor("layers.0.experts.0.w", {2}),
