@@ -29,11 +29,16 @@ bool exists(const std::string& path) {
 }
 
 void make_directory(const std::string& path) {
-  if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST)
-    throw Error(ExitCode::kIo, {path, {}},
-                std::string("cannot create the directory: ") +
-                    fs::path(path).parent_path().string() + ": " +
-                    std::generic_category().message(errno));
+  if (::mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) return;
+  const int why = errno;
+  const Error error(ExitCode::kIo, {path, {}},
+                    std::string("cannot create the directory: ") +
+                        fs::path(path).parent_path().string() + ": " +
+                        std::generic_category().message(why));
+  if (why != EACCES && why != EPERM && why != EROFS) throw error;
+  throw error.with_hint(
+      "a checkpoint is written beside its target first: choose a target in a "
+      "directory that you may write to");
 }
 
 // A target that is there: an empty directory may be filled, all else needs
