@@ -5,9 +5,8 @@ Called by scripts/bench.sh. Medians by the clock and by processor time; the
 page cache is warm. Both matter: the clock says what a user waits for, the
 processor time varies less when the machine is shared.
 
-A virtual machine may have returned its free memory to the host, and then the
-first touch of a page costs up to five times more. So before each sample a
-child touches and frees as much memory as the sample needs.
+Memory that a virtual machine gave back to its host is touched first: see
+bench_memory.py.
 """
 
 import argparse
@@ -20,11 +19,18 @@ import sys
 import time
 from pathlib import Path
 
-TOUCH = "n={};b=bytearray(n);b[::4096]=bytes(-(-n//4096))"
+class Prepared:
+    """Memory for `size` bytes of page cache that a host need not find first:
+    see bench_memory.py."""
 
+    def __init__(self, size):
+        self.child = subprocess.Popen(
+            [sys.executable, "-B", Path(__file__).with_name("bench_memory.py"),
+             str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.child.stdout.readline()
 
-def first_touch(size):
-    subprocess.run([sys.executable, "-c", TOUCH.format(size)], check=True)
+    def close(self):
+        self.child.communicate()
 
 
 def peak_of(pid):
@@ -57,6 +63,8 @@ def run(argv):
 
 
 def files_of(folder):
+    if folder.is_file():
+        return [folder]
     return [p for p in folder.rglob("*") if p.is_file()]
 
 
@@ -67,12 +75,17 @@ def warm(folder):
                 pass
 
 
-def sample(argv, target, size):
+def cool(folder):
+    """The opposite of warm."""
+    for path in files_of(folder):
+        with open(path, "rb", buffering=0) as f:
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def sample(argv, target):
     shutil.rmtree(target, ignore_errors=True)
     os.sync()
-    first_touch(size)
-    result = run(argv)
-    return result
+    return run(argv)
 
 
 def medians(samples):
@@ -82,12 +95,14 @@ def medians(samples):
 def alternate(commands, target, size, rounds):
     """Rounds of all commands, in turn; the order changes every round."""
     samples = {name: [] for name in commands}
+    memory = Prepared(size)
     for i in range(rounds):
         order = list(commands)
         for name in order if i % 2 == 0 else reversed(order):
-            samples[name].append(sample(commands[name], target, size))
+            samples[name].append(sample(commands[name], target))
             print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
+    memory.close()
     shutil.rmtree(target, ignore_errors=True)
     return {name: medians(rows) for name, rows in samples.items()}
 

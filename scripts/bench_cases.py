@@ -34,6 +34,7 @@ def cases(ckpt, at):
     found = [
         # What any program pays that reads and writes each byte, and no more.
         Case("1", "dd bs=1M of each file, for scale", dd(at["f2"]), "f2"),
+        Case("1", "the same, two at once", dd(at["f2"], 2), "f2"),
         Case("1", "TP 4 to 8 (fairseq2)", reshard("f2", "--tp", "8"), "f2",
              clock=1.0, processor=1.1),
         Case("1", "TP 4 to 2 (fairseq2)", reshard("f2", "--tp", "2"), "f2",
@@ -47,6 +48,7 @@ def cases(ckpt, at):
              convert("hf", *hf, "-j", "1"), "hf", clock=1.0, processor=1.1),
         Case("2", "dd bs=1M of each file, for scale", dd(at["col8"]),
              "col8"),
+        Case("2", "the same, two at once", dd(at["col8"], 2), "col8"),
         Case("2", "rows of 2 KiB, TP 4 to 8", reshard("col2", "--tp", "8"),
              "col2", clock=1.1, processor=1.25),
         Case("2", "rows of 8 KiB, TP 4 to 8", reshard("col8", "--tp", "8"),
@@ -93,11 +95,12 @@ def cases(ckpt, at):
     return found
 
 
-def dd(source):
+def dd(source, at_once=1):
     return ["sh", "-c",
             'cd "$0" && find . -type d -exec mkdir -p "$1/{}" \\; && '
-            'find . -type f -exec dd if={} of="$1/{}" bs=1M status=none \\;',
-            source, "OUT"]
+            'find . -type f | xargs -P "$2" -I {} '
+            'dd if={} of="$1/{}" bs=1M status=none',
+            source, "OUT", str(at_once)]
 
 
 def bases(ckpt, at, case):

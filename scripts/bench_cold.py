@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import bench_make as make
-from bench import files_of, first_touch, run
+from bench import Prepared, files_of, run
 
 MODES = ("auto", "buffered", "direct", "uring")
 GIB = 2**30
@@ -37,18 +37,19 @@ def cached(path):
 
 
 def in_turn(commands, source, target, rounds):
-    touch = 3 * sum(p.stat().st_size for p in files_of(source))
     samples = {name: [] for name in commands}
+    chill(source)
+    memory = Prepared(2 * sum(p.stat().st_size for p in files_of(source)))
     for i in range(rounds):
         order = list(commands)
         for name in order if i % 2 == 0 else reversed(order):
             shutil.rmtree(target, ignore_errors=True)
             os.sync()
             chill(source)
-            first_touch(touch)
             samples[name].append(run(commands[name]))
             print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
+    memory.close()
     shutil.rmtree(target, ignore_errors=True)
     return {name: [statistics.median(column) for column in zip(*rows)]
             for name, rows in samples.items()}
