@@ -27,7 +27,8 @@ class Prepared:
         self.child = subprocess.Popen(
             [sys.executable, "-B", Path(__file__).with_name("bench_memory.py"),
              str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.child.stdout.readline()
+        if self.child.stdout.readline() != b"ready\n":
+            sys.exit("bench_memory.py failed: no memory could be prepared")
 
     def close(self):
         self.child.communicate()
