@@ -55,8 +55,10 @@ void Mover::run_columns(const Job& job, uint64_t row, uint64_t begin,
 }
 
 bool Mover::is_blind(const Job& job, const Move& move) const {
-  return !options_.digest && !options_.observe && !crcs_ &&
-         move.target != kNone && !plan_.tensors[job.tensor].casts() &&
+  const bool digested =
+      options_.digest && (move.digest != kNone || move.check != kNone);
+  return !digested && !options_.observe && !crcs_ && move.target != kNone &&
+         !plan_.tensors[job.tensor].casts() &&
          !plan_.lanes[job.first_source + move.source].transform;
 }
 

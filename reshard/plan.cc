@@ -276,6 +276,11 @@ Plan make_plan_sums(const Catalog& source, const Target& target,
   return plan;
 }
 
+void leave_tensor_digests(Plan& plan) {
+  for (Move& move : plan.moves) move.digest = kNone;
+  for (Gather& gather : plan.gathers) gather.digest = kNone;
+}
+
 Plan make_read_plan(const Catalog& source, bool compare_replicas) {
   Planner planner(source, compare_replicas);
   for (const Tensor& tensor : source.tensors)

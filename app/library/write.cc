@@ -171,12 +171,11 @@ void check_source_manifest(const Prepared& prepared,
   }
 }
 
-// A run that nobody asks for digests need not look at the bytes: it is faster,
-// and where blocks can be shared with the source nothing is read at all.
+// A run that nobody asks for digests need not look at the bytes, but for those
+// of replicas: it is faster, and where blocks can be shared with the source
+// nothing is read at all.
 bool wants_sums(const Prepared& prepared, const SaveOptions& options) {
-  const bool compares =
-      !prepared.plan.replicas.empty() && !options.allow_replica_mismatch;
-  return options.manifest || prepared.sums || compares ||
+  return options.manifest || prepared.sums ||
          (!options.ignore_checksums &&
           !source_manifest(prepared.source).empty());
 }
@@ -220,7 +219,7 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   run.progress = progress;
   run.journal = &journal;
   run.check_crcs = !options.ignore_checksums;
-  run.digest = wants_sums(prepared, options);
+  run.digest = wants_sums(prepared, options) || !prepared.plan.replicas.empty();
   reshard::Output output(target, staging.root());
   progress.begin("copying", prepared.plan.bytes_read);
   staging.share_lock();  // with the other ranks
@@ -392,9 +391,11 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
   io::Staging staging(prepared.path, staging_options(prepared, options));
   if (prepared.single_file)
     prepared.target.files.front().path = io::base_name(staging.target());
+  const bool sums = wants_sums(prepared, options);
+  if (!sums) reshard::leave_tensor_digests(prepared.plan);
   const uint64_t work =
       reshard::fingerprint(prepared.plan, prepared.source, prepared.target) ^
-      (wants_sums(prepared, options) ? 0 : kNoSums);
+      (sums ? 0 : kNoSums);
   reshard::Journal journal = start_journal(work, staging, options);
   const auto has_work = [&] {
     return journal.items() || ranks::has_journals(staging.journal_path());

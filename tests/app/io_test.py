@@ -9,7 +9,7 @@ import shutil
 import struct
 import subprocess
 
-from support import Skip, Suite, check, check_equal
+from support import DATA, Skip, Suite, check, check_equal
 
 CKPT = None  # set by prepare
 SIZE = 6 << 20
@@ -174,6 +174,36 @@ def test_no_digests(folder):
     check_equal(done.code, 4, "a source that has changed")
 
 
+def test_only_replicas(folder):
+    """--no-manifest: copies of one tensor are compared, and nothing else is
+    digested; one that differs is found all the same."""
+    shutil.copytree(DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt",
+                    folder / "tp4")
+    trace = folder / "trace.json"
+    CKPT.ok("convert", folder / "tp4", folder / "a", "--to", "safetensors")
+    CKPT.ok("convert", folder / "tp4", folder / "b", "--to", "safetensors",
+            "--no-manifest", "--trace", trace)
+    names = [p.name for p in (folder / "a").glob("*.safetensors")]
+    for name in names:
+        check((folder / "a" / name).read_bytes() ==
+              (folder / "b" / name).read_bytes(), f"{name}: bytes differ")
+    rows = json.loads(CKPT.ok("inspect", folder / "tp4",
+                              "--json").out)["tensors"]
+    copies = sum(4 * r["bytes"] for r in rows if "layer_norm" in r["name"])
+    digested = sum(e["args"]["bytes"]
+                   for e in json.loads(trace.read_text())["traceEvents"]
+                   if e["name"] == "digest")
+    check_equal(digested, copies, "bytes digested")
+
+    import errors_test
+
+    errors_test.change_norm(folder)
+    done = CKPT.run("convert", folder / "tp4", folder / "c", "--to",
+                    "safetensors", "--no-manifest", "--ignore-checksums")
+    check_equal(done.code, 4, "a copy that differs")
+    check(not (folder / "c").exists(), "a target was left")
+
+
 def cached(path):
     """Bytes of a file that are in the page cache."""
     done = subprocess.run(["fincore", "--bytes", "--noheadings", "--output",
@@ -299,6 +329,7 @@ def prepare(suite, ckpt):
     suite.add("--io auto: what is read once", test_auto_mode)
     suite.add("--io: a file system without direct reads", test_no_direct_reads)
     suite.add("--no-manifest: no digests but where needed", test_no_digests)
+    suite.add("--no-manifest: replicas are compared", test_only_replicas)
 
 
 if __name__ == "__main__":
