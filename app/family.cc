@@ -230,11 +230,11 @@ void FamilyCommand::print_checks(
                 "{}: {}: {}{}{}", check.dialect, finding.kind, finding.tensor,
                 finding.tensor.empty() ? "" : ": ", finding.message)) +
             (finding.hint.empty() ? "" : " (" + finding.hint + ")") + "\n");
-    print(fmt::format("{}: {}: {} tensors become {}, {} problems\n",
-                      check.dialect,
+    print(fmt::format("{}: {}: {} become {}, {}\n", check.dialect,
                       check.findings.empty() ? styled("fits", Style::kGreen)
                                              : styled("differs", Style::kRed),
-                      check.used, check.made, check.findings.size()));
+                      text::counted(check.used, "tensor"), check.made,
+                      text::counted(check.findings.size(), "problem")));
   }
 }
 
@@ -293,8 +293,8 @@ ExitCode FamilyCommand::check() const {
     throw unfaithful_error({what_, {}}, "family {} has no rules",
                            family->name());
   if (problems > 0)
-    throw unfaithful_error({what_, {}}, "does not fit family {}: {} problems",
-                           family->name(), problems)
+    throw unfaithful_error({what_, {}}, "does not fit family {}: {}",
+                           family->name(), text::counted(problems, "problem"))
         .with_hint("docs/families.md: a file of your own takes --family-file");
   return ExitCode::kDone;
 }
