@@ -201,6 +201,34 @@ Catalog read(const Format& format, const std::string& path,
   }
 }
 
+// What a format is called elsewhere, for who asks for it by that name.
+std::string meant_format(std::string_view name) {
+  struct Called {
+    std::vector<std::string_view> names;
+    std::string_view hint;
+  };
+  static const std::vector<Called> elsewhere = {
+      {{"hf", "huggingface", "hugging_face", "transformers"},
+       "the format of Hugging Face's files is safetensors; --dialect hf gives "
+       "their names"},
+      {{"megatron", "megatron_core", "megatron_lm", "mcore", "torch_dist"},
+       "Megatron's: megatron_torch_dist, megatron_legacy (mp_rank_XX) or "
+       "megatron_zarr"},
+      {{"pt", "pth", "bin", "pytorch"}, "did you mean torch?"},
+      {{"distcp", "fsdp", "fsdp2"}, "did you mean dcp?"},
+      {{"olmo"}, "did you mean olmo_core?"},
+      {{"gguf"},
+       "ckpt has no GGUF; llama.cpp makes it from Hugging Face's files: "
+       "safetensors with --dialect hf"}};
+  for (const Called& called : elsewhere)
+    if (std::ranges::find(called.names, name) != called.names.end())
+      return std::string(called.hint);
+  if (const std::string near = text::nearest(name, format_names());
+      !near.empty())
+    return fmt::format("did you mean {}?", near);
+  return fmt::format("formats: {}", fmt::join(format_names(), ", "));
+}
+
 }  // namespace
 
 const std::vector<Format>& all_formats() {
@@ -211,11 +239,8 @@ const std::vector<Format>& all_formats() {
 const Format& find_format(std::string_view name) {
   for (const Format& format : all_formats())
     if (format.name == name) return format;
-  const std::string near = text::nearest(name, format_names());
   throw usage_error({}, "unknown format \"{}\"", printable(name))
-      .with_hint(near.empty() ? fmt::format("formats: {}",
-                                            fmt::join(format_names(), ", "))
-                              : fmt::format("did you mean {}?", near));
+      .with_hint(meant_format(name));
 }
 
 Detection detect(const std::string& path) {

@@ -26,13 +26,21 @@ std::string complaint(const std::string& path, ExitCode code) {
 TEST_CASE("registry: formats by name") {
   CHECK(find_format("safetensors").name == "safetensors");
   CHECK(find_format("safetensors").reader->name() == "safetensors");
-  try {
-    find_format("safetensor");
-    CHECK(false);
-  } catch (const Error& error) {
-    CHECK(error.code() == ExitCode::kUsage);
-    CHECK(error.hint() == "did you mean safetensors?");
-  }
+  const auto hint = [](std::string_view name) {
+    try {
+      find_format(name);
+      return std::string();
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::kUsage);
+      return error.hint();
+    }
+  };
+  CHECK(hint("safetensor") == "did you mean safetensors?");
+  CHECK(hint("hf").find("safetensors; --dialect hf") != std::string::npos);
+  CHECK(hint("mcore").find("megatron_torch_dist") != std::string::npos);
+  CHECK(hint("pt") == "did you mean torch?");
+  CHECK(hint("gguf").find("llama.cpp") != std::string::npos);
+  CHECK(hint("xyz").starts_with("formats: fairseq2, "));
   for (const Format& format : all_formats()) {
     if (format.reader) CHECK(format.reader->name() == format.name);
     if (format.writer) CHECK(format.writer->name() == format.name);
