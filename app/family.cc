@@ -230,10 +230,10 @@ void FamilyCommand::print_checks(
                 "{}: {}: {}{}{}", check.dialect, finding.kind, finding.tensor,
                 finding.tensor.empty() ? "" : ": ", finding.message)) +
             (finding.hint.empty() ? "" : " (" + finding.hint + ")") + "\n");
-    print(fmt::format("{}: {}: {} become {}, {}\n", check.dialect,
+    print(fmt::format("{}: {}: {} tensors become {}, {}\n", check.dialect,
                       check.findings.empty() ? styled("fits", Style::kGreen)
                                              : styled("differs", Style::kRed),
-                      text::counted(check.used, "tensor"), check.made,
+                      check.used, check.made,
                       text::counted(check.findings.size(), "problem")));
   }
 }

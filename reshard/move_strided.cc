@@ -87,10 +87,17 @@ void Mover::load(const Lane& lane, uint64_t row, uint64_t rows,
 }
 
 void Mover::digest_block(const Job& job, uint64_t row, uint64_t rows) {
-  const trace::Span span("digest");
-  for (uint32_t m = 0; m < job.moves; ++m) {
-    const Move& move = plan_.moves[job.first_move + m];
-    if (move.digest == kNone && move.check == kNone) continue;
+  const auto counts = [](const Move& move) {
+    return move.digest != kNone || move.check != kNone;
+  };
+  const auto moves = std::span(plan_.moves).subspan(job.first_move, job.moves);
+  uint64_t bytes = 0;
+  for (const Move& move : moves)
+    if (counts(move)) bytes += rows * move.bytes;
+  if (bytes == 0) return;
+  const trace::Span span("digest", bytes);
+  for (const Move& move : moves) {
+    if (!counts(move)) continue;
     const Loaded& lane = loaded_[move.source];
     const std::byte* data = lane.data + move.source_column;
     const uint64_t content = move.content + row * move.content_stride;
