@@ -33,7 +33,9 @@ class Checker {
 
  private:
   void check_split(Tensor& tensor) const;
-  std::string possible_sizes(const Tensor& refused) const;
+  bool shares_heads(uint64_t tp) const;
+  bool shares_groups(uint64_t tp) const;
+  std::string possible_sizes(const Tensor* refused) const;
 
   const Catalog& source_;
   const Facts& facts_;
@@ -41,18 +43,30 @@ class Checker {
   Target& target_;
 };
 
-std::string Checker::possible_sizes(const Tensor& refused) const {
+// Megatron gives each rank whole heads.
+bool Checker::shares_heads(uint64_t tp) const {
+  return facts_.num_attention_heads.value_or(tp) % tp == 0;
+}
+
+bool Checker::shares_groups(uint64_t tp) const {
+  const uint64_t groups = facts_.num_query_groups.value_or(tp);
+  return groups % tp == 0 || tp % groups == 0;
+}
+
+// `refused` may be null, or a vocabulary that is not padded.
+std::string Checker::possible_sizes(const Tensor* refused) const {
   std::vector<uint64_t> sizes;
   for (uint64_t tp = 1; tp <= 1024 && sizes.size() < 12; ++tp) {
     const auto fits = [&](const Tensor& tensor) {
       return tensor.kind != Kind::model || is_vocabulary(tensor.name) ||
              divides(tensor.shape, tensor.tp, tp);
     };
-    if (divides(refused.shape, refused.tp, tp) &&
+    if (shares_heads(tp) && shares_groups(tp) &&
+        (!refused || divides(refused->shape, refused->tp, tp)) &&
         std::ranges::all_of(target_.catalog.tensors, fits))
       sizes.push_back(tp);
   }
-  return fmt::format("sizes that divide every tensor: {}",
+  return fmt::format("sizes that divide every tensor and the heads: {}",
                      fmt::join(sizes, ", "));
 }
 
@@ -78,29 +92,27 @@ void Checker::check_split(Tensor& tensor) const {
       "dimension {} of {} can't be cut into {} equal parts{}", tensor.tp.dim,
       to_string(tensor.shape), ranks,
       tensor.tp.groups > 1 ? " of each half" : "")
-      .with_hint(possible_sizes(tensor));
+      .with_hint(possible_sizes(&tensor));
 }
 
 void Checker::check_tensors() {
   for (Tensor& tensor : target_.catalog.tensors)
     if (tensor.kind == Kind::model) check_split(tensor);
   const uint64_t tp = plan_.topology.tp;
-  if (facts_.num_attention_heads && *facts_.num_attention_heads % tp != 0)
+  if (!shares_heads(tp))
     throw unfaithful_error({source_.path, {}},
                            "{} attention heads for tp={}: Megatron gives "
                            "each rank whole heads",
                            *facts_.num_attention_heads, tp)
-        .with_hint("take a --tp that divides the heads");
-  const uint64_t groups = facts_.num_query_groups.value_or(tp);
-  if (groups % tp != 0 && tp % groups != 0)
+        .with_hint(possible_sizes(nullptr));
+  if (!shares_groups(tp))
     throw unfaithful_error({source_.path, {}},
                            "{} query groups for tp={}: one must divide the "
                            "other",
-                           groups, tp)
-        .with_hint(
-            "take a --tp that divides the groups, or a multiple of "
-            "them; --to megatron_torch_dist takes any that divides the "
-            "rows");
+                           *facts_.num_query_groups, tp)
+        .with_hint(possible_sizes(nullptr) +
+                   "; --to megatron_torch_dist takes any that divides the "
+                   "rows");
 }
 
 // State of a parameter that is not written would be lost.

@@ -255,6 +255,19 @@ def test_swapped(folder, case):
           f"names the parameter\n{result}")
 
 
+def test_sizes(folder, source):
+    """The sizes that a refusal names are those that are taken."""
+    def convert(tp):
+        return CKPT.run("convert", source, folder / f"tp{tp}", "--to",
+                        "megatron_legacy", "--tp", tp)
+
+    result = convert(64).want(5)
+    found = re.search(r"and the heads: ([\d, ]+)", result.err)
+    check(found, f"names the sizes\n{result}")
+    taken = [tp for tp in range(1, 17) if convert(tp).code == 0]
+    check_equal([int(n) for n in found[1].split(", ")], taken, "sizes")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -274,6 +287,9 @@ def prepare(suite, ckpt):
             ("lm_gpt_tp2_fp16", ("--tp", 4, "--pp", 2))):
         suite.add(f"{name}: {' '.join(map(str, options))} and back",
                   test_back, ROOT / name, options)
+    for name in ("olmo2_tp2dp1", "qwen25_tp4dp1_mixed"):
+        suite.add(f"{name}: sizes that a refusal names", test_sizes,
+                  DATA / "fairseq2_native" / name / "other/hf")
     case = ROOT / "llama_te_tp2_pp2"
     suite.add("a rank is missing", test_missing_rank, case)
     suite.add("a file is cut short", test_truncated, case)
