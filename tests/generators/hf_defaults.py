@@ -1,0 +1,56 @@
+"""Writes formats/families/hf_defaults.json: what transformers takes for a key
+that a config.json does not have, for each model type.
+
+    python tests/generators/hf_defaults.py > formats/families/hf_defaults.json
+
+Needs transformers 5.12.1. tests/app/facts_test.py holds the file against the
+installed classes.
+"""
+
+import json
+import sys
+
+from transformers import CONFIG_MAPPING, PretrainedConfig
+
+TYPES = ("llama qwen2 qwen3 mistral mixtral qwen2_moe qwen3_moe deepseek_v2 "
+         "deepseek_v3 gemma gemma2 gemma3_text gpt2 gpt_neox olmo olmo2 olmo3 "
+         "olmoe phi3 starcoder2 falcon").split()
+# Lists that follow from other keys, and what no model is without.
+DERIVED = ["layer_types", "mlp_only_layers", "transformers_version",
+           "architectures"]
+
+
+def theta(config):
+    """(rope base, fraction) of a class, in the spelling of its v4."""
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    return {"rope_theta": rope.get("rope_theta", 10000.0),
+            "partial_rotary_factor": rope.get("partial_rotary_factor")}
+
+
+def defaults():
+    general = set(PretrainedConfig().to_dict())
+    table = {}
+    for name in TYPES:
+        config = CONFIG_MAPPING[name]().to_dict()
+        own = {key: value for key, value in config.items()
+               if (key not in general or key == "tie_word_embeddings")
+               and key not in DERIVED and key != "rope_parameters"}
+        own["rope"] = theta(config)
+        if "layer_types" in config:
+            own["layer_types"] = None
+        table[name] = own
+    return table
+
+
+def main():
+    text = ["{"]
+    rows = sorted(defaults().items())
+    for at, (name, row) in enumerate(rows):
+        text.append(f'  "{name}": ' + json.dumps(row, sort_keys=True) +
+                    ("," if at + 1 < len(rows) else ""))
+    sys.stdout.write("\n".join(text + ["}"]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
