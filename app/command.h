@@ -1,4 +1,4 @@
-// What a command is. main.cc lists all of them; one file defines each.
+// What a command is. commands.cc lists all of them; one file defines each.
 #pragma once
 
 #include <memory>
@@ -22,15 +22,21 @@ class Command {
   // kNegative; everything else is thrown as an Error.
   virtual ExitCode run() = 0;
 
-  // Every command takes these; main.cc adds them.
+  // Every command takes these; commands.cc adds them.
   OutputOptions output;
 };
 
 std::unique_ptr<Command> make_convert();
 std::unique_ptr<Command> make_diff();
+std::unique_ptr<Command> make_doctor();
 std::unique_ptr<Command> make_family();
 std::unique_ptr<Command> make_inspect();
+std::unique_ptr<Command> make_ls();
 std::unique_ptr<Command> make_reshard();
+std::unique_ptr<Command> make_run();
+std::unique_ptr<Command> make_scan();
+std::unique_ptr<Command> make_salvage();
+std::unique_ptr<Command> make_show();
 std::unique_ptr<Command> make_unshard();
 std::unique_ptr<Command> make_verify();
 

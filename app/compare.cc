@@ -8,9 +8,11 @@
 #include "app/arrangement.h"
 #include "app/engine.h"
 #include "ckpt/ckpt.h"
-#include "lib/module.h"
+#include "ckpt/error.h"
 #include "reshard/numeric.h"
+#include "reshard/prove.h"
 #include "reshard/read.h"
+#include "reshard/values.h"
 
 namespace ckpt::app {
 namespace {
@@ -126,7 +128,7 @@ std::string how_far(const reshard::Comparison& apart) {
 }
 
 bool has_numbers(const Tensor& tensor) {
-  return element_size(tensor.dtype) != 0;
+  return reshard::has_values(tensor.dtype);
 }
 
 std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
@@ -140,12 +142,14 @@ std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
       difference.message = "the same elements in another order: " + *why;
       return difference;
     }
-  const bool look =
-      options.numeric || (options.describe && !find_module("torch").empty());
-  if (!look || !has_numbers(x) || !has_numbers(y)) return difference;
+  if (!(options.numeric || options.describe) || !has_numbers(x) ||
+      !has_numbers(y))
+    return difference;
   const reshard::Comparison apart = numbers(a, x, b, y, options, engine);
   if (options.numeric && apart.mismatches == 0) return std::nullopt;
   difference.message = how_far(apart);
+  difference.distance = {apart.count, apart.mismatches, apart.max_abs,
+                         apart.max_rel};
   return difference;
 }
 
@@ -167,6 +171,74 @@ void compare_objects(const Catalog& a, const Catalog& b,
   }
 }
 
+// Parameters that models share: a checkpoint has one of them, or all.
+bool may_be_shared(std::string_view name) {
+  constexpr std::string_view kEndings[] = {
+      "lm_head.weight",      "embed_out.weight",       "output_layer.weight",
+      "output.weight",       "final_proj.weight",      "lm_head.w_out.weight",
+      "embed_tokens.weight", "word_embeddings.weight", "wte.weight",
+      "embed_in.weight",     "tok_embeddings.weight",  "embed.weight",
+      "embeddings.weight",   "shared_head.head.weight"};
+  return std::ranges::any_of(kEndings, [&](std::string_view ending) {
+    return name.ends_with(ending);
+  });
+}
+
+bool shares_bytes(const Tensor& x, const Tensor& y) {
+  return x.tie != 0 && x.tie == y.tie;
+}
+
+// A tensor that one of two has alone is no difference if it is another of that
+// checkpoint's once more, bit for bit, and the other has that one.
+std::optional<Difference> tied(const Catalog& catalog, const Tensor& lonely,
+                               const Index& other,
+                               const EngineOptions& engine) {
+  for (const Tensor& mate : catalog.tensors) {
+    if (!other.contains(mate.name) || mate.dtype != lonely.dtype ||
+        mate.shape != lonely.shape || element_size(mate.dtype) == 0 ||
+        mate.kind != lonely.kind)
+      continue;
+    const bool shared =
+        shares_bytes(mate, lonely) ||
+        (may_be_shared(mate.name) && may_be_shared(lonely.name));
+    if (shared && begins_with(catalog, lonely, catalog, mate, engine))
+      return Difference{
+          "tied", lonely.name,
+          "is " + mate.name + " once more, bit for bit; the other has one"};
+  }
+  return std::nullopt;
+}
+
+// What bringing both to the same names left out: constants and second copies,
+// which have to be that.
+void prove_left_out(const Catalog& catalog, const EngineOptions& engine,
+                    std::vector<Difference>& differences) {
+  try {
+    reshard::prove_redundant(catalog, read_options(engine));
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    differences.push_back({"values", error.where().tensor, error.problem()});
+  }
+}
+
+// The dtype and shape on either side, for reports.
+void add_sides(const Catalog& a, const Catalog& b,
+               std::vector<Difference>& differences) {
+  if (differences.empty()) return;
+  const Index in_a = index_of(a), in_b = index_of(b);
+  const auto side = [](const Catalog& catalog, const Index& index,
+                       const std::string& name) -> std::optional<Side> {
+    const auto found = index.find(name);
+    if (found == index.end()) return std::nullopt;
+    const Tensor& tensor = catalog.tensors[found->second];
+    return Side{tensor.dtype, tensor.shape};
+  };
+  for (Difference& difference : differences) {
+    if (!difference.a) difference.a = side(a, in_a, difference.tensor);
+    if (!difference.b) difference.b = side(b, in_b, difference.tensor);
+  }
+}
+
 // Keeps the tensors at these indexes, in this order.
 void keep(Catalog& catalog, const std::vector<size_t>& indexes) {
   std::vector<Tensor> kept;
@@ -177,18 +249,31 @@ void keep(Catalog& catalog, const std::vector<size_t>& indexes) {
 
 }  // namespace
 
+bool is_note(const Difference& difference) {
+  return difference.kind == "padding" || difference.kind == "tied";
+}
+
 Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
                    const EngineOptions& engine, const OutputOptions& output) {
   Comparison result;
   locate(a);
   locate(b);
   const Index in_b = index_of(b), in_a = index_of(a);
+  for (const Catalog* catalog : {&a, &b})
+    prove_left_out(*catalog, engine, result.differences);
+  const auto alone = [&](const char* kind, const Catalog& catalog,
+                         const Tensor& tensor, const Index& other) {
+    if (auto twice = tied(catalog, tensor, other, engine))
+      result.differences.push_back(std::move(*twice));
+    else
+      result.differences.push_back({kind, tensor.name, about(tensor)});
+  };
   std::vector<size_t> left, right;  // tensors whose values are to be compared
   for (size_t i = 0; i < a.tensors.size(); ++i) {
     const Tensor& x = a.tensors[i];
     const auto other = in_b.find(x.name);
     if (other == in_b.end()) {
-      result.differences.push_back({"only_in_a", x.name, about(x)});
+      alone("only_in_a", a, x, in_b);
       continue;
     }
     ++result.tensors;
@@ -205,9 +290,9 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
     right.push_back(other->second);
   }
   for (const Tensor& y : b.tensors)
-    if (!in_a.contains(y.name))
-      result.differences.push_back({"only_in_b", y.name, about(y)});
+    if (!in_a.contains(y.name)) alone("only_in_b", b, y, in_a);
 
+  add_sides(a, b, result.differences);
   keep(a, left);
   keep(b, right);
   const Reading from_a = read_all(a, engine, output, {.replicas = true});
@@ -231,6 +316,7 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
     auto difference = value_difference(a, x, b, y, options, engine);
     if (difference) result.differences.push_back(std::move(*difference));
   }
+  add_sides(a, b, result.differences);
   if (options.objects) compare_objects(a, b, result.differences);
   return result;
 }

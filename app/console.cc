@@ -10,7 +10,10 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <system_error>
+#include <vector>
 
+#include "app/json_writer.h"
 #include "app/progress.h"
 #include "lib/interrupt.h"
 #include "lib/text/format.h"
@@ -24,7 +27,9 @@ struct Console {
   bool color_out = false;
   bool color_err = false;
   bool out_closed = false;  // the reader of stdout has gone
+  bool json = false;        // errors are JSON, warnings wait
   std::string buffer;
+  std::vector<std::string> held;  // warnings that wait
 };
 Console console;
 
@@ -88,7 +93,11 @@ class Sink : public spdlog::sinks::base_sink<std::mutex> {
   void sink_it_(const spdlog::details::log_msg& message) override {
     const std::string text = text::printable(
         std::string_view(message.payload.data(), message.payload.size()));
-    say(prefix(message.level) + text);
+    const std::string line = prefix(message.level) + text;
+    if (console.json)
+      console.held.push_back(line);
+    else
+      say(line);
   }
   void flush_() override {}
 
@@ -114,6 +123,7 @@ spdlog::level::level_enum level_of(int verbosity) {
 void configure(const OutputOptions& options) {
   console.color_out = wants_color(options.color, STDOUT_FILENO);
   console.color_err = wants_color(options.color, STDERR_FILENO);
+  console.json = options.json;
   auto logger =
       std::make_shared<spdlog::logger>("ckpt", std::make_shared<Sink>());
   logger->set_level(level_of(options.verbosity));
@@ -150,6 +160,11 @@ void say(std::string_view line) {
   write_all(STDERR_FILENO, std::string(line) + "\n");
 }
 
+void say_note(std::string_view text) {
+  if (!console.json && spdlog::should_log(spdlog::level::warn))
+    say("note: " + text::printable(text));
+}
+
 void say_error(std::string_view problem, std::string_view hint) {
   const bool color = console.color_err;
   say(paint("error:", Style::kRed, color) + " " + text::printable(problem));
@@ -157,33 +172,133 @@ void say_error(std::string_view problem, std::string_view hint) {
     say(paint("hint:", Style::kGreen, color) + " " + text::printable(hint));
 }
 
-int report_current_exception() {
+void say_held_warnings() {
+  std::vector<std::string> held;
+  std::swap(held, console.held);
+  for (const std::string& line : held) say(line);
+}
+
+namespace {
+
+// What is said of an exception, for people or as JSON.
+struct Failure {
+  int status = static_cast<int>(ExitCode::kBug);
+  std::string_view kind = "bug";
+  Where where = {};
+  std::string problem;  // without `where`
+  std::string hint = {};
+};
+
+constexpr std::string_view kReport = "this is a bug in ckpt " CKPT_VERSION
+                                     "; please report it with the command line";
+
+std::string_view kind_of(ExitCode code) {
+  switch (code) {
+    case ExitCode::kDone:
+      return "done";
+    case ExitCode::kNegative:
+      return "negative";
+    case ExitCode::kUsage:
+      return "usage";
+    case ExitCode::kMissing:
+      return "missing";
+    case ExitCode::kDamaged:
+      return "damaged";
+    case ExitCode::kUnfaithful:
+      return "unfaithful";
+    case ExitCode::kIo:
+      return "io";
+    case ExitCode::kResource:
+      return "resource";
+    case ExitCode::kUnsafe:
+      return "unsafe";
+    case ExitCode::kBug:
+      return "bug";
+  }
+  return "bug";
+}
+
+bool is_exhausted(const std::error_code& why) {
+  return why == std::errc::resource_unavailable_try_again ||
+         why == std::errc::not_enough_memory ||
+         why == std::errc::too_many_files_open ||
+         why == std::errc::too_many_files_open_in_system;
+}
+
+Failure current_failure() {
   try {
     throw;
   } catch (const Interrupted& stop) {
-    say_error(stop.what());
-    return 128 + stop.signal();
+    return {.status = 128 + stop.signal(),
+            .kind = "interrupted",
+            .problem = stop.what()};
   } catch (const Error& error) {
     const bool bug = error.code() == ExitCode::kBug;
-    say_error(error.what(), bug && error.hint().empty()
-                                ? "this is a bug in ckpt " CKPT_VERSION
-                                  "; please report it with the command line"
-                                : error.hint());
-    return static_cast<int>(error.code());
+    return {.status = static_cast<int>(error.code()),
+            .kind = kind_of(error.code()),
+            .where = error.where(),
+            .problem = error.problem(),
+            .hint = bug && error.hint().empty() ? std::string(kReport)
+                                                : error.hint()};
   } catch (const std::bad_alloc&) {
-    say_error("out of memory",
-              "a smaller --max-mem or fewer --threads need less");
-    return static_cast<int>(ExitCode::kResource);
+    return {.status = static_cast<int>(ExitCode::kResource),
+            .kind = "resource",
+            .problem = "out of memory",
+            .hint = "a smaller --max-mem or fewer --threads need less"};
+  } catch (const std::system_error& error) {
+    // Of the C++ library: threads that can't be started, its file system.
+    if (is_exhausted(error.code()))
+      return {
+          .status = static_cast<int>(ExitCode::kResource),
+          .kind = "resource",
+          .problem = std::string("the system gives no more: ") + error.what(),
+          .hint =
+              "fewer --threads need less; `ulimit -u` and a "
+              "container's limits count threads"};
+    return {.status = static_cast<int>(ExitCode::kIo),
+            .kind = "io",
+            .problem = error.what()};
   } catch (const std::exception& error) {
-    say_error(std::string("internal: ") + error.what(),
-              "this is a bug in ckpt " CKPT_VERSION
-              "; please report it with the command line");
+    return {.problem = std::string("internal: ") + error.what(),
+            .hint = std::string(kReport)};
   } catch (...) {
-    say_error("internal: an exception of unknown type",
-              "this is a bug in ckpt " CKPT_VERSION
-              "; please report it with the command line");
+    return {.problem = "internal: an exception of unknown type",
+            .hint = std::string(kReport)};
   }
-  return static_cast<int>(ExitCode::kBug);
+}
+
+std::string failure_json(const Failure& failure) {
+  JsonWriter json;
+  json.begin_document("error").key("error").begin_object();
+  json.member("status", failure.status);
+  json.member("kind", failure.kind);
+  json.text_or_null("path", failure.where.path);
+  json.text_or_null("tensor", failure.where.tensor);
+  json.member("message", failure.problem);
+  json.text_or_null("hint", failure.hint);
+  json.end_object();
+  if (!console.held.empty()) {
+    json.key("warnings").begin_array();
+    for (const std::string& line : console.held) json.value(line);
+    json.end_array();
+    console.held.clear();
+  }
+  json.end_object();
+  return std::move(json).text();
+}
+
+}  // namespace
+
+int report_current_exception() {
+  const Failure failure = current_failure();
+  if (console.json) {
+    hide_progress();
+    write_all(STDERR_FILENO, failure_json(failure));
+  } else {
+    const Error whole(ExitCode::kBug, failure.where, failure.problem);
+    say_error(whole.what(), failure.hint);
+  }
+  return failure.status;
 }
 
 }  // namespace ckpt::app

@@ -29,6 +29,13 @@ enum class Style : uint8_t { kPlain, kBold, kDim, kRed, kYellow, kGreen };
 // The text in a style, if stdout shows colour.
 std::string styled(std::string_view text, Style style);
 
+// Under --json warnings wait, so that an error is one JSON document on stderr
+// and nothing else. This says them; before the process ends.
+void say_held_warnings();
+
+// "note: …" on stderr, escaped; nothing under --json and -q.
+void say_note(std::string_view text);
+
 // One line (or more) for stderr; clears a progress bar first.
 void say(std::string_view line);
 

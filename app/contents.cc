@@ -18,6 +18,8 @@ void add_stats(const reshard::Stats& stats, std::vector<std::string>& cells) {
   cells.push_back(number(stats.max));
   cells.push_back(numbers ? number(reshard::mean(stats)) : "-");
   cells.push_back(numbers ? number(reshard::deviation(stats)) : "-");
+  cells.push_back(numbers ? number(reshard::norm(stats)) : "-");
+  cells.push_back(grouped(stats.zeros));
   cells.push_back(grouped(stats.nans));
   cells.push_back(grouped(stats.infs));
 }
@@ -35,7 +37,8 @@ std::string contents_text(const Catalog& catalog, const Reading& reading,
     heads.push_back("digest");
   }
   if (stats)
-    for (const char* head : {"min", "max", "mean", "std", "NaN", "inf"}) {
+    for (const char* head :
+         {"min", "max", "mean", "std", "norm", "zeros", "NaN", "inf"}) {
       columns.push_back(Align::kRight);
       heads.push_back(head);
     }

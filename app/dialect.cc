@@ -3,9 +3,15 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
+#include "app/buffers.h"
 #include "ckpt/error.h"
+#include "formats/families/buffers.h"
 #include "formats/families/translate.h"
+#include "formats/families/wrapper.h"
+#include "formats/hf.h"
+#include "formats/vllm/unfuse.h"
 
 namespace ckpt::app {
 namespace {
@@ -28,34 +34,147 @@ families::Overrides overrides_of(const DialectOptions& options,
   return set;
 }
 
-// True if a container of any dialect is to get that of transformers.
-bool wants_hf(const Catalog& source, const families::TranslateOptions& options,
-              const std::string& to_format) {
-  if (to_format != "safetensors" && to_format != "torch") return false;
-  if (source.format == "meta" || !options.family.empty() ||
-      !options.family_file.empty() || !options.config_from.empty())
-    return true;
-  // A checkpoint of Megatron's that ckpt made of another says its family.
-  return source.format.starts_with("megatron_") &&
-         families::find_family(source, options) != nullptr;
+bool is_container(std::string_view format) {
+  return format == "safetensors" || format == "torch";
+}
+
+// Something says that another dialect is wanted, if not which.
+bool is_asked(const families::TranslateOptions& options) {
+  return !options.family.empty() || !options.family_file.empty() ||
+         !options.config_from.empty();
 }
 
 // What only a conversion between dialects looks at.
 void check_unused(const DialectOptions& options, uint64_t vocab_size,
-                  const std::string& to_format) {
+                  const std::string& to_format, std::string_view from) {
   const bool megatron = to_format.starts_with("megatron_");
   for (const auto& [name, given] :
        {std::pair{"--config-from", !options.config_from.empty()},
         std::pair{"--set", !options.set.empty()},
         std::pair{"--drop", !options.drop.empty()},
         std::pair{"--allow-missing", !options.allow_missing.empty()},
-        std::pair{"--vocab-size", vocab_size != 0 && !megatron}})
-    if (given)
-      throw usage_error({}, "{}: nothing is converted between dialects here",
+        std::pair{"--vocab-size", vocab_size != 0 && !megatron}}) {
+    if (!given) continue;
+    if (from.empty())
+      throw usage_error({}, "{}: the tensors' names are of no known dialect",
                         name)
           .with_hint(
-              "--dialect NAME asks for it; --exclude leaves tensors "
-              "out in any case");
+              "`ckpt inspect --tree` shows them; --rename RULES.json brings "
+              "them to those of transformers");
+    throw usage_error({}, "{}: the names are those of {} and stay so", name,
+                      from)
+        .with_hint(
+            "leave it out; --dialect NAME asks for other names, --exclude "
+            "leaves tensors out in any case");
+  }
+}
+
+// The files of --config-from in the place of the source's own.
+void take_config(Catalog& source, const std::string& directory) {
+  Catalog beside;
+  formats::add_sidecars(directory, beside);
+  for (Sidecar& sidecar : beside.sidecars) {
+    std::erase_if(source.sidecars, [&](const Sidecar& other) {
+      return other.name == sidecar.name;
+    });
+    source.sidecars.push_back(std::move(sidecar));
+  }
+}
+
+bool has_optimizer(const Catalog& source) {
+  return std::ranges::any_of(source.tensors, [](const Tensor& tensor) {
+    return tensor.kind == Kind::optim;
+  });
+}
+
+// Why the names of a dialect can't become transformers'; "" if they can.
+std::string hindrance(const Catalog& source, std::string_view from,
+                      const families::TranslateOptions& options) {
+  if (has_optimizer(source))
+    return "optimizer state is named by them; --model-only leaves it out";
+  const auto family = families::find_family(source, options);
+  if (!family)
+    return "the model's family is not known: --family NAME says it "
+           "(`ckpt family list`)";
+  if (!family->dialect(from))
+    return fmt::format("family {} has no rules for them", family->name());
+  if (families::values_of(source, from).source.empty() &&
+      families::values_of(source, "hf").source.empty())
+    return "nothing says the model's numbers: --config-from DIR does";
+  return {};
+}
+
+std::string_view owner_of(std::string_view dialect) {
+  if (dialect == "mcore") return "Megatron";
+  if (dialect == "olmo_core") return "OLMo-core";
+  if (dialect == "olmo_legacy") return "OLMo";
+  if (dialect == "vllm") return "vLLM";
+  if (dialect == "meta") return "Meta";
+  return dialect;
+}
+
+void keep_names(std::string_view from, const std::string& why) {
+  spdlog::warn("names stay those of {}: {} (--dialect keep is silent)",
+               owner_of(from), why);
+}
+
+Catalog translated(Catalog source, const families::TranslateOptions& options) {
+  const auto problems = static_cast<ptrdiff_t>(source.problems.size());
+  const auto assumptions = static_cast<ptrdiff_t>(source.assumptions.size());
+  const double theta = families::theta_of(source);
+  source = families::translate(std::move(source), options);
+  prove_buffers(source, theta);
+  log_problems({source.problems.begin() + problems, source.problems.end()});
+  for (auto line = source.assumptions.begin() + assumptions;
+       line != source.assumptions.end(); ++line)
+    spdlog::info("{}", *line);
+  return source;
+}
+
+// A container of any dialect gets transformers' names, if it can be done.
+Catalog try_hf(Catalog source, std::string_view from,
+               families::TranslateOptions options) {
+  std::string why;
+  if (from != "vllm") why = hindrance(source, from, options);
+  if (why.empty()) {
+    try {
+      Catalog copy = source;
+      if (from == "vllm") return vllm::unfuse(std::move(copy));
+      options.to = "hf";
+      return translated(std::move(copy), options);
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kUnfaithful) throw;
+      why = error.problem();
+    }
+  }
+  keep_names(from, why);
+  return source;
+}
+
+// modelopt has a tied head a second time: elsewhere it is not there.
+void leave_tied_head(Catalog& source) {
+  const families::Values config = families::values_of(source, "hf");
+  if (source.format != "modelopt" || config.source.empty()) return;
+  const auto tie = config.values.find("tie_word_embeddings");
+  if (tie == config.values.end() || *tie != true) return;
+  const Tensor* embedding = source.find("model.embed_tokens.weight");
+  const auto head =
+      std::ranges::find(source.tensors, "lm_head.weight", &Tensor::name);
+  if (!embedding || head == source.tensors.end()) return;
+  source.redundant.push_back(
+      {*head, {}, *embedding, "config.json: tie_word_embeddings"});
+  source.tensors.erase(head);
+  spdlog::info(
+      "lm_head.weight is model.embed_tokens.weight and left out: "
+      "tie_word_embeddings");
+}
+
+// The dialect that is asked for, or that the target's format has; "": any.
+std::string wanted_dialect(const std::string& asked,
+                           const std::string& to_format) {
+  if (!asked.empty()) return asked;
+  if (to_format == "vllm") return "hf";
+  return std::string(families::dialect_of_format(to_format));
 }
 
 }  // namespace
@@ -76,6 +195,9 @@ void add_dialect_options(CLI::App& app, DialectOptions& options) {
   app.add_option("--config-from", options.config_from,
                  "Directory with the config.json and tokenizer of the model")
       ->type_name("DIR")
+      ->group(group);
+  app.add_flag("--strict-config", options.strict_config,
+               "Refuse a config.json with keys that are not known")
       ->group(group);
   app.add_option("--set", options.set,
                  "A number of the model, in the place of what is found: nh=32")
@@ -106,69 +228,44 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
                                        .set = overrides_of(options, vocab_size),
                                        .drop = options.drop,
                                        .allow_missing = options.allow_missing,
+                                       .strict_config = options.strict_config,
                                        .dtype = dtype};
-  const std::string_view from = families::dialect_of(source);
-  if (translate.to.empty())
-    translate.to =
-        to_format == "vllm" ? "hf" : families::dialect_of_format(to_format);
-  if (translate.to.empty() && wants_hf(source, translate, to_format))
+  if (partial) translate.allow_missing.emplace_back("*");
+  translate.to = wanted_dialect(options.dialect, to_format);
+  const bool asked = !options.dialect.empty() || is_asked(translate);
+  if (!translate.to.empty() || to_format == "safetensors" ||
+      (to_format == "torch" && asked))
+    if (families::unwrap(source)) spdlog::info("{}", source.assumptions.back());
+  std::string from(families::dialect_of(source));
+  if (from == "vllm" && to_format != "vllm" &&
+      (!translate.to.empty() || asked)) {
+    source = vllm::unfuse(std::move(source));
+    from = "hf";
+  }
+  if (translate.to.empty() && is_container(to_format) && !from.empty() &&
+      from != "hf") {
+    if (!asked && source.format != "meta")
+      return try_hf(std::move(source), from, translate);
     translate.to = "hf";
-  const bool foreign = from.empty() && options.dialect.empty();
-  // Names that no dialect has: the format's writer says what it makes of them.
-  if (translate.to.empty() || translate.to == from || foreign ||
-      from == "vllm") {
-    check_unused(options, vocab_size, to_format);
-    if (from == "mcore" && translate.to.empty() &&
-        (to_format == "safetensors" || to_format == "torch"))
-      spdlog::warn(
-          "names stay Megatron's: --family NAME makes them those of "
-          "transformers (`ckpt family list`), --dialect keep is silent");
+  }
+  if (from == "hf" && to_format != "modelopt") leave_tied_head(source);
+  const bool copies_config = from == "hf" && !options.config_from.empty() &&
+                             (translate.to.empty() || translate.to == "hf");
+  if (copies_config) {
+    take_config(source, options.config_from);
+    DialectOptions rest = options;
+    rest.config_from.clear();
+    check_unused(rest, vocab_size, to_format, from);
     return source;
   }
-  if (partial) translate.allow_missing.emplace_back("*");
-  const auto problems = static_cast<ptrdiff_t>(source.problems.size());
-  const auto assumptions = static_cast<ptrdiff_t>(source.assumptions.size());
-  source = families::translate(std::move(source), translate);
-  log_problems({source.problems.begin() + problems, source.problems.end()});
-  for (auto line = source.assumptions.begin() + assumptions;
-       line != source.assumptions.end(); ++line)
-    spdlog::info("{}", *line);
-  return source;
-}
-
-bool meet(Catalog& a, Catalog& b, const std::string& family) {
-  const std::string_view from_a = families::dialect_of(a);
-  const std::string_view from_b = families::dialect_of(b);
-  if (from_a.empty() || from_b.empty()) return false;
-  // Megatron's formats have names of their own for one dialect.
-  const bool same_names =
-      from_a == from_b && (from_a != "mcore" || a.format == b.format);
-  if (same_names || from_a == "vllm" || from_b == "vllm") return false;
-  families::TranslateOptions options{.to = "hf", .family = family};
-  options.lenient = true;
-  auto of_a = families::find_family(a, options);
-  auto of_b = families::find_family(b, options);
-  if (!of_a && !of_b) {
-    spdlog::warn(
-        "{} has the names of {}, {} of {}: --family NAME compares "
-        "them as one model",
-        a.path, from_a, b.path, from_b);
-    return false;
+  // Names that no dialect has: the format's writer says what it makes of them.
+  const bool foreign = from.empty() && options.dialect.empty();
+  if (translate.to.empty() || translate.to == from || foreign ||
+      from == "vllm") {
+    check_unused(options, vocab_size, to_format, from);
+    return source;
   }
-  const std::string path_a = a.path, path_b = b.path;
-  const auto bring = [&](Catalog& catalog, const auto& own, const auto& other,
-                         const std::string& beside) {
-    if (families::dialect_of(catalog) == "hf") return;
-    families::TranslateOptions one = options;
-    if (!own) one.family = other->name();
-    if (families::values_of(catalog, families::dialect_of(catalog))
-            .source.empty())
-      one.config_from = beside;
-    catalog = families::translate(std::move(catalog), one);
-  };
-  bring(a, of_a, of_b, path_b);
-  bring(b, of_b, of_a, path_a);
-  return true;
+  return translated(std::move(source), translate);
 }
 
 }  // namespace ckpt::app

@@ -23,6 +23,7 @@ struct DialectOptions {
   std::string config_from;
   std::vector<std::string> set;  // NAME=VALUE
   std::vector<std::string> drop;
+  bool strict_config = false;
   std::vector<std::string> allow_missing;
 };
 
@@ -37,10 +38,5 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
                      const std::string& family, const std::string& to_format,
                      uint64_t vocab_size, std::optional<DType> dtype,
                      bool partial);
-
-// Two checkpoints that are to be compared, brought to the names and arrangement
-// of transformers if they speak different dialects. The family is that of
-// either. Says so in the assumptions; true if it was done.
-bool meet(Catalog& a, Catalog& b, const std::string& family);
 
 }  // namespace ckpt::app

@@ -2,33 +2,45 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "app/command.h"
 #include "app/compare.h"
 #include "app/console.h"
-#include "app/dialect.h"
+#include "app/facts.h"
 #include "app/json_writer.h"
+#include "app/meet.h"
+#include "app/report.h"
 #include "app/select.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
 namespace {
 
-std::string as_json(const Comparison& result, const std::string& a,
-                    const std::string& b) {
+using FactDifferences = std::vector<families::FactDifference>;
+
+// But for padding and second copies, which are told and no difference.
+bool same(const Comparison& result, const FactDifferences& facts) {
+  return facts.empty() && std::ranges::all_of(result.differences, is_note);
+}
+
+std::string as_json(const Comparison& result, const FactDifferences& facts,
+                    const std::string& a, const std::string& b) {
   JsonWriter json;
-  json.begin_object();
-  json.member("same", result.differences.empty());
+  json.begin_document("diff");
+  json.member("same", same(result, facts));
   json.member("a", a);
   json.member("b", b);
   json.member("tensors", result.tensors);
   json.member("bytes", result.bytes);
   json.key("differences").begin_array();
+  for (const families::FactDifference& fact : facts) write_fact(json, fact);
   for (const Difference& difference : result.differences) {
     json.begin_object();
     json.member("kind", difference.kind);
     json.member("tensor", difference.tensor);
     json.member("message", difference.message);
+    write_numbers(json, difference);
     json.end_object();
   }
   json.end_array();
@@ -58,6 +70,7 @@ class Diff : public Command {
     Catalog a = open_source(a_, source_);
     Catalog b = open_source(b_, source_);
     select_both(a, b, select_);
+    const FactDifferences facts = differing_facts(a, b);
     const bool met = meet(a, b, source_.read.family);
     if (met) log_assumptions(a, b);
     const Comparison result =
@@ -65,11 +78,11 @@ class Diff : public Command {
                 {.objects = !met, .describe = true, .arrangements = true},
                 engine_, output);
     if (output.json) {
-      print(as_json(result, a_, b_));
+      print(as_json(result, facts, a_, b_));
     } else {
-      print_text(result);
+      print_text(result, facts);
     }
-    return result.differences.empty() ? ExitCode::kDone : ExitCode::kNegative;
+    return same(result, facts) ? ExitCode::kDone : ExitCode::kNegative;
   }
 
  private:
@@ -79,7 +92,11 @@ class Diff : public Command {
         spdlog::info("{}: {}", catalog->path, line);
   }
 
-  void print_text(const Comparison& result) const {
+  void print_text(const Comparison& result,
+                  const FactDifferences& facts) const {
+    for (const families::FactDifference& fact : facts)
+      print(text::printable("! fact " + fact.name + ": " + fact_text(fact)) +
+            "\n");
     for (const Difference& difference : result.differences) {
       const std::string tensor = text::printable(difference.tensor);
       if (difference.kind == "only_in_a")
@@ -87,11 +104,15 @@ class Diff : public Command {
       else if (difference.kind == "only_in_b")
         print(fmt::format("+ {}  {}\n", tensor, difference.message));
       else
-        print(fmt::format("! {}: {}\n", tensor, difference.message));
+        print(fmt::format("{} {}: {}\n", is_note(difference) ? "=" : "!",
+                          tensor, difference.message));
     }
-    print(fmt::format("{} compared, {}\n",
-                      text::counted(result.tensors, "tensor"),
-                      text::counted(result.differences.size(), "difference")));
+    const auto notes =
+        static_cast<size_t>(std::ranges::count_if(result.differences, is_note));
+    print(fmt::format(
+        "{} compared, {}\n", text::counted(result.tensors, "tensor"),
+        text::counted(result.differences.size() - notes + facts.size(),
+                      "difference")));
   }
 
   std::string a_, b_;

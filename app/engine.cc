@@ -9,6 +9,7 @@
 #include "lib/io/read_count.h"
 #include "reshard/cuda/load.h"
 #include "reshard/ranks/run.h"
+#include "reshard/values.h"
 
 namespace ckpt::app {
 
@@ -22,8 +23,8 @@ class StatsOf {
 
   void add(uint32_t tensor, std::span<const std::byte> bytes) {
     const DType dtype = catalog_.tensors[tensor].dtype;
+    if (!reshard::has_values(dtype)) return;
     const uint64_t element = element_size(dtype);
-    if (element == 0) return;  // bit-packed: no numbers to speak of
     reshard::Stats part;
     reshard::add_stats(dtype, bytes.data(), bytes.size() / element, part);
     const std::lock_guard lock(mutexes_[tensor % mutexes_.size()]);

@@ -13,7 +13,7 @@ namespace ckpt::app {
 // digests.
 struct ReadWhat {
   bool replicas = false;  // compare copies that should be equal
-  bool stats = false;     // through the torch module
+  bool stats = false;     // of types that have values
 };
 
 struct Reading {

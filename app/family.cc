@@ -137,7 +137,7 @@ void FamilyCommand::add_options(CLI::App& app) {
   app.add_option("--family-file", file_, "A family of your own")
       ->type_name("FILE")
       ->group(group);
-  app.add_option("--set", set_, "A number that the model's files do not say")
+  app.add_option("--set", set_, "Override a model parameter")
       ->type_name("NAME=VALUE")
       ->group(group);
 }
@@ -151,7 +151,7 @@ FamilyPtr FamilyCommand::chosen() const {
 
 ExitCode FamilyCommand::list() const {
   JsonWriter json;
-  json.begin_object().key("families").begin_array();
+  json.begin_document("family").key("families").begin_array();
   Table table({Align::kLeft, Align::kLeft, Align::kLeft});
   for (const std::string& name : families::Family::names()) {
     const FamilyPtr family = families::Family::by_name(name);
@@ -179,7 +179,8 @@ ExitCode FamilyCommand::show() const {
     for (const Dialect& dialect : family->dialects())
       dialects[dialect.name] = dialect.section;
     JsonWriter json;
-    json.begin_object().member("name", family->name()).key("dialects");
+    json.begin_document("family").member("name", family->name());
+    json.key("dialects");
     json.tree(dialects).end_object();
     print(std::move(json).text());
     return ExitCode::kDone;
@@ -243,7 +244,8 @@ std::string check_json(const FamilyPtr& family,
   JsonWriter json;
   const bool ok = std::ranges::all_of(
       checks, [](const DialectCheck& check) { return check.findings.empty(); });
-  json.begin_object().member("ok", ok).member("family", family->name());
+  json.begin_document("family").member("ok", ok).member("family",
+                                                        family->name());
   json.key("dialects").begin_array();
   for (const DialectCheck& check : checks) {
     json.begin_object().member("dialect", check.dialect);

@@ -7,6 +7,7 @@
 
 #include "app/console.h"
 #include "app/table.h"
+#include "app/words.h"
 #include "formats/format.h"
 #include "lib/io/file.h"
 #include "lib/module.h"
@@ -18,7 +19,7 @@ namespace {
 
 constexpr std::string_view kExitStatus =
     "  0  done, same, valid\n"
-    "  1  a negative answer: damage or differences found\n"
+    "  1  check failed: damage or differences found\n"
     "  2  wrong usage\n"
     "  3  input missing, or of no known format\n"
     "  4  input damaged\n"
@@ -72,19 +73,23 @@ std::vector<std::string> wrapped(std::string_view text, size_t width) {
   return lines;
 }
 
-// Options of one group, aligned over the whole page.
-std::string option_group(const CLI::App& app, const std::string& group) {
+std::string option_lines(const CLI::Option& option) {
   constexpr size_t kNames = 30, kPage = 80;
   std::string text;
-  for (const CLI::Option* option : app.get_options()) {
-    if (option->get_group() != group) continue;
-    std::string names = option_names(*option);
-    for (const std::string& line :
-         wrapped(option->get_description(), kPage - kNames - 4)) {
-      text += fmt::format("  {:<{}}  {}\n", names, kNames, line);
-      names.clear();
-    }
+  std::string names = option_names(option);
+  for (const std::string& line :
+       wrapped(option.get_description(), kPage - kNames - 4)) {
+    text += fmt::format("  {:<{}}  {}\n", names, kNames, line);
+    names.clear();
   }
+  return text;
+}
+
+// Options of one group, aligned over the whole page.
+std::string option_group(const CLI::App& app, const std::string& group) {
+  std::string text;
+  for (const CLI::Option* option : app.get_options())
+    if (option->get_group() == group) text += option_lines(*option);
   return text;
 }
 
@@ -116,7 +121,7 @@ struct ModuleUse {
   std::string_view what;
 };
 constexpr ModuleUse kModules[] = {
-    {"torch", "statistics, numeric differences"},
+    {"torch", "casts from integers"},
     {"mpi", "many ranks under mpirun or srun"},
     {"cuda", "--device cuda"},
 };
@@ -150,8 +155,44 @@ std::string main_help(const Commands& commands) {
   text += "\n" + heading("Formats (--from, --to)") + formats_table();
   text += "\n" + heading("Exit status");
   text += kExitStatus;
-  text += "\nckpt COMMAND --help says more; ckpt --version what is built in.\n";
+  text +=
+      "\nckpt COMMAND -h is short, --help is complete; ckpt --version says "
+      "what is\n"
+      "built in.\n";
   return text;
+}
+
+std::string short_help(const Command& command, const CLI::App& app) {
+  // What most runs need; of every command those that it has.
+  constexpr std::string_view kCommon[] = {
+      "to",      "tp",        "pp",         "dp",     "ep",    "dtype",
+      "keys",    "layers",    "model-only", "tree",   "stats", "objects",
+      "dry-run", "overwrite", "resume",     "verify", "deep",  "json"};
+  std::string text =
+      fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
+  text += usage_line(command, app) + "\n\n";
+  size_t left_out = 0;
+  for (const CLI::Option* option : app.get_options()) {
+    const bool common = option->get_positional() ||
+                        std::ranges::find(kCommon, option->get_lnames()[0]) !=
+                            std::end(kCommon);
+    if (common)
+      text += option_lines(*option);
+    else
+      ++left_out;
+  }
+  const std::string_view all = command.examples();
+  text += fmt::format("\nexample: {}\n", all.substr(0, all.find('\n')));
+  if (left_out > 0)
+    text += fmt::format("--help shows {} more options\n", left_out);
+  return text;
+}
+
+std::vector<std::string> long_options(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
+  return names;
 }
 
 std::string command_help(const Command& command, const CLI::App& app) {
@@ -192,12 +233,14 @@ Error unknown_command(const std::string& word, const Commands& commands) {
   for (const auto& command : commands) names.emplace_back(command->name());
   const std::string near = text::nearest(word, names);
   std::string hint = fmt::format("one of {}", fmt::join(names, ", "));
-  if (!near.empty()) {
+  if (const std::string_view meant = meant_command(word); !meant.empty()) {
+    hint = fmt::format("did you mean {}?", meant);
+  } else if (!near.empty()) {
     hint = fmt::format("did you mean ckpt {}?", near);
   } else if (io::is_file(word) || io::is_directory(word)) {
     hint = fmt::format("to see what it holds: ckpt inspect {}", word);
   }
-  return usage_error({}, "'{}' is no command", word).with_hint(hint);
+  return usage_error({}, "unknown command '{}'", word).with_hint(hint);
 }
 
 Error wrong_options(const Command& command, const CLI::App& app,
@@ -211,13 +254,16 @@ Error wrong_options(const Command& command, const CLI::App& app,
   if (dashed != extras.end()) {
     const std::string word = dashed->substr(0, dashed->find('='));
     const std::string near = text::nearest(word, option_words(app));
-    return usage_error({}, "ckpt {} has no option {}", command.name(), word)
+    return usage_error({}, "unknown option {} for `ckpt {}`", word,
+                       command.name())
         .with_hint(near.empty() ? help : fmt::format("did you mean {}?", near));
   }
   if (!extras.empty())
-    return usage_error({}, "one argument too many: '{}'", extras.front())
+    return usage_error({}, "unexpected argument '{}'", extras.front())
         .with_hint(usage_line(command, app));
-  return usage_error({}, "{}", reworded(message)).with_hint(help);
+  const bool lacks = message.ends_with(" is required");
+  return usage_error({}, "{}", reworded(message))
+      .with_hint(lacks ? usage_line(command, app) : help);
 }
 
 }  // namespace ckpt::app

@@ -17,6 +17,10 @@ using Commands = std::vector<std::unique_ptr<Command>>;
 
 // `ckpt --help`: commands, formats, exit statuses.
 std::string main_help(const Commands& commands);
+// `ckpt COMMAND -h`: one screen.
+std::string short_help(const Command& command, const CLI::App& app);
+// The names of all options, without dashes.
+std::vector<std::string> long_options(const CLI::App& app);
 // `ckpt COMMAND --help`
 std::string command_help(const Command& command, const CLI::App& app);
 // `ckpt --version`: and which optional modules can be loaded.

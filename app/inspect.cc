@@ -10,12 +10,14 @@
 #include "app/console.h"
 #include "app/contents.h"
 #include "app/engine.h"
+#include "app/facts.h"
 #include "app/html.h"
 #include "app/keep.h"
 #include "app/report.h"
 #include "app/select.h"
 #include "app/view.h"
 #include "lib/io/file.h"
+#include "lib/text/format.h"
 
 namespace ckpt::app {
 namespace {
@@ -26,9 +28,15 @@ constexpr std::string_view kExamples =
     "ckpt inspect model.pt --objects\n"
     "ckpt inspect step_5000 --json | jq '.tensors[].name'";
 
-// Why formats that were tried before were not taken.
+// Why formats that were tried before were not taken. What is no checkpoint is
+// told by open_source.
 void log_detection(const std::string& path) {
-  const formats::Detection detection = formats::detect(path);
+  formats::Detection detection;
+  try {
+    detection = formats::detect(path);
+  } catch (const Error&) {
+    return;
+  }
   // The one that is taken is among the catalog's assumptions.
   for (const auto& [name, why] : detection.tried)
     if (detection.format == nullptr || detection.format->name != name)
@@ -85,9 +93,8 @@ void Inspect::add_options(CLI::App& app) {
       ->group("Arguments");
   const std::string group = "What to show";
   app.add_flag("--tree", tree_, "Names as a tree, with sums")->group(group);
-  app.add_flag("--shards", shards_, "Where every piece lies")->group(group);
-  app.add_flag("--objects", objects_, "Values that are no tensors")
-      ->group(group);
+  app.add_flag("--shards", shards_, "Location of each shard")->group(group);
+  app.add_flag("--objects", objects_, "Non-tensor values")->group(group);
   app.add_flag("--stats", stats_,
                "Range, mean, NaNs of every tensor (reads it)")
       ->group(group);
@@ -101,9 +108,21 @@ void Inspect::add_options(CLI::App& app) {
   add_engine_options(app, engine_);
 }
 
+// Those that the model has: what is off is told by --json alone.
+void print_facts(const Catalog& catalog) {
+  for (const auto& [name, fact] : known_facts(catalog)) {
+    const std::string value = families::shown_fact(fact.value);
+    if (value == "none" || value == "0") continue;
+    print(
+        text::printable(fmt::format("  {} {} ({})", name, value, fact.source)) +
+        "\n");
+  }
+}
+
 void Inspect::print_text(const Catalog& catalog) const {
   const size_t width = stdout_is_terminal() ? stdout_width() : 0;
   print(summary_text(catalog));
+  if (output.verbosity > 0) print_facts(catalog);
   if (tree_) {
     print(tree_text(catalog, width));
   } else if (shards_) {
@@ -135,6 +154,7 @@ ExitCode Inspect::run() {
   if (output.json) {
     print(inspect_json(catalog, {.digests = reading.digests,
                                  .stats = reading.stats,
+                                 .facts = known_facts(catalog),
                                  .shards = shards_,
                                  .bytes_read = bytes_read,
                                  .header_bytes = header_bytes}));

@@ -2,16 +2,18 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <set>
+#include <stdexcept>
 
 #include "app/engine.h"
+#include "app/library/contents.h"
 #include "app/progress.h"
 #include "app/select.h"
 #include "ckpt/error.h"
 #include "formats/megatron/integrity.h"
+#include "formats/scan/scan.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
 #include "reshard/crc_check.h"
@@ -75,13 +77,16 @@ class Check {
 
   void contents(Catalog& catalog, const IntegrityOptions& options) {
     const std::string manifest = manifest_of(catalog);
-    if (manifest.empty() && catalog.crcs.empty())
+    const uint64_t bare = without_checksum(catalog);
+    if (manifest.empty() && bare)
       spdlog::warn(
-          "no checksums, neither stored nor in a manifest: the structure was "
-          "checked, the values can't be");
-    const bool read =
-        !manifest.empty() || options.deep || options.finite || packed(catalog);
-    if (!read) {
+          "no checksums of {}, neither stored nor in a manifest: the structure "
+          "was checked, the values can't be",
+          bare == catalog.tensors.size()
+              ? "the tensors"
+              : fmt::format("{} of {} tensors", bare, catalog.tensors.size()));
+    if (options.quick ||
+        (manifest.empty() && !bare && !options.deep && !options.finite)) {
       reshard::make_read_plan(catalog, false);  // proves the cover
       return;
     }
@@ -91,6 +96,19 @@ class Check {
     for (const Problem& problem : reading.problems) add(problem);
     if (!manifest.empty()) compare_manifest(catalog, reading, manifest);
     if (options.finite) report_infinite(catalog, reading);
+  }
+
+  // What would run if its files were loaded elsewhere.
+  void pickles(const Catalog& catalog) {
+    for (const scan::FileScan& file : scan_files(catalog)) {
+      for (const scan::Global& global : file.globals)
+        if (!global.harmless)
+          add({Problem::Severity::kDamage, "executes", file.path, "",
+               "loading it elsewhere runs " + scan::describe(global)});
+      if (!file.problem.empty())
+        add({Problem::Severity::kDamage, "unreadable_pickle", file.path, "",
+             file.problem + "; what loading it would run is not known"});
+    }
   }
 
   // What the reader inferred, of which the bytes are the proof.
@@ -105,25 +123,84 @@ class Check {
       add(std::move(problem));
   }
 
+  // The bytes that are no tensor's, of all files that the manifest lists. A
+  // checkpoint that can't even be opened is compared too.
+  void files(const std::string& path) {
+    const Manifest manifest = read_manifest(path);
+    const std::string root = io::parent(path);
+    for (const auto& [name, content] : manifest.contents) {
+      const std::string full = io::join(root, name);
+      try {
+        if (io::file_size(full) != manifest.files.at(name)) continue;  // told
+        const io::Handle file = io::Handle::open_read(full);
+        const std::string found = sha256_of(file, content.ranges);
+        if (found != content.sha256)
+          add({Problem::Severity::kDamage, "file_digest", full, "",
+               fmt::format("{} SHA-256 {}, it was written with {}",
+                           content.ranges.empty()
+                               ? "the content has"
+                               : "what is around the tensors has",
+                           found, content.sha256)});
+      } catch (const std::out_of_range&) {
+        add({Problem::Severity::kDamage, "manifest", path, "",
+             "a file has a digest and no size: " + name});
+      } catch (const Error& error) {
+        if (error.code() != ExitCode::kDamaged) throw;
+        add(problem_of(error, "damaged"));
+      }
+    }
+  }
+
+  // "" if there is none, or it is of another file.
+  std::string manifest_at(const Catalog& catalog) const {
+    return manifest_of(catalog);
+  }
+
+  size_t problems() const { return report_.problems.size(); }
+
   void only_some() { selected_ = true; }
   void add(Problem problem) { report_.problems.push_back(std::move(problem)); }
 
  private:
-  // Compressed chunks without a checksum: inflating them tells at least
-  // whether they are whole.
-  static bool packed(const Catalog& catalog) {
-    return catalog.crcs.empty() &&
-           std::ranges::any_of(catalog.files, [](const File& file) {
-             return file.codec != Codec::kRaw && file.codec != Codec::kMemory &&
-                    file.codec != Codec::kFill;
-           });
+  // The directory's files, else those that the catalog is made of.
+  static std::vector<scan::FileScan> scan_files(const Catalog& catalog) {
+    if (io::is_directory(catalog.path)) return scan::scan_path(catalog.path);
+    std::set<std::string> paths{catalog.path};
+    for (const File& file : catalog.files)
+      if (!file.path.empty() && io::is_file(file.path)) paths.insert(file.path);
+    std::vector<scan::FileScan> scans;
+    for (const std::string& path : paths)
+      scans.push_back(scan::scan_file(path, false));
+    return scans;
+  }
+
+  // Tensors with a piece in a file that stores no checksum. They are read: a
+  // sector that can't be, or a chunk that can't be inflated, is found at least.
+  static uint64_t without_checksum(const Catalog& catalog) {
+    std::vector<bool> summed(catalog.files.size());
+    for (const StoredCrc& crc : catalog.crcs) summed[crc.file] = true;
+    const auto is_bare = [&](const Piece& piece) {
+      const Codec codec = catalog.files[piece.extent.file].codec;
+      return codec != Codec::kMemory && codec != Codec::kFill &&
+             !summed[piece.extent.file];
+    };
+    return static_cast<uint64_t>(
+        std::ranges::count_if(catalog.tensors, [&](const Tensor& tensor) {
+          return std::ranges::any_of(tensor.pieces, is_bare);
+        }));
   }
 
   // The manifest of what was asked for or of what it led to.
   std::string manifest_of(const Catalog& catalog) const {
     for (const std::string& root : {path_, catalog.path}) {
       const std::string manifest = manifest_path(root);
-      if (io::is_file(manifest)) return manifest;
+      if (!io::is_file(manifest)) continue;
+      if (!io::is_file(root) ||
+          !is_stale(read_manifest(manifest), io::Handle::open_read(root)))
+        return manifest;
+      spdlog::warn(
+          "{} is of another file that stood here before: it is ignored",
+          manifest);
     }
     return "";
   }
@@ -134,14 +211,13 @@ class Check {
     const std::string root = io::parent(path);
     for (const auto& [file, size] : manifest.files) {
       const std::string full = io::join(root, file);
-      struct stat facts;
-      if (::stat(full.c_str(), &facts) != 0)
+      const auto now = io::file_size(full);
+      if (!now)
         add({Problem::Severity::kDamage, "missing_file", full, "",
              "the manifest lists it, it is not there"});
-      else if (static_cast<uint64_t>(facts.st_size) != size)
+      else if (*now != size)
         add({Problem::Severity::kDamage, "file_size", full, "",
-             fmt::format("{} bytes, it was written with {}", facts.st_size,
-                         size)});
+             fmt::format("{} bytes, it was written with {}", *now, size)});
     }
     std::set<std::string_view> seen;
     for (size_t i = 0; i < catalog.tensors.size(); ++i) {
@@ -190,6 +266,26 @@ class Check {
   bool selected_ = false;  // only some tensors are looked at
 };
 
+// A flipped bit may make a checkpoint one of no known format. If the manifest
+// knows better, that is the answer.
+Catalog open_checked(const std::string& path, const SourceOptions& source,
+                     Check& check) {
+  try {
+    return formats::open(path, source.from, source.read);
+  } catch (const Error& error) {
+    if (is_answer(error)) throw;
+    Catalog none;
+    none.path = path;
+    const std::string manifest = check.manifest_at(none);
+    if (manifest.empty()) throw;
+    const size_t before = check.problems();
+    check.files(manifest);
+    if (check.problems() == before) throw;
+    throw input_error({error.where().path, error.where().tensor}, "{}",
+                      error.problem());
+  }
+}
+
 }  // namespace
 
 VerifyReport check_integrity(const std::string& path,
@@ -201,15 +297,21 @@ VerifyReport check_integrity(const std::string& path,
   VerifyReport report;
   Check check(path, engine, output, report);
   try {
-    Catalog catalog = formats::open(path, source.from, source.read);
+    Catalog catalog = open_checked(path, source, check);
+    library::add_carried_crcs(catalog);
     const Selection selection = select(catalog, selected);
     if (selection.dropped || !selection.warning.empty()) check.only_some();
     check.headers(catalog);
+    check.pickles(catalog);
     locate(catalog);
     load_objects(catalog);
-    check.integrity_file(catalog);
-    check.checksums(catalog);
+    if (!options.quick) {
+      check.integrity_file(catalog);
+      check.checksums(catalog);
+    }
     check.contents(catalog, options);
+    const std::string manifest = check.manifest_at(catalog);
+    if (!manifest.empty() && !options.quick) check.files(manifest);
     if (options.deep) check.claims(catalog);
   } catch (const Error& error) {
     if (!is_answer(error)) throw;

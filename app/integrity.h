@@ -11,6 +11,7 @@ namespace ckpt::app {
 struct IntegrityOptions {
   bool deep = false;    // read everything, so that replicas are compared
   bool finite = false;  // NaN and infinities are reported
+  bool quick = false;   // headers, sizes and bounds: no payload is read
 };
 
 // Headers and their bounds, an exact cover by pieces, stored checksums, and

@@ -51,6 +51,11 @@ void JsonWriter::separate() {
   first_ = false;
 }
 
+JsonWriter& JsonWriter::begin_document(std::string_view command) {
+  begin_object();
+  return member("schema", fmt::format("ckpt/{}/1", command));
+}
+
 JsonWriter& JsonWriter::open(char bracket) {
   separate();
   out_ += bracket;

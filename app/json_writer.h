@@ -19,6 +19,9 @@ namespace ckpt::app {
 
 class JsonWriter {
  public:
+  // The outermost object of a command's document, up to its first member:
+  // {"schema":"ckpt/inspect/1"
+  JsonWriter& begin_document(std::string_view command);
   JsonWriter& begin_object() { return open('{'); }
   JsonWriter& end_object() { return close('}'); }
   JsonWriter& begin_array() { return open('['); }

@@ -28,7 +28,7 @@ std::optional<uint32_t> parse_number(std::string_view text) {
 uint32_t layer_number(const std::string& list, std::string_view text) {
   const auto number = parse_number(text);
   if (!number || *number >= kMostLayers)
-    throw usage_error({}, "--layers {}: '{}' is no layer number", list, text)
+    throw usage_error({}, "--layers {}: '{}' is not a layer number", list, text)
         .with_hint("numbers and ranges, as in --layers 0-15,20");
   return *number;
 }

@@ -5,15 +5,20 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <cctype>
 #include <charconv>
 #include <functional>
 #include <map>
 
+#include "app/console.h"
 #include "app/ranks.h"
+#include "app/rate.h"
 #include "app/select.h"
 #include "ckpt/error.h"
 #include "formats/megatron/optimizer.h"
 #include "formats/modelopt/owners.h"
+#include "formats/tried.h"
+#include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
 #include "lib/trace.h"
@@ -39,6 +44,17 @@ std::optional<uint32_t> parse_count(std::string_view text, uint32_t most) {
 uint32_t rank_count(const std::string& option, std::string_view text) {
   const auto count = parse_count(text, kMostRanks);
   if (count) return *count;
+  // --tp 4->8 without quotes: the shell hands on "4-" and makes a file "8".
+  if (text.size() > 1 && text.ends_with('-') &&
+      parse_count(text.substr(0, text.size() - 1), kMostRanks))
+    throw usage_error({},
+                      "{} '{}': the shell took what follows as a file to "
+                      "redirect the output to",
+                      option, text)
+        .with_hint(fmt::format("write {} {}:8, or quote it: {} '{}->8' "
+                               "(remove the file that the shell made)",
+                               option, text.substr(0, text.size() - 1), option,
+                               text.substr(0, text.size() - 1)));
   throw usage_error({}, "{} '{}': expected a number from 1 to {}", option, text,
                     kMostRanks)
       .with_hint(option + " takes 8, or 4:8 (4->8, 4→8) for 4 to 8");
@@ -65,14 +81,32 @@ When when_of(const std::string& option, const std::string& text) {
                        {"never", When::kNever}});
 }
 
+// "FP16", "torch.bfloat16", "half" …: as frameworks and their options spell
+// them. fp8 alone is e4m3 everywhere.
+std::string dtype_alias(std::string text) {
+  for (char& c : text)
+    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (text.starts_with("torch.")) text.erase(0, 6);
+  static const std::map<std::string, std::string> names = {
+      {"double", "f64"},   {"fp64", "f64"},         {"float64", "f64"},
+      {"float", "f32"},    {"fp32", "f32"},         {"float32", "f32"},
+      {"single", "f32"},   {"half", "f16"},         {"fp16", "f16"},
+      {"float16", "f16"},  {"bfloat16", "bf16"},    {"bfloat", "bf16"},
+      {"fp8", "f8_e4m3"},  {"f8", "f8_e4m3"},       {"float8", "f8_e4m3"},
+      {"e4m3", "f8_e4m3"}, {"fp8_e4m3", "f8_e4m3"}, {"e4m3fn", "f8_e4m3"},
+      {"e5m2", "f8_e5m2"}, {"fp8_e5m2", "f8_e5m2"}, {"fp8_e4m3fn", "f8_e4m3"}};
+  const auto found = names.find(text);
+  return found == names.end() ? text : found->second;
+}
+
 DType cast_type(const std::string& text) {
   const std::map<std::string, DType> values = {
       {"f64", DType::f64},         {"f32", DType::f32},
       {"f16", DType::f16},         {"bf16", DType::bf16},
       {"f8_e4m3", DType::f8_e4m3}, {"f8_e5m2", DType::f8_e5m2}};
-  const auto torch = dtype_from_torch(text);  // "bfloat16" is as clear
-  return choice<DType>("--dtype", torch ? std::string(name(*torch)) : text,
-                       values);
+  const auto torch = dtype_from_torch(text);  // "float8_e4m3fn" is as clear
+  return choice<DType>(
+      "--dtype", torch ? std::string(name(*torch)) : dtype_alias(text), values);
 }
 
 // An option with a value that is handed to `take` as soon as it is parsed.
@@ -153,9 +187,12 @@ void add_output_options(CLI::App& app, OutputOptions& options) {
   valued(app, "--color", "WHEN", "auto, always or never",
          [&](const std::string& s) { options.color = when_of("--color", s); })
       ->group(group);
-  valued(app, "--progress", "WHEN", "auto (on a terminal), always or never",
+  valued(app, "--progress", "WHEN",
+         "auto (a bar, or in a log a line each minute), always, never, json",
          [&](const std::string& s) {
-           options.progress = when_of("--progress", s);
+           options.progress_json = s == "json";
+           options.progress =
+               s == "json" ? When::kAlways : when_of("--progress", s);
          })
       ->group(group);
 }
@@ -177,6 +214,15 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
   app.add_option("--flat-params", options.read.flat_params_file,
                  "JSON of the parameters in each flat one of FSDP1")
       ->type_name("FILE.json")
+      ->group(group);
+  app.add_option("--trainer", options.read.trainer,
+                 "Whose run it is, or none: containers alone")
+      ->type_name("NAME")
+      ->group(group);
+  app.add_option("--assume-order", options.read.assume_order,
+                 "How a numbered optimizer counts: module, decay, or a file "
+                 "of names")
+      ->type_name("RULE|FILE")
       ->group(group);
   app.add_flag("--restrict", options.read.restrict_globals,
                "Refuse pickled classes that weights-only loading refuses")
@@ -200,7 +246,7 @@ void add_select_options(CLI::App& app, SelectOptions& options) {
            options.blocks = fmt::format("{}", fmt::join(lists, "/"));
            modelopt::parse_ranks(options.blocks);  // refused here, too
          },
-         "What the owner of these blocks keeps (0-3,8); for modelopt once for "
+         "Only tensors owned by these blocks (0-3,8); for modelopt once for "
          "each rank")
       ->type_name("LIST")
       ->allow_extra_args(false)
@@ -261,18 +307,26 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
   valued(app, "-j,--threads", "N", "Worker threads (default: processors)",
          [&](const std::string& s) {
            const auto count = parse_count(s, kMostThreads);
-           if (!count)
-             throw usage_error({}, "--threads '{}': expected 1 to {}", s,
-                               kMostThreads);
-           options.threads = *count;
+           if (!count && s != "0")
+             throw usage_error({}, "--threads '{}': expected 0 to {}", s,
+                               kMostThreads)
+                 .with_hint("0, the default, is as many as processors");
+           options.threads = count.value_or(0);
          })
       ->group(group);
-  valued(app, "--max-mem", "SIZE", "Bound of the memory used (default 1GiB)",
+  valued(app, "--max-mem", "SIZE", "Memory limit (default 1GiB)",
          [&](const std::string& s) {
            options.max_mem = size_value("--max-mem", s);
            if (options.max_mem < kLeastMemory)
              throw resource_error({}, "--max-mem {}: at least 16MiB is needed",
                                   s);
+         })
+      ->group(group);
+  valued(app, "--max-rate", "SIZE", "Bytes a second at most: 500MB",
+         [](const std::string& s) {
+           set_max_rate(size_value("--max-rate", s));
+           if (max_rate() == 0)
+             throw usage_error({}, "--max-rate {}: nothing would move", s);
          })
       ->group(group);
   valued(app, "--trace", "FILE",
@@ -303,11 +357,27 @@ void add_write_options(CLI::App& app, WriteOptions& options) {
   app.add_flag("-n,--dry-run", options.dry_run,
                "Say what would be written; write nothing")
       ->group(group);
+  app.add_option("-o,--plan-file", options.plan_file,
+                 "With --dry-run: write the plan, for ckpt run FILE")
+      ->type_name("FILE")
+      ->group(group);
   app.add_flag("--overwrite", options.overwrite,
                "Replace DST, once the new one is whole")
       ->group(group);
-  app.add_flag("--resume", options.resume,
-               "Go on where an interrupted run stopped")
+  valued(app, "--if-exists", "WHAT",
+         "If DST exists: fail (default), skip, replace (as --overwrite)",
+         [&](const std::string& s) {
+           options.if_exists =
+               choice<IfExists>("--if-exists", s,
+                                {{"fail", IfExists::kFail},
+                                 {"skip", IfExists::kSkip},
+                                 {"replace", IfExists::kReplace}});
+         })
+      ->group(group);
+  app.add_flag("--resume", options.resume, "Resume an interrupted run")
+      ->group(group);
+  app.add_flag("--trust-staging", options.trust_staging,
+               "--resume does not read back what was written")
       ->group(group);
   app.add_flag("--verify", options.verify,
                "Read back and compare after writing")
@@ -328,6 +398,17 @@ void add_write_options(CLI::App& app, WriteOptions& options) {
       ->group(group);
   app.add_flag_callback(
          "--no-fsync", [&] { options.sync = false; }, "Don't wait for the disk")
+      ->group(group);
+  valued(app, "--allow-overflow", "saturate|inf",
+         "Values too large for --dtype become the largest number, or infinite",
+         [&](const std::string& s) {
+           options.overflow = choice<Overflow>(
+               "--allow-overflow", s,
+               {{"saturate", Overflow::kSaturate}, {"inf", Overflow::kInf}});
+         })
+      ->group(group);
+  app.add_flag("--keep-unknown-globals", options.keep_unknown_globals,
+               "Write values too that run code of unknown modules when loaded")
       ->group(group);
   app.add_flag("--ignore-checksums", options.ignore_checksums,
                "Copy bytes of SRC whose stored checksum is wrong")
@@ -362,8 +443,50 @@ void log_problems(const std::vector<Problem>& problems) {
   }
 }
 
+namespace {
+
+// How many entries of a directory are named as this one, but for the number at
+// the end: step_10, step_20 …
+uint64_t siblings(const std::string& directory, const std::string& name) {
+  const size_t digits = name.find_last_not_of("0123456789") + 1;
+  if (digits == name.size()) return 1;
+  uint64_t count = 0;
+  for (const std::string& other : io::list_directory(directory))
+    if (other.size() > digits && other.starts_with(name.substr(0, digits)) &&
+        other.find_first_not_of("0123456789", digits) == other.npos)
+      ++count;
+  return count;
+}
+
+// A root of several steps: the first line says which one is meant.
+void say_choice(const Catalog& catalog) {
+  const std::string inside = catalog.root + "/";
+  if (catalog.root.empty() || !catalog.path.starts_with(inside)) return;
+  // At -v the assumptions say it.
+  if (spdlog::should_log(spdlog::level::info)) return;
+  const std::string rest = catalog.path.substr(inside.size());
+  const std::string name = rest.substr(0, rest.find('/'));
+  const uint64_t steps = siblings(catalog.root, name);
+  if (steps > 1)
+    say_note(fmt::format("{} holds {} steps; this is {}", catalog.root, steps,
+                         name));
+}
+
+}  // namespace
+
 Catalog open_source(const std::string& path, const SourceOptions& options) {
-  Catalog catalog = formats::open(path, options.from, options.read);
+  Catalog catalog;
+  try {
+    catalog = formats::open(path, options.from, options.read);
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kMissing && options.from.empty() &&
+        error.where().path == path && spdlog::should_log(spdlog::level::info) &&
+        (io::is_file(path) || io::is_directory(path)))
+      for (const std::string& line : formats::tried_formats(path))
+        spdlog::info("{}", line);
+    throw;
+  }
+  say_choice(catalog);
   log_problems(catalog.problems);
   for (const std::string& assumption : catalog.assumptions)
     spdlog::info("{}", assumption);

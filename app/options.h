@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "ckpt/ckpt.h"
 #include "ckpt/dtype.h"
 #include "ckpt/read_mode.h"
 #include "ckpt/topology.h"
@@ -27,6 +28,7 @@ struct OutputOptions {
   int verbosity = 0;  // -1 errors only, 0 warnings, 1 info, 2 debug
   When color = When::kAuto;
   When progress = When::kAuto;
+  bool progress_json = false;  // lines of JSON on stderr
   bool json = false;
 };
 
@@ -73,18 +75,25 @@ struct EngineOptions {
   ReadMode io = ReadMode::kAuto;
 };
 
+enum class IfExists { kFail, kSkip, kReplace };
+
 struct WriteOptions {
   bool dry_run = false;
+  IfExists if_exists = IfExists::kFail;
   bool overwrite = false;
   bool resume = false;
+  bool trust_staging = false;  // --resume reads nothing back
   bool verify = false;
   bool sync = true;                     // --no-fsync
   bool manifest = true;                 // --no-manifest
   bool allow_replica_mismatch = false;  // take the first of unlike copies
   bool ignore_checksums = false;        // of the source
-  uint64_t max_shard_size = 0;          // 0: not given
-  std::optional<DType> dtype;           // floating-point tensors are cast to it
-  std::string rename_file;              // "" or RULES.json
+  bool keep_unknown_globals = false;    // values that run code when loaded
+  Overflow overflow = Overflow::kRefuse;
+  uint64_t max_shard_size = 0;  // 0: not given
+  std::optional<DType> dtype;   // floating-point tensors are cast to it
+  std::string rename_file;      // "" or RULES.json
+  std::string plan_file;        // "", or where a dry run's plan goes
 };
 
 void add_output_options(CLI::App& app, OutputOptions& options);

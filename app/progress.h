@@ -1,7 +1,10 @@
-// The progress bar: on a terminal one line, redrawn at most ten times a
-// second and gone at the end; elsewhere silence, or with --progress always a
-// plain line now and then.
+// How far work is. On a terminal a bar: one line, redrawn at most ten times a
+// second and gone at the end. In a log a line each minute; with --progress
+// always one for each tenth; with --progress json lines of JSON, one a second
+// (docs/schema/progress.json).
 #pragma once
+
+#include <cstdint>
 
 #include "app/options.h"
 #include "lib/progress.h"
@@ -9,6 +12,9 @@
 namespace ckpt::app {
 
 Progress make_progress(const OutputOptions& options);
+
+// The most memory that this process had so far, in bytes.
+uint64_t peak_memory();
 
 // For say(): takes the bar off the screen until it is drawn again.
 void hide_progress();

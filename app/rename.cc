@@ -33,7 +33,13 @@ std::vector<std::string> split_at_stars(const std::string& text) {
 
 std::vector<Rule> read_rules(const std::string& path) {
   const std::string text = io::read_file(path, kMaxRules);
-  text::parse_json(text, path);  // strict; but it does not keep the order
+  try {
+    text::parse_json(text, path);  // strict; but it does not keep the order
+  } catch (const Error& error) {
+    // A file that an option names is part of the command line.
+    throw Error(ExitCode::kUsage, error.where(), "--rename: " + error.problem(),
+                "a JSON object of OLD: NEW names, with * in both");
+  }
   const auto root = nlohmann::ordered_json::parse(text);
   if (!root.is_object())
     throw usage_error({path, {}}, "expected an object of OLD: NEW names");

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "app/facts.h"
 #include "app/json_writer.h"
 #include "app/ranks.h"
 #include "app/value_text.h"
@@ -42,15 +43,20 @@ void write_topology(JsonWriter& json, const Topology& topology) {
   json.end_object();
 }
 
-void write_problems(JsonWriter& json, std::span<const Problem> problems) {
+void write_problems(JsonWriter& json, std::span<const Problem> problems,
+                    std::span<const Difference> differences = {},
+                    const std::vector<families::FactDifference>& facts = {}) {
   json.begin_array();
-  for (const Problem& problem : problems) {
+  for (const families::FactDifference& fact : facts) write_fact(json, fact);
+  for (size_t i = 0; i < problems.size(); ++i) {
+    const Problem& problem = problems[i];
     json.begin_object();
     json.member("kind", problem.kind);
     json.member("severity", severity_name(problem.severity));
     json.member("file", problem.file);
     json.member("tensor", problem.tensor);
     json.member("message", problem.message);
+    if (i < differences.size()) write_numbers(json, differences[i]);
     json.end_object();
   }
   json.end_array();
@@ -90,6 +96,9 @@ void write_stats(JsonWriter& json, const reshard::Stats& stats) {
   finite ? json.value(reshard::deviation(stats)) : json.null();
   json.member("nans", stats.nans);
   json.member("infs", stats.infs);
+  json.member("zeros", stats.zeros);
+  json.key("norm");
+  finite ? json.value(reshard::norm(stats)) : json.null();
   json.end_object();
 }
 
@@ -130,6 +139,34 @@ void write_object(JsonWriter& json, const ObjectValues& values,
   json.end_object();
 }
 
+void write_trainer(JsonWriter& json, const Catalog& catalog) {
+  json.key("trainer");
+  if (!catalog.run) {
+    json.null();
+    return;
+  }
+  json.begin_object();
+  json.member("name", catalog.run->trainer);
+  json.key("step");
+  if (catalog.run->step)
+    json.value(*catalog.run->step);
+  else
+    json.null();
+  json.end_object();
+}
+
+void write_file_list(JsonWriter& json, const Catalog& catalog) {
+  json.key("file_list").begin_array();
+  for (const SourceFile& file : catalog.file_list) {
+    json.begin_object();
+    json.member("path", file.path);
+    json.member("bytes", file.bytes);
+    json.member("part", file.part);
+    json.end_object();
+  }
+  json.end_array();
+}
+
 // Tied tensors are one tensor under several names.
 struct Place {
   uint32_t tie, file;
@@ -148,12 +185,13 @@ bool seen_before(const Tensor& tensor, std::set<Place>& seen) {
 std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   const Totals sums = totals(catalog);
   JsonWriter json;
-  json.begin_object();
+  json.begin_document("inspect");
   json.member("format", catalog.format);
   json.member("version", catalog.version);
   json.member("path", catalog.path);
   json.text_or_null("family", catalog.family);
   json.text_or_null("dialect", catalog.dialect);
+  write_trainer(json, catalog);
   json.key("topology");
   write_topology(json, catalog.topology);
   json.member("bytes", sums.bytes);
@@ -161,6 +199,13 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   json.member("parameters", sums.parameters);
   if (parts.bytes_read) json.member("bytes_read", *parts.bytes_read);
   if (parts.header_bytes) json.member("header_bytes_read", *parts.header_bytes);
+  json.key("facts").begin_object();
+  for (const auto& [name, fact] : parts.facts) {
+    json.key(name).begin_object().key("value");
+    json.tree(nlohmann::ordered_json(fact.value));
+    json.member("source", fact.source).end_object();
+  }
+  json.end_object();
   json.key("tensors").begin_array();
   for (const Tensor& tensor : catalog.tensors)
     write_tensor(json, catalog, tensor, parts);
@@ -170,6 +215,7 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   for (const Object& object : catalog.objects)
     write_object(json, values, object);
   json.end_array();
+  write_file_list(json, catalog);
   json.key("problems");
   write_problems(json, catalog.problems);
   json.key("assumptions").begin_array();
@@ -180,9 +226,25 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   return std::move(json).text();
 }
 
+void write_numbers(JsonWriter& json, const Difference& difference) {
+  if (difference.a) {
+    json.member("dtype_a", name(difference.a->dtype)).key("shape_a");
+    write_dims(json, difference.a->shape);
+  }
+  if (difference.b) {
+    json.member("dtype_b", name(difference.b->dtype)).key("shape_b");
+    write_dims(json, difference.b->shape);
+  }
+  if (!difference.distance) return;
+  json.member("elements", difference.distance->elements);
+  json.member("differing", difference.distance->differing);
+  json.member("max_abs", difference.distance->max_abs);
+  json.member("max_rel", difference.distance->max_rel);
+}
+
 std::string verify_json(const VerifyReport& report) {
   JsonWriter json;
-  json.begin_object();
+  json.begin_document("verify");
   json.member("ok", report.ok);
   json.key("checked").begin_object();
   json.member("tensors", report.tensors);
@@ -190,7 +252,7 @@ std::string verify_json(const VerifyReport& report) {
   json.member("files", report.files);
   json.end_object();
   json.key("problems");
-  write_problems(json, report.problems);
+  write_problems(json, report.problems, report.differences, report.facts);
   write_ranks(json);
   json.end_object();
   return std::move(json).text();

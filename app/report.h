@@ -9,16 +9,21 @@
 #include <unordered_map>
 #include <vector>
 
+#include "app/compare.h"
 #include "ckpt/catalog.h"
+#include "formats/families/facts.h"
 #include "lib/digest.h"
 #include "reshard/numeric.h"
 
 namespace ckpt::app {
 
+class JsonWriter;
+
 // What `inspect --json` shows beyond the catalog itself.
 struct InspectParts {
   std::span<const Digest> digests = {};   // none, or one per tensor in order
   std::span<const reshard::Stats> stats;  // likewise
+  families::Facts facts = {};             // what the configuration says
   bool shards = false;                    // the place of every piece
   // What was read for digests and statistics, if it was.
   std::optional<uint64_t> bytes_read = {};    // of tensors
@@ -27,6 +32,10 @@ struct InspectParts {
 std::string inspect_json(const Catalog& catalog,
                          const InspectParts& parts = {});
 
+// The fields of a difference that programs read: dtype_a, shape_a, dtype_b,
+// shape_b, elements, differing, max_abs, max_rel; those that are known.
+void write_numbers(JsonWriter& json, const Difference& difference);
+
 // `verify --json`
 struct VerifyReport {
   bool ok = true;
@@ -34,6 +43,9 @@ struct VerifyReport {
   uint64_t bytes = 0;
   uint64_t files = 0;
   std::vector<Problem> problems = {};
+  // Of two checkpoints: one for each problem, in order.
+  std::vector<Difference> differences = {};
+  std::vector<families::FactDifference> facts = {};
 };
 std::string verify_json(const VerifyReport& report);
 

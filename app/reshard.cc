@@ -22,7 +22,7 @@ class Reshard : public Command {
   }
   void add_options(CLI::App& app) override {
     add_request_options(app, request_, "Where the new one goes");
-    add_target_options(app, target_, false);
+    add_target_options(app, target_);
   }
   ExitCode run() override {
     check_target_options(target_);

@@ -121,8 +121,7 @@ void add_megatron_options(CLI::App& app, TargetOptions& options) {
         ->check(CLI::Range(uint32_t{1}, uint32_t{1} << 30))
         ->group("Megatron");
   };
-  count("--vocab-size", wanted.vocab_size,
-        "Rows of the vocabulary that are in use");
+  count("--vocab-size", wanted.vocab_size, "Unpadded vocabulary size");
   count("--make-vocab-size-divisible-by", wanted.vocab_multiple,
         "Rows are padded to a multiple of N times tp (default: 128)");
   app.add_option("--pp-layout", options.stage_layers,
@@ -132,8 +131,9 @@ void add_megatron_options(CLI::App& app, TargetOptions& options) {
   count("--vpp", wanted.vpp,
         "megatron_legacy: virtual stages of each pipeline rank");
   count("--etp", wanted.etp, "Tensor-parallel ranks of experts (default: tp)");
-  app.add_option("--transformer-impl", wanted.transformer_impl,
-                 "Whose modules: transformer_engine, or local")
+  app.add_option(
+         "--transformer-impl", wanted.transformer_impl,
+         "Module implementation of the layers: transformer_engine, or local")
       ->type_name("NAME")
       ->check(CLI::IsMember({"transformer_engine", "local"}))
       ->group("Megatron");
@@ -141,18 +141,12 @@ void add_megatron_options(CLI::App& app, TargetOptions& options) {
 
 }  // namespace
 
-void add_target_options(CLI::App& app, TargetOptions& options,
-                        bool format_required) {
-  CLI::Option* to =
-      app.add_option("--to", options.to,
-                     format_required
-                         ? "Format of the target"
-                         : "Format of the target (default: the source's)")
-          ->type_name("FORMAT");
-  if (format_required)
-    to->required()->group("Arguments");
-  else
-    to->group("Target");
+void add_target_options(CLI::App& app, TargetOptions& options) {
+  app.add_option("--to", options.to,
+                 "Format of the target (default: by the ending of DST, or the "
+                 "source's)")
+      ->type_name("FORMAT")
+      ->group("Target");
   add_topology_options(app, options.topology);
   add_optim_option(app, options.optim);
   app.add_flag("--block-files", options.block_files,

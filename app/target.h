@@ -24,8 +24,7 @@ struct TargetOptions {
   std::string stage_layers;  // "9,8,8,7"
 };
 
-void add_target_options(CLI::App& app, TargetOptions& options,
-                        bool format_required);
+void add_target_options(CLI::App& app, TargetOptions& options);
 
 // Throws a usage_error for what can be told before anything is opened: an
 // unknown format, an option that it does not have.

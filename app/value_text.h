@@ -12,4 +12,8 @@ namespace ckpt::app {
 // the caller cuts what is too long for its place.
 std::string value_text(const nlohmann::ordered_json& value, size_t length);
 
+// As YAML, with a newline at its end: what is a mapping, a list or a scalar in
+// Python is one here; of other classes name and arguments are shown.
+std::string yaml_text(const nlohmann::ordered_json& value);
+
 }  // namespace ckpt::app

@@ -7,9 +7,10 @@
 #include "app/command.h"
 #include "app/compare.h"
 #include "app/console.h"
-#include "app/dialect.h"
 #include "app/engine.h"
+#include "app/facts.h"
 #include "app/integrity.h"
+#include "app/meet.h"
 #include "app/report.h"
 #include "app/select.h"
 #include "lib/text/format.h"
@@ -57,6 +58,9 @@ void Verify::add_options(CLI::App& app) {
   app.add_flag("--deep", integrity_.deep,
                "Read all bytes and compare replicas, manifest or not")
       ->group(group);
+  app.add_flag("--quick", integrity_.quick,
+               "Headers and sizes alone: read no tensor")
+      ->group(group);
   app.add_flag("--finite", integrity_.finite,
                "Report NaN and infinite elements")
       ->group(group);
@@ -81,6 +85,8 @@ void Verify::add_options(CLI::App& app) {
 }
 
 VerifyReport Verify::verify_one() {
+  if (integrity_.quick && (integrity_.deep || integrity_.finite))
+    throw usage_error({}, "--quick reads no tensor, --deep and --finite do");
   if (compare_.numeric)
     throw usage_error({}, "--rtol and --atol compare two checkpoints")
         .with_hint("ckpt verify A B --rtol X");
@@ -91,43 +97,45 @@ VerifyReport Verify::verify_two() {
   Catalog a = open_source(path_, source_);
   Catalog b = open_source(other_, source_);
   select_both(a, b, select_);
-  meet(a, b, source_.read.family);
   VerifyReport report;
+  report.facts = differing_facts(a, b);
+  meet(a, b, source_.read.family);
   report.files = a.files.size() + b.files.size();
-  const Comparison result =
+  Comparison result =
       compare(std::move(a), std::move(b), compare_, engine_, output);
   report.tensors = result.tensors;
   report.bytes = result.bytes;
-  // Zero rows at the end pad a vocabulary for some number of ranks: said, but
-  // the tensors are the same.
   report.ok =
-      std::ranges::all_of(result.differences, [](const Difference& difference) {
-        return difference.kind == "padding";
-      });
+      report.facts.empty() && std::ranges::all_of(result.differences, is_note);
   for (const Difference& difference : result.differences)
-    report.problems.push_back(
-        {difference.kind == "padding" ? Problem::Severity::kNote
-                                      : Problem::Severity::kDamage,
-         difference.kind, other_, difference.tensor, difference.message});
+    report.problems.push_back({is_note(difference) ? Problem::Severity::kNote
+                                                   : Problem::Severity::kDamage,
+                               difference.kind,
+                               difference.kind == "only_in_a" ? path_ : other_,
+                               difference.tensor, difference.message});
+  report.differences = std::move(result.differences);
   return report;
 }
 
 void Verify::print_text(const VerifyReport& report) const {
+  for (const families::FactDifference& fact : report.facts)
+    print(text::printable("fact: " + fact.name + ": " + fact_text(fact)) +
+          "\n");
   for (const Problem& problem : report.problems) {
-    std::string line = problem.kind;
-    if (!problem.tensor.empty()) line += ": " + problem.tensor;
-    line += ": " + problem.message;
-    if (!problem.file.empty()) line += " (in " + problem.file + ")";
-    print(text::printable(line) + "\n");
+    std::string line = problem.kind + ": ";
+    if (!problem.file.empty()) line += problem.file + ": ";
+    if (!problem.tensor.empty()) line += problem.tensor + ": ";
+    print(text::printable(line + problem.message) + "\n");
   }
   const std::string verdict =
-      report.ok ? styled(other_.empty() ? "whole" : "same", Style::kGreen)
-                : styled(other_.empty() ? "damaged" : "different", Style::kRed);
-  print(fmt::format("{}: {}, {} read, {}, {}\n", verdict,
-                    text::counted(report.tensors, "tensor"),
-                    text::iec_size(report.bytes),
-                    text::counted(report.files, "file"),
-                    text::counted(report.problems.size(), "problem")));
+      report.ok ? styled(other_.empty() ? "ok" : "identical", Style::kGreen)
+                : styled(other_.empty() ? "damaged" : "mismatch", Style::kRed);
+  const size_t found = report.problems.size() + report.facts.size();
+  print(fmt::format(
+      "{}: {}, {} read, {}, {}\n", verdict,
+      text::counted(report.tensors, "tensor"), text::iec_size(report.bytes),
+      text::counted(report.files, "file"),
+      found == 0 ? "no problems found" : text::counted(found, "problem")));
 }
 
 ExitCode Verify::run() {

@@ -116,11 +116,11 @@ std::string rows_text(const Catalog& catalog,
                Align::kRight, Align::kLeft},
               2);
   for (const PatternRow& row : rows) {
-    table.row({printable(row.name), times(row.count),
-               std::string(name(row.first->dtype)),
-               row.like_parameter ? "like its parameter"
-                                  : dims_text(row.first->shape),
-               iec_size(row.bytes), axes_text(catalog, row)});
+    table.row(
+        {printable(row.name), times(row.count),
+         std::string(name(row.first->dtype)),
+         row.like_parameter ? "same as param" : dims_text(row.first->shape),
+         iec_size(row.bytes), axes_text(catalog, row)});
   }
   return table.text(width);
 }

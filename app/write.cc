@@ -7,50 +7,70 @@
 #include <filesystem>
 #include <unordered_map>
 
+#include "app/console.h"
 #include "app/engine.h"
+#include "app/json_writer.h"
 #include "app/keep.h"
 #include "app/library/write.h"
+#include "app/plan_file.h"
 #include "app/progress.h"
 #include "app/rename.h"
 #include "app/select.h"
 #include "app/target_name.h"
+#include "app/words.h"
 #include "app/write_report.h"
 #include "formats/families/family.h"
+#include "formats/families/quantized.h"
 #include "formats/families/rules.h"
 #include "formats/format.h"
 #include "formats/unsharded.h"
 #include "lib/io/file.h"
 #include "lib/io/read_count.h"
+#include "lib/io/watch.h"
+#include "lib/text/format.h"
 #include "reshard/cuda/load.h"
 
 namespace ckpt::app {
 namespace {
 
-// Neither inside of the other: the source is never changed.
-void check_apart(const std::string& source, const std::string& target) {
-  std::error_code ignored;
-  const auto from = std::filesystem::weakly_canonical(source, ignored).string();
-  const auto to = std::filesystem::weakly_canonical(target, ignored).string();
-  const bool replaces = (from + "/").starts_with(to + "/");
-  if (!replaces && !(to + "/").starts_with(from + "/")) return;
-  throw usage_error({target, {}}, "the target would {} the source {}",
-                    replaces ? "replace" : "stand inside of", source)
-      .with_hint("write beside it, check the result, then rename it");
-}
-
 SaveOptions save_options(const WriteRequest& request) {
   return {.threads = request.engine.threads,
           .max_mem = request.engine.max_mem,
-          .overwrite = request.write.overwrite,
+          .overwrite = request.write.overwrite ||
+                       request.write.if_exists == IfExists::kReplace,
           .resume = request.write.resume,
+          .trust_staging = request.write.trust_staging,
           .sync = request.write.sync,
           .manifest = request.write.manifest,
           .allow_replica_mismatch = request.write.allow_replica_mismatch,
           .ignore_checksums = request.write.ignore_checksums,
           .dtype = request.write.dtype,
+          .overflow = request.write.overflow,
+          .keep_unknown_globals = request.write.keep_unknown_globals,
           .cuda = request.engine.cuda,
           .io = request.engine.io,
-          .progress = {}};
+          .progress = {},
+          .note = [](const std::string& line) { spdlog::warn("{}", line); }};
+}
+
+// --if-exists skip, and something does; an empty directory is filled.
+bool is_skipped(const WriteRequest& request) {
+  const std::string& target = request.target_path;
+  if (request.write.if_exists != IfExists::kSkip) return false;
+  if (!io::is_file(target) &&
+      !(io::is_directory(target) && !io::list_directory(target).empty()))
+    return false;
+  say(target + " exists already: nothing was written (--if-exists skip)");
+  if (request.output.json) {
+    JsonWriter json;
+    json.begin_object();
+    json.member("schema", "ckpt/" + request.command + "/1");
+    json.member("path", target);
+    json.member("skipped", true);
+    json.end_object();
+    print(std::move(json).text());
+  }
+  return true;
 }
 
 // Adds the digests of all tensors at `path`, by name.
@@ -88,7 +108,34 @@ void verify_written(const WriteRequest& request, const Layout& layout,
   }
 }
 
+// What the casts lost: aloud where it was allowed, what became zero at -v.
+void say_losses(const reshard::Plan& plan, const reshard::RunResult& result) {
+  for (const auto& [index, loss] : result.losses) {
+    const reshard::PlannedTensor& tensor = plan.tensors[index];
+    const std::string shown = text::printable(tensor.name);
+    if (loss.overflowed != 0)
+      spdlog::warn("{}: {} too large for {}, the largest {:g}", shown,
+                   text::counted(loss.overflowed, "value"),
+                   name(tensor.target_dtype), loss.largest);
+    if (loss.zeroed != 0)
+      spdlog::info("{}: {} rounded to zero in {}", shown,
+                   text::counted(loss.zeroed, "value"),
+                   name(tensor.target_dtype));
+  }
+}
+
 }  // namespace
+
+void check_apart(const std::string& source, const std::string& target) {
+  std::error_code ignored;
+  const auto from = std::filesystem::weakly_canonical(source, ignored).string();
+  const auto to = std::filesystem::weakly_canonical(target, ignored).string();
+  const bool replaces = (from + "/").starts_with(to + "/");
+  if (!replaces && !(to + "/").starts_with(from + "/")) return;
+  throw usage_error({target, {}}, "the target {} the source {}",
+                    replaces ? "would replace" : "is inside", source)
+      .with_hint("write beside it, check the result, then rename it");
+}
 
 bool has_grid(std::string_view format) {
   return format != "safetensors" && format != "torch";
@@ -118,7 +165,9 @@ void add_request_options(CLI::App& app, WriteRequest& request,
 }
 
 Catalog open_for_write(const WriteRequest& request) {
+  check_target_name(request.target_path);
   check_apart(request.source_path, request.target_path);
+  io::watch::begin();
   Catalog source = open_source(request.source_path, request.source);
   const formats::ReadOptions& read = request.source.read;
   if (source.format != "fairseq2" &&
@@ -133,7 +182,9 @@ Catalog open_for_write(const WriteRequest& request) {
                   .over(std::move(rules));
     families::apply(source, rules);
   }
+  const auto quantized = families::quantized_weights(source);
   const Selection selection = select(source, request.select);
+  families::check_scales(quantized, source);
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
   if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
   if (!request.write.rename_file.empty())
@@ -143,7 +194,12 @@ Catalog open_for_write(const WriteRequest& request) {
 
 ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                           Layout layout) {
+  if (is_skipped(request)) return ExitCode::kDone;
   if (request.engine.cuda) reshard::CudaModule::get();  // or says what lacks
+  if (!request.write.plan_file.empty() && !request.write.dry_run)
+    throw usage_error({}, "-o writes a plan: it goes with --dry-run")
+        .with_hint("the target is the second argument: ckpt " +
+                   request.command + " SRC DST");
   const auto begin = std::chrono::steady_clock::now();
   SaveOptions options = save_options(request);
   layout.max_shard_size = request.write.max_shard_size;
@@ -161,6 +217,9 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   log_problems(prepared.target.problems);
   for (const std::string& line : prepared.target.assumptions)
     spdlog::info("{}", line);
+  for (const FileFate& file : prepared.target.fates)
+    if (file.fate == Fate::kLeftOut)
+      spdlog::info("left out: {}: {}", text::printable(file.path), file.reason);
   prepared.sums = request.write.verify;
   const uint64_t header_bytes = io::bytes_read();
   const Progress progress = make_progress(request.output);
@@ -177,12 +236,21 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
     library::check_target(prepared, options);
     library::run_options(prepared.plan, options);  // refused as a run would be
     report.peak_memory = library::peak_memory(prepared, options);
+    if (!request.write.plan_file.empty())
+      write_plan(request.write.plan_file, request.source_path,
+                 {.target = request.target_path,
+                  .files = prepared.target.files.size(),
+                  .bytes_read = report.bytes_read,
+                  .bytes_written = report.bytes_written,
+                  .peak_memory = report.peak_memory});
   } else {
     const reshard::RunResult result =
         library::execute(prepared, options, progress);
     report.bytes_read = result.bytes_read;
+    say_losses(prepared.plan, result);
     if (request.write.verify)
       verify_written(request, layout, prepared.target, result);
+    report.verified = request.write.verify;
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
             .count();

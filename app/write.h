@@ -37,6 +37,10 @@ Catalog open_for_write(const WriteRequest& request);
 ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                           Layout layout);
 
+// Neither inside of the other: the source is never changed. Throws
+// usage_error.
+void check_apart(const std::string& source, const std::string& target);
+
 // True if checkpoints of that format have files for each rank.
 bool has_grid(std::string_view format);
 

@@ -5,8 +5,10 @@
 
 #include "app/console.h"
 #include "app/json_writer.h"
+#include "app/progress.h"
 #include "app/ranks.h"
 #include "app/table.h"
+#include "formats/families/facts.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -51,9 +53,16 @@ void write_lines(JsonWriter& json, const WriteReport& report) {
   json.end_array();
 }
 
+// What Megatron's own --use-checkpoint-args leaves out.
+std::vector<std::string> load_flags(const WriteReport& report) {
+  if (!report.target->catalog.format.starts_with("megatron_")) return {};
+  return families::load_flags(
+      families::values_of(report.target->catalog, "mcore").values);
+}
+
 std::string as_json(const WriteReport& report) {
   JsonWriter json;
-  json.begin_object();
+  json.begin_document(report.command);
   json.member("command", report.command);
   json.member("dry_run", report.dry_run);
   write_side(json, "source", report.source->path, *report.source);
@@ -65,8 +74,19 @@ std::string as_json(const WriteReport& report) {
   if (report.dry_run)
     json.member("peak_memory", report.peak_memory);
   else
-    json.member("seconds", report.seconds);
+    json.member("seconds", report.seconds)
+        .member("peak_memory", peak_memory())
+        .member("verified", report.verified);
   json.key("files").begin_array();
+  for (const FileFate& file : report.target->fates) {
+    json.begin_object();
+    json.member("path", file.path);
+    json.member("fate", name(file.fate));
+    json.member("reason", file.reason);
+    json.end_object();
+  }
+  json.end_array();
+  json.key("written").begin_array();
   for (const TargetFile& file : report.target->files) {
     json.begin_object();
     json.member("path", file.path.empty() ? io::base_name(report.target_path)
@@ -74,6 +94,9 @@ std::string as_json(const WriteReport& report) {
     json.member("bytes", file.size);
     json.end_object();
   }
+  json.end_array();
+  json.key("load_with").begin_array();
+  for (const std::string& flag : load_flags(report)) json.value(flag);
   json.end_array();
   write_lines(json, report);
   write_ranks(json);
@@ -120,14 +143,20 @@ void show(const WriteReport& report, const OutputOptions& output) {
     const double rate = static_cast<double>(report.bytes_written) /
                         std::max(report.seconds, 1e-6);
     say(fmt::format(
-        "wrote {}: {} ({}), {} in {}, {} in {:.1f} s "
-        "({}/s)",
+        "wrote {}: {} ({}), {} in {}, {} in {:.1f} s ({}/s), peak memory {}{}",
         text::printable(report.target_path), report.target->catalog.format,
         to_string(report.target->catalog.topology),
         text::counted(report.target->catalog.tensors.size(), "tensor"),
         text::counted(report.target->files.size(), "file"),
         text::iec_size(report.bytes_written), report.seconds,
-        text::iec_size(static_cast<uint64_t>(rate))));
+        text::iec_size(static_cast<uint64_t>(rate)),
+        text::iec_size(peak_memory()),
+        report.verified
+            ? std::string(", verified")
+            : "; next: ckpt verify " + text::printable(report.target_path)));
+    if (const auto flags = load_flags(report); !flags.empty())
+      say(text::printable(fmt::format("load with --use-checkpoint-args {}",
+                                      fmt::join(flags, " "))));
   }
 }
 

@@ -20,6 +20,7 @@ struct WriteReport {
   uint64_t bytes_written = 0;  // whole files
   uint64_t peak_memory = 0;    // dry run
   double seconds = 0;          // real run
+  bool verified = false;       // --verify: read back and compared
 };
 
 // A dry run, or with --json any run: on stdout. Else one line on stderr.

@@ -1,9 +1,13 @@
 # Writes a C++ file that holds text files as string literals.
 #
-#   cmake -DOUTPUT=embedded.cc -DINPUTS=a.json,b.json -P embed.cmake
+#   cmake -DOUTPUT=embedded.cc -DINPUTS=a.json,b.json [-DROOM=families]
+#     -P embed.cmake
 string(REPLACE "," ";" inputs "${INPUTS}")
-set(code "#include \"formats/families/embedded.h\"\n\n")
-string(APPEND code "namespace ckpt::families {\nnamespace {\n\n")
+if(NOT DEFINED ROOM)
+  set(ROOM families)
+endif()
+set(code "#include \"formats/${ROOM}/embedded.h\"\n\n")
+string(APPEND code "namespace ckpt::${ROOM} {\nnamespace {\n\n")
 string(APPEND code "constexpr Embedded kFiles[] = {\n")
 foreach(input ${inputs})
   get_filename_component(name ${input} NAME_WLE)
@@ -18,5 +22,5 @@ string(APPEND code
   "    if (file.name == name) return file.text;\n"
   "  return {};\n"
   "}\n\n"
-  "}  // namespace ckpt::families\n")
+  "}  // namespace ckpt::${ROOM}\n")
 file(WRITE ${OUTPUT} "${code}")

@@ -22,24 +22,39 @@ constexpr std::string_view kFailedDownload =
     "the download failed and left an error page: fetch the file again";
 constexpr std::string_view kMaybeTorch =
     "if it is a torch file under another name, open it with --from torch";
-constexpr std::string_view kNotRead = {};
+constexpr std::string_view kNumpy =
+    "load it with NumPy and save it with safetensors.numpy.save_file";
+constexpr std::string_view kHdf5 =
+    "load it with h5py or Keras and save it with safetensors.numpy.save_file";
+constexpr std::string_view kOnnx =
+    "open the checkpoint that it was exported from; onnx.numpy_helper reads "
+    "its tensors";
+constexpr std::string_view kFlax =
+    "transformers converts it: from_pretrained(DIR, from_flax=True), then "
+    "save_pretrained";
+constexpr std::string_view kTensorFlow =
+    "transformers converts it: from_pretrained(DIR, from_tf=True), then "
+    "save_pretrained";
+constexpr std::string_view kOrbax =
+    "restore it with orbax.checkpoint and save it with "
+    "safetensors.flax.save_file";
+constexpr std::string_view kGguf =
+    "open the safetensors checkpoint that it was made from; transformers "
+    "dequantizes it: from_pretrained(DIR, gguf_file=FILE)";
 
 constexpr auto kMagics = std::to_array<Magic>({
     {0,
      "version https://git-lfs.github.com/spec/v1"sv,
      {"a git-lfs pointer, not the data",
       "run `git lfs pull` in the repository to fetch the data"}},
-    {0,
-     "GGUF"sv,
-     {"a GGUF file, which ckpt does not read",
-      "open the safetensors checkpoint that it was made from"}},
+    {0, "GGUF"sv, {"a GGUF file, which ckpt does not read", kGguf}},
     {0, "PK\3\4"sv, {"a zip archive", kMaybeTorch}},
     {0,
      "\x93NUMPY"sv,
-     {"a NumPy array (.npy), which ckpt does not read", kNotRead}},
+     {"a NumPy array (.npy), which ckpt does not read", kNumpy}},
     {0,
      "\x89HDF\r\n\x1a\n"sv,
-     {"an HDF5 file, which ckpt does not read", kNotRead}},
+     {"an HDF5 file, which ckpt does not read", kHdf5}},
     {0, "\x1f\x8b"sv, {"gzip-compressed", kUnpack}},
     {0, "\x28\xb5\x2f\xfd"sv, {"zstd-compressed", kUnpack}},
     {0, "\xfd\x37zXZ\0"sv, {"xz-compressed", kUnpack}},
@@ -62,12 +77,28 @@ struct Ending {
 
 // Formats without a magic number, and zips that are known by their name.
 constexpr auto kEndings = std::to_array<Ending>({
-    {".npz", {"a NumPy archive (.npz), which ckpt does not read", kNotRead}},
-    {".onnx", {"an ONNX model, which ckpt does not read", kNotRead}},
-    {".msgpack", {"a Flax checkpoint, which ckpt does not read", kNotRead}},
-    {".tflite", {"a TFLite model, which ckpt does not read", kNotRead}},
-    {".h5", {"a Keras/HDF5 file, which ckpt does not read", kNotRead}},
-    {".nemo", {"a NeMo archive (tar)", "unpack it and open what is in it"}},
+    {".npz", {"a NumPy archive (.npz), which ckpt does not read", kNumpy}},
+    {".onnx", {"an ONNX model, which ckpt does not read", kOnnx}},
+    {".msgpack", {"a Flax checkpoint, which ckpt does not read", kFlax}},
+    {".tflite", {"a TFLite model, which ckpt does not read", kOnnx}},
+    {".h5", {"a Keras/HDF5 file, which ckpt does not read", kHdf5}},
+    {".nemo",
+     {"a NeMo archive (tar)",
+      "unpack it (tar -xf FILE -C DIR) and open model_weights or the .ckpt in "
+      "it"}},
+});
+
+constexpr auto kDirectories = std::to_array<ForeignDirectory>({
+    {"_CHECKPOINT_METADATA", true, {"an Orbax checkpoint", kOrbax}},
+    {"_METADATA", true, {"an Orbax checkpoint", kOrbax}},
+    {"manifest.ocdbt", true, {"an Orbax checkpoint", kOrbax}},
+    {"saved_model.pb", true, {"a TensorFlow SavedModel", kTensorFlow}},
+    {".ckpt.index", false, {"a TensorFlow checkpoint", kTensorFlow}},
+    {".data-00000-of-00001", false, {"a TensorFlow checkpoint", kTensorFlow}},
+    {"flax_model.msgpack", true, {"a Flax checkpoint", kFlax}},
+    {"rank0.engine",
+     true,
+     {"a TensorRT-LLM engine", "open the checkpoint that it was built from"}},
 });
 
 }  // namespace
@@ -82,6 +113,8 @@ std::optional<Foreign> recognise(std::string_view head,
       return magic.foreign;
   return std::nullopt;
 }
+
+std::span<const ForeignDirectory> foreign_directories() { return kDirectories; }
 
 std::optional<Foreign> recognise_file(const std::string& path) {
   try {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,14 @@ struct Foreign {
   std::string_view what;  // "a git-lfs pointer"
   std::string_view hint;  // what to do; may be empty
 };
+
+// A name in a directory that tells what the directory is.
+struct ForeignDirectory {
+  std::string_view name;
+  bool exact;  // else: names that end so
+  Foreign foreign;
+};
+std::span<const ForeignDirectory> foreign_directories();
 
 // How many bytes of the front tell it.
 inline constexpr size_t kForeignHead = 512;

@@ -21,6 +21,11 @@ struct ReadOptions {
   bool restrict_globals = false;
   // --flat-params FILE.json: the parameters in FSDP1's flat ones
   std::string flat_params_file = {};
+  // --trainer: whose run it is; "none": containers alone; "": as it looks
+  std::string trainer = {};
+  // --assume-order: "decay", "module", or a FILE of names: how an optimizer
+  // that nothing proves numbers its parameters
+  std::string assume_order = {};
 };
 
 // The answer of Reader::supports. `why` is one clause for `inspect -v`,

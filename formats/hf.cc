@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <string_view>
 #include <system_error>
 
@@ -96,9 +95,7 @@ void add_sidecars(const std::string& directory, Catalog& catalog) {
   for (const std::string& name : io::list_directory(directory)) {
     const std::string path = io::join(directory, name);
     if (!is_sidecar(name) || !io::is_file(path)) continue;
-    std::error_code failed;
-    const auto size = std::filesystem::file_size(path, failed);
-    if (!failed) catalog.sidecars.push_back({name, path, size});
+    catalog.sidecars.push_back({name, path, io::file_size(path).value_or(0)});
   }
 }
 
@@ -127,6 +124,66 @@ void detect_dialect(const std::string& directory, Catalog& catalog) {
                                 path,
                                 {},
                                 error.problem()});
+  }
+}
+
+namespace {
+
+std::string_view torch_name(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return "float64";
+    case DType::f32:
+      return "float32";
+    case DType::f16:
+      return "float16";
+    case DType::bf16:
+      return "bfloat16";
+    default:
+      return {};
+  }
+}
+
+// `key`: "\"dtype\"", with its quotes.
+void replace_dtype(std::string& text, std::string_view key,
+                   std::string_view with) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  for (size_t at = 0; (at = text.find(key, at)) != text.npos;) {
+    at += key.size();
+    size_t next = text.find_first_not_of(kSpace, at);
+    if (next == text.npos || text[next] != ':') continue;
+    next = text.find_first_not_of(kSpace, next + 1);
+    if (next == text.npos || text[next] != '"') continue;
+    const size_t end = text.find('"', next + 1);
+    if (end == text.npos) return;
+    const std::string_view value =
+        std::string_view(text).substr(next + 1, end - next - 1);
+    for (const DType known : {DType::f64, DType::f32, DType::f16, DType::bf16})
+      if (value == torch_name(known)) {
+        text.replace(next + 1, value.size(), with);
+        break;
+      }
+  }
+}
+
+}  // namespace
+
+void set_config_dtype(Catalog& catalog, DType dtype) {
+  const std::string_view with = torch_name(dtype);
+  if (with.empty()) return;
+  for (Sidecar& sidecar : catalog.sidecars) {
+    if (sidecar.name != "config.json" || sidecar.size > kMaxConfig) continue;
+    const std::string old =
+        sidecar.text ? *sidecar.text : io::read_file(sidecar.path, kMaxConfig);
+    std::string text = old;
+    for (const std::string_view key : {"\"torch_dtype\"", "\"dtype\""})
+      replace_dtype(text, key, with);
+    if (text == old) continue;
+    sidecar.path = "made:" + sidecar.name;
+    sidecar.size = text.size();
+    sidecar.text = std::make_shared<const std::string>(std::move(text));
+    catalog.assumptions.push_back(
+        fmt::format("config.json: the dtype is {}, as --dtype says", with));
   }
 }
 

@@ -18,4 +18,8 @@ void add_sidecars(const std::string& directory, Catalog& catalog);
 // ("config_json"), no error: the tensors are whole without it.
 void detect_dialect(const std::string& directory, Catalog& catalog);
 
+// config.json says that the weights are of this dtype, wherever it says one;
+// the rest of its text stays.
+void set_config_dtype(Catalog& catalog, DType dtype);
+
 }  // namespace ckpt::formats

@@ -1,12 +1,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <cctype>
 
 #include "ckpt/error.h"
 #include "formats/dcp/dcp.h"
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/fairseq2/fairseq2.h"
+#include "formats/file_list.h"
 #include "formats/foreign.h"
 #include "formats/format.h"
 #include "formats/megatron/legacy.h"
@@ -16,8 +17,10 @@
 #include "formats/modelopt/modelopt.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/v1.h"
+#include "formats/runs/run.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
+#include "formats/tried.h"
 #include "formats/vllm/vllm.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
@@ -78,91 +81,125 @@ std::string known_formats() {
   return fmt::format("ckpt reads {}", fmt::join(format_names(), ", "));
 }
 
+// "meta-llama/Llama-3-8B", not a path of ours.
+bool is_hub_name(const std::string& path) {
+  const size_t slash = path.find('/');
+  const auto plain = [](std::string_view part) {
+    return !part.empty() && part[0] != '.' && part[0] != '-' &&
+           std::ranges::all_of(part, [](unsigned char c) {
+             return std::isalnum(c) || c == '.' || c == '-' || c == '_';
+           });
+  };
+  return slash != path.npos && plain(std::string_view(path).substr(0, slash)) &&
+         plain(std::string_view(path).substr(slash + 1));
+}
+
 // What could have been meant, if a path does not exist.
 std::string missing_hint(const std::string& path) {
   const std::string directory = io::parent(path);
-  if (!io::is_directory(directory)) {
-    std::string above = directory;
-    while (!io::is_directory(above) && above != io::parent(above))
-      above = io::parent(above);
-    return fmt::format("{} exists, what is below it does not",
-                       printable(above));
-  }
   try {
+    if (!io::is_directory(directory)) {
+      if (is_hub_name(path))
+        return fmt::format(
+            "a model of the Hugging Face hub has to be downloaded first: hf "
+            "download {} --local-dir DIR",
+            printable(path));
+      std::string above = directory;
+      while (!io::is_directory(above) && above != io::parent(above))
+        above = io::parent(above);
+      return fmt::format("{} is the last directory of that path that exists",
+                         printable(above));
+    }
     const std::string near =
         text::nearest(io::base_name(path), io::list_directory(directory));
     if (!near.empty())
       return fmt::format("did you mean {}?",
                          printable(io::join(directory, near)));
   } catch (const Error&) {
-    // The directory can't be listed: no suggestion then.
+    // It can't be looked at or listed: no suggestion then.
   }
   return {};
 }
 
 void check_path(const std::string& path) {
   if (io::is_file(path) || io::is_directory(path)) return;
-  std::error_code ignored;
-  const auto facts = std::filesystem::symlink_status(path, ignored);
-  if (std::filesystem::is_symlink(facts))
-    throw missing_error({path, {}}, "is a link to nothing")
-        .with_hint(
-            "in a Hugging Face cache this means that the download did "
-            "not finish");
-  if (std::filesystem::exists(facts))
-    throw missing_error({path, {}}, "is neither a file nor a directory");
+  if (path == "-")
+    throw missing_error({path, {}}, "a checkpoint can't be read from a pipe")
+        .with_hint("save it to a file first; a file named -: ./-");
   throw missing_error({path, {}}, "no such file or directory")
       .with_hint(missing_hint(path));
 }
 
-// The answers of all formats: "torch: does not start with PK\3\4; …"
-std::string all_answers(const Detection& detection) {
-  std::string answers;
-  for (const auto& [name, why] : detection.tried)
-    answers += fmt::format("{}{}: {}", answers.empty() ? "" : "; ", name, why);
-  return answers;
-}
+constexpr std::string_view kShowTried = "; -v shows what was tried";
 
 [[noreturn]] void unknown_file(const Detection& detection) {
   const std::string& path = detection.path;
   if (const auto foreign = recognise_file(path))
-    throw missing_error({path, {}}, "no checkpoint: this is {}", foreign->what)
+    throw missing_error({path, {}}, "not a checkpoint: this is {}",
+                        foreign->what)
         .with_hint(foreign->hint.empty() ? known_formats()
                                          : std::string(foreign->hint));
-  std::error_code ignored;
-  if (std::filesystem::file_size(path, ignored) == 0)
-    throw missing_error({path, {}}, "is empty (0 bytes)")
+  if (io::file_size(path) == 0)
+    throw missing_error({path, {}}, "an empty file (0 bytes)")
         .with_hint("fetch or copy the file again");
-  throw missing_error({path, {}}, "is of no format that ckpt knows ({})",
-                      all_answers(detection))
-      .with_hint(known_formats() +
-                 "; name the format with --from if it is "
-                 "one of these");
+  throw missing_error({path, {}}, "not a recognized checkpoint")
+      .with_hint(known_formats() + std::string(kShowTried));
 }
 
-// A checkpoint inside of a directory that is none: "step_10 (fairseq2)".
-std::string checkpoint_below(const std::string& path,
-                             const std::vector<std::string>& names) {
-  constexpr size_t kMostTried = 64;
-  size_t tried = 0;
+// Checkpoints inside of a directory that is none, a few levels down:
+// "step_10 (fairseq2)". `left` bounds how many directories are looked at.
+void checkpoints_below(const std::string& path, const std::string& shown,
+                       int depth, size_t& left,
+                       std::vector<std::string>& found) {
+  std::vector<std::string> names;
+  try {
+    names = io::list_directory(path);
+  } catch (const Error&) {
+    return;  // it can't be listed, so it is no suggestion
+  }
   for (const std::string& name : names) {
-    if (tried++ == kMostTried) break;
     const std::string below = io::join(path, name);
+    const std::string title = shown.empty() ? name : shown + "/" + name;
+    if (!io::is_directory(below) && depth > 0) continue;
+    if (left == 0) return;
+    --left;
+    bool known = false;
     for (const Format& format : all_formats()) {
       try {
-        if (format.reader && format.reader->supports(below).yes)
-          return fmt::format("{} looks like {}", printable(below), format.name);
+        if (!format.reader || !format.reader->supports(below).yes) continue;
       } catch (const Error&) {
-        // It can't be read, so it is no suggestion.
+        continue;
       }
+      found.push_back(fmt::format("{} ({})", printable(title), format.name));
+      known = true;
+      break;
     }
+    if (!known && depth < 3 && io::is_directory(below))
+      checkpoints_below(below, title, depth + 1, left, found);
   }
-  return {};
 }
 
-// A file in a directory that explains why it is no checkpoint.
-std::string foreign_inside(const std::string& path,
-                           const std::vector<std::string>& names) {
+// "below it are: a (dcp), b (dcp) and 7 more"; "" if there are none.
+std::string below_text(const std::string& path) {
+  constexpr size_t kShown = 6, kMostTried = 200;
+  size_t left = kMostTried;
+  std::vector<std::string> found;
+  checkpoints_below(path, "", 0, left, found);
+  if (found.empty()) return {};
+  const size_t more = found.size() - std::min(found.size(), kShown);
+  found.resize(found.size() - more);
+  return fmt::format("below it {}: {}{}", found.size() == 1 ? "is" : "are",
+                     fmt::join(found, ", "),
+                     more ? fmt::format(" and {} more", more) : "");
+}
+
+// What the names in a directory say that it is.
+std::string foreign_directory(const std::string& path,
+                              const std::vector<std::string>& names) {
+  for (const ForeignDirectory& row : foreign_directories())
+    for (const std::string& name : names)
+      if (row.exact ? name == row.name : name.ends_with(row.name))
+        return fmt::format("{}: {}", row.foreign.what, row.foreign.hint);
   constexpr size_t kMostTried = 64;
   for (size_t i = 0; i < std::min(names.size(), kMostTried); ++i) {
     const auto foreign = recognise_file(io::join(path, names[i]));
@@ -177,15 +214,20 @@ std::string foreign_inside(const std::string& path,
   const std::string& path = detection.path;
   const std::vector<std::string> names = io::list_directory(path);
   if (names.empty())
-    throw missing_error({path, {}}, "is an empty directory")
+    throw missing_error({path, {}}, "an empty directory")
         .with_hint(known_formats());
-  std::string hint = checkpoint_below(path, names);
-  if (hint.empty()) hint = foreign_inside(path, names);
+  std::string hint = below_text(path);
+  if (hint.empty()) hint = foreign_directory(path, names);
+  // A format that nearly took it says why it did not.
+  std::string near;
+  for (const auto& [name, why] : detection.tried)
+    if (near.empty() && (why.find("incomplete save") != why.npos ||
+                         why.find("name the one") != why.npos ||
+                         why.find("nor 'release'") != why.npos))
+      near = fmt::format(" ({}: {})", name, why);
   if (hint.empty()) hint = known_formats();
-  throw missing_error({path, {}},
-                      "no checkpoint that ckpt knows is in this directory ({})",
-                      all_answers(detection))
-      .with_hint(hint);
+  throw missing_error({path, {}}, "not a recognized checkpoint{}", near)
+      .with_hint(hint + std::string(kShowTried));
 }
 
 // A file whose name says that it is something else, and which then can't be
@@ -193,12 +235,60 @@ std::string foreign_inside(const std::string& path,
 Catalog read(const Format& format, const std::string& path,
              const ReadOptions& options) {
   try {
-    return format.reader->read_catalog(path, options);
+    Catalog catalog = format.reader->read_catalog(path, options);
+    list_files(catalog.root.empty() ? path : catalog.root, catalog);
+    return catalog;
   } catch (const Error& error) {
+    // A pointer of git-lfs stands for data that is not there, whatever its
+    // name and wherever it lies.
+    const std::string& file = error.where().path;
+    if (error.code() == ExitCode::kDamaged && io::is_file(file))
+      if (const auto found = recognise_file(file);
+          found && found->what.find("git-lfs") != std::string_view::npos)
+        throw missing_error({file, {}}, "this is {}", found->what)
+            .with_hint(std::string(found->hint));
     const auto foreign = recognise({}, io::base_name(path));
     if (!foreign) throw;
     throw error.with_hint(fmt::format("by its name this is {}", foreign->what));
   }
+}
+
+// A run's step as any other format's path is read.
+class StepReader final : public Reader {
+ public:
+  StepReader(const runs::Found& found, std::string given)
+      : found_(found), given_(std::move(given)) {}
+  std::string_view name() const override { return "run"; }
+  Support supports(const std::string&) const override {
+    return {true, found_.why};
+  }
+  Catalog read_catalog(const std::string&,
+                       const ReadOptions& options) const override {
+    if (auto catalog = runs::read_run(found_, given_, options))
+      return *std::move(catalog);
+    Catalog nobodys;
+    nobodys.path = found_.step;
+    return nobodys;
+  }
+
+ private:
+  const runs::Found& found_;
+  const std::string given_;
+};
+
+// Nothing if the step turns out to be of no trainer.
+std::optional<Catalog> read_found(const runs::Found& found,
+                                  const std::string& path,
+                                  const ReadOptions& options) {
+  const Format format{.name = "run",
+                      .what = "",
+                      .reader = std::make_unique<StepReader>(found, path),
+                      .writer = nullptr};
+  // A step that is one file is all that there is to read.
+  const bool file = !io::is_directory(found.step);
+  Catalog catalog = read(format, file ? found.step : path, options);
+  if (!catalog.run) return std::nullopt;
+  return catalog;
 }
 
 // What a format is called elsewhere, for who asks for it by that name.
@@ -243,9 +333,9 @@ const Format& find_format(std::string_view name) {
       .with_hint(meant_format(name));
 }
 
-Detection detect(const std::string& path) {
-  check_path(path);
-  const io::SameListings listings;
+namespace {
+
+Detection try_formats(const std::string& path) {
   Detection detection;
   detection.path = path;
   for (const Format& format : all_formats()) {
@@ -256,6 +346,24 @@ Detection detect(const std::string& path) {
     detection.format = &format;
     return detection;
   }
+  return detection;
+}
+
+}  // namespace
+
+std::vector<std::string> tried_formats(const std::string& path) {
+  const io::SameListings listings;
+  std::vector<std::string> answers;
+  for (const auto& [name, why] : try_formats(path).tried)
+    answers.push_back(fmt::format("not {}: {}", name, why));
+  return answers;
+}
+
+Detection detect(const std::string& path) {
+  check_path(path);
+  const io::SameListings listings;
+  Detection detection = try_formats(path);
+  if (detection.format != nullptr) return detection;
   // No content that anybody knows; its name still says who can tell what is
   // wrong with it.
   if (io::is_file(path) && path.ends_with(".safetensors")) {
@@ -271,9 +379,20 @@ Catalog open(const std::string& path, const std::string& from,
              const ReadOptions& options) {
   const trace::Span span("headers");
   const io::SameListings listings;
+  if (from.empty() && options.trainer != "none") {
+    check_path(path);
+    if (const auto found = runs::find_run(path, options.trainer))
+      if (auto catalog = read_found(*found, path, options))
+        return *std::move(catalog);
+    if (!options.trainer.empty())
+      throw missing_error({path, {}}, "is no step of {} and no root of steps",
+                          options.trainer)
+          .with_hint("leave --trainer out: inspect -v says what it is");
+  }
   if (from.empty()) {
     const Detection detection = detect(path);
     Catalog catalog = read(*detection.format, detection.path, options);
+    if (options.trainer.empty()) runs::adopt(catalog, {}, options);
     catalog.assumptions.insert(
         catalog.assumptions.begin(),
         fmt::format("format {}: {}", detection.format->name,

@@ -44,17 +44,11 @@ TargetFile copied_file(std::string path, const Sidecar& sidecar) {
 
 void copy_sidecars(const Catalog& source, bool keep, std::string_view folder,
                    Target& target) {
+  target.beside = folder;
   for (const Sidecar& sidecar : source.sidecars) {
-    if (keep)
+    if (keep || sidecar.text)
       target.files.push_back(
           copied_file(io::join(folder, sidecar.name), sidecar));
-    else
-      target.problems.push_back(
-          {Problem::Severity::kNote,
-           "sidecar_left_out",
-           {},
-           {},
-           text::printable(sidecar.name) + " is not copied"});
   }
 }
 

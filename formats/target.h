@@ -24,8 +24,8 @@ TargetFile literal_file(std::string path, std::string content);
 TargetFile copied_file(std::string path, const Sidecar& sidecar);
 
 // Copies the source's sidecars, under their names, to `folder` of the target,
-// if that is not empty; or, unless `keep`, notes ("sidecar_left_out") that they
-// are not copied.
+// if that is not empty. Unless `keep`, they are like all other files beside the
+// checkpoint (settle_files).
 void copy_sidecars(const Catalog& source, bool keep, std::string_view folder,
                    Target& target);
 

@@ -137,7 +137,7 @@ class Builder {
     }
   }
 
-  // Values that are no tensors go into optim.pt, a file of their own, or to
+  // Non-tensor values go into optim.pt, a file of their own, or to
   // the first file, which has no place for them and says so.
   void give_objects() {
     const bool any = std::ranges::any_of(source_.objects, [](const Object& o) {

@@ -1,6 +1,20 @@
 #include "ckpt/catalog.h"
 
+#include "ckpt/layout.h"
+
 namespace ckpt {
+
+std::string_view name(Fate fate) {
+  switch (fate) {
+    case Fate::kConverted:
+      return "converted";
+    case Fate::kCarried:
+      return "carried";
+    case Fate::kLeftOut:
+      break;
+  }
+  return "left_out";
+}
 
 std::string_view name(Kind kind) {
   switch (kind) {

@@ -8,10 +8,9 @@ namespace {
 
 std::string compose(const Where& where, const std::string& problem) {
   std::string text;
+  if (!where.path.empty()) text += where.path + ": ";
   if (!where.tensor.empty()) text += where.tensor + ": ";
-  text += problem;
-  if (!where.path.empty()) text += " (in " + where.path + ")";
-  return text;
+  return text + problem;
 }
 
 }  // namespace
@@ -24,6 +23,10 @@ Error::Error(ExitCode code, Where where, std::string problem, std::string hint)
       hint_(std::move(hint)) {}
 
 Error io_error(std::string path, std::string operation, int errnum) {
+  if (errnum == EMFILE || errnum == ENFILE)
+    return Error(ExitCode::kResource, {std::move(path), {}},
+                 operation + ": " + std::strerror(errnum),
+                 "raise the limit (`ulimit -n`), or take fewer --threads");
   const bool missing = errnum == ENOENT || errnum == ENOTDIR;
   return Error(missing ? ExitCode::kMissing : ExitCode::kIo,
                {std::move(path), {}}, operation + ": " + std::strerror(errnum));

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "lib/parallel.h"
+
 namespace ckpt {
 
 inline constexpr size_t kReaders = 32;
@@ -44,7 +46,9 @@ class InOrder {
     std::vector<std::jthread> readers;
     const Stop stop{*this};
     for (size_t t = 0; t < std::min(kReaders, runs_); ++t)
-      readers.emplace_back([&] { fill(make); });
+      if (!try_thread(readers, [&] { fill(make); })) break;
+    for (size_t i = 0; readers.empty() && i < count_; ++i) take(i, make(i));
+    if (readers.empty()) return;
     for (size_t r = 0; r < runs_; ++r) {
       Run run = wait_for(r);
       for (size_t i = 0; i < run.made.size(); ++i)

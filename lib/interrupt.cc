@@ -35,6 +35,7 @@ void install_interrupt_handlers() {
     if (before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);
   }
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);
 }
 
 InterruptScope::InterruptScope() { scopes.fetch_add(1); }

@@ -15,8 +15,9 @@ namespace ckpt {
 bool interrupted();
 
 // Installs the handlers. The program's main calls it; a library user who
-// wants the same may. SIGPIPE is ignored from then on: a closed pipe is an
-// EPIPE like any other failed write.
+// wants the same may. SIGPIPE and SIGXFSZ are ignored from then on: a
+// closed pipe is an EPIPE, a file above `ulimit -f` an EFBIG, like any other
+// failed write.
 void install_interrupt_handlers();
 
 // While one is alive, a first signal sets the flag instead of exiting.

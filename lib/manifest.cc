@@ -1,9 +1,15 @@
 #include "lib/manifest.h"
 
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/sha256.h"
 #include "lib/text/json.h"
 
 namespace ckpt {
@@ -40,7 +46,126 @@ Shape read_shape(const json& entry, const std::string& path) {
   return shape;
 }
 
+// What follows all that "self" is the digest of.
+constexpr std::string_view kBeforeSelf = ",\n \"self\": \"";
+constexpr std::string_view kAfterSelf = "\"\n}\n";
+constexpr size_t kHexDigits = 64;
+
+std::string sha256_of(std::string_view text) {
+  Sha256 sum;
+  sum.update(std::as_bytes(std::span(text)));
+  return sum.hex();
+}
+
+// Old manifests end without a digest of themselves.
+bool has_self(std::string_view text) {
+  const size_t length = kBeforeSelf.size() + kHexDigits + kAfterSelf.size();
+  return text.size() > length && text.ends_with(kAfterSelf) &&
+         text.substr(text.size() - length).starts_with(kBeforeSelf);
+}
+
+[[noreturn]] void changed(const std::string& path) {
+  throw input_error({path, {}}, "the manifest changed since it was written")
+      .with_hint(
+          "without it `ckpt verify` can check no values: fetch or copy it "
+          "again, or remove it");
+}
+
+void check_self(const std::string& text, const std::string& path) {
+  if (!has_self(text)) return;
+  const std::string_view all = text;
+  const size_t at = all.size() - kAfterSelf.size() - kHexDigits;
+  if (sha256_of(all.substr(0, at - kBeforeSelf.size())) !=
+      all.substr(at, kHexDigits))
+    changed(path);
+}
+
+// A key that nobody knows is a key with a flipped bit.
+void check_keys(const json& root, const std::string& text,
+                const std::string& path) {
+  constexpr auto kKnown = std::to_array<std::string_view>(
+      {"ckpt_manifest", "format", "source", "files", "tensors", "contents",
+       "identity", "self"});
+  for (const auto& [key, value] : root.items())
+    if (std::ranges::find(kKnown, key) == kKnown.end()) changed(path);
+  if (root.contains("contents") && !has_self(text)) changed(path);
+}
+
+Manifest::Content read_content(const json& entry, const std::string& path) {
+  Manifest::Content content;
+  content.sha256 = text::string_member(entry, "sha256", path);
+  if (!entry.contains("ranges")) return content;
+  for (const json& n : entry["ranges"]) {
+    if (!n.is_number_unsigned())
+      throw input_error({path, {}}, "a range holds {}", n.dump());
+    content.ranges.push_back(n.get<uint64_t>());
+  }
+  if (content.ranges.size() % 2 || !std::ranges::is_sorted(content.ranges))
+    throw input_error({path, {}}, "ranges are pairs in order");
+  return content;
+}
+
+std::string hex_of(std::string_view bytes) {
+  std::string text;
+  for (const char c : bytes)
+    text += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  return text;
+}
+
+// More than a quarter of the bytes: what rots is a bit, a sector at most, and
+// leaves the time as it was.
+bool is_unlike(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return true;
+  size_t unlike = 0;
+  for (size_t i = 0; i + 1 < a.size(); i += 2)
+    unlike += a.substr(i, 2) != b.substr(i, 2);
+  return unlike * 8 > a.size();
+}
+
 }  // namespace
+
+std::string sha256_of(const io::Handle& file,
+                      const std::vector<uint64_t>& ranges) {
+  constexpr uint64_t kBlock = 1 << 20;
+  std::vector<std::byte> block(std::min(kBlock, file.size()));
+  Sha256 sum;
+  const auto add = [&](uint64_t begin, uint64_t end) {
+    while (begin < end) {
+      const auto part =
+          std::span(block).first(std::min<uint64_t>(end - begin, block.size()));
+      file.read(begin, part);
+      sum.update(part);
+      begin += part.size();
+    }
+  };
+  if (ranges.empty()) add(0, file.size());
+  for (size_t i = 0; i + 1 < ranges.size(); i += 2) {
+    if (ranges[i + 1] > file.size())
+      throw input_error({file.path(), {}}, "ends at byte {}, it was longer",
+                        file.size());
+    add(ranges[i], ranges[i + 1]);
+  }
+  return sum.hex();
+}
+
+Manifest::Identity identity_of(const io::Handle& file) {
+  constexpr uint64_t kEnd = 256;
+  struct stat facts {};
+  ::fstat(file.fd(), &facts);
+  const uint64_t part = std::min(file.size(), kEnd);
+  return {.mtime = int64_t{facts.st_mtim.tv_sec} * 1'000'000'000 +
+                   facts.st_mtim.tv_nsec,
+          .head = hex_of(file.read_string(0, part)),
+          .tail = hex_of(file.read_string(file.size() - part, part))};
+}
+
+bool is_stale(const Manifest& manifest, const io::Handle& file) {
+  if (!manifest.identity) return false;
+  const Manifest::Identity now = identity_of(file);
+  return now.mtime != manifest.identity->mtime &&
+         (is_unlike(now.head, manifest.identity->head) ||
+          is_unlike(now.tail, manifest.identity->tail));
+}
 
 std::string manifest_path(const std::string& checkpoint) {
   if (io::is_directory(checkpoint)) return io::join(checkpoint, kManifestName);
@@ -79,14 +204,38 @@ std::string to_json(const Manifest& manifest) {
     text += "}";
     separator = ",\n";
   }
-  return text + "\n }\n}\n";
+  text += "\n },\n \"contents\": {";
+  separator = "\n";
+  for (const auto& [path, content] : manifest.contents) {
+    text += fmt::format("{}  {}: {{\"sha256\": \"{}\"", separator, quoted(path),
+                        content.sha256);
+    if (!content.ranges.empty())
+      text +=
+          fmt::format(", \"ranges\": [{}]", fmt::join(content.ranges, ", "));
+    text += "}";
+    separator = ",\n";
+  }
+  text += "\n }";
+  if (manifest.identity)
+    text += fmt::format(
+        ",\n \"identity\": {{\"mtime\": {}, \"head\": \"{}\", \"tail\": "
+        "\"{}\"}}",
+        manifest.identity->mtime, manifest.identity->head,
+        manifest.identity->tail);
+  const std::string self = sha256_of(text);
+  text += kBeforeSelf;
+  text += self;
+  return text.append(kAfterSelf);
 }
 
 Manifest read_manifest(const std::string& path) {
-  const json root = text::parse_json(io::read_file(path, kMaxManifest), path);
+  const std::string text = io::read_file(path, kMaxManifest);
+  check_self(text, path);
+  const json root = text::parse_json(text, path);
   if (text::uint_member(root, "ckpt_manifest", path) != 1)
     throw input_error({path, {}}, "a manifest of version {}, this is 1",
                       root["ckpt_manifest"].dump());
+  check_keys(root, text, path);
   Manifest manifest;
   manifest.format = text::string_member(root, "format", path);
   const json& source = text::member(root, "source", path);
@@ -104,6 +253,18 @@ Manifest read_manifest(const std::string& path) {
     if (entry.contains("source"))
       tensor.source = {read_dtype(entry["source"], path),
                        read_digest(entry["source"], path)};
+  }
+  if (root.contains("contents"))
+    for (const auto& [name, entry] : root["contents"].items())
+      manifest.contents[name] = read_content(entry, path);
+  if (root.contains("identity")) {
+    const json& identity = root["identity"];
+    const json& mtime = text::member(identity, "mtime", path);
+    if (!mtime.is_number_integer())
+      throw input_error({path, {}}, "mtime is {}", mtime.dump());
+    manifest.identity = {.mtime = mtime.get<int64_t>(),
+                         .head = text::string_member(identity, "head", path),
+                         .tail = text::string_member(identity, "tail", path)};
   }
   return manifest;
 }

@@ -6,18 +6,29 @@
 //    "files": {"model/pp_00/tp_00/sdp_00.pt": 1234},
 //    "tensors": {"NAME": {"dtype": "bf16", "shape": [2, 3],
 //                         "digest": "32 hex digits",
-//                         "source": {"dtype": "f32", "digest": "…"}}}}
+//                         "source": {"dtype": "f32", "digest": "…"}}},
+//    "contents": {"config.json": {"sha256": "64 hex digits"},
+//                 "a.safetensors": {"sha256": "…", "ranges": [0, 1280]}},
+//    "identity": {"mtime": 17…, "head": "hex", "tail": "hex"},
+//    "self": "SHA-256 of all bytes before this line's comma"}
 //
-// "source" of a tensor is there if it was cast: what was read.
+// "source" of a tensor is there if it was cast: what was read. "contents" has
+// all bytes that no tensor's digest has: whole files, or of files with tensors
+// the ranges between them, [begin, end) after [begin, end). SHA-256, since
+// sha256sum can say it too and no two texts of a file share it by chance or by
+// intent. "identity" is of a manifest beside a single file: whether that is
+// still the file it speaks of. Manifests before these three had none of them.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ckpt/catalog.h"
 #include "lib/digest.h"
+#include "lib/io/file.h"
 
 namespace ckpt {
 
@@ -28,11 +39,23 @@ struct Manifest {
     Digest digest;
     std::optional<std::pair<DType, Digest>> source;
   };
+  struct Content {
+    std::string sha256;
+    std::vector<uint64_t> ranges;  // begin, end, begin, end …; none: all of it
+    friend bool operator==(const Content&, const Content&) = default;
+  };
+  struct Identity {
+    int64_t mtime = 0;  // nanoseconds
+    std::string head;   // the first and the last bytes, in hexadecimal
+    std::string tail;
+  };
   std::string format;
   std::string source_path;
   std::string source_format;
   std::map<std::string, uint64_t> files;
   std::map<std::string, Entry> tensors;
+  std::map<std::string, Content> contents;
+  std::optional<Identity> identity;
 };
 
 inline constexpr std::string_view kManifestName = ".ckpt-manifest.json";
@@ -46,7 +69,17 @@ std::string manifest_path(const std::string& checkpoint);
 bool is_part(const Shape& shape, const Manifest::Entry& entry);
 
 std::string to_json(const Manifest& manifest);
-// Throws input_error naming the path and the key.
+// Throws input_error naming the path and the key, or if a byte of it changed.
 Manifest read_manifest(const std::string& path);
+
+// SHA-256 of a whole file, or of the bytes in `ranges` one after the other.
+std::string sha256_of(const io::Handle& file,
+                      const std::vector<uint64_t>& ranges);
+
+Manifest::Identity identity_of(const io::Handle& file);
+// True if `file` is another one than the manifest speaks of: written later, and
+// with other bytes at its ends. A few changed bytes are no other file, they are
+// damage.
+bool is_stale(const Manifest& manifest, const io::Handle& file);
 
 }  // namespace ckpt

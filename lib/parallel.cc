@@ -36,7 +36,7 @@ void parallel_for(size_t count, const std::function<void(size_t)>& work,
       std::max<size_t>({1, least, std::thread::hardware_concurrency()});
   std::vector<std::jthread> others;
   for (size_t t = 1; t < std::min(threads, count); ++t)
-    others.emplace_back(run);
+    if (!try_thread(others, run)) break;
   run();
   others.clear();
   if (error) std::rethrow_exception(error);

@@ -3,6 +3,10 @@
 
 #include <cstddef>
 #include <functional>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
 
 namespace ckpt {
 
@@ -12,5 +16,17 @@ namespace ckpt {
 // each time. Work that waits for a disk or a server wants many threads.
 void parallel_for(size_t count, const std::function<void(size_t)>& work,
                   size_t least = 1);
+
+// Starts one more thread. False if the system gives none (`ulimit -u`, a
+// container's limit, no memory for its stack): the others do its work then.
+template <class Work>
+bool try_thread(std::vector<std::jthread>& threads, Work work) {
+  try {
+    threads.emplace_back(std::move(work));
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
 
 }  // namespace ckpt

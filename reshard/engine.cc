@@ -84,6 +84,8 @@ class Sums {
       result_.source.at(slot) += part;
     for (const auto& [tensor, part] : outcome.target)
       result_.target.at(tensor) += part;
+    for (const auto& [tensor, loss] : outcome.losses)
+      result_.losses[tensor] += loss;
   }
   RunResult finish(const std::deque<Mover>& movers) {
     for (const Mover& mover : movers) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -53,7 +54,11 @@ struct RunOptions {
   bool digest = true;
   bool check_crcs = false;  // of the source's records, as they are read
   CastFunction cast;        // needed if a planned tensor casts
-  Observer observe;         // optional
+  // Elements that casts lose are counted (cast_loss.h). On a device's blocks
+  // nobody counts: tensors whose cast may lose some go by the processor.
+  bool count_losses = false;
+  bool saturate = false;  // what overflows becomes the largest number
+  Observer observe;       // optional
   const CudaModule* device = nullptr;  // null: the processor does it all
   // A run that moves more bytes than this leaves none of them in the page
   // cache (reshard/behind.h); 0: half of the machine's memory.
@@ -66,8 +71,9 @@ struct RunOptions {
 struct RunResult {
   std::vector<Digest> source;  // by slot: of the elements as they were read
   std::vector<Digest> target;  // by tensor: of the elements as written
-  std::vector<uint32_t> wrong_crcs;  // in Catalog::crcs, if checked
-  uint64_t bytes_read = 0;           // of payload, counted at the reads
+  std::map<uint32_t, CastLoss> losses;  // by tensor that lost some
+  std::vector<uint32_t> wrong_crcs;     // in Catalog::crcs, if checked
+  uint64_t bytes_read = 0;              // of payload, counted at the reads
   uint64_t bytes_written = 0;
 };
 

@@ -13,7 +13,7 @@
 namespace ckpt::reshard {
 
 // Files that one cache keeps: a quarter of those that the process may have
-// open (RLIMIT_NOFILE), of 64 to 4096.
+// open (RLIMIT_NOFILE), of 2 to 4096.
 size_t most_open_files();
 
 // Thread-safe. What `open` gives may be null, which is remembered too.

@@ -1,17 +1,23 @@
 #include "reshard/journal.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <bit>
+#include <cerrno>
 #include <charconv>
 #include <optional>
 #include <string_view>
+#include <unordered_set>
 
 #include "ckpt/error.h"
+#include "lib/crc32.h"
 
 namespace ckpt::reshard {
 namespace {
 
 constexpr uint64_t kMaxJournal = uint64_t{4} << 30;
+constexpr std::string_view kBegin = "ckpt-journal 2 ";
 
 std::string boot_id() {
   try {
@@ -26,8 +32,26 @@ std::string boot_id() {
   }
 }
 
+std::string with_check(std::string line) {
+  line += " =";
+  const uint32_t check = crc32(0, std::as_bytes(std::span(line)));
+  return line + fmt::format(" {:08x}\n", check);
+}
+
 std::string header_line(uint64_t fingerprint) {
-  return fmt::format("ckpt-journal 1 {:016x} {}\n", fingerprint, boot_id());
+  return with_check(
+      fmt::format("{}{:016x} {}", kBegin, fingerprint, boot_id()));
+}
+
+// The line without its check; nothing if it is not the one that was written.
+std::optional<std::string_view> checked(std::string_view line) {
+  constexpr size_t kCheck = 9;  // " 01234567"
+  if (line.size() < kCheck) return std::nullopt;
+  const std::string_view body = line.substr(0, line.size() - kCheck);
+  const uint32_t check = crc32(0, std::as_bytes(std::span(body)));
+  if (line.substr(body.size()) != fmt::format(" {:08x}", check))
+    return std::nullopt;
+  return body;
 }
 
 std::string line_of(const Outcome& outcome) {
@@ -38,7 +62,10 @@ std::string line_of(const Outcome& outcome) {
     line += fmt::format(" t {} {}", tensor, digest.hex());
   for (const CrcPart& crc : outcome.crcs)
     line += fmt::format(" c {} {} {}", crc.file, crc.index, crc.value);
-  return line + " .\n";
+  for (const auto& [tensor, loss] : outcome.losses)
+    line += fmt::format(" l {} {} {} {}", tensor, loss.overflowed, loss.zeroed,
+                        std::bit_cast<uint64_t>(loss.largest));
+  return with_check(std::move(line));
 }
 
 // Words of a line, taken from the front.
@@ -51,9 +78,10 @@ class Words {
     rest_ = space == rest_.npos ? "" : rest_.substr(space + 1);
     return word;
   }
-  std::optional<uint32_t> number() {
+  template <class T = uint32_t>
+  std::optional<T> number() {
     const std::string_view word = next();
-    uint32_t value = 0;
+    T value = 0;
     const auto [end, failure] =
         std::from_chars(word.data(), word.data() + word.size(), value);
     if (failure != std::errc{} || end != word.data() + word.size())
@@ -65,20 +93,29 @@ class Words {
   std::string_view rest_;
 };
 
-// Nothing for a line that is torn or no line of ours.
+// Nothing for what is no line of ours.
 std::optional<Outcome> parse(std::string_view line) {
   Words words(line);
   Outcome outcome;
   const auto item = words.number();
   if (!item) return std::nullopt;
   outcome.item = *item;
-  for (std::string_view word = words.next(); word != "."; word = words.next()) {
+  for (std::string_view word = words.next(); word != "="; word = words.next()) {
     const auto first = words.number();
     if (!first) return std::nullopt;
     if (word == "c") {
       const auto index = words.number(), value = words.number();
       if (!index || !value) return std::nullopt;
       outcome.crcs.push_back({*first, *index, *value});
+      continue;
+    }
+    if (word == "l") {
+      const auto overflowed = words.number<uint64_t>();
+      const auto zeroed = words.number<uint64_t>();
+      const auto largest = words.number<uint64_t>();
+      if (!overflowed || !zeroed || !largest) return std::nullopt;
+      outcome.losses.push_back(
+          {*first, {*overflowed, *zeroed, std::bit_cast<double>(*largest)}});
       continue;
     }
     const auto digest = Digest::parse(words.next());
@@ -143,9 +180,12 @@ uint64_t fingerprint(const Plan& plan, const Catalog& source,
     struct stat facts = {};
     ::stat(file.path.c_str(), &facts);
     hash.add(file.path);
-    hash.all(static_cast<uint64_t>(facts.st_size),
-             static_cast<uint64_t>(facts.st_mtim.tv_sec),
-             static_cast<uint64_t>(facts.st_mtim.tv_nsec));
+    hash.all(static_cast<uint64_t>(facts.st_dev),
+             static_cast<uint64_t>(facts.st_ino),
+             static_cast<uint64_t>(facts.st_size));
+    for (const timespec& when : {facts.st_mtim, facts.st_ctim})
+      hash.all(static_cast<uint64_t>(when.tv_sec),
+               static_cast<uint64_t>(when.tv_nsec));
   }
   for (const TargetFile& file : target.files) {
     hash.add(file.path);
@@ -168,10 +208,9 @@ uint64_t fingerprint(const Plan& plan, const Catalog& source,
 
 Journal Journal::create(const std::string& path, uint64_t fingerprint) {
   ::unlink(path.c_str());
-  Journal journal(io::Handle::create(path));
-  const std::string header = header_line(fingerprint);
-  journal.file_.write(0, std::string_view(header));
-  journal.end_ = header.size();
+  Journal journal(io::Handle::create(path), header_line(fingerprint));
+  journal.file_.write(0, std::string_view(journal.header_));
+  journal.end_ = journal.header_.size();
   return journal;
 }
 
@@ -179,31 +218,64 @@ std::optional<Journal> Journal::open(const std::string& path,
                                      uint64_t fingerprint) {
   if (!io::is_file(path)) return std::nullopt;
   const std::string text = io::read_file(path, kMaxJournal);
-  const std::string header = header_line(fingerprint);
+  std::string header = header_line(fingerprint);
   const size_t first = text.find('\n');
-  if (first == text.npos || !text.starts_with("ckpt-journal 1 "))
-    return std::nullopt;
-  Words have(std::string_view(text).substr(15, first - 15));
-  Words want(std::string_view(header).substr(15, header.size() - 16));
-  const bool same_work = have.next() == want.next();
-  if (have.next() != want.next()) return std::nullopt;  // another boot
-  if (!same_work)
+  if (first == text.npos || !text.starts_with(kBegin)) return std::nullopt;
+  const auto line = checked(std::string_view(text).substr(0, first));
+  if (!line) return std::nullopt;
+  Words have(line->substr(kBegin.size()));
+  Words want(std::string_view(header).substr(kBegin.size()));
+  if (have.next() != want.next())
     throw unfaithful_error({path, {}},
                            "--resume: the source or the options are not those "
                            "of the run that was stopped")
         .with_hint("run it without --resume to start over");
-  Journal journal(io::Handle::open_write(path));
-  journal.end_ = first + 1;
-  for (size_t at = first + 1;;) {
-    const size_t end = text.find('\n', at);
-    if (end == text.npos) break;
-    auto outcome = parse(std::string_view(text).substr(at, end - at));
-    if (!outcome) break;
-    journal.done_.push_back(std::move(*outcome));
-    journal.end_ = at = end + 1;
-  }
-  journal.items_ = journal.done_.size();
+  Journal journal(io::Handle::open_write(path), std::move(header));
+  journal.doubtful_ = have.next() != want.next();
+  journal.read_lines(text, first + 1);
   return journal;
+}
+
+// Lines stand for themselves: one that is damaged loses its item alone.
+void Journal::read_lines(std::string_view text, size_t first) {
+  std::unordered_set<uint32_t> seen;
+  end_ = first;
+  for (size_t end; (end = text.find('\n', end_)) != text.npos; end_ = end + 1) {
+    const auto line = checked(text.substr(end_, end - end_));
+    if (!line) continue;
+    if (line->starts_with('!')) doubtful_ = true;
+    auto outcome = parse(*line);
+    if (outcome && seen.insert(outcome->item).second)
+      done_.push_back(std::move(*outcome));
+  }
+  items_ = done_.size();
+}
+
+void Journal::doubt() {
+  const std::lock_guard lock(mutex_);
+  doubtful_ = true;
+  waiting_ += with_check("!");
+  try {
+    flush();
+  } catch (const Error&) {
+    // Then nothing of it is to be believed.
+    waiting_.clear();
+    ::unlink(file_.path().c_str());
+  }
+}
+
+void Journal::replace(std::vector<Outcome> done) {
+  const std::lock_guard lock(mutex_);
+  file_ = io::Handle::open_write(file_.path());
+  if (::ftruncate(file_.fd(), 0) != 0)
+    throw io_error(file_.path(), "cannot empty", errno);
+  waiting_ = header_;
+  for (const Outcome& outcome : done) waiting_ += line_of(outcome);
+  end_ = 0;
+  flush();
+  items_ = done.size();
+  done_ = std::move(done);
+  doubtful_ = false;
 }
 
 void Journal::append(const Outcome& outcome) {

@@ -1,13 +1,17 @@
 // Which parts of a plan are done: a file in the staging directory, so that a
 // run which was stopped, killed or out of space goes on where it was.
 //
-//   ckpt-journal 1 FINGERPRINT BOOT\n
-//   ITEM s SLOT DIGEST … t TENSOR DIGEST … c FILE INDEX CRC … .\n
+//   ckpt-journal 2 FINGERPRINT BOOT = CHECK\n
+//   ITEM s SLOT DIGEST … t TENSOR DIGEST … c FILE INDEX CRC …
+//        l TENSOR OVERFLOWED ZEROED LARGEST … = CHECK\n
+//   ! = CHECK\n
 //
-// One line for each finished item, appended after its last write. A line
-// that lacks its full stop was torn by the end of the process and does not
-// count. The page cache outlives a process but not the machine, so a journal
-// of another boot is not believed.
+// One line for each finished item, appended after its last write. CHECK is
+// the CRC-32 of the line before it, 8 hexadecimal digits: a line that was torn
+// or flipped does not count. A line of "!" says that something failed to be
+// written. The page cache outlives a process but not the machine, nor a flush
+// that fails: what a journal says is proven from the staged files before it
+// is believed (reshard/staged.h).
 #pragma once
 
 #include <chrono>
@@ -15,12 +19,14 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ckpt/layout.h"
 #include "lib/digest.h"
 #include "lib/io/file.h"
+#include "reshard/cast_loss.h"
 #include "reshard/plan.h"
 
 namespace ckpt::reshard {
@@ -38,22 +44,30 @@ struct Outcome {
   std::vector<std::pair<uint32_t, Digest>> source;  // slot, part of its sum
   std::vector<std::pair<uint32_t, Digest>> target;  // tensor, likewise
   std::vector<CrcPart> crcs;
+  std::vector<std::pair<uint32_t, CastLoss>> losses;  // tensor, its part
 
-  void clear() { source.clear(), target.clear(), crcs.clear(); }
+  void clear() { source.clear(), target.clear(), crcs.clear(), losses.clear(); }
 };
 
 class Journal {
  public:
   // A new journal; replaces what is there.
   static Journal create(const std::string& path, uint64_t fingerprint);
-  // The journal of an earlier run of the same work. Nothing if there is none
-  // or the machine was restarted since; throws unfaithful_error if it is of
-  // other work (the source or the options changed).
+  // The journal of an earlier run of the same work. Nothing if there is none;
+  // throws unfaithful_error if it is of other work (the source or the options
+  // changed).
   static std::optional<Journal> open(const std::string& path,
                                      uint64_t fingerprint);
 
-  // What an earlier run finished.
+  // What an earlier run finished, or says so; each item once.
   const std::vector<Outcome>& done() const { return done_; }
+  // The machine was restarted since, or a write or a flush failed: the files
+  // may not hold what was written to them.
+  bool is_doubtful() const { return doubtful_; }
+  // Says so to later runs.
+  void doubt();
+  // Forgets what was done but for these.
+  void replace(std::vector<Outcome> done);
   // Adds a finished item; from any thread. It is on file after 50 ms or 64 KiB
   // of others, or when the journal goes: a plan of a million small items must
   // not pay a system call for each, and a killed run may do some of them again.
@@ -63,6 +77,8 @@ class Journal {
 
   Journal(Journal&& other) noexcept
       : file_(std::move(other.file_)),
+        header_(std::move(other.header_)),
+        doubtful_(other.doubtful_),
         end_(other.end_),
         items_(other.items_),
         done_(std::move(other.done_)),
@@ -71,9 +87,13 @@ class Journal {
   ~Journal();
 
  private:
-  explicit Journal(io::Handle file) : file_(std::move(file)) {}
+  Journal(io::Handle file, std::string header)
+      : file_(std::move(file)), header_(std::move(header)) {}
+  void read_lines(std::string_view text, size_t first);
   void flush();
   io::Handle file_;
+  std::string header_;
+  bool doubtful_ = false;
   uint64_t end_ = 0;  // of the last whole line
   size_t items_ = 0;
   std::vector<Outcome> done_;
@@ -83,7 +103,7 @@ class Journal {
 };
 
 // Identifies the work: the plan, the target's files, and the source's files
-// as they are on disk (size and time of change).
+// as they are on disk (size, times of change, which file it is).
 uint64_t fingerprint(const Plan& plan, const Catalog& source,
                      const Target& target);
 

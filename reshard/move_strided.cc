@@ -107,6 +107,8 @@ void Mover::digest_block(const Job& job, uint64_t row, uint64_t rows) {
       add_source(move.digest, part);
       add_source(move.check, part);
     }
+    if (move.digest != kNone)
+      count_losses(job.tensor, data, lane.stride, move.bytes, rows);
     if (options_.observe && move.digest != kNone)
       for (uint64_t r = 0; r < rows; ++r)
         options_.observe(job.tensor, content + r * move.content_stride,

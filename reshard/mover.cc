@@ -97,8 +97,29 @@ void Mover::account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
     add_source(digest_slot, part);
     add_source(check_slot, part);
   }
-  if (options_.observe && digest_slot != kNone)
-    options_.observe(tensor, offset, bytes);
+  if (digest_slot == kNone) return;
+  count_losses(tensor, bytes.data(), 0, bytes.size(), 1);
+  if (options_.observe) options_.observe(tensor, offset, bytes);
+}
+
+void Mover::count_losses(uint32_t tensor, const std::byte* data,
+                         uint64_t stride, uint64_t bytes, uint64_t rows) {
+  const PlannedTensor& planned = plan_.tensors[tensor];
+  if (!options_.count_losses || !planned.casts()) return;
+  const LossCounter& counter =
+      loss_counter(planned.source_dtype, planned.target_dtype);
+  if (!counter.counts()) return;
+  const trace::Span span("count", bytes * rows);
+  CastLoss loss;
+  for (uint64_t row = 0; row < rows; ++row)
+    loss += counter.count({data + row * stride, bytes});
+  if (!loss.any()) return;
+  for (auto& [known, sum] : outcome_.losses)
+    if (known == tensor) {
+      sum += loss;
+      return;
+    }
+  outcome_.losses.emplace_back(tensor, loss);
 }
 
 void Mover::write(uint32_t file, uint64_t offset, std::span<iovec> parts,
@@ -145,6 +166,9 @@ void Mover::cast(const PlannedTensor& tensor, const std::byte* in,
                  std::byte* out, uint64_t count) {
   const trace::Span span("cast", count * element_size(tensor.source_dtype));
   options_.cast(tensor.source_dtype, tensor.target_dtype, in, out, count);
+  if (options_.saturate)
+    loss_counter(tensor.source_dtype, tensor.target_dtype)
+        .saturate(in, out, count);
 }
 
 void Mover::leave_behind() {

@@ -100,6 +100,9 @@ class Mover {
                                std::span<std::byte> bytes);
   void add_source(uint32_t slot, const Digest& part);
   void add_target(uint32_t tensor, const Digest& part);
+  // Of `rows` runs of source bytes, before they are cast.
+  void count_losses(uint32_t tensor, const std::byte* data, uint64_t stride,
+                    uint64_t bytes, uint64_t rows);
   void write(uint32_t file, uint64_t offset, std::span<iovec> parts,
              std::optional<uint32_t> crc = {});
   // `count` elements, in() to `out`.

@@ -2,10 +2,82 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <span>
 
-#include "reshard/torch/load.h"
+#include "ckpt/catalog.h"
+#include "reshard/values.h"
 
 namespace ckpt::reshard {
+
+namespace {
+
+constexpr double kLargest = std::numeric_limits<double>::max();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr uint64_t kBlock = 2048;  // elements that are doubles at a time
+
+// Elements go round over independent sums: one addition need not wait for the
+// one before it, and rounding errors stay small.
+void add_values(std::span<const double> values, Stats& stats) {
+  constexpr size_t kLanes = 8;
+  double min[kLanes], max[kLanes];
+  double sum[kLanes] = {}, squares[kLanes] = {};
+  uint64_t nans[kLanes] = {}, infs[kLanes] = {}, zeros[kLanes] = {};
+  std::fill_n(min, kLanes, stats.min);
+  std::fill_n(max, kLanes, stats.max);
+  const auto add = [&](double value, size_t lane) {
+    const bool finite = std::abs(value) <= kLargest;
+    const double counted = finite ? value : 0;
+    const double low = finite ? value : kInfinity;
+    const double high = finite ? value : -kInfinity;
+    sum[lane] += counted;
+    squares[lane] += counted * counted;
+    min[lane] = low < min[lane] ? low : min[lane];
+    max[lane] = high > max[lane] ? high : max[lane];
+    nans[lane] += value != value;
+    infs[lane] += (value == value) & !finite;
+    zeros[lane] += value == 0;
+  };
+  for (size_t i = 0; i < values.size(); ++i) add(values[i], i % kLanes);
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    stats.min = std::min(stats.min, min[lane]);
+    stats.max = std::max(stats.max, max[lane]);
+    stats.sum += sum[lane];
+    stats.sum_of_squares += squares[lane];
+    stats.nans += nans[lane];
+    stats.infs += infs[lane];
+    stats.zeros += zeros[lane];
+  }
+  stats.count += values.size();
+}
+
+bool same(double a, double b) {
+  return a == b || (std::isnan(a) && std::isnan(b));
+}
+
+// `distance` is |a - b|, `size` is |b|.
+void add_pair(double distance, double size, bool equal, double rtol,
+              double atol, Comparison& total) {
+  const uint64_t index = total.count++;
+  if (equal) return;
+  // NaN: only one of the two is a number, or an infinity met another.
+  if (!(distance <= kLargest)) distance = kInfinity;
+  const double relative = distance / size;
+  total.max_abs = std::max(total.max_abs, distance);
+  total.max_rel =
+      std::max(total.max_rel, std::isnan(relative) ? kInfinity : relative);
+  const bool close = distance <= kLargest && distance <= atol + rtol * size;
+  if (!close && total.mismatches++ == 0) total.first_mismatch = index;
+}
+
+void compare_real(const double* a, const double* b, uint64_t count, double rtol,
+                  double atol, Comparison& total) {
+  for (uint64_t i = 0; i < count; ++i)
+    add_pair(std::abs(a[i] - b[i]), std::abs(b[i]), same(a[i], b[i]), rtol,
+             atol, total);
+}
+
+}  // namespace
 
 Stats& Stats::operator+=(const Stats& other) {
   min = std::min(min, other.min);
@@ -15,15 +87,19 @@ Stats& Stats::operator+=(const Stats& other) {
   count += other.count;
   nans += other.nans;
   infs += other.infs;
+  zeros += other.zeros;
   return *this;
 }
 
 void add_stats(DType dtype, const std::byte* in, uint64_t count, Stats& stats) {
-  const TorchModule& torch = TorchModule::get();
-  CkptTorchStats part = {Stats{}.min, Stats{}.max, 0, 0, 0, 0, 0};
-  torch.require(torch.api().stats(torch.number(dtype, {}), in, count, &part));
-  stats += {part.min,   part.max,  part.sum, part.sum_of_squares,
-            part.count, part.nans, part.infs};
+  const uint64_t size = element_size(dtype);
+  const uint32_t each = doubles_of(dtype);
+  double values[2 * kBlock];
+  for (uint64_t begin = 0; begin < count; begin += kBlock) {
+    const uint64_t n = std::min(kBlock, count - begin);
+    to_doubles(dtype, in + begin * size, n, values);
+    add_values({values, n * each}, stats);
+  }
 }
 
 Comparison& Comparison::operator+=(const Comparison& later) {
@@ -35,22 +111,67 @@ Comparison& Comparison::operator+=(const Comparison& later) {
   return *this;
 }
 
+namespace {
+
+bool is_wide(DType dtype) { return dtype == DType::i64 || dtype == DType::u64; }
+
+// A double does not hold them all: their difference is taken of integers.
+template <class T>
+void compare_wide(const std::byte* a, const std::byte* b, uint64_t count,
+                  double rtol, double atol, Comparison& part) {
+  for (uint64_t i = 0; i < count; ++i) {
+    T x, y;
+    std::memcpy(&x, a + i * sizeof x, sizeof x);
+    std::memcpy(&y, b + i * sizeof y, sizeof y);
+    const uint64_t apart = static_cast<uint64_t>(std::max(x, y)) -
+                           static_cast<uint64_t>(std::min(x, y));
+    add_pair(static_cast<double>(apart), std::abs(static_cast<double>(y)),
+             x == y, rtol, atol, part);
+  }
+}
+
+}  // namespace
+
 void add_comparison(DType dtype_a, const std::byte* a, DType dtype_b,
                     const std::byte* b, uint64_t count, double rtol,
                     double atol, Comparison& comparison) {
-  const TorchModule& torch = TorchModule::get();
-  CkptTorchComparison part = {};
-  torch.require(torch.api().compare(torch.number(dtype_a, {}), a,
-                                    torch.number(dtype_b, {}), b, count, rtol,
-                                    atol, &part));
-  comparison += {part.max_abs, part.max_rel, part.count, part.mismatches,
-                 part.first_mismatch};
+  Comparison part;
+  if (dtype_a == dtype_b && is_wide(dtype_a)) {
+    if (dtype_a == DType::i64)
+      compare_wide<int64_t>(a, b, count, rtol, atol, part);
+    else
+      compare_wide<uint64_t>(a, b, count, rtol, atol, part);
+    comparison += part;
+    return;
+  }
+  const uint64_t size_a = element_size(dtype_a), size_b = element_size(dtype_b);
+  const uint32_t step_a = doubles_of(dtype_a), step_b = doubles_of(dtype_b);
+  double x[2 * kBlock], y[2 * kBlock];
+  for (uint64_t begin = 0; begin < count; begin += kBlock) {
+    const uint64_t n = std::min(kBlock, count - begin);
+    to_doubles(dtype_a, a + begin * size_a, n, x);
+    to_doubles(dtype_b, b + begin * size_b, n, y);
+    if (step_a == 1 && step_b == 1) {
+      compare_real(x, y, n, rtol, atol, part);
+      continue;
+    }
+    for (uint64_t i = 0; i < n; ++i) {
+      const double re_a = x[i * step_a], re_b = y[i * step_b];
+      const double im_a = step_a == 2 ? x[2 * i + 1] : 0;
+      const double im_b = step_b == 2 ? y[2 * i + 1] : 0;
+      add_pair(std::hypot(re_a - re_b, im_a - im_b), std::hypot(re_b, im_b),
+               same(re_a, re_b) && same(im_a, im_b), rtol, atol, part);
+    }
+  }
+  comparison += part;
 }
 
 double mean(const Stats& stats) {
   const uint64_t finite = stats.count - stats.nans - stats.infs;
   return stats.sum / static_cast<double>(finite);
 }
+
+double norm(const Stats& stats) { return std::sqrt(stats.sum_of_squares); }
 
 double deviation(const Stats& stats) {
   const uint64_t finite = stats.count - stats.nans - stats.infs;

@@ -1,5 +1,6 @@
-// Numbers about elements, through the optional torch module: what `inspect
-// --stats` shows, and how far two tensors are apart.
+// Numbers about elements: what `inspect --stats` shows, and how far two tensors
+// are apart. Sums are of doubles; their last digits depend on how many threads
+// added them up.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +20,7 @@ struct Stats {
   uint64_t count = 0;  // of all elements
   uint64_t nans = 0;
   uint64_t infs = 0;
+  uint64_t zeros = 0;  // of either sign
 
   bool finite() const { return nans == 0 && infs == 0; }
   Stats& operator+=(const Stats& other);
@@ -28,8 +30,9 @@ struct Stats {
 double mean(const Stats& stats);
 double deviation(const Stats& stats);  // of the population
 
-// Throws a resource_error without the module, an unfaithful_error for a type
-// that torch can't read as numbers.
+double norm(const Stats& stats);  // the root of the sum of squares
+
+// Throws an unfaithful_error for a type without values (reshard/values.h).
 void add_stats(DType dtype, const std::byte* in, uint64_t count, Stats& stats);
 
 // Two elements agree where |a - b| <= atol + rtol * |b|, where both are NaN

@@ -277,8 +277,14 @@ Plan make_plan_sums(const Catalog& source, const Target& target,
 }
 
 void leave_tensor_digests(Plan& plan) {
-  for (Move& move : plan.moves) move.digest = kNone;
-  for (Gather& gather : plan.gathers) gather.digest = kNone;
+  // Those of casts say which elements to count once.
+  for (const Job& job : plan.jobs) {
+    if (plan.tensors[job.tensor].casts()) continue;
+    for (Move& move : std::span(plan.moves).subspan(job.first_move, job.moves))
+      move.digest = kNone;
+  }
+  for (Gather& gather : plan.gathers)
+    if (!plan.tensors[gather.tensor].casts()) gather.digest = kNone;
 }
 
 Plan make_read_plan(const Catalog& source, bool compare_replicas) {

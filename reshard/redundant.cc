@@ -46,6 +46,12 @@ std::string element_at(const Box& tile, uint64_t index) {
   return to_string(at);
 }
 
+std::string hint_of(const Redundant& one) {
+  // A reason that names an option is its own hint.
+  if (one.why.find(" --") != one.why.npos) return {};
+  return "--drop '" + one.tensor.name + "' leaves it out all the same";
+}
+
 void prove_value(const Catalog& catalog, const Redundant& one, const Box& tile,
                  std::span<const std::byte> bytes) {
   const uint64_t item = element_size(one.tensor.dtype);
@@ -62,8 +68,7 @@ void prove_value(const Catalog& catalog, const Redundant& one, const Box& tile,
         "element {} is {}, and has no place in the target, where it is {} ({})",
         element_at(tile, i), value ? fmt::format("{}", *value) : "no number",
         *one.value, one.why)
-        .with_hint("--drop '" + one.tensor.name +
-                   "' leaves it out all the same");
+        .with_hint(hint_of(one));
   }
 }
 

@@ -25,10 +25,12 @@ void repeat(const std::string& pattern, uint64_t offset,
 }  // namespace
 
 size_t most_open_files() {
-  constexpr size_t kLeast = 64, kMost = 4096;
+  // Threads hold what they work at, and there is more than payload.
+  constexpr size_t kOthers = 32, kLeast = 2, kMost = 4096;
   rlimit limit;
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kLeast;
-  return std::clamp<size_t>(limit.rlim_cur / 4, kLeast, kMost);
+  const size_t all = limit.rlim_cur;
+  return std::clamp<size_t>((all - std::min(all, kOthers)) / 4, kLeast, kMost);
 }
 
 HandleCache::HandleCache(bool writable, size_t most)

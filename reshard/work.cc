@@ -4,6 +4,8 @@
 #include <exception>
 #include <thread>
 
+#include "lib/parallel.h"
+
 namespace ckpt::reshard {
 namespace {
 
@@ -127,7 +129,7 @@ void run_threads(uint32_t threads, const std::function<void(uint32_t)>& work,
   };
   std::vector<std::jthread> others;
   for (uint32_t t = 1; t < threads; ++t)
-    others.emplace_back([&guarded, t] { guarded(t); });
+    if (!try_thread(others, [&guarded, t] { guarded(t); })) break;
   guarded(0);
   others.clear();
   if (first) std::rethrow_exception(first);

@@ -2,7 +2,7 @@
 # Builds ckpt: installs what is missing, configures, compiles. Running it
 # again takes seconds. The binary is build/bin/ckpt.
 #
-#   scripts/build.sh [--preset release|debug|asan] [--no-torch] [-j N]
+#   scripts/build.sh [--preset release|debug|asan|tsan] [--no-torch] [-j N]
 #                    [--target NAME]... [-- CMAKE_ARGUMENT...]
 #
 # CC and CXX choose the compiler when a build directory is made first.
@@ -47,7 +47,7 @@ fi
 
 # NCCL carries the exchange between GPUs; of use only where nvcc is.
 if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
-  if [ "$preset" != asan ] && ! venv_install --no-deps "$nccl_pin"; then
+  if [[ $preset != [at]san ]] && ! venv_install --no-deps "$nccl_pin"; then
     say "warning: pip could not install $nccl_pin; --device cuda will work" \
       "on each rank alone."
   fi

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The direction between the rooms, and who may print (DESIGN: app -> formats,
-# reshard -> lib). Prints the lines that break a rule; exit status 1 if any.
+# The direction between the rooms (docs/architecture.md: app -> formats, reshard
+# -> lib), and who may print. Prints the lines that break a rule; exit status 1
+# if any.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

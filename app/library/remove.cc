@@ -173,7 +173,12 @@ void rewrite_manifest(const std::string& directory,
   if (!io::is_file(path)) return;
   Manifest manifest = read_manifest(path);
   for (const std::string& name : removed.tensors) manifest.tensors.erase(name);
-  for (const std::string& name : removed.files) manifest.files.erase(name);
+  for (const std::string& name : removed.files) {
+    manifest.files.erase(name);
+    manifest.contents.erase(name);
+  }
+  manifest.contents.erase(kIndex);  // both are written anew
+  manifest.contents.erase(kIntegrity);
   if (manifest.files.contains(kIndex)) manifest.files[kIndex] = index_bytes;
   replace(io::parent(path), io::base_name(path), to_json(manifest));
 }

@@ -21,6 +21,7 @@ Progress progress_of(const SaveOptions& options) {
   const auto state = std::make_shared<State>();
   Progress progress;
   progress.on_begin = [state](std::string_view, uint64_t total) {
+    state->done = 0;
     state->total = total;
   };
   progress.on_advance = [state, tell = options.progress](uint64_t bytes) {

@@ -1,11 +1,22 @@
 #include "app/library/write.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
+#include "app/library/contents.h"
+#include "app/library/losses.h"
+#include "app/library/replace.h"
+#include "app/library/reread.h"
 #include "formats/assume.h"
+#include "formats/beside.h"
+#include "formats/families/quantized.h"
 #include "formats/format.h"
+#include "formats/hf.h"
+#include "formats/scan/unknown.h"
 #include "lib/interrupt.h"
 #include "lib/io/staging.h"
+#include "lib/io/watch.h"
 #include "lib/manifest.h"
 #include "lib/trace.h"
 #include "reshard/cast.h"
@@ -15,6 +26,7 @@
 #include "reshard/ranks/job.h"
 #include "reshard/ranks/run.h"
 #include "reshard/sources.h"
+#include "reshard/staged.h"
 
 namespace ckpt::library {
 namespace {
@@ -131,7 +143,9 @@ void carry(const Prepared& prepared, const TargetFile& file,
 
 void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
                     io::Staging& staging) {
-  const std::string text = to_json(manifest_of(prepared, result));
+  Manifest manifest = manifest_of(prepared, result);
+  add_contents(prepared, staging.root(), manifest);
+  const std::string text = to_json(manifest);
   std::string path(kManifestName);
   if (prepared.single_file) path = io::base_name(staging.target()) + path;
   staging.create(path, text.size());
@@ -143,32 +157,54 @@ void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
 std::string source_manifest(const Catalog& source) {
   for (const std::string& root : {source.path, source.root}) {
     const std::string path = manifest_path(root);
-    if (!root.empty() && io::is_file(path)) return path;
+    if (root.empty() || !io::is_file(path)) continue;
+    if (io::is_file(root) &&
+        is_stale(read_manifest(path), io::Handle::open_read(root)))
+      continue;
+    return path;
   }
   return {};
 }
 
-// If the source was written by ckpt, its manifest says what was written.
+// If the source was written by ckpt, its manifest says what was written. By
+// name; where names are others now, by any digest that is the same. What
+// remains was taken apart or put together on the way, and is read again as it
+// stands.
 void check_source_manifest(const Prepared& prepared,
-                           const reshard::RunResult& result) {
+                           const reshard::RunResult& result,
+                           const reshard::RunOptions& options) {
   const std::string path = source_manifest(prepared.source);
   if (path.empty()) return;
   const Manifest manifest = read_manifest(path);
+  std::set<std::string> unseen;
+  std::map<std::string, std::vector<std::string>> by_digest;
+  for (const auto& [name, entry] : manifest.tensors) {
+    unseen.insert(name);
+    by_digest[entry.digest.hex()].push_back(name);
+  }
+  bool rearranged = false;
   for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) {
     const std::string& name = prepared.plan.tensors[i].name;
     const auto entry = manifest.tensors.find(name);
-    if (entry != manifest.tensors.end() &&
-        entry->second.digest != result.source[i] &&
+    if (entry == manifest.tensors.end()) {
+      const auto same = by_digest.find(result.source[i].hex());
+      if (same == by_digest.end()) {
+        rearranged = true;
+      } else if (!same->second.empty()) {
+        unseen.erase(same->second.back());
+        same->second.pop_back();
+      }
+      continue;
+    }
+    unseen.erase(name);
+    if (entry->second.digest != result.source[i] &&
         !(prepared.source.format.starts_with("megatron_") &&
           is_part(prepared.plan.tensors[i].shape, entry->second)))
-      throw input_error({prepared.source.path, name},
-                        "has digest {}, it was written with {} ({})",
-                        result.source[i].hex(), entry->second.digest.hex(),
-                        path)
-          .with_hint(
-              "`ckpt verify` lists all that changed since it was written; "
-              "--ignore-checksums copies what is there");
+      throw differs(prepared.source, name, result.source[i],
+                    entry->second.digest, path);
   }
+  if (rearranged && !unseen.empty())
+    check_by_reading(prepared.source, manifest, path, unseen, options);
 }
 
 // A run that nobody asks for digests need not look at the bytes, but for those
@@ -185,7 +221,8 @@ io::StagingOptions staging_options(const Prepared& prepared,
   return {.single_file = prepared.single_file,
           .overwrite = options.overwrite,
           .resume = options.resume,
-          .sync = options.sync};
+          .sync = options.sync,
+          .companions = {std::string(kManifestName)}};
 }
 
 // The journal of this work: an earlier run's if that can be resumed.
@@ -211,6 +248,36 @@ void make_files(const Prepared& prepared, io::Staging& staging, bool resuming) {
     staging.create(file.path, file.size);
 }
 
+// What an earlier run did is believed as far as its files show it. Those who
+// can't wait may trust them, unless something failed to be written.
+void prove_journal(const Prepared& prepared, const io::Staging& staging,
+                   reshard::Journal& journal, const SaveOptions& options,
+                   const reshard::RunOptions& run) {
+  const size_t items = journal.done().size();
+  const bool doubtful = journal.is_doubtful();
+  if (!options.resume || items == 0 || (options.trust_staging && !doubtful))
+    return;
+  if (options.trust_staging && options.note)
+    options.note(
+        "--trust-staging: the earlier run failed to write, or the machine was "
+        "restarted since: what it wrote is checked all the same");
+  reshard::StagedProof proof =
+      reshard::prove_staged(prepared.plan, prepared.target, staging.root(),
+                            journal.done(), run, options.sync);
+  const size_t wrong = proof.wrong, unknown = proof.unknown;
+  if (wrong + unknown || doubtful) journal.replace(std::move(proof.good));
+  if (wrong && options.note)
+    options.note(fmt::format(
+        "--resume: {} of {} finished parts are not in the staged files as "
+        "they were written; they are done again",
+        wrong, items));
+  if (unknown && options.note)
+    options.note(fmt::format(
+        "--resume: {} of {} finished parts have no digest to be checked by; "
+        "they are done again",
+        unknown, items));
+}
+
 reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
                         reshard::Journal& journal, uint64_t work,
                         const SaveOptions& options, const Progress& progress) {
@@ -220,6 +287,7 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   run.journal = &journal;
   run.check_crcs = !options.ignore_checksums;
   run.digest = wants_sums(prepared, options) || !prepared.plan.replicas.empty();
+  prove_journal(prepared, staging, journal, options, run);
   reshard::Output output(target, staging.root());
   progress.begin("copying", prepared.plan.bytes_read);
   staging.share_lock();  // with the other ranks
@@ -230,14 +298,17 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
                   .journal = staging.journal_path(),
                   .work = work,
                   .sync = options.sync});
+  check_losses(prepared.path, prepared.plan, result, options.overflow);
   if (!options.allow_replica_mismatch)
     reshard::check_replicas(prepared.plan, result, prepared.source);
   if (!options.ignore_checksums) {
     reshard::check_crcs(result, prepared.source);
-    check_source_manifest(prepared, result);
+    check_source_manifest(prepared, result, run);
   }
   for (uint32_t f = 0; f < target.files.size(); ++f) {
     if (!target.files[f].copy_of.empty()) {
+      if (!options.ignore_checksums)
+        check_stored_crcs(io::Handle::open_read(target.files[f].copy_of));
       copy_sidecar(target.files[f], staging.root());
       continue;
     }
@@ -246,6 +317,57 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   }
   progress.end();
   return result;
+}
+
+// Every file that the target is made of, also what other ranks read.
+void watch_source(const Prepared& prepared, const std::string& staging) {
+  std::vector<std::string> paths;
+  for (const File& file : prepared.source.files)
+    if (file.codec != Codec::kMemory && file.codec != Codec::kFill)
+      paths.push_back(file.path);
+  for (const TargetFile& file : prepared.target.files)
+    if (!file.copy_of.empty()) paths.push_back(file.copy_of);
+  std::ranges::sort(paths);
+  paths.erase(std::unique(paths.begin(), paths.end()), paths.end());
+  io::watch::begin();
+  io::watch::ignore_below(staging);
+  io::watch::ignore_below(prepared.path);
+  io::watch::add(paths);
+}
+
+struct WatchEnd {
+  ~WatchEnd() { io::watch::end(); }
+};
+
+// Something came to stand there while the target was written.
+[[noreturn]] void keep_whole(const Error& error, io::Staging& staging) {
+  staging.keep();
+  throw error.with_hint(
+      "it came to stand there during the run and was left as it is; what was "
+      "written is whole in " +
+      staging.root() +
+      ": run it again with --resume when that name is free, or with --resume "
+      "--overwrite to replace it");
+}
+
+void publish(const Prepared& prepared, io::Staging& staging,
+             const SaveOptions& options) {
+  const trace::Span span("publish");
+  staging.flush();
+  if (const auto change = io::watch::find_change()) throw *change;
+  ranks::remove_journals(staging.journal_path());
+  try {
+    if (options.overwrite) check_replaceable(prepared.path);
+    staging.publish();
+  } catch (const Error& error) {
+    if (!staging.is_published() && error.code() == ExitCode::kUnfaithful)
+      keep_whole(error, staging);
+    throw;
+  }
+  if (!staging.leftover().empty() && options.note)
+    options.note(prepared.path +
+                 " is written; what it replaced could not be removed: " +
+                 staging.leftover());
 }
 
 // What a catalog holds in memory, in the main: pieces count by the million.
@@ -306,14 +428,22 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   else
     locate(source);
   if (format.writer->wants_objects()) load_objects(source);
+  if (!options.keep_unknown_globals) scan::leave_out_unknown(source);
+  if (options.dtype) {
+    families::prepare_cast(source, *options.dtype);
+    formats::set_config_dtype(source, *options.dtype);
+  }
   const std::vector<DType> stored = set_dtypes(source, options.dtype);
   prepared.target = format.writer->lay_out(source, layout);
   for (size_t i = 0; i < stored.size(); ++i)
     source.tensors[i].dtype = stored[i];
   // They were made of the source's; their pieces count in their shapes.
   for (Tensor& tensor : prepared.target.catalog.tensors) tensor.grid = {};
+  formats::settle_files(source, prepared.target);
   write_sidecars(source, prepared.target);
   tell_review(source, problems, assumptions, prepared.target);
+  if (!options.keep_unknown_globals)
+    scan::check_unknown(source, prepared.target);
   check_topology(layout.topology, prepared.target);
   if (prepared.target.files.empty())
     throw unfaithful_error({source.path, {}}, "there is nothing to write");
@@ -363,6 +493,9 @@ reshard::RunOptions run_options(const reshard::Plan& plan,
     const reshard::Caster caster;
     caster.check(tensor.source_dtype, tensor.target_dtype, tensor.name);
     run.cast = caster;
+    check_overflow(tensor, options.overflow);
+    run.count_losses = true;
+    run.saturate = options.overflow == Overflow::kSaturate;
   }
   return run;
 }
@@ -380,22 +513,29 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
 
 void check_target(const Prepared& prepared, const SaveOptions& options) {
   io::Staging::check(prepared.path, staging_options(prepared, options));
+  if (options.overwrite) check_replaceable(prepared.path);
 }
 
 reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
                            const Progress& progress) {
   if (prepared.shown_only)
     throw bug_error({prepared.path, {}}, "a plan that was to be shown is run");
+  constexpr uint64_t kSaturated = 2;
   constexpr uint64_t kNoSums = 1;  // such a journal can't be gone on with
   const InterruptScope scope;
+  check_target(prepared, options);
   io::Staging staging(prepared.path, staging_options(prepared, options));
+  const WatchEnd watch_end;
+  watch_source(prepared, staging.root());
+  if (const auto change = io::watch::find_change()) throw *change;
   if (prepared.single_file)
     prepared.target.files.front().path = io::base_name(staging.target());
   const bool sums = wants_sums(prepared, options);
   if (!sums) reshard::leave_tensor_digests(prepared.plan);
   const uint64_t work =
       reshard::fingerprint(prepared.plan, prepared.source, prepared.target) ^
-      (sums ? 0 : kNoSums);
+      (sums ? 0 : kNoSums) ^
+      (options.overflow == Overflow::kSaturate ? kSaturated : 0);
   reshard::Journal journal = start_journal(work, staging, options);
   const auto has_work = [&] {
     return journal.items() || ranks::has_journals(staging.journal_path());
@@ -407,9 +547,7 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
     const reshard::RunResult result =
         fill(prepared, staging, journal, work, options, progress);
     if (options.manifest) write_manifest(prepared, result, staging);
-    ranks::remove_journals(staging.journal_path());
-    const trace::Span span("publish");
-    staging.publish();
+    publish(prepared, staging, options);
     return result;
   } catch (const Interrupted&) {
     const bool keep = has_work();
@@ -417,7 +555,12 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
     throw Interrupted("stopped; " + prepared.path + " was not touched" +
                       (keep ? "; " + kept : ""));
   } catch (const Error& error) {
+    if (staging.is_published()) throw;
+    // Then what is staged is of no use, and whatever failed follows from it.
+    if (const auto change = io::watch::find_change()) throw *change;
     if (error.code() != ExitCode::kIo || !has_work()) throw;
+    // What failed may be the flush of anything that was written before.
+    journal.doubt();
     staging.keep();
     throw error.with_hint(error.hint().empty() ? kept
                                                : error.hint() + "; " + kept);

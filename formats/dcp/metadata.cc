@@ -19,7 +19,7 @@ using pickle::kNoId;
 using pickle::Type;
 using text::printable;
 
-// What .metadata names and executes nothing by (formats/dcp.md 3).
+// What .metadata names and executes nothing by (docs/formats/dcp.md 3).
 bool is_own_global(std::string_view global) {
   constexpr std::string_view kModules[] = {
       "torch.distributed.checkpoint.", "torch.distributed._shard.",
@@ -273,7 +273,7 @@ Metadata read_metadata(const std::string& path,
                        const formats::ReadOptions& options) {
   const io::Handle file = io::Handle::open_read(path);
   if (file.size() == 0)
-    throw input_error({path, {}}, "is empty: the save did not finish")
+    throw input_error({path, {}}, "is empty: incomplete save")
         .with_hint("use an earlier checkpoint");
   Metadata metadata;
   metadata.path = path;

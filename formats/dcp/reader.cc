@@ -52,11 +52,11 @@ Support supports_directory(const std::string& path) {
       directory.started.empty()
           ? input_error({directory.path, {}},
                         "holds {} .distcp files and no .metadata, which is "
-                        "written last: the save did not finish",
+                        "written last: incomplete save",
                         directory.distcps.size())
           : input_error({directory.path, {}},
                         "holds {} and no .metadata, which it becomes in the "
-                        "end: the save did not finish",
+                        "end: incomplete save",
                         printable(directory.started[0]));
   throw error.with_hint(
       "use an earlier checkpoint; if this one was copied, look whether "
@@ -68,7 +68,7 @@ Support supports_directory(const std::string& path) {
 void check_ranks(const Directory& directory, Metadata& metadata) {
   if (!directory.started.empty())
     throw input_error({directory.path, {}},
-                      "holds {}: that rank's save did not finish",
+                      "holds {}: incomplete save of that rank",
                       printable(directory.started[0]))
         .with_hint("use an earlier checkpoint");
   uint64_t expected = 0;
@@ -193,7 +193,7 @@ Catalog read_below(const std::string& path,
          "unfinished_save",
          io::join(path, name),
          {},
-         fmt::format("{} is newer, but its save did not finish; {} is read",
+         fmt::format("{} is newer, but an incomplete save; {} is read",
                      printable(name), printable(followed->name))});
   return catalog;
 }
@@ -204,7 +204,7 @@ class DcpReader final : public formats::Reader {
 
   Support supports(const std::string& path) const override {
     if (io::is_directory(path)) return supports_directory(path);
-    if (!is_part_name(path)) return {false, "is no directory with a .metadata"};
+    if (!is_part_name(path)) return {false, "not a directory with a .metadata"};
     const bool ours = look_at(io::parent(path)).is_checkpoint();
     return {ours, ours ? "is a part of a distributed checkpoint"
                        : "no .metadata is beside it"};

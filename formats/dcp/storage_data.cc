@@ -1,7 +1,5 @@
 #include "formats/dcp/storage_data.h"
 
-#include <sys/stat.h>
-
 #include <array>
 #include <span>
 #include <string_view>
@@ -43,7 +41,7 @@ class Files {
       if (metadata_.sizes[f] == kMissing) missing.push_back(metadata_.files[f]);
     if (missing.empty()) return;
     throw input_error({metadata_.path, {}},
-                      "names files that are not there: {}",
+                      "files listed in the index are missing: {}",
                       formats::list_some(missing))
         .with_hint("the checkpoint was not copied whole: copy it again");
   }
@@ -52,14 +50,8 @@ class Files {
   void add(std::string_view name) {
     check(name);
     const std::string path = io::join(metadata_.directory, name);
-    struct stat facts;
-    const bool there = ::stat(path.c_str(), &facts) == 0;
-    if (there && !S_ISREG(facts.st_mode))
-      throw input_error({metadata_.path, {}},
-                        "relative_path {} is no plain file", printable(name));
     metadata_.files.emplace_back(name);
-    metadata_.sizes.push_back(there ? static_cast<uint64_t>(facts.st_size)
-                                    : kMissing);
+    metadata_.sizes.push_back(io::file_size(path).value_or(kMissing));
   }
 
   // The name comes from the file: it must stay below the directory, and the
@@ -72,13 +64,14 @@ class Files {
               "no writer of torch makes such a name: find out where "
               "this checkpoint comes from");
     };
-    if (name.empty() || name.find('\0') != name.npos) refuse("is no file name");
+    if (name.empty() || name.find('\0') != name.npos)
+      refuse("is not a file name");
     if (name.starts_with('/')) refuse("is absolute");
     for (size_t at = 0; at <= name.size();) {
       const size_t end = std::min(name.find('/', at), name.size());
       const std::string_view part = name.substr(at, end - at);
       if (part == "..") refuse("leads out of the directory");
-      if (part.empty() || part == ".") refuse("is no file name");
+      if (part.empty() || part == ".") refuse("is not a file name");
       at = end + 1;
     }
     if (name.ends_with(".metadata")) refuse("is an index, no data file");

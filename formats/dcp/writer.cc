@@ -9,6 +9,7 @@
 #include "formats/dcp/save.h"
 #include "formats/dcp/value_item.h"
 #include "formats/families/rules.h"
+#include "formats/runs/state_dict.h"
 #include "formats/target.h"
 #include "formats/torch/file_plan.h"
 #include "formats/torch/tree.h"
@@ -177,13 +178,13 @@ class Builder {
     }
     if (!object.document) {
       warn(Severity::kWarning, "object_left_out", value.name,
-           "its value is not known; it is left out");
+           "its value is not known; skipped");
       return false;
     }
     if (!has_unknown_storage(source_, *object.document, value.node))
       return true;
     warn(Severity::kWarning, "object_left_out", value.name,
-         "it refers to the bytes of tensors; it is left out");
+         "it refers to the bytes of tensors; skipped");
     return false;
   }
 
@@ -259,11 +260,7 @@ class Builder {
   void add_sidecars() {
     const bool keep = source_.dialect == "hf";
     for (const Sidecar& sidecar : source_.sidecars) {
-      if (!keep) {
-        warn(Severity::kNote, "sidecar_left_out", sidecar.name,
-             "is not copied");
-        continue;
-      }
+      if (!keep && !sidecar.text) continue;
       // .metadata stays the last one.
       target_.files.insert(target_.files.end() - 1,
                            formats::copied_file(sidecar.name, sidecar));
@@ -283,6 +280,9 @@ class Builder {
 class DcpWriter final : public formats::Writer {
  public:
   std::string_view name() const override { return kFormat; }
+  Catalog review(Catalog source, const Layout&) const override {
+    return runs::as_state_dict(std::move(source));
+  }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
     return Builder(source, layout).build();
   }

@@ -149,7 +149,7 @@ Found locate(const std::string& path) {
   Found found;
   try {
     if (!io::is_directory(path)) {
-      found.why = "is no directory";
+      found.why = "not a directory";
       return found;
     }
     if (look_at(path, found)) {

@@ -146,7 +146,9 @@ class Reading {
       for (const OptimRank& rank : column.optims)
         for (const uint64_t count : rank.partition_counts)
           if (count > have) missing_partition(rank, have);
-      if (have > 0 && column.models.size() > 1 && column.models.size() != have)
+      // ZeRO 3 has model states of each data-parallel rank.
+      const bool each = column.models.size() > 1 || column.models[0].dp;
+      if (have > 0 && each && column.models.size() != have)
         throw input_error({column.model().path, {}},
                           "model states of {} data-parallel ranks, optimizer "
                           "states of {}",

@@ -5,7 +5,6 @@
 //   TAG_universal/zero/NAME/*.pt, zero/optimizer_state.pt
 //                /*_model_states.pt     copies of the source's
 #include <algorithm>
-#include <filesystem>
 #include <set>
 #include <utility>
 
@@ -319,7 +318,7 @@ class UniversalWriter {
       TargetFile file;
       file.path = folder_ + name.name;
       file.copy_of = io::join(source_.path, name.name);
-      file.size = std::filesystem::file_size(file.copy_of);
+      file.size = io::file_size(file.copy_of).value_or(0);
       target_.files.push_back(std::move(file));
     }
     target_.assumptions.push_back(

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "formats/beside.h"
 #include "formats/fairseq2/extras.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
@@ -47,6 +48,12 @@ void write_trainer(const Catalog& source, const Topology& grid,
     return;
   }
   const Sidecar* first = named(source, "trainer/rank_00.pt");
+  for (const Sidecar* file : files)
+    if (file != first)
+      formats::leave_out(*file, source,
+                         "each rank of the other topology has a copy of the "
+                         "first one's",
+                         target);
   if (first == nullptr)
     return warn(target, "trainer", "trainer state: no rank_00.pt to copy");
   const uint64_t processes = replicas * grid.tp * grid.dp;
@@ -64,12 +71,17 @@ void write_data_readers(const Catalog& source, bool same_readers,
                         const std::string& step, Target& target) {
   const auto files = below(source, "data_reader");
   if (files.empty()) return;
-  if (!same_readers)
+  if (!same_readers) {
+    for (const Sidecar* file : files)
+      formats::leave_out(*file, source,
+                         "the position of one of another number of readers",
+                         target);
     return warn(target, "data_reader",
                 fmt::format("the positions of {} data readers are left out: "
                             "they are of another number of data-parallel "
                             "ranks, so a resume reads its data from the start",
                             files.size()));
+  }
   for (const Sidecar* file : files)
     add_copy(target, join(step, file->name), *file);
 }
@@ -93,13 +105,7 @@ void write_extras(const Catalog& source, const Topology& topology,
   for (const Sidecar& sidecar : source.sidecars) {
     const bool carried = sidecar.name == "model.yaml" ||
                          (ours && sidecar.name.starts_with("scores/"));
-    const bool done = ours && (sidecar.name.starts_with("trainer/") ||
-                               sidecar.name.starts_with("data_reader/"));
-    if (carried)
-      add_copy(target, sidecar.name, sidecar);
-    else if (!done)
-      warn(target, "sidecar",
-           sidecar.name + " is left out: it has no place in this format");
+    if (carried || sidecar.text) add_copy(target, sidecar.name, sidecar);
   }
 }
 

@@ -77,6 +77,7 @@ class Flatten : public YAML::EventHandler {
     bool in_sequence;  // here or further out: values are not kept
     size_t prefix;     // length of the path outside of it
     bool expects_key = true;
+    size_t items = 0;  // of a sequence
   };
 
   [[noreturn]] void fail(const YAML::Mark& mark, const char* why) const {
@@ -97,6 +98,11 @@ class Flatten : public YAML::EventHandler {
       top.expects_key = false;
       return;
     }
+    // Items of a flat list are "key.0", "key.1" …
+    if (!top.map && frames_.size() > 1 &&
+        !frames_[frames_.size() - 2].in_sequence)
+      values.emplace(key_ + "." + std::to_string(top.items++),
+                     scalar_of(text, plain));
     if (!top.in_sequence &&
         !values.emplace(key_, scalar_of(text, plain)).second)
       fail(mark, "a key is there twice");

@@ -137,7 +137,7 @@ class Loader {
   }
 
   std::string mesh_device;
-  // Values that are no tensors, by parameter number and state.
+  // Non-tensor values, by parameter number and state.
   struct Value {
     uint64_t number;
     std::string state;

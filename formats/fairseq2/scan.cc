@@ -101,7 +101,7 @@ std::vector<std::string> sequence(const std::string& directory,
     found.emplace(*number, join(directory, name));
   }
   if (found.empty())
-    throw input_error({directory, {}}, "holds no {}{}", numbered(prefix, 0),
+    throw input_error({directory, {}}, "{}{} is missing", numbered(prefix, 0),
                       suffix)
         .with_hint("the file of this rank was not saved or copied: fetch it");
   std::vector<std::string> paths;

@@ -35,7 +35,8 @@ class Checker {
         check(one);
       for (const auto& [name, shape] : there_)
         if (!used_.contains(name) &&
-            !Family::ignored(name, family_.hf().ignore))
+            !Family::ignored(name, family_.hf().ignore) &&
+            !family_.repeats(name))
           find("unknown", name, "no rule uses it");
     } catch (const Error& error) {
       report_.findings.push_back({"number", {}, error.problem(), error.hint()});

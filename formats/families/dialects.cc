@@ -56,7 +56,8 @@ std::string_view dialect_of_format(std::string_view format) {
 std::string_view dialect_of(const Catalog& catalog) {
   // Containers of a dialect that is told by names all the same.
   const bool open =
-      catalog.format == "modelopt" || catalog.format == "olmo_core_v1";
+      catalog.format == "modelopt" || catalog.format == "olmo_core_v1" ||
+      (catalog.format == "vllm" && catalog.dialect == "hf");  // unfused
   const auto dialect = dialect_of_format(catalog.format);
   if (!dialect.empty() && !open) return dialect;
   for (const NameRow& row : kNames) {

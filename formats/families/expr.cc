@@ -169,6 +169,12 @@ Json ceil_to(const Json& value, const Json& multiple) {
   return whole_arithmetic('+', whole(value), whole(multiple) - rest);
 }
 
+Json root_of(const Json& value) {
+  if (!value.is_number() || value.get<double>() < 0)
+    throw unfaithful_error({}, "sqrt of {}", shown(value));
+  return std::sqrt(value.get<double>());
+}
+
 }  // namespace
 
 bool truthy(const Json& value) {
@@ -242,6 +248,7 @@ class ExprRun {
 
   Json call(const Node& node) {
     if (node.text == "int") return truncated(operand(node.args[0]));
+    if (node.text == "sqrt") return root_of(operand(node.args[0]));
     if (node.text == "ceil_to")
       return ceil_to(operand(node.args[0]), operand(node.args[1]));
     // The second argument first: a reference into the scope holds no longer

@@ -18,6 +18,7 @@
 //                   0, else 0, of a whole number; 1 for null
 //   first1(list)    where the first 1 is; 0 for anything but a list
 //   int(x)          without the part behind the point
+//   sqrt(x)         of a number that is no less than 0
 //   ceil_to(x, m)   x rounded up to a multiple of m
 #pragma once
 

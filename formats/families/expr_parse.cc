@@ -54,8 +54,12 @@ struct Function {
   std::string_view name;
   size_t arity;
 };
-constexpr auto kFunctions = std::to_array<Function>(
-    {{"has", 2}, {"pick", 2}, {"first1", 1}, {"int", 1}, {"ceil_to", 2}});
+constexpr auto kFunctions = std::to_array<Function>({{"has", 2},
+                                                     {"pick", 2},
+                                                     {"first1", 1},
+                                                     {"int", 1},
+                                                     {"ceil_to", 2},
+                                                     {"sqrt", 1}});
 
 size_t function_arity(std::string_view name) {
   const auto found = std::ranges::find(kFunctions, name, &Function::name);

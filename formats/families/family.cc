@@ -144,6 +144,13 @@ std::string Family::normal_name(std::string_view hf_name) const {
   return std::string(hf_name);
 }
 
+bool Family::repeats(std::string_view hf_name) const {
+  return std::ranges::any_of(hf_.repeats, [&](const HfSide::Repeat& repeat) {
+    return hf_name.starts_with("model.layers.") &&
+           hf_name.ends_with("." + repeat.name);
+  });
+}
+
 bool Family::ignored(std::string_view name,
                      const std::vector<std::string>& patterns) {
   return std::ranges::any_of(patterns, [&](const std::string& pattern) {

@@ -73,7 +73,13 @@ struct Dialect {
 struct HfSide {
   std::vector<std::string> model_types;
   std::vector<std::string> architectures;
-  std::vector<std::string> ignore;  // globs of its names that are no error
+  std::vector<std::string> ignore;  // globs of buffers (buffers.h)
+  // Second copies that files have beside a tensor: "model.layers.61." +
+  // `name` where "model.layers.61." + `beside` is.
+  struct Repeat {
+    std::string beside, name, of;
+  };
+  std::vector<Repeat> repeats;
   // The first `from` that a name begins with is replaced by `to` before
   // anything else.
   std::vector<std::pair<std::string, std::string>> prefixes;
@@ -113,6 +119,8 @@ class Family {
 
   // With the first prefix replaced.
   std::string normal_name(std::string_view hf_name) const;
+  // True for a name that HfSide::repeats has.
+  bool repeats(std::string_view hf_name) const;
   // Names that `patterns` (HfSide::ignore, Dialect::ignore) leave alone: *
   // matches dots too.
   static bool ignored(std::string_view name,

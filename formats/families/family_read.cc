@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "formats/families/buffers.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 
@@ -29,13 +30,34 @@ std::vector<std::string> globs(const Value& value) {
   return texts(value);
 }
 
+// What is no parameter: its values are proven before it is left out.
+std::vector<std::string> buffers(const Value& value) {
+  for (const Value& item : value.items())
+    if (!is_buffer_name(item.text()))
+      item.fail(
+          "is for rotary frequencies (*.rotary_emb.inv_freq, rope.freqs) and "
+          "causal masks (*.attn.bias, *.attention.masked_bias) alone",
+          "--drop GLOB leaves parameters out");
+  return globs(value);
+}
+
+std::vector<HfSide::Repeat> read_repeats(const Value& value) {
+  std::vector<HfSide::Repeat> repeats;
+  for (const auto& [beside, copies] : value.members())
+    for (const auto& [name, of] : copies.members())
+      repeats.push_back({beside, name, of.text()});
+  return repeats;
+}
+
 HfSide read_hf(const Value& value) {
-  value.only(
-      {"model_type", "architectures", "ignore", "prefixes", "config_roots"});
+  value.only({"model_type", "architectures", "ignore", "prefixes",
+              "config_roots", "repeats"});
   HfSide hf;
   hf.model_types = texts(value.member("model_type"), true);
   hf.architectures = texts(value.member("architectures"), true);
-  if (const auto ignore = value.find("ignore")) hf.ignore = globs(*ignore);
+  if (const auto ignore = value.find("ignore")) hf.ignore = buffers(*ignore);
+  if (const auto repeats = value.find("repeats"))
+    hf.repeats = read_repeats(*repeats);
   if (const auto roots = value.find("config_roots"))
     hf.config_roots = texts(*roots);
   if (const auto prefixes = value.find("prefixes")) {
@@ -227,7 +249,7 @@ class FamilyReader {
     dialect.section = section.json();
     dialect.notes = read_notes(section);
     if (const auto ignore = section.find("ignore"))
-      dialect.ignore = globs(*ignore);
+      dialect.ignore = buffers(*ignore);
     const Names names = read_names(section, dialect);
     if (const auto rules = section.find("rules")) {
       if (!root_.find("hf")) rules->fail("rules, but no \"hf\" side");

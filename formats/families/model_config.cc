@@ -16,11 +16,13 @@ constexpr char kHfConfig[] = "config.json";
 constexpr char kYaml[] = "model.yaml";
 constexpr char kParams[] = "params.json";
 
+constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id",
+                                     "pad_token_id"};
+
 // Files that describe the model in one dialect; others (tokenizers, licences)
 // are true in any.
 bool describes(std::string_view name) {
-  return name == kHfConfig || name == kYaml || name == kParams ||
-         name == "generation_config.json";
+  return name == kHfConfig || name == kYaml || name == kParams;
 }
 
 // Of Megatron's: what the other dialect's configuration says, what is about the
@@ -101,6 +103,9 @@ Configuration::Configuration(const Catalog& source,
   carried_ = options.config_from.empty()
                  ? values_of(source, "hf")
                  : values_of_file(options.config_from, "hf");
+  if (from_.starts_with("olmo") && options.config_from.empty() &&
+      !carried_.values.contains("model_type"))
+    carried_ = {};  // OLMo-core's own file has that name too
   if (own_.source.empty() && carried_.source.empty() && options.set.empty())
     throw unfaithful_error({source.path, {}},
                            "nothing says the model's numbers (layers, heads "
@@ -109,6 +114,38 @@ Configuration::Configuration(const Catalog& source,
         .with_hint(
             "--config-from DIR names a directory with the model's "
             "config.json; --set NAME=VALUE gives single ones");
+  read_all_facts(source);
+}
+
+void Configuration::read_all_facts(const Catalog& source) {
+  const bool own = !own_.source.empty();
+  if (own) facts_ = read_facts(family_, from_, own_, options_.set);
+  if (carried_.source.empty()) return;
+  unknown_ = unknown_keys(*family_, carried_.values);
+  if (options_.strict_config && !unknown_.empty())
+    throw unfaithful_error({source.path, {}},
+                           "--strict-config: config.json has keys that are not "
+                           "known: {}",
+                           fmt::join(unknown_, ", "))
+        .with_hint("take them out of config.json if they change nothing");
+  if (from_ == "hf" && options_.config_from.empty()) return;
+  Facts other = read_facts(family_, "hf", carried_, options_.set);
+  if (own && !options_.lenient) {
+    const auto differences = differing(facts_, other, from_);
+    if (!differences.empty()) {
+      const FactDifference& one = differences[0];
+      throw unfaithful_error(
+          {source.path, {}}, "{} is {} ({}), and {} ({} beside it)", one.name,
+          shown_fact(one.a), one.source_a, shown_fact(one.b), one.source_b)
+          .with_hint(
+              "one of the two is another model's: move that config.json away, "
+              "or name the right one with --config-from DIR");
+    }
+    // What the source's own dialect can only say nearly, config.json says.
+    for (const FactDifference& one : differing(facts_, other))
+      facts_[one.name] = other.at(one.name);
+  }
+  facts_.merge(other);
 }
 
 const Numbers& Configuration::numbers(const Dialect& dialect) {
@@ -122,6 +159,12 @@ const Numbers& Configuration::numbers(const Dialect& dialect) {
     table_ = carried_.values;
   else if (dialect.hf_config.is_object())
     table_ = config_table(dialect.hf_config, *in_);
+  if (own && table_.is_object()) {
+    const auto ids = own_.values.find("ckpt_token_ids");
+    if (ids != own_.values.end() && ids->is_object()) table_.update(*ids);
+  }
+  if (own && table_.is_object() && carried_.source.empty() && !options_.lenient)
+    say_facts(family_, "hf", facts_, "config.json", table_);
   return *in_;
 }
 
@@ -163,10 +206,16 @@ void Configuration::finish(Catalog& catalog) const {
       for (const std::string& line : (*numbers)->used())
         if (std::ranges::count(catalog.assumptions, line) == 0)
           catalog.assumptions.push_back(line);
+  if (!unknown_.empty())
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "unknown_key", catalog.path, "",
+         fmt::format("config.json has keys that are not known, and may change "
+                     "what the model computes: {}",
+                     fmt::join(unknown_, ", "))});
   if (from_ == "mcore" && options_.to != "mcore")
     std::erase_if(catalog.objects, is_told_otherwise);
   if (options_.to == "hf") return write_hf(catalog);
-  const bool keep_config = options_.to == "mcore";
+  const bool keep_config = options_.to == "mcore" || options_.to == "fairseq2";
   std::erase_if(catalog.sidecars, [&](const Sidecar& sidecar) {
     return describes(sidecar.name) &&
            !(keep_config && sidecar.name == kHfConfig);
@@ -189,10 +238,13 @@ Json Configuration::hf_config(const Catalog& catalog) const {
   config[carried_.source.empty() ? "torch_dtype" : "dtype"] =
       torch_name(dtype_of(catalog));
   if (carried_.source.empty()) return config;
+  // It agrees, and says more than a table can: kept key for key.
   Json kept = carried_.values;
-  for (const auto& [key, value] : config.items())
-    if (kept.contains(key) && kept[key] != value && !kept[key].is_null())
-      kept[key] = value;
+  for (const char* key : {"dtype", "torch_dtype"})
+    if (kept.contains(key)) kept[key] = config["dtype"];
+  if (!options_.set.empty())
+    for (const auto& [key, value] : config.items())
+      if (kept.contains(key) && !kept[key].is_null()) kept[key] = value;
   return kept;
 }
 
@@ -226,14 +278,25 @@ void Configuration::write_hf(Catalog& catalog) const {
 void Configuration::write_args(Catalog& catalog) const {
   if (!out_) return;
   Json args = config_table(out_->dialect().config, *out_);
+  const auto is_mtp = [](const Tensor& tensor) {
+    return tensor.name.starts_with("mtp.");
+  };
+  if (std::ranges::none_of(catalog.tensors, is_mtp))
+    args.erase("mtp_num_layers");
+  say_facts(family_, "mcore", facts_, "Megatron's args", args);
+  for (const char* key : kTokenIds)
+    if (const auto id = carried_.values.find(key); id != carried_.values.end())
+      args["ckpt_token_ids"][key] = *id;
   args["ckpt_family"] = family_->name();
   args["params_dtype"] = "torch." + torch_name(dtype_of(catalog));
   add_object(catalog, "args", args);
 }
 
 void Configuration::write_params(Catalog& catalog) const {
-  if (out_)
-    add_object(catalog, "params", config_table(out_->dialect().config, *out_));
+  if (!out_) return;
+  Json params = config_table(out_->dialect().config, *out_);
+  say_facts(family_, "meta", facts_, kParams, params);
+  add_object(catalog, "params", params);
 }
 
 void Configuration::write_yaml(Catalog& catalog) const {
@@ -250,7 +313,12 @@ void Configuration::write_yaml(Catalog& catalog) const {
                                : family_->name();
   std::string text =
       "name: checkpoint\nmodel_family: " + name + "\nmodel_config:";
-  write_yaml_value(config_table(out_->dialect().config, *out_), text, 2);
+  Json config = config_table(out_->dialect().config, *out_);
+  for (const std::string& line :
+       say_facts(family_, "fairseq2", facts_, kYaml, config))
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "fact", catalog.path, "", line});
+  write_yaml_value(config, text, 2);
   add_text(catalog, kYaml, std::move(text));
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "formats/families/facts.h"
 #include "formats/families/translate.h"
 
 namespace ckpt::families {
@@ -27,6 +28,7 @@ class Configuration {
   void finish(Catalog& catalog) const;
 
  private:
+  void read_all_facts(const Catalog& source);
   void complete(const Dialect& dialect);
   DType dtype_of(const Catalog& catalog) const;
   Json hf_config(const Catalog& catalog) const;
@@ -40,7 +42,9 @@ class Configuration {
   const TranslateOptions& options_;
   Values own_;      // the source's, of its dialect
   Values carried_;  // config.json beside it, or from --config-from
-  Json table_;      // hf_config of the source's dialect, or null
+  Facts facts_;     // what either of them says
+  std::vector<std::string> unknown_;  // keys of config.json
+  Json table_;  // hf_config of the source's dialect, or null
   std::optional<Numbers> in_, out_;
 };
 

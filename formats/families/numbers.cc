@@ -221,10 +221,20 @@ Json Numbers::variable(const std::string& name, const Scope& outer) const {
 }
 
 Json Numbers::eval(const std::string& expression, const Indices& at) const {
+  std::string from;
+  return eval(expression, at, from);
+}
+
+Json Numbers::eval(const std::string& expression, const Indices& at,
+                   std::string& from) const {
   const Scope scope(*this, at);
   steps_ = 0;
   try {
-    return parsed(expression).eval(scope);
+    Json value = parsed(expression).eval(scope);
+    from = fmt::format("{}", fmt::join(scope.fields(), ", "));
+    if (const auto use = used_.find(expression); use != used_.end())
+      from = use->second.from;
+    return value;
   } catch (const Error& error) {
     if (!error.hint().empty()) throw;
     // The name that has no value, if that is the reason.

@@ -41,6 +41,9 @@ class Numbers {
   // The value of an expression. Throws unfaithful_error that names the number
   // that is missing, where it was looked for, and --set.
   Json eval(const std::string& expression, const Indices& at = {}) const;
+  // The same, and the names that it was computed from: "rope_theta, --set V".
+  Json eval(const std::string& expression, const Indices& at,
+            std::string& from) const;
   bool holds(const std::string& condition, const Indices& at = {}) const;
   // The same, of a whole number that is no more than 2^48; `what` it is for.
   uint64_t whole(const std::string& expression, const Indices& at,
@@ -101,6 +104,8 @@ struct Values {
 // it, Megatron's args, model.yaml. No source if there is none; throws
 // input_error if it is damaged.
 Values values_of(const Catalog& catalog, std::string_view side);
+// config.json: a sidecar, or beside the checkpoint.
+std::optional<Sidecar> config_sidecar(const Catalog& catalog);
 // A file of that kind: --config-from.
 Values values_of_file(const std::string& path, std::string_view side);
 

@@ -1,4 +1,4 @@
-// The steps of family rules, done to views (formats/hf_mapping.md calls them
+// The steps of family rules, done to views (docs/formats/dialects.md calls them
 // operations): what an hf tensor is in another dialect, and back.
 //
 //   t                 [out, in] ─► [in, out]

@@ -6,12 +6,14 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "formats/families/buffers.h"
 #include "formats/families/cautions.h"
 #include "formats/families/misfits.h"
 #include "formats/families/model_config.h"
 #include "formats/families/named_tensors.h"
 #include "formats/families/ops.h"
 #include "formats/families/order.h"
+#include "formats/families/quantized.h"
 #include "formats/megatron/canonical.h"
 
 namespace ckpt::families {
@@ -27,7 +29,8 @@ class Translation {
       : source_(source),
         lenient_(options.lenient),
         drop_(options.drop),
-        allow_(options.allow_missing) {}
+        allow_(options.allow_missing),
+        vocabulary_given_(options.set.contains("V")) {}
 
   // Rules undone: `model` in the dialect becomes hf.
   NamedTensors to_hf(NamedTensors model, const Numbers& numbers) {
@@ -68,6 +71,8 @@ class Translation {
     if (!lenient_)
       misfits.check(source_.path, numbers, numbers.dialect().name + " to hf");
     for (const auto& [one, tensor] : aliases) same(one, tensor, numbers, hf);
+    for (const HfSide::Repeat& repeat : numbers.family().hf().repeats)
+      add_repeats(repeat, hf);
     return hf;
   }
 
@@ -113,6 +118,41 @@ class Translation {
   }
 
  private:
+  // Files of transformers' have these copies, and its readers want them.
+  static void add_repeats(const HfSide::Repeat& repeat, NamedTensors& hf) {
+    const Tensor* first = hf.find(repeat.of);
+    if (!first) return;
+    const std::string ending = "." + repeat.beside;
+    std::vector<Tensor> copies;
+    for (const Tensor& tensor : hf.tensors()) {
+      if (!tensor.name.ends_with(ending)) continue;
+      Tensor& copy = copies.emplace_back(*first);
+      copy.name =
+          tensor.name.substr(0, tensor.name.size() - repeat.beside.size()) +
+          repeat.name;
+    }
+    for (Tensor& copy : copies) hf.add(std::move(copy));
+  }
+
+  // Rows past the vocabulary are cut: nothing is lost if they are zero.
+  void check_padding(const Instance& one, const Tensor& tensor,
+                     const Numbers& numbers) {
+    const auto pads = [](const Op& op) { return op.name == "vocab"; };
+    if (vocabulary_given_ || tensor.shape.empty() ||
+        std::ranges::none_of(one.rule->ops, pads))
+      return;
+    const uint64_t rows = numbers.whole("$V", {}, "rows of the vocabulary");
+    if (rows >= tensor.shape[0]) return;
+    Tensor padding{.name = tensor.name};
+    View::of(tensor).slice(0, rows, tensor.shape[0] - rows).into(padding);
+    Redundant proof{.tensor = std::move(padding), .value = 0.0};
+    proof.why = fmt::format(
+        "its rows past {} are cut as padding: --vocab-size {} cuts them "
+        "whatever they are, --vocab-size {} keeps them",
+        rows, rows, tensor.shape[0]);
+    source_.redundant.push_back(std::move(proof));
+  }
+
   void undo(const Instance& one, const Tensor& tensor, const Numbers& numbers,
             NamedTensors& hf,
             std::map<std::string, std::map<uint64_t, View>>& stacks,
@@ -125,6 +165,7 @@ class Translation {
       if (!hf.add(std::move(copy))) misfits.doubled(one.hf[0]);
       return;
     }
+    check_padding(one, tensor, numbers);
     const std::vector<View> views = backward(one, View::of(tensor), numbers);
     if (const auto index = stacked_by(*one.rule)) {
       const uint64_t at = one.index.at(*index);
@@ -262,22 +303,22 @@ class Translation {
       source_.redundant.push_back(
           {tensor, {}, *first, "the target's model shares them"});
       hf.use(tensor.name);
-      note(fmt::format("{} repeats {} and is left out", tensor.name,
+      note(fmt::format("{}: duplicate of {}; not written", tensor.name,
                        first->name));
     }
   }
 
-  // What no rule used: left alone, dropped, or listed.
+  // What no rule used: a buffer, dropped, or listed.
   void leftovers(NamedTensors& model, const std::vector<std::string>& ignored,
                  Misfits& misfits, NamedTensors& result) {
     size_t dropped = 0;
     for (size_t i = 0; i < model.tensors().size(); ++i) {
       Tensor& tensor = model.tensors()[i];
       if (model.used(i)) continue;
-      if (Family::ignored(tensor.name, ignored))
-        note(tensor.name + " is no parameter of the model and is left out");
-      else if (drop_.match(tensor.name))
+      if (drop_.match(tensor.name))
         ++dropped;
+      else if (Family::ignored(tensor.name, ignored) && leave_buffer(tensor))
+        note(tensor.name + " is no parameter of the model and is left out");
       else if (lenient_)
         result.add(std::move(tensor));
       else
@@ -288,6 +329,15 @@ class Translation {
           fmt::format("--drop: {} tensors are left out", dropped));
   }
 
+  // False for what is no buffer, whatever its name is. Its bytes are looked
+  // at later.
+  bool leave_buffer(const Tensor& tensor) {
+    if (!buffer_proof(tensor, 1)) return false;
+    source_.redundant.push_back(
+        {tensor, {}, {}, "the target makes it from the model's numbers"});
+    return true;
+  }
+
   void note(std::string text) {
     source_.problems.push_back({Problem::Severity::kNote, "left_out",
                                 source_.path, "", std::move(text)});
@@ -296,6 +346,7 @@ class Translation {
   Catalog& source_;
   const bool lenient_;
   const Globs drop_, allow_;
+  const bool vocabulary_given_;
   std::vector<Tensor> kept_;  // lenient: parts of what is fused
 };
 
@@ -314,9 +365,9 @@ std::shared_ptr<const Family> need_family(const Catalog& source,
                                           const TranslateOptions& options) {
   if (auto family = find_family(source, options)) return family;
   throw unfaithful_error({source.path, {}}, "the model's family is not known{}",
-                         source.family.empty() ? std::string()
-                                               : ": there are no rules for '" +
-                                                     source.family + "'")
+                         source.family.empty()
+                             ? std::string()
+                             : ": '" + source.family + "' is not supported yet")
       .with_hint(
           "name it with --family (`ckpt family list` has all, --family-file "
           "FILE brings one of your own), or keep the names: --dialect keep");
@@ -337,6 +388,18 @@ void check_optimizer(Catalog& source, const Globs& drop) {
               "keeps the optimizer, in the dialect that it has");
 }
 
+// Rules of dialects are for numbers: blocks of scales follow none of them.
+void refuse_quantized(const Catalog& source, const std::string& to) {
+  const std::vector<QuantizedWeight> weights = quantized_weights(source);
+  if (weights.empty()) return;
+  throw unfaithful_error({source.path, weights.front().name},
+                         "{} weights are quantized, and {} has no place for "
+                         "their scales: {}",
+                         weights.size(), to, describe(weights))
+      .with_hint(
+          "convert the unquantized model: dequantizing is not built yet");
+}
+
 }  // namespace
 
 Catalog translate(Catalog source, const TranslateOptions& options) {
@@ -352,6 +415,7 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
   const auto family = need_family(source, options);
   if (from == "mcore") megatron::to_canonical(source);
   if (!options.lenient) check_optimizer(source, Globs(options.drop));
+  if (!options.lenient) refuse_quantized(source, options.to);
   std::vector<Tensor> tensors = std::move(source.tensors);
   const DType dtype = model_dtype(tensors);
   Translation translation(source, options);

@@ -28,6 +28,7 @@ struct TranslateOptions {
   // dialect that may be missing.
   std::vector<std::string> drop;
   std::vector<std::string> allow_missing;
+  bool strict_config = false;  // unknown keys of config.json are refused
   std::optional<DType> dtype;  // --dtype: what config.json is to say
   // For comparisons: what does not fit stays as it is, under its own name.
   bool lenient = false;

@@ -21,11 +21,15 @@ std::string file_name(std::string_view side) {
   return "config.json";
 }
 
-Values read_json(const std::string& path) {
-  Json json = text::parse_python_json(io::read_file(path, kMaxConfig), path);
+Values parse_json(const std::string& text, const std::string& path) {
+  Json json = text::parse_python_json(text, path);
   if (!json.is_object())
     throw input_error({path, {}}, "expected an object of numbers");
   return {std::move(json), io::base_name(path)};
+}
+
+Values read_json(const std::string& path) {
+  return parse_json(io::read_file(path, kMaxConfig), path);
 }
 
 // Some params.json wrap the numbers in {"model": {…}}.
@@ -96,8 +100,22 @@ std::string find_beside(const Catalog& catalog, const std::string& name) {
 
 Values values_of(const Catalog& catalog, std::string_view side) {
   if (side == "mcore") return read_args(catalog);
-  const std::string path = find_beside(catalog, file_name(side));
+  const std::string name = file_name(side);
+  for (const Sidecar& sidecar : catalog.sidecars)
+    if (sidecar.name == name && sidecar.text && name == "config.json")
+      return parse_json(*sidecar.text, name);
+  const std::string path = find_beside(catalog, name);
   return path.empty() ? Values() : read_side(path, side);
+}
+
+std::optional<Sidecar> config_sidecar(const Catalog& catalog) {
+  const std::string name = file_name("hf");
+  for (const Sidecar& sidecar : catalog.sidecars)
+    if (sidecar.name == name) return sidecar;
+  const std::string path = find_beside(catalog, name);
+  if (path.empty()) return std::nullopt;
+  return Sidecar{
+      .name = name, .path = path, .size = io::Handle::open_read(path).size()};
 }
 
 Values values_of_file(const std::string& path, std::string_view side) {

@@ -63,8 +63,7 @@ DistFound locate_or_throw(const std::string& path) {
   DistFound found = locate_dist(path);
   if (!found.path.empty()) return found;
   if (io::is_directory(path) && !unfinished_sign(path).empty())
-    throw input_error({path, {}}, "has no {}: the save did not finish",
-                      kConfigFile)
+    throw input_error({path, {}}, "has no {}: incomplete save", kConfigFile)
         .with_hint(
             "Megatron writes it last; use an older iteration, or read what is "
             "there with --from dcp");

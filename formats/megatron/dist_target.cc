@@ -13,6 +13,7 @@
 #include "formats/megatron/locate.h"
 #include "formats/megatron/rules.h"
 #include "formats/megatron/vocab.h"
+#include "formats/target.h"
 #include "lib/io/file.h"
 
 namespace ckpt::megatron {
@@ -120,13 +121,11 @@ void add_sidecars(const Catalog& source, const std::string& directory,
   // With its config.json a model finds the way back to transformers.
   const bool keep =
       source.format.starts_with("megatron_") || source.dialect == "mcore";
-  for (const Sidecar& sidecar : source.sidecars) {
-    if (keep)
-      add_copy(io::join(directory, sidecar.name), sidecar.path, target);
-    else
-      target.problems.push_back({Severity::kNote, "sidecar_left_out", "",
-                                 sidecar.name, "is not copied"});
-  }
+  target.beside = directory;
+  for (const Sidecar& sidecar : source.sidecars)
+    if (keep || sidecar.text)
+      target.files.push_back(
+          formats::copied_file(io::join(directory, sidecar.name), sidecar));
 }
 
 void add_tracker(const std::string& directory, Target& target) {

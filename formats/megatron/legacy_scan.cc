@@ -111,7 +111,7 @@ std::optional<std::string> newest_step(const std::string& path) {
 }
 
 LegacyFound find_step(const std::string& path) {
-  if (!io::is_directory(path)) return {std::nullopt, "is no directory"};
+  if (!io::is_directory(path)) return {std::nullopt, "not a directory"};
   std::string why = why_not_step(path);
   if (why.empty())
     return {LegacyPlace{path, "", "", false}, "mp_rank_XX in it"};

@@ -202,9 +202,6 @@ void Builder::tell_left_out(bool optimizer) {
   if (groups && !optimizer)
     target_.assumptions.push_back(
         "no optimizer: its parameter groups are left out with its tensors");
-  for (const Sidecar& sidecar : source_.sidecars)
-    warn(target_, "sidecar", "",
-         sidecar.name + " is left out: it has no place in this format");
 }
 
 void Builder::add_tracker() {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <set>
 
 #include "ckpt/error.h"
@@ -128,8 +127,7 @@ namespace {
 std::string why_none(const std::string& path) {
   for (const std::string& name : iterations(path))
     if (!unfinished_sign(io::join(path, name)).empty())
-      return fmt::format("{} has no {}: its save did not finish", name,
-                         kConfigFile);
+      return fmt::format("{} has no {}: an incomplete save", name, kConfigFile);
   return fmt::format("no {} in it", kConfigFile);
 }
 
@@ -138,7 +136,7 @@ std::string why_none(const std::string& path) {
 DistFound locate_dist(const std::string& path) {
   DistFound found;
   if (!io::is_directory(path)) {
-    found.why = "is no directory";
+    found.why = "not a directory";
     return found;
   }
   found.path = checkpoint_at(path, found.config);
@@ -208,9 +206,7 @@ void add_strays(const std::string& directory, Catalog& catalog) {
     } else if (name.ends_with(".distcp")) {
       note(name, "holds nothing that the index names");
     } else if (io::is_file(path)) {
-      std::error_code failed;
-      const uint64_t size = std::filesystem::file_size(path, failed);
-      if (!failed) catalog.sidecars.push_back({name, path, size});
+      catalog.sidecars.push_back({name, path, *io::file_size(path)});
     }
   }
 }

@@ -36,7 +36,7 @@ struct DistFound {
 DistFound locate_dist(const std::string& path);
 
 // Signs of a checkpoint of Megatron's in a directory that has no
-// metadata.json: its save did not finish. "" if there are none.
+// metadata.json: incomplete save. "" if there are none.
 std::string unfinished_sign(const std::string& directory);
 
 // Files of a checkpoint's directory that the checkpoint itself does not name:

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "formats/families/view.h"
 #include "formats/megatron/keys.h"
 
 namespace ckpt::megatron {
@@ -55,6 +56,20 @@ void cut_rows(Tensor& tensor, uint64_t rows) {
   }
   tensor.pieces = std::move(kept);
   tensor.shape[0] = rows;
+}
+
+// Rows from `real` on are left out: they have to be zero.
+void expect_padding(Catalog& catalog, const Tensor& tensor, uint64_t real) {
+  Tensor padding{.name = tensor.name};
+  families::View::of(tensor)
+      .slice(0, real, tensor.shape[0] - real)
+      .into(padding);
+  Redundant proof{.tensor = std::move(padding), .value = 0.0};
+  proof.why = fmt::format(
+      "by args.vocab_size its rows past {} are padding, and cut: --vocab-size "
+      "{} cuts them whatever they are, --vocab-size {} keeps them",
+      real, real, tensor.shape[0]);
+  catalog.redundant.push_back(std::move(proof));
 }
 
 uint64_t stored_rows(uint64_t real, uint64_t multiple, uint64_t tp) {
@@ -132,11 +147,14 @@ bool ask_vocabulary(Catalog& catalog, const Facts& facts, const Layout& layout,
           : facts.vocab_multiple.value_or(kUsualVocabMultiple);
   const uint64_t tp = std::max<uint32_t>(1, layout.topology.tp);
   const uint64_t stored = stored_rows(real, multiple, tp);
+  locate(catalog);  // items are found by the boxes that the index has
   for (size_t i = 0; i < catalog.tensors.size(); ++i) {
     Tensor& tensor = catalog.tensors[i];
     if (tensor.shape.empty() || tensor.shape[0] != rows ||
         !has_vocabulary(tensor.name))
       continue;
+    if (real < rows && wanted.vocab_size == 0)
+      expect_padding(catalog, tensor, real);
     if (real < rows) set_rows(catalog, tensor, real);
     set_rows(catalog, tensor, stored);
   }

@@ -59,8 +59,7 @@ DistFound locate_or_throw(const std::string& path) {
   DistFound found = locate_dist(path);
   if (!found.path.empty()) return found;
   if (!unfinished_zarr(path).empty())
-    throw input_error({path, {}}, "has no {}: the save did not finish",
-                      kConfigFile)
+    throw input_error({path, {}}, "has no {}: incomplete save", kConfigFile)
         .with_hint(
             "Megatron writes it last; use an older iteration, or fetch "
             "the checkpoint again");

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <map>
 #include <set>
 #include <utility>
@@ -149,7 +148,7 @@ class Scan {
     const std::string path = io::join(array.directory, kDescription);
     unreadable_[file] = array.unreadable;
     catalog_.files.push_back(
-        {.path = path, .size = std::filesystem::file_size(path)});
+        {.path = path, .size = io::file_size(path).value_or(0)});
     Piece piece;
     piece.box = Box::whole(tensor.shape);
     piece.extent.file = file;
@@ -185,12 +184,10 @@ class Scan {
   }
 
   void add_object(std::string name, const std::string& path) {
-    std::error_code failed;
-    const uint64_t size = std::filesystem::file_size(path, failed);
-    if (failed || size == 0)
-      throw input_error({printable(path), printable(name)}, "{}",
-                        failed ? "the object is no file"
-                               : "the object's file is empty (0 bytes)");
+    const uint64_t size = io::file_size(path).value_or(0);
+    if (size == 0)
+      throw input_error({printable(path), printable(name)},
+                        "the object's file is empty (0 bytes)");
     catalog_.objects.push_back(
         {.name = std::move(name),
          .document = nullptr,

@@ -60,7 +60,7 @@ std::string file_name(uint32_t rank) {
 }
 
 formats::Support supports(const std::string& path) {
-  if (!io::is_directory(path)) return {false, "is no directory"};
+  if (!io::is_directory(path)) return {false, "not a directory"};
   if (const auto ranks = ranks_in(path); !ranks.empty())
     return {true, "holds " + file_name(ranks.front())};
   if (is_one_file(path))

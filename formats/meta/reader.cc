@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <filesystem>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -59,10 +58,8 @@ class Assembly {
   void add_sidecars() {
     formats::add_sidecars(path_, catalog_);
     const std::string checklist = io::join(path_, kChecklist);
-    std::error_code failed;
-    const auto size = std::filesystem::file_size(checklist, failed);
-    if (!failed)
-      catalog_.sidecars.push_back({std::string(kChecklist), checklist, size});
+    if (const auto size = io::file_size(checklist))
+      catalog_.sidecars.push_back({std::string(kChecklist), checklist, *size});
   }
 
   void read_numbers() {
@@ -125,7 +122,7 @@ class Assembly {
             .with_hint("open it with --from torch");
       out.tensors.push_back(torch::make_tensor(named.name, named.ref));
     }
-    // Values that are no tensors are the same in every file.
+    // Non-tensor values are the same in every file.
     tree.tensors.clear();
     if (files_.size() == 1) torch::add_to_catalog(catalog_, container, tree);
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "formats/beside.h"
 #include "formats/meta/layout.h"
 #include "formats/meta/locate.h"
 #include "formats/meta/meta.h"
@@ -143,12 +144,11 @@ class Builder {
       }
       const bool note = object.name == safetensors::kMetadata ||
                         object.name == safetensors::kIndexMetadata;
-      target_.problems.push_back(
-          {note ? Severity::kNote : Severity::kWarning,
-           "object_left_out",
-           {},
-           object.name,
-           "meta has no place for this value; it is left out"});
+      target_.problems.push_back({note ? Severity::kNote : Severity::kWarning,
+                                  "object_left_out",
+                                  {},
+                                  object.name,
+                                  "meta cannot store this value; skipped"});
     }
   }
 
@@ -164,8 +164,7 @@ class Builder {
     if (sidecar.name == kChecklist) return false;
     if (source_.format == kFormat) return true;
     if (sidecar.name == kParams) return !has_params_object();
-    return !sidecar.name.ends_with("config.json") &&
-           !sidecar.name.ends_with(".py");
+    return sidecar.name != "config.json";
   }
 
   bool has_params_object() const {
@@ -176,15 +175,13 @@ class Builder {
   void add_sidecars() {
     for (const Sidecar& sidecar : source_.sidecars) {
       if (!has_place(sidecar)) {
-        target_.problems.push_back(
-            {Severity::kNote,
-             "sidecar_left_out",
-             {},
-             {},
-             sidecar.name == kChecklist
-                 ? "checklist.chk is not copied: its MD5 sums are those of "
-                   "the source's files"
-                 : printable(sidecar.name) + " is not copied"});
+        formats::leave_out(
+            sidecar, source_,
+            sidecar.name == kChecklist
+                ? "its MD5 sums are those of the source's files"
+                : "the configuration of another dialect would contradict "
+                  "params.json",
+            target_);
         continue;
       }
       if (sidecar.name == kParams && has_params_object()) continue;

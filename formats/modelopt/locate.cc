@@ -132,7 +132,7 @@ Files locate(const std::string& directory) {
 }
 
 Support supports(const std::string& path) {
-  if (!io::is_directory(path)) return {false, "is no directory"};
+  if (!io::is_directory(path)) return {false, "not a directory"};
   const Files files = locate(path);
   switch (files.form) {
     case Form::kNone:

@@ -73,12 +73,11 @@ class Builder {
       if (object.name == safetensors::kIndexMetadata ||
           (object.name == safetensors::kMetadata && is_usual(object)))
         continue;
-      target_.problems.push_back(
-          {Severity::kWarning,
-           "object_left_out",
-           {},
-           object.name,
-           "modelopt has no place for this value; it is left out"});
+      target_.problems.push_back({Severity::kWarning,
+                                  "object_left_out",
+                                  {},
+                                  object.name,
+                                  "modelopt cannot store this value; skipped"});
     }
   }
 

@@ -200,7 +200,7 @@ Found locate(const std::string& path) {
   try {
     if (io::is_directory(path)) return locate_directory(path);
     if (!is_part_name(io::base_name(path)))
-      return {.why = "is no directory with a model_and_optim"};
+      return {.why = "not a directory with a model_and_optim"};
     return look_at(io::parent(path));
   } catch (const Error& error) {
     // What can't be read is another format's to explain.

@@ -1,6 +1,5 @@
 // A checkpoint of OLMo-core since 1.0.0 (olmo_core.h).
 #include <algorithm>
-#include <filesystem>
 #include <set>
 
 #include "ckpt/error.h"
@@ -28,7 +27,7 @@ using Severity = Problem::Severity;
 [[noreturn]] void throw_unfinished(const Found& found) {
   throw input_error({found.data, {}},
                     "has no .metadata, which is written after all data files: "
-                    "the save did not finish")
+                    "incomplete save")
       .with_hint(
           "use an earlier step; if this one was copied, look whether names "
           "that begin with a dot were left out");
@@ -52,11 +51,9 @@ void note_strays(const std::string& directory, const dcp::Metadata& metadata,
     if (name == kIndex || !is_part_name(name) ||
         std::ranges::binary_search(named, name))
       continue;
-    std::error_code ignored;
-    const auto size =
-        std::filesystem::file_size(io::join(directory, name), ignored);
     // A rank without anything to save leaves an empty file.
-    if (!ignored && size > 0) strays.push_back(name);
+    if (io::file_size(io::join(directory, name)).value_or(0) > 0)
+      strays.push_back(name);
   }
   if (!strays.empty())
     catalog.problems.push_back(
@@ -101,7 +98,7 @@ void note_followed(const Found& found, const std::string& path,
          "unfinished_save",
          io::join(path, name),
          {},
-         fmt::format("{} is newer, but its save did not finish; {} is read",
+         fmt::format("{} is newer, but an incomplete save; {} is read",
                      printable(name), printable(found.chosen))});
   if (found.home.ends_with("-tmp"))
     catalog.problems.push_back(

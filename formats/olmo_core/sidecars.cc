@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "ckpt/error.h"
+#include "formats/file_list.h"
 #include "formats/olmo_core/locate.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "lib/io/file.h"
@@ -47,6 +48,7 @@ class Collector {
     const std::string path = io::join(home_, below);
     std::error_code failed;
     if (io::is_directory(path)) {
+      if (name == ".git" || name == ".cache") return;
       if (fs::is_symlink(fs::symlink_status(path, failed)) ||
           std::ranges::count(below, '/') >= static_cast<long>(kMaxDepth))
         leave_out(path);
@@ -54,6 +56,8 @@ class Collector {
         folders_.push_back(below);
       return;
     }
+    // Weights beside it are another model's, or the same again.
+    if (formats::part_by_name(below) == "model") return;
     const uint64_t size = fs::file_size(path, failed);
     if (!io::is_file(path) || failed) return leave_out(path);
     if (catalog_.sidecars.size() >= kMostFiles)

@@ -101,7 +101,7 @@ Found locate(const std::string& path) {
     if (!io::is_directory(path)) {
       if (io::base_name(path) == kIndexName && looks_like_index(path))
         return look_at(io::parent(path));
-      return {.why = "is no directory with a metadata.json"};
+      return {.why = "not a directory with a metadata.json"};
     }
     Found found = look_at(path);
     if (!found.home.empty()) return found;

@@ -184,7 +184,7 @@ void note_followed(const Found& found, const std::string& path,
          "unfinished_save",
          io::join(path, name),
          {},
-         fmt::format("{} is newer, but its save did not finish; {} is read",
+         fmt::format("{} is newer, but an incomplete save; {} is read",
                      printable(name), printable(found.chosen))});
 }
 
@@ -192,7 +192,7 @@ void note_followed(const Found& found, const std::string& path,
   const std::string folder = io::join(found.home, found.broken);
   throw input_error({folder, {}},
                     "has files of ranks, but no metadata.json, which is "
-                    "written last: the save did not finish")
+                    "written last: incomplete save")
       .with_hint(
           found.parts.empty()
               ? "use an earlier checkpoint"

@@ -213,7 +213,7 @@ class Builder {
            {},
            printable(object.name),
            helper ? "belongs to the optimizer, which is left out"
-                  : "has no place in this format; it is left out"});
+                  : "this format cannot store it; skipped"});
     }
   }
 

@@ -2,6 +2,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "formats/beside.h"
 #include "formats/dcp/boxes.h"
 #include "formats/dcp/flatten.h"
 #include "formats/dcp/save.h"
@@ -144,7 +145,7 @@ class Builder {
              "object_left_out",
              {},
              printable(object.name),
-             "it refers to the bytes of tensors; it is left out"});
+             "it refers to the bytes of tensors; skipped"});
         continue;
       }
       save.add_object(key(object.name).key, object, 0);
@@ -209,7 +210,8 @@ class Builder {
   }
 
   void add_sidecars() {
-    if (source_.format != kFormat) return note_sidecars();
+    target_.beside = place_.step;
+    if (source_.format != kFormat) return add_made();
     const bool keep_train = keeps_train();
     const Sidecar* note = nullptr;
     for (const Sidecar& sidecar : source_.sidecars) {
@@ -217,6 +219,11 @@ class Builder {
         note = &sidecar;
       else if (keep_train || train_rank(sidecar.name).value_or(0) == 0)
         add_copy(sidecar);
+      else
+        formats::leave_out(sidecar, source_,
+                           "the trainer's state of a rank that the target "
+                           "does not have",
+                           target_);
     }
     if (note != nullptr)
       add_copy(*note);
@@ -262,13 +269,9 @@ class Builder {
     target_.files.push_back(
         formats::copied_file(io::join(place_.step, sidecar.name), sidecar));
   }
-  void note_sidecars() {
+  void add_made() {
     for (const Sidecar& sidecar : source_.sidecars)
-      target_.problems.push_back({Severity::kNote,
-                                  "sidecar_left_out",
-                                  {},
-                                  printable(sidecar.name),
-                                  "is not copied"});
+      if (sidecar.text) add_copy(sidecar);
   }
 
   const Catalog& source_;

@@ -51,14 +51,26 @@ Support supports_file(const std::string& path) {
   return {false, "does not begin with a header length and a JSON object"};
 }
 
+// An adapter in safetensors may lie beside a model in another format.
+bool is_of_a_model(std::string_view name) {
+  return name.starts_with("pytorch_model") || name == "latest";
+}
+
 Support supports_directory(const std::string& path) {
+  std::string adapter;
+  bool model = false;
   for (const std::string& name : io::list_directory(path)) {
+    model = model || is_of_a_model(name);
     if (name.starts_with('.') || io::is_directory(io::join(path, name)))
       continue;
-    if (is_weights_name(name) || is_index_path(name))
+    if (!is_weights_name(name) && !is_index_path(name)) continue;
+    if (!name.starts_with("adapter_model"))
       return {true, "holds " + printable(name)};
+    adapter = name;
   }
-  return {false, "no .safetensors file in it"};
+  if (adapter.empty()) return {false, "no .safetensors file in it"};
+  if (model) return {false, printable(adapter) + " is not its model"};
+  return {true, "holds " + printable(adapter)};
 }
 
 Problem problem(Severity severity, std::string kind, std::string file,

@@ -4,6 +4,7 @@
 
 #include "ckpt/error.h"
 #include "formats/index.h"
+#include "formats/runs/state_dict.h"
 #include "formats/safetensors/file_plan.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/target.h"
@@ -91,7 +92,7 @@ class Builder {
         index_metadata_ = pickle::to_json(*object.document, object.node);
       } else {
         warn(Problem::Severity::kWarning, "object_left_out", object.name,
-             "safetensors has no place for this value; it is left out");
+             "safetensors cannot store this value; skipped");
       }
     }
     if (!metadata_) {
@@ -173,6 +174,12 @@ class Builder {
 class SafetensorsWriter final : public formats::Writer {
  public:
   std::string_view name() const override { return kFormat; }
+  // A run's directory is what transformers and vLLM load: they take every
+  // tensor in it for a weight.
+  Catalog review(Catalog source, const Layout& layout) const override {
+    if (layout.single_file || formats::is_unsharded(layout)) return source;
+    return runs::model_only(std::move(source));
+  }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
     if (formats::is_unsharded(layout))
       return formats::lay_out_unsharded(source, layout);

@@ -70,6 +70,13 @@ bool is_tensor_class(std::string_view module, std::string_view name) {
   return dtype_from_storage(std::string(name) + "Storage").has_value();
 }
 
+// The package itself, or a module of it.
+bool is_in(std::string_view module, std::string_view package) {
+  if (!module.starts_with(package)) return false;
+  module.remove_prefix(package.size());
+  return module.empty() || module.starts_with('.');
+}
+
 }  // namespace
 
 bool is_allowed_global(std::string_view global) {
@@ -83,8 +90,8 @@ bool is_allowed_global(std::string_view global) {
   if ((module == "torch" || module == "torch.cuda") && dtype_from_storage(name))
     return true;
   if (is_tensor_class(module, name)) return true;
-  const bool distributed = module.starts_with("torch.distributed.tensor") ||
-                           module.starts_with("torch.distributed._tensor") ||
+  const bool distributed = is_in(module, "torch.distributed.tensor") ||
+                           is_in(module, "torch.distributed._tensor") ||
                            module == "torch.distributed.device_mesh" ||
                            module == "torch.distributed._mesh_layout";
   return distributed &&

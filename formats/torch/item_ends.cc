@@ -198,7 +198,9 @@ class Reader {
     if (rest.size() < zip::kDirectoryEntrySize ||
         load<uint32_t>(rest, 0) != zip::kDirectorySignature ||
         (load<uint16_t>(rest, 8) & ~kKnown) != 0 ||
-        load<uint16_t>(rest, 10) != 0)  // method: stored
+        load<uint16_t>(rest, 34) != 0 ||           // disk
+        (load<uint32_t>(rest, 38) & 0x10) != 0 ||  // marked as a directory
+        load<uint16_t>(rest, 10) != 0)             // method: stored
       return false;
     const uint64_t name = load<uint16_t>(rest, 28);
     const uint64_t extra = load<uint16_t>(rest, 30);

@@ -5,6 +5,7 @@
 #include "ckpt/error.h"
 #include "formats/index.h"
 #include "formats/olmo_core/v1_state_dict.h"
+#include "formats/runs/state_dict.h"
 #include "formats/target.h"
 #include "formats/torch/file_plan.h"
 #include "formats/torch/skeleton.h"
@@ -174,7 +175,7 @@ class Builder {
     const bool note = object.name.starts_with(kHeaderMetadata);
     warn(note ? Severity::kNote : Severity::kWarning, "object_left_out",
          object.name,
-         "a flat file of tensors has no place for this value; it is left out");
+         "a flat file of tensors cannot store this value; skipped");
   }
 
   // {"name": tensor, …}
@@ -250,6 +251,7 @@ class TorchWriter final : public formats::Writer {
  public:
   std::string_view name() const override { return kFormat; }
   Catalog review(Catalog source, const Layout& layout) const override {
+    source = runs::as_state_dict(std::move(source));
     if (!layout.single_file && layout.form != formats::kFiles) return source;
     return olmo_core::v1::as_state_dict(std::move(source));
   }

@@ -1,7 +1,6 @@
 #include "formats/vllm/fuse.h"
 
 #include <algorithm>
-#include <array>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -10,68 +9,12 @@
 #include "formats/families/view.h"
 #include "formats/vllm/config.h"
 #include "formats/vllm/layout.h"
+#include "formats/vllm/models.h"
 
 namespace ckpt::vllm {
 namespace {
 
 using families::View;
-
-constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
-constexpr std::string_view kHead = "lm_head.weight";
-
-// Models whose modules in vLLM are known.
-struct Model {
-  std::string_view type;
-  bool head;  // a tied head is a parameter of its own name
-  bool tied;  // if config.json does not say
-};
-constexpr auto kModels = std::to_array<Model>({
-    {"llama", true, false},
-    {"mistral", true, false},
-    {"qwen2", true, false},
-    {"qwen3", true, false},
-    {"phi3", true, false},
-    {"gemma", false, true},
-    {"gemma2", false, true},
-    {"gemma3_text", false, true},
-});
-
-// What is fused, in that order.
-struct Fusion {
-  std::string_view to;
-  std::vector<std::string_view> from;
-};
-const std::vector<Fusion>& fusions() {
-  static const std::vector<Fusion> all = {
-      {"qkv_proj", {"q_proj", "k_proj", "v_proj"}},
-      {"gate_up_proj", {"gate_proj", "up_proj"}},
-  };
-  return all;
-}
-
-const Model& model_of(const Catalog& source,
-                      const std::optional<Config>& config) {
-  if (!config)
-    throw unfaithful_error({source.path, {}},
-                           "there is no config.json, and what vLLM fuses "
-                           "depends on the model")
-        .with_hint("put the model's config.json beside its files");
-  if (config->quantized)
-    throw unfaithful_error({source.path, {}},
-                           "config.json has a quantization_config: vLLM packs "
-                           "such weights anew, in ways of its own")
-        .with_hint("convert the unquantized model");
-  for (const Model& model : kModels)
-    if (model.type == config->model_type) return model;
-  std::string known;
-  for (const Model& model : kModels)
-    known += (known.empty() ? "" : ", ") + std::string(model.type);
-  throw unfaithful_error({source.path, {}},
-                         "how vLLM arranges a model of type \"{}\" is not "
-                         "known",
-                         config->model_type)
-      .with_hint("known are " + known);
-}
 
 class Fuser {
  public:

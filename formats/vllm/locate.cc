@@ -71,7 +71,7 @@ std::string file_name(uint32_t rank, uint32_t part) {
 }
 
 formats::Support supports(const std::string& path) {
-  if (!io::is_directory(path)) return {false, "is no directory"};
+  if (!io::is_directory(path)) return {false, "not a directory"};
   const Found found = find(path);
   if (found.empty()) return {false, "no model-rank-0-part-0.safetensors in it"};
   return {true, "holds " + file_name(found.begin()->first,

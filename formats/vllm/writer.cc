@@ -148,12 +148,11 @@ class Builder {
     for (const Object& object : source_.objects) {
       const bool note = object.name == safetensors::kMetadata ||
                         object.name == safetensors::kIndexMetadata;
-      target_.problems.push_back(
-          {note ? Severity::kNote : Severity::kWarning,
-           "object_left_out",
-           {},
-           object.name,
-           "vllm has no place for this value; it is left out"});
+      target_.problems.push_back({note ? Severity::kNote : Severity::kWarning,
+                                  "object_left_out",
+                                  {},
+                                  object.name,
+                                  "vllm cannot store this value; skipped"});
     }
   }
 

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
@@ -171,10 +170,8 @@ std::string list_text(const Dims& values) {
 }  // namespace
 
 bool is_array(const std::string& directory) {
-  std::error_code failed;
-  const auto size =
-      std::filesystem::file_size(io::join(directory, ".zarray"), failed);
-  return !failed && size != 0;
+  const std::string path = io::join(directory, ".zarray");
+  return io::is_file(path) && io::file_size(path) != 0;
 }
 
 Array read_array(const std::string& directory) {

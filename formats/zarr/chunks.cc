@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -176,11 +175,7 @@ class Chunks {
 
   void add_chunk(const Found& found) {
     const std::string path = io::join(array_.directory, found.name);
-    std::error_code failed;
-    const uint64_t size = std::filesystem::file_size(path, failed);
-    if (failed)
-      throw input_error({printable(path), printable(tensor_.name)},
-                        "the chunk is no file ({})", failed.message());
+    const uint64_t size = io::file_size(path).value_or(0);
     if (array_.codec == Codec::kRaw && size != bytes_)
       throw input_error({printable(path), printable(tensor_.name)},
                         "chunk of {} bytes, {} {} needs {}", size,

@@ -18,6 +18,9 @@
 #include "lib/io/huge_pages.h"
 #include "lib/io/listing.h"
 #include "lib/io/read_count.h"
+#include "lib/io/retry.h"
+#include "lib/io/watch.h"
+#include "lib/io/writeback.h"
 #include "lib/trace.h"
 
 namespace ckpt::io {
@@ -25,18 +28,20 @@ namespace {
 
 std::atomic<uint64_t> read_so_far = 0;
 
-// Repeats a system call while a signal interrupts it.
-template <class Call>
-auto retry(Call call) {
-  auto result = call();
-  while (result < 0 && errno == EINTR) result = call();
-  return result;
-}
-
 int open_or_throw(const std::string& path, int flags, const char* operation) {
   const int fd = retry([&] { return ::open(path.c_str(), flags, 0666); });
   if (fd < 0) throw io_error(path, operation, errno);
   return fd;
+}
+
+Error write_error(const std::string& path, int errnum) {
+  Error error = io_error(path, "cannot write", errnum);
+  if (errnum == EFBIG)
+    return error.with_hint(
+        "the file system, or `ulimit -f`, allows no file of that size");
+  if (errnum == ENOSPC || errnum == EDQUOT)
+    return error.with_hint("free some space, then go on");
+  return error;
 }
 
 // Takes `count` bytes off the front of a list of parts.
@@ -54,19 +59,40 @@ std::span<iovec> consume(std::span<iovec> parts, size_t count) {
 
 }  // namespace
 
+namespace {
+
+// A FIFO without a writer would be waited for, for ever. A lease that another
+// machine holds is worth waiting for.
+int open_unblocked(const std::string& path) {
+  constexpr int kFlags = O_RDONLY | O_CLOEXEC;
+  const int fd =
+      retry([&] { return ::open(path.c_str(), kFlags | O_NONBLOCK); });
+  if (fd >= 0) return fd;
+  if (errno == ENXIO)
+    throw input_error({path, {}}, "is a socket or a device without a driver");
+  if (errno != EWOULDBLOCK) throw io_error(path, "cannot open", errno);
+  if (!is_file(path)) throw input_error({path, {}}, "is not a regular file");
+  return open_or_throw(path, kFlags, "cannot open");
+}
+
+}  // namespace
+
 Handle Handle::open_read(const std::string& path) {
-  const int fd = open_or_throw(path, O_RDONLY | O_CLOEXEC, "cannot open");
+  const int fd = open_unblocked(path);
   struct stat facts;
   if (::fstat(fd, &facts) != 0) {
     const int errnum = errno;
     ::close(fd);
     throw io_error(path, "cannot stat", errnum);
   }
-  if (!S_ISREG(facts.st_mode) && !S_ISBLK(facts.st_mode)) {
+  if (!S_ISREG(facts.st_mode)) {
     ::close(fd);
-    throw input_error({path, {}}, "is not a regular file");
+    throw input_error({path, {}}, "is {}, not a regular file",
+                      kind_of(facts.st_mode));
   }
-  return Handle(path, fd, static_cast<uint64_t>(facts.st_size));
+  Handle handle(path, fd, static_cast<uint64_t>(facts.st_size));
+  watch::opened(path, facts);
+  return handle;
 }
 
 Handle Handle::create(const std::string& path) {
@@ -83,7 +109,10 @@ Handle Handle::open_write(const std::string& path) {
 
 struct Handle::Descriptor {
   explicit Descriptor(int number) : fd(number) {}
-  ~Descriptor() { ::close(fd); }
+  // EINTR: Linux has closed it all the same.
+  ~Descriptor() {
+    if (::close(fd) != 0 && errno != EINTR) note_lost_write(errno);
+  }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   const int fd;
@@ -165,7 +194,7 @@ void Handle::write(uint64_t offset, std::span<const std::byte> bytes) const {
       return ::pwrite(file_->fd, bytes.data() + done, bytes.size() - done,
                       static_cast<off_t>(offset + done));
     });
-    if (n < 0) throw io_error(path_, "cannot write", errno);
+    if (n < 0) throw write_error(path_, errno);
     done += static_cast<size_t>(n);
   }
 }
@@ -182,7 +211,7 @@ void Handle::writev(uint64_t offset, std::span<iovec> parts) const {
       return ::pwritev(file_->fd, parts.data(), count,
                        static_cast<off_t>(offset));
     });
-    if (n < 0) throw io_error(path_, "cannot write", errno);
+    if (n < 0) throw write_error(path_, errno);
     offset += static_cast<uint64_t>(n);
     parts = consume(parts, static_cast<size_t>(n));
   }
@@ -195,8 +224,7 @@ void Handle::allocate(uint64_t size) const {
   if (size == 0) return;
   const auto length = static_cast<off_t>(size);
   if (retry([&] { return ::ftruncate(file_->fd, length); }) != 0)
-    throw io_error(path_, fmt::format("cannot make it {} bytes long", size),
-                   errno);
+    throw write_error(path_, errno);
 }
 
 void Handle::sync() const {
@@ -255,16 +283,6 @@ std::string read_file(const std::string& path, uint64_t limit) {
   return file.read_string(0, file.size());
 }
 
-bool is_file(const std::string& path) {
-  struct stat facts;
-  return ::stat(path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
-}
-
-bool is_directory(const std::string& path) {
-  struct stat facts;
-  return ::stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
-}
-
 namespace {
 
 // Of the SameListings that are alive on this thread.
@@ -275,7 +293,10 @@ struct Listings {
 thread_local Listings listings;
 
 std::vector<std::string> list_now(const std::string& path) {
-  DIR* directory = ::opendir(path.c_str());
+  DIR* directory = nullptr;
+  do {
+    directory = ::opendir(path.c_str());
+  } while (!directory && errno == EINTR);
   if (!directory) throw io_error(path, "cannot list", errno);
   std::vector<std::string> names;
   errno = 0;

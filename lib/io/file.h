@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -87,9 +88,18 @@ void copy_range(const Handle& from, uint64_t from_offset, const Handle& to,
 // A whole metadata file. Throws input_error if it is larger than `limit`.
 std::string read_file(const std::string& path, uint64_t limit);
 
-// Facts about a path, without throwing for what does not exist.
+// What stands at a path, links followed. Absent is only what the system says
+// does not exist, by its own name. All else that can't be looked at throws: a
+// link to nothing kMissing, a directory without permission or a stale handle
+// kIo. Taken for absent, a file would be left out in silence.
+//
+// Throws kDamaged for a FIFO, a socket or a device.
 bool is_file(const std::string& path);
 bool is_directory(const std::string& path);
+// Nothing if it is absent; throws as is_file does, for directories too.
+std::optional<uint64_t> file_size(const std::string& path);
+// "a FIFO", "a socket" … of st_mode.
+std::string_view kind_of(uint32_t mode);
 // Names in a directory, sorted bytewise; without "." and "..".
 std::vector<std::string> list_directory(const std::string& path);
 std::string join(std::string_view directory, std::string_view name);

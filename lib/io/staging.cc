@@ -7,38 +7,62 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <cstdio>
-#include <filesystem>
-#include <thread>
+#include <set>
 
 #include "ckpt/error.h"
+#include "lib/io/remove.h"
+#include "lib/io/rename.h"
+#include "lib/io/retry.h"
+#include "lib/io/writeback.h"
+#include "lib/parallel.h"
+#include "lib/trace.h"
 
 namespace ckpt::io {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::string_view kLock = "lock";
 constexpr std::string_view kJournal = "journal";
 
 bool exists(const std::string& path) {
   struct stat facts;
-  return ::lstat(path.c_str(), &facts) == 0;
+  if (::lstat(path.c_str(), &facts) == 0) return true;
+  if (errno == ENOENT || errno == ENOTDIR) return false;
+  throw io_error(path, "cannot stat", errno);
+}
+
+// A directory itself, not a link to one.
+bool is_plain_directory(const std::string& path) {
+  struct stat facts;
+  return ::lstat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
+}
+
+// A file that is nobody else's: to write to it changes nothing elsewhere.
+bool is_plain_file(const std::string& path) {
+  struct stat facts;
+  return ::lstat(path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode) &&
+         facts.st_nlink == 1;
 }
 
 void make_directory(const std::string& path) {
-  if (::mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) return;
+  if (retry([&] { return ::mkdir(path.c_str(), 0777); }) == 0 ||
+      errno == EEXIST)
+    return;
   const int why = errno;
   const Error error(ExitCode::kIo, {path, {}},
-                    std::string("cannot create the directory: ") +
-                        fs::path(path).parent_path().string() + ": " +
+                    "cannot create the directory: " + parent(path) + ": " +
                         std::generic_category().message(why));
   if (why != EACCES && why != EPERM && why != EROFS) throw error;
   throw error.with_hint(
       "a checkpoint is written beside its target first: choose a target in a "
       "directory that you may write to");
+}
+
+Error exists_already(const std::string& target) {
+  return unfaithful_error({target, {}}, "already exists")
+      .with_hint(
+          "choose another target, or replace this one with --overwrite (it is "
+          "removed only when the new one is whole)");
 }
 
 // A target that is there: an empty directory may be filled, all else needs
@@ -52,30 +76,22 @@ void check_target(const std::string& target, const StagingOptions& options) {
     throw usage_error({target, {}}, "is a file, the target is a directory");
   if (options.overwrite) return;
   if (directory && list_directory(target).empty()) return;
-  throw unfaithful_error({target, {}}, "exists already")
-      .with_hint(
-          "choose another target, or replace this one with --overwrite (it is "
-          "removed only when the new one is whole)");
+  throw exists_already(target);
 }
 
-// Takes the lock of a staging directory; -1 if another process has it.
-int take_lock(const std::string& root) {
-  const std::string path = join(root, kLock);
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (fd < 0)
+void throw_if(std::error_code why, const std::string& path) {
+  if (why)
     throw Error(ExitCode::kIo, {path, {}},
-                std::string("cannot create: ") +
-                    std::generic_category().message(errno));
-  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
-  ::close(fd);
-  return -1;
+                "cannot be emptied: " + why.message());
 }
 
-void rename_path(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0)
-    throw Error(ExitCode::kIo, {to, {}},
-                "cannot rename " + from +
-                    " to it: " + std::generic_category().message(errno));
+std::string beside(const std::string& target, std::string_view suffix) {
+  return join(parent(target), "." + base_name(target) + std::string(suffix));
+}
+
+std::string stripped(std::string target) {
+  while (target.size() > 1 && target.ends_with('/')) target.pop_back();
+  return target;
 }
 
 }  // namespace
@@ -89,33 +105,55 @@ void Staging::check(const std::string& target, const StagingOptions& options) {
 }
 
 Staging::Staging(const std::string& target, const StagingOptions& options)
-    : options_(options), target_(target) {
-  while (target_.size() > 1 && target_.ends_with('/')) target_.pop_back();
-  check(target_, options_);
-  const std::string above = parent(target_);
-  root_ = join(above, "." + base_name(target_) + ".ckpt-staging");
+    : options_(options),
+      target_((check(stripped(target), options), stripped(target))),
+      root_(beside(target_, ".ckpt-staging")),
+      aside_(beside(target_, ".ckpt-journal")),
+      lock_(target_) {
+  restore_replaced(root_ + ".old", target_);
+  check_target(target_, options_);  // nobody else makes it from here on
+  open_root();
+}
+
+// Ranks of a job whose first process is dead may still write here.
+void Staging::open_root() {
   const bool left_over = exists(root_);
   make_directory(root_);
-  lock_ = take_lock(root_);
-  if (lock_ < 0)
-    throw Error(ExitCode::kIo, {root_, {}},
-                "another process is writing the same target");
+  if (!is_plain_directory(root_))
+    throw unsafe_error({root_, {}},
+                       "is no directory: the target is written in a directory "
+                       "of that name first")
+        .with_hint("remove it, or choose another target");
+  const std::string shared = join(root_, kLock);
+  if (is_plain_file(shared)) {
+    const Handle lock = Handle::open_write(shared);
+    if (!try_lock(lock.fd(), LOCK_EX, shared))
+      throw Error(ExitCode::kIo, {root_, {}},
+                  "another process is writing the same target",
+                  "a rank of an earlier job is still alive");
+  }
+  if (exists(aside_)) {
+    // Killed between the two renames, or after them.
+    if (left_over && !exists(journal_path()))
+      replace_by_rename(aside_, journal_path());
+    else
+      remove_tree(aside_);
+  }
   if (left_over && !options_.resume) clear();
 }
 
-void Staging::clear() {
-  for (const std::string& name : list_directory(root_))
-    if (name != kLock) fs::remove_all(join(root_, name));
-}
+void Staging::clear() { throw_if(remove_others(root_, {}), root_); }
 
 void Staging::share_lock() const {
-  if (::flock(lock_, LOCK_SH) != 0) throw io_error(root_, "share lock", errno);
+  const std::string path = join(root_, kLock);
+  remove_tree(path);
+  Handle::create(path);
 }
 
 Handle join_staging(const std::string& root) {
   const std::string path = join(root, kLock);
   Handle lock = Handle::open_write(path);
-  if (::flock(lock.fd(), LOCK_SH | LOCK_NB) != 0)
+  if (!try_lock(lock.fd(), LOCK_SH, path))
     throw Error(ExitCode::kIo, {path, {}},
                 "another process is writing the same target");
   return lock;
@@ -124,11 +162,7 @@ Handle join_staging(const std::string& root) {
 std::string Staging::journal_path() const { return join(root_, kJournal); }
 
 Staging::~Staging() {
-  if (!published_ && !keep_) {
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
-  if (lock_ >= 0) ::close(lock_);
+  if (!published_ && !keep_) remove_tree(root_);
 }
 
 void Staging::check_space(uint64_t bytes) const {
@@ -142,87 +176,131 @@ void Staging::check_space(uint64_t bytes) const {
         "free some space, or choose a target on another file system");
 }
 
-void Staging::create(const std::string& relative_path, uint64_t size) {
+void Staging::make_parents(const std::string& relative_path) {
   for (size_t slash = relative_path.find('/'); slash != std::string::npos;
        slash = relative_path.find('/', slash + 1)) {
     const std::string directory = relative_path.substr(0, slash);
-    if (std::ranges::find(directories_, directory) != directories_.end())
-      continue;
-    make_directory(join(root_, directory));
+    if (!made_.insert(directory).second) continue;
+    const std::string path = join(root_, directory);
+    if (!is_plain_directory(path)) throw_if(remove_tree(path), path);
+    make_directory(path);
     directories_.push_back(directory);
   }
+}
+
+void Staging::create(const std::string& relative_path, uint64_t size) {
+  make_parents(relative_path);
   const std::string path = join(root_, relative_path);
   files_.push_back(relative_path);
-  if (options_.resume && is_file(path) &&
+  if (options_.resume && is_plain_file(path) &&
       Handle::open_write(path).size() == size)
     return;
-  ::unlink(path.c_str());
+  throw_if(remove_tree(path), path);
   Handle::create(path).allocate(size);
 }
 
 // One flush serves many files of a journal, so many threads ask at once.
-void Staging::sync_all() const {
+void Staging::flush() const {
   constexpr size_t kThreads = 16;
-  std::atomic<size_t> next = 0;
-  std::atomic<int> failed = 0;
-  const auto work = [&] {
-    for (size_t i = next++; i < files_.size(); i = next++) {
-      const int fd =
-          ::open(join(root_, files_[i]).c_str(), O_RDONLY | O_CLOEXEC);
-      if (fd < 0 || ::fdatasync(fd) != 0) failed = errno;
-      if (fd >= 0) ::close(fd);
-    }
+  if (options_.sync)
+    parallel_for(
+        files_.size(),
+        [&](size_t i) {
+          const std::string path = join(root_, files_[i]);
+          const int fd =
+              retry([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
+          if (fd < 0) throw io_error(path, "cannot open", errno);
+          const int result = retry([&] { return ::fdatasync(fd); });
+          const int why = errno;
+          ::close(fd);
+          if (result != 0)
+            throw Error(
+                ExitCode::kIo, {path, {}},
+                "cannot flush: " + std::generic_category().message(why));
+        },
+        kThreads);
+  throw_lost_writes();
+}
+
+// What an earlier run left that this one does not know must not be published.
+void Staging::remove_strangers() const {
+  const std::set<std::string> files(files_.begin(), files_.end());
+  const auto keep = [&](const std::string& path) {
+    return path.ends_with('/') ? made_.contains(path.substr(0, path.size() - 1))
+                               : files.contains(path);
   };
-  {
-    std::vector<std::jthread> threads;
-    for (size_t t = 1; t < std::min(kThreads, files_.size()); ++t)
-      threads.emplace_back(work);
-    work();
-  }
-  if (failed)
-    throw Error(ExitCode::kIo, {root_, {}},
-                "cannot flush: " + std::generic_category().message(failed));
+  throw_if(remove_others(root_, keep), root_);
+}
+
+void Staging::sync_directories() const {
+  if (!options_.sync) return;
   for (const std::string& directory : directories_)
     sync_directory(join(root_, directory));
   sync_directory(root_);
 }
 
 void Staging::publish_directory() {
-  fs::remove(join(root_, kLock));
-  fs::remove(journal_path());
-  if (!exists(target_) ||
-      (is_directory(target_) && list_directory(target_).empty())) {
-    rename_path(root_, target_);
-    return;
-  }
-  // Swap where the file system can: then DST is never absent, not even
-  // between two renames.
-  if (::renameat2(AT_FDCWD, root_.c_str(), AT_FDCWD, target_.c_str(),
-                  RENAME_EXCHANGE) == 0) {
-    fs::remove_all(root_);
-    return;
-  }
-  const std::string old = root_ + ".old";
-  rename_path(target_, old);
-  rename_path(root_, target_);
-  fs::remove_all(old);
+  if (rename_new(root_, target_, RenameNew::kOverEmpty)) return;
+  if (!options_.overwrite) throw exists_already(target_);
+  const std::string old = trade_places(root_, target_);
+  finish();  // before anything of the old one is lost
+  if (const std::error_code why = remove_tree(old))
+    leftover_ = old + ": " + why.message();
 }
 
-// A single file and what stands beside it (its manifest): the file last.
+// A single file and what stands beside it (its manifest). What stands beside
+// goes first and comes last: a file without it is sound, one with another's
+// would be taken for damaged.
 void Staging::publish_files() {
   const std::string above = parent(target_);
+  const std::string name = base_name(target_);
+  if (options_.overwrite) {
+    for (const std::string& companion : options_.companions)
+      throw_if(remove_tree(target_ + companion), target_ + companion);
+    replace_by_rename(join(root_, name), target_);
+  } else if (!rename_new(join(root_, name), target_, RenameNew::kNothing)) {
+    throw exists_already(target_);
+  }
+  published_ = true;
   for (const std::string& file : files_)
-    if (file != base_name(target_))
-      rename_path(join(root_, file), join(above, file));
-  rename_path(join(root_, base_name(target_)), target_);
-  fs::remove_all(root_);
+    if (file != name) replace_by_rename(join(root_, file), join(above, file));
+  finish();
+  if (const std::error_code why = remove_tree(root_))
+    leftover_ = root_ + ": " + why.message();
+}
+
+// DST is there; a power cut could still undo its name.
+void Staging::finish() {
+  published_ = true;
+  if (!options_.sync) return;
+  try {
+    sync_directory(parent(target_));
+  } catch (const Error& error) {
+    throw Error(
+        ExitCode::kIo, {target_, {}},
+        "is written and in its place, but its directory could not be "
+        "flushed (" +
+            error.problem() + ")",
+        "it is whole now; a power cut could undo its name: `sync`, then "
+        "look whether it is there");
+  }
 }
 
 void Staging::publish() {
-  if (options_.sync) sync_all();
-  options_.single_file ? publish_files() : publish_directory();
-  published_ = true;
-  if (options_.sync) sync_directory(parent(target_));
+  if (exists(journal_path())) replace_by_rename(journal_path(), aside_);
+  try {
+    remove_strangers();
+    sync_directories();
+    options_.single_file ? publish_files() : publish_directory();
+  } catch (const Error&) {
+    if (!published_ && exists(aside_))
+      replace_by_rename(aside_, journal_path());
+    else
+      remove_tree(aside_);
+    throw;
+  }
+  if (!options_.single_file && !published_) finish();
+  remove_tree(aside_);
 }
 
 }  // namespace ckpt::io

@@ -1,15 +1,23 @@
 // A target under construction: a directory beside DST that becomes DST by one
 // rename when it is whole. DST never exists half-done.
 //
-//   DIR/.NAME.ckpt-staging/   files in their final layout, and `lock`
+//   DIR/.NAME.ckpt-lock       see lib/io/lock.h
+//   DIR/.NAME.ckpt-staging/   files in their final layout, `journal`, and
+//                             `lock` while other processes write there too
+//   DIR/.NAME.ckpt-journal    the journal, for the moment of the rename
 //   DIR/NAME                  appears at publish()
+//
+// What stands under the name of the staging directory is made by ckpt or
+// refused: no symbolic link is followed, there or below.
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "lib/io/file.h"
+#include "lib/io/lock.h"
 
 namespace ckpt::io {
 
@@ -18,6 +26,9 @@ struct StagingOptions {
   bool overwrite = false;    // DST may exist; it is replaced at the end
   bool resume = false;       // keep what an earlier run left
   bool sync = true;          // flush files and directories before the rename
+  // Suffixes of files that stand beside a single file and tell about it: those
+  // of a file that is replaced go with it.
+  std::vector<std::string> companions = {};
 };
 
 class Staging {
@@ -26,9 +37,10 @@ class Staging {
   static void check(const std::string& target, const StagingOptions& options);
 
   // Throws, before anything is written, if DST exists and may not be
-  // replaced (kUnfaithful), its parent is missing or not writable (kIo), or
-  // another process works on the same DST (kIo). A staging directory that a
-  // dead process left behind is emptied, unless options.resume.
+  // replaced (kUnfaithful), its parent is missing or not writable (kIo),
+  // another process works on the same DST (kIo), or something that is no
+  // directory stands under the staging's name (kUnsafe). A staging directory
+  // that a dead process left behind is emptied, unless options.resume.
   Staging(const std::string& target, const StagingOptions& options);
   // Removes what was not published.
   ~Staging();
@@ -49,33 +61,48 @@ class Staging {
   // Removes everything in it: an earlier run's files are of no use.
   void clear();
 
-  // Lets other processes of the same job hold the lock too, each by the object
-  // that join_staging() returns; still no other job can take it.
+  // Lets other processes of the same job say that they write here, each by the
+  // object that join_staging() returns: as long as one of them lives no other
+  // job can begin, even when this process is dead.
   void share_lock() const;
 
   // A file of the staging itself, which is not published.
   std::string journal_path() const;
 
-  // Flushes and renames. After it DST is there, whole; nothing is left beside
-  // it.
+  // Flushes the files; a no-op without options.sync. The journal stays.
+  void flush() const;
+  // Renames, after flush(). After it DST is there, whole. Throws kUnfaithful,
+  // and DST stays as it is, if something came to stand there that may not be
+  // replaced.
   void publish();
+  // After publish(): where what DST replaced, or the staging itself, could
+  // not be removed, and why; "" if all is gone.
+  const std::string& leftover() const { return leftover_; }
+  bool is_published() const { return published_; }
 
   // Leaves what was written in place when this object ends.
   void keep() { keep_ = true; }
 
  private:
-  void sync_all() const;
+  void open_root();
+  void make_parents(const std::string& relative_path);
+  void remove_strangers() const;
+  void sync_directories() const;
   void publish_directory();
   void publish_files();
+  void finish();
 
   StagingOptions options_;
   std::string target_;
   std::string root_;
-  int lock_ = -1;
+  std::string aside_;  // the journal's place during the rename
+  TargetLock lock_;
   bool keep_ = false;
   bool published_ = false;
+  std::string leftover_;
   std::vector<std::string> files_;        // relative
   std::vector<std::string> directories_;  // relative, parents first
+  std::set<std::string> made_;            // the same
 };
 
 // A process that writes into another's staging directory: while it lives, no

@@ -2,11 +2,25 @@
 
 #include <fcntl.h>
 
+#include <atomic>
 #include <cerrno>
 
 #include "ckpt/error.h"
 
 namespace ckpt::io {
+namespace {
+
+std::atomic<int> lost = 0;
+
+}  // namespace
+
+void note_lost_write(int errnum) { lost = errnum; }
+
+void throw_lost_writes() {
+  if (const int why = lost.exchange(0))
+    throw io_error({}, "a file could not be closed: what was written is lost",
+                   why);
+}
 
 void wait_writeback(const Handle& file, uint64_t offset, uint64_t count) {
   const unsigned int flags = SYNC_FILE_RANGE_WAIT_BEFORE |

@@ -13,4 +13,10 @@ namespace ckpt::io {
 // to one caller only, so that a sync afterwards would not see it any more.
 void wait_writeback(const Handle& file, uint64_t offset, uint64_t count);
 
+// A file that was written to could not be closed: network file systems say then
+// that what they were given is lost. From any thread.
+void note_lost_write(int errnum);
+// Throws kIo if one was noted since the last call.
+void throw_lost_writes();
+
 }  // namespace ckpt::io

@@ -30,7 +30,7 @@ struct Decoded {
 };
 
 // `path` is for messages. Python 2 module names come out as Python 3 ones
-// (formats/torch_pickle.md section 4).
+// (docs/formats/torch_pickle.md section 4).
 Decoded decode(std::span<const std::byte> bytes, const std::string& path,
                const Limits& limits = {});
 

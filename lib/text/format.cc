@@ -40,6 +40,12 @@ constexpr auto kUnits = std::to_array<Unit>({
     {"gb", 1'000'000'000},
     {"tb", 1'000'000'000'000},
     {"pb", 1'000'000'000'000'000},
+    // As Slurm, zstd and duckdb have it.
+    {"k", uint64_t{1} << 10},
+    {"m", uint64_t{1} << 20},
+    {"g", uint64_t{1} << 30},
+    {"t", uint64_t{1} << 40},
+    {"p", uint64_t{1} << 50},
     {"kib", uint64_t{1} << 10},
     {"mib", uint64_t{1} << 20},
     {"gib", uint64_t{1} << 30},
@@ -48,7 +54,7 @@ constexpr auto kUnits = std::to_array<Unit>({
 });
 
 [[noreturn]] void bad_size(std::string_view text) {
-  throw usage_error({}, "\"{}\" is no size", printable(text))
+  throw usage_error({}, "invalid size \"{}\"", printable(text))
       .with_hint("sizes look like 5GB (5 * 10^9), 5GiB (5 * 2^30) or 4096");
 }
 

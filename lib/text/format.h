@@ -12,8 +12,8 @@ std::string iec_size(uint64_t bytes);
 // "1 file", "2 files".
 std::string counted(uint64_t count, std::string_view noun);
 
-// "5GB" = 5 * 10^9, "5GiB" = 5 * 2^30, "1.5 GB", "123" = bytes. A bare "5G" is
-// refused: it means both. Throws usage_error.
+// "5GB" = 5 * 10^9, "5GiB" = 5 * 2^30, "1.5 GB", "123" = bytes; "5G" = 5GiB, as
+// in Slurm, zstd and duckdb. Throws usage_error.
 uint64_t parse_size(std::string_view text);
 
 // A name with control characters, invalid UTF-8, newlines, invisible and

@@ -15,6 +15,9 @@ namespace {
 // 10^7 entries; torch writes about 70 bytes for each.
 constexpr uint64_t kMaxDirectory = uint64_t{1} << 30;
 
+// The attribute by which MS-DOS, and torch's zip reader, know a directory.
+constexpr uint32_t kDosDirectory = 0x10;
+
 // Deflate writes at best 258 bytes for 2 bits.
 constexpr uint64_t kMaxRatio = 1032;
 
@@ -66,6 +69,9 @@ void read_zip64(const io::Handle& file, std::string_view extra, Entry& entry) {
     return;
   }
 }
+
+// In a zip64 archive the disk may be named in the extra field instead.
+constexpr uint16_t kNoDisk = 0xffff;
 
 void check_entry(const io::Handle& file, const Entry& entry) {
   constexpr uint16_t kRefused =
@@ -127,10 +133,23 @@ std::vector<Entry> read_entries(const io::Handle& file,
         .flags = flags,
         .crc32 = load<uint32_t>(rest, 16)};
     check_name(file, entry.name);
+    if (const auto disk = load<uint16_t>(rest, 34);
+        disk != 0 && disk != kNoDisk)
+      throw input_error(where(file, entry.name),
+                        "zip record on disk {}: torch reads archives of one",
+                        disk);
     read_zip64(file,
                rest.substr(kDirectoryEntrySize + name_length, extra_length),
                entry);
     check_entry(file, entry);
+    // torch's reader copies nothing for it: its content is whatever memory
+    // held.
+    const bool folder = (load<uint32_t>(rest, 38) & kDosDirectory) != 0 ||
+                        entry.name.ends_with('/');
+    if (folder && entry.size > 0)
+      throw input_error(where(file, entry.name),
+                        "zip record of {} bytes that is marked as a directory",
+                        entry.size);
     entries.push_back(std::move(entry));
     rest.remove_prefix(length);
   }

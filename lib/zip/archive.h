@@ -5,7 +5,7 @@
 //
 // Reading starts at the end: the central directory says what there is, the
 // local header of each entry where its data begins. Writing is planned: every
-// offset is known before a byte is written (formats/torch_pickle.md 2 and 3).
+// offset is known before a byte is written (docs/formats/torch_pickle.md 2, 3).
 #pragma once
 
 #include <cstdint>

@@ -111,6 +111,9 @@ Directory find_directory(const io::Handle& file) {
   const Directory directory = {.offset = load<uint32_t>(end, 16),
                                .size = load<uint32_t>(end, 12),
                                .count = load<uint16_t>(end, 10)};
+  // Of a zip64 archive the fields may be ones instead. torch refuses others.
+  const auto no_disk = [](uint64_t n) { return n == kMax16 ? 0 : n; };
+  check_one_disk(file, no_disk(disk), no_disk(start));
   if (at >= kLocatorSize) {
     const std::string_view locator =
         std::string_view(tail.bytes).substr(at - kLocatorSize, kLocatorSize);
@@ -124,7 +127,6 @@ Directory find_directory(const io::Handle& file) {
       return wide;
     }
   }
-  check_one_disk(file, disk, start);
   if (here != directory.count)
     throw input_error({file.path(), {}},
                       "zip end record: {} entries on this disk, {} in all",

@@ -1,5 +1,5 @@
 // Where everything in a new archive goes, to the byte as torch 2.13 does it
-// (formats/torch_pickle.md section 3), so that its readers may compute
+// (docs/formats/torch_pickle.md section 3), so that its readers may compute
 // offsets instead of reading them.
 #include <algorithm>
 #include <unordered_set>

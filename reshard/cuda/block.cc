@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ckpt/catalog.h"
+#include "reshard/cast_loss.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -117,6 +118,8 @@ bool Blocks::cast_of(const PlannedTensor& tensor) {
   from_ = at_least_1(element_size(tensor.source_dtype));
   to_ = at_least_1(element_size(tensor.target_dtype));
   if (!casts_) return true;
+  if (count_ && loss_counter(tensor.source_dtype, tensor.target_dtype).counts())
+    return false;
   const auto found = module_.cast(tensor.source_dtype, tensor.target_dtype);
   if (found) cast_ = *found;
   return found.has_value();

@@ -55,8 +55,14 @@ struct Block {
 class Blocks {
  public:
   // `room`: bytes of a buffer.
-  Blocks(const Plan& plan, const CudaModule& module, uint64_t room, bool digest)
-      : plan_(plan), module_(module), room_(room), digest_(digest) {}
+  // `count`: casts that may lose elements are none for the device.
+  Blocks(const Plan& plan, const CudaModule& module, uint64_t room, bool digest,
+         bool count = false)
+      : plan_(plan),
+        module_(module),
+        room_(room),
+        digest_(digest),
+        count_(count) {}
 
   // False if the item is none for the device: bytes that only move from file
   // to file, which the file system may even share; elements that it can't
@@ -93,6 +99,7 @@ class Blocks {
   const CudaModule& module_;
   const uint64_t room_;
   const bool digest_;
+  const bool count_;
 
   Kind kind_ = Kind::kColumns;
   Item item_;

@@ -13,7 +13,7 @@ DeviceMover::DeviceMover(const CudaModule& module, const Plan& plan,
       host_(host),
       options_(options),
       ring_(module, kSlots, block),
-      blocks_(plan, module, block, options.digest) {}
+      blocks_(plan, module, block, options.digest, options.count_losses) {}
 
 void DeviceMover::run(const Item& item, const Done& done) {
   if (options_.observe || !blocks_.begin(item)) {

@@ -1,13 +1,13 @@
 #include "reshard/ranks/run.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <numeric>
 #include <set>
 #include <utility>
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/remove.h"
 #include "reshard/cuda/load.h"
 #include "reshard/ranks/by_target.h"
 #include "reshard/ranks/job.h"
@@ -41,6 +41,8 @@ class Total {
       result_.source.at(slot) += part;
     for (const auto& [tensor, part] : outcome.target)
       result_.target.at(tensor) += part;
+    for (const auto& [tensor, loss] : outcome.losses)
+      result_.losses[tensor] += loss;
     for (const reshard::CrcPart& part : outcome.crcs) output_.add_crc(part);
   }
   void add(const Report& report) {
@@ -48,6 +50,8 @@ class Total {
       result_.source.at(sum.index) += sum.part;
     for (const Sum& sum : report.target)
       result_.target.at(sum.index) += sum.part;
+    for (const LossSum& sum : report.losses)
+      result_.losses[sum.tensor] += sum.part;
     for (const reshard::CrcPart& part : report.crcs) output_.add_crc(part);
     for (const auto& seen : report.seen) crcs_.add(seen);
     result_.bytes_read += report.bytes_read;
@@ -133,6 +137,8 @@ void set_options(Share& share, uint32_t rank, const Site& site,
   share.check_crcs = options.check_crcs;
   share.sync = site.sync;
   share.cuda = options.device != nullptr;
+  share.count_losses = options.count_losses;
+  share.saturate = options.saturate;
 }
 
 void account(Account& account, const Report& report) {
@@ -264,6 +270,7 @@ void collect_journals(const std::string& path, uint64_t work) {
   for (const std::string& other : others) {
     const auto journal = reshard::Journal::open(other, work);
     if (!journal) continue;
+    if (journal->is_doubtful() && !main->is_doubtful()) main->doubt();
     for (const Outcome& outcome : journal->done())
       if (is_new(outcome.item)) main->append(outcome);
   }
@@ -273,15 +280,18 @@ void collect_journals(const std::string& path, uint64_t work) {
 
 // More than the line at their head.
 bool has_journals(const std::string& path) {
-  constexpr uintmax_t kHead = 69;
-  return std::ranges::any_of(journals_beside(path), [](const auto& other) {
-    return std::filesystem::file_size(other) > kHead;
-  });
+  constexpr uint64_t kHead = 80;
+  try {
+    return std::ranges::any_of(journals_beside(path), [](const auto& other) {
+      return io::Handle::open_read(other).size() > kHead;
+    });
+  } catch (const Error&) {
+    return false;  // what can't be looked at can't be gone on with
+  }
 }
 
 void remove_journals(const std::string& path) {
-  for (const std::string& other : journals_beside(path))
-    std::filesystem::remove(other);
+  for (const std::string& other : journals_beside(path)) io::remove_tree(other);
 }
 
 }  // namespace ckpt::ranks

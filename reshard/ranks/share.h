@@ -53,9 +53,11 @@ struct Share {
   ReadMode io = ReadMode::kAuto;
   bool digest = true;
   bool check_crcs = false;
-  bool stats = false;  // of each tensor's elements
-  bool sync = false;   // flush what was written
-  bool cuda = false;   // with this machine's GPUs
+  bool stats = false;         // of each tensor's elements
+  bool sync = false;          // flush what was written
+  bool cuda = false;          // with this machine's GPUs
+  bool count_losses = false;  // of casts
+  bool saturate = false;      // what overflows
 };
 
 // The share of `items`, which split() dealt out. `target` may be null. With a

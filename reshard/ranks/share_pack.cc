@@ -211,7 +211,8 @@ std::string pack(const Share& share) {
   out.put(share.neighbours);
   out.put(share.io);
   for (const bool flag :
-       {share.digest, share.check_crcs, share.stats, share.sync, share.cuda})
+       {share.digest, share.check_crcs, share.stats, share.sync, share.cuda,
+        share.count_losses, share.saturate})
     out.put(flag);
   return out.take();
 }
@@ -238,8 +239,9 @@ Share unpack_share(std::string_view bytes) {
   share.threads = in.take<uint32_t>();
   share.neighbours = in.take<uint32_t>();
   share.io = in.take<ReadMode>();
-  for (bool* flag : {&share.digest, &share.check_crcs, &share.stats,
-                     &share.sync, &share.cuda})
+  for (bool* flag :
+       {&share.digest, &share.check_crcs, &share.stats, &share.sync,
+        &share.cuda, &share.count_losses, &share.saturate})
     *flag = in.take<bool>();
   return share;
 }

@@ -40,6 +40,8 @@ reshard::RunOptions options_of(const Share& share, Control& control) {
   options.block = share.block;
   options.io = share.io;
   options.digest = share.digest;
+  options.count_losses = share.count_losses;
+  options.saturate = share.saturate;
   options.progress = progress_of(control);
   if (share.cuda) options.device = &reshard::CudaModule::get();
   for (const reshard::PlannedTensor& tensor : share.plan.tensors) {
@@ -124,6 +126,7 @@ std::string pack_report(const Report& report) {
   Packer out;
   out.list(report.source);
   out.list(report.target);
+  out.list(report.losses);
   out.list(report.crcs);
   out.list(report.seen);
   out.put(report.bytes_read);
@@ -165,6 +168,8 @@ Report report_of(const Share& share, const reshard::RunResult& result,
   report.source = sums_of(result.source);
   for (const Sum& sum : sums_of(result.target))
     if (share.plan.tensors[sum.index].casts()) report.target.push_back(sum);
+  for (const auto& [tensor, loss] : result.losses)
+    report.losses.push_back({tensor, loss});
   report.crcs = output.crc_parts();
   renumber(share, report.crcs);
   report.seen = crcs.seen();
@@ -318,6 +323,7 @@ Report unpack_report(std::string_view bytes) {
   Report report;
   report.source = in.list<Sum>();
   report.target = in.list<Sum>();
+  report.losses = in.list<LossSum>();
   report.crcs = in.list<reshard::CrcPart>();
   report.seen = in.list<reshard::SourceCrcs::Seen>();
   report.bytes_read = in.take<uint64_t>();

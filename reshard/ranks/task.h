@@ -21,9 +21,14 @@ struct Sum {
   uint32_t index = 0;
   Digest part;
 };
+struct LossSum {
+  uint32_t tensor = 0;
+  reshard::CastLoss part;
+};
 struct Report {
   std::vector<Sum> source;  // by slot; what is zero is left out
   std::vector<Sum> target;  // by tensor that is cast
+  std::vector<LossSum> losses;
   std::vector<reshard::CrcPart> crcs;
   std::vector<reshard::SourceCrcs::Seen> seen;
   uint64_t bytes_read = 0;

@@ -6,6 +6,7 @@ nothing written. (This test imports neither torch nor numpy: the peak memory
 that the system reports for a child includes its parent's at the fork.)
 """
 
+import json
 import os
 import re
 import shutil
@@ -38,7 +39,7 @@ MESSAGES = {
     "torch_pt/method_bzip2.pt": "12|bzip2",
     "torch_pt/encrypted_flag.pt": "encrypted",
     "torch_pt/missing_storage.pt": "data/0",
-    "dcp/metadata_tmp_only/": "did not finish",
+    "dcp/metadata_tmp_only/": "incomplete save",
     "dcp/missing_distcp/": "__1_0.distcp",
     "dcp/gap/": "model.w",
     "dcp/overlap/": "model.w",
@@ -128,8 +129,14 @@ def run(folder, *args):
 
 def check_refusal(result, path):
     check(result.code in REFUSALS, f"exit status {result.code}\n{result}")
-    errors = [l for l in result.err.splitlines() if l.startswith("error: ")]
-    check_equal(len(errors), 1, f"number of error lines\n{result}\n")
+    lines = result.err.splitlines()
+    if "--json" in result.argv:
+        check_equal(len(lines), 1, f"lines on stderr\n{result}\n")
+        error = json.loads(result.err)["error"]
+        check_equal(error["status"], result.code, f"status in JSON\n{result}")
+    else:
+        errors = [l for l in lines if l.startswith("error: ")]
+        check_equal(len(errors), 1, f"number of error lines\n{result}\n")
     name = path.name
     check(name in result.err, f"the message does not name {name}\n{result}")
 

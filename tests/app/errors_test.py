@@ -171,6 +171,20 @@ def lie_about_weight(folder):
     chunk.write_bytes(data)
 
 
+def too_large(folder):
+    """Two values that f16 has no room for."""
+    import struct
+    data = struct.pack("<4f", 1.0, 70000.0, -1e6, 2.0)
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4],
+                               "data_offsets": [0, 16]}}).encode()
+    (folder / "big.safetensors").write_bytes(
+        struct.pack("<Q", len(header)) + header + data)
+
+
+def no_target(folder):
+    check(not (folder / "small.safetensors").exists(), "published")
+
+
 def nothing_left(folder):
     check_equal(sorted(p.name for p in folder.iterdir()
                        if p.name not in KEPT), [],
@@ -251,6 +265,8 @@ SCENES = [
     Scene("The target exists", TP8, (2, 5, 6), ("tp8", "--overwrite"),
           "With `--overwrite` the old one is replaced when the new one is "
           "whole.", prepare=make_target, after=target_kept),
+    Scene("What is no checkpoint is not overwritten", TP8 + " --overwrite", 5,
+          ("tp8", "precious"), prepare=make_target, after=target_kept),
     Scene("A read-only target", "reshard tp4 archive/tp8 --tp 8", 6,
           ("archive", "Permission denied"), prepare=lock, user=NOBODY,
           after=nothing_left),
@@ -331,6 +347,13 @@ SCENES = [
           ("num_attention_heads", "--set nh="),
           prepare=lambda f: change_llama(f, without="num_attention_heads"),
           after=nothing_left),
+    Scene("Values too large for the new type",
+          "convert big.safetensors small.safetensors --to safetensors "
+          "--dtype f16", 5,
+          ("w: 2 values", "largest", "--allow-overflow"),
+          "They would become infinite. Values that round to zero are said "
+          "with `-v`.",
+          prepare=too_large, after=no_target),
     Scene("Two wishes that exclude each other",
           "unshard tp4 out.safetensors --model-only --optim-only", 2,
           ("only",), shown=False),
@@ -418,6 +441,10 @@ def test_overwrite(folder):
     CKPT.run("reshard", "tp4", "tp8", "--tp", 3, "--overwrite",
              cwd=folder).want(5)
     target_kept(folder)
+    CKPT.run("reshard", "tp4", "tp8", "--tp", 8, "--overwrite",
+             cwd=folder).want(5)  # it is no checkpoint
+    target_kept(folder)
+    shutil.copytree(folder / "tp4", folder / "tp8", dirs_exist_ok=True)
     CKPT.ok("reshard", "tp4", "tp8", "--tp", 8, "--overwrite", cwd=folder)
     check(not (folder / "tp8/precious").exists(), "the old target is there")
     CKPT.ok("verify", "tp4", "tp8", cwd=folder)
@@ -446,7 +473,7 @@ checked by `tests/app/errors_test.py`.)
 | exit status | meaning |
 |---|---|
 | 0 | done, same, valid |
-| 1 | a negative answer: `verify` found damage, `diff` found differences |
+| 1 | check failed: `verify` found damage, `diff` found differences |
 | 2 | wrong usage |
 | 3 | input missing, or of no known format |
 | 4 | input damaged |

@@ -188,7 +188,11 @@ def test_cast(folder, name):
                "int": torch.arange(5), "bool": torch.tensor([True, False])}
     source, out = folder / "in.safetensors", folder / "out.safetensors"
     save_file(tensors, source)
-    alone.ok("unshard", source, out, "--dtype", name)
+    if any((t.to(CASTS[name]).double().isinf() & t.isfinite()).any()
+           for t in tensors.values() if t.is_floating_point()):
+        alone.run("unshard", source, out, "--dtype", name).want(5)
+    alone.ok("unshard", source, out, "--dtype", name, "--allow-overflow",
+             "saturate" if name == "f8_e4m3" else "inf")
     compare(read_safetensors(out), as_tensors({
         k: t.to(CASTS[name]) if t.is_floating_point() else t
         for k, t in tensors.items()}), f"--dtype {name}")
@@ -196,7 +200,7 @@ def test_cast(folder, name):
 
 # ----------------------------------------------------------------- manifests
 def test_manifest(folder):
-    """The manifest holds what DESIGN says, by an outside computation."""
+    """The manifest holds what docs/digest.md says, by an outside computation."""
     tensors = random_dict(random.Random(5), BOTH, 30)
     source, out = folder / "in.pt", folder / "out.safetensors"
     torch.save(tensors, source)
@@ -391,7 +395,7 @@ def test_dry_run(folder, name, options):
     document = CKPT.ok(*args, "--dry-run", "--json").json()
     check(not out.exists(), "a dry run wrote its target")
     planned = {re.sub(r"^\./", "", f["path"]): f["bytes"]
-               for f in document["files"]}
+               for f in document["written"]}
     CKPT.ok(*args)
     real = {str(p.relative_to(out)): p.stat().st_size
             for p in out.rglob("*") if p.is_file()

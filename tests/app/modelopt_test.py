@@ -151,7 +151,7 @@ def test_sidecars(folder):
         check((folder / "out" / name).exists(), f"{name} is not copied")
     document = CKPT.ok("reshard", source, folder / "dry", "--to", "modelopt",
                        "--pp", 2, "--dry-run", "--json").json()
-    check_equal([f["path"] for f in document["files"]][-2:],
+    check_equal([f["path"] for f in document["written"]][-2:],
                 ["model.safetensors.index.json", "config.json"], "last files")
 
 

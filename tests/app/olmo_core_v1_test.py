@@ -291,7 +291,7 @@ def test_unfinished(folder):
     copy = copied(folder)
     (copy / "optim/metadata.json").unlink()
     result = CKPT.run("inspect", copy).want(4)
-    check("did not finish" in result.err, f"{result}")
+    check("incomplete save" in result.err, f"{result}")
     CKPT.ok("inspect", copy / "model")
 
 

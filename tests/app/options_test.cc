@@ -78,6 +78,36 @@ TEST_CASE("options: torch's names of dtypes are as good") {
   CHECK(got.write.dtype == DType::f16);
 }
 
+TEST_CASE("options: what people type elsewhere is understood") {
+  struct Row {
+    const char* text;
+    DType dtype;
+  };
+  const Row rows[] = {{"fp16", DType::f16},
+                      {"half", DType::f16},
+                      {"FP32", DType::f32},
+                      {"float", DType::f32},
+                      {"float32", DType::f32},
+                      {"BF16", DType::bf16},
+                      {"bfloat16", DType::bf16},
+                      {"torch.bfloat16", DType::bf16},
+                      {"double", DType::f64},
+                      {"fp8", DType::f8_e4m3},
+                      {"FP8_E4M3", DType::f8_e4m3},
+                      {"e5m2", DType::f8_e5m2},
+                      {"float8_e4m3fn", DType::f8_e4m3}};
+  for (const Row& row : rows) {
+    CAPTURE(row.text);
+    Parsed got;
+    parse(got, {"--dtype", row.text});
+    CHECK(got.write.dtype == row.dtype);
+  }
+  Parsed got;
+  parse(got, {"-j", "0", "--max-mem", "4G"});
+  CHECK(got.engine.threads == 0);
+  CHECK(got.engine.max_mem == uint64_t{4} << 30);
+}
+
 TEST_CASE("options: wrong values are refused by name") {
   struct Row {
     Words words;
@@ -100,7 +130,8 @@ TEST_CASE("options: wrong values are refused by name") {
        "--max-mem 1MiB: at least 16MiB",
        ExitCode::kResource},
       {{"--max-shard-size", "0"}, "--max-shard-size 0"},
-      {{"-j", "0"}, "--threads '0'"},
+      {{"-j", "-1"}, "--threads '-1'"},
+      {{"--tp", "4-"}, "--tp '4-': the shell took"},
       {{"--device", "gpu"}, "--device 'gpu': expected cpu, cuda"},
       {{"--progress", "yes"}, "--progress 'yes': expected always, auto"},
       {{"--dtype", "bf61"}, "--dtype 'bf61': expected bf16, f16"},

@@ -20,7 +20,7 @@ std::string stderr_of(Body body) {
   const test::TempDir dir;
   const std::string path = dir.file("stderr");
   const int saved = dup(STDERR_FILENO);
-  const int file = open(path.c_str(), O_WRONLY | O_CREAT, 0600);
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT, 0600);
   dup2(file, STDERR_FILENO);
   body();
   dup2(saved, STDERR_FILENO);

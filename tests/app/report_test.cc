@@ -47,12 +47,13 @@ Catalog sample() {
 
 }  // namespace
 
-// The keys and their order are a promise (DESIGN section 3).
+// The keys and their order are a promise (docs/json.md).
 TEST_CASE("report: the inspect document") {
   const ordered_json root = ordered_json::parse(inspect_json(sample()));
-  CHECK(keys(root) == Keys{"format", "version", "path", "family", "dialect",
-                           "topology", "bytes", "files", "parameters",
-                           "tensors", "objects", "problems", "assumptions"});
+  CHECK(keys(root) == Keys{"schema", "format", "version", "path", "family",
+                           "dialect", "trainer", "topology", "bytes", "files",
+                           "parameters", "facts", "tensors", "objects",
+                           "file_list", "problems", "assumptions"});
   CHECK(root["format"] == "torch");
   CHECK(root["family"] == nullptr);
   CHECK(root["dialect"] == nullptr);
@@ -90,11 +91,12 @@ TEST_CASE("report: the verify document") {
   VerifyReport report{.ok = false, .tensors = 3, .bytes = 10, .files = 2};
   report.problems.push_back(
       {Problem::Severity::kDamage, "digest", "a.pt", "w", "differs"});
-  CHECK(verify_json(report) ==
-        R"({"ok":false,"checked":{"tensors":3,"bytes":10,"files":2},)"
-        R"("problems":[{"kind":"digest","severity":"damage","file":"a.pt",)"
-        R"("tensor":"w","message":"differs"}]})"
-        "\n");
+  CHECK(
+      verify_json(report) ==
+      R"({"schema":"ckpt/verify/1","ok":false,"checked":{"tensors":3,"bytes":10,"files":2},)"
+      R"("problems":[{"kind":"digest","severity":"damage","file":"a.pt",)"
+      R"("tensor":"w","message":"differs"}]})"
+      "\n");
 }
 
 TEST_CASE("report: tied tensors count once as parameters") {

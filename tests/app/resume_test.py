@@ -111,8 +111,11 @@ class Tests:
         for attempt in range(200):
             how = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
             before = self.size_of(staging / "journal")
+            # Longer and longer: what was done is read back first.
+            most = 0.4 + 0.05 * attempt
             status, err = self.kill_after(self.argv(target, "--resume"),
-                                          rng.uniform(0.02, 0.4) * whole, how)
+                                          rng.uniform(0.02, most) * whole,
+                                          how)
             if status == 0:
                 break
             kills += 1
@@ -162,7 +165,176 @@ class Tests:
         self.check("torn line", result.returncode == 0, result.stderr)
         self.check("torn line: same bytes", digest(target) == expected)
 
-    def all(self, mib):
+    def staged(self, target):
+        return (target.parent / f".{target.name}.ckpt-staging" / target.name)
+
+    def resume_after(self, name, harm, expected, told, *more, lines=6):
+        """Killed; then `harm` befalls what was staged; then --resume."""
+        target = self.folder / name / "torn.pt"
+        target.parent.mkdir()
+        self.kill_at(self.argv(target), target, lines)
+        harm(self.staged(target))
+        argv = [a for a in self.argv(target, "--resume", *more) if a != "-q"]
+        result = self.run(argv)
+        self.check(f"{name}: done", result.returncode == 0, result.stderr)
+        self.check(f"{name}: same bytes",
+                   target.exists() and digest(target) == expected)
+        self.check(f"{name}: says how many", told in result.stderr,
+                   result.stderr)
+
+    def staged_bytes_are_proven(self, expected):
+        def flip(staged):
+            with open(staged, "r+b") as file:
+                file.seek(9 << 20)
+                byte = file.read(1)
+                file.seek(9 << 20)
+                file.write(bytes([byte[0] ^ 4]))
+
+        def cut(staged):
+            os.truncate(staged, 9 << 20)
+
+        def cut_and_grown(staged):
+            size = staged.stat().st_size
+            os.truncate(staged, 9 << 20)
+            os.truncate(staged, size)
+
+        again = "are not in the staged files as they were written"
+        self.resume_after("staged_file_untouched", lambda staged: None,
+                          expected, "")
+        self.resume_after("staged_byte_flipped", flip, expected,
+                          "1 of ")
+        self.resume_after("staged_file_cut", cut, expected, again)
+        self.resume_after("staged_file_cut_and_grown", cut_and_grown,
+                          expected, again)
+        self.resume_after("staged_file_deleted", os.unlink, expected, again)
+        self.resume_after("trust_staging", lambda staged: None, expected, "",
+                          "--trust-staging")
+        self.nothing_to_compare()
+
+    def nothing_to_compare(self):
+        """Without digests there is nothing to prove a part by: it is done
+        again, whatever became of it."""
+        target = self.folder / "no_digests" / "torn.pt"
+        target.parent.mkdir()
+        argv = self.argv(target, "--no-manifest")
+        self.kill_at(argv, target, 6)
+        os.unlink(self.staged(target))
+        result = self.run([*argv, "--resume"])
+        self.check("no digests: done", result.returncode == 0, result.stderr)
+        verified = self.run([self.ckpt, "verify", self.source, target])
+        self.check("no digests: same tensors", verified.returncode == 0,
+                   verified.stdout + verified.stderr)
+
+    def damaged_between_kills(self, kills):
+        """Killed at random, and before each --resume something befalls what
+        was staged."""
+        rng = random.Random(19)
+        source = self.folder / "small.safetensors"
+        make_source(source, 40)
+        plain = self.folder / "small" / "small.pt"
+        plain.parent.mkdir()
+
+        def argv(target, *more):
+            return [source if a == self.source else a
+                    for a in self.argv(target, *more)]
+
+        start = time.monotonic()
+        self.run(argv(plain))
+        whole = time.monotonic() - start
+        expected = digest(plain)
+        target = self.folder / "small.pt"
+        staged = self.staged(target)
+        journal = staged.parent / "journal"
+        done = harmed = finished = 0
+        while done < kills:
+            status, err = self.kill_after(argv(target, "--resume"),
+                                          rng.uniform(0.1, 1.3) * whole,
+                                          signal.SIGKILL)
+            done += 1
+            if status == 0 or target.exists():
+                finished += 1
+                self.check("damaged_between_kills: same bytes",
+                           digest(target) == expected)
+                target.unlink()
+                Path(f"{target}.ckpt-manifest.json").unlink(missing_ok=True)
+                shutil.rmtree(staged.parent, ignore_errors=True)
+                continue
+            self.check("damaged_between_kills: killed", status == -9, err)
+            victim = staged if rng.random() < 0.7 else journal
+            size = self.size_of(victim)
+            if not size:
+                continue
+            harmed += 1
+            harm = rng.randrange(5)
+            if harm == 0:
+                victim.unlink()
+            elif harm == 1:
+                os.truncate(victim, rng.randrange(size))
+            else:
+                with open(victim, "r+b") as file:
+                    file.seek(rng.randrange(size))
+                    file.write(rng.randbytes(1 if harm < 4 else 4096))
+                if victim == staged:
+                    os.truncate(victim, size)
+        result = self.run(argv(target, "--resume"))
+        self.check("damaged_between_kills: resumed", result.returncode == 0,
+                   result.stderr)
+        self.check("damaged_between_kills: same bytes in the end",
+                   digest(target) == expected)
+        print(f"{kills} kills, {harmed} times damaged, {finished} times done")
+
+    def source_replaced(self):
+        """Another file of the same size and time under the source's name."""
+        source = self.folder / "replaced.safetensors"
+        shutil.copy2(self.source, source)
+        target = self.folder / "replaced.pt"
+        argv = [source if a == self.source else a for a in self.argv(target)]
+        self.kill_at(argv, target, 3)
+        facts = source.stat()
+        other = self.folder / "other.safetensors"
+        data = bytearray(source.read_bytes())
+        data[-1] ^= 1
+        other.write_bytes(data)
+        os.utime(other, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        os.replace(other, source)
+        result = self.run([*argv, "--resume"])
+        self.check("source_replaced: refused", result.returncode == 5,
+                   result.stderr)
+        self.check("source_replaced: no target", not target.exists())
+
+    def flush_fails(self, shim, expected):
+        """The kernel could not write some pages, says so once, and lets go of
+        them. What was journaled then is not in the files any more."""
+        for name, faults in (
+                ("resume_after_failed_flush", "fdatasync@1=lost"),
+                ("resume_after_failed_flush_of_all", "fdatasync@1+=lost"),
+                ("resume_after_failed_writeback", "sync_file_range@3=lost"),
+                ("resume_after_failed_close", "close@9=5")):
+            target = self.folder / name / "torn.pt"
+            target.parent.mkdir()
+            argv = [a for a in self.argv(target) if a != "--no-fsync"]
+            broken = subprocess.run(
+                list(map(str, argv)), capture_output=True, text=True,
+                env={**os.environ, "LD_PRELOAD": str(shim), "FAULTS": faults,
+                     "FAULTS_ROOT": str(target.parent)})
+            if broken.returncode == 0:
+                # No such call was made, or it did no harm.
+                self.check(f"{name}: same bytes", digest(target) == expected)
+                self.check(f"{name}: the fault was there", name.endswith(
+                    ("writeback", "close")), broken.stderr)
+                continue
+            self.check(f"{name}: exit 6", broken.returncode == 6,
+                       broken.stderr)
+            self.check(f"{name}: no target", not target.exists())
+            for more in ([], ["--trust-staging"]):
+                again = self.run([*argv, "--resume", *more])
+                if again.returncode == 0 or more:
+                    break
+            self.check(f"{name}: resumed", again.returncode == 0, again.stderr)
+            self.check(f"{name}: same bytes",
+                       target.exists() and digest(target) == expected)
+
+    def all(self, mib, shim):
         make_source(self.source, mib)
         before = digest(self.source)
         plain = self.folder / "plain" / "killed.pt"
@@ -178,6 +350,12 @@ class Tests:
         self.killed_until_done(expected, whole)
         # The stem of a file is in its records' names.
         self.torn_journal(digest(plain.parent / "torn.pt"))
+        torn = digest(plain.parent / "torn.pt")
+        self.staged_bytes_are_proven(torn)
+        self.damaged_between_kills(self.kills)
+        self.source_replaced()
+        if shim:
+            self.flush_fails(shim, torn)
         self.refuses_other_work()
         self.check("the source is as it was", digest(self.source) == before)
 
@@ -185,11 +363,16 @@ class Tests:
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ckpt", required=True)
-    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--mib", type=int, default=128)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--faults", help="tests/support/faults.cc, built")
     args = parser.parse_args()
+    if args.faults and not Path(args.faults).exists():
+        sys.exit(f"no {args.faults}: build the target ckpt_faults")
     with tempfile.TemporaryDirectory(prefix="ckpt_resume_") as folder:
         tests = Tests(args.ckpt, Path(folder))
-        tests.all(args.mib)
+        tests.kills = args.kills
+        tests.all(args.mib, args.faults)
     print(f"{tests.passed} passed, {tests.failed} failed, 0 skipped")
     sys.exit(tests.failed != 0)
 

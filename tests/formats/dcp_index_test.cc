@@ -21,7 +21,7 @@ using test::TempDir;
 
 constexpr const char* kModule = "torch.distributed.checkpoint.metadata";
 
-// Builds the object graph of formats/dcp.md, section 3.
+// Builds the object graph of docs/formats/dcp.md, section 3.
 class Index {
  public:
   Index() {

@@ -273,18 +273,18 @@ TEST_CASE("dcp: refuses, and says why") {
   };
   const Row rows[] = {
       {"_control_good", ""},
-      {"no_metadata", "the save did not finish"},
-      {"metadata_tmp_only", "the save did not finish"},
-      {"metadata_empty", "is empty: the save did not finish"},
+      {"no_metadata", "incomplete save"},
+      {"metadata_tmp_only", "incomplete save"},
+      {"metadata_empty", "is empty: incomplete save"},
       {"metadata_truncated", "pickle at byte 2: a frame of"},
       {"metadata_not_metadata", "holds a dict, not the Metadata of a"},
-      {"missing_distcp", "names files that are not there: __1_0.distcp"},
+      {"missing_distcp", "files listed in the index are missing: __1_0.distcp"},
       {"truncated_distcp", "1577 bytes at byte 0 of a file of 1377"},
       {"empty_distcp", "1577 bytes at byte 0 of a file of 0"},
       {"relative_path_parent", "leads out of the directory"},
       {"relative_path_absolute", "'/etc/hostname' is absolute"},
       {"relative_path_metadata", "is an index, no data file"},
-      {"relative_path_dir", "'.' is no file name"},
+      {"relative_path_dir", "'.' is not a file name"},
       {"offset_past_eof", "at byte 1099511627776 of a file of 1577"},
       {"offset_negative", "model.w: item offset -5 is negative"},
       {"length_negative", "model.w: item length -1 is negative"},
@@ -391,7 +391,7 @@ TEST_CASE("dcp: a training run is followed to the newest whole step") {
   CHECK(catalog.assumptions[0].starts_with("step-100: the newest complete"));
   REQUIRE(catalog.problems.size() == 1);
   CHECK(catalog.problems[0].message ==
-        "step-200 is newer, but its save did not finish; step-100 is read");
+        "step-200 is newer, but an incomplete save; step-100 is read");
 
   copy(good, dir.file("epoch_3"));
   CHECK(message(dir.path).find("count steps and others") != std::string::npos);
@@ -426,7 +426,7 @@ TEST_CASE("dcp: an index for each rank") {
   CHECK(has_problem(open_dcp(dir.file("b")), "missing_rank"));
   copy(good, dir.file("c"));
   fs::rename(dir.file("c/__1.metadata"), dir.file("c/__1.metadata.tmp"));
-  CHECK(message(dir.file("c")).find("that rank's save did not finish") !=
+  CHECK(message(dir.file("c")).find("incomplete save of that rank") !=
         std::string::npos);
 }
 

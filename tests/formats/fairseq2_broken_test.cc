@@ -230,7 +230,8 @@ TEST_CASE("model.yaml: values, and the fields of 0.4") {
   for (const auto& [key, value] : yaml.config)
     all += key + "=" + families::to_string(value) + " ";
   CHECK(all ==
-        "ffn_inner_dim_multiple_of=8 last=x model_dim=16 on=true pad_idx=null "
+        "ffn_inner_dim_multiple_of=8 last=x list.0=1 model_dim=16 on=true "
+        "pad_idx=null "
         "scale=0.5 text=true vocab_size=40 ");
   CHECK(std::holds_alternative<std::string>(yaml.config.at("text")));
 }

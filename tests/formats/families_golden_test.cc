@@ -30,7 +30,8 @@ Names names_in(const std::string& path) {
 Names hf_names(const Family& family, const std::string& path) {
   Names names;
   for (const std::string& name : names_in(path))
-    if (!Family::ignored(family.normal_name(name), family.hf().ignore))
+    if (!Family::ignored(family.normal_name(name), family.hf().ignore) &&
+        !family.repeats(name))
       names.insert(family.normal_name(name));
   return names;
 }

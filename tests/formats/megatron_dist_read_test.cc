@@ -132,7 +132,7 @@ TEST_CASE("megatron_torch_dist: refuses, and says why") {
       {"no common part", remove("common.pt"), ExitCode::kMissing,
        "there is no object common_state/shard_0_1"},
       {"no data file", remove("__1_0.distcp"), ExitCode::kDamaged,
-       "names files that are not there: __1_0.distcp"},
+       "files listed in the index are missing: __1_0.distcp"},
       {"tracker", [](const Copy& copy) { copy.write(kTracker, "soon"); },
        ExitCode::kDamaged, "'soon' is neither an iteration nor 'release'"},
       {"unfinished",
@@ -163,7 +163,7 @@ TEST_CASE("megatron_torch_dist: an unfinished save is told") {
   fs::remove(path + "/metadata.json");
   const formats::Detection detection = formats::detect(path);
   CHECK(detection.format->name == "megatron_torch_dist");
-  CHECK_THROWS_WITH_AS(read(path), doctest::Contains("did not finish"), Error);
+  CHECK_THROWS_WITH_AS(read(path), doctest::Contains("incomplete save"), Error);
   // Without common.pt the index tells it.
   fs::remove(path + "/common.pt");
   CHECK(unfinished_sign(path) == "_extra_state/shard_ in .metadata");

@@ -89,7 +89,7 @@ TEST_CASE("megatron_zarr: what is damaged is told, with its name") {
   const std::string array = std::string(kQkv) + "/";
   const Row rows[] = {
       {[](const Copy& c) { fs::remove(c.file("metadata.json")); },
-       ExitCode::kDamaged, "has no metadata.json: the save did not finish"},
+       ExitCode::kDamaged, "has no metadata.json: incomplete save"},
       {[](const Copy& c) { fs::remove(c.file("common.pt")); },
        ExitCode::kMissing, "common.pt"},
       {[](const Copy& c) { c.write("common.pt", "x"); }, ExitCode::kDamaged,

@@ -65,7 +65,7 @@ TEST_CASE("safetensors header: refuses, and says why") {
   };
   const Row rows[] = {
       {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4,
-       "a: data_offsets hold 4 bytes, F32 [2] needs 8 (in "},
+       "a: data_offsets hold 4 bytes, F32 [2] needs 8"},
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", 8,
        "a: data begins at byte 65, expected 61"},
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 2,

@@ -283,12 +283,12 @@ TEST_CASE("zarr: chunks that are not what they should be") {
          remove(path(d, "1.0"));
          create_directory(path(d, "1.0"));
        },
-       4, "is no file"},
+       4, "is a directory, not a regular file"},
       {[&](const TempDir& d) {
          remove(path(d, "1.1"));
          create_symlink("nowhere", path(d, "1.1"));
        },
-       4, "is no file"},
+       3, "is a link to nothing"},
       {[&](const TempDir& d) { rename(path(d, "1.1"), path(d, "01.1")); }, 4,
        "chunk 1.1 is missing"},
       {[&](const TempDir& d) { rename(path(d, "1.1"), path(d, "1.2")); }, 4,

@@ -251,7 +251,7 @@ TEST_CASE("codec: data of another size than declared, cut, or with a tail") {
     const std::string packed = packer.pack(text);
     const auto code = [&](const std::string& bytes, uint64_t size) {
       const Outcome result = outcome([&] { read_all(packer, bytes, size); });
-      if (result.code) CHECK(result.message.find("r: ") == 0);  // the record
+      if (result.code) CHECK(result.message.find(": r: ") != std::string::npos);
       return result.code;
     };
     CHECK(code(packed, 99'999) == 4);

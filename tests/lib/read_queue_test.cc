@@ -110,8 +110,7 @@ TEST_CASE("read queue: a file that ends too early says where") {
     };
     CHECK_THROWS_WITH_AS(
         read(),
-        ("file ends at byte 100000, wanted bytes 99500-100500 (in " +
-         temp.path + ")")
+        (temp.path + ": file ends at byte 100000, wanted bytes 99500-100500")
             .c_str(),
         Error);
   }

@@ -55,7 +55,7 @@ TEST_CASE("parse_json: refuses, and says why") {
     const char* why;
   };
   const Row rows[] = {
-      {"", "JSON ends where a value is expected at byte 0 (in f)"},
+      {"", "f: JSON ends where a value is expected at byte 0"},
       {"  ", "JSON ends where a value is expected at byte 2"},
       {"\xef\xbb\xbf{}", "byte order mark at byte 0"},
       {"{}x", "more bytes after the JSON value at byte 2"},
@@ -122,9 +122,9 @@ TEST_CASE("members: errors name the key") {
   const auto json = parse_json(R"({"s":"x","n":3,"m":-1,"a":[]})", "f");
   CHECK(string_member(json, "s", "f") == "x");
   CHECK(uint_member(json, "n", "f") == 3);
-  CHECK_THROWS_WITH(member(json, "z", "f"), "key \"z\" is missing (in f)");
+  CHECK_THROWS_WITH(member(json, "z", "f"), "f: key \"z\" is missing");
   CHECK_THROWS_WITH(string_member(json, "a", "f"),
-                    "a: expected a string, found an array (in f)");
+                    "f: a: expected a string, found an array");
   CHECK_THROWS_WITH(uint_member(json, "m", "f"),
                     doctest::Contains("m: expected an integer from 0"));
 }
@@ -273,8 +273,10 @@ TEST_CASE("parse_size") {
   CHECK(parse_size("1.5gib") == uint64_t{3} << 29);
   CHECK(parse_size("0.1MB") == 100'000);
   CHECK(parse_size("10b") == 10);
+  CHECK(parse_size("4G") == uint64_t{4} << 30);
+  CHECK(parse_size("512m") == uint64_t{512} << 20);
   for (const char* text :
-       {"", "GB", "5G", "5GBs", "-5GB", "1..5GB", "1.GB", "1.2.3GB", ".5GB",
+       {"", "GB", "5GG", "5GBs", "-5GB", "1..5GB", "1.GB", "1.2.3GB", ".5GB",
         "18446744073709551616", "99999999PB"}) {
     CAPTURE(text);
     CHECK_THROWS_AS(parse_size(text), Error);

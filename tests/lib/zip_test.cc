@@ -305,8 +305,8 @@ TEST_CASE("zip archive: a local header that is not there") {
   bytes[at] = 'Q';
   const TempFile bad(bytes);
   CHECK(outcome(bad.path, 1000)
-            .starts_with(fmt::format(
-                "archive/data/0: no zip local header at byte {}", at)));
+            .find(fmt::format("archive/data/0: no zip local header at byte {}",
+                              at)) != std::string::npos);
 }
 
 TEST_CASE("zip archive: computed headers of all files that torch wrote") {

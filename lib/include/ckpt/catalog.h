@@ -159,6 +159,16 @@ struct Sidecar {
   std::shared_ptr<const std::string> text;
 };
 
+// A file of what was opened, whether tensors are read from it or not.
+struct SourceFile {
+  std::string path;  // relative to Catalog::file_root
+  uint64_t bytes = 0;
+  // "model", "optim", "scheduler", "rng", "trainer", "config", "tokenizer",
+  // "dataloader" or "other"
+  std::string part;
+  bool sidecar = false;  // it was among the sidecars when it was listed
+};
+
 // The nesting that dotted names came from: a value tree with the tensors in
 // it, so that a torch file can be written back as it was.
 struct Skeleton {
@@ -212,6 +222,12 @@ struct Redundant {
   std::string why;                // "olmo has no norm weights"
 };
 
+// The trainer whose step a checkpoint is (docs/formats/runs.md).
+struct Run {
+  std::string trainer;  // "hf_trainer", "verl" …
+  std::optional<uint64_t> step;
+};
+
 struct Catalog {
   std::string format;   // "safetensors", "torch", "fairseq2" …
   std::string version;  // of the format, if it says
@@ -219,11 +235,15 @@ struct Catalog {
   std::string root;     // what was given, if it was followed to `path`
   std::string family;   // "" if unknown
   std::string dialect;  // "hf", "fairseq2", … or ""
+  std::optional<Run> run;
   Topology topology;
   std::vector<File> files;
   std::vector<Tensor> tensors;  // in the source's order; names are unique
   std::vector<Object> objects;
   std::vector<Sidecar> sidecars;
+  // Sorted by path; ckpt's own manifest and staging are not among them.
+  std::vector<SourceFile> file_list;
+  std::string file_root;  // the directory that they are in
   std::optional<Skeleton> skeleton;
   std::vector<StoredCrc> crcs;
   std::vector<Problem> problems;

@@ -114,11 +114,19 @@ TensorData reshard_tensor(std::span<const TensorData> shards,
                           const Topology& source, const Topology& target,
                           const Rank& rank, const TpRule& rule);
 
+// What becomes of finite values that a cast's target is too small for.
+enum class Overflow : uint8_t {
+  kRefuse,    // nothing is written; the error names tensors and numbers
+  kSaturate,  // the largest number of the type
+  kInf,       // an infinity, as PyTorch has it
+};
+
 struct SaveOptions {
   uint32_t threads = 0;                  // 0: as many as processors
   uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers, bytes
   bool overwrite = false;                // replace the target when done
   bool resume = false;                   // go on where a run was stopped
+  bool trust_staging = false;            // and don't read back what it wrote
   bool sync = true;                      // wait for the disk
   bool manifest = true;                  // write .ckpt-manifest.json
   bool allow_replica_mismatch = false;
@@ -126,10 +134,16 @@ struct SaveOptions {
   // manifest, is wrong.
   bool ignore_checksums = false;
   std::optional<DType> dtype;  // cast floating-point model tensors to it
-  bool cuda = false;           // slice, permute and cast on a GPU
+  Overflow overflow = Overflow::kRefuse;
+  // Write values and sidecars too that would run code where they are loaded
+  // (docs/reliability.md).
+  bool keep_unknown_globals = false;
+  bool cuda = false;  // slice, permute and cast on a GPU
   ReadMode io = ReadMode::kAuto;
   // Progress in payload bytes, from any thread.
   std::function<void(uint64_t done, uint64_t total)> progress;
+  // Gets what whoever started the run should know: one sentence a call.
+  std::function<void(const std::string& line)> note = {};
 };
 
 // What a run would do.

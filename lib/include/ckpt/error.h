@@ -38,7 +38,7 @@ class Error : public std::runtime_error {
   ExitCode code() const { return code_; }
   const Where& where() const { return where_; }
   // The message without path and tensor; what() is
-  // "TENSOR: PROBLEM (in PATH)".
+  // "PATH: TENSOR: PROBLEM".
   const std::string& problem() const { return problem_; }
   // What the user can do next; may be empty.
   const std::string& hint() const { return hint_; }

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -92,6 +93,16 @@ struct TargetFile {
   std::string copy_of;
 };
 
+// What became of a file of the source.
+enum class Fate : uint8_t { kConverted, kCarried, kLeftOut };
+std::string_view name(Fate fate);
+
+struct FileFate {
+  std::string path;  // as in Catalog::file_list
+  Fate fate = Fate::kConverted;
+  std::string reason;  // of what is left out
+};
+
 // Literals and the pieces of `catalog` cover each file exactly once: no gap,
 // no overlap. The planner proves it.
 struct Target {
@@ -99,6 +110,11 @@ struct Target {
   std::vector<TargetFile> files;  // payload files first, same order
   std::vector<Problem> problems;  // what has no place in the target
   std::vector<std::string> assumptions;
+  // Where files that are carried go, if not to the top.
+  std::string beside;
+  // A Writer's own decisions; after formats::settle_files, all of the source's
+  // files in the order of its list.
+  std::vector<FileFate> fates;
 };
 
 }  // namespace ckpt

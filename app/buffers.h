@@ -1,0 +1,14 @@
+// Buffers that a translation left out: their bytes, against what the model's
+// numbers make of them.
+#pragma once
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::app {
+
+// Reads those of catalog.redundant that nobody proved yet, and takes them from
+// the list. `theta`: the base of rotary frequencies. Throws unfaithful_error,
+// naming the element, for one that is not what it has to be.
+void prove_buffers(Catalog& catalog, double theta);
+
+}  // namespace ckpt::app

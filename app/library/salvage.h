@@ -1,0 +1,67 @@
+// What is left of a damaged checkpoint, as a sound one of the same format.
+//
+//   source ─► files repaired ─► shadow ─► the format's own reader
+//                                           │ checksums, digests
+//             replicas, another step ─► elements that are gone
+//                                           │
+//                              fill or refuse ─► publish
+//
+// No reader is made lenient: what was put together must pass as any other
+// checkpoint does before a byte of it is published.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ckpt/ckpt.h"
+#include "formats/format.h"
+#include "formats/salvage/repair.h"
+#include "lib/progress.h"
+
+namespace ckpt::library {
+
+enum class Fill : uint8_t { kRefuse, kZeros, kNan };
+
+struct SalvageOptions {
+  std::string from;  // format, or ""
+  formats::ReadOptions read;
+  Fill fill = Fill::kRefuse;
+  std::string like;  // another step of the same run, or ""
+  bool dry_run = false;
+  SaveOptions save;
+};
+
+// Elements that nothing tells any more: [begin, end) of a box of the tensor,
+// row-major.
+struct GoneElements {
+  std::string tensor;
+  DType dtype = DType::f32;
+  Box box;
+  FlatRange elements;
+  uint64_t bytes = 0;
+  std::string file;  // in the checkpoint
+};
+
+struct Salvaged {
+  std::string format;
+  uint64_t tensors = 0;
+  uint64_t files = 0;
+  uint64_t bytes = 0;
+  std::vector<salvage::Note> rebuilt;
+  std::vector<GoneElements> gone;
+  // What has no elements to list: files, and tensors of which the name is all
+  // that is known.
+  std::vector<salvage::Note> lost;
+  bool written = false;
+
+  bool whole() const { return gone.empty() && lost.empty(); }
+};
+
+// Throws input_error if what is left is no checkpoint. Writes nothing if
+// something is gone and options.fill is kRefuse: the result says so.
+Salvaged salvage_checkpoint(const std::string& source,
+                            const std::string& target,
+                            const SalvageOptions& options,
+                            const Progress& progress);
+
+}  // namespace ckpt::library

@@ -1,0 +1,37 @@
+// `--dry-run -o plan.json`: a command that was looked at, to be run later as
+// it was seen, or not at all.
+//
+//   {"schema":"ckpt/plan/1","version":…,"command":"reshard","words":[…],
+//    "directory":cwd,"sources":[{"path":…,"files":[{"path":…,"bytes":…,
+//    "mtime_ns":…,"ctime_ns":…,"inode":…,"head":sha256 of its first 4 KiB}]}],
+//    "result":{…}}
+//
+// Sources are the checkpoint and every file or directory that an option names.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ckpt::app {
+
+struct PlanResult {
+  std::string target;
+  uint64_t files = 0, bytes_read = 0, bytes_written = 0, peak_memory = 0;
+};
+
+// Writes the plan of the command that runs (commands.h) to `path`; refuses to
+// replace what is no plan.
+void write_plan(const std::string& path, const std::string& source,
+                const PlanResult& result);
+
+struct PlannedCommand {
+  std::string directory;
+  std::vector<std::string> words;  // the command first
+};
+
+// Reads a plan and looks at its sources. Throws an unfaithful_error that lists
+// what changed since, an input_error if it is no plan.
+PlannedCommand read_plan(const std::string& path);
+
+}  // namespace ckpt::app

@@ -1,0 +1,329 @@
+#include "formats/beside.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "ckpt/error.h"
+#include "formats/index.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+#include "lib/text/glob.h"
+
+namespace ckpt::formats {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Names by which a format finds its own files; what they say is in the
+// catalog. Those of payload are known without names.
+struct OwnNames {
+  std::string_view format;
+  std::vector<text::Glob> globs;
+};
+
+std::vector<text::Glob> globs(std::initializer_list<const char*> texts) {
+  return {texts.begin(), texts.end()};
+}
+
+const std::vector<OwnNames>& own_names() {
+  static const std::vector<OwnNames> all = {
+      {"safetensors", globs({"*.index.json"})},
+      {"torch", globs({"*.index.json"})},
+      {"modelopt", globs({"*.index.json"})},
+      {"vllm", globs({"*.index.json"})},
+      {"dcp", globs({".metadata", "*.index.json", "*.distcp"})},
+      {"olmo_core",
+       globs({".metadata", ".metadata.json", "model_and_optim/.metadata",
+              "model_and_optim/*.distcp", "*.distcp"})},
+      {"olmo_core_v1", globs({"metadata.json", ".metadata.json",
+                              "model/metadata.json", "optim/metadata.json"})},
+      {"deepspeed", globs({"latest", "latest_universal", "*_states.pt",
+                           "zero/*", "layer_*.pt"})},
+      {"megatron_legacy", globs({"latest_checkpointed_iteration.txt", "*.pt"})},
+      {"megatron_torch_dist",
+       globs({"latest_checkpointed_iteration.txt", ".metadata", "metadata.json",
+              "common.pt", "integrity.json", "*.distcp"})},
+      {"megatron_zarr",
+       globs({"latest_checkpointed_iteration.txt", "metadata.json", "common.pt",
+              "integrity.json", "*/.zarray", "*/.zattrs"})},
+      {"fairseq2", globs({"latest", "*/latest"})},
+  };
+  return all;
+}
+
+bool is_own(std::string_view format, std::string_view path) {
+  const auto& all = own_names();
+  const auto row = std::ranges::find(all, format, &OwnNames::format);
+  return row != all.end() &&
+         std::ranges::any_of(row->globs, [&](const text::Glob& glob) {
+           return glob.matches(path);
+         });
+}
+
+bool is_below(const fs::path& path, const fs::path& directory) {
+  const auto [in, at] = std::ranges::mismatch(directory, path);
+  return in == directory.end();
+}
+
+// .git, and what downloads leave behind.
+bool is_hidden_folder(std::string_view path) {
+  constexpr auto kFolders = std::to_array<std::string_view>(
+      {".git", ".cache", "__pycache__", ".ipynb_checkpoints"});
+  while (path.find('/') != path.npos) {
+    if (std::ranges::count(kFolders, path.substr(0, path.find('/'))))
+      return true;
+    path.remove_prefix(path.find('/') + 1);
+  }
+  return false;
+}
+
+// One of these reads what the other has beside its weights.
+bool is_hf_container(std::string_view format) {
+  return format == "safetensors" || format == "torch";
+}
+
+bool is_state(std::string_view part) {
+  return part == "optim" || part == "scheduler" || part == "rng" ||
+         part == "trainer" || part == "dataloader";
+}
+
+// Files of the working directory are opened as "x" and as "./x".
+std::string plain(std::string path) {
+  while (path.starts_with("./")) path.erase(0, 2);
+  return path;
+}
+
+class Settling {
+ public:
+  Settling(const Catalog& source, Target& target)
+      : source_(source), target_(target) {
+    for (const File& file : source.files)
+      payload_.emplace(plain(file.path), false);
+    for (const Tensor& tensor : source.tensors) use(tensor);
+    for (const Redundant& one : source.redundant) use(one.tensor);
+    for (const Object& object : source.objects)
+      if (object.bytes) use(object.file);
+    for (const Sidecar& sidecar : source.sidecars)
+      sidecars_.insert(plain(sidecar.path));
+    for (const Problem& problem : source.problems)
+      if (problem.kind == "unread_file" || problem.kind == "stray_file")
+        unread_.emplace(plain(problem.file), problem.message);
+    for (const TargetFile& file : target.files) {
+      if (!file.copy_of.empty()) copies_.insert(plain(file.copy_of));
+      take(file.path);
+    }
+    for (FileFate& fate : target.fates)
+      decided_.emplace(fate.path, std::move(fate));
+    target.fates.clear();
+  }
+
+  void settle() {
+    for (const SourceFile& file : source_.file_list)
+      target_.fates.push_back(decide(file));
+    // Payload comes first, and what makes a checkpoint of them last.
+    target_.files.insert(
+        target_.files.begin() +
+            static_cast<ptrdiff_t>(target_.catalog.files.size()),
+        std::make_move_iterator(added_.begin()),
+        std::make_move_iterator(added_.end()));
+    tell();
+  }
+
+ private:
+  void use(uint32_t file) { payload_[plain(source_.files[file].path)] = true; }
+  void use(const Tensor& tensor) {
+    for (const Piece& piece : tensor.pieces) use(piece.extent.file);
+  }
+
+  // The name and all folders above it are the target's.
+  void take(std::string path) {
+    names_.insert(path);
+    for (path = io::parent(path); path != "." && path != "/";
+         path = io::parent(path))
+      folders_.insert(path);
+  }
+
+  FileFate decide(const SourceFile& file) {
+    const std::string where = io::join(source_.file_root, file.path);
+    const std::string key = plain(where);
+    if (const auto found = decided_.find(file.path); found != decided_.end())
+      return std::move(found->second);
+    if (copies_.contains(key)) {
+      check(where);
+      return {file.path, Fate::kCarried, {}};
+    }
+    if (const auto found = unread_.find(key); found != unread_.end())
+      return left(file, found->second);
+    if (const auto found = payload_.find(key); found != payload_.end()) {
+      if (found->second || !(file.part == "model" || file.part == "optim"))
+        return {file.path, Fate::kConverted, {}};
+      return left(file,
+                  "no tensor is taken from it: it has none, none was asked "
+                  "for, or another "
+                  "file has the same");
+    }
+    const auto inner = name_in_checkpoint(where);
+    if (is_own(source_.format, inner.value_or(file.path)) ||
+        is_in_array(where) || (file.sidecar && !sidecars_.contains(key)))
+      return {file.path, Fate::kConverted, {}};
+    std::string why = why_not(file, inner);
+    if (!why.empty()) return left(file, std::move(why));
+    return carry(file, inner.value_or(file.path), where);
+  }
+
+  // Megatron's zarr strategy leaves arrays of its own (NAME.sync), of which no
+  // tensor is made.
+  bool is_in_array(const std::string& where) const {
+    return source_.format == "megatron_zarr" &&
+           io::is_file(io::join(io::parent(where), ".zarray"));
+  }
+
+  // Relative to the checkpoint; nothing if it is beside it.
+  std::optional<std::string> name_in_checkpoint(
+      const std::string& where) const {
+    std::string below = source_.path;
+    if (below == source_.file_root) below = io::join(below, "");
+    while (below.ends_with('/')) below.pop_back();
+    if (!where.starts_with(below + "/")) return std::nullopt;
+    std::string_view rest = std::string_view(where).substr(below.size());
+    while (rest.starts_with('/')) rest.remove_prefix(1);
+    return std::string(rest);
+  }
+
+  std::string why_not(const SourceFile& file,
+                      const std::optional<std::string>& inner) const {
+    if (!target_.files.empty() && target_.files.front().path.empty())
+      return "the target is one file";
+    if (!inner && file.path.find('/') != file.path.npos)
+      return "it lies beside the checkpoint that was opened";
+    if (is_hidden_folder(file.path))
+      return "version control and download caches are no part of a checkpoint";
+    const std::string name = io::base_name(file.path);
+    if (name.starts_with("adapter_model") && !keeps_hf())
+      return "an adapter in the names of the source: convert it by itself";
+    if (file.part == "model" && !name.starts_with("adapter_model"))
+      return "weights that are no part of this checkpoint: convert them by "
+             "themselves";
+    if (is_state(file.part) && !keeps_state())
+      return fmt::format(
+          "a state of training as {} keeps it: {} does not "
+          "read it",
+          source_.format, target_.catalog.format);
+    return {};
+  }
+
+  bool keeps_hf() const {
+    return is_hf_container(source_.format) &&
+           is_hf_container(target_.catalog.format) &&
+           source_.dialect == target_.catalog.dialect;
+  }
+
+  bool keeps_state() const {
+    if (source_.run) return false;  // what is written is no trainer's folder
+    return source_.format == target_.catalog.format ||
+           (is_hf_container(source_.format) &&
+            is_hf_container(target_.catalog.format));
+  }
+
+  FileFate carry(const SourceFile& file, const std::string& name,
+                 const std::string& where) {
+    std::error_code failed;
+    const fs::file_status itself = fs::symlink_status(where, failed);
+    if (fs::is_symlink(itself) && fs::is_directory(fs::status(where, failed)))
+      return left(file, "a link to a directory, which is not followed");
+    check(where);
+    const std::string path = io::join(target_.beside, name);
+    if (names_.contains(path) || folders_.contains(path) || in_file(path))
+      return left(file,
+                  "the target has a " + text::printable(path) + " of its own");
+    TargetFile copy;
+    copy.path = path;
+    copy.size = io::file_size(where).value_or(0);
+    copy.copy_of = where;
+    added_.push_back(std::move(copy));
+    take(path);
+    return {file.path, Fate::kCarried, {}};
+  }
+
+  // A folder above it is a file of the target.
+  bool in_file(std::string path) const {
+    for (path = io::parent(path); path != "." && path != "/";
+         path = io::parent(path))
+      if (names_.contains(path)) return true;
+    return false;
+  }
+
+  // A link may name any file of the machine; what it names would be published
+  // with the target.
+  void check(const std::string& where) {
+    if (!io::is_file(where)) return;  // throws for all but files and folders
+    std::error_code failed;
+    if (!fs::is_symlink(fs::symlink_status(where, failed))) return;
+    if (root_.empty()) root_ = fs::canonical(source_.file_root);
+    const fs::path real = fs::canonical(where);
+    if (is_below(real, root_)) return;
+    for (fs::path up = root_; up.has_relative_path(); up = up.parent_path())
+      if (up.parent_path().filename() == "snapshots" &&
+          is_below(real, up.parent_path().parent_path() / "blobs"))
+        return;
+    throw unsafe_error({where, {}},
+                       "is a link to {}, which lies outside of the source",
+                       text::printable(real.string()))
+        .with_hint("put a copy of the file in its place, or remove the link");
+  }
+
+  static FileFate left(const SourceFile& file, std::string why) {
+    return {file.path, Fate::kLeftOut, std::move(why)};
+  }
+
+  void tell() {
+    std::vector<std::string> names;
+    for (const FileFate& fate : target_.fates)
+      if (fate.fate == Fate::kLeftOut && !is_hidden_folder(fate.path))
+        names.push_back(text::printable(fate.path));
+    if (names.empty()) return;
+    target_.problems.push_back(
+        {Problem::Severity::kWarning,
+         "files_left_out",
+         {},
+         {},
+         fmt::format("{} of the source {} left out: {} (-v says why)",
+                     text::counted(names.size(), "file"),
+                     names.size() == 1 ? "is" : "are", list_some(names))});
+  }
+
+  const Catalog& source_;
+  Target& target_;
+  std::unordered_map<std::string, bool> payload_;  // is it used
+  std::unordered_set<std::string> sidecars_;
+  std::unordered_map<std::string, std::string> unread_;  // path, why
+  std::unordered_set<std::string> copies_;
+  std::unordered_set<std::string> names_;    // of the target's files
+  std::unordered_set<std::string> folders_;  // above them
+  std::unordered_map<std::string, FileFate> decided_;
+  std::vector<TargetFile> added_;
+  fs::path root_;
+};
+
+}  // namespace
+
+void leave_out(const Sidecar& sidecar, const Catalog& source,
+               std::string reason, Target& target) {
+  const std::string above = io::join(source.file_root, "") + "/";
+  if (sidecar.path.starts_with(above))
+    target.fates.push_back(
+        {sidecar.path.substr(above.size()), Fate::kLeftOut, std::move(reason)});
+}
+
+void settle_files(const Catalog& source, Target& target) {
+  Settling(source, target).settle();
+}
+
+}  // namespace ckpt::formats

@@ -1,0 +1,27 @@
+// What becomes of each file of a source: its tensors and values are converted,
+// it is carried as it is, or it is left out with a reason. Nothing is dropped
+// in silence.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+
+namespace ckpt::formats {
+
+// A Writer's own decision about a sidecar: it is not written.
+void leave_out(const Sidecar& sidecar, const Catalog& source,
+               std::string reason, Target& target);
+
+// Called once a target is laid out. Files that neither hold tensors nor were
+// placed by the Writer are copied to Target::beside, unless they would mean
+// something else there: weights, states of training in another format, names
+// that the target has itself. Fills Target::fates; one warning tells how many
+// files are left out. Throws unsafe_error for a link that leads out of the
+// source (one into the blobs of its own Hugging Face cache does not),
+// missing_error for a link to nothing, input_error for a FIFO or a device.
+void settle_files(const Catalog& source, Target& target);
+
+}  // namespace ckpt::formats

@@ -1,0 +1,37 @@
+// Weights that are codes, and the scales that make numbers of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::families {
+
+// A weight of few bits, and the tensors that its numbers follow from:
+//
+//   a.weight (f8, i8)        a.weight_scale_inv, a.weight_scale, a.scales …
+//   a.qweight, a.weight_packed (i32, u8)      a.scales, a.weight_scale
+//   a_blocks (u8)            a_scales
+struct QuantizedWeight {
+  std::string name;
+  DType dtype;
+  std::vector<std::string> scales;  // those that are there, at least one
+};
+std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog);
+
+// "a.weight (f8_e4m3 with a.weight_scale_inv) and 3 more"
+std::string describe(const std::vector<QuantizedWeight>& weights);
+
+// Throws unfaithful_error if one of the weights is among the catalog's tensors
+// and a scale of it is not: its codes would be taken for numbers.
+void check_scales(const std::vector<QuantizedWeight>& weights,
+                  const Catalog& catalog);
+
+// Before --dtype: throws unfaithful_error for quantized weights, and pins what
+// keeps its dtype whatever the model's is (biases of routers, scales).
+void prepare_cast(Catalog& catalog, DType dtype);
+
+}  // namespace ckpt::families

@@ -1,0 +1,99 @@
+#include "formats/runs/naming.h"
+
+#include <algorithm>
+
+#include "formats/runs/pattern.h"
+
+namespace ckpt::runs {
+namespace {
+
+// Words of wrappers that are no part of a parameter's name.
+constexpr std::string_view kWrappers[] = {"_fsdp_wrapped_module.", "_orig_mod.",
+                                          "_checkpoint_wrapped_module.",
+                                          "_forward_module."};
+
+// What `text` has after the first prefix (a pattern) that it begins with.
+std::optional<std::string_view> after(
+    std::string_view text, const std::vector<std::string>& prefixes) {
+  for (const std::string& prefix : prefixes) {
+    if (prefix.find('{') == prefix.npos) {
+      if (text.starts_with(prefix)) return text.substr(prefix.size());
+      continue;
+    }
+    // "optimizer_{i}.": up to the last dot of the pattern.
+    const auto dots = std::ranges::count(prefix, '.');
+    size_t end = 0;
+    for (auto i = dots; i > 0 && end != text.npos; --i) {
+      end = text.find('.', end);
+      if (end != text.npos) ++end;
+    }
+    if (end != text.npos && match(prefix, text.substr(0, end)))
+      return text.substr(end);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string unwrapped(std::string name) {
+  for (const std::string_view word : kWrappers)
+    for (size_t at; (at = name.find(word)) != name.npos;)
+      name.erase(at, word.size());
+  return name;
+}
+
+void Namer::name(std::span<Tensor> tensors) {
+  for (Tensor& tensor : tensors) classify(tensor);
+  for (const Tensor& tensor : tensors)
+    if (tensor.kind == Kind::model) model_.insert(tensor.name);
+  for (Tensor& tensor : tensors)
+    if (tensor.kind == Kind::optim) name_state(tensor);
+  for (Tensor& tensor : tensors) {
+    if (tensor.kind != Kind::optim) {
+      tensor.name = role_ + tensor.name;
+      continue;
+    }
+    if (!tensor.param.empty()) tensor.param = role_ + tensor.param;
+    tensor.name = role_ + tensor.name;
+  }
+}
+
+void Namer::classify(Tensor& tensor) {
+  if (const auto rest = after(tensor.name, source_.optimizers);
+      rest && (tensor.kind == Kind::optim || !source_.optimizers[0].empty())) {
+    tensor.kind = Kind::optim;
+    rest_[&tensor] = *rest;
+  } else if (after(tensor.name, source_.others)) {
+    tensor.kind = Kind::other;
+  } else if (tensor.kind != Kind::optim) {
+    const auto model = after(tensor.name, source_.prefixes);
+    tensor.kind = model ? Kind::model : Kind::other;
+    if (model) tensor.name = unwrapped(std::string(*model));
+  }
+}
+
+// "<parameter>.<state>": the longest parameter that the model has, else all
+// but the last word. A reader that has found both keeps them.
+void Namer::name_state(Tensor& tensor) {
+  const auto found = rest_.find(&tensor);
+  const bool known = !tensor.param.empty() && !tensor.state.empty();
+  if (found != rest_.end() && !(known && source_.optimizers[0].empty())) {
+    const std::string rest = unwrapped(std::string(found->second));
+    size_t dot = rest.rfind('.');
+    for (size_t at = dot; at != rest.npos && at > 0;
+         at = rest.rfind('.', at - 1))
+      if (model_.contains(rest.substr(0, at))) {
+        dot = at;
+        break;
+      }
+    if (dot == rest.npos) return;
+    tensor.param = rest.substr(0, dot);
+    tensor.state = rest.substr(dot + 1);
+  } else if (!known) {
+    return;
+  }
+  tensor.param = unwrapped(tensor.param);
+  tensor.name = tensor.param + "." + tensor.state;
+}
+
+}  // namespace ckpt::runs

@@ -1,0 +1,143 @@
+#include "formats/runs/objects.h"
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "formats/runs/merge.h"
+#include "formats/torch/container.h"
+#include "formats/torch/item.h"
+#include "formats/torch/tensors.h"
+#include "formats/torch/tree.h"
+#include "lib/io/file.h"
+#include "lib/pickle/json.h"
+#include "lib/text/json.h"
+
+namespace ckpt::runs {
+namespace {
+
+using pickle::Document;
+using pickle::Id;
+using pickle::Type;
+
+constexpr uint64_t kMaxJson = uint64_t{256} << 20;
+// Tensors of a value up to this size, all together, stay inside of it.
+constexpr uint64_t kMaxInside = uint64_t{16} << 20;
+
+bool is_json(const std::string& path) { return path.ends_with(".json"); }
+
+bool is_torch(const std::string& path) {
+  const torch::Sniffed what = torch::sniff(path).what;
+  return what == torch::Sniffed::kTorchZip ||
+         what == torch::Sniffed::kTorchLegacy ||
+         what == torch::Sniffed::kTorchTar;
+}
+
+uint64_t storage_bytes(const torch::Container& container) {
+  uint64_t sum = 0;
+  for (const torch::Storage& storage : container.storages.all)
+    sum = checked_add(sum, storage.size).value_or(UINT64_MAX);
+  return sum;
+}
+
+std::optional<uint64_t> as_number(const Document& document, Id id) {
+  const auto value = document.as_int(id);
+  if (!value || *value < 0) return std::nullopt;
+  return static_cast<uint64_t>(*value);
+}
+
+// "a.b" below a value.
+Id below(const Document& document, Id id, std::string_view key) {
+  while (id != pickle::kNoId) {
+    const size_t dot = key.find('.');
+    id = document.find(id, key.substr(0, dot));
+    if (dot == key.npos) return id;
+    key.remove_prefix(dot + 1);
+  }
+  return id;
+}
+
+// The value in the common document, with the bytes of its storages.
+Id import_value(const torch::Container& container, const Catalog& catalog,
+                Values& values) {
+  const Document& source = *container.document;
+  Document& document = *values.document;
+  std::unordered_map<Id, Id> substitutes;
+  for (const auto& [node, use] : container.storages.uses) {
+    const torch::Storage& storage = container.storages.all[use.storage];
+    const Id copy =
+        document.add_persistent(document.import(source, source.items(node)[0]));
+    substitutes[node] = copy;
+    torch::TensorRef ref;
+    ref.dtype = use.dtype.value_or(DType::u8);
+    ref.shape = {use.bytes / std::max<uint64_t>(1, element_size(ref.dtype))};
+    ref.extent = {storage.file, storage.offset + use.begin, {}};
+    if (container.storages.big_endian && info(ref.dtype).swap > 1)
+      ref.transform = kSwapBytes;
+    values.storages.emplace_back(copy,
+                                 torch::read_content(catalog, ref, kMaxInside));
+  }
+  return document.import(source, source.root(), substitutes);
+}
+
+}  // namespace
+
+void add_object(const std::string& path, const std::string& name,
+                const formats::ReadOptions& options, Values& values,
+                Catalog& catalog) {
+  if (is_json(path)) {
+    const Id root = pickle::from_json(
+        *values.document,
+        text::parse_python_json(io::read_file(path, kMaxJson), path));
+    catalog.objects.push_back({name, values.document, root});
+    return;
+  }
+  if (!is_torch(path)) {
+    catalog.problems.push_back({Problem::Severity::kNote,
+                                "unread_file",
+                                path,
+                                {},
+                                "is no file of torch.save; its values are "
+                                "not shown"});
+    return;
+  }
+  Catalog one;
+  const torch::Container container = torch::open_container(path, one, options);
+  if (storage_bytes(container) > kMaxInside) {
+    torch::add_to_catalog(
+        one, container,
+        torch::walk(container, container.document->root(), name + "."));
+    for (Tensor& tensor : one.tensors) tensor.kind = Kind::other;
+  } else {
+    one.objects.push_back(
+        {name, values.document, import_value(container, one, values)});
+  }
+  Merger(catalog).add(std::move(one));
+}
+
+std::optional<uint64_t> number_in(const std::string& path,
+                                  const std::string& key) {
+  if (is_json(path)) {
+    Document document;
+    const Id root = pickle::from_json(
+        document, text::parse_python_json(io::read_file(path, kMaxJson), path));
+    return as_number(document, below(document, root, key));
+  }
+  if (!is_torch(path)) return std::nullopt;
+  Catalog aside;
+  const torch::Container container = torch::open_container(path, aside);
+  return as_number(*container.document,
+                   below(*container.document, container.document->root(), key));
+}
+
+std::optional<uint64_t> number_of(const Catalog& catalog,
+                                  const std::string& object) {
+  for (const Object& one : catalog.objects) {
+    if (one.name != object) continue;
+    Object opened = one;
+    if (opened.document == nullptr) torch::open_object(catalog, opened);
+    return as_number(*opened.document, opened.node);
+  }
+  return std::nullopt;
+}
+
+}  // namespace ckpt::runs

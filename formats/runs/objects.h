@@ -1,0 +1,35 @@
+// The files of a step that hold values: scheduler, RNG, trainer state.
+#pragma once
+
+#include <string>
+
+#include "ckpt/catalog.h"
+#include "formats/format.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::runs {
+
+// The values of all files, in one document, with the bytes of the small
+// tensors inside of them.
+struct Values {
+  std::shared_ptr<pickle::Document> document =
+      std::make_shared<pickle::Document>();
+  std::vector<std::pair<uint32_t, std::string>> storages;  // as Skeleton has
+};
+
+// Adds the file's value as the object `name`: JSON, or a torch file, whose
+// small tensors stay inside of the value. Large ones (an average of all
+// weights that somebody registered) become tensors <name>.<…> of kind other.
+// Files of other kinds are left as files.
+void add_object(const std::string& path, const std::string& name,
+                const formats::ReadOptions& options, Values& values,
+                Catalog& catalog);
+
+// A whole number at "a.b" in a JSON file or the root of a torch file.
+std::optional<uint64_t> number_in(const std::string& path,
+                                  const std::string& key);
+// The same in an object of the catalog; opens it.
+std::optional<uint64_t> number_of(const Catalog& catalog,
+                                  const std::string& object);
+
+}  // namespace ckpt::runs

@@ -1,0 +1,240 @@
+#include "formats/runs/optimizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+
+#include "ckpt/error.h"
+#include "formats/runs/split.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::runs {
+namespace {
+
+using pickle::Document;
+using pickle::Id;
+using pickle::Type;
+using text::printable;
+
+// States that have a shape of their own whatever the parameter's is.
+constexpr std::string_view kOwnShape[] = {
+    "exp_avg_sq_row", "exp_avg_sq_col", "row",   "col",   "projector",
+    "absmax1",        "absmax2",        "qmap1", "qmap2", "absmax",
+    "qmap",           "state1",         "state2"};
+
+std::optional<uint64_t> number_of(const std::string& text) {
+  uint64_t value = 0;
+  const auto [end, failure] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || failure != std::errc{} ||
+      end != text.data() + text.size())
+    return std::nullopt;
+  return value;
+}
+
+bool tells_shape(const Tensor& tensor) {
+  return !tensor.shape.empty() && tensor.state != "step" &&
+         std::ranges::find(kOwnShape, tensor.state) == std::end(kOwnShape);
+}
+
+// The shapes of each number's states; a number whose states disagree is
+// `odd`.
+struct Evidence {
+  std::map<uint64_t, Wanted> shapes;
+  std::optional<uint64_t> odd;
+};
+
+Evidence evidence_of(const Catalog& catalog, const Range& range) {
+  Evidence evidence;
+  for (size_t t = range.begin; t < range.end; ++t) {
+    const Tensor& tensor = catalog.tensors[t];
+    const auto number = number_of(tensor.param);
+    if (!number) continue;
+    Wanted& shape = evidence.shapes[*number];
+    if (!tells_shape(tensor)) continue;
+    if (shape && *shape != tensor.shape) evidence.odd = number;
+    shape = tensor.shape;
+  }
+  return evidence;
+}
+
+bool by_decay(size_t group, const Parameter& parameter) {
+  return (group == 0) == parameter.decays;
+}
+
+}  // namespace
+
+std::optional<Groups> read_groups(const Document& document, Id optimizer,
+                                  const std::string& path) {
+  const Id groups = document.find(optimizer, "param_groups");
+  if (!document.is(groups, Type::kList)) return std::nullopt;
+  Groups result;
+  std::set<uint64_t> seen;
+  for (const Id group : document.items(groups)) {
+    const Id params = document.find(group, "params");
+    if (!document.is(params, Type::kList))
+      throw input_error({path, {}}, "param_groups: a group without params");
+    auto& numbers = result.emplace_back();
+    for (const Id param : document.items(params)) {
+      const auto number = document.as_int(param);
+      if (!number) return std::nullopt;  // names
+      if (*number < 0 || !seen.insert(static_cast<uint64_t>(*number)).second)
+        throw input_error({path, {}}, "param_groups: parameter {} twice",
+                          *number);
+      numbers.push_back(static_cast<uint64_t>(*number));
+    }
+  }
+  return result;
+}
+
+Names name_parameters(const Catalog& catalog, const Range& range,
+                      const Groups& groups, const std::string& rule,
+                      const std::optional<ParameterOrder>& order,
+                      const std::string& why_not) {
+  Names names{.groups = groups, .parameters = {}, .why = {}, .why_not = {}};
+  const auto refuse = [&](std::string why) {
+    names.why_not = std::move(why);
+    return names;
+  };
+  if (!order) return refuse(why_not);
+  const Evidence evidence = evidence_of(catalog, range);
+  if (evidence.odd)
+    return refuse(fmt::format("the states of parameter {} have unlike shapes",
+                              *evidence.odd));
+  std::vector<std::vector<Wanted>> wanted;
+  size_t count = 0;
+  for (const auto& group : groups) {
+    auto& shapes = wanted.emplace_back();
+    for (const uint64_t number : group) {
+      const auto found = evidence.shapes.find(number);
+      shapes.push_back(found == evidence.shapes.end() ? std::nullopt
+                                                      : found->second);
+    }
+    count += group.size();
+  }
+  const bool decay = rule == "decay";
+  if (decay && groups.size() != 2)
+    return refuse(
+        fmt::format("{} groups of parameters, the Trainer's own "
+                    "optimizer has 2",
+                    groups.size()));
+  const Split split =
+      only_split(order->parameters, wanted, decay ? by_decay : nullptr);
+  switch (split.ways) {
+    case Ways::kOne:
+      break;
+    case Ways::kNone:
+      return refuse(
+          fmt::format("its {} parameters do not fit {} ({} parameters)", count,
+                      order->why, order->parameters.size()));
+    case Ways::kMany:
+      return refuse(fmt::format("its {} parameters fit {} in more than one way",
+                                count, order->why));
+    case Ways::kTooMany:
+      return refuse("there are too many ways to look at");
+  }
+  for (const auto& group : split.groups) {
+    auto& parameters = names.parameters.emplace_back();
+    for (const size_t p : group) parameters.push_back(order->parameters[p]);
+  }
+  names.why = order->why;
+  if (decay) names.why += ", in two groups by weight decay";
+  return names;
+}
+
+Asked asked_order(const std::string& text,
+                  std::span<const Tensor* const> model) {
+  constexpr uint64_t kMaxFile = uint64_t{64} << 20;
+  Asked asked{.rule = text, .order = stored_order(model)};
+  asked.order.why = "the order that --assume-order says";
+  if (text == "module" || text == "decay") return asked;
+  if (!io::is_file(text))
+    throw usage_error({text, {}}, "--assume-order: is no rule and no file")
+        .with_hint("module, decay, or a file with a name on each line");
+  asked.rule = "module";
+  std::map<std::string, Parameter> known;
+  for (const Parameter& one : asked.order.parameters) known[one.name] = one;
+  asked.order.parameters.clear();
+  const std::string all = io::read_file(text, kMaxFile);
+  for (size_t at = 0; at < all.size();) {
+    size_t end = std::min(all.find('\n', at), all.size());
+    std::string name = all.substr(at, end - at);
+    at = end + 1;
+    while (!name.empty() && (name.back() == '\r' || name.back() == ' '))
+      name.pop_back();
+    if (name.empty()) continue;
+    const auto found = known.find(name);
+    if (found == known.end())
+      throw usage_error({text, printable(name)},
+                        "--assume-order: the model has no such parameter");
+    asked.order.parameters.push_back(found->second);
+  }
+  return asked;
+}
+
+void apply(Catalog& catalog, const Range& range, const Names& names,
+           const std::string& prefix) {
+  std::map<uint64_t, const Parameter*> by_number;
+  for (size_t g = 0; g < names.parameters.size(); ++g)
+    for (size_t i = 0; i < names.parameters[g].size(); ++i)
+      by_number[names.groups[g][i]] = &names.parameters[g][i];
+  for (size_t t = range.begin; t < range.end; ++t) {
+    Tensor& tensor = catalog.tensors[t];
+    tensor.kind = Kind::optim;
+    const auto number = number_of(tensor.param);
+    const auto found = number ? by_number.find(*number) : by_number.end();
+    if (found == by_number.end()) {
+      tensor.name = prefix + "optimizer." + tensor.name;
+      continue;
+    }
+    tensor.param = prefix + found->second->name;
+    tensor.name = tensor.param + "." + tensor.state;
+  }
+}
+
+void leave_numbered(Catalog& catalog, const Range& range,
+                    const std::string& prefix, const std::string& file,
+                    const std::string& why) {
+  for (size_t t = range.begin; t < range.end; ++t) {
+    Tensor& tensor = catalog.tensors[t];
+    tensor.kind = Kind::optim;
+    tensor.name = prefix + "optimizer." + tensor.name;
+  }
+  if (range.begin == range.end) return;
+  catalog.problems.push_back(
+      {Problem::Severity::kWarning,
+       "numbered_state",
+       file,
+       {},
+       fmt::format("the optimizer's state stays by the numbers of parameters: "
+                   "{}",
+                   why)});
+}
+
+Names named(const Catalog& catalog, const Range& range, const Groups& groups,
+            const std::string& rule, std::span<const Tensor* const> model,
+            bool pickled, const ModelFacts& facts,
+            const formats::ReadOptions& options, const std::string& path) {
+  if (!options.assume_order.empty()) {
+    const Asked asked = asked_order(options.assume_order, model);
+    Names names =
+        name_parameters(catalog, range, groups, asked.rule, asked.order, {});
+    if (!names.why_not.empty())
+      throw usage_error({path, {}}, "--assume-order {}: {}",
+                        options.assume_order, names.why_not);
+    return names;
+  }
+  std::string why_not;
+  std::optional<ParameterOrder> order;
+  if (pickled)
+    order = stored_order(model);
+  else
+    order = family_order(model, facts, why_not);
+  return name_parameters(catalog, range, groups, rule, order, why_not);
+}
+
+}  // namespace ckpt::runs

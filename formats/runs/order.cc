@@ -1,0 +1,265 @@
+#include "formats/runs/order.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "formats/runs/embedded.h"
+#include "formats/runs/trainer.h"
+#include "lib/text/format.h"
+#include "lib/text/json.h"
+
+namespace ckpt::runs {
+namespace {
+
+using Json = nlohmann::json;
+using Strings = std::vector<std::string>;
+
+constexpr std::string_view kAdapter = "base_model.model.";
+
+struct Order {
+  Strings types;
+  uint64_t since = 0;  // of transformers; 0: any
+  Strings before, in, after, norms;
+  std::string layer;
+};
+
+std::vector<Order> read_orders() {
+  const Json json = text::parse_json(embedded_text("orders"), "orders.json");
+  std::vector<Order> all;
+  for (const Json& one : json.at("orders"))
+    all.push_back({.types = one.at("types"),
+                   .since = one.value("since", uint64_t{0}),
+                   .before = one.at("before"),
+                   .in = one.at("in"),
+                   .after = one.at("after"),
+                   .norms = one.value("norms", Strings{}),
+                   .layer = one.at("layer")});
+  return all;
+}
+
+const std::vector<Order>& orders() {
+  static const std::vector<Order> all = read_orders();
+  return all;
+}
+
+// before the layers, in layer n, after them; then which module; then which of
+// its parameters.
+using Place = std::tuple<uint32_t, uint64_t, size_t, size_t>;
+
+// Parameters of one module, in the order of their registration. LoRA's come
+// after those of the layer that they wrap (which are frozen).
+constexpr std::string_view kLeaves[] = {"weight",           "bias",
+                                        "lora_A.weight",    "lora_B.weight",
+                                        "lora_embedding_A", "lora_embedding_B"};
+
+// Where `rest`, "self_attn.q_proj.weight", stands among the modules.
+std::optional<std::pair<size_t, size_t>> in_list(const Strings& modules,
+                                                 std::string_view rest) {
+  for (size_t m = 0; m < modules.size(); ++m) {
+    if (!rest.starts_with(modules[m])) continue;
+    std::string_view leaf = rest.substr(modules[m].size());
+    if (leaf.empty()) return std::pair{m, size_t{0}};  // a bare parameter
+    if (leaf[0] != '.') continue;
+    leaf.remove_prefix(1);
+    const auto found = std::ranges::find(kLeaves, leaf);
+    if (found != std::end(kLeaves))
+      return std::pair{m, static_cast<size_t>(found - std::begin(kLeaves))};
+  }
+  return std::nullopt;
+}
+
+std::optional<Place> place_of(const Order& order, std::string_view name) {
+  if (name.starts_with(kAdapter)) name.remove_prefix(kAdapter.size());
+  if (name.starts_with(order.layer)) {
+    std::string_view rest = name.substr(order.layer.size());
+    uint64_t number = 0;
+    const auto [stop, failure] =
+        std::from_chars(rest.data(), rest.data() + rest.size(), number);
+    if (failure != std::errc{} || stop == rest.data() + rest.size() ||
+        *stop != '.')
+      return std::nullopt;
+    rest.remove_prefix(static_cast<size_t>(stop - rest.data()) + 1);
+    const auto at = in_list(order.in, rest);
+    if (!at) return std::nullopt;
+    return Place{1, number, at->first, at->second};
+  }
+  if (const auto at = in_list(order.before, name))
+    return Place{0, 0, at->first, at->second};
+  if (const auto at = in_list(order.after, name))
+    return Place{2, 0, at->first, at->second};
+  return std::nullopt;
+}
+
+bool is_norm(const Order& order, const std::string& name) {
+  return std::ranges::any_of(order.norms, [&](const std::string& norm) {
+    const size_t at = name.rfind(norm + ".");
+    return at != name.npos && (at == 0 || name[at - 1] == '.');
+  });
+}
+
+// "…mlp.experts.3.gate_proj.weight" -> ("…mlp.experts.", 3, "gate_proj").
+struct Expert {
+  std::string stem;
+  uint64_t number = 0;
+  std::string which;
+};
+std::optional<Expert> expert_of(std::string_view name) {
+  constexpr std::string_view kWord = ".experts.";
+  const size_t at = name.find(kWord);
+  if (at == name.npos) return std::nullopt;
+  Expert expert{.stem = std::string(name.substr(0, at + kWord.size())),
+                .number = 0,
+                .which = {}};
+  std::string_view rest = name.substr(at + kWord.size());
+  const auto [stop, failure] =
+      std::from_chars(rest.data(), rest.data() + rest.size(), expert.number);
+  rest.remove_prefix(static_cast<size_t>(stop - rest.data()));
+  if (failure != std::errc{} || !rest.ends_with(".weight")) return std::nullopt;
+  rest.remove_suffix(7);
+  if (!rest.starts_with('.')) return std::nullopt;
+  expert.which = rest.substr(1);
+  return expert;
+}
+
+// The fused parameters that transformers 5 trains in the place of each
+// expert's. Nothing if they are not alike.
+bool fuse_experts(std::vector<Parameter>& parameters) {
+  struct Layer {
+    std::map<std::string, std::map<uint64_t, Shape>> which;
+  };
+  std::map<std::string, Layer> layers;
+  for (const Parameter& one : parameters)
+    if (const auto expert = expert_of(one.name))
+      layers[expert->stem].which[expert->which][expert->number] = one.shape;
+  if (layers.empty()) return true;
+  std::erase_if(parameters,
+                [](const Parameter& one) { return expert_of(one.name); });
+  for (const auto& [stem, layer] : layers) {
+    const auto gate = layer.which.find("gate_proj");
+    const auto up = layer.which.find("up_proj");
+    const auto down = layer.which.find("down_proj");
+    if (layer.which.size() != 3 || gate == layer.which.end() ||
+        up == layer.which.end() || down == layer.which.end())
+      return false;
+    const auto alike = [&](const std::map<uint64_t, Shape>& all) {
+      return all.size() == gate->second.size() &&
+             all.rbegin()->first + 1 == all.size() &&
+             std::ranges::all_of(all, [&](const auto& one) {
+               return one.second == all.begin()->second &&
+                      one.second.size() == 2;
+             });
+    };
+    if (!alike(gate->second) || !alike(up->second) || !alike(down->second))
+      return false;
+    const Shape& first = gate->second.begin()->second;
+    const Shape& second = up->second.begin()->second;
+    const Shape& last = down->second.begin()->second;
+    const auto rows = checked_add(first[0], second[0]);
+    if (!rows || first[1] != second[1]) return false;
+    const uint64_t count = gate->second.size();
+    parameters.push_back(
+        {stem + "gate_up_proj", Shape({count, *rows, first[1]}), true});
+    parameters.push_back(
+        {stem + "down_proj", Shape({count, last[0], last[1]}), true});
+  }
+  return true;
+}
+
+std::optional<ParameterOrder> by_order(const Order& order,
+                                       std::vector<Parameter> parameters) {
+  std::vector<std::pair<Place, size_t>> places;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto place = place_of(order, parameters[i].name);
+    if (!place) return std::nullopt;
+    places.emplace_back(*place, i);
+    parameters[i].decays =
+        parameters[i].decays && !is_norm(order, parameters[i].name);
+  }
+  std::ranges::sort(places);
+  ParameterOrder result;
+  for (const auto& [place, i] : places)
+    result.parameters.push_back(std::move(parameters[i]));
+  result.why = "the modules of " + order.types[0];
+  return result;
+}
+
+bool is_floating(DType dtype) {
+  const std::string_view word = name(dtype);
+  return word.starts_with('f') || word.starts_with("bf");
+}
+
+bool same_order(const ParameterOrder& a, const ParameterOrder& b) {
+  return std::ranges::equal(a.parameters, b.parameters,
+                            [](const Parameter& x, const Parameter& y) {
+                              return x.name == y.name && x.decays == y.decays;
+                            });
+}
+
+}  // namespace
+
+bool decays(const std::string& name) {
+  std::string lower = name;
+  for (char& c : lower)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  for (const char* word : {"bias", "layernorm", "rmsnorm"})
+    if (lower.find(word) != lower.npos) return false;
+  std::string_view rest = lower;
+  while (!rest.empty()) {
+    const std::string_view part = rest.substr(0, rest.find('.'));
+    if (part == "norm" || part.ends_with("_norm")) return false;
+    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+  }
+  return true;
+}
+
+ParameterOrder stored_order(std::span<const Tensor* const> tensors) {
+  ParameterOrder order{.parameters = {}, .why = "the order in the pickle"};
+  std::set<std::tuple<uint32_t, uint64_t, Dims>> seen;
+  for (const Tensor* tensor : tensors) {
+    if (!is_floating(tensor->dtype)) continue;
+    if (!tensor->pieces.empty() && element_count(tensor->shape) != 0) {
+      const Extent& extent = tensor->pieces[0].extent;
+      if (!seen.emplace(extent.file, extent.offset, tensor->shape).second)
+        continue;
+    }
+    order.parameters.push_back(
+        {tensor->name, tensor->shape, decays(tensor->name)});
+  }
+  return order;
+}
+
+std::optional<ParameterOrder> family_order(
+    std::span<const Tensor* const> tensors, const ModelFacts& facts,
+    std::string& why_not) {
+  const ParameterOrder stored = stored_order(tensors);
+  std::optional<ParameterOrder> result;
+  bool known = false;
+  for (const Order& order : orders()) {
+    const bool asked =
+        std::ranges::find(order.types, facts.type) != order.types.end();
+    if (!facts.type.empty() && !asked) continue;
+    known = known || asked;
+    if (order.since > 0 && facts.version != 0 && facts.version < order.since)
+      continue;
+    std::vector<Parameter> parameters = stored.parameters;
+    if (order.since >= 5 && !fuse_experts(parameters)) continue;
+    auto one = by_order(order, std::move(parameters));
+    if (!one) continue;
+    if (result && !same_order(*result, *one)) {
+      why_not = "the names fit families with unlike orders of modules";
+      return std::nullopt;
+    }
+    result = std::move(one);
+  }
+  if (!result)
+    why_not = facts.type.empty() || known
+                  ? "some names are of modules whose order is not known"
+                  : "the order of the modules of " +
+                        text::printable(facts.type) + " is not known";
+  return result;
+}
+
+}  // namespace ckpt::runs

@@ -1,0 +1,99 @@
+#include "formats/runs/pattern.h"
+
+#include <charconv>
+
+namespace ckpt::runs {
+namespace {
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// A number at the start of `name`, without leading zeros beyond its own.
+std::optional<uint64_t> take_number(std::string_view& name) {
+  size_t end = 0;
+  while (end < name.size() && is_digit(name[end])) ++end;
+  uint64_t value = 0;
+  const auto [stop, failure] =
+      std::from_chars(name.data(), name.data() + end, value);
+  if (end == 0 || failure != std::errc{} || stop != name.data() + end)
+    return std::nullopt;
+  name.remove_prefix(end);
+  return value;
+}
+
+bool take(std::string_view pattern, std::string_view name, Numbers& numbers) {
+  while (!pattern.empty()) {
+    if (pattern[0] != '{') {
+      if (name.empty() || name[0] != pattern[0]) return false;
+      pattern.remove_prefix(1);
+      name.remove_prefix(1);
+      continue;
+    }
+    const size_t close = pattern.find('}');
+    std::string_view what = pattern.substr(1, close - 1);
+    pattern.remove_prefix(close + 1);
+    if (what == "*") {
+      for (size_t skip = 0; skip <= name.size(); ++skip) {
+        Numbers below = numbers;
+        if (!take(pattern, name.substr(skip), below)) continue;
+        numbers = std::move(below);
+        return true;
+      }
+      return false;
+    }
+    uint64_t value = 0;
+    if (what[0] == '_') {
+      what.remove_prefix(1);
+      if (name.starts_with('_') && name.size() > 1 && is_digit(name[1])) {
+        name.remove_prefix(1);
+        const auto number = take_number(name);
+        if (!number || *number == 0) return false;
+        value = *number;
+      }
+    } else {
+      const auto number = take_number(name);
+      if (!number) return false;
+      value = *number;
+    }
+    const auto [known, fresh] = numbers.emplace(what, value);
+    if (!fresh && known->second != value) return false;
+  }
+  return name.empty();
+}
+
+}  // namespace
+
+std::optional<Numbers> match(std::string_view pattern, std::string_view name) {
+  Numbers numbers;
+  if (!take(pattern, name, numbers)) return std::nullopt;
+  return numbers;
+}
+
+std::string fill(std::string_view pattern, const Numbers& numbers) {
+  std::string name;
+  while (!pattern.empty()) {
+    if (pattern[0] != '{') {
+      name += pattern[0];
+      pattern.remove_prefix(1);
+      continue;
+    }
+    const size_t close = pattern.find('}');
+    std::string_view what = pattern.substr(1, close - 1);
+    const bool optional = what[0] == '_';
+    const auto known = numbers.find(optional ? what.substr(1) : what);
+    if (known == numbers.end())
+      name += pattern.substr(0, close + 1);
+    else if (!optional)
+      name += std::to_string(known->second);
+    else if (known->second != 0)
+      name += "_" + std::to_string(known->second);
+    pattern.remove_prefix(close + 1);
+  }
+  return name;
+}
+
+bool has(std::string_view pattern, std::string_view number) {
+  return pattern.find("{" + std::string(number) + "}") != pattern.npos ||
+         pattern.find("{_" + std::string(number) + "}") != pattern.npos;
+}
+
+}  // namespace ckpt::runs

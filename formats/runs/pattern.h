@@ -1,0 +1,30 @@
+// File names of which some parts are numbers: the patterns of trainers.json.
+//
+//   rng_state_{r}.pth        rng_state_12.pth          r = 12
+//   model{_i}.safetensors    model.safetensors         i = 0
+//                            model_1.safetensors       i = 1
+//   {*}step={N}{*}.ckpt      epoch=0-step=16.ckpt      N = 16
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace ckpt::runs {
+
+using Numbers = std::map<std::string, uint64_t, std::less<>>;
+
+// The numbers of a name that matches; nothing for other names. {*} takes as
+// little as it can; numbers that don't fit 64 bits don't match.
+std::optional<Numbers> match(std::string_view pattern, std::string_view name);
+
+// The name that a pattern gives with these numbers; those that it lacks stay
+// as they are.
+std::string fill(std::string_view pattern, const Numbers& numbers);
+
+// True if the pattern has such a number: has(…, "r").
+bool has(std::string_view pattern, std::string_view number);
+
+}  // namespace ckpt::runs

@@ -1,0 +1,47 @@
+// verl's files, one for each rank: parts of DTensors, whole tensors (of one
+// rank), or runs of FSDP1's flat parameters.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "formats/format.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::runs {
+
+// The files of one pattern: model_world_size_{W}_rank_{r}.pt.
+struct RankFiles {
+  uint64_t world = 0;
+  std::vector<std::string> names;  // by rank
+};
+// Nothing if there is none. Throws input_error for two world sizes and for a
+// rank that is missing, naming its file.
+std::optional<RankFiles> rank_files(const std::string& folder,
+                                    const std::string& pattern);
+
+// The same tensors of all ranks. `plain`: tensors that are no DTensors; of
+// more than one rank each file has its own run of elements.
+struct RankCatalog {
+  Catalog catalog;  // merged: a tensor has the pieces of all ranks
+  // Of 1-dimensional tensors that are no DTensors: each rank's part.
+  struct Runs {
+    size_t tensor = 0;  // in the catalog; its shape is that of all parts
+    std::vector<uint64_t> lengths;  // by rank, in elements
+  };
+  std::vector<Runs> runs;
+  // Of rank 0: for what is no tensor.
+  std::shared_ptr<const pickle::Document> document;
+};
+RankCatalog read_ranks(const std::string& folder, const RankFiles& files,
+                       bool join_runs, const formats::ReadOptions& options);
+
+// Gives flat state its parameters. FSDP1 with use_orig_params=False numbers
+// its units: what no layer holds, then each layer; with True the parameters.
+// `model`: in module order. Returns why not; empty if it is done: then the
+// tensors of `ranks` are <parameter>.<state>, with `param` and `state`.
+std::string name_runs(RankCatalog& ranks, std::span<const Tensor* const> model);
+
+}  // namespace ckpt::runs

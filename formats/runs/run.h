@@ -1,0 +1,23 @@
+// A training run's step as one checkpoint: the model, its optimizer by the
+// names of parameters, and what the trainer kept beside them.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "formats/format.h"
+#include "formats/runs/find.h"
+
+namespace ckpt::runs {
+
+// Reads what find_run found. Nothing if the container is not that trainer's
+// after all (any directory of DCP may be torchtitan's, any .ckpt Lightning's).
+std::optional<Catalog> read_run(const Found& found, const std::string& path,
+                                const formats::ReadOptions& options);
+
+// A catalog that a format's reader made, as the trainer's that wrote it:
+// torchtitan's DCP, Lightning's file. Nothing is changed if it is nobody's.
+void adopt(Catalog& catalog, const std::string& only,
+           const formats::ReadOptions& options);
+
+}  // namespace ckpt::runs

@@ -1,0 +1,517 @@
+#include "formats/runs/step.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+#include <unordered_set>
+#include <utility>
+
+#include "ckpt/error.h"
+#include "formats/dcp/objects.h"
+#include "formats/hf.h"
+#include "formats/runs/merge.h"
+#include "formats/runs/naming.h"
+#include "formats/runs/nanotron.h"
+#include "formats/runs/objects.h"
+#include "formats/runs/optimizer.h"
+#include "formats/runs/order.h"
+#include "formats/runs/pattern.h"
+#include "formats/runs/ranks.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+#include "lib/text/json.h"
+
+namespace ckpt::runs {
+namespace {
+
+using formats::ReadOptions;
+using text::printable;
+using Severity = Problem::Severity;
+
+ModelFacts facts_of(const std::string& folder) {
+  ModelFacts facts;
+  const std::string path = io::join(folder, "config.json");
+  constexpr uint64_t kMaxConfig = 64 << 20;
+  if (!io::is_file(path)) return facts;
+  try {
+    const auto config =
+        text::parse_python_json(io::read_file(path, kMaxConfig), path);
+    if (const auto type = config.find("model_type");
+        type != config.end() && type->is_string())
+      facts.type = type->get<std::string>();
+    if (const auto version = config.find("transformers_version");
+        version != config.end() && version->is_string()) {
+      const auto text = version->get<std::string>();
+      std::from_chars(text.data(), text.data() + text.size(), facts.version);
+    }
+  } catch (const Error&) {
+    // detect_dialect says what is wrong with it.
+  }
+  return facts;
+}
+
+// One step's folder.
+class Reading {
+ public:
+  Reading(const Found& found, const ReadOptions& options)
+      : found_(found), trainer_(*found.trainer), options_(options) {}
+
+  Catalog read() {
+    catalog_.path = found_.step;
+    const bool several = found_.roles.size() > 1;
+    if (found_.roles.empty()) read_folder("", "");
+    for (const std::string& role : found_.roles)
+      read_folder(role, several ? role + "." : "");
+    finish();
+    return std::move(catalog_);
+  }
+
+ private:
+  // A folder with one model, or several numbered ones.
+  void read_folder(const std::string& sub, const std::string& role) {
+    folder_ = sub.empty() ? found_.step : io::join(found_.step, sub);
+    facts_ = {};
+    for (const std::string& home : homes())
+      if (facts_.type.empty()) facts_ = facts_of(io::join(folder_, home));
+    const Source& first = find_model();
+    check_mixed();
+    std::vector<Numbers> numbers = numbers_of(first);
+    for (const Numbers& number : numbers) {
+      const uint64_t i = number.contains("i") ? number.at("i") : 0;
+      std::string prefix = role;
+      if (numbers.size() > 1)
+        prefix += i == 0 ? "model." : fmt::format("model_{}.", i);
+      read_model(first, number, prefix);
+      read_optimizer(number, prefix);
+    }
+    for (const Part& part : trainer_.parts) read_part(part, sub, role);
+    for (const std::string& home : homes()) add_sidecars(home, sub);
+  }
+
+  std::vector<std::string> homes() const {
+    std::vector<std::string> homes = trainer_.homes;
+    homes.insert(homes.begin(), "");
+    return homes;
+  }
+
+  // DCP writes its index last: a folder without one is an unfinished save.
+  void check_finished(const Source& source) const {
+    constexpr std::string_view kIndex = "/.metadata";
+    if (!source.file.ends_with(kIndex)) return;
+    const std::string folder =
+        source.file.substr(0, source.file.size() - kIndex.size() + 1);
+    for (const Name& name : names_like(folder_, folder)) {
+      const std::string path = io::join(folder_, name.path);
+      if (io::is_file(io::join(path, ".metadata"))) continue;
+      throw input_error({path, {}},
+                        "holds no .metadata, which is written last: the save "
+                        "did not finish")
+          .with_hint(
+              "use an earlier step; if this one was copied, look "
+              "whether names that begin with a dot were left out");
+    }
+  }
+
+  const Source* first_of(const std::vector<Source>& sources) const {
+    for (const Source& source : sources) {
+      check_finished(source);
+      if (!names_like(folder_, source.file).empty()) return &source;
+    }
+    return nullptr;
+  }
+
+  const Source& find_model() const {
+    const Source* source = first_of(trainer_.models);
+    if (source != nullptr) return *source;
+    std::string wanted;
+    for (const Source& one : trainer_.models)
+      wanted += (wanted.empty() ? "" : ", ") + one.file;
+    throw input_error({folder_, {}}, "is a step of {} ({}) without a model",
+                      trainer_.what, found_.why)
+        .with_hint("one of these is missing: " + wanted);
+  }
+
+  // The numbers {i} of the models.
+  std::vector<Numbers> numbers_of(const Source& source) const {
+    if (!has(source.file, "i")) return {Numbers()};
+    std::vector<Numbers> numbers;
+    for (const Name& name : names_like(folder_, source.file))
+      numbers.push_back(name.numbers);
+    for (uint64_t i = 0; i < numbers.size(); ++i)
+      if (numbers[i].at("i") != i)
+        throw input_error(
+            {io::join(folder_, fill(source.file, {{"i", i}})), {}},
+            "is missing, models of higher numbers are there");
+    return numbers;
+  }
+
+  // Which of two the trainer would load, nobody can tell from the files.
+  void check_mixed() const {
+    const auto there = [&](const char* name) {
+      return io::is_file(io::join(folder_, name));
+    };
+    const char* names[] = {"model.safetensors", "model.safetensors.index.json",
+                           "pytorch_model.bin", "pytorch_model.bin.index.json"};
+    const bool safe = there(names[0]) || there(names[1]);
+    const bool bin = there(names[2]) || there(names[3]);
+    if (!safe || !bin) return;
+    throw input_error({folder_, {}}, "holds {} and {}: two models in one step",
+                      there(names[0]) ? names[0] : names[1],
+                      there(names[2]) ? names[2] : names[3])
+        .with_hint(
+            "one of them is of an earlier save; move it away, or read one with "
+            "--trainer none --from safetensors (or torch)");
+  }
+
+  Catalog read_container(const Source& source, const Numbers& numbers) {
+    if (source.read == "nanotron") return read_nanotron(folder_, options_);
+    const std::string at = fill(source.at, numbers);
+    const std::string path = at.empty() ? folder_ : io::join(folder_, at);
+    return formats::find_format(source.read)
+        .reader->read_catalog(path, options_);
+  }
+
+  void take_topology(const Topology& other) {
+    Topology& mine = catalog_.topology;
+    mine.tp = std::max(mine.tp, other.tp);
+    mine.pp = std::max(mine.pp, other.pp);
+    mine.dp = std::max(mine.dp, other.dp);
+    mine.ep = std::max(mine.ep, other.ep);
+  }
+
+  void read_model(const Source& source, const Numbers& numbers,
+                  const std::string& prefix) {
+    size_t begin = 0;
+    if (source.read == "ranks") {
+      const auto files = rank_files(folder_, source.file);
+      RankCatalog ranks = read_ranks(folder_, *files, false, options_);
+      take_topology(ranks.catalog.topology);
+      set_format("torch", ranks.catalog.version);
+      begin = Merger(catalog_).add(std::move(ranks.catalog));
+      pickled_ = true;
+    } else {
+      Catalog one = read_container(source, numbers);
+      take_topology(one.topology);
+      set_format(source.read == "nanotron" ? "safetensors" : one.format,
+                 one.version);
+      if (source.read == "nanotron") set_dialect("nanotron");
+      pickled_ = one.format == "torch";
+      const bool kept = one.format == "dcp" || one.format == "deepspeed" ||
+                        source.read == "nanotron";
+      std::erase_if(one.problems, [&](const Problem& problem) {
+        return problem.kind == "unread_file";
+      });
+      if (!kept) one.objects.clear();
+      if (one.load_objects) lazy_ = true;
+      // DeepSpeed's engine has a word for all: "optimizer", "module".
+      const std::string word = source.read == "deepspeed" ? "engine." : "";
+      for (Object& object : one.objects)
+        object.name = prefix + word + object.name;
+      begin = Merger(catalog_).add(std::move(one));
+    }
+    const std::span<Tensor> added = std::span(catalog_.tensors).subspan(begin);
+    Namer(source, prefix).name(added);
+    model_begin_ = begin;
+    model_end_ = catalog_.tensors.size();
+    note_copies(source);
+  }
+
+  void set_format(std::string_view format, const std::string& version) {
+    if (!catalog_.format.empty()) return;
+    catalog_.format = format;
+    catalog_.version = version;
+  }
+  void set_dialect(const std::string& dialect) { catalog_.dialect = dialect; }
+
+  // Other files that hold the same model: 16-bit copies beside masters.
+  void note_copies(const Source& taken) {
+    for (const Source& other : trainer_.models) {
+      if (&other == &taken || other.at == taken.at) continue;
+      const auto names = names_like(folder_, other.file);
+      if (names.empty()) continue;
+      catalog_.problems.push_back(
+          {Severity::kNote,
+           "second_copy",
+           io::join(folder_, names[0].path),
+           {},
+           fmt::format("holds the same model again; that of {} is read",
+                       printable(fill(taken.file, {{"i", 0}})))});
+    }
+  }
+
+  std::vector<const Tensor*> model_tensors(const std::string& prefix,
+                                           std::vector<Tensor>& copies) const {
+    for (size_t t = model_begin_; t < model_end_; ++t) {
+      const Tensor& tensor = catalog_.tensors[t];
+      if (tensor.kind != Kind::model) continue;
+      Tensor& copy = copies.emplace_back(tensor);
+      copy.name.erase(0, prefix.size());
+    }
+    std::vector<const Tensor*> pointers;
+    for (const Tensor& copy : copies) pointers.push_back(&copy);
+    return pointers;
+  }
+
+  void read_optimizer(const Numbers& numbers, const std::string& prefix) {
+    const Source* source = nullptr;
+    for (const Source& one : trainer_.optimizers) {
+      check_finished(one);
+      const auto names = names_like(folder_, fill(one.file, numbers));
+      if (!names.empty()) {
+        source = &one;
+        break;
+      }
+    }
+    if (source == nullptr) return missing_optimizer(prefix);
+    if (source->read == "ranks") return read_rank_optimizer(*source, prefix);
+    Catalog one = read_container(*source, numbers);
+    if (one.load_objects) lazy_ = true;
+    take_topology(one.topology);
+    if (one.format == "dcp") {
+      std::string word = "optimizer.";
+      for (Object& object : one.objects)
+        object.name = prefix + (object.name.starts_with(word) ||
+                                        object.name.starts_with("state.")
+                                    ? object.name
+                                    : word + object.name);
+      const size_t begin = Merger(catalog_).add(std::move(one));
+      Namer(*source, prefix).name(std::span(catalog_.tensors).subspan(begin));
+      for (size_t t = begin; t < catalog_.tensors.size(); ++t)
+        catalog_.tensors[t].kind = Kind::optim;
+      return;
+    }
+    const std::string path = io::join(folder_, fill(source->at, numbers));
+    const auto skeleton = std::exchange(one.skeleton, std::nullopt);
+    for (Object& object : one.objects)
+      object.name = prefix + "optimizer." + object.name;
+    const size_t begin = Merger(catalog_).add(std::move(one));
+    name_optimizer(*source, prefix, path, begin,
+                   skeleton ? skeleton->document : nullptr);
+  }
+
+  void missing_optimizer(const std::string& prefix) {
+    if (!prefix.empty() || trainer_.optimizers.empty()) return;
+    for (const Part& part : trainer_.parts) {
+      if (part.with != "optimizer") continue;
+      const auto names = names_like(folder_, part.file);
+      const bool inside = std::ranges::any_of(
+          catalog_.tensors,
+          [](const Tensor& tensor) { return tensor.kind == Kind::optim; });
+      if (names.empty() || inside) continue;
+      catalog_.problems.push_back(
+          {Severity::kDamage,
+           "missing_part",
+           folder_,
+           {},
+           fmt::format("{} is there and no optimizer ({}), which is written "
+                       "together with it",
+                       printable(names[0].path),
+                       trainer_.optimizers.back().file)});
+    }
+  }
+
+  void name_optimizer(const Source& source, const std::string& prefix,
+                      const std::string& path, size_t begin,
+                      const std::shared_ptr<const pickle::Document>& document) {
+    const Range range{begin, catalog_.tensors.size()};
+    std::optional<Groups> groups;
+    if (document) groups = read_groups(*document, document->root(), path);
+    if (!groups) {
+      // By name already: {"state": {"model.w": …}}.
+      Namer(source, prefix).name(std::span(catalog_.tensors).subspan(begin));
+      for (size_t t = begin; t < catalog_.tensors.size(); ++t) {
+        Tensor& tensor = catalog_.tensors[t];
+        if (tensor.kind != Kind::optim)
+          tensor.name = prefix + "optimizer." + tensor.name;
+        tensor.kind = Kind::optim;
+      }
+      return;
+    }
+    std::vector<Tensor> copies;
+    const auto model = model_tensors(prefix, copies);
+    say_names(named(catalog_, range, *groups, source.order, model, pickled_,
+                    facts_, options_, path),
+              range, prefix, path);
+  }
+
+  void say_names(const Names& names, const Range& range,
+                 const std::string& prefix, const std::string& path) {
+    if (!names.why_not.empty())
+      return leave_numbered(catalog_, range, prefix, path, names.why_not);
+    apply(catalog_, range, names, prefix);
+    catalog_.assumptions.push_back(fmt::format(
+        "{}optimizer: numbers are parameters by {}", prefix, names.why));
+  }
+
+  void read_rank_optimizer(const Source& source, const std::string& prefix) {
+    const auto files = rank_files(folder_, source.file);
+    if (files->world != catalog_.topology.dp && catalog_.topology.dp > 1)
+      throw input_error({folder_, {}},
+                        "the model is of {} ranks, the optimizer of {}",
+                        catalog_.topology.dp, files->world)
+          .with_hint("the files are of different saves; fetch them again");
+    RankCatalog ranks = read_ranks(folder_, *files, true, options_);
+    for (Object& object : ranks.catalog.objects)
+      object.name = prefix + "optimizer." + object.name;
+    const std::string path = io::join(folder_, files->names[0]);
+    std::vector<Tensor> copies;
+    const auto model = model_tensors(prefix, copies);
+    const auto document = ranks.document;
+    if (ranks.runs.empty()) {
+      const size_t begin = Merger(catalog_).add(std::move(ranks.catalog));
+      return name_optimizer(source, prefix, path, begin, document);
+    }
+    const std::string why_not = name_runs(ranks, model);
+    const size_t begin = Merger(catalog_).add(std::move(ranks.catalog));
+    const Range range{begin, catalog_.tensors.size()};
+    if (!why_not.empty())
+      return leave_numbered(catalog_, range, prefix, path, why_not);
+    for (size_t t = begin; t < range.end; ++t) {
+      Tensor& tensor = catalog_.tensors[t];
+      tensor.kind = Kind::optim;
+      tensor.param = prefix + tensor.param;
+      tensor.name = prefix + tensor.name;
+    }
+    catalog_.assumptions.push_back(fmt::format(
+        "{}optimizer: flat parameters are cut by the sizes of the model's "
+        "units, in the order of the pickle",
+        prefix));
+  }
+
+  // "rng_state_0" of "rng_state_0.pth".
+  static std::string stem(const std::string& path) {
+    std::string name = io::base_name(path);
+    return name.substr(0, name.rfind('.'));
+  }
+
+  void read_part(const Part& part, const std::string& sub,
+                 const std::string& role) {
+    if (part.above && sub.empty() && !found_.roles.empty()) return;
+    const std::string folder =
+        part.above && !sub.empty() ? found_.step : folder_;
+    const std::string before = part.above ? "" : role;
+    const std::vector<Name> names = names_like(folder, part.file);
+    for (const Name& name : names) {
+      const std::string path = io::join(folder, name.path);
+      if (!read_.insert(path).second) continue;
+      try {
+        add_object(path, before + stem(name.path), options_, values_, catalog_);
+      } catch (const Error& error) {
+        if (error.code() != ExitCode::kDamaged) throw;
+        catalog_.problems.push_back(
+            {Severity::kDamage, "part", path, {}, error.problem()});
+      }
+    }
+    check_ranks(part, folder, names);
+    check_grid(part, folder, names);
+  }
+
+  // "tp-{t}-of-{T}_dp-{d}-of-{D}": as many files as the sizes give.
+  void check_grid(const Part& part, const std::string& folder,
+                  const std::vector<Name>& names) {
+    if (!has(part.file, "T")) return;
+    uint64_t wanted = 1;
+    if (names.empty()) {
+      if (!io::is_directory(io::join(folder, io::parent(part.file)))) return;
+    } else {
+      for (const auto& [key, size] : names[0].numbers)
+        if (key[0] >= 'A' && key[0] <= 'Z')
+          wanted = checked_mul(wanted, size).value_or(UINT64_MAX);
+    }
+    if (names.size() == wanted) return;
+    catalog_.problems.push_back({Severity::kDamage,
+                                 "missing_rank",
+                                 io::join(folder, io::parent(part.file)),
+                                 {},
+                                 fmt::format("holds {} files {}, of {} ranks",
+                                             names.size(), part.file, wanted)});
+  }
+
+  // Files of ranks count from 0; those of as many ranks as wrote the rest.
+  void check_ranks(const Part& part, const std::string& folder,
+                   const std::vector<Name>& names) {
+    if (!has(part.file, "r") || names.empty()) return;
+    std::set<uint64_t> have;
+    Numbers numbers = names[0].numbers;
+    for (const Name& name : names) have.insert(name.numbers.at("r"));
+    const uint64_t wanted = std::max<uint64_t>(
+        *have.rbegin() + 1, part.part == "rng" ? catalog_.topology.dp : 0);
+    if (have.size() >= wanted) return;
+    for (uint64_t r = 0; r < wanted; ++r) {
+      if (have.contains(r)) continue;
+      numbers["r"] = r;
+      catalog_.problems.push_back(
+          {Severity::kDamage,
+           "missing_rank",
+           io::join(folder, fill(part.file, numbers)),
+           {},
+           fmt::format("is missing: {} of {} ranks are there", have.size(),
+                       wanted)});
+      return;  // the first one is enough
+    }
+  }
+
+  void add_sidecars(const std::string& home, const std::string& sub) {
+    const std::string folder = io::join(folder_, home);
+    if (!io::is_directory(folder)) return;
+    // Of several models there is no one configuration.
+    if (found_.roles.size() > 1 && sub != found_.roles[0]) return;
+    formats::add_sidecars(home.empty() ? folder_ : folder, catalog_);
+  }
+
+  void finish() {
+    std::erase_if(catalog_.sidecars, [&](const Sidecar& sidecar) {
+      return read_.contains(sidecar.path);
+    });
+    if (catalog_.family.empty()) catalog_.family = options_.family;
+    const std::string first = found_.roles.empty()
+                                  ? found_.step
+                                  : io::join(found_.step, found_.roles[0]);
+    if (catalog_.dialect != "nanotron")
+      for (const std::string& home : homes())
+        if (catalog_.family.empty() || catalog_.dialect.empty())
+          formats::detect_dialect(home.empty() ? first : io::join(first, home),
+                                  catalog_);
+    catalog_.skeleton = Skeleton{.document = values_.document,
+                                 .root = values_.document->add_none(),
+                                 .tensors = {},
+                                 .storages = std::move(values_.storages)};
+    if (lazy_)
+      catalog_.load_objects =
+          [restricted = options_.restrict_globals](Catalog& catalog) {
+            dcp::open_objects(catalog, restricted);
+          };
+    check_unique();
+  }
+
+  void check_unique() const {
+    std::unordered_set<std::string_view> names;
+    for (const Tensor& tensor : catalog_.tensors)
+      if (!names.insert(tensor.name).second)
+        throw input_error({catalog_.path, printable(tensor.name)},
+                          "is in two parts of the step");
+  }
+
+  const Found& found_;
+  const Trainer& trainer_;
+  const ReadOptions& options_;
+  Catalog catalog_;
+  std::string folder_;
+  ModelFacts facts_;
+  size_t model_begin_ = 0, model_end_ = 0;
+  bool pickled_ = false;  // the model's names stand in module order
+  bool lazy_ = false;
+  std::set<std::string> read_;
+  Values values_;
+};
+
+}  // namespace
+
+Catalog read_step(const Found& found, const ReadOptions& options) {
+  return Reading(found, options).read();
+}
+
+}  // namespace ckpt::runs

@@ -1,0 +1,95 @@
+#include "formats/runs/trainer.h"
+
+#include <fmt/ranges.h>
+
+#include "ckpt/error.h"
+#include "formats/runs/embedded.h"
+#include "lib/text/format.h"
+#include "lib/text/json.h"
+#include "lib/text/suggest.h"
+
+namespace ckpt::runs {
+namespace {
+
+using Json = nlohmann::json;
+using Strings = std::vector<std::string>;
+
+Source read_source(const Json& json) {
+  return {.file = json.at("file"),
+          .at = json.value("at", ""),
+          .read = json.at("read"),
+          .order = json.value("order", "names"),
+          .prefixes = json.value("prefixes", Strings{""}),
+          .optimizers = json.value("optimizers", Strings{}),
+          .others = json.value("others", Strings{})};
+}
+
+Part read_part(const Json& json) {
+  return {.file = json.at("file"),
+          .part = json.at("part"),
+          .above = json.value("above", false),
+          .with = json.value("with", "")};
+}
+
+Trainer read_trainer(const Json& json) {
+  Trainer trainer{.name = json.at("name"),
+                  .what = json.at("what"),
+                  .signature = json.at("signature"),
+                  .objects = json.value("objects", Strings{}),
+                  .steps = json.value("steps", Strings{}),
+                  .last = json.value("last", Strings{}),
+                  .tracker = json.value("tracker", ""),
+                  .roles = json.value("roles", Strings{}),
+                  .homes = json.value("homes", Strings{}),
+                  .lone_files = json.value("lone_files", false),
+                  .weights_beside = json.value("weights_beside", false),
+                  .step_file = {},
+                  .step_key = {},
+                  .step_object = {},
+                  .models = {},
+                  .optimizers = {},
+                  .parts = {}};
+  const Json step = json.value("step", Json::object());
+  trainer.step_file = step.value("file", "");
+  trainer.step_key = step.value("key", "");
+  trainer.step_object = step.value("object", "");
+  for (const Json& one : json.at("models"))
+    trainer.models.push_back(read_source(one));
+  for (const Json& one : json.value("optimizers", Json::array()))
+    trainer.optimizers.push_back(read_source(one));
+  for (const Json& one : json.value("parts", Json::array()))
+    trainer.parts.push_back(read_part(one));
+  return trainer;
+}
+
+std::vector<Trainer> read_trainers() {
+  const Json json =
+      text::parse_json(embedded_text("trainers"), "trainers.json");
+  std::vector<Trainer> all;
+  for (const Json& one : json.at("trainers")) all.push_back(read_trainer(one));
+  return all;
+}
+
+}  // namespace
+
+const std::vector<Trainer>& trainers() {
+  static const std::vector<Trainer> all = read_trainers();
+  return all;
+}
+
+const Trainer& find_trainer(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Trainer& trainer : trainers()) {
+    if (trainer.name == name) return trainer;
+    names.push_back(trainer.name);
+  }
+  names.emplace_back("none");
+  const std::string near = text::nearest(name, names);
+  throw usage_error({}, "--trainer: unknown trainer \"{}\"",
+                    text::printable(name))
+      .with_hint(near.empty()
+                     ? fmt::format("trainers: {}", fmt::join(names, ", "))
+                     : fmt::format("did you mean {}?", near));
+}
+
+}  // namespace ckpt::runs

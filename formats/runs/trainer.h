@@ -1,0 +1,62 @@
+// Trainers as data: what each leaves in the folder of a step. trainers.json
+// has them (docs/formats/runs.md says what its fields mean); nothing here
+// looks at a file.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ckpt::runs {
+
+// A container of tensors in the folder.
+struct Source {
+  std::string file;  // a pattern: it is there if this is
+  std::string at;    // what is opened; "": the folder itself
+  std::string read;  // a format's name, "ranks" or "nanotron"
+  // How an optimizer's numbers become names: "names", "decay", "module".
+  std::string order;
+  // Prefixes of names, in the order they are tried. Model tensors: what is
+  // left is the parameter's name; an optimizer's: <parameter>.<state>.
+  std::vector<std::string> prefixes;
+  std::vector<std::string> optimizers;
+  std::vector<std::string> others;  // of neither
+};
+
+// A file that holds values.
+struct Part {
+  std::string file;    // a pattern; {r}: one for each rank
+  std::string part;    // file_list's word for it
+  bool above = false;  // in the folder above that of the role
+  std::string with;    // "optimizer": it is written together with that
+};
+
+struct Trainer {
+  std::string name;
+  std::string what;
+  std::vector<std::string> signature;  // patterns; all of them are there
+  // Not empty: an object of one of these beginnings has to be in the container.
+  std::vector<std::string> objects;
+  std::vector<std::string> steps;  // patterns of a root's folders (and files)
+  std::vector<std::string> last;   // names that win over numbers
+  std::string tracker;             // a file of the root that has the number
+  std::vector<std::string> roles;  // sub-folders, each with a model of its own
+  std::vector<std::string> homes;  // sub-folders with config and tokenizer
+  bool lone_files = false;         // a step may be one file
+  bool weights_beside = false;     // the root may hold a final model
+  std::string step_file;           // where the step's number is …
+  std::string step_key;            // … a path in it, "a.b"
+  std::string step_object;         // or an object of the container
+  std::vector<Source> models;      // the first that is there
+  std::vector<Source> optimizers;
+  std::vector<Part> parts;
+};
+
+const std::vector<Trainer>& trainers();
+
+// By name; throws usage_error with a suggestion.
+const Trainer& find_trainer(const std::string& name);
+
+}  // namespace ckpt::runs

@@ -1,0 +1,206 @@
+#include "formats/scan/harmless.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "formats/torch/container.h"
+
+namespace ckpt::scan {
+namespace {
+
+using pickle::Use;
+
+// What may be done with a global; naming it is always allowed then.
+constexpr uint16_t kValue = pickle::kImport | pickle::kAttribute;
+// cls.__new__ and a __setstate__ that only keeps the state: no __init__ runs.
+constexpr uint16_t kInstance = kValue | pickle::kNewObj | pickle::kBuild;
+// Called: an enum looks a value up, a plain class keeps its arguments.
+constexpr uint16_t kCalled = kValue | pickle::kReduce;
+constexpr uint16_t kAny =
+    kInstance | kCalled | pickle::kInst | pickle::kArgument;
+
+// Names of one module, separated by blanks. In the order of the modules.
+struct Row {
+  std::string_view module;
+  uint16_t uses;
+  std::string_view names;
+};
+
+constexpr Row kRows[] = {
+    // Python's own: values, containers, what they are reduced to. getattr is
+    // harmless where the pickle says of what (lib/pickle/trace.h).
+    {"_io", kInstance | kCalled, "BytesIO StringIO"},
+    {"argparse", kAny, "Namespace"},
+    {"builtins", kCalled | pickle::kArgument | pickle::kNewObj,
+     "Ellipsis NotImplemented bool bytearray bytes complex dict float "
+     "frozenset int list object range set slice str tuple"},
+    {"builtins", kValue, "getattr len max min sum"},
+    {"collections", kAny, "Counter OrderedDict defaultdict deque"},
+    // cls.__new__ with classes that are listed themselves.
+    {"copyreg", kCalled, "__newobj__ __newobj_ex__ _reconstructor"},
+    {"datetime", kAny, "date datetime time timedelta timezone"},
+    {"decimal", kCalled, "Decimal"},
+    {"fractions", kCalled, "Fraction"},
+    // Keeps a function for whoever calls it; calling it here is no use of a
+    // global, and so is reported.
+    {"functools", kAny, "partial"},
+    {"pathlib", kCalled,
+     "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"},
+    {"pathlib._local", kCalled,
+     "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"},
+    {"signal", kCalled, "Signals"},
+    {"types", kInstance | kCalled, "SimpleNamespace"},
+    {"typing", kValue,
+     "Any Callable Dict FrozenSet Iterable List Mapping Optional Sequence Set "
+     "Tuple Type Union"},
+    {"uuid", kInstance, "UUID"},
+    // numpy's arrays, scalars and states of generators.
+    {"numpy", kAny,
+     "bool_ dtype float16 float32 float64 int16 int32 int64 int8 ndarray "
+     "uint16 uint32 uint64 uint8"},
+    {"numpy._core.multiarray", kAny, "_reconstruct scalar"},
+    {"numpy._core.numeric", kAny, "_frombuffer"},
+    {"numpy.core.multiarray", kAny, "_reconstruct scalar"},
+    {"numpy.core.numeric", kAny, "_frombuffer"},
+    {"numpy.dtypes", kAny,
+     "BoolDType Float16DType Float32DType Float64DType Int16DType Int32DType "
+     "Int64DType Int8DType UInt16DType UInt32DType UInt64DType UInt8DType"},
+    {"numpy.random._pickle", kCalled,
+     "__bit_generator_ctor __generator_ctor __randomstate_ctor"},
+    {"numpy.random._mt19937", kAny, "MT19937"},
+    {"numpy.random._pcg64", kAny, "PCG64"},
+    // torch: indexes of distributed checkpoints, shards, layouts, and the
+    // modules of torch.nn, whose __setstate__ fills __dict__.
+    {"torch", kValue, "strided sparse_coo contiguous_format preserve_format"},
+    {"torch._C._nn", kValue, "gelu silu"},
+    {"torch.distributed._shard.metadata", kInstance, "ShardMetadata"},
+    {"torch.distributed._shard.sharded_tensor.api", kInstance,
+     "ShardedTensor ShardedTensor.ProcessGroupState"},
+    {"torch.distributed._shard.sharded_tensor.metadata", kInstance | kCalled,
+     "MEM_FORMAT_ENCODING ShardedTensorMetadata TensorProperties"},
+    {"torch.distributed._shard.sharded_tensor.shard", kInstance, "Shard"},
+    {"torch.distributed._shard.sharding_spec.chunk_sharding_spec", kInstance,
+     "ChunkShardingSpec"},
+    {"torch.distributed.checkpoint.filesystem", kInstance, "_StorageInfo"},
+    {"torch.distributed.checkpoint.metadata", kInstance | kCalled,
+     "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex "
+     "StorageMeta TensorProperties TensorStorageMetadata "
+     "_MEM_FORMAT_ENCODING"},
+    {"torch.distributed.checkpoint.planner", kInstance | kCalled,
+     "BytesIOWriteData LoadPlan ReadItem SavePlan TensorWriteData WriteItem "
+     "WriteItemType"},
+    {"torch.distributed.remote_device", kInstance, "_remote_device"},
+    {"torch.distributed.fsdp.api", kInstance | kCalled,
+     "ShardingStrategy StateDictType"},
+    {"torch.jit._pickle", kCalled,
+     "build_boollist build_doublelist build_intlist build_tensorlist"},
+    {"torch.nn.functional", kValue,
+     "elu gelu leaky_relu mish relu sigmoid silu softmax softplus tanh"},
+    {"torch.nn.modules.activation", kInstance,
+     "ELU GELU LeakyReLU LogSoftmax Mish MultiheadAttention PReLU ReLU ReLU6 "
+     "SELU SiLU Sigmoid Softmax Softplus Tanh"},
+    {"torch.nn.modules.batchnorm", kInstance,
+     "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm"},
+    {"torch.nn.modules.container", kInstance,
+     "ModuleDict ModuleList ParameterDict ParameterList Sequential"},
+    {"torch.nn.modules.conv", kInstance,
+     "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d"},
+    {"torch.nn.modules.dropout", kInstance,
+     "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d"},
+    {"torch.nn.modules.flatten", kInstance, "Flatten Unflatten"},
+    {"torch.nn.modules.linear", kInstance,
+     "Bilinear Identity Linear NonDynamicallyQuantizableLinear"},
+    {"torch.nn.modules.loss", kInstance,
+     "BCEWithLogitsLoss CrossEntropyLoss L1Loss MSELoss NLLLoss"},
+    {"torch.nn.modules.normalization", kInstance,
+     "GroupNorm LayerNorm LocalResponseNorm RMSNorm"},
+    {"torch.nn.modules.pooling", kInstance,
+     "AdaptiveAvgPool1d AdaptiveAvgPool2d AvgPool1d AvgPool2d MaxPool1d "
+     "MaxPool2d"},
+    {"torch.nn.modules.rnn", kInstance, "GRU GRUCell LSTM LSTMCell RNN"},
+    {"torch.nn.modules.sparse", kInstance, "Embedding EmbeddingBag"},
+    {"torch.nn.modules.transformer", kInstance,
+     "Transformer TransformerDecoder TransformerDecoderLayer "
+     "TransformerEncoder TransformerEncoderLayer"},
+    // _load_from_bytes is harmless where its bytes are: they are scanned.
+    {"torch.storage", kValue | pickle::kBuild, "_load_from_bytes"},
+    // Trainers: enums, and dataclasses of options, which are made without
+    // __init__ (TrainingArguments' would set devices up).
+    {"accelerate.state", kInstance, "AcceleratorState PartialState"},
+    {"accelerate.utils.dataclasses", kInstance | kCalled,
+     "DataLoaderConfiguration DeepSpeedPlugin DistributedType DynamoBackend "
+     "FullyShardedDataParallelPlugin GradientAccumulationPlugin "
+     "PrecisionType ProjectConfiguration TorchDynamoPlugin"},
+    {"deepspeed.runtime.fp16.loss_scaler", kInstance,
+     "DynamicLossScaler LossScaler"},
+    {"deepspeed.runtime.zero.config", kInstance | kCalled,
+     "DeepSpeedZeroConfig ZeroStageEnum"},
+    {"deepspeed.utils.tensor_fragment", kInstance,
+     "fragment_address tensor_fragment"},
+    {"lightning.fabric.utilities.data", kInstance, "AttributeDict"},
+    {"lightning_fabric.utilities.data", kInstance, "AttributeDict"},
+    {"pytorch_lightning.utilities.parsing", kInstance, "AttributeDict"},
+    {"megatron.core.dist_checkpointing.strategies.torch", kInstance,
+     "MCoreMetadata MCoreSavePlan"},
+    {"megatron.core.enums", kCalled, "Fp4Recipe Fp8Recipe ModelType"},
+    {"megatron.core.rerun_state_machine", kCalled,
+     "RerunDiagnostic RerunMode RerunState RerunValidationStatus"},
+    {"megatron.core.transformer.enums", kCalled,
+     "AttnBackend AttnMaskType AttnType CudaGraphScope "
+     "InferenceCudaGraphScope LayerType ModelType"},
+    {"megatron.model.enums", kCalled,
+     "AttnMaskType AttnType LayerType ModelType PositionEmbeddingType"},
+    {"megatron.legacy.model.enums", kCalled,
+     "AttnMaskType AttnType LayerType ModelType PositionEmbeddingType"},
+    {"nanotron.random", kInstance, "RandomState RandomStates"},
+    {"olmo_core.distributed.checkpoint.filesystem", kInstance, "_StorageInfo"},
+    {"omegaconf.base", kInstance, "ContainerMetadata Metadata SCMode"},
+    {"omegaconf.dictconfig", kInstance, "DictConfig"},
+    {"omegaconf.listconfig", kInstance, "ListConfig"},
+    {"omegaconf.nodes", kInstance,
+     "AnyNode BooleanNode BytesNode EnumNode FloatNode IntegerNode "
+     "InterpolationResultNode PathNode StringNode"},
+    {"transformers.debug_utils", kCalled, "DebugOption"},
+    {"transformers.integrations.deepspeed", kInstance,
+     "HfDeepSpeedConfig HfTrainerDeepSpeedConfig"},
+    {"transformers.trainer_pt_utils", kInstance, "AcceleratorConfig"},
+    {"transformers.trainer_utils", kCalled,
+     "EvaluationStrategy FSDPOption HubStrategy IntervalStrategy SaveStrategy "
+     "SchedulerType"},
+    {"transformers.training_args", kCalled, "OptimizerNames ParallelMode"},
+    {"transformers.training_args", kInstance, "TrainingArguments"},
+    {"transformers.training_args_seq2seq", kInstance,
+     "Seq2SeqTrainingArguments"},
+    {"trl.trainer.dpo_config", kInstance, "DPOConfig"},
+    {"trl.trainer.grpo_config", kInstance, "GRPOConfig"},
+    {"trl.trainer.sft_config", kInstance, "SFTConfig"},
+};
+
+// True if `name` is one of the blank-separated names.
+bool has_word(std::string_view names, std::string_view name) {
+  if (name.empty() || name.find(' ') != name.npos) return false;
+  for (size_t at = names.find(name); at != names.npos;
+       at = names.find(name, at + 1)) {
+    const size_t end = at + name.size();
+    if ((at == 0 || names[at - 1] == ' ') &&
+        (end == names.size() || names[end] == ' '))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool is_harmless(const pickle::Mention& global) {
+  if (global.module.empty()) return false;
+  uint16_t allowed = 0;
+  for (const Row& row : kRows)
+    if (row.module == global.module && has_word(row.names, global.name))
+      allowed |= row.uses;
+  if (torch::is_allowed_global(global.module + " " + global.name))
+    allowed |= kAny;
+  return allowed != 0 && (global.uses & ~allowed) == 0;
+}
+
+}  // namespace ckpt::scan

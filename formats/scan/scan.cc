@@ -1,0 +1,212 @@
+#include "formats/scan/scan.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "formats/dcp/metadata.h"
+#include "formats/scan/scanner.h"
+#include "formats/torch/container.h"
+#include "lib/parallel.h"
+#include "lib/text/utf8.h"
+
+namespace ckpt::scan {
+namespace {
+
+constexpr uint64_t kMostJson = uint64_t{1} << 20;
+
+// The items that a DCP index says are in a file.
+struct Item {
+  uint64_t offset;
+  uint64_t length;
+};
+using Items = std::unordered_map<std::string, std::vector<Item>>;
+
+struct Found {
+  std::string path;
+  bool raw = false;     // below an array of zarr's
+  std::string problem;  // it can't be looked at
+};
+
+bool ends_like_pickle(std::string_view path) {
+  constexpr std::string_view kEndings[] = {
+      ".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"};
+  return std::ranges::any_of(
+      kEndings, [&](std::string_view end) { return path.ends_with(end); });
+}
+
+// A container that has nothing to do with pickles, or text: of which nothing
+// runs either, but a file that is called a pickle was to be one.
+bool is_harmless_content(const io::Handle& file) {
+  const std::string head =
+      file.read_string(0, std::min<uint64_t>(file.size(), 4096));
+  for (const std::string_view magic : {"\x89HDF", "GGUF", "PAR1"})
+    if (head.starts_with(magic)) return true;
+  if (head.size() > 8 && head[8] == '{' &&
+      head.substr(5, 3) == std::string(3, '\0'))
+    return true;  // safetensors
+  if (ends_like_pickle(file.path())) return false;
+  // A code point may be cut in two at the end.
+  std::string_view text = head;
+  for (int i = 0; i < 4 && !text.empty(); ++i) {
+    if (text::is_utf8(text)) return text.find('\0') == text.npos;
+    text.remove_suffix(1);
+  }
+  return text.empty();
+}
+
+FileScan unreadable(const std::string& path, std::string problem) {
+  FileScan scan;
+  scan.path = path;
+  scan.verdict = Verdict::kUnreadable;
+  scan.problem = std::move(problem);
+  return scan;
+}
+
+void scan_items(Scanner& scanner, const io::Handle& file,
+                const std::vector<Item>& items) {
+  for (const Item& item : items) {
+    Part part{.pickle = true};
+    if (item.offset > file.size() || item.length > file.size() - item.offset) {
+      scanner.problem(part, fmt::format("an item of {} bytes at byte {} "
+                                        "leaves the file",
+                                        item.length, item.offset));
+      continue;
+    }
+    const io::Handle slice = file.slice(item.offset, item.length);
+    scanner.part(slice, part);
+  }
+}
+
+// Bytes that its reader does not account for may be one more pickle.
+void check_old_torch(const std::string& path, Scanner& scanner) {
+  if (torch::sniff(path).what == torch::Sniffed::kNothing) return;
+  try {
+    Catalog catalog;
+    torch::open_container(path, catalog);
+    for (const Problem& problem : catalog.problems)
+      if (problem.kind == "trailing_bytes")
+        scanner.problem({}, problem.message);
+  } catch (const Error& error) {
+    scanner.problem({}, error.problem());
+  }
+}
+
+FileScan scan_one(const Found& file, bool asked, const Items& items) {
+  if (!file.problem.empty()) return unreadable(file.path, file.problem);
+  try {
+    const io::Handle handle = io::Handle::open_read(file.path);
+    Scanner scanner(file.path);
+    const auto listed = items.find(file.path);
+    if (listed != items.end()) {
+      scan_items(scanner, handle, listed->second);
+    } else {
+      scanner.part(handle, {.raw = file.raw, .brief = file.raw});
+      if (!scanner.known() && !file.raw && handle.size() > 0 &&
+          (asked || ends_like_pickle(file.path)) &&
+          !is_harmless_content(handle))
+        scanner.problem({}, "no content that is known here");
+      if (scanner.old_torch()) check_old_torch(file.path, scanner);
+    }
+    return scanner.take();
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kBug) throw;
+    if (asked && error.code() == ExitCode::kMissing) throw;
+    return unreadable(file.path, error.problem());
+  }
+}
+
+// Numbers, not objects: loaders of zarr unpickle the chunks of the others.
+bool is_plain_array(const std::string& path) {
+  try {
+    const auto json = nlohmann::json::parse(io::read_file(path, kMostJson));
+    const std::string text = json.dump();
+    return text.find("|O") == text.npos && text.find("pickle") == text.npos &&
+           text.find("object") == text.npos;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+class Walk {
+ public:
+  explicit Walk(std::vector<Found>& files) : files_(files) {}
+
+  void directory(const std::string& path, bool raw, int depth) {
+    struct stat facts;
+    if (depth > 64 || ::stat(path.c_str(), &facts) != 0) return;
+    if (!seen_.emplace(facts.st_dev, facts.st_ino).second) return;
+    const std::vector<std::string> names = io::list_directory(path);
+    for (const char* array : {".zarray", "zarr.json"})
+      if (std::ranges::binary_search(names, array))
+        raw = is_plain_array(io::join(path, array));
+    for (const std::string& name : names)
+      entry(io::join(path, name), raw, depth);
+  }
+
+ private:
+  void entry(const std::string& path, bool raw, int depth) {
+    struct stat facts;
+    if (::stat(path.c_str(), &facts) != 0) {
+      files_.push_back({path, raw, std::strerror(errno)});
+    } else if (S_ISDIR(facts.st_mode)) {
+      try {
+        directory(path, raw, depth + 1);
+      } catch (const Error& error) {
+        files_.push_back({path, raw, error.problem()});
+      }
+    } else if (S_ISREG(facts.st_mode)) {
+      files_.push_back({path, raw, {}});
+    } else {
+      files_.push_back({path, raw, "is neither a file nor a directory"});
+    }
+  }
+
+  std::vector<Found>& files_;
+  std::set<std::pair<uint64_t, uint64_t>> seen_;
+};
+
+// What DCP's loader would open: ranges, whatever else is in the files. Where
+// the index can't be read, its own verdict says so.
+void add_items(const std::string& path, Items& items) {
+  try {
+    dcp::Metadata metadata = dcp::read_metadata(path, {});
+    const auto add = [&](const dcp::Stored& stored) {
+      if (stored.file == dcp::kNoFile) return;
+      items[io::join(metadata.directory, metadata.files[stored.file])]
+          .push_back({stored.offset, stored.length});
+    };
+    for (const dcp::TensorEntry& tensor : metadata.tensors)
+      for (const dcp::Chunk& chunk : tensor.chunks) add(chunk.stored);
+    for (const dcp::BytesEntry& bytes : metadata.bytes) add(bytes.stored);
+  } catch (const Error&) {
+  }
+}
+
+}  // namespace
+
+FileScan scan_file(const std::string& path, bool asked) {
+  return scan_one({path, false, {}}, asked, {});
+}
+
+std::vector<FileScan> scan_path(const std::string& path) {
+  if (!io::is_directory(path)) return {scan_file(path, true)};
+  std::vector<Found> files;
+  Walk(files).directory(path, false, 0);
+  Items items;
+  for (const Found& file : files)
+    if (io::base_name(file.path) == ".metadata") add_items(file.path, items);
+  std::vector<FileScan> scans(files.size());
+  parallel_for(files.size(),
+               [&](size_t i) { scans[i] = scan_one(files[i], false, items); });
+  return scans;
+}
+
+}  // namespace ckpt::scan

@@ -1,0 +1,321 @@
+#include "formats/scan/scanner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include "ckpt/error.h"
+#include "formats/scan/harmless.h"
+#include "lib/codec/stream.h"
+#include "lib/pickle/decode.h"
+
+namespace ckpt::scan {
+namespace {
+
+constexpr int kDeepest = 16;
+// Of what is packed: more is not unpacked to be looked at.
+constexpr uint64_t kMostUnpacked = uint64_t{64} << 20;
+// Of a storage, which nobody unpickles; enough for a pickle that acts.
+constexpr uint64_t kHead = 4096;
+
+constexpr std::string_view kLegacyMagic = "119547037146038801333356";
+constexpr uint64_t kLongestMagic = 64;
+
+bool is_legacy_magic(const io::Handle& file, uint64_t end) {
+  if (end > kLongestMagic) return false;
+  try {
+    const auto decoded = pickle::decode(file, 0, end);
+    const pickle::Document& document = *decoded.document;
+    return document.is(document.root(), pickle::Type::kBigInt) &&
+           document.text(document.root()) == kLegacyMagic;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool all_zero(const io::Handle& file, uint64_t at) {
+  constexpr uint64_t kMost = uint64_t{1} << 20;
+  if (file.size() - at > kMost) return false;
+  const std::string rest = file.read_string(at, file.size() - at);
+  return rest.find_first_not_of('\0') == rest.npos;
+}
+
+// What other programs pack files with, and this one can't unpack.
+std::string_view foreign_archive(std::string_view head) {
+  using namespace std::string_view_literals;
+  constexpr std::pair<std::string_view, std::string_view> kMagics[] = {
+      {"\xFD"
+       "7zXZ\0"sv,
+       "xz"},
+      {"7z\xBC\xAF\x27\x1C"sv, "7z"},
+      {"\x04\x22\x4D\x18"sv, "lz4"},
+      {"Rar!\x1A\x07"sv, "rar"},
+      {"ZF0x"sv, "old joblib"},
+  };
+  for (const auto& [magic, name] : kMagics)
+    if (head.starts_with(magic)) return name;
+  return {};
+}
+
+std::optional<Codec> codec_of(std::string_view head) {
+  if (head.starts_with("\x1F\x8B")) return Codec::kGzip;
+  if (head.starts_with("BZh")) return Codec::kBzip2;
+  if (head.starts_with("\x28\xB5\x2F\xFD")) return Codec::kZstd;
+  for (const std::string_view zlib : {"\x78\x01", "\x78\x9C", "\x78\xDA"})
+    if (head.starts_with(zlib)) return Codec::kZlib;
+  return std::nullopt;
+}
+
+// u64 length, JSON; its first byte may be that of a pickle.
+bool is_safetensors(const io::Handle& file, std::string_view head) {
+  if (head.size() < 9 || head[8] != '{') return false;
+  uint64_t size = 0;
+  std::memcpy(&size, head.data(), sizeof size);
+  return size <= file.size() - 8;
+}
+
+// A zip's end record without a comment: forgiving readers take what comes
+// before the archive for a prefix.
+bool ends_like_zip(const io::Handle& file) {
+  constexpr uint64_t kEnd = 22;
+  return file.size() >= kEnd &&
+         file.read_string(file.size() - kEnd, 4) == "PK\5\6";
+}
+
+// A tar header sums its own bytes, the sum taken as blanks.
+bool is_tar(std::string_view head) {
+  if (head.size() < 512) return false;
+  uint64_t sum = 0;
+  for (size_t i = 0; i < 512; ++i)
+    sum += i >= 148 && i < 156 ? ' ' : static_cast<uint8_t>(head[i]);
+  uint64_t said = 0;
+  size_t digits = 0;
+  for (const char c : head.substr(148, 8)) {
+    if (c >= '0' && c <= '7') {
+      said = said * 8 + static_cast<uint64_t>(c - '0');
+      ++digits;
+    } else if (digits > 0) {
+      break;
+    }
+  }
+  return digits > 0 && sum == said && head[0] != '\0';
+}
+
+}  // namespace
+
+std::string_view name(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kNoPickle:
+      return "no_pickle";
+    case Verdict::kSafe:
+      return "safe";
+    case Verdict::kUnreadable:
+      return "unreadable";
+    case Verdict::kExecutes:
+      return "executes";
+  }
+  return "unreadable";
+}
+
+std::string describe(const Global& global) {
+  const pickle::Mention& mention = global.mention;
+  std::string uses;
+  for (const std::string_view use : pickle::use_names(mention.uses))
+    uses += (uses.empty() ? "" : " ") + std::string(use);
+  return fmt::format("{}{}{} ({}) at byte {}{}{}", mention.module,
+                     mention.module.empty() ? "" : ".", mention.name, uses,
+                     mention.offset, global.inside.empty() ? "" : " of ",
+                     global.inside);
+}
+
+void Scanner::problem(const Part& part, const std::string& what) {
+  known_ = true;
+  if (!found_.problem.empty()) return;
+  found_.problem = part.inside.empty() ? what : part.inside + ": " + what;
+}
+
+FileScan Scanner::take() {
+  const bool harmless = std::ranges::all_of(found_.globals, &Global::harmless);
+  if (!harmless)
+    found_.verdict = Verdict::kExecutes;
+  else if (!found_.problem.empty())
+    found_.verdict = Verdict::kUnreadable;
+  else if (found_.pickles > 0)
+    found_.verdict = Verdict::kSafe;
+  return std::move(found_);
+}
+
+bool Scanner::add(const io::Handle& file, const pickle::Trace& trace,
+                  const Part& part) {
+  known_ = true;
+  ++found_.pickles;
+  bool executes = false;
+  for (const pickle::Mention& mention : trace.mentions) {
+    const auto [at, fresh] = index_.try_emplace(
+        {mention.module, mention.name, part.inside}, found_.globals.size());
+    if (fresh) found_.globals.push_back({mention, part.inside, false});
+    Global& global = found_.globals[at->second];
+    global.mention.uses |= mention.uses;
+    global.harmless = is_harmless(global.mention);
+    executes |= !global.harmless;
+  }
+  for (const pickle::Range& range : trace.nested) {
+    Part inner = part;
+    ++inner.depth;
+    inner.inside += fmt::format("[{}]", range.offset);
+    inner.pickle = true;
+    this->part(file.slice(range.offset, range.size), inner);
+  }
+  return executes;
+}
+
+void Scanner::part(const io::Handle& file, const Part& part) {
+  if (part.depth > kDeepest)
+    return problem(part,
+                   fmt::format("archives in archives, {} deep", part.depth));
+  if (!part.raw && container(file, part)) return;
+  pickles(file, part);
+}
+
+bool Scanner::container(const io::Handle& file, const Part& part) {
+  const std::string head =
+      file.read_string(0, std::min<uint64_t>(file.size(), 512));
+  if (head.starts_with("PK\3\4") || ends_like_zip(file)) {
+    zip(file, part);
+    return true;
+  }
+  if (head.starts_with("\x93NUMPY")) {
+    npy(file, part);
+    return true;
+  }
+  if (is_safetensors(file, head)) {
+    Part numbers = part;
+    numbers.raw = true;
+    pickles(file, numbers);
+    known_ = true;
+    return true;
+  }
+  const std::string_view foreign = foreign_archive(head);
+  if (!foreign.empty()) {
+    problem(part,
+            fmt::format("a file that {} packed is not unpacked here", foreign));
+    return true;
+  }
+  if (is_tar(head)) {
+    tar(file, part);
+    return true;
+  }
+  const auto codec = codec_of(head);
+  return codec && compressed(file, part, *codec);
+}
+
+bool Scanner::compressed(const io::Handle& file, const Part& part,
+                         Codec codec) {
+  Part inner = part;
+  ++inner.depth;
+  try {
+    this->part(io::Handle::of_memory(
+                   codec::decompress(file, codec, kMostUnpacked), file.path()),
+               inner);
+  } catch (const Error& error) {
+    // Two bytes of any file may look like zlib's.
+    if (codec == Codec::kZlib && !part.pickle) return false;
+    problem(part, error.problem());
+  }
+  return true;
+}
+
+// numpy's header ends with a newline; objects follow it as one pickle.
+void Scanner::npy(const io::Handle& file, const Part& part) {
+  const std::string head =
+      file.read_string(0, std::min<uint64_t>(file.size(), 12));
+  if (head.size() < 12) return problem(part, "a cut .npy header");
+  const auto byte = [&](size_t i) -> uint64_t {
+    return static_cast<uint8_t>(head[i]);
+  };
+  const bool wide = byte(6) > 1;
+  const uint64_t size =
+      wide ? byte(8) | byte(9) << 8 | byte(10) << 16 | byte(11) << 24
+           : byte(8) | byte(9) << 8;
+  const uint64_t begin = wide ? 12 : 10;
+  if (size > file.size() - begin || size > kMostUnpacked)
+    return problem(part, fmt::format(".npy header of {} bytes", size));
+  const std::string header = file.read_string(begin, size);
+  known_ = true;
+  Part objects = part;
+  // The letter of an object's dtype stands in no other dtype; it may stand in
+  // the name of a field.
+  objects.pickle = header.find("'O") != header.npos ||
+                   header.find("|O") != header.npos ||
+                   header.find("object") != header.npos;
+  objects.raw = !objects.pickle;
+  const uint64_t at = begin + size;
+  pickles(file.slice(at, file.size() - at), objects);
+}
+
+void Scanner::pickles(const io::Handle& file, const Part& part) {
+  const uint64_t end = part.brief ? std::min(file.size(), kHead) : file.size();
+  const pickle::Trace trace = pickle::trace(file, 0, end);
+  const bool ends = trace.error.empty();
+  const bool executes = std::ranges::any_of(
+      trace.mentions,
+      [](const pickle::Mention& mention) { return !is_harmless(mention); });
+  if (part.raw) {
+    if (executes && trace.acts) add(file, trace, part);
+    return;
+  }
+  // A text may begin like a pickle without a protocol; one that calls what it
+  // names does not.
+  const bool meant = trace.protocol || part.pickle;
+  if (executes && (meant || trace.acts || ends)) {
+    add(file, trace, part);
+    if (!ends) problem(part, trace.error);
+  } else if (ends &&
+             (meant || trace.end == file.size() || !trace.mentions.empty())) {
+    add(file, trace, part);
+  } else {
+    if (meant)
+      problem(part, fmt::format("pickle at byte {}: {}", trace.end,
+                                trace.error.empty() ? "ends before the file"
+                                                    : trace.error));
+    return;
+  }
+  if (!ends) return;
+  if (is_legacy_magic(file, trace.end))
+    legacy(file, part, trace.end);
+  else
+    more_pickles(file, part, trace.end);
+}
+
+void Scanner::more_pickles(const io::Handle& file, const Part& part,
+                           uint64_t at) {
+  while (at < file.size() && !all_zero(file, at)) {
+    const pickle::Trace trace = pickle::trace(file, at, file.size());
+    if (!trace.error.empty()) {
+      add(file, trace, part);
+      return problem(part,
+                     fmt::format("{} bytes after STOP at byte {} are no pickle",
+                                 file.size() - at, at));
+    }
+    add(file, trace, part);
+    at = trace.end;
+  }
+}
+
+// Protocol, sys_info, value, keys; storages follow, which nobody unpickles.
+void Scanner::legacy(const io::Handle& file, const Part& part, uint64_t at) {
+  old_torch_ = true;
+  for (int i = 0; i < 4; ++i) {
+    const pickle::Trace trace = pickle::trace(file, at, file.size());
+    add(file, trace, part);
+    if (!trace.error.empty())
+      return problem(
+          part, fmt::format("pickle at byte {}: {}", trace.end, trace.error));
+    at = trace.end;
+  }
+}
+
+}  // namespace ckpt::scan

@@ -1,0 +1,68 @@
+// One file's parts, one inside the other. Private to this room.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "ckpt/catalog.h"
+#include "formats/scan/scan.h"
+#include "lib/io/file.h"
+
+namespace ckpt::scan {
+
+// What is known of a part beside its bytes.
+struct Part {
+  std::string inside = {};  // names of the records that lead to it
+  bool pickle = false;      // it is meant to be one: .pkl, an item of DCP's
+  bool raw = false;         // it is meant to be numbers: a chunk of zarr's
+  bool brief = false;       // only its front is looked at: a storage
+  int depth = 0;
+};
+
+class Scanner {
+ public:
+  explicit Scanner(std::string path) { found_.path = std::move(path); }
+
+  // Looks at all of `file`.
+  void part(const io::Handle& file, const Part& part);
+  // Bytes of a file that is being laid out: local headers of zips with what
+  // follows them, and a pickle at the front if they `begin` the file.
+  void fragment(const io::Handle& bytes, bool begins);
+  void problem(const Part& part, const std::string& what);
+  // True if any of it was a container or a pickle.
+  bool known() const { return known_; }
+  // True for torch's containers before 1.6: their readers know where what is
+  // to be unpickled ends.
+  bool old_torch() const { return old_torch_; }
+  FileScan take();
+
+ private:
+  // By content; false if it is none of these.
+  bool container(const io::Handle& file, const Part& part);
+  void zip(const io::Handle& file, const Part& part);
+  void archive(const io::Handle& file, const Part& part);
+  // Archives back to back, as in a .distcp file: true if they are all of it.
+  bool in_a_row(const io::Handle& file, const Part& part);
+  // A zip that only a forgiving reader would open: each local header in it.
+  void broken_zip(const io::Handle& file, const Part& part);
+  void tar(const io::Handle& file, const Part& part);
+  void interleaved(const io::Handle& file, const Part& part);
+  void npy(const io::Handle& file, const Part& part);
+  bool compressed(const io::Handle& file, const Part& part, Codec codec);
+  void pickles(const io::Handle& file, const Part& part);
+  // The pickles that follow one; `at` is after its STOP.
+  void more_pickles(const io::Handle& file, const Part& part, uint64_t at);
+  void legacy(const io::Handle& file, const Part& part, uint64_t at);
+  // What is in it; true if anything of it is not harmless.
+  bool add(const io::Handle& file, const pickle::Trace& trace,
+           const Part& part);
+
+  FileScan found_;
+  bool known_ = false;
+  bool old_torch_ = false;
+  std::map<std::tuple<std::string, std::string, std::string>, size_t> index_;
+};
+
+}  // namespace ckpt::scan

@@ -1,0 +1,209 @@
+#include "formats/scan/unknown.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "formats/scan/harmless.h"
+#include "formats/scan/scanner.h"
+#include "lib/pickle/value.h"
+#include "lib/text/format.h"
+
+namespace ckpt::scan {
+namespace {
+
+using pickle::Document;
+using pickle::Id;
+using pickle::kNoId;
+using pickle::Type;
+
+constexpr std::string_view kHint =
+    "--keep-unknown-globals writes it all the same; --exclude NAME leaves it "
+    "out";
+
+// What a value of a document names and calls; `skip` are not entered.
+class Uses {
+ public:
+  Uses(const Document& document, const std::unordered_set<Id>& skip)
+      : document_(document), seen_(skip) {}
+
+  // The first global that is not harmless; "" if all are.
+  std::string find(Id root) {
+    walk(root, true);
+    return found_;
+  }
+  void find_all(Id root) { walk(root, false); }
+  bool reached(Id id) const { return seen_.contains(id); }
+
+ private:
+  void walk(Id root, bool first) {
+    std::vector<Id> pending{root};
+    while (!pending.empty() && !(first && !found_.empty())) {
+      const Id id = pending.back();
+      pending.pop_back();
+      if (id == kNoId || !seen_.insert(id).second) continue;
+      look(id, pending);
+    }
+  }
+
+  void look(Id id, std::vector<Id>& pending) {
+    const Type type = document_.type(id);
+    if (type == Type::kGlobal) return used(id, pickle::kImport);
+    if (type != Type::kCall) {
+      if (type < Type::kList) return;
+      const auto items = document_.items(id);
+      pending.insert(pending.end(), items.begin(), items.end());
+      return;
+    }
+    const pickle::Call call = document_.call(id);
+    uint16_t how = pickle::kReduce;
+    if (call.how == pickle::How::kInst) how = pickle::kInst;
+    if (call.how == pickle::How::kNewObj || call.how == pickle::How::kNewObjEx)
+      how = pickle::kNewObj;
+    if (call.state != kNoId || document_.is_record(id)) how |= pickle::kBuild;
+    used(call.callable, how);
+    for (const Id part : {call.args, call.kwargs, call.state})
+      pending.push_back(part);
+    pending.insert(pending.end(), call.items.begin(), call.items.end());
+    pending.insert(pending.end(), call.pairs.begin(), call.pairs.end());
+    if (document_.is_record(id)) {
+      const auto values = document_.record(id).values;
+      pending.insert(pending.end(), values.begin(), values.end());
+    }
+  }
+
+  void used(Id callable, uint16_t how) {
+    pickle::Mention mention;
+    mention.uses = how;
+    if (document_.is(callable, Type::kGlobal)) {
+      mention.module = document_.module(callable);
+      mention.name = document_.text(callable);
+      if (is_harmless(mention)) return;
+      found_ = mention.module + "." + mention.name;
+      return;
+    }
+    // getattr(Outer, "inner"): a nested class.
+    const std::string nested = nested_name(callable, mention);
+    if (!nested.empty() && is_harmless(mention)) return;
+    found_ = nested.empty() ? "what a call returns" : nested;
+  }
+
+  std::string nested_name(Id callable, pickle::Mention& mention) const {
+    if (!document_.is_call(callable, "builtins", "getattr")) return {};
+    const auto args = document_.items(document_.call(callable).args);
+    if (args.size() != 2 || !document_.is(args[0], Type::kGlobal) ||
+        !document_.is(args[1], Type::kString))
+      return {};
+    mention.module = document_.module(args[0]);
+    mention.name = std::string(document_.text(args[0])) + "." +
+                   std::string(document_.text(args[1]));
+    return mention.module + "." + mention.name;
+  }
+
+  const Document& document_;
+  std::unordered_set<Id> seen_;
+  std::string found_;
+};
+
+void warn(std::vector<Problem>& problems, std::string file, std::string name,
+          const std::string& global) {
+  problems.push_back(
+      {.severity = Problem::Severity::kWarning,
+       .kind = "unknown_global",
+       .file = std::move(file),
+       .tensor = std::move(name),
+       .message = fmt::format("is left out: loading it elsewhere would run {} "
+                              "(--keep-unknown-globals keeps it)",
+                              text::printable(global))});
+}
+
+// The first global that is not harmless, and what could not be parsed.
+const Global* worst(const FileScan& scan) {
+  const auto found = std::ranges::find(scan.globals, false, &Global::harmless);
+  return found == scan.globals.end() ? nullptr : &*found;
+}
+
+void refuse(const FileScan& scan, const std::string& path) {
+  const Global* global = worst(scan);
+  if (!global) return;
+  throw unsafe_error({path, {}}, "loading it elsewhere would run {}",
+                     text::printable(describe(*global)))
+      .with_hint(std::string(kHint));
+}
+
+void check_literals(const TargetFile& file) {
+  Scanner scanner(file.path);
+  for (const Literal& literal : file.literals) {
+    const io::Handle bytes = io::Handle::of_memory(literal.bytes, file.path);
+    scanner.fragment(bytes, literal.offset == 0);
+  }
+  refuse(scanner.take(), file.path);
+}
+
+void check_carried(const Catalog& source, const TargetFile& file) {
+  Scanner scanner(file.path);
+  std::string path;
+  std::optional<io::Handle> from;
+  for (const CarriedRange& range : file.carried) {
+    const File& holder = source.files.at(range.source_file);
+    if (!from || path != holder.path)
+      from.emplace(io::Handle::open_read(path = holder.path));
+    scanner.part(from->slice(range.source_offset, range.size),
+                 {.pickle = true});
+  }
+  refuse(scanner.take(), file.path);
+}
+
+}  // namespace
+
+void leave_out_unknown(Catalog& source) {
+  std::unordered_set<Id> gone;  // in the skeleton's document
+  const Document* skeleton =
+      source.skeleton ? source.skeleton->document.get() : nullptr;
+  std::erase_if(source.objects, [&](const Object& object) {
+    if (!object.document) return false;
+    Uses uses(*object.document, {});
+    const std::string global = uses.find(object.node);
+    if (global.empty()) return false;
+    warn(source.problems, source.path, object.name, global);
+    if (object.document.get() == skeleton) gone.insert(object.node);
+    return true;
+  });
+  if (!skeleton) return;
+  // Tensors inside of an object that goes would take it along.
+  for (auto at = gone.begin(); at != gone.end();) {
+    Uses uses(*skeleton, {});
+    uses.find_all(*at);
+    const bool holds = std::ranges::any_of(
+        source.skeleton->tensors,
+        [&](const auto& tensor) { return uses.reached(tensor.first); });
+    at = holds ? gone.erase(at) : std::next(at);
+  }
+  Uses uses(*skeleton, gone);
+  const std::string global = uses.find(source.skeleton->root);
+  if (global.empty()) return;
+  warn(source.problems, source.path, "the nesting of tensors", global);
+  source.skeleton.reset();
+}
+
+void check_unknown(const Catalog& source, Target& target) {
+  std::erase_if(target.files, [&](const TargetFile& file) {
+    if (file.copy_of.empty()) return false;
+    const FileScan scan = scan_file(file.copy_of, false);
+    const Global* global = worst(scan);
+    if (!global) return false;
+    warn(target.problems, file.copy_of, {}, describe(*global));
+    return true;
+  });
+  for (const TargetFile& file : target.files) {
+    check_literals(file);
+    check_carried(source, file);
+  }
+}
+
+}  // namespace ckpt::scan

@@ -1,0 +1,149 @@
+#include "formats/vllm/unfuse.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "formats/families/view.h"
+#include "formats/vllm/config.h"
+#include "formats/vllm/layout.h"
+#include "formats/vllm/models.h"
+
+namespace ckpt::vllm {
+namespace {
+
+using families::View;
+
+// "a.b.qkv_proj.weight": what stands before and after the module's name.
+struct Place {
+  std::string before, after;
+};
+
+std::optional<Place> place_of(const std::string& name,
+                              std::string_view module) {
+  const std::string middle = "." + std::string(module) + ".";
+  const size_t at = name.rfind(middle);
+  if (at == name.npos) return std::nullopt;
+  return Place{name.substr(0, at + 1), name.substr(at + middle.size() - 1)};
+}
+
+// attn._k_scale and the like: "._" begins their last word.
+bool is_scale(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  return dot != name.npos && name.compare(dot, 2, "._") == 0 &&
+         name.ends_with("_scale");
+}
+
+class Unfuser {
+ public:
+  explicit Unfuser(Catalog source) : source_(std::move(source)) {}
+
+  Catalog unfuse() {
+    config_ = config_of(source_);
+    const Model& model = model_of(source_, config_);
+    fuses_ = model.type != "phi3";  // which is fused in transformers, too
+    tied_ = config_->tied.value_or(model.tied) && model.head;
+    for (const Tensor& tensor : source_.tensors) take(tensor);
+    source_.tensors = std::move(parts_);
+    source_.dialect = "hf";
+    source_.topology = {};
+    source_.assumptions.push_back(
+        "vLLM's fused tensors are taken apart by config.json");
+    return std::move(source_);
+  }
+
+ private:
+  void take(const Tensor& tensor) {
+    if (is_scale(tensor.name)) {
+      source_.redundant.push_back(
+          {tensor, 1.0, {}, "vLLM makes it itself: 1 in unquantized models"});
+      return;
+    }
+    for (const Fusion& fusion : fusions())
+      if (const auto place = place_of(tensor.name, fusion.to);
+          place && fuses_) {
+        cut(tensor, fusion, *place);
+        return;
+      }
+    parts_.push_back(tensor);
+    Tensor& kept = parts_.back();
+    kept.tp = {};
+    if (kept.name == kEmbedding || kept.name == kHead) unpad(kept);
+    if (kept.name == kHead && tied_) kept.name = kEmbedding;
+  }
+
+  void cut(const Tensor& tensor, const Fusion& fusion, const Place& place) {
+    const std::vector<uint64_t> rows = rows_of(tensor, fusion, place);
+    const View whole = View::of(tensor);
+    uint64_t at = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      Tensor& part = parts_.emplace_back();
+      part.name = place.before + std::string(fusion.from[i]) + place.after;
+      part.kind = tensor.kind;
+      whole.slice(0, at, rows[i]).into(part);
+      at += rows[i];
+    }
+  }
+
+  std::vector<uint64_t> rows_of(const Tensor& tensor, const Fusion& fusion,
+                                const Place& place) const {
+    const uint64_t all = tensor.shape.empty() ? 0 : tensor.shape[0];
+    if (fusion.from.size() == 2) {
+      if (all == 0 || all % 2 != 0) refuse(tensor, all);
+      return {all / 2, all / 2};
+    }
+    std::optional<uint64_t> queries = config_->query_rows();
+    const std::string output = place.before + "o_proj.weight";
+    for (const Tensor& other : source_.tensors)
+      if (other.name == output && other.shape.size() == 2)
+        queries = other.shape[1];
+    if (!queries || *queries >= all || (all - *queries) % 2 != 0)
+      refuse(tensor, all);
+    const uint64_t keys = (all - *queries) / 2;
+    return {*queries, keys, keys};
+  }
+
+  [[noreturn]] void refuse(const Tensor& tensor, uint64_t rows) const {
+    throw unfaithful_error({source_.path, tensor.name},
+                           "its {} rows are not what config.json's heads and "
+                           "widths make",
+                           rows)
+        .with_hint("is it this model's config.json?");
+  }
+
+  // Rows past vocab_size have to be zero, or something is lost.
+  void unpad(Tensor& tensor) {
+    if (!config_->vocab || tensor.shape.empty() ||
+        tensor.shape[0] <= *config_->vocab)
+      return;
+    const uint64_t used = *config_->vocab, over = tensor.shape[0] - used;
+    const View whole = View::of(tensor);
+    Tensor padding{.name = tensor.name};
+    whole.slice(0, used, over).into(padding);
+    source_.redundant.push_back(
+        {std::move(padding),
+         0.0,
+         {},
+         fmt::format("vocab_size is {}, rows past it are padding", used)});
+    whole.slice(0, 0, used).into(tensor);
+    source_.assumptions.push_back(
+        fmt::format("{}: {} rows of padding are left out", tensor.name, over));
+  }
+
+  Catalog source_;
+  std::optional<Config> config_;
+  bool fuses_ = true;
+  bool tied_ = false;
+  std::vector<Tensor> parts_;
+};
+
+}  // namespace
+
+Catalog unfuse(Catalog source) {
+  locate(source);
+  return Unfuser(std::move(source)).unfuse();
+}
+
+}  // namespace ckpt::vllm

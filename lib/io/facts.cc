@@ -1,0 +1,81 @@
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <optional>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+
+namespace ckpt::io {
+namespace {
+
+bool is_link(const std::string& path) {
+  struct stat facts;
+  return ::lstat(path.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode);
+}
+
+// st_mode and size of what is there; nothing for what is absent.
+std::optional<struct stat> look(const std::string& path) {
+  struct stat facts;
+  int result = ::stat(path.c_str(), &facts);
+  while (result != 0 && errno == EINTR) result = ::stat(path.c_str(), &facts);
+  if (result == 0) return facts;
+  const int errnum = errno;
+  // A name that the file system can't hold is no file's.
+  if (errnum == ENAMETOOLONG) return std::nullopt;
+  if (errnum != ENOENT && errnum != ENOTDIR)
+    throw io_error(path, "cannot look at it", errnum);
+  if (is_link(path))
+    throw missing_error({path, {}}, "is a link to nothing")
+        .with_hint(
+            "in a Hugging Face cache this means that the download did not "
+            "finish, or that blobs were deleted since");
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse(const std::string& path, uint32_t mode) {
+  throw input_error({path, {}}, "is {}, not a regular file", kind_of(mode));
+}
+
+}  // namespace
+
+std::string_view kind_of(uint32_t mode) {
+  switch (mode & S_IFMT) {
+    case S_IFREG:
+      return "a regular file";
+    case S_IFDIR:
+      return "a directory";
+    case S_IFIFO:
+      return "a FIFO";
+    case S_IFSOCK:
+      return "a socket";
+    case S_IFCHR:
+    case S_IFBLK:
+      return "a device";
+    case S_IFLNK:
+      return "a link";
+    default:
+      return "of an unknown kind";
+  }
+}
+
+bool is_file(const std::string& path) {
+  const auto facts = look(path);
+  if (!facts || S_ISDIR(facts->st_mode)) return false;
+  if (!S_ISREG(facts->st_mode)) refuse(path, facts->st_mode);
+  return true;
+}
+
+bool is_directory(const std::string& path) {
+  const auto facts = look(path);
+  return facts && S_ISDIR(facts->st_mode);
+}
+
+std::optional<uint64_t> file_size(const std::string& path) {
+  const auto facts = look(path);
+  if (!facts) return std::nullopt;
+  if (!S_ISREG(facts->st_mode)) refuse(path, facts->st_mode);
+  return static_cast<uint64_t>(facts->st_size);
+}
+
+}  // namespace ckpt::io

@@ -1,0 +1,160 @@
+#include "lib/io/watch.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "ckpt/error.h"
+#include "lib/io/retry.h"
+#include "lib/parallel.h"
+
+namespace ckpt::io::watch {
+namespace {
+
+struct Facts {
+  dev_t device;
+  ino_t inode;
+  off_t size;
+  timespec modified;
+  timespec changed;
+};
+
+struct Watched {
+  std::atomic<bool> on = false;
+  std::mutex mutex;
+  std::unordered_map<std::string, Facts> files;
+  std::vector<std::string> ignored;  // with a slash at the end
+};
+
+Watched& watched() {
+  static Watched all;
+  return all;
+}
+
+Facts facts_of(const struct stat& facts) {
+  return {facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtim,
+          facts.st_ctim};
+}
+
+bool same(const timespec& a, const timespec& b) {
+  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+// What is different; "" if nothing is.
+std::string difference(const Facts& then, const Facts& now) {
+  if (then.device != now.device || then.inode != now.inode)
+    return "is another file now";
+  if (then.size != now.size)
+    return fmt::format("had {} bytes, now {}", then.size, now.size);
+  if (!same(then.modified, now.modified)) return "was written to";
+  if (!same(then.changed, now.changed))
+    return "was changed (its ctime is another one)";
+  return {};
+}
+
+Error changed(const std::string& path, const std::string& what) {
+  return Error(ExitCode::kIo, {path, {}},
+               "the source changed during the run: it " + what,
+               "what was read of it may be a mixture, so nothing is written; "
+               "wait until nobody writes to the source, then run it again");
+}
+
+// By opening it: a network file system asks its server then, where a look at
+// the name alone may be answered from memory.
+std::pair<struct stat, int> look(const std::string& path) {
+  struct stat facts = {};
+  const int fd = retry([&] {
+    return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  });
+  if (fd < 0) return {facts, errno};
+  const int why = ::fstat(fd, &facts) == 0 ? 0 : errno;
+  ::close(fd);
+  return {facts, why};
+}
+
+bool is_ignored(const Watched& all, const std::string& path) {
+  return path.starts_with("/proc/") ||
+         std::ranges::any_of(all.ignored, [&](const std::string& directory) {
+           return path.starts_with(directory);
+         });
+}
+
+}  // namespace
+
+void begin() { watched().on = true; }
+
+void end() {
+  Watched& all = watched();
+  const std::lock_guard lock(all.mutex);
+  all.on = false;
+  all.files.clear();
+  all.ignored.clear();
+}
+
+void ignore_below(const std::string& directory) {
+  Watched& all = watched();
+  const std::lock_guard lock(all.mutex);
+  all.ignored.push_back(directory + "/");
+}
+
+void opened(const std::string& path, const struct stat& facts) {
+  Watched& all = watched();
+  if (!all.on.load(std::memory_order_relaxed)) return;
+  std::string what;
+  {
+    const std::lock_guard lock(all.mutex);
+    if (is_ignored(all, path)) return;
+    const auto [known, fresh] = all.files.try_emplace(path, facts_of(facts));
+    if (!fresh) what = difference(known->second, facts_of(facts));
+  }
+  if (!what.empty()) throw changed(path, what);
+}
+
+void add(const std::vector<std::string>& paths) {
+  constexpr size_t kThreads = 16;
+  parallel_for(
+      paths.size(),
+      [&](size_t i) {
+        {
+          Watched& all = watched();
+          const std::lock_guard lock(all.mutex);
+          if (all.files.contains(paths[i])) return;
+        }
+        const auto [facts, why] = look(paths[i]);
+        if (why == 0) opened(paths[i], facts);
+      },
+      kThreads);
+}
+
+std::optional<Error> find_change() {
+  constexpr size_t kThreads = 16;
+  std::vector<std::pair<std::string, Facts>> files;
+  {
+    Watched& all = watched();
+    const std::lock_guard lock(all.mutex);
+    files.assign(all.files.begin(), all.files.end());
+  }
+  std::ranges::sort(files, {}, [](const auto& file) { return file.first; });
+  std::vector<std::string> found(files.size());
+  parallel_for(
+      files.size(),
+      [&](size_t i) {
+        const auto& [path, then] = files[i];
+        const auto [facts, why] = look(path);
+        if (why == ENOENT) found[i] = "is gone";
+        if (why == 0) found[i] = difference(then, facts_of(facts));
+      },
+      kThreads);
+  for (size_t i = 0; i < files.size(); ++i)
+    if (!found[i].empty()) return changed(files[i].first, found[i]);
+  return std::nullopt;
+}
+
+}  // namespace ckpt::io::watch

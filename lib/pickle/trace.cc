@@ -1,0 +1,379 @@
+#include "lib/pickle/trace.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "lib/pickle/codecs.h"
+#include "lib/pickle/names.h"
+#include "lib/pickle/tracer.h"
+#include "lib/text/format.h"
+
+namespace ckpt::pickle {
+namespace {
+
+constexpr uint64_t kLongestLine = uint64_t{1} << 16;
+constexpr uint64_t kBlock = uint64_t{1} << 20;
+
+}  // namespace
+
+// --- stack, memo, input ---
+
+Tracer::Value Tracer::pop() {
+  const size_t floor = marks_.empty() ? 0 : marks_.back();
+  if (stack_.size() <= floor) fail("the stack is empty");
+  const Value value = stack_.back();
+  stack_.pop_back();
+  return value;
+}
+
+Tracer::Value Tracer::top() {
+  const Value value = pop();
+  push(value);
+  return value;
+}
+
+size_t Tracer::mark() {
+  if (marks_.empty()) fail("there is no mark on the stack");
+  const size_t size = marks_.back();
+  marks_.pop_back();
+  return size;
+}
+
+void Tracer::skip(uint64_t count) {
+  for (; count > kBlock; count -= kBlock) in_.take(kBlock);
+  in_.take(count);
+}
+
+// A line of a number or of a quoted string may be long; nobody wants it.
+void Tracer::skip_line() { in_.line(uint64_t{1} << 28); }
+
+uint64_t Tracer::line_number() {
+  const std::string_view line = in_.line(kLongestLine);
+  uint64_t number = 0;
+  const auto [end, error] =
+      std::from_chars(line.data(), line.data() + line.size(), number);
+  if (error != std::errc() || end != line.data() + line.size())
+    fail("a memo index that is no number");
+  return number;
+}
+
+void Tracer::put(uint64_t index) {
+  if (stack_.empty()) fail("the stack is empty");
+  const Value value = stack_.back();
+  if (get(index).kind() == Kind::kUnset) ++memoized_;
+  if (index < memo_.size()) {
+    memo_[index] = value;
+  } else if (index < memo_.size() + 1024) {
+    while (memo_.size() < index) memo_.push_back(get(memo_.size()));
+    memo_.push_back(value);
+  } else {
+    far_[index] = value;
+  }
+}
+
+Tracer::Value Tracer::get(uint64_t index) const {
+  if (index < memo_.size()) return memo_[index];
+  const auto found = far_.find(index);
+  return found == far_.end() ? make(Kind::kUnset) : found->second;
+}
+
+// Tuples are many and mostly of no interest: kept are those that begin with
+// something that can be called, and bytes alone.
+Tracer::Value Tracer::tuple(size_t first) {
+  const auto callable = [](Value value) {
+    return value.kind() == Kind::kGlobal || value.kind() == Kind::kMade ||
+           value.kind() == Kind::kUnknown;
+  };
+  const size_t size = stack_.size() - first;
+  Value value = make(Kind::kOther);
+  const Value head = size > 0 ? stack_[first] : Value();
+  const Value second = size > 1 ? stack_[first + 1] : Value();
+  if (callable(head) || callable(second) ||
+      (head.kind() == Kind::kBytes && size == 1)) {
+    value = make(Kind::kPair, pairs_.size());
+    pairs_.push_back({head, second, size});
+  }
+  drop_to(first);
+  return value;
+}
+
+// --- opcodes ---
+
+bool Tracer::step(uint8_t opcode) {
+  switch (opcode) {
+    case '.':
+      pop();
+      throw Stop();
+    case '(':
+      marks_.push_back(static_cast<uint32_t>(stack_.size()));
+      return true;
+    case 'N':
+    case 0x88:
+    case 0x89:
+    case ']':
+    case '}':
+    case 0x8F:
+    case ')':
+      push(Kind::kOther);
+      return true;
+    case 'K':
+    case 'M':
+    case 'J':
+    case 'G':
+      in_.take(opcode == 'K' ? 1 : opcode == 'M' ? 2 : opcode == 'J' ? 4 : 8);
+      push(Kind::kOther);
+      return true;
+    case 0x8A:
+      in_.take(in_.byte());
+      push(Kind::kOther);
+      return true;
+    case 'X':
+    case 'T':
+      skip(in_.number<uint32_t>());
+      push(Kind::kText, at_);
+      return true;
+    case 0x8C:
+    case 'U':
+      in_.take(in_.byte());
+      push(Kind::kText, at_);
+      return true;
+    case 0x85:
+    case 0x86:
+    case 0x87: {
+      const size_t size = opcode - 0x84u;
+      const size_t floor = marks_.empty() ? 0 : marks_.back();
+      if (stack_.size() - floor < size) fail("the stack is empty");
+      push(tuple(stack_.size() - size));
+      return true;
+    }
+    case 't':
+      push(tuple(mark()));
+      return true;
+    case 'q':
+      put(in_.byte());
+      return true;
+    case 'r':
+      put(in_.number<uint32_t>());
+      return true;
+    case 0x94:
+      put(memoized_);
+      return true;
+    case 'h':
+      push(get(in_.byte()));
+      break;
+    case 'j':
+      push(get(in_.number<uint32_t>()));
+      break;
+    default:
+      return false;
+  }
+  if (stack_.back().kind() == Kind::kUnset)
+    fail("a memo index that was never stored");
+  return true;
+}
+
+bool Tracer::step_rare(uint8_t opcode) {
+  switch (opcode) {
+    case 0x80:
+      protocol_ = in_.byte();
+      if (protocol_ > 5) fail(fmt::format("protocol {}", protocol_));
+      return true;
+    case 0x95:
+      in_.number<uint64_t>();  // bytes follow one another, framed or not
+      return true;
+    case 0x8B: {
+      const auto size = in_.number<int32_t>();
+      if (size < 0) fail("an integer of negative size");
+      skip(static_cast<uint64_t>(size));
+      push(Kind::kOther);
+      return true;
+    }
+    case 0x8D:
+      skip(in_.number<uint64_t>());
+      push(Kind::kText, at_);
+      return true;
+    case 'C':
+      skip(in_.byte());
+      push(Kind::kBytes, at_);
+      return true;
+    case 'B':
+      skip(in_.number<uint32_t>());
+      push(Kind::kBytes, at_);
+      return true;
+    case 0x8E:
+    case 0x96:
+      skip(in_.number<uint64_t>());
+      push(Kind::kBytes, at_);
+      return true;
+    case 'I':
+    case 'L':
+    case 'F':
+      skip_line();
+      push(Kind::kOther);
+      return true;
+    case 'S':
+    case 'V':
+      skip_line();
+      push(Kind::kText, at_);
+      return true;
+    case 'l':
+    case 'd':
+    case 0x91:
+      drop_to(mark());
+      push(Kind::kOther);
+      return true;
+    case 'p':
+      put(line_number());
+      return true;
+    case 'g': {
+      const Value value = get(line_number());
+      if (value.kind() == Kind::kUnset)
+        fail("a memo index that was never stored");
+      push(value);
+      return true;
+    }
+    case '0':  // a mark, if one is on top
+      if (!marks_.empty() && marks_.back() == stack_.size())
+        marks_.pop_back();
+      else
+        pop();
+      return true;
+    case '1':
+      drop_to(mark());
+      return true;
+    case '2':
+      push(top());
+      return true;
+    default:
+      return false;
+  }
+}
+
+// What imports, calls or changes something.
+bool Tracer::step_object(uint8_t opcode) {
+  switch (opcode) {
+    case 'c':
+      push(global_of_lines());
+      return true;
+    case 0x93:
+      push(stack_global());
+      return true;
+    case 'R':
+    case 0x81: {
+      const Value args = pop();
+      push(call(pop(), args, opcode == 'R' ? kReduce : kNewObj));
+      return true;
+    }
+    case 0x92: {
+      pop();
+      const Value args = pop();
+      push(call(pop(), args, kNewObj));
+      return true;
+    }
+    case 'i': {
+      const Value callable = global_of_lines();
+      const Value args = tuple(mark());
+      push(call(callable, args, kInst));
+      return true;
+    }
+    case 'o': {
+      const size_t first = mark();
+      if (first == stack_.size()) fail("an object without a class");
+      const Value callable = stack_[first];
+      const Value args = tuple(first + 1);
+      drop_to(first);
+      push(call(callable, args, kInst));
+      return true;
+    }
+    case 'b':
+      build();
+      return true;
+    case 'a':
+      pop();
+      change();
+      return true;
+    case 's':
+      pop();
+      pop();
+      change();
+      return true;
+    case 'e':
+    case 'u':
+    case 0x90:
+      drop_to(mark());
+      change();
+      return true;
+    case 'Q':
+      pop();
+      push(Kind::kPersistent);
+      return true;
+    case 'P':
+      in_.line(kLongestLine);
+      push(Kind::kPersistent);
+      return true;
+    case 0x82:
+    case 0x83:
+    case 0x84: {
+      const uint64_t code = opcode == 0x82   ? in_.byte()
+                            : opcode == 0x83 ? in_.number<uint16_t>()
+                                             : in_.number<uint32_t>();
+      push(Kind::kGlobal,
+           mention("", fmt::format("number {} of the extension registry", code),
+                   kExtension));
+      return true;
+    }
+    case 0x97:
+      push(Kind::kUnknown);
+      return true;
+    case 0x98:
+      top();
+      return true;
+    default:
+      return false;
+  }
+}
+
+void Tracer::steps() {
+  while (true) {
+    at_ = in_.position();
+    const uint8_t opcode = in_.byte();
+    if (trace_.opcodes++ == 0) trace_.protocol = opcode == 0x80;
+    if (step(opcode) || step_rare(opcode) || step_object(opcode)) continue;
+    fail(fmt::format("opcode 0x{:02x} does not exist", opcode));
+  }
+}
+
+Trace Tracer::run() {
+  try {
+    steps();
+  } catch (const Stop&) {
+    at_ = in_.position();
+  } catch (const Fail& failure) {
+    trace_.error = failure.problem;
+  } catch (const Error& error) {
+    // Cut short, or a line without an end; what can't be read is thrown on.
+    if (error.code() != ExitCode::kDamaged && error.code() != ExitCode::kUnsafe)
+      throw;
+    trace_.error = error.problem();
+  }
+  trace_.end = at_;
+  return std::move(trace_);
+}
+
+Trace trace(const io::Handle& file, uint64_t offset, uint64_t end) {
+  return Tracer(file, offset, end).run();
+}
+
+std::vector<std::string_view> use_names(uint16_t uses) {
+  constexpr std::pair<uint16_t, std::string_view> kNames[] = {
+      {kImport, "GLOBAL"},       {kReduce, "REDUCE"},     {kNewObj, "NEWOBJ"},
+      {kInst, "INST"},           {kBuild, "BUILD"},       {kChange, "CHANGE"},
+      {kAttribute, "ATTRIBUTE"}, {kArgument, "ARGUMENT"}, {kExtension, "EXT"},
+  };
+  std::vector<std::string_view> names;
+  for (const auto& [bit, name] : kNames)
+    if ((uses & bit) != 0) names.push_back(name);
+  return names;
+}
+
+}  // namespace ckpt::pickle

@@ -1,0 +1,63 @@
+// What loading a pickle would import and call, without a value tree.
+//
+// decode() makes values and is strict; this follows the unpickler's stack,
+// marks and memo only as far as globals and calls depend on them, and goes on
+// where Python would. A value is 8 bytes: what kind it is, and where in the
+// file it came from. So a pickle of any size is looked at in little memory,
+// and what comes before a broken opcode is still found: Python would have run
+// it by then.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/io/file.h"
+
+namespace ckpt::pickle {
+
+// How a global is used; bits.
+enum Use : uint16_t {
+  kImport = 1,       // GLOBAL, STACK_GLOBAL: its module is imported
+  kReduce = 2,       // called
+  kNewObj = 4,       // NEWOBJ, NEWOBJ_EX: cls.__new__
+  kInst = 8,         // INST, OBJ: called, or cls.__new__ without arguments
+  kBuild = 16,       // BUILD on what it made: its __setstate__
+  kChange = 32,      // BUILD, APPEND, SETITEM … on the global itself
+  kAttribute = 64,   // getattr() of it, by a name that stands in the pickle
+  kArgument = 128,   // called by what it is an argument of
+  kExtension = 256,  // EXT1/2/4: a number in the loading program's registry
+};
+
+struct Mention {
+  std::string module;  // as Python 3 names it; empty: nobody can know
+  std::string name;    // "Outer.inner"; with an empty module a description
+  uint16_t uses = 0;
+  uint64_t offset = 0;  // of the first opcode that names it
+};
+
+struct Range {
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
+struct Trace {
+  std::vector<Mention> mentions;
+  // Bytes that torch.storage._load_from_bytes is given: a file of torch.save.
+  std::vector<Range> nested;
+  uint64_t end = 0;  // after STOP, or where the error is
+  uint64_t opcodes = 0;
+  bool protocol = false;  // it begins with PROTO
+  bool acts = false;      // something is called, not only named
+  // Empty if STOP was reached. What stands before it was still seen.
+  std::string error;
+};
+
+// The pickle that begins at `offset` and ends before `end`. Throws for what
+// can't be read only (kIo).
+Trace trace(const io::Handle& file, uint64_t offset, uint64_t end);
+
+// "REDUCE", "NEWOBJ" … of the bits, for people; "GLOBAL" for kImport.
+std::vector<std::string_view> use_names(uint16_t uses);
+
+}  // namespace ckpt::pickle

@@ -1,0 +1,233 @@
+// Which global is meant, and what is done to it.
+#include <tuple>
+
+#include "lib/pickle/codecs.h"
+#include "lib/pickle/names.h"
+#include "lib/pickle/tracer.h"
+
+namespace ckpt::pickle {
+namespace {
+
+constexpr uint64_t kLongestName = 4096;
+
+// Where the content of the text opcode at the front of `bytes` lies.
+Range content_of(std::string_view bytes) {
+  const auto number = [&](size_t width) {
+    uint64_t value = 0;
+    for (size_t i = width; i > 0; --i)
+      value = value << 8 | static_cast<uint8_t>(bytes[i]);
+    return value;
+  };
+  switch (static_cast<uint8_t>(bytes[0])) {
+    case 0x8C:
+    case 'U':
+    case 'C':
+      return {2, number(1)};
+    case 'X':
+    case 'T':
+    case 'B':
+      return {5, number(4)};
+    default:
+      return {9, number(8)};
+  }
+}
+
+}  // namespace
+
+uint64_t Tracer::mention(std::string module, std::string name, uint16_t use) {
+  const auto [at, fresh] = index_.try_emplace(
+      std::pair(std::move(module), std::move(name)), trace_.mentions.size());
+  if (fresh)
+    trace_.mentions.push_back({at->first.first, at->first.second, 0, at_});
+  trace_.mentions[at->second].uses |= use;
+  return at->second;
+}
+
+// Something is imported or called, and the pickle alone doesn't say what.
+uint64_t Tracer::obscure(const char* what, uint16_t use) {
+  if ((use & kImport) == 0) trace_.acts = true;
+  return mention("", what, use);
+}
+
+Tracer::Value Tracer::global(std::string module, std::string name) {
+  if (protocol_ < 3) {
+    const auto [module3, name3] = python3_name(module, name);
+    // Views into the arguments or into a table.
+    std::string new_module(module3), new_name(name3);
+    module = std::move(new_module);
+    name = std::move(new_name);
+  }
+  return make(Kind::kGlobal,
+              mention(std::move(module), std::move(name), kImport));
+}
+
+Tracer::Value Tracer::global_of_lines() {
+  std::string module(in_.line(kLongestName));
+  std::string name(in_.line(kLongestName));
+  if (!is_python_utf8(module) || !is_python_utf8(name))
+    fail("a global's name is not UTF-8");
+  // A text that begins with c is no pickle: nothing of that name is imported.
+  constexpr std::string_view kNever =
+      " \t\r\v\f!\"#$%&'()*+,/:;<=>?@[\\]^`{|}~";
+  if (!trace_.protocol &&
+      (module.empty() || module.find_first_of(kNever) != module.npos ||
+       name.empty()))
+    fail("a global whose name is none");
+  return global(std::move(module), std::move(name));
+}
+
+Tracer::Value Tracer::stack_global() {
+  std::string module, name;
+  const Value name_value = pop();
+  if (!text_of(pop(), module) || !text_of(name_value, name)) {
+    obscure("a global whose name is computed", kImport);
+    return make(Kind::kUnknown);
+  }
+  return global(std::move(module), std::move(name));
+}
+
+// False if it is no text of the pickle, or too long for a name.
+bool Tracer::text_of(Value value, std::string& text) const {
+  if (value.kind() != Kind::kText) return false;
+  const uint64_t at = value.number();
+  const uint64_t left = file_.size() - at;
+  std::string head = file_.read_string(at, std::min(left, 2 * kLongestName));
+  const auto opcode = static_cast<uint8_t>(head[0]);
+  if (opcode == 'S' || opcode == 'V') {
+    const size_t end = head.find('\n');
+    if (end == head.npos) return false;
+    const std::string_view line = std::string_view(head).substr(1, end - 1);
+    auto plain =
+        opcode == 'S'
+            ? from_quoted(line.substr(0, line.find_last_not_of(" \t\r") + 1))
+            : from_raw_unicode_escape(line);
+    if (!plain) return false;
+    text = std::move(*plain);
+    return true;
+  }
+  const Range content = content_of(head);
+  if (content.size > kLongestName ||
+      content.offset + content.size > head.size())
+    return false;
+  text = head.substr(content.offset, content.size);
+  return true;
+}
+
+void Tracer::use(Value callable, uint16_t use) {
+  trace_.acts = true;
+  if (callable.kind() == Kind::kGlobal)
+    trace_.mentions[callable.number()].uses |= use;
+  else if (callable.kind() == Kind::kMade)
+    obscure("what a call returned", use);
+  else if (callable.kind() == Kind::kPersistent)
+    obscure("what persistent_load returned", use);
+  else if (callable.kind() == Kind::kUnknown)
+    obscure("a value that is computed", use);
+  else
+    fail("a value that is no callable is called");
+}
+
+// Known functions that call what they are given:
+//   torch._tensor._rebuild_from_type[_v2](function, class, arguments, state)
+//   copyreg._reconstructor(class, base, state), __newobj__(class, …)
+//   numpy.random._pickle.__generator_ctor(generator, constructor)
+void Tracer::use_arguments(const Mention& global, const Pair& args) {
+  const auto used = [&](Value value, bool must) {
+    if (value.kind() == Kind::kGlobal)
+      use(value, kArgument);
+    else if (must || value.kind() == Kind::kMade ||
+             value.kind() == Kind::kUnknown)
+      obscure("a function that is computed", kArgument);
+  };
+  if (global.name.starts_with("_rebuild_from_type")) {
+    used(args.first, true);
+  } else if (global.module == "copyreg") {
+    if (args.first.kind() == Kind::kGlobal)
+      use(args.first, kNewObj);
+    else
+      obscure("a class that is computed", kNewObj);
+    if (global.name == "_reconstructor") used(args.second, true);
+  } else if (global.module == "numpy.random._pickle") {
+    used(args.first, false);
+    used(args.second, false);
+  }
+}
+
+Tracer::Value Tracer::call(Value callable, Value args, uint16_t how) {
+  Pair pair = {};
+  if (args.kind() == Kind::kPair) pair = pairs_[args.number()];
+  if (callable.kind() == Kind::kGlobal) {
+    const Mention& global = trace_.mentions[callable.number()];
+    if (how == kReduce && global.module == "builtins" &&
+        global.name == "getattr")
+      return attribute(callable, pair);
+    if (how == kReduce && global.module == "torch.storage" &&
+        global.name == "_load_from_bytes")
+      return load_bytes(callable, pair);
+    use_arguments(global, pair);
+    if (global.name == "_reconstructor" && global.module == "copyreg" &&
+        pair.first.kind() == Kind::kGlobal) {
+      use(callable, how);
+      return make(Kind::kMade, pair.first.number());
+    }
+  }
+  use(callable, how);
+  if (callable.kind() != Kind::kGlobal) return make(Kind::kUnknown);
+  return make(Kind::kMade, callable.number());
+}
+
+// getattr(Outer, "inner"), as protocols below 4 write nested classes.
+Tracer::Value Tracer::attribute(Value callable, const Pair& args) {
+  std::string name;
+  if (args.size != 2 || args.first.kind() != Kind::kGlobal ||
+      !text_of(args.second, name)) {
+    use(callable, kReduce);
+    return make(Kind::kUnknown);
+  }
+  const uint64_t outer = args.first.number();
+  trace_.mentions[outer].uses |= kAttribute;
+  return make(Kind::kGlobal,
+              mention(trace_.mentions[outer].module,
+                      trace_.mentions[outer].name + "." + name, kImport));
+}
+
+Tracer::Value Tracer::load_bytes(Value callable, const Pair& args) {
+  if (args.size != 1 || args.first.kind() != Kind::kBytes) {
+    use(callable, kReduce);
+    return make(Kind::kUnknown);
+  }
+  const uint64_t at = args.first.number();
+  const Range content = content_of(
+      file_.read_string(at, std::min<uint64_t>(9, file_.size() - at)));
+  trace_.nested.push_back({at + content.offset, content.size});
+  return make(Kind::kMade, callable.number());
+}
+
+void Tracer::build() {
+  pop();
+  const Value target = top();
+  switch (target.kind()) {
+    case Kind::kMade:
+      trace_.acts = true;
+      trace_.mentions[target.number()].uses |= kBuild;
+      return;
+    case Kind::kGlobal:
+      use(target, kChange);
+      return;
+    case Kind::kPersistent:
+    case Kind::kUnknown:
+      use(target, kBuild);
+      return;
+    default:
+      fail("BUILD sets the state of a plain value");
+  }
+}
+
+void Tracer::change() {
+  const Value target = top();
+  if (target.kind() == Kind::kGlobal || target.kind() == Kind::kUnknown ||
+      target.kind() == Kind::kPersistent)
+    use(target, kChange);
+}
+
+}  // namespace ckpt::pickle

@@ -1,0 +1,105 @@
+// The stack machine behind trace().
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "lib/pickle/buffer.h"
+#include "lib/pickle/input.h"
+#include "lib/pickle/trace.h"
+
+namespace ckpt::pickle {
+
+class Tracer {
+ public:
+  Tracer(const io::Handle& file, uint64_t offset, uint64_t end)
+      : file_(file), in_(file, offset, end, UINT64_MAX) {}
+
+  Trace run();
+
+ private:
+  // What a value is: `kind` in the upper 8 bits, a number below.
+  enum class Kind : uint8_t {
+    kOther,       // plain data
+    kText,        // number: offset of the opcode that holds it
+    kBytes,       // likewise
+    kGlobal,      // number: index into mentions
+    kMade,        // by calling the global of that index
+    kPair,        // a tuple; number: index into pairs_
+    kPersistent,  // what persistent_load returned
+    kUnknown,     // the result of something that nobody can know
+    kUnset,       // of the memo
+  };
+  struct Value {
+    uint64_t bits = 0;
+    Kind kind() const { return static_cast<Kind>(bits >> 56); }
+    uint64_t number() const { return bits & ((uint64_t{1} << 56) - 1); }
+  };
+  // The first elements of a tuple that may say what is called.
+  struct Pair {
+    Value first;
+    Value second;
+    uint64_t size;
+  };
+  struct Stop {};
+  struct Fail {
+    std::string problem;
+  };
+
+  static Value make(Kind kind, uint64_t number = 0) {
+    return {static_cast<uint64_t>(kind) << 56 | number};
+  }
+
+  void steps();
+  bool step(uint8_t opcode);       // false: not one of these
+  bool step_rare(uint8_t opcode);  // likewise
+  bool step_object(uint8_t opcode);
+
+  [[noreturn]] static void fail(std::string problem) {
+    throw Fail{std::move(problem)};
+  }
+  void push(Value value) { stack_.push_back(value); }
+  void push(Kind kind, uint64_t number = 0) { push(make(kind, number)); }
+  Value pop();
+  Value top();
+  size_t mark();  // takes the last mark; where it stood
+  void drop_to(size_t size) { stack_.shrink(size); }
+  void skip(uint64_t count);
+  void skip_line();
+  void put(uint64_t index);
+  Value get(uint64_t index) const;
+  uint64_t line_number();
+  Value tuple(size_t first);  // of stack_[first …], which are taken
+
+  uint64_t mention(std::string module, std::string name, uint16_t use);
+  uint64_t obscure(const char* what, uint16_t use);
+  Value global(std::string module, std::string name);
+  Value global_of_lines();
+  Value stack_global();
+  bool text_of(Value value, std::string& text) const;
+  void use(Value callable, uint16_t use);
+  Value call(Value callable, Value args, uint16_t use);
+  void use_arguments(const Mention& global, const Pair& args);
+  Value attribute(Value callable, const Pair& args);
+  Value load_bytes(Value callable, const Pair& args);
+  void build();
+  void change();  // APPEND … on the top of the stack
+
+  const io::Handle& file_;
+  Input in_;
+  Trace trace_;
+  std::map<std::pair<std::string, std::string>, uint64_t> index_;
+  Buffer<Value> stack_;
+  Buffer<uint32_t> marks_;
+  Buffer<Value> memo_;
+  std::unordered_map<uint64_t, Value> far_;  // memo indices that are not dense
+  Buffer<Pair> pairs_;
+  uint64_t memoized_ = 0;
+  uint64_t at_ = 0;  // of the opcode
+  uint8_t protocol_ = 0;
+};
+
+}  // namespace ckpt::pickle

@@ -1,0 +1,218 @@
+"""The ledger of facts against transformers itself.
+
+Mutation: a tiny model with every parameter random; a field of its config is
+set to another valid value. If that changes the logits, HF -> dialect -> HF
+gives the same logits, with config.json kept beside and with it taken away, or
+exits 5 and names what the dialect can't say. A silent change is a failure.
+
+    facts_test.py --ckpt CKPT         the part that runs in CI
+    facts_test.py --ckpt CKPT --full  every family, field and dialect
+                                      (docs/facts.md)
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
+os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+try:
+    import torch
+
+    from facts_models import (FAMILIES, config_of, fields_of, logits_at,
+                              logits_of, model_of, values_for)
+except ImportError as error:
+    print("skipped:", error)
+    sys.exit(0)
+
+torch.set_num_threads(1)
+DIALECTS = {"mcore": "megatron_torch_dist", "meta": "meta",
+            "fairseq2": "fairseq2"}
+HAS = {"meta": ["llama", "mistral"],
+       "fairseq2": ["llama", "mistral", "qwen2", "qwen3", "olmo2"],
+       "mcore": list(FAMILIES)}
+# What CI looks at: one field of each kind, in the families that differ in it.
+CHOSEN = {
+    "llama": ["rope_parameters", "hidden_act", "rms_norm_eps"],
+    "qwen2": ["use_sliding_window"],
+    "mistral": ["sliding_window"],
+    "deepseek_v3": ["n_group", "routed_scaling_factor", "norm_topk_prob"],
+    "gemma2": ["query_pre_attn_scalar", "layer_types"],
+    "gpt_neox": ["use_parallel_residual"],
+    "olmo": ["clip_qkv"],
+}
+
+
+def run(ckpt, *arguments):
+    done = subprocess.run([ckpt, *arguments], capture_output=True, text=True)
+    return done.returncode, done.stderr.strip()
+
+
+def distance(a, b):
+    if a.shape != b.shape or not torch.isfinite(a).all():
+        return float("inf")
+    return float((a - b).abs().max() / b.abs().max())
+
+
+def take_config(directory):
+    for root, _, files in os.walk(directory):
+        for name in files:
+            if name in ("config.json", "generation_config.json"):
+                os.remove(os.path.join(root, name))
+
+
+def way(ckpt, source, dialect, family, home, kept, want):
+    """'equal', 'refused: …' or 'SILENT …'."""
+    there, back = os.path.join(home, "there"), os.path.join(home, "back")
+    for path in (there, back):
+        shutil.rmtree(path, ignore_errors=True)
+    status, error = run(ckpt, "convert", source, there, "--to",
+                        DIALECTS[dialect], "--no-fsync")
+    if status == 0:
+        if not kept:
+            take_config(there)
+        status, error = run(ckpt, "convert", there, back, "--to",
+                            "safetensors", "--no-fsync", "--family", family)
+    if status == 5:
+        line = next(l for l in error.splitlines() if "error:" in l)
+        return "refused: " + line.split("error: ", 1)[1]
+    if status:
+        return f"FAILED {status}: {error}"
+    try:
+        off = distance(logits_at(back), want)
+    except Exception as problem:  # it does not open there
+        return f"SILENT: does not open: {problem}"
+    return "equal" if off < 1e-5 else f"SILENT: {off:.2g}"
+
+
+def check(ckpt, family, fields, home, dialects):
+    """(field, value, dialect, kept, result) of each mutation that matters."""
+    plain = config_of(family)
+    base = logits_of(model_of(plain))
+    rows = []
+    source = os.path.join(home, "source")
+    for field in fields:
+        values = values_for(plain, field)
+        for value in values:
+            try:
+                model = model_of(config_of(family, **{field: value}))
+                logits = logits_of(model)
+            except Exception:  # the class has no such model
+                continue
+            if not torch.isfinite(logits).all() or \
+                    distance(logits, base) < 1e-6:
+                continue
+            shutil.rmtree(source, ignore_errors=True)
+            model.save_pretrained(source)
+            want = logits_at(source)
+            for dialect in dialects:
+                if family not in HAS[dialect]:
+                    continue
+                for kept in (True, False):
+                    rows.append((field, value, dialect, kept,
+                                 way(ckpt, source, dialect, family, home,
+                                     kept, want)))
+    return rows
+
+
+def show(family, rows):
+    for field, value, dialect, kept, result in rows:
+        text = str(value)
+        text = text if len(text) < 60 else text[:57] + "..."
+        print(f"{family:12} {field:24} {text:60} {dialect:9} "
+              f"{'kept' if kept else 'alone':5} {result[:160]}", flush=True)
+
+
+def check_defaults():
+    """hf_defaults.json is what the installed classes have."""
+    sys.path.insert(0, os.path.join(HERE, "..", "generators"))
+    import hf_defaults
+
+    path = os.path.join(HERE, "..", "..", "formats", "families",
+                        "hf_defaults.json")
+    with open(path) as file:
+        assert json.load(file) == hf_defaults.defaults(), \
+            "hf_defaults.json is not what tests/generators/hf_defaults.py says"
+
+
+def check_strict(ckpt, home):
+    """A key that nothing knows is named, and refused by --strict-config."""
+    source, there = os.path.join(home, "strict"), os.path.join(home, "there")
+    model_of(config_of("llama")).save_pretrained(source)
+    path = os.path.join(source, "config.json")
+    with open(path) as file:
+        config = json.load(file)
+    config["frobnicate"] = 2
+    with open(path, "w") as file:
+        json.dump(config, file)
+    command = ["convert", source, there, "--to", "megatron_torch_dist"]
+    status, error = run(ckpt, *command, "--strict-config")
+    assert status == 5 and "frobnicate" in error, error
+    status, error = run(ckpt, *command)
+    assert status == 0 and "frobnicate" in error, error
+    shutil.rmtree(there)
+
+
+def check_disagreement(ckpt, home):
+    """Args and the config.json beside them are of one model, or refused."""
+    source, there = os.path.join(home, "one"), os.path.join(home, "args")
+    model_of(config_of("llama")).save_pretrained(source)
+    status, error = run(ckpt, "convert", source, there, "--to",
+                        "megatron_torch_dist")
+    assert status == 0, error
+    other = os.path.join(home, "other")
+    config_of("llama", rms_norm_eps=0.25).save_pretrained(other)
+    status, error = run(ckpt, "convert", there, os.path.join(home, "back"),
+                        "--to", "safetensors", "--config-from", other)
+    assert status == 5 and "0.25" in error and "norm_epsilon" in error, error
+    shutil.rmtree(there)
+
+
+def check_verify(ckpt, home):
+    """Equal tensors and another epsilon are not one model."""
+    a, b = os.path.join(home, "a"), os.path.join(home, "b")
+    model = model_of(config_of("llama"))
+    model.save_pretrained(a)
+    model.config.rms_norm_eps = 0.25
+    model.save_pretrained(b)
+    done = subprocess.run([ckpt, "verify", a, b, "--json"],
+                          capture_output=True, text=True)
+    problems = json.loads(done.stdout)["problems"]
+    assert done.returncode == 1, done.stdout
+    assert [(p["kind"], p["name"], p["a"], p["b"]) for p in problems] == \
+        [("fact", "norm_epsilon", 1e-5, 0.25)], problems
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ckpt", required=True)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("names", nargs="*",
+                        help="families, and dialects: all if there are none")
+    given = parser.parse_args()
+    families = [n for n in given.names if n in FAMILIES]
+    dialects = [n for n in given.names if n in DIALECTS] or list(DIALECTS)
+    bad = 0
+    with tempfile.TemporaryDirectory() as home:
+        if not given.names:
+            check_defaults()
+            check_strict(given.ckpt, home)
+            check_disagreement(given.ckpt, home)
+            check_verify(given.ckpt, home)
+        for family in families or (FAMILIES if given.full else CHOSEN):
+            fields = fields_of(family) if given.full else CHOSEN[family]
+            rows = check(given.ckpt, family, fields, home, dialects)
+            show(family, rows)
+            assert rows, family
+            bad += sum(r[4].startswith(("SILENT", "FAILED")) for r in rows)
+    print("silent changes:", bad)
+    assert bad == 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,386 @@
+#!/usr/bin/env python3
+"""Every call that can fail, fails: the n-th of each kind, in each command.
+
+tests/support/faults.cc stands below ckpt as a disk that errs. Whatever
+happens, the exit status says so in plain words, DST is whole or absent, and
+--resume goes on to the same bytes. And power cuts: all changes of a run are
+recorded and replayed up to each of them, without what was not synced.
+"""
+
+import hashlib
+import os
+import random
+import struct
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from resume_test import make_source  # noqa: E402
+
+DATA = HERE.parent / "data"
+CKPT = SHIM = None
+PASSED = FAILED = 0
+ERRORS = {"EIO": 5, "ENOSPC": 28, "EDQUOT": 122, "ESTALE": 116}
+WRITES = ["write", "truncate", "fsync", "fdatasync", "rename", "unlink",
+          "rmdir", "mkdir", "sync_file_range", "copy_file_range", "close",
+          "open", "opendir", "readdir", "link"]
+READS = ["open", "read", "close", "opendir", "readdir"]
+
+
+def check(name, good, detail=""):
+    global PASSED, FAILED
+    PASSED += bool(good)
+    FAILED += not good
+    if not good:
+        print(f"FAIL {name}: {str(detail)[:600]}", flush=True)
+
+
+def tree(path):
+    """All that stands under a name."""
+    if path.is_symlink() or not path.exists():
+        return None
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return {str(p.relative_to(path)): hashlib.sha256(
+        p.read_bytes()).hexdigest() for p in sorted(path.rglob("*"))
+        if p.is_file()}
+
+
+def run(words, root=None, **settings):
+    """settings: FAULTS, FAULTS_COUNT, FAULTS_RECORD"""
+    env = dict(os.environ)
+    if root:
+        env.update(LD_PRELOAD=str(SHIM), FAULTS_ROOT=str(root), **settings)
+    try:
+        return subprocess.run(list(map(str, words)), capture_output=True,
+                              text=True, errors="replace", timeout=120,
+                              env=env)
+    except subprocess.TimeoutExpired as slow:
+        return subprocess.CompletedProcess(words, -1, "", f"hangs: {slow}")
+
+
+def commands(folder):
+    """Name, words with SRC and DST in them, the source, DST's name."""
+    plain = folder / "plain.safetensors"
+    make_source(plain, 1)
+    cases = [
+        ("convert", ["convert", "SRC", "DST", "--to", "torch"], plain,
+         "out.pt"),
+        ("reshard", ["reshard", "SRC", "DST", "--tp", "1"],
+         DATA / "fairseq2_native" / "llama_tp2dp1_blocking" / "ckpt", "out"),
+        ("unshard", ["unshard", "SRC", "DST"],
+         DATA / "dcp" / "fsdp2_w2_adamw" / "ckpt", "out"),
+        ("overwrite", ["convert", "SRC", "DST", "--to", "safetensors",
+                       "--overwrite"], plain, "out"),
+    ]
+    return cases
+
+
+def words_of(case, target, *more):
+    _, words, source, _ = case
+    return [CKPT, *(source if w == "SRC" else target if w == "DST" else w
+                    for w in words), "-j", "2", *more]
+
+
+def old_target(case, target):
+    """What --overwrite replaces."""
+    if "--overwrite" in case[1]:
+        target.mkdir(parents=True)
+        text = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+        (target / "model.safetensors").write_bytes(
+            struct.pack("<Q", len(text)) + text + b"x")
+
+
+def sample(rng, count):
+    """Some of the numbers up to `count`."""
+    if count == 0:
+        return []
+    picked = {1, 2, count, *(rng.randint(1, count) for _ in range(2))}
+    return sorted(n for n in picked if 1 <= n <= count)
+
+
+def counts_of(words, root, folder):
+    counts = folder / "counts"
+    done = run(words, root, FAULTS_COUNT=str(counts))
+    lines = [line.split() for line in counts.read_text().splitlines()]
+    return done, {name: int(number) for name, number in lines}
+
+
+def one_fault(place, case, fault, root_of, want, before):
+    """A run with a fault, and --resume after it."""
+    name, _, _, base = case
+    target = place / base
+    place.mkdir()
+    old_target(case, target)
+    what = f"{name}, {root_of} {fault}"
+    root = place if root_of == "target" else case[2]
+    broken = run(words_of(case, target), root, FAULTS=fault)
+    after = tree(target)
+    check(f"{what}: exit status", broken.returncode in (0, 3, 4, 6, 7),
+          f"{broken.returncode} {broken.stderr}")
+    check(f"{what}: says why", broken.returncode == 0 or "error:" in
+          broken.stderr, broken.stderr)
+    if broken.returncode == 0:
+        check(f"{what}: whole", after == want, after)
+        return
+    stands = "in its place" in broken.stderr or after == want
+    check(f"{what}: DST is as it was", after == before or stands, after)
+    if after == want:
+        return
+    again = run(words_of(case, target, "--resume"))
+    check(f"{what}: --resume", again.returncode == 0,
+          f"{again.returncode} {again.stderr} (after {broken.stderr})")
+    check(f"{what}: same bytes", tree(target) == want)
+    rest = [p.name for p in place.iterdir() if p.name.startswith(".out")]
+    check(f"{what}: nothing beside", not rest, rest)
+
+
+def all_faults(folder, share):
+    rng = random.Random(19)
+    with ThreadPoolExecutor(4) as pool:
+        jobs = []
+        for case in commands(folder):
+            name, _, source, base = case
+            place = folder / f"{name}_plain"
+            place.mkdir()
+            old_target(case, place / base)
+            before = tree(place / base)
+            done = run(words_of(case, place / base))
+            check(f"{name}: plain run", done.returncode == 0, done.stderr)
+            want = tree(place / base)
+            for root_of, kinds in (("target", WRITES), ("source", READS)):
+                counted = folder / f"{name}_{root_of}_counted"
+                counted.mkdir()
+                old_target(case, counted / base)
+                _, counts = counts_of(
+                    words_of(case, counted / base),
+                    counted if root_of == "target" else source, folder)
+                for kind in kinds:
+                    for n in sample(rng, counts[kind]):
+                        faults = [rng.choice(list(ERRORS.values())), 4]
+                        if kind in ("read", "write", "copy_file_range"):
+                            faults.append("short")
+                        if kind in ("fdatasync", "sync_file_range"):
+                            faults.append("lost")
+                        if kind in ("write", "rename", "fdatasync"):
+                            faults.append(f"{rng.choice([5, 28])}+")
+                        for fault in faults:
+                            if rng.random() > share:
+                                continue
+                            plus = "+" if str(fault).endswith("+") else ""
+                            text = f"{kind}@{n}{plus}={fault}".rstrip("+")
+                            jobs.append(pool.submit(
+                                one_fault, folder / f"f{len(jobs)}", case,
+                                text, root_of, want, before))
+        for job in jobs:
+            job.result()
+    return len(jobs)
+
+
+# -------------------------------------------------------------- power cuts
+class Node:
+    """A file or directory: what is there, and what would be after a cut."""
+
+    def __init__(self, directory=False):
+        self.directory = directory
+        self.live = {} if directory else bytearray()
+        self.kept = {} if directory else b""
+
+    def sync(self):
+        self.kept = dict(self.live) if self.directory else bytes(self.live)
+
+
+class Disk:
+    def __init__(self, root):
+        self.root = str(root)
+        self.top = self.load(Path(root))
+
+    def load(self, path):
+        node = Node(path.is_dir())
+        if node.directory:
+            node.live = {p.name: self.load(p) for p in path.iterdir()}
+        else:
+            node.live = bytearray(path.read_bytes())
+        node.sync()
+        return node
+
+    def parts(self, path):
+        return [p for p in path[len(self.root):].split("/") if p]
+
+    def find(self, path):
+        node = self.top
+        for part in self.parts(path):
+            node = node.live.get(part) if node and node.directory else None
+        return node
+
+    def above(self, path):
+        return self.find(path.rsplit("/", 1)[0]), path.rsplit("/", 1)[1]
+
+    def apply(self, kind, path, other, offset, data):
+        node = self.find(path)
+        if kind == 1 and node is None:
+            parent, name = self.above(path)
+            parent.live[name] = Node()
+        elif kind == 2 and node:
+            if len(node.live) < offset + len(data):
+                node.live.extend(bytes(offset + len(data) - len(node.live)))
+            node.live[offset:offset + len(data)] = data
+        elif kind == 3 and node:
+            del node.live[offset:]
+            node.live.extend(bytes(offset - len(node.live)))
+        elif kind == 4 and node:
+            node.sync()
+        elif kind in (5, 8, 9):
+            (a, name), (b, other_name) = self.above(path), self.above(other)
+            moved = a.live[name]
+            if kind == 8:
+                a.live[name] = b.live[other_name]
+            elif kind == 5:
+                del a.live[name]
+            b.live[other_name] = moved
+        elif kind == 6:
+            parent, name = self.above(path)
+            parent.live.pop(name, None)
+        elif kind == 7:
+            parent, name = self.above(path)
+            parent.live[name] = Node(directory=True)
+
+    def cut(self, base, names_kept):
+        """What stands under DST after a power cut: with all changes of
+        names, or with those alone whose directory was synced; of data only
+        what was synced, the rest zeros."""
+        def look(node):
+            if not node.directory:
+                data = bytes(node.kept)
+                size = len(node.live) if names_kept else len(data)
+                data = data[:size] + bytes(size - len(data[:size]))
+                return hashlib.sha256(data).hexdigest()
+            entries = node.live if names_kept else node.kept
+            found = {}
+            for name, below in entries.items():
+                inside = look(below)
+                if isinstance(inside, dict):
+                    found.update({f"{name}/{k}": v
+                                  for k, v in inside.items()})
+                else:
+                    found[name] = inside
+            return found
+
+        entries = self.top.live if names_kept else self.top.kept
+        return look(entries[base]) if base in entries else None
+
+
+def changes(path):
+    data = path.read_bytes()
+    at = 0
+    while at < len(data):
+        kind, a, b, offset, size = struct.unpack_from("<IIIQQ", data, at)
+        at += 28
+        first, at = data[at:at + a].decode(), at + a
+        second, at = data[at:at + b].decode(), at + b
+        body = b""
+        if kind == 2:
+            body, at = data[at:at + size], at + size
+        yield kind, first, second, offset, body
+
+
+def power_cuts(folder):
+    cuts = 0
+    for case in commands(folder):
+        name, _, _, base = case
+        place = folder / f"{name}_cut"
+        place.mkdir()
+        target = place / base
+        old_target(case, target)
+        disk, before = Disk(place), tree(target)
+        record = folder / f"{name}.record"
+        done = run(words_of(case, target), place, FAULTS_RECORD=str(record))
+        check(f"power_cuts: {name}", done.returncode == 0, done.stderr)
+        want = tree(target)
+        last = {}
+        for number, change in enumerate(changes(record)):
+            disk.apply(*change)
+            if change[0] == 2 and number % 16:
+                continue  # writes to files that have no name yet
+            for names_kept in (True, False):
+                found = disk.cut(base, names_kept)
+                cuts += 1
+                last[names_kept] = found
+                check(f"power_cuts: {name}, after {number} "
+                      f"({change[0]} {change[1]}), names {names_kept}",
+                      found in (before, want), found)
+        # And in the end it is there, whatever is lost.
+        check(f"power_cuts: {name}: done is done",
+              last == {True: want, False: want}, last)
+    return cuts
+
+
+def limits(folder):
+    """Of the system, not of the disk."""
+    source = folder / "many"
+    source.mkdir()
+    weights = {}
+    for i in range(300):
+        text = (b'{"t%d":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+                % i)
+        file = f"model-{i + 1:05d}-of-00300.safetensors"
+        (source / file).write_bytes(struct.pack("<Q", len(text)) + text
+                                    + struct.pack("<I", i))
+        weights[f"t{i}"] = file
+    import json
+    (source / "model.safetensors.index.json").write_text(json.dumps(
+        {"metadata": {"total_size": 1200}, "weight_map": weights}))
+    plain = folder / "plain.safetensors"
+    make_source(plain, 24)
+    shell = {
+        "few_open_files": ("ulimit -n 64", source, (0,)),
+        "very_few_open_files": ("ulimit -n 16", source, (0, 7)),
+        "file_size": ("ulimit -f 100", plain, (6,)),
+        "no_threads": ("ulimit -v 400000", plain, (0, 7)),
+    }
+    for name, (limit, path, allowed) in shell.items():
+        target = folder / f"{name}_out"
+        words = [CKPT, "convert", path, target, "--to", "safetensors",
+                 "-j", "16"]
+        done = run(["bash", "-c", limit + '; exec "$@"', "x", *words])
+        check(f"limits: {name}", done.returncode in allowed,
+              f"{done.returncode} {done.stderr}")
+        check(f"limits: {name}: whole or absent",
+              target.exists() == (done.returncode == 0))
+        if name == "file_size":
+            check("limits: file_size says so", "ulimit -f" in done.stderr,
+                  done.stderr)
+
+
+def main():
+    global CKPT, SHIM
+    import argparse
+    import tempfile
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ckpt", required=True)
+    parser.add_argument("--faults", required=True)
+    parser.add_argument("--share", type=float, default=0.5,
+                        help="of the faults; 1.0: all of them")
+    args = parser.parse_args()
+    CKPT, SHIM = Path(args.ckpt).resolve(), Path(args.faults).resolve()
+    if not SHIM.exists():
+        sys.exit(f"no {SHIM}: build the target ckpt_faults")
+    with tempfile.TemporaryDirectory(prefix="ckpt_faults_") as temp:
+        for test, more in ((power_cuts, []), (limits, []),
+                           (all_faults, [args.share])):
+            place = Path(temp) / test.__name__
+            place.mkdir()
+            begin = time.monotonic()
+            number = test(place, *more)
+            print(f"{test.__name__}: {number or ''} in "
+                  f"{time.monotonic() - begin:.1f} s", flush=True)
+    print(f"{PASSED} passed, {FAILED} failed, 0 skipped")
+    sys.exit(FAILED != 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Every command's JSON fits its schema in docs/schema, errors included.
+
+The schemas use a small part of JSON Schema, which this file checks itself:
+type, const, enum, required, properties, additionalProperties, items, oneOf,
+minimum, $ref to a file beside. A keyword that it does not know is an error.
+"""
+
+import json
+import os
+import shutil
+
+from support import DATA, Suite, check, check_equal
+
+CKPT = None
+SCHEMAS = DATA.parents[1] / "docs/schema"
+TYPES = {"object": dict, "array": list, "string": str, "boolean": bool,
+         "null": type(None), "number": (int, float), "integer": int}
+KNOWN = {"$schema", "$id", "title", "description", "type", "const", "enum",
+         "required", "properties", "additionalProperties", "items", "oneOf",
+         "minimum", "$ref"}
+
+
+def schema_of(name):
+    return json.loads((SCHEMAS / f"{name}.json").read_text())
+
+
+def is_type(value, name):
+    if isinstance(value, bool):
+        return name == "boolean"
+    return isinstance(value, TYPES[name])
+
+
+def faults(value, schema, at="$"):
+    """What does not fit, as a list of sentences."""
+    if schema is True:
+        return []
+    check(not set(schema) - KNOWN, f"{at}: keywords {set(schema) - KNOWN}")
+    if "$ref" in schema:
+        return faults(value, schema_of(schema["$ref"].removesuffix(".json")),
+                      at)
+    if "oneOf" in schema:
+        fits = [s for s in schema["oneOf"] if not faults(value, s, at)]
+        if len(fits) != 1:
+            return [f"{at}: fits {len(fits)} of {len(schema['oneOf'])} forms"]
+    kinds = schema.get("type")
+    if kinds is not None:
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        if not any(is_type(value, k) for k in kinds):
+            return [f"{at}: {value!r} is no {kinds}"]
+    if "const" in schema and value != schema["const"]:
+        return [f"{at}: {value!r} is not {schema['const']!r}"]
+    if "enum" in schema and value not in schema["enum"]:
+        return [f"{at}: {value!r} is none of {schema['enum']}"]
+    if "minimum" in schema and value < schema["minimum"]:
+        return [f"{at}: {value!r} is too small"]
+    found = []
+    if isinstance(value, dict):
+        found += [f"{at}: {key} is missing"
+                  for key in schema.get("required", ()) if key not in value]
+        rows = schema.get("properties", {})
+        for key, child in value.items():
+            if key in rows:
+                found += faults(child, rows[key], f"{at}.{key}")
+            elif isinstance(schema.get("additionalProperties"), dict):
+                found += faults(child, schema["additionalProperties"],
+                                f"{at}.{key}")
+            elif schema.get("additionalProperties") is False:
+                found.append(f"{at}: {key} is not in the schema")
+    if isinstance(value, list) and "items" in schema:
+        for i, child in enumerate(value):
+            found += faults(child, schema["items"], f"{at}[{i}]")
+    return found
+
+
+def fits(text, name, result):
+    """The document, once it is known to fit the schema `name`."""
+    document = json.loads(text)
+    check_equal(document["schema"], f"ckpt/{name}/1", f"schema\n{result}")
+    found = faults(document, schema_of(name))
+    check(not found, "\n".join(found[:10]) + f"\n{result.line}")
+    return document
+
+
+TP4 = DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt"
+LLAMA = DATA / "hf/llama/ckpt"
+TORCH = DATA / "torch_pt/training_objects/ckpt/ckpt_p2.pt"
+DCP = DATA / "dcp/fsdp2_w2_adamw/ckpt"
+MEGATRON = DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt"
+LEGACY = DATA / "megatron_zarr/gpt_zarr_optim_bucket_space_v0090/ckpt"
+
+GOOD = [
+    ("inspect", 0, ("inspect", TP4)),
+    ("inspect", 0, ("inspect", TORCH, "--objects")),
+    ("inspect", 0, ("inspect", DCP, "--shards", "--digest")),
+    ("inspect", 0, ("inspect", MEGATRON)),
+    ("inspect", 0, ("inspect", LEGACY)),
+    ("convert", 0, ("convert", TP4, "out", "--to", "safetensors")),
+    ("convert", 0, ("convert", LLAMA, "out", "--to", "megatron_torch_dist",
+                    "--tp", 2, "-n")),
+    ("reshard", 0, ("reshard", TP4, "out", "--tp", 8)),
+    ("unshard", 0, ("unshard", DCP, "out.pt")),
+    ("verify", 0, ("verify", TP4)),
+    ("verify", 1, ("verify", TP4, LLAMA)),
+    ("verify", 0, ("verify", TP4, TP4)),
+    ("diff", 1, ("diff", TP4, LLAMA)),
+    ("diff", 1, ("diff", LLAMA, DATA / "hf/qwen3_bf16/ckpt")),
+    ("diff", 0, ("diff", TP4, TP4)),
+    ("ls", 0, ("ls", TP4)),
+    ("ls", 1, ("ls", TP4, "-e", "nothing")),
+    ("ls", 0, ("ls", DCP, "-l")),
+    ("show", 0, ("show", LLAMA, "model.norm.weight[:4]")),
+    ("show", 0, ("show", MEGATRON, "args")),
+    ("scan", 8, ("scan", TORCH)),
+    ("scan", 0, ("scan", DCP)),
+    ("scan", 8, ("scan", DATA / "bad/pickle/os_system.pt")),
+    ("doctor", 0, ("doctor",)),
+    ("family", 0, ("family", "list")),
+    ("family", 0, ("family", "show", "llama")),
+    ("family", 0, ("family", "check", LLAMA)),
+]
+
+BAD = [
+    (2, "usage", ("inspect", TP4, "--kesy", "x")),
+    (2, "usage", ("inspect",)),
+    (2, "usage", ("inspct", TP4)),
+    (2, "usage", ("reshard", TP4, "-", "--tp", 8)),
+    (2, "usage", ("convert", TP4, "out")),
+    (3, "missing", ("inspect", "nothing")),
+    (3, "missing", ("diff", TP4, "nothing")),
+    (4, "damaged", ("inspect", DATA / "bad/safetensors/overlap.safetensors")),
+    (5, "unfaithful", ("reshard", TP4, "out", "--tp", 3)),
+    (7, "resource", ("unshard", TP4, "out", "--max-mem", "1MiB")),
+]
+
+
+def test_good(folder, name, code, argv):
+    result = CKPT.run(*argv, "--json", cwd=folder).want(code)
+    fits(result.out, name, result)
+
+
+def test_bad(folder, code, kind, argv):
+    result = CKPT.run(*argv, "--json", cwd=folder).want(code)
+    check_equal(result.out, "", f"stdout\n{result}")
+    check_equal(len(result.err.splitlines()), 1, f"lines on stderr\n{result}")
+    error = fits(result.err, "error", result)["error"]
+    check_equal((error["status"], error["kind"]), (code, kind), str(result))
+
+
+def test_place(folder):
+    """An error says about which file and tensor it is, apart."""
+    path = DATA / "bad/safetensors/overlap.safetensors"
+    error = json.loads(CKPT.run("inspect", path, "--json").err)["error"]
+    check_equal(error["path"], str(path), "path")
+    check_equal(error["tensor"], "b", "tensor")
+    check(error["message"].startswith("data begins"), error)
+
+
+def test_numbers(folder):
+    """The numbers of a difference are fields, of diff and of verify."""
+    shutil.copytree(LLAMA, folder / "a")
+    CKPT.ok("convert", LLAMA, folder / "b", "--to", "safetensors", "--dtype",
+            "f16", "--no-fsync")
+    for command, key in (("diff", "differences"), ("verify", "problems")):
+        rows = CKPT.run(command, folder / "a", folder / "b",
+                        "--json").want(1).json()[key]
+        rows = [row for row in rows if row["kind"] == "dtype"]
+        check(rows, f"{command} finds no dtype that differs")
+        for row in rows:
+            check_equal(row["dtype_b"], "f16", command)
+            check_equal(row["shape_a"], row["shape_b"], command)
+
+
+def test_plan(folder):
+    """A dry run's plan fits its schema; what it read may not change after."""
+    shutil.copytree(TP4, folder / "tp4")
+    CKPT.ok("reshard", "tp4", "tp8", "--tp", 8, "-n", "-o", "plan.json",
+            cwd=folder)
+    plan = fits((folder / "plan.json").read_text(), "plan", CKPT.ok("version"))
+    check_equal(plan["command"], "reshard", "command")
+    check(not (folder / "tp8").exists(), "a dry run wrote")
+    CKPT.ok("run", folder / "plan.json")
+    CKPT.ok("verify", "tp4", "tp8", cwd=folder)
+    shutil.rmtree(folder / "tp8")
+    changes = {
+        "new file": lambda f: (f / "more").write_text("x"),
+        "gone": lambda f: (f / "more").unlink(),
+        "touched": lambda f: os.utime(f / "model.yaml"),
+        "longer": lambda f: (f / "model.yaml").write_text("x" * 400),
+    }
+    for what, change in changes.items():
+        CKPT.ok("reshard", "tp4", "tp8", "--tp", 8, "-n", "-o", "plan.json",
+                cwd=folder)
+        change(folder / "tp4")
+        result = CKPT.run("run", "plan.json", cwd=folder).want(5)
+        check("changed since the plan was made" in result.err, f"{what}\n{result}")
+        check(not (folder / "tp8").exists(), f"{what}: it ran")
+    (folder / "not.json").write_text("{}")
+    CKPT.run("run", "not.json", cwd=folder).want(4)
+    result = CKPT.run("reshard", "tp4", "tp8", "--tp", 8, "-n", "-o",
+                      "not.json", cwd=folder).want(2)
+    check_equal((folder / "not.json").read_text(), "{}", f"{result}")
+
+
+def test_progress(folder):
+    """--progress json: lines that fit the schema and add up."""
+    result = CKPT.ok("reshard", TP4, "tp8", "--tp", 8, "--progress", "json",
+                     "-q", cwd=folder)
+    rows = [fits(line, "progress", result) for line in result.err.splitlines()]
+    check(rows and rows[-1]["done"], f"no last line\n{result}")
+    check_equal(rows[-1]["bytes_done"], rows[-1]["bytes_total"], "bytes")
+
+
+def test_all_covered():
+    """Each schema file is tested above or in its command's own test."""
+    names = {path.stem for path in SCHEMAS.glob("*.json")}
+    used = {name for name, _, _ in GOOD} | {"error", "plan", "progress"}
+    check_equal(names & used, used, "schemas of what is tested")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for name, code, argv in GOOD:
+        suite.add(f"ckpt {' '.join(str(a).replace(str(DATA), '') for a in argv)}",
+                  test_good, name, code, argv)
+    for code, kind, argv in BAD:
+        suite.add(f"{kind}: ckpt {' '.join(map(str, argv))[:60]}", test_bad,
+                  code, kind, argv)
+    suite.add("path and tensor of an error", test_place)
+    suite.add("numbers of differences", test_numbers)
+    suite.add("plan.json", test_plan)
+    suite.add("--progress json", test_progress)
+    suite.add("schemas", lambda folder: test_all_covered())
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)

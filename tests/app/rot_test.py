@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""A flipped bit in any file that ckpt wrote is found by `ckpt verify`."""
+
+import random
+import shutil
+import struct
+
+from files_test import ONE_OF_EACH
+from support import DATA, Suite, check, check_equal
+
+CKPT = None  # set by prepare
+MOST = 10  # files of a target
+PLACES = 5  # of a file
+
+# What carries states of trainers, readers and the like as it is.
+CASES = {**ONE_OF_EACH,
+         "fairseq2, same grid": "fairseq2_native/llama_tp2dp2_fsdp2",
+         "olmo_core, trainers": "olmo_core_dcp/direct_flat_w4"}
+
+
+def flip(path, at, bit):
+    with open(path, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ (1 << bit)]))
+
+
+def places(path, rng):
+    size = path.stat().st_size
+    chosen = {0, size - 1} | {rng.randrange(size) for _ in range(PLACES - 2)}
+    return sorted(chosen)
+
+
+def flip_all(top, opened, rng):
+    files = sorted(p for p in top.rglob("*") if p.is_file() and
+                   p.stat().st_size and not p.is_symlink())
+    # The small ones first: they are what the tensors' digests don't cover.
+    files.sort(key=lambda p: p.stat().st_size)
+    few = files[:MOST // 2] + rng.sample(files[MOST // 2:],
+                                         max(0, min(MOST // 2,
+                                             len(files) - MOST // 2)))
+    for path in few:
+        for at in places(path, rng):
+            bit = rng.randrange(8)
+            flip(path, at, bit)
+            done = CKPT.run("verify", opened)
+            flip(path, at, bit)
+            check_equal(done.code, 1, f"verify with bit {bit} of byte {at} of "
+                        f"{path.relative_to(top)} flipped: {done.out}"
+                        f"{done.err}")
+
+
+def test_flips(folder, name, case):
+    out = folder / "out"
+    to = "deepspeed" if name == "deepspeed" else name.split(",")[0]
+    CKPT.ok("convert", DATA / case / "ckpt", out, "--to", to)
+    (folder / "out").is_dir()
+    CKPT.ok("verify", out)
+    flip_all(out, out, random.Random(name))
+    CKPT.ok("verify", out)
+
+
+def test_flips_single(folder):
+    """Single files and the manifest beside them."""
+    for end, to in (("safetensors", "safetensors"), ("pt", "torch")):
+        top = folder / end
+        top.mkdir()
+        out = top / f"a.{end}"
+        CKPT.ok("convert", DATA / "safetensors" / "hf_sharded" / "ckpt", out,
+                "--to", to)
+        flip_all(top, out, random.Random(end))
+        CKPT.ok("verify", out)
+
+
+def safetensors(path, data):
+    text = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (
+        len(data), len(data))
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def test_manifest_of_another_file(folder):
+    """A manifest is ignored once another file stands in its place."""
+    a, b = folder / "a.safetensors", folder / "b.safetensors"
+    safetensors(a, bytes(range(256)) * 64)
+    CKPT.ok("convert", a, b, "--to", "safetensors")
+    safetensors(b, bytes(reversed(range(256))) * 64)
+    done = CKPT.ok("verify", b)
+    check("ignored" in done.err, done.err)
+    CKPT.ok("convert", b, folder / "c.safetensors", "--to", "safetensors")
+
+
+def test_overwrite_without_manifest(folder):
+    """--overwrite --no-manifest takes the old manifest away."""
+    a, b = folder / "a.safetensors", folder / "b.safetensors"
+    safetensors(a, b"1" * 4096)
+    CKPT.ok("convert", a, b, "--to", "safetensors")
+    manifest = folder / "b.safetensors.ckpt-manifest.json"
+    check(manifest.exists(), "a manifest")
+    safetensors(a, b"2" * 4096)
+    CKPT.ok("convert", a, b, "--to", "safetensors", "--overwrite",
+            "--no-manifest")
+    check(not manifest.exists(), "the manifest of what stood there before")
+    CKPT.ok("verify", b)
+
+
+def test_old_manifest(folder):
+    """Manifests before contents and identity are read as they were."""
+    a, b = folder / "a.safetensors", folder / "b"
+    safetensors(a, b"1" * 4096)
+    CKPT.ok("convert", a, b, "--to", "safetensors")
+    path = b / ".ckpt-manifest.json"
+    text = path.read_text()
+    cut = text.index(',\n "contents"')
+    path.write_text(text[:cut] + "\n}\n")
+    CKPT.ok("verify", b)
+    flip(b / "model.safetensors", (b / "model.safetensors").stat().st_size - 1,
+         0)
+    check_equal(CKPT.run("verify", b).code, 1, "verify of a flipped payload")
+
+
+def test_plain_files_are_read(folder):
+    """Without checksums the payload is read all the same, but for --quick."""
+    a = folder / "a.safetensors"
+    safetensors(a, b"1" * 65536)
+    done = CKPT.ok("verify", a, "--json")
+    check_equal(done.json()["checked"]["bytes"], 65536, "bytes read")
+    check("no checksums" in done.err, done.err)
+    done = CKPT.ok("verify", a, "--quick", "--json")
+    check_equal(done.json()["checked"]["bytes"], 0, "bytes read with --quick")
+    check_equal(CKPT.run("verify", a, "--quick", "--deep").code, 2, "both")
+
+
+def test_no_checksums_is_said(folder):
+    """zarr has none, whatever objects of torch stand beside the arrays."""
+    done = CKPT.ok("verify", DATA / "megatron_zarr" / "gpt_zarr_tp2_pp2_v0090"
+                   / "ckpt")
+    check("no checksums" in done.err, done.err)
+
+
+def test_carried_records(folder):
+    """The CRCs of a pickle that is carried are looked at, by verify and by
+    what carries it."""
+    source = folder / "source"
+    shutil.copytree(DATA / CASES["fairseq2"] / "ckpt", source)
+    state = next(source.rglob("trainer/rank_00.pt"))
+    data = bytearray(state.read_bytes())
+    at = data.index(b"PK\x03\x04", 4) - 80  # the end of a record's data
+    tried = 0
+    for back in range(0, 64):
+        data[at - back] ^= 1
+        state.write_bytes(data)
+        done = CKPT.run("verify", source)
+        data[at - back] ^= 1
+        if done.code == 1:
+            tried += 1
+            data[at - back] ^= 1
+            state.write_bytes(data)
+            done = CKPT.run("convert", source, folder / "out", "--to",
+                            "fairseq2")
+            check_equal(done.code, 4, done.err)
+            break
+    check(tried, "no flip was found")
+
+
+def test_disk_numbers(folder):
+    """Zip fields that torch refuses are damage."""
+    source = next((DATA / "torch_pt" / "container_variants" / "ckpt").glob(
+        "*.pt"))
+    whole = bytearray(source.read_bytes())
+    end = whole.rindex(b"PK\x05\x06")
+    entry = whole.index(b"PK\x01\x02")
+    path = folder / "a.pt"
+    for at in (end + 4, end + 6, entry + 34):
+        data = bytearray(whole)
+        data[at] = 3
+        path.write_bytes(data)
+        check_equal(CKPT.run("verify", path).code, 1, f"byte {at} is 3")
+
+
+def main():
+    suite = Suite(__doc__)
+    for name, case in CASES.items():
+        suite.add(f"flips: {name}", test_flips, name, case)
+    for test in (test_flips_single, test_manifest_of_another_file,
+                 test_overwrite_without_manifest, test_old_manifest,
+                 test_plain_files_are_read, test_no_checksums_is_said,
+                 test_carried_records, test_disk_numbers):
+        suite.add(test.__name__.removeprefix("test_"), test)
+
+    def prepare(_, ckpt):
+        global CKPT
+        CKPT = ckpt
+    suite.main(prepare)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""ckpt over run folders: what trainers leave, whole.
+
+Each case of tests/data/runs was written by its trainer; the expectations are
+its live objects': the model by its own names, the optimizer's state by the
+names of parameters.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from support import (
+    DATA, Failure, Suite, check, check_equal, compare, digest,
+    read_safetensors)
+
+CKPT = None  # set by prepare
+GOLDENS = DATA / "runs"
+CASES = sorted(path.name for path in GOLDENS.iterdir())
+TRAINERS = {
+    "accelerate": "accelerate", "hf_trainer": "hf_trainer",
+    "lightning": "lightning", "nanotron": "nanotron",
+    "torchtitan": "torchtitan", "verl": "verl",
+}
+# Files of a step without which it is another step, not a damaged one.
+OPTIONAL = re.compile(
+    r"config\.json|tokenizer|generation_config|README|zero_to|training_args"
+    r"|trainer_state|latest|scheduler|custom_checkpoint|data\.pt|\.json$"
+    r"|rng_state\.pth|optimizer\.pt")
+
+
+def facts(case):
+    return json.loads((GOLDENS / case / "case.json").read_text())
+
+
+def trainer_of(case):
+    return next(t for start, t in TRAINERS.items() if case.startswith(start))
+
+
+def root_of(case):
+    return GOLDENS / case / "ckpt"
+
+
+def step_of(case):
+    known = facts(case)
+    step = root_of(case) / known["newest"]
+    return step / known["newest_file"] if "newest_file" in known else step
+
+
+def wanted(case):
+    return (read_safetensors(GOLDENS / case / "expected.safetensors"),
+            read_safetensors(GOLDENS / case / "expected_optim.safetensors"))
+
+
+def check_contents(case, path):
+    found = CKPT.inspect(path, "--digest")
+    known = facts(case)
+    check_equal(found["trainer"],
+                {"name": trainer_of(case), "step": known["step"]}, "trainer")
+    model, optim = wanted(case)
+    got = {t["name"]: t for t in found["tensors"]}
+    by_kind = {kind: {t["name"] for t in found["tensors"] if t["kind"] == kind}
+               for kind in ("model", "optim")}
+    check_equal(sorted(by_kind["model"]), sorted(model), "model")
+    check_equal(sorted(by_kind["optim"]), sorted(optim), "optimizer")
+    for name, tensor in {**model, **optim}.items():
+        mine = got[name]
+        check_equal((mine["dtype"], tuple(mine["shape"]), mine["digest"]),
+                    (tensor.dtype, tensor.shape, digest(tensor.data)), name)
+    for name in optim:
+        check_equal(f"{got[name]['param']}.{got[name]['state']}", name, name)
+    bad = [p for p in found["problems"] if p["severity"] == "damage"]
+    check_equal(bad, [], "problems")
+    return found
+
+
+def test_contents(folder, case, path):
+    check_contents(case, path)
+    CKPT.ok("verify", path)
+
+
+def test_convert(folder, case, to):
+    source = step_of(case)
+    target = folder / ("out.pt" if to == "pt" else "out")
+    name = {"pt": "torch"}.get(to, to)
+    said = CKPT.ok("convert", source, target, "--to", name)
+    if to == "safetensors":
+        check("optimizer" in said.err, f"the optimizer went unsaid: {said}")
+    found = CKPT.inspect(target, "--digest")
+    model, optim = wanted(case)
+    got = {t["name"]: t for t in found["tensors"]}
+    for name, tensor in model.items():
+        check(name in got, f"{name} is not in {sorted(got)[:5]}")
+        check_equal(got[name]["digest"], digest(tensor.data), name)
+    if to == "safetensors":
+        # transformers and vLLM take every tensor for a weight.
+        check_equal(sorted(got), sorted(model), "tensors")
+        return
+    states = {f"{t.get('param')}.{t.get('state')}": t
+              for t in found["tensors"] if t["kind"] == "optim"}
+    for name, tensor in optim.items():
+        check(name in states, f"{name} is not in {sorted(states)[:5]}")
+        check_equal(states[name]["digest"], digest(tensor.data), name)
+
+
+def test_model_only(folder, case):
+    target = folder / "model.safetensors"
+    CKPT.ok("unshard", step_of(case), target, "--model-only")
+    got = read_safetensors(target)
+    model, _ = wanted(case)
+    for name, tensor in model.items():
+        check(name in got and got[name].data == tensor.data, name)
+    extra = [name for name in got if name not in model]
+    check(not any("exp_avg" in name for name in extra), f"{extra}")
+
+
+def test_none(folder, case):
+    """--trainer none: containers alone."""
+    result = CKPT.run("inspect", step_of(case), "--trainer", "none", "--json")
+    check(result.code in (0, 3, 4), f"{result}")
+    if result.code == 0:
+        check_equal(result.json()["trainer"], None, "trainer")
+
+
+def test_drop(folder, case):
+    """Without any one of its files: an answer, never a silent success."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of(case), copy)
+    files = sorted(p for p in copy.rglob("*") if p.is_file())
+    silent = []
+    for file in files:
+        name = str(file.relative_to(copy))
+        aside = folder / "aside"
+        file.rename(aside)
+        result = CKPT.run("verify", copy, "--json")
+        check(result.code in (0, 1, 3, 4), f"without {name}: {result}")
+        if result.code == 0:
+            if not OPTIONAL.search(name):
+                silent.append(name)
+        else:
+            text = result.out + result.err
+            check(text.strip(), f"without {name}: no message")
+        aside.rename(file)
+    check_equal(silent, [], "files that nobody misses")
+
+
+def mutants(data):
+    """Bytes that a disk or a stranger may have left: never a crash."""
+    half = len(data) // 2
+    yield "empty", b""
+    yield "half", data[:half]
+    for at in (half, max(0, len(data) - 40)):
+        if at < len(data):
+            yield f"byte {at}", (
+                data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1:])
+    yield "text", b"{" * min(4096, len(data))
+
+
+def test_mutants(folder, case):
+    """Each file damaged in turn: an answer with a right exit status."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of(case), copy)
+    for file in sorted(p for p in copy.rglob("*") if p.is_file()):
+        data = file.read_bytes()
+        for what, bytes_ in mutants(data):
+            file.write_bytes(bytes_)
+            result = CKPT.run("verify", copy)
+            check(result.code in (0, 1, 3, 4, 5, 8),
+                  f"{file.relative_to(copy)}, {what}: {result}")
+            check(result.code == 0 or (result.out + result.err).strip(),
+                  f"{file.relative_to(copy)}, {what}: no message")
+        file.write_bytes(data)
+
+
+def test_two_worlds(folder):
+    """Files of two saves in one folder are refused."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of("verl_fsdp2_w2"), copy)
+    actor = copy / "global_step_10" / "actor"
+    shutil.copy(actor / "model_world_size_2_rank_0.pt",
+                actor / "model_world_size_4_rank_0.pt")
+    result = CKPT.run("inspect", copy).want(4)
+    check("world sizes" in result.err, f"{result}")
+
+
+def test_mixed(folder):
+    copy = folder / "ckpt"
+    shutil.copytree(root_of("hf_trainer_qwen2"), copy)
+    step = copy / "checkpoint-10"
+    shutil.copy(step / "optimizer.pt", step / "pytorch_model.bin")
+    result = CKPT.run("inspect", copy).want(4)
+    check("two models" in result.err, f"{result}")
+    CKPT.ok("inspect", step, "--trainer", "none", "--from", "safetensors")
+
+
+def test_unknown_family(folder):
+    """Without a proven order the state stays numbered, and says so."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of("hf_trainer_qwen2"), copy)
+    step = copy / "checkpoint-10"
+    config = json.loads((step / "config.json").read_text())
+    config["model_type"] = "never_heard_of"
+    (step / "config.json").write_text(json.dumps(config))
+    found = CKPT.inspect(copy)
+    names = [t["name"] for t in found["tensors"] if t["kind"] == "optim"]
+    check(all(re.match(r"optimizer\.state\.\d+\.", n) for n in names), names)
+    check(any(p["kind"] == "numbered_state" for p in found["problems"]),
+          f"{found['problems']}")
+    # A list of names takes the place of what is not known.
+    order = facts("hf_trainer_qwen2")["optimizer_order"]
+    listing = folder / "order.txt"
+    listing.write_text("\n".join(n for g in order for n in g))
+    named = CKPT.inspect(copy, "--assume-order", listing)
+    names = {t["name"] for t in named["tensors"] if t["kind"] == "optim"}
+    check_equal(names, set(wanted("hf_trainer_qwen2")[1]), "names")
+    listing.write_text("\n".join(n for g in order[:1] for n in g))
+    CKPT.run("inspect", copy, "--assume-order", listing).want(2)
+
+
+def test_tracker(folder):
+    """A tracker wins over numbers; one that points nowhere is damage."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of("verl_fsdp2_w2"), copy)
+    shutil.copytree(copy / "global_step_10", copy / "global_step_20")
+    found = CKPT.inspect(copy)
+    check_equal(found["trainer"]["step"], 10, "step")
+    check(any("global_step_20" in p["message"] for p in found["problems"]),
+          f"{found['problems']}")
+    (copy / "latest_checkpointed_iteration.txt").write_text("15")
+    CKPT.run("inspect", copy).want(4)
+
+
+def test_newest(folder, case):
+    """By number, not by letters; an unfinished one is skipped aloud."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of(case), copy)
+    step = copy / step_of(case).relative_to(root_of(case))
+    number = int(re.findall(r"\d+", step.name)[-1])
+    older = step.with_name(step.name.replace(str(number), str(number - 1)))
+    if step.is_dir():
+        shutil.copytree(step, older)
+        newer = step.with_name(step.name.replace(str(number), "100"))
+        newer.mkdir()
+        (newer / "config.json").write_text("{}")
+    else:
+        shutil.copy(step, older)
+        newer = None
+    found = check_contents(case, copy)
+    check_equal(Path(found["path"]).name, step.name, "step")
+    if newer is not None and trainer_of(case) != "lightning":
+        check(any(newer.name in p["message"] for p in found["problems"]),
+              f"{newer.name} is not named: {found['problems']}")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    check_equal(len(CASES), 12, "goldens")
+    for case in CASES:
+        suite.add(f"{case}: from the step", test_contents, case, step_of(case))
+        suite.add(f"{case}: from the root", test_contents, case, root_of(case))
+        suite.add(f"{case}: --model-only", test_model_only, case)
+        suite.add(f"{case}: --trainer none", test_none, case)
+        suite.add(f"{case}: without a file", test_drop, case)
+        suite.add(f"{case}: the newest step", test_newest, case)
+        suite.add(f"{case}: damaged files", test_mutants, case)
+        for to in ("safetensors", "dcp", "pt"):
+            suite.add(f"{case}: convert to {to}", test_convert, case, to)
+    suite.add("files of two world sizes", test_two_worlds)
+    suite.add("safetensors beside .bin", test_mixed)
+    suite.add("an unknown family", test_unknown_family)
+    suite.add("a tracker", test_tracker)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)

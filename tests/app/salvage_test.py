@@ -1,0 +1,403 @@
+#!/usr/bin/env python3
+"""Every golden, damaged in each of its files, goes through `ckpt salvage`.
+
+What comes back is bit-equal to what the peers say, what does not is listed:
+together they are everything. Expectations are the goldens' own; torch and
+the tests' own parsers read the results. A byte that no checksum covers may be
+wrong without anybody knowing: such flips are only made where there is one.
+"""
+
+import json
+import re
+import shutil
+import struct
+import zlib
+
+from support import DATA, Suite, check, check_equal, read_safetensors
+
+CKPT = None
+
+# Format, case, what is opened below ckpt/ ("": the folder).
+CASES = [
+    ("safetensors", "hf_sharded", ""),
+    ("hf", "llama", ""),
+    ("torch_pt", "dtypes", "model.pt"),
+    ("torch_pt", "container_variants", "default.pt"),
+    ("torch_pt", "container_variants", "rezipped_stored.pt"),
+    ("torch_pt", "container_variants", "rezipped_deflated.pt"),
+    ("torch_pt", "torch1.13.1", "ckpt.pt"),
+    ("torch_pt", "sharded_bin", ""),
+    ("fairseq2_native", "llama_tp2dp2_fsdp2", ""),
+    ("megatron_legacy", "llama_te_tp2_pp2", ""),
+    ("megatron_torch_dist", "gpt_tp2_pp2_v0161", ""),
+    ("megatron_zarr", "gpt_zarr_tp2_pp2_v0090", ""),
+    ("dcp", "fsdp2_w2_adamw", ""),
+    ("meta", "llama", ""),
+    ("modelopt", "sharded_llama_tied_w2", ""),
+    ("deepspeed", "zero2_dp4", ""),
+    ("olmo_core_v1", "fsdp_olmo_w2", ""),
+    ("vllm", "tp2", ""),
+]
+
+
+def source_of(format, case, name):
+    path = DATA / format / case / "ckpt"
+    return path / name if name else path
+
+
+def copy(path, to):
+    if path.is_dir():
+        shutil.copytree(path, to)
+    else:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, to)
+    return to
+
+
+def files_of(path):
+    if path.is_file():
+        return [path]
+    return sorted(p for p in path.rglob("*") if p.is_file())
+
+
+def one_of_each(files):
+    """A file of each kind: names without their numbers, at most five."""
+    kinds = {}
+    for file in files:
+        kinds.setdefault(re.sub(r"\d+", "#", file.name), file)
+    return list(kinds.values())[:5]
+
+
+def digests(path):
+    """name -> (dtype, shape, digest), as any reader of ckpt sees it."""
+    return {t["name"]: (t["dtype"], tuple(t["shape"]), t.get("digest"))
+            for t in CKPT.inspect(path, "--digest")["tensors"]}
+
+
+# ------------------------------------------------------------------- damage
+def delete(path):
+    path.unlink()
+    return True
+
+
+def cut(part):
+    def apply(path):
+        size = path.stat().st_size
+        if size < 2:
+            return False
+        with open(path, "r+b") as f:
+            f.truncate(int(size * part))
+        return True
+    return apply
+
+
+def cut_tail(path):
+    size = path.stat().st_size
+    if size < 3:
+        return False
+    with open(path, "r+b") as f:
+        f.truncate(size - 1)
+    return True
+
+
+def flip(part):
+    def apply(path):
+        data = bytearray(path.read_bytes())
+        if not data:
+            return False
+        data[int((len(data) - 1) * part)] ^= 0x10
+        path.write_bytes(data)
+        return True
+    return apply
+
+
+def zero_page(path):
+    data = bytearray(path.read_bytes())
+    begin = len(data) // 2 // 4096 * 4096
+    page = data[begin:begin + 4096]
+    if not any(page):
+        return False
+    data[begin:begin + 4096] = bytes(len(page))
+    path.write_bytes(data)
+    return True
+
+
+DAMAGE = {
+    "deleted": delete, "cut to nothing": cut(0), "cut at half": cut(0.5),
+    "cut at 0.9": cut(0.9), "last byte cut": cut_tail,
+    "first byte flipped": flip(0), "flipped at a third": flip(0.33),
+    "flipped at 0.7": flip(0.7), "last byte flipped": flip(1),
+    "a page of zeros": zero_page,
+}
+
+
+def has_checksum(path):
+    """Zips of torch.save, also those inside of .distcp files."""
+    return b"PK\x01\x02" in path.read_bytes()
+
+
+# ------------------------------------------------------------------- checks
+def salvage(source, target, *more):
+    result = CKPT.run("salvage", source, target, "--json", "--no-fsync", *more)
+    check(result.code in (0, 1, 4, 5, 8), f"{result}")
+    report = None
+    if result.code in (0, 1, 5):
+        report = json.loads(result.out)
+        check_equal(report["schema"], "ckpt/salvage/1", "schema")
+    return result, report
+
+
+def gone_tensors(report):
+    return {part["tensor"] for part in report["gone"]}
+
+
+def same_but_listed(want, got, report, what):
+    """Recovered and listed together are everything."""
+    gone = gone_tensors(report)
+    listed = " ".join(note["what"] for note in report["lost"])
+    for name, value in want.items():
+        if name in gone:
+            check(name in got, f"{what}: {name} is listed and not written")
+            check_equal(got[name][:2], value[:2], f"{what}: {name}")
+        elif name in got:
+            check_equal(got[name], value, f"{what}: {name}")
+        else:
+            check(name in listed or report["lost"],
+                  f"{what}: {name} is neither recovered nor listed")
+    check(not set(got) - set(want), f"{what}: {set(got) - set(want)} is new")
+
+
+def try_one(folder, source, file, damage, like, want, counts):
+    """One damage to one file."""
+    broken, out = folder / source.name, folder / f"out_{source.name}"
+    copy(source, broken)
+    inside = broken / file.relative_to(source) if source.is_dir() else broken
+    what = f"{file.name}: {damage}"
+    certain = has_checksum(inside)
+    if not DAMAGE[damage](inside):
+        return
+    structural = damage.startswith(("deleted", "cut", "last byte cut"))
+    more = ["--like", like] if like else []
+    if not broken.exists():
+        CKPT.run("salvage", broken, out).want(3)
+        return
+    before = {p: p.read_bytes() for p in files_of(broken)}
+    result, report = salvage(broken, out, *more)
+    counts[result.code] = counts.get(result.code, 0) + 1
+    check({p: p.read_bytes() for p in files_of(broken)} == before,
+          f"{what}: the source was changed")
+    if result.code in (4, 5, 8):
+        check(not out.exists(), f"{what}: something was written\n{result}")
+        check("hint: " in result.err or '"hint"' in result.err,
+              f"{what}: no next step\n{result}")
+    elif certain or structural:
+        same_but_listed(want, digests(out), report, what)
+    if result.code == 5:
+        check(report["gone"] or report["lost"], f"{what}: nothing is listed")
+        result, report = salvage(broken, out, *more, "--partial", "zeros")
+        if result.code == 1 and (certain or structural):
+            check(out.exists(), f"{what}: --partial wrote nothing")
+            same_but_listed(want, digests(out), report, what)
+    left = [p.name for p in folder.iterdir() if p.name not in (
+        broken.name, out.name)]
+    check(not left, f"{what}: {left} is left behind")
+
+
+def test_damage(folder, format, case, name, with_like):
+    source = source_of(format, case, name)
+    like = source if with_like else None
+    want = digests(source)
+    counts, tried = {}, 0
+    files = one_of_each(files_of(source))
+    for file in files:
+        for damage in DAMAGE:
+            if len(files) > 2 and zlib.crc32(
+                    f"{case} {file.name} {damage}".encode()) % 2:
+                continue  # half of them: time
+            place = folder / f"t{tried}"
+            place.mkdir()
+            try_one(place, source, file, damage, like, want, counts)
+            shutil.rmtree(place)
+            tried += 1
+    print(f"  {format}/{case}/{name}: {tried} damages; exit {counts}",
+          flush=True)
+
+
+def test_sound(folder, format, case, name):
+    """A sound source is copied as it is."""
+    source = source_of(format, case, name)
+    out = folder / source.name
+    _, report = salvage(source, out)
+    check(report["whole"] and not report["gone"], f"{report}")
+    want = {p.relative_to(source): p.read_bytes() for p in files_of(source)}
+    got = {p.relative_to(out): p.read_bytes() for p in files_of(out)}
+    for path, data in want.items():
+        check(got.pop(path, None) == data, f"{path} is not as it was")
+    check(set(map(str, got)) <= {"model.safetensors.index.json"},
+          f"{set(got)} is new")
+
+
+# --------------------------------------------------- what exactly is listed
+def test_cut_safetensors(folder):
+    """Each element of a file that was cut is either right or listed."""
+    source = DATA / "hf/llama/ckpt/model.safetensors"
+    if not source.exists():
+        source = sorted((DATA / "hf/llama/ckpt").glob("*.safetensors"))[0]
+    want = read_safetensors(source)
+    data = source.read_bytes()
+    (header,) = struct.unpack("<Q", data[:8])
+    for at in (len(data) - 3, (8 + header + len(data)) // 2, 8 + header):
+        broken, out = folder / "broken.safetensors", folder / "out.safetensors"
+        broken.write_bytes(data[:at])
+        salvage(broken, out)[0].want(5)
+        result, report = salvage(broken, out, "--partial", "nan")
+        result.want(1)
+        got = read_safetensors(out)
+        holes = {}
+        for part in report["gone"]:
+            holes.setdefault(part["tensor"], []).append(part["elements"])
+        for name, tensor in want.items():
+            size = max(1, len(tensor.data) // max(1, count(tensor.shape)))
+            expect = bytearray(tensor.data)
+            for begin, end in holes.get(name, []):
+                expect[begin * size:end * size] = nan(tensor.dtype) * (
+                    end - begin)
+            check_equal(got[name].data, bytes(expect), f"cut at {at}: {name}")
+        lost = sum(part["bytes"] for part in report["gone"])
+        check(len(data) - at <= lost < len(data) - at + 8,
+              f"{lost} bytes listed, {len(data) - at} were cut")
+        out.unlink()
+
+
+def count(shape):
+    total = 1
+    for dim in shape:
+        total *= dim
+    return total
+
+
+def nan(dtype):
+    return {"f32": b"\0\0\xc0\x7f", "bf16": b"\xc0\x7f", "f16": b"\0\x7e"}[
+        dtype]
+
+
+def test_lost_directory(folder):
+    """torch loads what is rebuilt of a file without its directory."""
+    import torch
+
+    source = DATA / "torch_pt/container_variants/ckpt/default.pt"
+    want = torch.load(source, weights_only=True)
+    data = source.read_bytes()
+    broken, out = folder / "broken.pt", folder / "out.pt"
+    broken.write_bytes(data[:data.index(b"PK\x01\x02")])
+    result, report = salvage(broken, out)
+    result.want(0)
+    check(report["rebuilt"], "nothing is said")
+    got = torch.load(out, weights_only=True)
+    check(str(got) == str(want), "torch reads something else")
+
+
+def test_lost_pickle(folder):
+    """Without data.pkl nothing can be known, and that is said."""
+    source = DATA / "torch_pt/container_variants/ckpt/default.pt"
+    data = bytearray(source.read_bytes())
+    at = data.index(b"data.pkl") + 200
+    data[at] ^= 1
+    broken = folder / "broken.pt"
+    broken.write_bytes(data)
+    result, _ = salvage(broken, folder / "out.pt")
+    result.want(4)
+    check("data.pkl" in result.err, f"{result}")
+
+
+def test_index(folder):
+    """A lost index is rebuilt: the weight map is the one that was."""
+    source = DATA / "safetensors/hf_sharded/ckpt"
+    name = next(p.name for p in source.glob("*.index.json"))
+    want = json.loads((source / name).read_text())
+    broken, out = copy(source, folder / "broken"), folder / "out"
+    for damage in ("deleted", "cut at half", "cut to nothing"):
+        (broken / name).write_bytes((source / name).read_bytes())
+        DAMAGE[damage](broken / name)
+        result, report = salvage(broken, out, "--overwrite")
+        result.want(0)
+        got = json.loads((out / name).read_text())
+        check_equal(got["weight_map"], want["weight_map"], damage)
+        check(any(name in note["file"] for note in report["rebuilt"]),
+              f"{report}")
+
+
+def test_manifest(folder):
+    """A flipped bit in a file without checksums is found by the manifest, and
+    another step that has the same digest heals it."""
+    source = DATA / "hf/llama/ckpt"
+    whole, broken, out = (folder / n for n in ("whole", "broken", "out"))
+    CKPT.ok("convert", source, whole, "--to", "safetensors", "-q")
+    copy(whole, broken)
+    file = sorted(broken.glob("*.safetensors"))[0]
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 4
+    file.write_bytes(data)
+    result, report = salvage(broken, out)
+    result.want(5)
+    check_equal(len(gone_tensors(report)), 1, "tensors listed")
+    salvage(broken, out, "--like", source)[0].want(0)
+    check_equal(digests(out), digests(source), "healed")
+
+
+def test_link_to_nothing(folder):
+    """A half-deleted cache: the link is there, the file is not."""
+    source = DATA / "safetensors/hf_sharded/ckpt"
+    broken, out = copy(source, folder / "broken"), folder / "out"
+    shard = broken / "model-00002-of-00003.safetensors"
+    shard.unlink()
+    shard.symlink_to("../../blobs/0123")
+    result, report = salvage(broken, out)
+    result.want(5)
+    check(any("link to nothing" in note["what"] for note in report["lost"]),
+          f"{report}")
+    result, report = salvage(broken, out, "--like", source)
+    result.want(5)
+    want = set(read_safetensors(source / shard.name))
+    check_equal(gone_tensors(report), want, "listed")
+
+
+def test_bad(folder):
+    """Files that were made to harm: an answer, and never a bug's."""
+    (folder / "out").mkdir()
+    for path in sorted((DATA / "bad").glob("*/*")):
+        if path.parent.name not in ("safetensors", "torch_pt", "dcp", "index"):
+            continue
+        for more in ((), ("--partial", "zeros")):
+            result = CKPT.run("salvage", path, folder / "out" / path.name,
+                              "--no-fsync", "-q", *more, timeout=60)
+            check(result.code in (0, 1, 4, 5, 7, 8), f"{result}")
+            if result.code in (0, 1):
+                break
+
+
+def test_dry_run(folder):
+    source = DATA / "safetensors/hf_sharded/ckpt"
+    result, report = salvage(source, folder / "out", "-n")
+    result.want(0)
+    check(report["dry_run"] and not report["written"], f"{report}")
+    check(not list(folder.iterdir()), "a dry run wrote")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for test in (test_cut_safetensors, test_lost_directory, test_lost_pickle,
+                 test_index, test_manifest, test_link_to_nothing, test_bad, test_dry_run):
+        suite.add(test.__name__[5:], test)
+    for format, case, name in CASES:
+        if not source_of(format, case, name).exists():
+            continue
+        label = f"{format}/{case}/{name}".rstrip("/")
+        suite.add(f"sound {label}", test_sound, format, case, name)
+        suite.add(f"alone {label}", test_damage, format, case, name, False)
+        suite.add(f"like {label}", test_damage, format, case, name, True)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)

@@ -1,0 +1,508 @@
+#!/usr/bin/env python3
+"""`ckpt scan`: what loading a file elsewhere would run.
+
+The hostile pickles below are put together from opcodes, after the published
+ways around scanners (advisories of picklescan, fickling and modelscan); none
+of them is ever loaded. What sound files hold is compared with what Python's
+own pickletools says of them.
+"""
+
+import bz2
+import gzip
+import io
+import pickletools
+import shutil
+import struct
+import tarfile
+import zipfile
+import zlib
+
+from support import DATA, Suite, check, check_equal
+
+CKPT = None
+SAFE, EXECUTES, UNREADABLE = 0, 8, 4
+
+
+# ------------------------------------------------------- opcodes, by hand
+def text(value):
+    data = value.encode()
+    return b"\x8c" + bytes([len(data)]) + data
+
+
+def glob(module, name):
+    return f"c{module}\n{name}\n".encode()
+
+
+def stack_global(module, name):
+    return text(module) + text(name) + b"\x93"
+
+
+def call(function, *args):
+    """REDUCE of a global with texts."""
+    return function + b"(" + b"".join(map(text, args)) + b"tR"
+
+
+def proto(body, version=4):
+    return b"\x80" + bytes([version]) + body + b"."
+
+
+EVIL = call(glob("os", "system"), "true")
+PLAIN = b"}" + text("step") + b"K\x07s"
+ORDERED = glob("collections", "OrderedDict") + b")R"
+
+# What is called, with arguments that would do harm. Each was once missing
+# from a list of what is forbidden.
+CALLS = [
+    ("os", "system"), ("posix", "system"), ("nt", "system"),
+    ("subprocess", "Popen"), ("builtins", "eval"), ("builtins", "exec"),
+    ("builtins", "compile"), ("builtins", "__import__"), ("builtins", "open"),
+    ("builtins", "map"), ("builtins", "type"), ("builtins", "vars"),
+    ("builtins", "apply"), ("__builtin__", "execfile"),
+    ("_operator", "attrgetter"), ("operator", "methodcaller"),
+    ("operator", "itemgetter"), ("functools", "reduce"),
+    ("importlib", "import_module"), ("importlib.util", "spec_from_loader"),
+    ("pkgutil", "resolve_name"), ("pydoc", "locate"), ("pydoc", "pipepager"),
+    ("runpy", "run_path"), ("runpy", "_run_code"), ("pip", "main"),
+    ("pip._internal", "main"), ("ensurepip", "_run_pip"), ("venv", "create"),
+    ("timeit", "timeit"), ("profile", "Profile.run"), ("cProfile", "run"),
+    ("cProfile", "runctx"), ("trace", "Trace.run"), ("bdb", "Bdb.run"),
+    ("pdb", "run"), ("doctest", "debug_script"), ("pty", "spawn"),
+    ("code", "InteractiveInterpreter.runcode"), ("codeop", "compile_command"),
+    ("idlelib.run", "Executive.runcode"), ("idlelib.pyshell", "main"),
+    ("idlelib.autocomplete", "AutoComplete.get_entity"),
+    ("idlelib.calltip", "get_entity"), ("idlelib.debugobj", "ObjectTreeItem"),
+    ("lib2to3.pgen2.grammar", "Grammar.loads"),
+    ("lib2to3.pgen2.pgen", "ParserGenerator.make_label"),
+    ("asyncio.unix_events", "_UnixSubprocessTransport._start"),
+    ("asyncio", "create_subprocess_shell"), ("multiprocessing", "Process"),
+    ("ctypes", "CDLL"), ("ctypes.util", "_findLib_gcc"),
+    ("_pyrepl.pager", "pipe_pager"), ("_osx_support", "_read_output"),
+    ("_aix_support", "_read_cmd_output"), ("uuid", "_get_command_stdout"),
+    ("imaplib", "IMAP4_stream"), ("shutil", "rmtree"), ("socket", "socket"),
+    ("ssl", "get_server_certificate"), ("http.client", "HTTPConnection"),
+    ("urllib.request", "urlopen"), ("webbrowser", "open"),
+    ("logging.config", "_resolve"), ("logging.config", "valid_ident"),
+    ("distutils.file_util", "write_file"), ("linecache", "getlines"),
+    ("io", "FileIO"), ("_io", "open"), ("pathlib", "Path.write_text"),
+    ("marshal", "loads"), ("types", "FunctionType"), ("types", "CodeType"),
+    ("pickle", "loads"), ("_pickle", "loads"), ("cloudpickle", "loads"),
+    ("dill", "loads"), ("joblib", "load"), ("numpy", "load"),
+    ("numpy.testing._private.utils", "runstring"),
+    ("numpy.f2py.crackfortran", "myeval"), ("numpy.f2py.capi_maps", "getinit"),
+    ("numpy", "core.os.system"), ("pandas", "read_pickle"),
+    ("torch", "load"), ("torch.hub", "load"), ("torch", "jit.load"),
+    ("torch.storage", "_load_from_bytes"), ("torch.serialization", "load"),
+    ("torch.utils._config_module", "ConfigModule.load_config"),
+    ("torch.utils.bottleneck.__main__", "run_cprofile"),
+    ("torch.utils.collect_env", "run"),
+    ("torch.utils.data.datapipes.utils.decoder", "basichandlers"),
+    ("torch._dynamo.guards", "GuardBuilder.get"),
+    ("torch._inductor.codecache", "compile_file"),
+    ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards"),
+    ("torch.jit.unsupported_tensor_ops", "execWrapper"),
+    ("torch.distributed.tensor_evil", "DTensor"),
+    ("collections", "OrderedDict.__init__.__globals__"),
+    ("transformers.training_args", "TrainingArguments"),
+    ("", ""), ("sys", "modules"), ("__main__", "anything"),
+]
+
+
+# Name, bytes, expected exit status.
+def pickles():
+    yield "plain", proto(PLAIN), SAFE
+    yield "os.system, protocol 0", EVIL + b".", EXECUTES
+    yield "no PROTO, INST", b"(S'true'\nios\nsystem\n.", EXECUTES
+    yield "OBJ", proto(b"(" + glob("os", "system") + text("true") + b"o"), EXECUTES
+    yield "NEWOBJ", proto(glob("evil", "Class") + b")\x81"), EXECUTES
+    yield "NEWOBJ_EX", proto(glob("evil", "Class") + b")}\x92"), EXECUTES
+    yield "only imported", proto(glob("antigravity", "x") + b"0N"), EXECUTES
+    yield "result is dropped", proto(EVIL + b"0" + PLAIN), EXECUTES
+    yield "STACK_GLOBAL", proto(call(stack_global("os", "system"), "x")), EXECUTES
+    memo = (text("os") + b"q\x05" + b"0" + text("system") + b"r\x00\x10\x00\x00"
+            + b"0" + b"h\x05j\x00\x10\x00\x00\x93" + text("x") + b"\x85R")
+    yield "STACK_GLOBAL from the memo", proto(memo), EXECUTES
+    swapped = (text("os") + text("collections") + b"\x940" + b"\x94" +
+               b"0h\x01" + text("system") + b"\x93" + text("x") + b"\x85R")
+    yield "STACK_GLOBAL, memo out of order", proto(swapped), EXECUTES
+    for op in (b"S'os'\nS'system'\n", b"Vos\nV\\u0073ystem\n",
+               b"U\x02osU\x06system", b"T\x02\0\0\0osT\x06\0\0\0system",
+               b"X\x02\0\0\0osX\x06\0\0\0system",
+               b"\x8d\x02\0\0\0\0\0\0\0os\x8d\x06\0\0\0\0\0\0\0system"):
+        yield f"STACK_GLOBAL of {op[:1]!r}", proto(
+            op + b"\x93" + text("x") + b"\x85R"), EXECUTES
+    made = glob("builtins", "str") + text("os") + b"\x85R"
+    yield "STACK_GLOBAL of a computed name", proto(
+        made + text("system") + b"\x93"), EXECUTES
+    yield "STACK_GLOBAL of numbers", proto(b"K\x01K\x02\x93"), EXECUTES
+    yield "STACK_GLOBAL of a long name", proto(
+        b"X\x10\x27\0\0" + b"a" * 10000 + text("x") + b"\x93"), EXECUTES
+    yield "dotted name", proto(
+        stack_global("collections", "abc.sys.modules")), EXECUTES
+    yield "DUP of a global", proto(
+        glob("os", "system") + b"2" + text("x") + b"\x85R"), EXECUTES
+    yield "marks and POP", proto(
+        b"(K\x01K\x020" + glob("os", "system") + b"1(0" + PLAIN), EXECUTES
+    getattr_ = glob("builtins", "getattr")
+    yield "getattr of an allowed class", proto(
+        getattr_ + glob("collections", "OrderedDict") + text("fromkeys")
+        + b"\x86R"), EXECUTES
+    yield "getattr chain", proto(
+        getattr_ + getattr_ + glob("torch.serialization", "_get_layout")
+        + text("__globals__") + b"\x86R" + text("os") + b"\x86R"), EXECUTES
+    yield "getattr by a computed name", proto(
+        getattr_ + glob("collections", "OrderedDict") + made + b"\x86R"), EXECUTES
+    yield "getattr of a nested class", proto(
+        getattr_
+        + glob("torch.distributed._shard.sharded_tensor.api", "ShardedTensor")
+        + text("ProcessGroupState") + b"\x86R)\x81}b", 2), SAFE
+    yield "getattr of an instance", proto(
+        getattr_ + ORDERED + text("update") + b"\x86R"), EXECUTES
+    yield "a result is called", proto(ORDERED + b")R"), EXECUTES
+    yield "partial is called", proto(
+        glob("functools", "partial") + glob("builtins", "print") + b"\x85R"
+        + b")R"), EXECUTES
+    yield "partial is kept", proto(
+        glob("functools", "partial") + glob("builtins", "len") + b"\x85R"), SAFE
+    yield "a persistent id is called", proto(b"K\x01Q)R"), EXECUTES
+    yield "PERSID", b"Pstorage\n)R.", EXECUTES
+    yield "BUILD of an OrderedDict", proto(ORDERED + PLAIN + b"b"), SAFE
+    yield "BUILD with a function", proto(
+        ORDERED + b"}" + text("keys") + glob("os", "getcwd") + b"sb"), EXECUTES
+    yield "BUILD of a class", proto(
+        glob("collections", "OrderedDict") + b"N}" + text("get") +
+        glob("builtins", "len") + b"s\x86b"), EXECUTES
+    yield "BUILD of a function", proto(
+        glob("torch._utils", "_rebuild_tensor_v2") + b"}b"), EXECUTES
+    yield "BUILD of an unknown class", proto(
+        glob("evil", "Class") + b")\x81" + PLAIN + b"b"), EXECUTES
+    yield "BUILD of an enum", proto(
+        glob("signal", "Signals") + b"K\x02\x85R}b"), EXECUTES
+    yield "SETITEM on a class", proto(
+        glob("collections", "OrderedDict") + text("a") + b"K\x01s"), EXECUTES
+    yield "APPENDS on a global", proto(
+        glob("builtins", "list") + b"(K\x01e"), EXECUTES
+    yield "TrainingArguments, not called", proto(
+        glob("transformers.training_args", "TrainingArguments") + b")\x81}b"), SAFE
+    yield "_rebuild_from_type_v2 calls", proto(
+        glob("torch._tensor", "_rebuild_from_type_v2")
+        + b"(" + glob("transformers.training_args", "TrainingArguments")
+        + glob("torch", "Tensor") + text("x") + b"\x85}tR"), EXECUTES
+    yield "_reconstructor calls a base", proto(
+        glob("copyreg", "_reconstructor")
+        + b"(" + glob("argparse", "Namespace")
+        + glob("transformers.training_args", "TrainingArguments")
+        + text("x") + b"tR"), EXECUTES
+    yield "_reconstructor", proto(
+        glob("copyreg", "_reconstructor") + b"(" + glob("argparse", "Namespace")
+        + glob("builtins", "object") + b"NtR}b"), SAFE
+    yield "numpy calls a constructor", proto(
+        glob("numpy.random._pickle", "__generator_ctor") + text("MT19937")
+        + glob("transformers.training_args", "TrainingArguments")
+        + b"\x86R"), EXECUTES
+    for op in (b"\x82\x01", b"\x83\x01\x02", b"\x84\x01\x02\x03\x04"):
+        yield f"EXT {op[0]:#x}", proto(op + b")R"), EXECUTES
+    yield "Python 2's name", proto(
+        call(glob("__builtin__", "execfile"), "x"), 2), EXECUTES
+    yield "protocol changed on the way", proto(
+        b"\x80\x02" + call(glob("__builtin__", "eval"), "1")), EXECUTES
+    yield "a module of this name", proto(
+        call(glob("collections.evil", "OrderedDict"))), EXECUTES
+
+    # What other scanners' parsers stop at.
+    yield "broken after the call", b"\x80\x04" + EVIL + b"\xff", EXECUTES
+    yield "cut after the call", b"\x80\x04" + EVIL, EXECUTES
+    yield "stack empty after the call", proto(EVIL + b"000"), EXECUTES
+    yield "memo never stored", proto(EVIL + b"h\x63"), EXECUTES
+    yield "a second pickle", proto(PLAIN) + proto(EVIL), EXECUTES
+    yield "a tenth pickle", proto(PLAIN) * 9 + proto(EVIL), EXECUTES
+    yield "junk after STOP", proto(PLAIN) + b"\xffjunk", UNREADABLE
+    yield "zeros after STOP", proto(PLAIN) + b"\0" * 64, SAFE
+    yield "junk, then a call", proto(PLAIN) + EVIL + b"\xff", EXECUTES
+    yield "unknown protocol", b"\x80\x63" + PLAIN + b".", UNREADABLE
+    yield "opcode that is none", proto(b"\xfe"), UNREADABLE
+    yield "cut", proto(PLAIN)[:-2], UNREADABLE
+    yield "an endless string", proto(b"X\xff\xff\xff\x7fabc"), UNREADABLE
+    yield "LONG4 of 2 GiB", proto(b"\x8b\xff\xff\xff\x7f"), UNREADABLE
+    yield "frames that lie", b"\x80\x04\x95" + b"\xff" * 8 + EVIL + b".", EXECUTES
+    yield "next buffer", proto(b"\x97)R"), EXECUTES
+    yield "a far memo index", proto(
+        glob("os", "system") + b"r\xff\xff\xff\xffj\xff\xff\xff\xff)R"), EXECUTES
+
+    # The words of a text are no opcodes; but this is called a pickle.
+    yield "text", b"Cats are no pickles.\nNor dogs.\n", UNREADABLE
+    yield "words, one a line", b"cat\ndog\nbird\n", UNREADABLE
+    evil_bytes = b"B" + struct.pack("<I", len(proto(EVIL))) + proto(EVIL)
+    good_bytes = b"B" + struct.pack("<I", len(proto(PLAIN))) + proto(PLAIN)
+    load = glob("torch.storage", "_load_from_bytes")
+    yield "bytes that torch loads", proto(load + evil_bytes + b"\x85R"), EXECUTES
+    yield "sound bytes that torch loads", proto(
+        load + good_bytes + b"\x85R"), SAFE
+    yield "computed bytes that torch loads", proto(
+        load + glob("_codecs", "encode") + text("x") + b"\x85R\x85R"), EXECUTES
+
+
+def test_pickle(folder, data, want):
+    path = folder / "model.pkl"
+    path.write_bytes(data)
+    result = CKPT.run("scan", path).want(want)
+    document = CKPT.run("scan", path, "--json").want(want).json()
+    check_equal(document["schema"], "ckpt/scan/1", "schema")
+    check_equal(document["ok"], want == SAFE, "ok")
+    bad = [g for g in document["files"][0]["globals"] if not g["allowed"]]
+    check((want == EXECUTES) == bool(bad), f"globals: {document}")
+    for name in (g["name"] for g in bad):
+        check(name in result.out or not name.isprintable(),
+              f"{name} is not named\n{result}")
+
+
+def test_calls(folder):
+    """Every function of the list, in each way of calling it."""
+    paths = []
+    for index, (module, name) in enumerate(CALLS):
+        for way, body in (
+                ("reduce", call(glob(module, name), "x")),
+                ("stack", call(stack_global(module, name), "x")),
+                ("inst", b"(" + text("x") + b"i" + glob(module, name)[1:]),
+                ("obj", b"(" + glob(module, name) + text("x") + b"o")):
+            path = folder / f"{index}_{way}.pkl"
+            path.write_bytes(proto(body))
+            paths.append(path)
+    document = CKPT.run("scan", folder, "--json").want(EXECUTES).json()
+    verdicts = {f["path"]: f["verdict"] for f in document["files"]}
+    for path in paths:
+        check_equal(verdicts[str(path)], "executes",
+                    f"{path.name} {CALLS[int(path.name.split('_')[0])]}")
+
+
+# ------------------------------------------------------------- containers
+def torch_zip(data, deflate=False, name="archive/data.pkl"):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED if deflate else 0) as z:
+        z.writestr(name, data)
+        z.writestr("archive/version", "3\n")
+    return out.getvalue()
+
+
+def npy(data, descr="|O"):
+    header = ("{'descr': '%s', 'fortran_order': False, 'shape': (1,), }"
+              % descr).encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header + data
+
+
+def tar(**members):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as t:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            t.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def legacy(value, sys_info=None):
+    magic = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+    return (magic + b"\x80\x02M\xe9\x03." + (sys_info or proto(b"}", 2))
+            + value + proto(b"]", 2))
+
+
+def flip_crc(data):
+    at = data.index(b"PK\1\2") + 16
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]
+
+
+def set_flag(data, flag):
+    at = data.index(b"PK\1\2") + 8
+    return data[:at] + bytes([data[at] | flag]) + data[at + 1:]
+
+
+def containers(bad, good):
+    """Name of the file, what it holds, may it be unreadable when sound?"""
+    def both(name, make, broken=False):
+        yield name, make(bad), EXECUTES
+        yield "sound_" + name, make(good), UNREADABLE if broken else SAFE
+    yield from both("plain.pt", lambda p: p)
+    yield from both("zip.pt", torch_zip)
+    yield from both("zip.txt", torch_zip)
+    yield from both("deflated.pt", lambda p: torch_zip(p, True))
+    yield from both("other_name.pt", lambda p: torch_zip(p, name="a/x.dat"))
+    yield from both("nested.zip", lambda p: torch_zip(
+        torch_zip(torch_zip(p), name="inner.bin"), name="outer.dat"))
+    yield from both("legacy.pt", lambda p: legacy(p))
+    yield from both("legacy_info.pt", lambda p: legacy(proto(b"}", 2), p))
+    yield from both("objects.npy", npy)
+    yield from both("field.npy", lambda p: npy(p, "[('a', '|O')]"))
+    yield from both("arrays.npz", lambda p: torch_zip(npy(p), name="a.npy"))
+    yield from both("p.pkl.gz", gzip.compress)
+    yield from both("p.pkl.bz2", bz2.compress)
+    yield from both("p.joblib", zlib.compress)
+    yield from both("p.nemo", lambda p: tar(**{"a.ckpt": torch_zip(p)}))
+    yield from both("image.png", lambda p: p)
+    # Each is loaded by some reader, and refused by others.
+    yield from both("crc.pt", lambda p: flip_crc(torch_zip(p)), True)
+    yield from both("encrypted.pt", lambda p: set_flag(torch_zip(p), 1), True)
+    yield from both("prefix.pt", lambda p: b"#!junk\n" + torch_zip(p), True)
+    yield from both("suffix.pt", lambda p: torch_zip(p) + b"junk", True)
+    yield from both("cut.pt", lambda p: torch_zip(p)[:-30], True)
+    yield from both("two.pt", lambda p: torch_zip(p) + torch_zip(good))
+    yield from both("no_directory.pt", lambda p: torch_zip(p)[
+        :torch_zip(p).index(b"PK\1\2")], True)
+    yield "numbers.npy", npy(b"\x80\x04abcd", "<f4"), SAFE
+    yield "words.txt", b"cat\ndog\nbird\n", SAFE
+    yield "vocab", b"c\nR\nb\n", SAFE
+    yield "packed.7z", b"7z\xbc\xaf\x27\x1c" + b"\0" * 20, UNREADABLE
+    yield "packed.xz", b"\xfd7zXZ\0" + b"\0" * 20, UNREADABLE
+
+
+def test_container(folder, name, data, want):
+    path = folder / name
+    path.write_bytes(data)
+    CKPT.run("scan", path).want(want)
+    CKPT.run("scan", folder).want(want)
+
+
+def test_directory(folder):
+    deep = folder / "a" / "b" / "c"
+    deep.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "README.md").write_text("# A model\n")
+    CKPT.run("scan", folder).want(SAFE)
+    (deep / "weights").write_bytes(proto(EVIL))
+    result = CKPT.run("scan", folder).want(EXECUTES)
+    check("os.system" in result.out and "a/b/c/weights" in result.out,
+          f"names both\n{result}")
+    (deep / "weights").unlink()
+    (folder / "link").symlink_to(folder / "nowhere")
+    CKPT.run("scan", folder).want(UNREADABLE)
+    (folder / "link").unlink()
+    (folder / "link").symlink_to(folder)  # a circle
+    CKPT.run("scan", folder).want(SAFE)
+    CKPT.run("scan", folder / "absent").want(3)
+    CKPT.run("scan").want(2)
+
+
+def test_verify(folder):
+    """A sound checkpoint beside an evil file is not whole."""
+    shutil.copytree(DATA / "safetensors/hf_sharded/ckpt", folder / "c")
+    CKPT.ok("verify", folder / "c")
+    (folder / "c" / "training_args.bin").write_bytes(torch_zip(proto(EVIL)))
+    document = CKPT.run("verify", folder / "c", "--json").want(1).json()
+    kinds = [p["kind"] for p in document["problems"]]
+    check_equal(kinds, ["executes"], "problems")
+    check("os.system" in document["problems"][0]["message"], str(document))
+
+
+# --------------------------------------- what Python says of sound files
+def python_globals(data):
+    """(module, name) of all pickles in it, by pickletools."""
+    found = set()
+    if data[:4] == b"PK\3\4":
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for record in archive.infolist():
+                if "/data/" in record.filename:
+                    continue
+                record.CRC = None
+                content = io.BytesIO(data)
+                content.seek(record.header_offset + 26)
+                name, extra = struct.unpack("<HH", content.read(4))
+                content.seek(name + extra, 1)
+                packed = content.read(record.compress_size)
+                found |= python_globals(
+                    zlib.decompress(packed, -15) if record.compress_type
+                    else packed)
+        return found
+    at = io.BytesIO(data)
+    try:
+        while at.tell() < len(data):
+            found |= globals_of(list(pickletools.genops(at)))
+    except ValueError:
+        pass
+    return found
+
+
+def globals_of(ops):
+    from pickle import _compat_pickle as compat
+
+    found, memo, last, proto_ = set(), {}, [], 0
+    for op, arg, _ in ops:
+        if op.name == "PROTO":
+            proto_ = arg
+        if op.name in ("GLOBAL", "INST"):
+            pair = tuple(arg.split(" ", 1))
+            if proto_ < 3:
+                pair = compat.NAME_MAPPING.get(pair, pair)
+                pair = (compat.IMPORT_MAPPING.get(pair[0], pair[0]), pair[1])
+            found.add(pair)
+        elif op.name == "STACK_GLOBAL":
+            found.add(tuple(last[-2:]))
+        if "PUT" in op.name or op.name == "MEMOIZE":
+            memo[len(memo) if arg is None else int(arg)] = last[-1:]
+        elif "GET" in op.name:
+            last += memo[int(arg)]
+        elif isinstance(arg, str) and op.name not in ("GLOBAL", "INST"):
+            last.append(arg)
+        else:
+            last.append(None)
+    return found
+
+
+def test_differential(folder, root):
+    document = CKPT.run("scan", root, "--json").json()
+    compared = 0
+    for row in document["files"]:
+        with open(row["path"], "rb") as f:
+            data = f.read()
+        if not row["pickles"] or row["path"].endswith((".distcp", ".tar")):
+            continue
+        got = {(g["module"], g["name"]) for g in row["globals"]
+               if "." not in g["name"]}
+        check_equal(got, python_globals(data), row["path"])
+        compared += 1
+    check(compared > 0 or "safetensors" in str(root), f"nothing in {root}")
+
+
+# What their own project's code is needed for, which is no trainer's.
+OWN_CODE = {"training_objects", "whole_module"}
+
+
+def test_golden(folder, case):
+    want = EXECUTES if case.name in OWN_CODE else SAFE
+    CKPT.run("scan", case).want(want)
+
+
+def test_large(folder):
+    """In bounded memory, whatever the pickle: 8 bytes a value."""
+    for name, body in (("ints", b"K\x01" * 4_000_000),
+                       ("tuples", b")" * 8_000_000),
+                       ("memo", b"N" + b"\x94" * 8_000_000),
+                       ("marks", b"(" * 8_000_000)):
+        path = folder / f"{name}.pkl"
+        path.write_bytes(proto(b"(" + body + b"t" if name != "marks" else body))
+        result = CKPT.run("scan", path)
+        check(result.rss < (256 << 20) or CKPT.sanitized,
+              f"{name}: {result.rss >> 20} MiB")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for name, data, want in pickles():
+        suite.add(f"pickle: {name}", test_pickle, data, want)
+    suite.add("calls", test_calls)
+    for name, data, want in containers(proto(EVIL), proto(PLAIN)):
+        suite.add(f"container: {name}", test_container, name, data, want)
+    suite.add("directory", test_directory)
+    suite.add("verify", test_verify)
+    suite.add("large", test_large)
+    for kind in ("dcp", "deepspeed", "fairseq2_native", "megatron_legacy",
+                 "megatron_torch_dist", "megatron_zarr", "modelopt",
+                 "olmo_core_dcp", "torch_legacy", "torch_pt"):
+        suite.add(f"as pickletools: {kind}", test_differential, DATA / kind)
+    for kind in sorted(DATA.iterdir()):
+        if kind.name in ("bad", "zip") or not kind.is_dir():
+            continue
+        for case in sorted(p for p in kind.iterdir() if p.is_dir()):
+            suite.add(f"sound: {kind.name}/{case.name}", test_golden, case)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)

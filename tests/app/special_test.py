@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""What is no regular file: each file of a checkpoint of each format becomes a
+FIFO, a device, a socket, a directory or a link to nothing. The answer comes
+at once, with a message."""
+
+import os
+import random
+import shutil
+import socket
+
+from files_test import ONE_OF_EACH
+from support import DATA, Suite, check
+
+CKPT = None  # set by prepare
+SECONDS = 30  # on a loaded machine; a FIFO without a writer waits for ever
+MOST = 8  # files of a case
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def zero(path):
+    path.symlink_to("/dev/zero")
+
+
+def sock(path):
+    # The address of a socket has 108 bytes at most.
+    here = os.open(path.parent, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"/proc/self/fd/{here}/{path.name}")
+    os.close(here)
+
+
+def directory(path):
+    path.mkdir()
+
+
+def dangling(path):
+    path.symlink_to("nothing-here")
+
+
+KINDS = (fifo, zero, sock, directory, dangling)
+
+
+def some_files(case):
+    files = sorted(p.relative_to(case) for p in case.rglob("*") if p.is_file())
+    first = {}  # of each folder and kind of name: readers look for each
+    for path in files:
+        key = (path.parent, path.suffix, path.name.split("_")[0])
+        first.setdefault(key, path)
+    chosen = sorted(first.values())
+    return random.Random(str(case)).sample(chosen, min(MOST, len(chosen)))
+
+
+def test_special(folder, case):
+    source = DATA / case / "ckpt"
+    for name in some_files(source):
+        for kind in KINDS:
+            copy = folder / "copy"
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(source, copy)
+            (copy / name).unlink()
+            kind(copy / name)
+            what = f"{name} is a {kind.__name__}"
+            done = CKPT.run("convert", copy, folder / "out", "--to",
+                            "safetensors", "--dry-run", "--json",
+                            timeout=SECONDS)
+            check(done.code in (0, 2, 3, 4, 5, 6, 8),
+                  f"{what}: {done.code} {done.err}")
+            if done.code:
+                check('"error":' in done.err, f"{what}: no message: {done.err}")
+                continue
+            # What was not needed is named, or is no file any more.
+            fates = {row["path"]: row for row in done.json()["files"]}
+            row = fates.get(str(name))
+            check(kind is directory or (row and row["fate"] == "left_out"),
+                  f"{what}: {row}")
+
+
+def main():
+    suite = Suite(__doc__)
+    for name, case in ONE_OF_EACH.items():
+        suite.add(name, test_special, case)
+
+    def prepare(_, ckpt):
+        global CKPT
+        CKPT = ckpt
+    suite.main(prepare)
+
+
+if __name__ == "__main__":
+    main()

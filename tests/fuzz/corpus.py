@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Seeds for the fuzzers, made of tests/data: corpus.py OUT.
+
+One folder for each target. Inputs that were found to be wrong once lie in
+tests/data/bad and are seeds too, so that a fuzzer sees them in every run.
+"""
+
+import sys
+from pathlib import Path
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+FAMILIES = DATA.parents[1] / "formats/families"
+LARGEST = 32 * 1024
+
+
+def files(*patterns):
+    """Small files of tests/data, at most 40 for each pattern."""
+    for pattern in patterns:
+        found = [p for p in sorted(DATA.rglob(pattern))
+                 if p.is_file() and 0 < p.stat().st_size <= LARGEST]
+        yield from found[::max(1, len(found) // 40)]
+
+
+def header(path):
+    """The JSON of a safetensors file behind the byte that the target wants."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    return bytes([min(255, len(data) - 8 - size)]) + data[8:8 + size]
+
+
+def seeds():
+    """(target, bytes)"""
+    for path in files("*.safetensors"):
+        yield "safetensors", header(path)
+    for path in files("*.index.json"):
+        yield "index", path.read_bytes()
+    for path in files("*.json"):
+        yield "json", path.read_bytes()
+    for path in files("*.pt", "*.pth", "*.bin"):
+        yield "torch", path.read_bytes()
+        yield "zip", path.read_bytes()
+    for path in files("*.pkl", "pickle/*"):
+        yield "pickle", path.read_bytes()
+    for path in files(".metadata"):
+        yield "pickle", path.read_bytes()
+        yield "dcp", b"\0" + path.read_bytes()
+    for path in files("*.distcp"):
+        data = path.read_bytes()
+        end = data.find(b"PK\5\6")
+        if end > 0:
+            yield "dcp", b"\1" + data[:end + 22]
+    for path in files(".zarray"):
+        yield "zarr", path.read_bytes()
+    for path in files("*.yaml"):
+        yield "yaml", path.read_bytes()
+    for path in sorted(FAMILIES.glob("*.json")):
+        yield "rules", b"\0" + path.read_bytes()
+    yield "rules", b'\1{"*.weight": 0, "*.bias": null}'
+    for path in files("config.json"):
+        yield "rules", b"\2" + path.read_bytes()
+    digest = b"f738b9d6a91d19a825813aec5ef226f8"
+    yield "manifest", (
+        b'\0{"ckpt_manifest": 1, "format": "torch", "source": {"path": "a", '
+        b'"format": "dcp"}, "files": {"a.pt": 9}, "tensors": {"w": {"dtype": '
+        b'"f32", "shape": [2, 3], "digest": "' + digest + b'"}}}')
+    yield "manifest", (b"\1ckpt-journal 1 0000000000001234 x\n0 s 0 " +
+                       digest + b" t 0 " + digest + b" c 0 0 1234 .\n")
+    for codec in range(6):
+        yield "codec", bytes([codec]) + b"\x4b\x04\x00"
+    for golden in range(0, 250, 3):
+        for file in range(3):
+            yield "whole", bytes([golden, file, 3, 0, 128, 1, 255])
+            yield "whole", bytes([golden, file, 0, 0, 128, 0])
+
+
+def main(out):
+    count = {}
+    for target, data in seeds():
+        folder = Path(out) / target
+        folder.mkdir(parents=True, exist_ok=True)
+        count[target] = count.get(target, 0) + 1
+        (folder / f"seed_{count[target]:04}").write_bytes(data)
+    print(", ".join(f"{name} {n}" for name, n in sorted(count.items())))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
