@@ -223,6 +223,7 @@ std::string foreign_directory(const std::string& path,
   for (const auto& [name, why] : detection.tried)
     if (near.empty() && (why.find("incomplete save") != why.npos ||
                          why.find("name the one") != why.npos ||
+                         why.find("not a torch.save file") != why.npos ||
                          why.find("nor 'release'") != why.npos))
       near = fmt::format(" ({}: {})", name, why);
   if (hint.empty()) hint = known_formats();

@@ -62,11 +62,13 @@ std::string model_file_in(const std::string& directory) {
   return {};
 }
 
-// Why a directory holds no rank directories, or "".
+// Why a directory holds no rank directories, or "". One whose file can be read
+// is enough: the reader names the others that can't.
 std::string why_not_step(const std::string& path) {
   for (const char* name : {"metadata.json", ".metadata"})
     if (io::is_file(io::join(path, name)))
       return fmt::format("{} is in it: a distributed checkpoint", name);
+  std::string why;
   for (const std::string& name : io::list_directory(path)) {
     if (!parse_dir(name)) continue;
     const std::string file = model_file_in(io::join(path, name));
@@ -75,9 +77,10 @@ std::string why_not_step(const std::string& path) {
     if (sniff.what == torch::Sniffed::kTorchZip ||
         sniff.what == torch::Sniffed::kTorchLegacy)
       return {};
-    return fmt::format("{} is no file of torch.save: {}", file, sniff.why);
+    if (why.empty())
+      why = fmt::format("{} is not a torch.save file: {}", file, sniff.why);
   }
-  return "no mp_rank_XX directory with a model in it";
+  return why.empty() ? "no mp_rank_XX directory with a model in it" : why;
 }
 
 // What the tracker says: "5", "release", anything. Nothing without one.
