@@ -1,6 +1,7 @@
 # Shared by the other scripts; sourced, not run.
+# shellcheck shell=bash disable=SC2034  # others read what is assigned here
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 say() { printf '%s\n' "$*" >&2; }
 step() { printf '\n== %s\n' "$*" >&2; }
@@ -69,6 +70,7 @@ install_packages() {
 
 venv=$PWD/.venv
 torch_pin=torch==2.13.0
+ruff_pin=ruff==0.17.6
 nccl_pin=nvidia_nccl_cu13==2.32.3  # as pip names its directory
 # The newest numpy that each Python has.
 numpy_pin() {

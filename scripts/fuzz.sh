@@ -74,9 +74,11 @@ for name in "${targets[@]}"; do
   run "$name" &
   running+=("$name $!")
   if [ ${#running[@]} -ge "$jobs" ]; then
+    # shellcheck disable=SC2086  # a name and a process
     finish ${running[0]}
     running=("${running[@]:1}")
   fi
 done
+# shellcheck disable=SC2086
 for one in "${running[@]}"; do finish $one; done
 exit $status

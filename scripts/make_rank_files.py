@@ -26,7 +26,7 @@ import struct
 import time
 from pathlib import Path
 
-from make_sparse import MODELS, disk_use, parts
+from make_sparse import MODELS, parts
 from sparse_bytes import ALIGNMENT, STORAGE, crc_of_zeros, number, tuple_of
 
 

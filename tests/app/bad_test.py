@@ -263,4 +263,4 @@ if __name__ == "__main__":
     try:
         Suite(__doc__).main(prepare)
     except Failure as failure:
-        raise SystemExit(f"error: {failure}")
+        raise SystemExit(f"error: {failure}") from None

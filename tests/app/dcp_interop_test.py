@@ -24,8 +24,7 @@ from torch.distributed.tensor._utils import (
     compute_local_shape_and_global_offset)
 
 from dcp_support import (
-    check_files, check_same, load_nested, load_plain, load_sharded, read_index,
-    run_ranks)
+    check_files, check_same, load_nested, load_plain, load_sharded, run_ranks)
 from golden_cases import expected
 from support import (
     DATA, Suite, check, check_equal, compare, load_pt, read_safetensors)

@@ -11,7 +11,7 @@ import shutil
 from breakages import biggest_item, biggest_tensor, data_files
 from dist_cases import (
     dist_units, object_difference, plain, sizes_of, topology_options)
-from dist_readers import boxes, items, payload, read_dcp, read_zarr
+from dist_readers import boxes, payload, read_dcp, read_zarr
 from golden_test import flip, plain as plain_tree
 from support import (
     DATA, Suite, Tensor, check, check_equal, compare, load_pt, read_header,

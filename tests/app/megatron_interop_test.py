@@ -8,7 +8,6 @@ import json
 import pickle
 import re
 import types
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file

@@ -8,13 +8,11 @@ readers than ckpt's.
 
 import itertools
 import json
-import shutil
 import struct
 from pathlib import Path
 
 from support import (
-    DATA, Suite, Tensor, check, check_equal, compare, load_pt,
-    read_safetensors)
+    DATA, Suite, Tensor, check, check_equal, compare, read_safetensors)
 
 CKPT = None  # set by prepare
 ROOT = Path(__file__).resolve().parents[2]

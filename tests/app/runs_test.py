@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from support import (
-    DATA, Failure, Suite, check, check_equal, compare, digest,
+    DATA, Suite, check, check_equal, digest,
     read_safetensors)
 
 CKPT = None  # set by prepare
