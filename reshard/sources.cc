@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/ahead.h"
+#include "reshard/made.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -95,6 +96,18 @@ void SourceReader::ask_for(uint32_t file, uint64_t offset, uint64_t bytes) {
   io::ask_for(*handles_.get(files_[file].path), offset, bytes);
 }
 
+void SourceReader::make(const File& file, uint64_t offset,
+                        std::span<std::byte> buffer) {
+  made_of(file).read(
+      offset, buffer,
+      [this](const File& of, uint64_t at, std::span<std::byte> bytes) {
+        if (is_made(of)) return make(of, at, bytes);
+        if (of.codec != Codec::kRaw)
+          throw bug_error({of.path, {}}, "made of packed bytes");
+        handles_.get(of.path)->read(at, bytes);
+      });
+}
+
 bool SourceReader::read(uint32_t file, uint64_t offset,
                         std::span<std::byte> buffer) {
   if (file >= files_.size())
@@ -106,6 +119,10 @@ bool SourceReader::read(uint32_t file, uint64_t offset,
       raw(file).read(offset, buffer);
       break;
     case Codec::kMemory:
+      if (is_made(files_[file])) {
+        make(files_[file], offset, buffer);
+        break;
+      }
       std::memcpy(buffer.data(), files_[file].memory + offset, buffer.size());
       break;
     case Codec::kFill:

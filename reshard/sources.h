@@ -67,6 +67,8 @@ class SourceReader {
   };
   const io::Handle& raw(uint32_t file);
   void read_stream(uint32_t file, uint64_t offset, std::span<std::byte> buffer);
+  // What is made while it is read (made.h).
+  void make(const File& file, uint64_t offset, std::span<std::byte> buffer);
   Open& stream(uint32_t file);
   void close_some();
 

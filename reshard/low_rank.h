@@ -1,0 +1,111 @@
+// A matrix plus a product of two small ones, made block by block: weights
+// that an adapter (LoRA) changes, as one file in the order of rows.
+//
+//   made[i][j] = base[i][j] + scale * sum over k of left[i][k] * right[k][j]
+//
+// In f32, as peft does it: the products are added up in the order of k, each
+// with one rounding (fma); the sum is scaled, then added, then rounded to the
+// base's dtype. With magnitudes (DoRA) each row, or each column, is brought to
+// a length of its own at the end. No buffer grows with the matrix.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "reshard/made.h"
+
+namespace ckpt::reshard {
+
+// A matrix as it is stored: its tensor, and the files that the pieces of that
+// are in. Rows of its pieces are contiguous.
+class StoredMatrix {
+ public:
+  // A vector is one column. Throws unfaithful_error for what can't be read by
+  // rows: other ranks, elements apart, files that are packed.
+  StoredMatrix(const Tensor& tensor, const std::vector<File>& files);
+
+  uint64_t rows() const { return rows_; }
+  uint64_t columns() const { return columns_; }
+  DType dtype() const { return dtype_; }
+
+  // Elements [row, row + rows) x [column, column + columns), as stored.
+  void load(uint64_t row, uint64_t rows, uint64_t column, uint64_t columns,
+            std::byte* out, const ReadFile& read) const;
+  // The same as f32.
+  void load(uint64_t row, uint64_t rows, uint64_t column, uint64_t columns,
+            float* out, const ReadFile& read) const;
+
+ private:
+  struct Part {
+    uint64_t row, rows, column, columns;  // the box
+    uint64_t begin, end;                  // of its elements, those it holds
+    File file;
+    uint64_t offset, stride;  // bytes; of a row, if it is not contiguous
+    uint8_t transform;
+  };
+  void load_row(const Part& part, uint64_t row, uint64_t column, uint64_t end,
+                std::byte* out, const ReadFile& read) const;
+
+  std::string name_;
+  DType dtype_;
+  uint64_t rows_ = 1, columns_ = 1, size_ = 1;
+  std::vector<Part> parts_;
+};
+
+struct LowRankTerm {
+  StoredMatrix left;  // [rows, rank], or [rank, rows] if transposed
+  // [rank, columns], or [columns, rank]; none: a column of ones
+  std::optional<StoredMatrix> right;
+  bool transposed = false;
+  float scale = 1;
+  // peft rounds what is added to an embedding to the embedding's dtype first.
+  bool rounded = false;
+  // DoRA: the length of each row; of each column if transposed.
+  std::optional<StoredMatrix> magnitude;
+};
+
+class LowRank : public Made {
+ public:
+  // Throws unfaithful_error, naming the tensor, if the shapes don't fit.
+  LowRank(StoredMatrix base, LowRankTerm term, const std::string& name);
+  ~LowRank() override;
+  void read(uint64_t offset, std::span<std::byte> buffer,
+            const ReadFile& read) const override;
+
+ private:
+  struct Tile;  // a block of rows and columns, and buffers for it
+
+  void make(uint64_t row, uint64_t rows, uint64_t column, uint64_t columns,
+            std::byte* out, const ReadFile& read) const;
+  // base + scale * left * right of a tile, in f32.
+  void sum(Tile& tile, const ReadFile& read) const;
+  void load_right(Tile& tile, const ReadFile& read) const;
+  void load_left(Tile& tile, const ReadFile& read) const;
+  // Multiplies by magnitude / length.
+  void bring_to_length(Tile& tile, const ReadFile& read) const;
+  void measure_rows(uint64_t row, uint64_t rows, const ReadFile& read) const;
+  void measure_columns(const ReadFile& read) const;
+
+  const StoredMatrix base_;
+  const LowRankTerm term_;
+  uint64_t rank_ = 1;
+  // Of rows or columns; a row's is negative until somebody measured it.
+  mutable std::vector<std::atomic<float>> lengths_;
+  mutable std::mutex measuring_;
+  mutable bool measured_ = false;
+};
+
+// left [rows, rank] times right [rank, columns], all contiguous. The same bits
+// whatever the processor has.
+void multiply(const float* left, const float* right, uint64_t rows,
+              uint64_t rank, uint64_t columns, float* out);
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,79 @@
+// The product of an adapter's factors, once per instruction set. All give the
+// same bits: each element is added up alone, in the order of the rank, and
+// fma rounds once whether an instruction or a library does it.
+#include <cmath>
+
+#include "reshard/low_rank.h"
+
+namespace ckpt::reshard {
+namespace {
+
+// Columns that are summed together; they fit the registers.
+constexpr uint64_t kStrip = 64;
+
+template <uint64_t width>
+[[gnu::always_inline]] inline void strip(const float* left, const float* right,
+                                         uint64_t rank, uint64_t columns,
+                                         uint64_t count, float* out) {
+  float sum[width] = {};
+  const uint64_t n = width == kStrip ? width : count;
+  for (uint64_t k = 0; k < rank; ++k)
+    for (uint64_t j = 0; j < n; ++j)
+      sum[j] = std::fmaf(left[k], right[k * columns + j], sum[j]);
+  for (uint64_t j = 0; j < n; ++j) out[j] = sum[j];
+}
+
+[[gnu::always_inline]] inline void product(const float* left,
+                                           const float* right, uint64_t rows,
+                                           uint64_t rank, uint64_t columns,
+                                           float* out) {
+  uint64_t c = 0;
+  for (; c + kStrip <= columns; c += kStrip)
+    for (uint64_t r = 0; r < rows; ++r)
+      strip<kStrip>(left + r * rank, right + c, rank, columns, kStrip,
+                    out + r * columns + c);
+  if (c == columns) return;
+  for (uint64_t r = 0; r < rows; ++r)
+    strip<kStrip - 1>(left + r * rank, right + c, rank, columns, columns - c,
+                      out + r * columns + c);
+}
+
+using Product = void (*)(const float*, const float*, uint64_t, uint64_t,
+                         uint64_t, float*);
+
+void product_portable(const float* left, const float* right, uint64_t rows,
+                      uint64_t rank, uint64_t columns, float* out) {
+  product(left, right, rows, rank, columns, out);
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx2,fma"), gnu::flatten]] void product_avx2(
+    const float* left, const float* right, uint64_t rows, uint64_t rank,
+    uint64_t columns, float* out) {
+  product(left, right, rows, rank, columns, out);
+}
+[[gnu::target("avx512f,fma"), gnu::flatten]] void product_avx512(
+    const float* left, const float* right, uint64_t rows, uint64_t rank,
+    uint64_t columns, float* out) {
+  product(left, right, rows, rank, columns, out);
+}
+#endif
+
+Product best_product() {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("fma")) return product_portable;
+  if (__builtin_cpu_supports("avx512f")) return product_avx512;
+  if (__builtin_cpu_supports("avx2")) return product_avx2;
+#endif
+  return product_portable;
+}
+
+}  // namespace
+
+void multiply(const float* left, const float* right, uint64_t rows,
+              uint64_t rank, uint64_t columns, float* out) {
+  static const Product best = best_product();
+  best(left, right, rows, rank, columns, out);
+}
+
+}  // namespace ckpt::reshard
