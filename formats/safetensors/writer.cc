@@ -4,6 +4,7 @@
 
 #include "ckpt/error.h"
 #include "formats/index.h"
+#include "formats/peft/config.h"
 #include "formats/runs/state_dict.h"
 #include "formats/safetensors/file_plan.h"
 #include "formats/safetensors/safetensors.h"
@@ -142,6 +143,12 @@ class Builder {
 
   std::string file_name(size_t f, size_t count) const {
     if (layout_.single_file) return {};
+    if (peft::config_of(source_)) {  // which peft finds by its name alone
+      if (count == 1) return std::string(peft::kWeightsFile);
+      throw unfaithful_error({source_.path, {}},
+                             "an adapter is one file, these would be {}", count)
+          .with_hint("leave out --max-shard-size");
+    }
     if (count == 1) return std::string(kSingle);
     return formats::numbered_name("model", f + 1, count, ".safetensors");
   }

@@ -1,0 +1,195 @@
+#include "formats/peft/adapter.h"
+
+#include <array>
+#include <unordered_set>
+
+#include "ckpt/error.h"
+#include "formats/format.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::peft {
+namespace {
+
+constexpr std::string_view kPrefix = "base_model.model.";
+
+// Takes `part` and what follows off `name`, if it is in it. What follows is
+// in `rest`: "", "weight", "default.weight".
+bool cut(std::string& name, std::string_view part, std::string& rest) {
+  const size_t at = name.rfind(part);
+  if (at == name.npos || at == 0) return false;
+  const size_t end = at + part.size();
+  if (end != name.size() && name[end] != '.') return false;
+  rest = end == name.size() ? "" : name.substr(end + 1);
+  name.resize(at);
+  return true;
+}
+
+void put(const Adapter& adapter, const Tensor*& place, const Tensor& tensor) {
+  if (place)
+    throw unfaithful_error({adapter.catalog.path, tensor.name},
+                           "{} is for the same module: several adapters are "
+                           "in one file",
+                           place->name);
+  place = &tensor;
+}
+
+// ".modules_to_save.default" of a state dict
+std::string without_wrapper(std::string name) {
+  constexpr std::string_view kSaved = ".modules_to_save.";
+  const size_t at = name.find(kSaved);
+  if (at == name.npos) return name;
+  const size_t dot = name.find('.', at + kSaved.size());
+  return dot == name.npos ? name : name.erase(at, dot - at);
+}
+
+void sort_tensor(Adapter& adapter, const Tensor& tensor) {
+  std::string name = tensor.name;
+  if (!name.starts_with(kPrefix))
+    throw unfaithful_error({adapter.catalog.path, tensor.name},
+                           "a tensor of an adapter begins with {}", kPrefix);
+  name.erase(0, kPrefix.size());
+  std::string rest;
+  Module found;
+  const Tensor* Module::*place = nullptr;
+  if (cut(name, ".lora_embedding_A", rest)) {
+    place = &Module::a, found.embedding = true;
+  } else if (cut(name, ".lora_embedding_B", rest)) {
+    place = &Module::b, found.embedding = true;
+  } else if (cut(name, ".lora_magnitude_vector", rest)) {
+    place = &Module::magnitude;
+  } else if (cut(name, ".lora_A", rest)) {
+    place = &Module::a;
+  } else if (cut(name, ".lora_B", rest)) {
+    place = rest.ends_with("bias") ? &Module::bias : &Module::b;
+  }
+  if (place) {
+    Module& module = adapter.modules[name];
+    module.embedding |= found.embedding;
+    return put(adapter, module.*place, tensor);
+  }
+  if (name.find("lora_") != name.npos ||
+      name.find(".token_adapter.") != name.npos ||
+      name.find(".base_layer.") != name.npos)
+    throw unfaithful_error({adapter.catalog.path, tensor.name},
+                           "it is not known what this part of an adapter does");
+  put(adapter, adapter.wholes[without_wrapper(name)], tensor);
+}
+
+void check_module(const Adapter& adapter, const std::string& name,
+                  const Module& module) {
+  const Config& config = adapter.config;
+  if (!module.a || !module.b)
+    throw input_error({adapter.catalog.path, name}, "lora_{} is missing",
+                      module.a ? 'B' : 'A');
+  for (const Tensor* tensor : {module.a, module.b})
+    if (tensor->shape.size() != 2)
+      throw unfaithful_error({adapter.catalog.path, tensor->name},
+                             "a factor of {} dimensions: only those of "
+                             "matrices are added",
+                             tensor->shape.size());
+  const uint64_t rank = rank_of(config, name);
+  if (module.a->shape[0] != rank || module.b->shape[1] != rank)
+    throw input_error({adapter.catalog.path, name},
+                      "its factors are of ranks {} and {}, {} says {}",
+                      module.a->shape[0], module.b->shape[1], config.path,
+                      rank);
+  if (config.dora != (module.magnitude != nullptr))
+    throw input_error({adapter.catalog.path, name},
+                      "{} says use_dora: {}, and lora_magnitude_vector is {}",
+                      config.path, config.dora,
+                      module.magnitude ? "there" : "missing");
+}
+
+// Names in the base's own: as they are, or with more or less before them.
+std::string in_base(const std::string& name, int way) {
+  constexpr std::array<std::string_view, 3> kParts = {"model.", "transformer.",
+                                                      "language_model."};
+  if (way == 0) return name;
+  const std::string_view part = kParts[static_cast<size_t>(way - 1) / 2];
+  if (way % 2) return std::string(part) + name;
+  return name.starts_with(part) ? name.substr(part.size()) : name;
+}
+constexpr int kWays = 7;
+
+// The tensors that an adapter changes.
+std::vector<std::string> changed(const Adapter& adapter, int way) {
+  std::vector<std::string> names;
+  for (const auto& [name, module] : adapter.modules) {
+    names.push_back(in_base(name, way) + ".weight");
+    if (module.bias) names.push_back(in_base(name, way) + ".bias");
+  }
+  for (const auto& [name, tensor] : adapter.wholes)
+    names.push_back(in_base(name, way));
+  return names;
+}
+
+template <class Map>
+Map renamed(const Map& map, int way) {
+  Map result;
+  for (const auto& [name, value] : map) result[in_base(name, way)] = value;
+  return result;
+}
+
+}  // namespace
+
+Adapter open_adapter(const std::string& path) {
+  const auto config = read_config(path);
+  if (!config)
+    throw missing_error({path, {}}, "no adapter: there is no {} in it",
+                        kConfigFile);
+  if (!config->hindrance.empty())
+    throw unfaithful_error({path, {}}, "this adapter can't be added: {}",
+                           config->hindrance)
+        .with_hint("peft's merge_and_unload() may be able to");
+  const std::string directory = io::parent(config->path);
+  for (const char* file : {"adapter_model.safetensors", "adapter_model.bin"}) {
+    const std::string at = io::join(directory, file);
+    if (!io::is_file(at)) continue;
+    Adapter adapter{
+        .config = *config, .catalog = {}, .modules = {}, .wholes = {}};
+    adapter.catalog =
+        formats::open(at, at.ends_with(".bin") ? "torch" : "safetensors", {});
+    locate(adapter.catalog);
+    for (const Tensor& tensor : adapter.catalog.tensors)
+      sort_tensor(adapter, tensor);
+    for (const auto& [name, module] : adapter.modules)
+      check_module(adapter, name, module);
+    return adapter;
+  }
+  throw missing_error({directory, {}},
+                      "neither adapter_model.safetensors nor "
+                      "adapter_model.bin is beside {}",
+                      kConfigFile);
+}
+
+void meet_base(Adapter& adapter, const Catalog& base) {
+  std::unordered_set<std::string_view> there;
+  for (const Tensor& tensor : base.tensors) there.insert(tensor.name);
+  std::vector<std::string> lacking;
+  int best = 0;
+  for (int way = 0; way < kWays; ++way) {
+    std::vector<std::string> missing;
+    for (std::string& name : changed(adapter, way))
+      if (!there.contains(name)) missing.push_back(std::move(name));
+    if (way != 0 && missing.size() >= lacking.size()) continue;
+    lacking = std::move(missing);
+    best = way;
+  }
+  if (!lacking.empty())
+    throw unfaithful_error(
+        {adapter.catalog.path, lacking.front()},
+        "the base has no such tensor{}; the adapter changes it",
+        lacking.size() == 1 ? std::string()
+                            : fmt::format(", nor {} more", lacking.size() - 1))
+        .with_hint(
+            "the adapter was trained on " +
+            (adapter.config.base.empty() ? "another model"
+                                         : adapter.config.base) +
+            "; a head that is tied to the embedding is not in a checkpoint");
+  if (best == 0) return;
+  adapter.modules = renamed(adapter.modules, best);
+  adapter.wholes = renamed(adapter.wholes, best);
+}
+
+}  // namespace ckpt::peft

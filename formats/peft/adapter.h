@@ -1,0 +1,47 @@
+// The tensors of an adapter, by the modules of the base model that they
+// change.
+//
+//   base_model.model.MODULE.lora_A.weight             [rank, in]
+//   base_model.model.MODULE.lora_B.weight (.bias)     [out, rank]
+//   base_model.model.MODULE.lora_embedding_A, _B      [rank, rows], [width,
+//   rank] base_model.model.MODULE.lora_magnitude_vector     [out]: DoRA
+//   base_model.model.MODULE.weight                    a tensor that is whole
+//
+// A state dict has the adapter's name in it (lora_A.default.weight), a file
+// that PEFT saved has not.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "ckpt/catalog.h"
+#include "formats/peft/config.h"
+
+namespace ckpt::peft {
+
+struct Module {
+  const Tensor* a = nullptr;
+  const Tensor* b = nullptr;
+  const Tensor* bias = nullptr;  // of b
+  const Tensor* magnitude = nullptr;
+  bool embedding = false;
+};
+
+struct Adapter {
+  Config config;
+  Catalog catalog;                              // of the file
+  std::map<std::string, Module> modules;        // by the base's names
+  std::map<std::string, const Tensor*> wholes;  // likewise, of tensors
+};
+
+// Throws missing_error if `path` is no adapter, unfaithful_error for one whose
+// sum with a base is another one than LoRA's, input_error for a factor without
+// the other or of another rank than the configuration's.
+Adapter open_adapter(const std::string& path);
+
+// Gives the modules the names that the base's tensors have: some files have
+// `model.` before them and some have not. Throws unfaithful_error naming what
+// no tensor of `base` is changed by.
+void meet_base(Adapter& adapter, const Catalog& base);
+
+}  // namespace ckpt::peft

@@ -1,0 +1,200 @@
+#include "formats/peft/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <regex>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/text/json.h"
+
+namespace ckpt::peft {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kMostExpression = 1000;
+
+Error wrong(const Config& config, std::string_view key, const Json& value) {
+  return input_error({config.path, {}}, "{}: {} is of a wrong kind", key,
+                     value.dump().substr(0, 80));
+}
+
+// A key that is missing or null leaves what is there.
+template <class Value>
+void take(const Config& config, const Json& root, const char* key,
+          Value& value) {
+  const auto found = root.find(key);
+  if (found == root.end() || found->is_null()) return;
+  bool fits = found->is_number();
+  if constexpr (std::is_same_v<Value, bool>)
+    fits = found->is_boolean();
+  else if constexpr (std::is_same_v<Value, std::string>)
+    fits = found->is_string();
+  else if constexpr (std::is_same_v<Value, uint64_t>)
+    fits = found->is_number_unsigned();
+  if (!fits) throw wrong(config, key, *found);
+  value = found->get<Value>();
+}
+
+// A list of names, or one expression.
+std::vector<std::string> names(const Config& config, const Json& root,
+                               const char* key) {
+  const auto found = root.find(key);
+  if (found == root.end() || found->is_null()) return {};
+  if (found->is_string()) return {found->get<std::string>()};
+  if (!found->is_array()) throw wrong(config, key, *found);
+  std::vector<std::string> list;
+  for (const Json& name : *found) {
+    if (!name.is_string()) throw wrong(config, key, name);
+    list.push_back(name.get<std::string>());
+  }
+  return list;
+}
+
+template <class Value>
+std::vector<std::pair<std::string, Value>> patterns(const Config& config,
+                                                    const Json& root,
+                                                    const char* key) {
+  const auto found = root.find(key);
+  if (found == root.end() || found->is_null()) return {};
+  if (!found->is_object()) throw wrong(config, key, *found);
+  std::vector<std::pair<std::string, Value>> list;
+  for (const auto& [expression, value] : found->items()) {
+    Value number = 0;
+    take(config, *found, expression.c_str(), number);
+    list.emplace_back(expression, number);
+  }
+  return list;
+}
+
+bool is_set(const Json& root, const char* key) {
+  const auto found = root.find(key);
+  return found != root.end() && !found->is_null() && *found != false &&
+         !(found->is_structured() && found->empty());
+}
+
+// Each of them makes a weight that is not base + scale * B A.
+std::string find_hindrance(const Config& config, const Json& root) {
+  if (config.type != "LORA")
+    return "it is of type " + config.type + ", not LORA";
+  for (const auto& [key, what] :
+       {std::pair{"layer_replication", "it repeats layers of the base model"},
+        {"target_parameters",
+         "it changes parameters that are no matrix of a module"},
+        {"alora_invocation_tokens", "it is switched on by tokens (aLoRA)"},
+        {"trainable_token_indices", "it has rows for single tokens"},
+        {"arrow_config", "it is a mixture of adapters (Arrow)"},
+        {"use_qalora", "QALoRA pools its inputs"},
+        {"use_bdlora", "its factors are of blocks (BD-LoRA)"}})
+    if (is_set(root, key)) return fmt::format("{} ({})", what, key);
+  const auto init = root.find("init_lora_weights");
+  if (init == root.end() || !init->is_string()) return {};
+  const auto how = init->get<std::string>();
+  // peft subtracts the factors that it begins with from the base's weights,
+  // each time that it loads the adapter.
+  if (how.starts_with("pissa") || how.starts_with("corda") || how == "olora" ||
+      how == "OLoRA")
+    return "init_lora_weights is " + how +
+           ": it counts from base weights that peft changes at load; save it "
+           "with path_initial_model_for_weight_conversion";
+  return {};
+}
+
+// peft: re.match(rf"(.*\.)?({key})$", name)
+bool finds(const Config& config, const std::string& expression,
+           const std::string& name) {
+  if (expression == name || name.ends_with("." + expression)) return true;
+  if (expression.size() > kMostExpression || name.size() > kMostExpression)
+    throw input_error({config.path, {}}, "an expression of {} bytes",
+                      expression.size());
+  try {
+    return std::regex_match(name, std::regex("(.*\\.)?(" + expression + ")"));
+  } catch (const std::regex_error& error) {
+    throw input_error({config.path, {}}, "{}: can't be read as an expression",
+                      expression.substr(0, 80));
+  }
+}
+
+std::string listed(const std::vector<std::string>& all) {
+  std::string text;
+  for (const std::string& one : all) text += (text.empty() ? "" : ", ") + one;
+  return text;
+}
+
+}  // namespace
+
+std::optional<Config> read_config(const std::string& path) {
+  const std::string directory =
+      io::is_directory(path) ? path : io::parent(path);
+  Config config;
+  config.path = io::join(directory, kConfigFile);
+  if (!io::is_file(config.path)) return {};
+  constexpr uint64_t kMost = uint64_t{1} << 24;
+  const std::string text = io::read_file(config.path, kMost);
+  if (!text::parse_json(text, config.path).is_object())
+    throw input_error({config.path, {}}, "expected an object");
+  // Once more for the order of its members, in which patterns are tried.
+  const Json root = Json::parse(text);
+  take(config, root, "peft_type", config.type);
+  take(config, root, "base_model_name_or_path", config.base);
+  take(config, root, "r", config.rank);
+  take(config, root, "lora_alpha", config.alpha);
+  take(config, root, "use_rslora", config.rslora);
+  take(config, root, "use_dora", config.dora);
+  take(config, root, "fan_in_fan_out", config.fan_in_fan_out);
+  config.targets = names(config, root, "target_modules");
+  config.saved = names(config, root, "modules_to_save");
+  config.ranks = patterns<uint64_t>(config, root, "rank_pattern");
+  config.alphas = patterns<double>(config, root, "alpha_pattern");
+  config.hindrance = find_hindrance(config, root);
+  return config;
+}
+
+std::optional<Config> config_of(const Catalog& catalog) {
+  const bool has = std::ranges::any_of(catalog.tensors, [](const Tensor& t) {
+    return t.name.find(".lora_") != t.name.npos;
+  });
+  if (!has) return {};
+  try {
+    return read_config(catalog.path);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+uint64_t rank_of(const Config& config, const std::string& module) {
+  for (const auto& [expression, rank] : config.ranks)
+    if (finds(config, expression, module)) return rank;
+  return config.rank;
+}
+
+float scale_of(const Config& config, const std::string& module, double weight) {
+  double alpha = config.alpha;
+  for (const auto& [expression, value] : config.alphas)
+    if (finds(config, expression, module)) {
+      alpha = value;
+      break;
+    }
+  const auto rank = static_cast<double>(rank_of(config, module));
+  return static_cast<float>(weight * alpha /
+                            (config.rslora ? std::sqrt(rank) : rank));
+}
+
+std::string describe(const Config& config) {
+  std::string text =
+      config.type == "LORA"
+          ? (config.dora ? "LoRA with magnitudes (DoRA)" : "LoRA")
+          : config.type;
+  if (!config.base.empty()) text += " of " + config.base;
+  if (config.type == "LORA")
+    text += fmt::format(": rank {}{}, alpha {}{}{}", config.rank,
+                        config.ranks.empty() ? "" : " and others", config.alpha,
+                        config.alphas.empty() ? "" : " and others",
+                        config.rslora ? ", by the root of the rank" : "");
+  if (!config.targets.empty()) text += "; " + listed(config.targets);
+  if (!config.saved.empty()) text += "; whole: " + listed(config.saved);
+  return text;
+}
+
+}  // namespace ckpt::peft
