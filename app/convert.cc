@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "app/adapter.h"
 #include "app/command.h"
 #include "app/dialect.h"
 #include "app/target.h"
@@ -7,6 +8,8 @@
 #include "app/words.h"
 #include "app/write.h"
 #include "ckpt/error.h"
+#include "formats/families/translate.h"
+#include "formats/peft/config.h"
 
 namespace ckpt::app {
 namespace {
@@ -22,12 +25,14 @@ class Convert : public Command {
            "ckpt convert step_5000 out --to torch --max-shard-size 5GB\n"
            "ckpt convert Llama-3-8B out --to megatron_torch_dist --tp 8 --pp "
            "4\n"
-           "ckpt convert iter_0001000 out --to safetensors --family llama";
+           "ckpt convert iter_0001000 out --to safetensors --family llama\n"
+           "ckpt convert Llama-3-8B out --to safetensors --adapter my-lora";
   }
   void add_options(CLI::App& app) override {
     add_request_options(app, request_, "Where the new one goes");
     add_target_options(app, target_);
     add_dialect_options(app, dialect_);
+    add_adapter_options(app, adapter_);
   }
   ExitCode run() override {
     check_target_name(request_.target_path);
@@ -43,10 +48,12 @@ class Convert : public Command {
     request_.command = "convert";
     request_.output = output;
     Catalog source = open_for_write(request_);
+    check_adapter(source);
     const bool any = !source.tensors.empty();
     const SelectOptions& select = request_.select;
     const bool partial = !select.keys.empty() || !select.exclude.empty() ||
                          !select.layers.empty() || !select.blocks.empty();
+    if (adapter_.any()) source = with_adapters(std::move(source), partial);
     source = into_dialect(
         std::move(source), dialect_, request_.source.read.family, target_.to,
         target_.megatron.vocab_size, request_.write.dtype, partial);
@@ -58,9 +65,36 @@ class Convert : public Command {
   }
 
  private:
+  // Its parts mean something beside their base alone.
+  void check_adapter(const Catalog& source) const {
+    if (target_.to == "safetensors" || target_.to == "torch") return;
+    if (const auto config = peft::config_of(source))
+      throw unfaithful_error({source.path, {}},
+                             "an adapter ({}), which {} does not hold",
+                             config->type, target_.to)
+          .with_hint("add it to its base: ckpt convert BASE DST --to " +
+                     target_.to + " --adapter " + source.path);
+  }
+
+  // Adapters have transformers' names: the base gets them first.
+  Catalog with_adapters(Catalog source, bool partial) {
+    if (partial)
+      throw usage_error({}, "--adapter needs the whole model")
+          .with_hint("add the adapter first, then select from the result");
+    DialectOptions names = dialect_;
+    names.dialect = "hf";
+    if (families::dialect_of(source) != "hf")
+      source =
+          into_dialect(std::move(source), names, request_.source.read.family,
+                       "safetensors", target_.megatron.vocab_size, {}, false);
+    add_adapters(source, adapter_);
+    return source;
+  }
+
   WriteRequest request_;
   TargetOptions target_;
   DialectOptions dialect_;
+  AdapterOptions adapter_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "app/json_writer.h"
 #include "app/ranks.h"
 #include "app/value_text.h"
+#include "formats/peft/config.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -139,6 +140,33 @@ void write_object(JsonWriter& json, const ObjectValues& values,
   json.end_object();
 }
 
+void write_names(JsonWriter& json, std::string_view key,
+                 const std::vector<std::string>& names) {
+  json.key(key);
+  json.begin_array();
+  for (const std::string& name : names) json.value(name);
+  json.end_array();
+}
+
+void write_adapter(JsonWriter& json, const Catalog& catalog) {
+  json.key("adapter");
+  const auto config = peft::config_of(catalog);
+  if (!config) {
+    json.null();
+    return;
+  }
+  json.begin_object();
+  json.member("type", config->type);
+  json.member("base", config->base);
+  json.member("rank", config->rank);
+  json.member("alpha", config->alpha);
+  json.member("rslora", config->rslora);
+  json.member("dora", config->dora);
+  write_names(json, "target_modules", config->targets);
+  write_names(json, "modules_to_save", config->saved);
+  json.end_object();
+}
+
 void write_trainer(JsonWriter& json, const Catalog& catalog) {
   json.key("trainer");
   if (!catalog.run) {
@@ -192,6 +220,7 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   json.text_or_null("family", catalog.family);
   json.text_or_null("dialect", catalog.dialect);
   write_trainer(json, catalog);
+  write_adapter(json, catalog);
   json.key("topology");
   write_topology(json, catalog.topology);
   json.member("bytes", sums.bytes);

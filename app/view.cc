@@ -12,6 +12,7 @@
 #include "app/pattern.h"
 #include "app/report.h"
 #include "app/table.h"
+#include "formats/peft/config.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -145,6 +146,8 @@ std::string summary_text(const Catalog& catalog) {
   if (catalog.root != catalog.path) row("found in", printable(catalog.root));
   row("format", format_text(catalog));
   row("family", family_text(catalog));
+  if (const auto adapter = peft::config_of(catalog))
+    row("adapter", printable(peft::describe(*adapter)));
   row("topology", to_string(catalog.topology));
   row("tensors", kinds_text(sums));
   if (sums.parameters != 0)

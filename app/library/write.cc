@@ -22,6 +22,7 @@
 #include "reshard/cast.h"
 #include "reshard/cuda/load.h"
 #include "reshard/journal.h"
+#include "reshard/made.h"
 #include "reshard/prove.h"
 #include "reshard/ranks/job.h"
 #include "reshard/ranks/run.h"
@@ -166,6 +167,16 @@ std::string source_manifest(const Catalog& source) {
   return {};
 }
 
+// The tensors that are not what is stored: an adapter was added.
+std::set<std::string_view> made_tensors(const Catalog& source) {
+  std::set<std::string_view> names;
+  for (const Tensor& tensor : source.tensors)
+    for (const Piece& piece : tensor.pieces)
+      if (reshard::is_made(source.files.at(piece.extent.file)))
+        names.insert(tensor.name);
+  return names;
+}
+
 // If the source was written by ckpt, its manifest says what was written. By
 // name; where names are others now, by any digest that is the same. What
 // remains was taken apart or put together on the way, and is read again as it
@@ -182,10 +193,15 @@ void check_source_manifest(const Prepared& prepared,
     unseen.insert(name);
     by_digest[entry.digest.hex()].push_back(name);
   }
+  const auto made = made_tensors(prepared.source);
   bool rearranged = false;
   for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) {
     const std::string& name = prepared.plan.tensors[i].name;
     const auto entry = manifest.tensors.find(name);
+    if (made.contains(name)) {  // of what the manifest has
+      rearranged = true;
+      continue;
+    }
     if (entry == manifest.tensors.end()) {
       const auto same = by_digest.find(result.source[i].hex());
       if (same == by_digest.end()) {

@@ -1,0 +1,28 @@
+// --adapter: weights of a base model with those of adapters added.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace CLI {
+class App;
+}
+
+namespace ckpt::app {
+
+struct AdapterOptions {
+  std::vector<std::string> paths;
+  std::vector<double> weights;  // none, or one for each path
+  bool any() const { return !paths.empty(); }
+};
+
+void add_adapter_options(CLI::App& app, AdapterOptions& options);
+
+// `base` with transformers' names; adapters are added one after the other.
+// Nothing is read: tensors that change become files that are made while they
+// are read (reshard/low_rank.h).
+void add_adapters(Catalog& base, const AdapterOptions& options);
+
+}  // namespace ckpt::app
