@@ -121,12 +121,11 @@ std::vector<Candidate> candidates(const View& view, const Shape& wanted) {
   const Shape& shape = view.shape();
   if (shape.size() == 2 && wanted.size() == 2 && wanted[0] == shape[1] &&
       wanted[1] == shape[0])
-    all.push_back(
-        {"A is B transposed", [](const View& v) { return swap(v, 0, 1); }});
+    all.push_back({"transposed", [](const View& v) { return swap(v, 0, 1); }});
   if (shape != wanted || shape.empty()) return all;
   const uint64_t rows = shape[0];
   if (rows % 2 == 0)
-    all.push_back({"gate and up are in the other order", [=](const View& v) {
+    all.push_back({"gate and up swapped", [=](const View& v) {
                      return reorder(v, {rows / 2, rows / 2}, {1, 0});
                    }});
   if (rows % 3 == 0) {

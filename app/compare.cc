@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 
 #include "app/arrangement.h"
 #include "app/engine.h"
+#include "app/explain.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "reshard/numeric.h"
@@ -131,6 +133,16 @@ bool has_numbers(const Tensor& tensor) {
   return reshard::has_values(tensor.dtype);
 }
 
+// What else is known of two tensors whose elements differ.
+std::string explained(const Catalog& a, const Tensor& x, const Catalog& b,
+                      const Tensor& y, const CompareOptions& options,
+                      const EngineOptions& engine) {
+  if (const auto why = only_padding(a, x, b, y, options.vocabulary, engine))
+    return *why;
+  if (const auto why = rounding(a, x, b, y, engine)) return *why;
+  return row_order(a, x, b, y, engine).value_or("");
+}
+
 std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
                                            const Catalog& b, const Tensor& y,
                                            const CompareOptions& options,
@@ -142,6 +154,13 @@ std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
       difference.message = "the same elements in another order: " + *why;
       return difference;
     }
+  std::string why;
+  if (options.arrangements && has_numbers(x) && has_numbers(y))
+    why = explained(a, x, b, y, options, engine);
+  if (!why.empty()) {
+    difference.message = std::move(why);
+    return difference;
+  }
   if (!(options.numeric || options.describe) || !has_numbers(x) ||
       !has_numbers(y))
     return difference;
@@ -221,6 +240,56 @@ void prove_left_out(const Catalog& catalog, const EngineOptions& engine,
   }
 }
 
+// Tensors of a layer that changed places: A has here what B has there, and the
+// other way round. By digests; what is equal to several is not told.
+std::map<size_t, size_t> swapped(const Reading& a, const Reading& b,
+                                 const Catalog& catalog) {
+  using Sum = std::pair<uint64_t, uint64_t>;
+  const auto sum = [](const Digest& digest) {
+    return Sum(digest.d0, digest.d1);
+  };
+  std::map<Sum, std::vector<size_t>> in_b;
+  for (size_t i = 0; i < b.digests.size(); ++i)
+    if (a.digests[i] != b.digests[i]) in_b[sum(b.digests[i])].push_back(i);
+  std::map<size_t, size_t> found;
+  for (size_t i = 0; i < a.digests.size(); ++i) {
+    const auto at = in_b.find(sum(a.digests[i]));
+    if (a.digests[i] == b.digests[i] || at == in_b.end()) continue;
+    const size_t j = at->second[0];
+    if (at->second.size() == 1 && a.digests[j] == b.digests[i] &&
+        catalog.tensors[i].shape == catalog.tensors[j].shape)
+      found[i] = j;
+  }
+  return found;
+}
+
+// "swapped with up_proj": the part of the other's name that is its own.
+std::string swap_text(std::string_view here, std::string_view there) {
+  const auto parts = [](std::string_view name) {
+    std::vector<std::string> list{""};
+    for (const char c : name)
+      c == '.' ? (void)list.emplace_back() : (void)(list.back() += c);
+    return list;
+  };
+  const auto x = parts(here), y = parts(there);
+  std::vector<size_t> unlike;
+  if (x.size() == y.size())
+    for (size_t i = 0; i < x.size(); ++i)
+      if (x[i] != y[i]) unlike.push_back(i);
+  if (unlike.size() != 1) return "swapped with " + std::string(there);
+  const std::string &one = x[unlike[0]], &other = y[unlike[0]];
+  const auto is = [](const std::string& part, std::string_view a,
+                     std::string_view b, std::string_view c) {
+    return part == a || part == b || part == c;
+  };
+  const bool gated = (is(one, "gate_proj", "w1", "gate") &&
+                      is(other, "up_proj", "w3", "inner_proj")) ||
+                     (is(other, "gate_proj", "w1", "gate") &&
+                      is(one, "up_proj", "w3", "inner_proj"));
+  return (gated ? "gate and up swapped: has " : "swapped: has ") + other +
+         "'s values";
+}
+
 // The dtype and shape on either side, for reports.
 void add_sides(const Catalog& a, const Catalog& b,
                std::vector<Difference>& differences) {
@@ -283,6 +352,9 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
       if (options.arrangements && difference->kind == "shape")
         if (const auto why = arrangement(a, x, b, y, engine))
           difference->message += ": " + *why;
+      if (options.arrangements && difference->kind == "dtype")
+        if (const auto why = rounding(a, x, b, y, engine))
+          difference->message += ": " + *why;
       result.differences.push_back(std::move(*difference));
       continue;
     }
@@ -303,6 +375,8 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
           {"replica", problem.tensor,
            problem.message + " (" + problem.file + ")"});
   result.bytes = from_a.bytes + from_b.bytes;
+  std::map<size_t, size_t> places;
+  if (options.arrangements) places = swapped(from_a, from_b, a);
   for (size_t i = 0; i < left.size(); ++i) {
     const Tensor& x = a.tensors[i];
     const Tensor& y = b.tensors[i];
@@ -313,6 +387,12 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
     }
     if (same_bytes(x.dtype, y.dtype) && from_a.digests[i] == from_b.digests[i])
       continue;
+    if (const auto other = places.find(i); other != places.end()) {
+      result.differences.push_back(
+          {"arrangement", x.name,
+           swap_text(x.name, a.tensors[other->second].name)});
+      continue;
+    }
     auto difference = value_difference(a, x, b, y, options, engine);
     if (difference) result.differences.push_back(std::move(*difference));
   }

@@ -46,6 +46,7 @@ struct CompareOptions {
   bool objects = false;   // compare values that are no tensors too
   bool describe = false;  // say how far values are apart
   bool arrangements = false;  // and which rearrangement makes them equal
+  uint64_t vocabulary = 0;    // entries that are in use, if known
 };
 
 struct Comparison {

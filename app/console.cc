@@ -33,12 +33,25 @@ struct Console {
 };
 Console console;
 
+bool is_set(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+}
+
+// NO_COLOR of no-color.org beats CLICOLOR_FORCE and FORCE_COLOR, which beat
+// what stdout is. A launcher gives each rank a terminal of its own while its
+// own output goes to a file: ranks have no colours unless asked.
 bool wants_color(When when, int fd) {
   if (when != When::kAuto) return when == When::kAlways;
   const char* no_color = std::getenv("NO_COLOR");
   if (no_color != nullptr && *no_color != '\0') return false;
+  if (is_set("CLICOLOR_FORCE") || is_set("FORCE_COLOR")) return true;
   const char* term = std::getenv("TERM");
   if (term != nullptr && std::string_view(term) == "dumb") return false;
+  constexpr const char* kRanks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK",
+                                    "PMIX_RANK"};
+  for (const char* rank : kRanks)
+    if (std::getenv(rank) != nullptr) return false;
   return isatty(fd) != 0;
 }
 

@@ -43,6 +43,11 @@ std::string contents_text(const Catalog& catalog, const Reading& reading,
       heads.push_back(head);
     }
   Table table(columns, 2);
+  // Norm and zeros, then the spread, are the first to go.
+  if (stats) {
+    const size_t first = columns.size() - 8;
+    table.give_up({first + 5, first + 4, first + 3});
+  }
   table.row(heads);
   for (size_t i = 0; i < catalog.tensors.size(); ++i) {
     std::vector<std::string> cells{text::printable(catalog.tensors[i].name)};

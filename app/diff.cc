@@ -7,11 +7,13 @@
 #include "app/command.h"
 #include "app/compare.h"
 #include "app/console.h"
+#include "app/diff_text.h"
 #include "app/facts.h"
 #include "app/json_writer.h"
 #include "app/meet.h"
 #include "app/report.h"
 #include "app/select.h"
+#include "app/view.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -71,12 +73,16 @@ class Diff : public Command {
     Catalog b = open_source(b_, source_);
     select_both(a, b, select_);
     const FactDifferences facts = differing_facts(a, b);
+    const uint64_t vocabulary =
+        std::max(vocabulary_of(a).value_or(0), vocabulary_of(b).value_or(0));
     const bool met = meet(a, b, source_.read.family);
     if (met) log_assumptions(a, b);
-    const Comparison result =
-        compare(std::move(a), std::move(b),
-                {.objects = !met, .describe = true, .arrangements = true},
-                engine_, output);
+    const Comparison result = compare(std::move(a), std::move(b),
+                                      {.objects = !met,
+                                       .describe = true,
+                                       .arrangements = true,
+                                       .vocabulary = vocabulary},
+                                      engine_, output);
     if (output.json) {
       print(as_json(result, facts, a_, b_));
     } else {
@@ -94,19 +100,8 @@ class Diff : public Command {
 
   void print_text(const Comparison& result,
                   const FactDifferences& facts) const {
-    for (const families::FactDifference& fact : facts)
-      print(text::printable("! fact " + fact.name + ": " + fact_text(fact)) +
-            "\n");
-    for (const Difference& difference : result.differences) {
-      const std::string tensor = text::printable(difference.tensor);
-      if (difference.kind == "only_in_a")
-        print(fmt::format("- {}  {}\n", tensor, difference.message));
-      else if (difference.kind == "only_in_b")
-        print(fmt::format("+ {}  {}\n", tensor, difference.message));
-      else
-        print(fmt::format("{} {}: {}\n", is_note(difference) ? "=" : "!",
-                          tensor, difference.message));
-    }
+    print(differences_text(result.differences, facts,
+                           stdout_is_terminal() ? stdout_width() : 0));
     const auto notes =
         static_cast<size_t>(std::ranges::count_if(result.differences, is_note));
     print(fmt::format(

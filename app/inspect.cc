@@ -121,7 +121,7 @@ void print_facts(const Catalog& catalog) {
 
 void Inspect::print_text(const Catalog& catalog) const {
   const size_t width = stdout_is_terminal() ? stdout_width() : 0;
-  print(summary_text(catalog));
+  print(summary_text(catalog, width));
   if (output.verbosity > 0) print_facts(catalog);
   if (tree_) {
     print(tree_text(catalog, width));

@@ -67,6 +67,7 @@ struct Group {
   std::vector<std::vector<uint32_t>> slots;
 
   void add(const Tensor& tensor, const std::vector<uint32_t>& numbers);
+  void add(const std::vector<uint32_t>& numbers);
   void finish();
 };
 
@@ -74,6 +75,10 @@ void Group::add(const Tensor& tensor, const std::vector<uint32_t>& numbers) {
   ++row.count;
   row.bytes = checked_add(row.bytes, byte_size(tensor)).value_or(UINT64_MAX);
   row.pieces += tensor.pieces.size();
+  add(numbers);
+}
+
+void Group::add(const std::vector<uint32_t>& numbers) {
   slots.resize(std::max(slots.size(), numbers.size()));
   for (size_t i = 0; i < numbers.size(); ++i)
     if (slots[i].empty() || slots[i].back() != numbers[i])
@@ -147,6 +152,19 @@ std::string pattern_of(std::string_view name) {
   Parts parts;
   parts.take(name);
   return std::move(parts.pattern);
+}
+
+std::string spelled_name(const std::vector<std::string_view>& names) {
+  if (names.size() == 1) return std::string(names[0]);
+  Group group;
+  Parts parts;
+  for (const std::string_view name : names) {
+    parts.take(name);
+    group.add(parts.numbers);
+  }
+  group.pattern = parts.pattern;
+  group.finish();
+  return row_name(group, true);
 }
 
 std::vector<PatternRow> pattern_rows(const Catalog& catalog, Kind kind) {

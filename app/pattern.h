@@ -39,6 +39,9 @@ std::vector<PatternRow> state_rows(const Catalog& catalog);
 // "layers.12.w1" -> "layers.#.w1"
 std::string pattern_of(std::string_view name);
 
+// Names of one pattern as one: "layers.{0-2,5}.w1"; one name is itself.
+std::string spelled_name(const std::vector<std::string_view>& names);
+
 // "tp dim 0", "tp dim 0 in 3 groups", "replicated", "" if unknown or tp is 1
 std::string split_text(const TpRule& rule);
 

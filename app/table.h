@@ -11,19 +11,35 @@ namespace ckpt::app {
 enum class Align : uint8_t { kLeft, kRight };
 
 // Columns as wide as their widest cell, two spaces between them. With a
-// width (not 0), the cells of column `shrink` are cut in the middle until the
-// rows fit.
+// width (not 0) that they do not fit in,
+//   the columns of `give_up` go, in this order, while any of them helps;
+//   the names in column `shrink_column` are cut between their segments;
+//   names that can't be cut and stay distinct have a line of their own:
+//
+//     decoder.….linear_fc1.weight               ×2  bf16  [512, 64]
+//     decoder.layers.#.mlp.experts.linear_fc1.layer_norm_weight
+//                                               ×2  bf16  [64]
 class Table {
  public:
   explicit Table(std::vector<Align> columns, size_t indent = 0)
       : columns_(std::move(columns)), indent_(indent) {}
   void row(std::vector<std::string> cells);
   void shrink_column(size_t column) { shrink_ = column; }
+  void give_up(std::vector<size_t> columns) { give_up_ = std::move(columns); }
+  // What text(0) takes.
+  size_t width() const;
   std::string text(size_t width) const;
 
  private:
+  std::vector<size_t> natural() const;
+  size_t total(const std::vector<size_t>& widths) const;
+  std::vector<std::string> cut_names(size_t width) const;
+  std::string line(const std::vector<std::string>& cells,
+                   const std::vector<size_t>& widths, bool open = false) const;
+
   std::vector<Align> columns_;
   std::vector<std::vector<std::string>> rows_;
+  std::vector<size_t> give_up_;
   size_t indent_;
   size_t shrink_ = 0;
 };
@@ -34,6 +50,16 @@ size_t display_width(std::string_view text);
 
 // "model.lay…weight" of at most `width` columns.
 std::string cut_middle(std::string_view text, size_t width);
+
+// The ways to cut whole segments (between dots or slashes) out of the middle
+// of a name, at most `width` columns, best first:
+//
+//   decoder.layers.#.mlp.linear_fc1.weight   in 30 columns
+//   decoder.….mlp.linear_fc1.weight
+//   decoder.layers.….linear_fc1.weight …
+//
+// The name alone if it fits; none if no cut does.
+std::vector<std::string> cut_segments(std::string_view text, size_t width);
 
 // "model.layers…" of at most `width` columns.
 std::string cut_end(std::string_view text, size_t width);

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -12,7 +12,6 @@
 #include "app/pattern.h"
 #include "app/report.h"
 #include "app/table.h"
-#include "formats/peft/config.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -24,40 +23,6 @@ using text::printable;
 
 std::string times(uint64_t count) {
   return count == 1 ? "" : "×" + grouped(count);
-}
-
-std::string counted(uint64_t count, std::string_view one,
-                    std::string_view many) {
-  return grouped(count) + " " + std::string(count == 1 ? one : many);
-}
-
-// "21 model, 63 optim"
-std::string kinds_text(const Totals& sums) {
-  std::string text;
-  const auto add = [&](uint64_t count, std::string_view kind) {
-    if (count == 0) return;
-    if (!text.empty()) text += ", ";
-    text += fmt::format("{} {}", grouped(count), kind);
-  };
-  add(sums.model, "model");
-  add(sums.optim, "optimizer");
-  add(sums.other, "other");
-  return text.empty() ? "none" : text;
-}
-
-std::string format_text(const Catalog& catalog) {
-  std::string text = printable(catalog.format);
-  if (!catalog.version.empty()) text += " " + printable(catalog.version);
-  return text;
-}
-
-std::string family_text(const Catalog& catalog) {
-  if (catalog.family.empty() && catalog.dialect.empty()) return "";
-  std::string text =
-      catalog.family.empty() ? "unknown" : printable(catalog.family);
-  if (!catalog.dialect.empty())
-    text += " (" + printable(catalog.dialect) + " names)";
-  return text;
 }
 
 std::string dims_text(const Dims& dims) { return to_string(dims); }
@@ -100,9 +65,11 @@ std::string_view title(Kind kind) {
 }
 
 // What the dimensions are: "layers dim 0, tp dim 1".
-std::string axes_text(const Catalog& catalog, const PatternRow& row) {
+std::string axes_text(const Catalog& catalog, const PatternRow& row,
+                      bool groups) {
   if (row.like_parameter) return {};
-  const TpRule& rule = row.first->tp;
+  TpRule rule = row.first->tp;
+  if (!groups) rule.groups = 1;
   std::string text = stacked_layers(catalog, *row.first) ? "layers dim 0" : "";
   if (rule.state != TpRule::State::kSplit && catalog.topology.tp <= 1)
     return text;
@@ -111,19 +78,29 @@ std::string axes_text(const Catalog& catalog, const PatternRow& row) {
   return text + split;
 }
 
-std::string rows_text(const Catalog& catalog,
-                      const std::vector<PatternRow>& rows, size_t width) {
+Table rows_table(const Catalog& catalog, const std::vector<PatternRow>& rows,
+                 bool groups) {
+  constexpr size_t kSizes = 4, kSplits = 5;
   Table table({Align::kLeft, Align::kRight, Align::kLeft, Align::kLeft,
                Align::kRight, Align::kLeft},
               2);
+  table.give_up({kSplits, kSizes});
   for (const PatternRow& row : rows) {
     table.row(
         {printable(row.name), times(row.count),
          std::string(name(row.first->dtype)),
          row.like_parameter ? "same as param" : dims_text(row.first->shape),
-         iec_size(row.bytes), axes_text(catalog, row)});
+         iec_size(row.bytes), axes_text(catalog, row, groups)});
   }
-  return table.text(width);
+  return table;
+}
+
+// "in 2 groups" is the first that a narrow terminal goes without.
+std::string rows_text(const Catalog& catalog,
+                      const std::vector<PatternRow>& rows, size_t width) {
+  const Table full = rows_table(catalog, rows, true);
+  if (width == 0 || full.width() <= width) return full.text(width);
+  return rows_table(catalog, rows, false).text(width);
 }
 
 }  // namespace
@@ -133,33 +110,6 @@ std::string short_path(const Catalog& catalog, const std::string& path) {
   const std::string inside = catalog.path + "/";
   return printable(path.starts_with(inside) ? path.substr(inside.size())
                                             : path);
-}
-
-std::string summary_text(const Catalog& catalog) {
-  const Totals sums = totals(catalog);
-  Table table({Align::kLeft, Align::kLeft});
-  const auto row = [&](std::string_view label, std::string value) {
-    if (!value.empty())
-      table.row({styled(label, Style::kBold), std::move(value)});
-  };
-  row("path", printable(catalog.path));
-  if (catalog.root != catalog.path) row("found in", printable(catalog.root));
-  row("format", format_text(catalog));
-  row("family", family_text(catalog));
-  if (const auto adapter = peft::config_of(catalog))
-    row("adapter", printable(peft::describe(*adapter)));
-  row("topology", to_string(catalog.topology));
-  row("tensors", kinds_text(sums));
-  if (sums.parameters != 0)
-    row("parameters", sums.parameters < 1000
-                          ? grouped(sums.parameters)
-                          : fmt::format("{} ({})", grouped(sums.parameters),
-                                        si_count(sums.parameters)));
-  row("size", fmt::format("{} in {}", iec_size(sums.bytes),
-                          counted(sums.files, "file", "files")));
-  if (!catalog.objects.empty())
-    row("objects", grouped(catalog.objects.size()) + " (--objects)");
-  return table.text(0);
 }
 
 std::string pattern_text(const Catalog& catalog, size_t width) {
@@ -181,9 +131,15 @@ std::string pattern_text(const Catalog& catalog, size_t width) {
 
 std::string shards_text(const Catalog& catalog, const Tensor& tensor,
                         size_t width) {
-  std::string text = fmt::format(
-      "\n{}  {} {}  {}\n", styled(printable(tensor.name), Style::kBold),
-      name(tensor.dtype), dims_text(tensor.shape), iec_size(byte_size(tensor)));
+  const std::string about =
+      fmt::format("{} {}  {}", name(tensor.dtype), dims_text(tensor.shape),
+                  iec_size(byte_size(tensor)));
+  const std::string title = printable(tensor.name);
+  const bool wide = width != 0 && display_width(title + "  " + about) > width;
+  Table head({Align::kLeft});
+  head.row({styled(title, Style::kBold) + (wide ? "" : "  " + about)});
+  std::string text = "\n" + head.text(width);
+  if (wide) text += "  " + about + "\n";
   Table table(
       {Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kLeft},
       2);
@@ -207,16 +163,62 @@ std::string shards_text(const Catalog& catalog, const Tensor& tensor,
   return text + table.text(width);
 }
 
+namespace {
+
+// Objects that one row stands for: names that differ in numbers only, of one
+// type and one value.
+struct ObjectRow {
+  std::string name, type, value;
+  uint64_t count = 0;
+};
+
+// "rng_state/shard_0.1_2.2" -> "rng_state/shard_#.#_#.#": numbers that stand
+// alone, between any of the separators that names have.
+std::string object_pattern(const std::string& name) {
+  constexpr std::string_view kBetween = "._/-";
+  std::string text;
+  for (size_t at = 0; at < name.size();) {
+    const size_t end = std::min(name.find_first_of(kBetween, at), name.size());
+    const std::string part = name.substr(at, end - at);
+    const bool number =
+        !part.empty() && part.find_first_not_of("0123456789") == part.npos;
+    text += number ? "#" : part;
+    if (end < name.size()) text += name[end];
+    at = end + 1;
+  }
+  return text;
+}
+
+std::vector<ObjectRow> object_rows(const Catalog& catalog, size_t most) {
+  const ObjectValues values(catalog);
+  std::vector<ObjectRow> rows;
+  std::map<std::tuple<std::string, std::string, std::string>, size_t> index;
+  for (const Object& object : catalog.objects) {
+    const std::string value = values.line(object, 4 * most);
+    auto key =
+        std::tuple(object_pattern(object.name), type_name(object), value);
+    const auto [at, fresh] = index.try_emplace(key, rows.size());
+    if (fresh)
+      rows.push_back(
+          {.name = object.name, .type = std::get<1>(key), .value = value});
+    else
+      rows[at->second].name = std::get<0>(key);
+    ++rows[at->second].count;
+  }
+  return rows;
+}
+
+}  // namespace
+
 std::string objects_text(const Catalog& catalog, size_t width) {
   constexpr size_t kUnlimited = 100;  // of a value, if the width is
   if (catalog.objects.empty()) return "";
   const size_t most = width != 0 ? std::max<size_t>(width / 2, 20) : kUnlimited;
-  const ObjectValues values(catalog);
-  Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
-  for (const Object& object : catalog.objects) {
-    table.row({printable(object.name), printable(type_name(object)),
-               cut_end(values.line(object, 4 * most), most)});
-  }
+  Table table({Align::kLeft, Align::kRight, Align::kLeft, Align::kLeft}, 2);
+  table.give_up({2});
+  for (const ObjectRow& row : object_rows(catalog, most))
+    table.row({printable(row.name), times(row.count), printable(row.type),
+               cut_end(row.value, most)});
   return "\n" + styled("Objects", Style::kBold) + "\n" + table.text(width);
 }
 

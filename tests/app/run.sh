@@ -21,7 +21,7 @@ for script in "$here"/*.sh; do
     cd "$here/../data"
     TMP="$work/$name" bash "$script" || echo "[exit $?]"
   ) >"$work/$name.out" 2>&1 </dev/null
-  sed -i "s|$work/$name|\$TMP|g" "$work/$name.out"
+  sed -i "s|$work/$name|\$TMP|g; s|^\(saved  *\).*|\1(when)|" "$work/$name.out"
   if [ "$update" = --update ]; then
     cp "$work/$name.out" "$here/$name.out"
   elif ! diff -u "$here/$name.out" "$work/$name.out"; then

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""`ckpt diff`: a screen for two steps, and sentences that the bytes prove.
+
+torch makes the changes; what diff says of each must name it, and of a change
+that is none of them it must claim nothing.
+"""
+
+import json
+import shutil
+
+import torch
+from safetensors.torch import save_file
+
+from support import Suite, check, check_equal
+
+CKPT = None
+LAYERS = 12
+
+
+def model(seed=1):
+    torch.manual_seed(seed)
+    state = {"model.embed_tokens.weight": torch.randn(64, 32)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        for name in ("q_proj", "k_proj", "o_proj"):
+            state[f"{at}self_attn.{name}.weight"] = torch.randn(32, 32)
+        for name in ("gate_proj", "up_proj"):
+            state[f"{at}mlp.{name}.weight"] = torch.randn(48, 32)
+        state[f"{at}mlp.down_proj.weight"] = torch.randn(32, 48)
+        state[f"{at}input_layernorm.weight"] = torch.ones(32)
+    state["model.norm.weight"] = torch.ones(32)
+    return state
+
+
+def save(folder, name, state):
+    state = {k: v.clone().contiguous() for k, v in state.items()}
+    save_file(state, str(folder / name), {"format": "pt"})
+    return folder / name
+
+
+def differences(a, b):
+    return CKPT.run("diff", a, b, "--json").want(1).json()["differences"]
+
+
+def two_steps(folder):
+    """All tensors differ: a line for each pattern, with counts and numbers."""
+    one = model()
+    two = {k: v + 1e-3 * torch.randn_like(v) for k, v in one.items()}
+    a, b = save(folder, "a.safetensors", one), save(folder, "b.safetensors", two)
+    result = CKPT.run("diff", a, b).want(1)
+    lines = result.out.splitlines()
+    check(len(lines) < 15, result.out)
+    check_equal(len(differences(a, b)), len(one), "--json lists each")
+    gate = next(l for l in lines if "gate_proj" in l)
+    check(f"layers.{{0-{LAYERS - 1}}}." in gate and f"×{LAYERS}" in gate, gate)
+    names = [f"model.layers.{i}.mlp.gate_proj.weight" for i in range(LAYERS)]
+    most = max((one[n] - two[n]).abs().max().item() for n in names)
+    check(f"{most:.3g}" in gate, f"{most:.3g} is not in {gate}")
+    check(f"{len(one)} differences" in lines[-1], lines[-1])
+    # Numbers are aligned: the columns after the names end together.
+    check_equal(len({len(l) for l in lines[:-1]}), 1, result.out)
+
+
+def some_layers(folder):
+    """The layers that differ are said, in ranges."""
+    one, two = model(), model()
+    for layer in (0, 1, 2, 7):
+        two[f"model.layers.{layer}.mlp.up_proj.weight"] += 1
+    result = CKPT.run("diff", save(folder, "a.safetensors", one),
+                      save(folder, "b.safetensors", two)).want(1)
+    check("layers.{0-2,7}.mlp.up_proj.weight" in result.out, result.out)
+
+
+def only_in_one(folder):
+    one, two = model(), model()
+    for layer in range(LAYERS):
+        del two[f"model.layers.{layer}.mlp.up_proj.weight"]
+    two["extra.weight"] = torch.zeros(3)
+    result = CKPT.run("diff", save(folder, "a.safetensors", one),
+                      save(folder, "b.safetensors", two)).want(1)
+    minus = [l for l in result.out.splitlines() if l.startswith("-")]
+    plus = [l for l in result.out.splitlines() if l.startswith("+")]
+    check(len(minus) == 1 and f"×{LAYERS}" in minus[0], result.out)
+    check(len(plus) == 1 and "extra.weight" in plus[0], result.out)
+
+
+def heads(weight, order):
+    rows = weight.view(len(order), weight.shape[0] // len(order), -1)
+    return rows[torch.tensor(order)].reshape(weight.shape)
+
+
+Q = "model.layers.3.self_attn.q_proj.weight"
+GATE, UP = ("model.layers.3.mlp.gate_proj.weight",
+            "model.layers.3.mlp.up_proj.weight")
+
+
+def swap(state):
+    state[GATE], state[UP] = state[UP], state[GATE]
+
+
+# What is changed in the second of two, the tensors that differ, what is said.
+SENTENCES = {
+    "bf16 cast": (lambda s: s.update({Q: s[Q].bfloat16()}), (Q,),
+                  "equal after cast to bf16"),
+    "f16 cast": (lambda s: s.update({Q: s[Q].half()}), (Q,),
+                 "equal after cast to f16"),
+    "rounded": (lambda s: s.update({Q: s[Q].bfloat16().float()}), (Q,),
+                "B is A rounded to bf16"),
+    "gate and up": (swap, (GATE, UP), "gate and up swapped"),
+    "heads": (lambda s: s.update({Q: heads(s[Q], (2, 0, 3, 1))}), (Q,),
+              "rows permuted by heads (4 blocks of 8 rows)"),
+    "rows": (lambda s: s.update(
+        {Q: s[Q][torch.tensor([1, 0, 3, 2, *range(5, 32), 4])]}), (Q,),
+        "rows permuted"),
+    "transposed": (lambda s: s.update({Q: s[Q].t()}), (Q,), "transposed"),
+    "fused halves": (lambda s: s.update(
+        {GATE: torch.cat(s[GATE].chunk(2)[::-1])}), (GATE,),
+        "gate and up swapped"),
+}
+# Changes that look like one of them and are not: nothing may be claimed.
+NOT_QUITE = {
+    "cast but for one": lambda s: s.update(
+        {Q: (s[Q] + (torch.arange(1024).view(32, 32) == 700)).bfloat16()}),
+    "heads but for one": lambda s: s.update(
+        {Q: heads(s[Q], (2, 0, 3, 1))
+         + (torch.arange(1024).view(32, 32) == 1023)}),
+    "transposed but for one": lambda s: s.update(
+        {Q: s[Q].t() + (torch.arange(1024).view(32, 32) == 1000)}),
+    "one way": lambda s: s.update({GATE: s[UP]}),
+    "ones": lambda s: s.update(
+        {"model.norm.weight": s["model.norm.weight"] + 1e-4}),
+    "noise": lambda s: s.update({Q: s[Q] + torch.randn(32, 32)}),
+}
+CLAIMS = ("equal after", "rounded to", "swapped", "permuted", "transposed",
+          "padding", "another order")
+
+
+def sentence(folder, change, names, words):
+    one, two = model(), model()
+    change(two)
+    a, b = save(folder, "a.safetensors", one), save(folder, "b.safetensors", two)
+    found = {d["tensor"]: d["message"] for d in differences(a, b)}
+    check_equal(sorted(found), sorted(names), "what differs")
+    for message in found.values():
+        check(words in message, message)
+    check(words in CKPT.run("diff", a, b).want(1).out, words)
+
+
+def no_claim(folder, change):
+    one, two = model(), model()
+    change(two)
+    a, b = save(folder, "a.safetensors", one), save(folder, "b.safetensors", two)
+    for difference in differences(a, b):
+        said = difference["message"]
+        check(not any(claim in said for claim in CLAIMS), said)
+
+
+def padding(folder):
+    """Rows above the vocabulary are said to be that; one below is not."""
+    for row, claimed in ((62, True), (60, True), (59, False)):
+        for side in ("a", "b"):
+            here = folder / f"{row}{side}"
+            here.mkdir()
+            state = model()
+            if side == "b":
+                state["model.embed_tokens.weight"][row] += 1
+            save(here, "model.safetensors", state)
+            (here / "config.json").write_text(json.dumps(
+                {"model_type": "llama", "vocab_size": 60,
+                 "architectures": ["LlamaForCausalLM"]}))
+        said = differences(folder / f"{row}a", folder / f"{row}b")
+        check_equal(len(said), 1, str(said))
+        check(("only padding differs" in said[0]["message"]) == claimed,
+              f"row {row}: {said}")
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for case in (two_steps, some_layers, only_in_one, padding):
+        suite.add(case.__name__, case)
+    for name, row in SENTENCES.items():
+        suite.add(f"says {name}", sentence, *row)
+    for name, change in NOT_QUITE.items():
+        suite.add(f"claims nothing: {name}", no_claim, change)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)

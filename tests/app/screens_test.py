@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""What a terminal of 60, 80, 120 and 200 columns shows, and a pipe.
+
+tests/app/screens/WIDTH.out has the screens; CKPT_UPDATE_SCREENS=1 writes them
+anew. Whatever they are: no line is wider than the terminal, and no two rows of
+one table are equal, which is what a cut name must never bring.
+"""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+
+from support import DATA, HERE, Suite, check, check_equal
+
+CKPT = None
+SCREENS = HERE / "screens"
+WIDTHS = (60, 80, 120, 200, 0)  # 0: a pipe
+LEGACY = "megatron_legacy/llama_te_tp2_pp2/ckpt"
+COMMANDS = (
+    ("inspect", LEGACY),
+    ("inspect", "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt", "--objects"),
+    ("inspect", "hf/deepseek_v3_bf16/ckpt"),
+    ("inspect", LEGACY, "--tree", "--model-only"),
+    ("inspect", LEGACY, "--stats", "--keys", "decoder.layers.*"),
+    ("inspect", LEGACY, "--shards", "--keys", "*linear_proj.weight"),
+    ("diff", "hf/llama/ckpt", "hf/qwen3_bf16/ckpt"),
+    ("diff", LEGACY, "megatron_legacy/lm_llama_pp2_bf16/ckpt", "--model-only"),
+)
+
+
+def shown(argv, width, env=None):
+    """What a terminal of that width, or a pipe, is given."""
+    env = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "TERM": "xterm",
+           **(env or {})}
+    if width == 0:
+        done = subprocess.run([CKPT.path, *argv], cwd=DATA, env=env,
+                              stdin=subprocess.DEVNULL, capture_output=True,
+                              check=False)
+        return done.stdout.decode()
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, width, 0, 0))
+    child = subprocess.Popen([CKPT.path, *argv], cwd=DATA, env=env,
+                             stdin=subprocess.DEVNULL, stdout=theirs,
+                             stderr=subprocess.DEVNULL)
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            said += (more := os.read(ours, 1 << 16))
+        except OSError:  # Linux says so when the other side is closed
+            break
+        if not more:
+            break
+    child.wait()
+    os.close(ours)
+    return said.decode().replace("\r\n", "\n")
+
+
+def plain(text):
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    return re.sub(r"(?m)^(saved +).*", r"\1(when)", text)
+
+
+def columns(line):
+    return len(line)  # nothing here is wider or narrower than one column
+
+
+def sound(text, width, command):
+    section = set()
+    for line in text.splitlines():
+        if not line.strip():
+            section = set()
+            continue
+        copied = line.startswith(("path ", "found in "))
+        check(width == 0 or copied or columns(line) <= width,
+              f"{columns(line)} columns of {width}: {line!r}\nckpt "
+              + " ".join(command))
+        # The columns below a name that has a line of its own may be equal.
+        if "inspect" in command and not line.startswith("   "):
+            check(line not in section, f"twice: {line!r}\n{text}")
+            section.add(line)
+
+
+def test_width(folder, width):
+    page = ""
+    for command in COMMANDS:
+        text = plain(shown(command, width))
+        sound(text, width, command)
+        page += f"$ ckpt {' '.join(command)}\n{text}\n"
+    golden = SCREENS / f"{width or 'pipe'}.out"
+    if os.environ.get("CKPT_UPDATE_SCREENS"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(page)
+    for want, got in zip(golden.read_text().split("$ ckpt "),
+                         page.split("$ ckpt ")):
+        check(want == got, f"{golden.name} has\n{want}\nnow\n{got}")
+    check_equal(len(page), len(golden.read_text()), golden.name)
+
+
+def test_long_names(folder):
+    """Names that differ in the middle only stay distinct at any width."""
+    import numpy
+    from safetensors.numpy import save_file
+    names = [f"model.{'very_long_' * 4}{part}.{'x' * 40}.tail.weight"
+             for part in ("left", "right", "centre")]
+    save_file({n: numpy.zeros(k + 1, "f4") for k, n in enumerate(names)},
+              folder / "a.safetensors")
+    for width in (20, 40, 60, 80):
+        text = plain(shown(("inspect", str(folder / "a.safetensors")), width))
+        joined = re.sub(r"\n *", "", text)
+        for name in names:
+            part = name.split(".")[1]
+            check(part in joined or part[-5:] in joined,
+                  f"{part} is not to be told from others at {width}:\n{text}")
+
+
+def colours(argv, width, **env):
+    return "\x1b[" in shown(argv, width, env)
+
+
+def test_colours(folder):
+    argv = ("inspect", LEGACY)
+    rows = (  # a terminal or not, environment, colours
+        (80, {}, True),
+        (0, {}, False),
+        (80, {"NO_COLOR": "1"}, False),
+        (80, {"TERM": "dumb"}, False),
+        (0, {"CLICOLOR_FORCE": "1"}, True),
+        (0, {"FORCE_COLOR": "1"}, True),
+        (0, {"CLICOLOR_FORCE": "0"}, False),
+        (0, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        # mpirun gives its ranks a terminal and writes into a file.
+        (80, {"OMPI_COMM_WORLD_RANK": "0"}, False),
+        (80, {"PMI_RANK": "0"}, False),
+        (80, {"OMPI_COMM_WORLD_RANK": "0", "CLICOLOR_FORCE": "1"}, True),
+    )
+    for width, env, want in rows:
+        check_equal(colours(argv, width, **env), want, f"{width} {env}")
+    check(colours(argv + ("--color", "always"), 0), "--color always")
+    check(not colours(argv + ("--color", "never"), 80), "--color never")
+    pair = ("hf/llama/ckpt", "hf/qwen3_bf16/ckpt")
+    marks = shown(("diff", *pair), 80) + shown(("diff", *pair[::-1]), 80)
+    for mark in ("\x1b[1;31m-", "\x1b[32m+", "\x1b[1;33m!"):
+        check(mark in marks, f"no {mark!r} in\n{marks}")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for width in WIDTHS:
+        suite.add(f"screens {width or 'pipe'}", test_width, width)
+    suite.add("long names", test_long_names)
+    suite.add("colours", test_colours)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
