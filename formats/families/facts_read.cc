@@ -1,8 +1,10 @@
 // Configurations, as the ledger's expressions read them.
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "formats/families/embedded.h"
+#include "formats/families/facts_olmo.h"
 #include "formats/families/facts_table.h"
 
 namespace ckpt::families {
@@ -49,6 +51,23 @@ void merge(Json& into, const Json& from) {
     if (!value.is_null()) into[key] = value;
 }
 
+// What is said though it follows from the rest, and what follows from it.
+void settle_yarn(const Json& values, Json& rope) {
+  const Json& most = at(values, "max_position_embeddings");
+  const Json& first = at(rope, "original_max_position_embeddings");
+  if (at(rope, "factor").is_null() && most.is_number() && first.is_number() &&
+      first > 0)
+    rope["factor"] = most.get<double>() / first.get<double>();
+  const Json& factor = at(rope, "factor");
+  const Json& attention = at(rope, "attention_factor");
+  if (!factor.is_number() || factor <= 1 || !attention.is_number()) return;
+  const double usual = 0.1 * std::log(factor.get<double>()) + 1;
+  const bool scaled =
+      truthy(at(rope, "mscale")) && truthy(at(rope, "mscale_all_dim"));
+  if (!scaled && std::abs(attention.get<double>() - usual) < 1e-9 * usual)
+    rope.erase("attention_factor");
+}
+
 // Both spellings: rope_parameters of v5, rope_theta and rope_scaling of v4.
 Json hf_rope(const Json& values, const Json& defaults) {
   Json rope = Json::object();
@@ -70,6 +89,7 @@ Json hf_rope(const Json& values, const Json& defaults) {
   rope.erase("rope_type");
   if (!type.is_null() && type != "default" && type != "mrope")
     rope["type"] = type;
+  if (type == "yarn") settle_yarn(values, rope);
   return rope;
 }
 
@@ -88,61 +108,6 @@ Json mcore_window(const Json& values) {
   return window;
 }
 
-// OLMo-core: by what only one of its classes has.
-Json olmo_rope(const Json& mixer) {
-  Json rope = Json::object();
-  merge(rope, at(mixer, "rope"));
-  const Json scaling = at(rope, "scaling");
-  rope.erase("scaling");
-  if (!scaling.is_object()) return rope;
-  merge(rope, scaling);
-  rope["original_max_position_embeddings"] = at(scaling, "old_context_len");
-  if (scaling.contains("beta_fast"))
-    rope["type"] = "yarn";
-  else if (scaling.contains("low_freq_factor"))
-    rope["type"] = "llama3";
-  else
-    rope["type"] = scaling.value("_CLASS_", "other");
-  return rope;
-}
-
-Json olmo_window(const Json& model, const Json& mixer) {
-  const Json& sliding = at(mixer, "sliding_window");
-  const Json& pattern = at(sliding, "pattern");
-  const Json& layers = at(model, "n_layers");
-  Json window = Json::object();
-  if (!pattern.is_array() || pattern.empty() || !layers.is_number_integer() ||
-      layers < 1 || layers > 100000)
-    return window;
-  const bool first =
-      at(sliding, "force_full_attention_on_first_layer") != false;
-  const bool last = at(sliding, "force_full_attention_on_last_layer") != false;
-  const auto count = layers.get<size_t>();
-  Json list = Json::array();
-  for (size_t layer = 0; layer < count; ++layer) {
-    const bool full = (first && layer == 0) || (last && layer + 1 == count);
-    const size_t place = first && layer > 0 ? layer - 1 : layer;
-    const Json& size = pattern[place % pattern.size()];
-    const bool windowed = !full && size.is_number_integer() && size > 0;
-    list.push_back(windowed ? size.get<int64_t>() + 1 : 0);
-  }
-  window["list"] = std::move(list);
-  return window;
-}
-
-void prepare_olmo(Json& values) {
-  const Json& model = at(values, "model");
-  const Json& block = at(model, "block");
-  Json mixer = at(block, "sequence_mixer").is_object()
-                   ? at(block, "sequence_mixer")
-                   : at(block, "attention");
-  Json rope = olmo_rope(mixer);
-  Json window = olmo_window(model, mixer);
-  values["rope"] = std::move(rope);
-  values["window"] = std::move(window);
-  values["mixer"] = std::move(mixer);
-}
-
 void prepare_hf(const Json& defaults, Json& values,
                 std::vector<std::string>& defaulted) {
   const Json text = at(values, "text_config");
@@ -156,12 +121,25 @@ void prepare_hf(const Json& defaults, Json& values,
   }
 }
 
-// A list, or what model_yaml.h makes of one.
+// {"0": a, "1": b}, as model_yaml.h has lists.
+Json listed(const Json& items) {
+  if (!items.is_object()) return items;
+  Json list = Json::array();
+  for (size_t i = 0; i < items.size(); ++i)
+    list.push_back(at(items, std::to_string(i).c_str()));
+  return list;
+}
+
 void prepare_fairseq2(Json& values) {
-  const Json factors = at(at(values, "rope_scale"), "frequency_factors");
-  const bool list = factors.is_array() && factors.size() == 2;
-  values["rope_low"] = list ? factors[0] : at(factors, "0");
-  values["rope_high"] = list ? factors[1] : at(factors, "1");
+  if (values.contains("layer_types"))
+    values["layer_types"] = listed(values["layer_types"]);
+  // Its code scales no model without windows.
+  if (at(values, "sliding_window").is_null()) values.erase("yarn_scale_config");
+  const Json factors =
+      listed(at(at(values, "rope_scale"), "frequency_factors"));
+  if (!factors.is_array() || factors.size() != 2) return;
+  values["rope_low"] = factors[0];
+  values["rope_high"] = factors[1];
 }
 
 }  // namespace

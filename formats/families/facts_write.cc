@@ -85,20 +85,14 @@ class Sayer {
         traits_(traits_of(*family, table)),
         scope_(facts, traits_) {}
 
-  std::vector<std::string> run() {
+  void run() {
     choose_type();
     const auto before = missing();
     for (const Json& group : facts_table().at("groups"))
       if (side_ == "mcore" || concerns(group, before)) write(group);
     const Facts said = read_facts(family_, side_, {table_, ""});
-    const auto after = differing(facts_, said, side_);
+    const auto after = differing(facts_, said);
     if (!after.empty()) refuse(after);
-    std::vector<std::string> near;
-    for (const FactDifference& one : differing(facts_, said))
-      near.push_back(fmt::format("{} is {} ({}), and {} there", one.name,
-                                 shown_fact(one.a), one.source_a,
-                                 shown_fact(one.b)));
-    return near;
   }
 
  private:
@@ -185,11 +179,11 @@ class Sayer {
 
 }  // namespace
 
-std::vector<std::string> say_facts(const std::shared_ptr<const Family>& family,
-                                   const std::string& side, const Facts& facts,
-                                   const std::string& what, Json& table) {
-  if (facts.empty() || !in_ledger(*family)) return {};
-  return Sayer(family, side, facts, what, table).run();
+void say_facts(const std::shared_ptr<const Family>& family,
+               const std::string& side, const Facts& facts,
+               const std::string& what, Json& table) {
+  if (facts.empty() || !in_ledger(*family)) return;
+  Sayer(family, side, facts, what, table).run();
 }
 
 namespace {

@@ -85,6 +85,9 @@ bool chosen(const FamilyPtr& family, const Dialect& dialect,
 
 FamilyPtr Family::by_name(const std::string& name) {
   if (const Embedded* file = find_file(name)) return embedded_family(*file);
+  // Or a model_type of transformers': olmo3 is of family olmo2.
+  for (const FamilyPtr& family : all_families())
+    if (std::ranges::count(family->hf().model_types, name) != 0) return family;
   throw usage_error({}, "no family '{}'", name)
       .with_hint(known_names(name, names()) +
                  "; --family-file FILE brings one of your own");

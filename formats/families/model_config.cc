@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "formats/families/facts_olmo.h"
 #include "formats/families/order.h"
 #include "formats/hf.h"
 #include "lib/pickle/json.h"
@@ -79,6 +80,14 @@ void write_yaml_value(const Json& value, std::string& text, size_t indent) {
   }
 }
 
+// OLMo-core says it of each module.
+void set_dtype(const std::string& dtype, Json& config) {
+  for (auto& [key, value] : config.items()) {
+    if (value.is_object()) set_dtype(dtype, value);
+    if (key == "dtype") value = dtype;
+  }
+}
+
 }  // namespace
 
 namespace {
@@ -131,7 +140,7 @@ void Configuration::read_all_facts(const Catalog& source) {
   if (from_ == "hf" && options_.config_from.empty()) return;
   Facts other = read_facts(family_, "hf", carried_, options_.set);
   if (own && !options_.lenient) {
-    const auto differences = differing(facts_, other, from_);
+    const auto differences = differing(facts_, other);
     if (!differences.empty()) {
       const FactDifference& one = differences[0];
       throw unfaithful_error(
@@ -141,9 +150,6 @@ void Configuration::read_all_facts(const Catalog& source) {
               "one of the two is another model's: move that config.json away, "
               "or name the right one with --config-from DIR");
     }
-    // What the source's own dialect can only say nearly, config.json says.
-    for (const FactDifference& one : differing(facts_, other))
-      facts_[one.name] = other.at(one.name);
   }
   facts_.merge(other);
 }
@@ -159,13 +165,24 @@ const Numbers& Configuration::numbers(const Dialect& dialect) {
     table_ = carried_.values;
   else if (dialect.hf_config.is_object())
     table_ = config_table(dialect.hf_config, *in_);
-  if (own && table_.is_object()) {
-    const auto ids = own_.values.find("ckpt_token_ids");
-    if (ids != own_.values.end() && ids->is_object()) table_.update(*ids);
-  }
+  if (own && table_.is_object()) table_.update(token_ids());
   if (own && table_.is_object() && carried_.source.empty() && !options_.lenient)
     say_facts(family_, "hf", facts_, "config.json", table_);
   return *in_;
+}
+
+// Where a configuration that is not transformers' has them.
+Json Configuration::token_ids() const {
+  Json found = Json::object();
+  const auto take = [&](const Json& from) {
+    if (!from.is_object()) return;
+    for (const char* key : kTokenIds)
+      if (from.contains(key)) found[key] = from.at(key);
+  };
+  take(own_.values.value("ckpt_token_ids", Json()));
+  const Json data = own_.values.value("dataset", Json());
+  if (data.is_object()) take(data.value("tokenizer", Json()));
+  return found;
 }
 
 // What the source's own numbers leave open, config.json may say.
@@ -223,6 +240,7 @@ void Configuration::finish(Catalog& catalog) const {
   if (options_.to == "mcore") return write_args(catalog);
   if (options_.to == "meta") return write_params(catalog);
   if (options_.to == "fairseq2") return write_yaml(catalog);
+  if (options_.to == "olmo_core") return write_olmo(catalog);
 }
 
 // Of the weights, as they will be written.
@@ -314,12 +332,32 @@ void Configuration::write_yaml(Catalog& catalog) const {
   std::string text =
       "name: checkpoint\nmodel_family: " + name + "\nmodel_config:";
   Json config = config_table(out_->dialect().config, *out_);
-  for (const std::string& line :
-       say_facts(family_, "fairseq2", facts_, kYaml, config))
-    catalog.problems.push_back(
-        {Problem::Severity::kWarning, "fact", catalog.path, "", line});
+  say_facts(family_, "fairseq2", facts_, kYaml, config);
   write_yaml_value(config, text, 2);
   add_text(catalog, kYaml, std::move(text));
+}
+
+// {"model": …}, as a trainer's file has it.
+void Configuration::write_olmo(Catalog& catalog) const {
+  if (!out_ || !out_->dialect().config.is_object()) {
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "no_config", catalog.path, "",
+         fmt::format("no config.json is written: there is no table of {} that "
+                     "OLMo-core builds a model of",
+                     family_->name())});
+    return;
+  }
+  Json config = config_table(out_->dialect().config, *out_);
+  set_dtype(torch_name(dtype_of(catalog)), config);
+  complete_olmo(facts_, config);
+  say_facts(family_, "olmo_core", facts_, "OLMo-core's config.json", config);
+  for (const char* key : kTokenIds)
+    if (const auto id = carried_.values.find(key); id != carried_.values.end())
+      config["dataset"]["tokenizer"][key] = *id;
+  if (const auto most = facts_.find("max_positions");
+      most != facts_.end() && most->second.value.is_number_integer())
+    config["ckpt"]["max_position_embeddings"] = most->second.value;
+  add_text(catalog, kHfConfig, config.dump(2) + "\n");
 }
 
 }  // namespace ckpt::families

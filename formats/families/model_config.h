@@ -36,6 +36,8 @@ class Configuration {
   void write_args(Catalog& catalog) const;
   void write_params(Catalog& catalog) const;
   void write_yaml(Catalog& catalog) const;
+  void write_olmo(Catalog& catalog) const;
+  Json token_ids() const;
 
   std::shared_ptr<const Family> family_;
   const std::string from_;

@@ -25,12 +25,25 @@ std::string text(const json& value) {
   return value.is_string() ? value.get<std::string>() : std::string();
 }
 
+// Layers of another block are one family if only their rope's scaling differs.
+bool are_alike(const json& block, const json& overrides) {
+  const auto plain = [](json one) {
+    for (const char* name : {"sequence_mixer", "attention"})
+      if (at(at(one, name), "rope").is_object())
+        one[name]["rope"].erase("scaling");
+    return one;
+  };
+  if (!overrides.is_object()) return true;
+  for (const auto& item : overrides.items())
+    if (plain(item.value()) != plain(block)) return false;
+  return true;
+}
+
 // The names are those of the Hugging Face models that OLMo-core itself maps
 // such blocks to.
 std::string family_of(const json& model) {
-  const json& overrides = at(model, "block_overrides");
-  if (overrides.is_object() && !overrides.empty()) return {};
   const json& block = at(model, "block");
+  if (!are_alike(block, at(model, "block_overrides"))) return {};
   const json& mixer = at(block, "sequence_mixer").is_object()
                           ? at(block, "sequence_mixer")
                           : at(block, "attention");

@@ -44,7 +44,7 @@ FAMILIES = {
     "gpt_neox": dict(use_parallel_residual=False),
     "olmo": {},
     "olmo2": {},
-    "olmo3": dict(sliding_window=6),
+    "olmo3": dict(sliding_window=6, num_hidden_layers=4),
     "olmoe": dict(num_experts=4, num_experts_per_tok=2),
     "phi3": {},
     "starcoder2": {},
@@ -73,7 +73,7 @@ VALUES = {
     "hidden_act": ["gelu", "gelu_pytorch_tanh", "relu", "silu"],
     "hidden_activation": ["gelu", "silu"],
     "activation_function": ["gelu", "relu"],
-    "layer_types": [["full_attention"] * 2, ["sliding_attention"] * 2,
+    "layer_types": [["full_attention"], ["sliding_attention"],
                     ["full_attention", "sliding_attention"]],
     "sliding_window": [4, None],
     "use_sliding_window": [True],
@@ -116,7 +116,11 @@ def values_for(config, field):
     if field in SKIP:
         return []
     if field in VALUES:
-        return [copy.deepcopy(v) for v in VALUES[field] if v != now]
+        values = [copy.deepcopy(v) for v in VALUES[field]]
+        if field == "layer_types":  # one for each
+            values = [(v * config.num_hidden_layers)[:config.num_hidden_layers]
+                      for v in values]
+        return [v for v in values if v != now]
     if isinstance(now, bool):
         return [not now]
     if isinstance(now, int):
