@@ -15,6 +15,7 @@
 
 #include "app/json_writer.h"
 #include "app/progress.h"
+#include "lib/exit_kind.h"
 #include "lib/interrupt.h"
 #include "lib/text/format.h"
 
@@ -205,32 +206,6 @@ struct Failure {
 constexpr std::string_view kReport = "this is a bug in ckpt " CKPT_VERSION
                                      "; please report it with the command line";
 
-std::string_view kind_of(ExitCode code) {
-  switch (code) {
-    case ExitCode::kDone:
-      return "done";
-    case ExitCode::kNegative:
-      return "negative";
-    case ExitCode::kUsage:
-      return "usage";
-    case ExitCode::kMissing:
-      return "missing";
-    case ExitCode::kDamaged:
-      return "damaged";
-    case ExitCode::kUnfaithful:
-      return "unfaithful";
-    case ExitCode::kIo:
-      return "io";
-    case ExitCode::kResource:
-      return "resource";
-    case ExitCode::kUnsafe:
-      return "unsafe";
-    case ExitCode::kBug:
-      return "bug";
-  }
-  return "bug";
-}
-
 bool is_exhausted(const std::error_code& why) {
   return why == std::errc::resource_unavailable_try_again ||
          why == std::errc::not_enough_memory ||
@@ -248,7 +223,7 @@ Failure current_failure() {
   } catch (const Error& error) {
     const bool bug = error.code() == ExitCode::kBug;
     return {.status = static_cast<int>(error.code()),
-            .kind = kind_of(error.code()),
+            .kind = kind_name(error.code()),
             .where = error.where(),
             .problem = error.problem(),
             .hint = bug && error.hint().empty() ? std::string(kReport)

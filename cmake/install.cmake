@@ -12,6 +12,9 @@ foreach(module TORCH MPI CUDA)
 endforeach()
 install(TARGETS ckpt_shared EXPORT ckpt LIBRARY)
 install(DIRECTORY lib/include/ckpt TYPE INCLUDE)
+# PYTHONPATH is then PREFIX/share/ckpt/python; it finds binary and library.
+install(DIRECTORY python/ckpt DESTINATION ${CMAKE_INSTALL_DATADIR}/ckpt/python
+  PATTERN __pycache__ EXCLUDE)
 install(EXPORT ckpt NAMESPACE ckpt:: FILE ckptTargets.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ckpt)
 configure_package_config_file(cmake/ckptConfig.cmake.in

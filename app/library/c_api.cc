@@ -1,0 +1,342 @@
+// The C interface: every call catches what the library throws and hands it out
+// as JSON.
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt/c.h"
+#include "ckpt/ckpt.h"
+#include "ckpt/version.h"
+#include "lib/exit_kind.h"
+
+struct ckpt_checkpoint {
+  ckpt::Checkpoint open;
+};
+
+struct ckpt_data {
+  // Arrays of other libraries may hold it too.
+  std::shared_ptr<const ckpt::TensorData> tensor;
+};
+
+struct ckpt_shards {
+  ckpt::LazyLoad load;
+  std::string name;
+  ckpt::Shape shape;
+};
+
+namespace ckpt {
+namespace {
+
+ckpt_data* data_of(TensorData&& tensor) {
+  return new ckpt_data{std::make_shared<const TensorData>(std::move(tensor))};
+}
+
+// As dlpack.h lays it out in memory (DLPack 0.8, which every consumer takes).
+struct DlTensor {
+  void* data;
+  int32_t device_type, device_id;
+  int32_t dims;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+struct DlManaged {
+  DlTensor tensor;
+  void* context;
+  void (*deleter)(DlManaged*);
+};
+
+struct Exported {
+  DlManaged managed;
+  std::vector<int64_t> shape;
+  std::shared_ptr<const TensorData> owner;
+};
+
+// DLPack's number of a dtype, and nothing for those that it lacks.
+std::optional<uint8_t> dlpack_code(DType dtype) {
+  switch (dtype) {
+    case DType::i8:
+    case DType::i16:
+    case DType::i32:
+    case DType::i64:
+      return 0;
+    case DType::u8:
+    case DType::u16:
+    case DType::u32:
+    case DType::u64:
+      return 1;
+    case DType::f16:
+    case DType::f32:
+    case DType::f64:
+      return 2;
+    case DType::bf16:
+      return 4;
+    case DType::c32:
+    case DType::c64:
+    case DType::c128:
+      return 5;
+    case DType::bool_:
+      return 6;
+    case DType::f8_e4m3:
+      return 10;
+    case DType::f8_e4m3fnuz:
+      return 11;
+    case DType::f8_e5m2:
+      return 12;
+    case DType::f8_e5m2fnuz:
+      return 13;
+    case DType::f8_e8m0:
+      return 14;
+    default:
+      return std::nullopt;
+  }
+}
+
+void* exported(const ckpt_data& data, const char* name,
+               std::span<const uint64_t> shape) {
+  const auto dtype = dtype_from_name(name);
+  const auto code = dtype ? dlpack_code(*dtype) : std::nullopt;
+  if (!code) throw usage_error({}, "DLPack has no dtype for {}", name);
+  const auto bytes = byte_size(*dtype, Shape(shape));
+  if (bytes != data.tensor->bytes.size())
+    throw usage_error({}, "the shape has {} bytes, the data {}",
+                      bytes.value_or(0), data.tensor->bytes.size());
+  auto* out = new Exported{.managed = {},
+                           .shape = {shape.begin(), shape.end()},
+                           .owner = data.tensor};
+  out->managed = {
+      .tensor = {.data = const_cast<std::byte*>(data.tensor->bytes.data()),
+                 .device_type = 1,  // the CPU
+                 .device_id = 0,
+                 .dims = static_cast<int32_t>(shape.size()),
+                 .code = *code,
+                 .bits = static_cast<uint8_t>(info(*dtype).bits),
+                 .lanes = 1,
+                 .shape = out->shape.data(),
+                 .strides = nullptr,  // row-major, packed
+                 .byte_offset = 0},
+      .context = out,
+      .deleter = [](DlManaged* managed) {
+        delete static_cast<Exported*>(managed->context);
+      }};
+  return &out->managed;
+}
+
+std::string error_text(const Error& error) {
+  const auto text_or_null = [](const std::string& text) {
+    return text.empty() ? nlohmann::json() : nlohmann::json(text);
+  };
+  const nlohmann::ordered_json said = {
+      {"schema", "ckpt/error/1"},
+      {"error",
+       {{"status", static_cast<int>(error.code())},
+        {"kind", kind_name(error.code())},
+        {"path", text_or_null(error.where().path)},
+        {"tensor", text_or_null(error.where().tensor)},
+        {"message", error.problem()},
+        {"hint", text_or_null(error.hint())}}}};
+  // Names may be bytes of any kind.
+  return said.dump(-1, ' ', false,
+                   nlohmann::ordered_json::error_handler_t::replace);
+}
+
+// In a handler. Sets `*error`, and returns the exit status.
+int report(char** error) {
+  Error said(ExitCode::kBug, {}, "an exception of unknown type");
+  try {
+    throw;
+  } catch (const Error& thrown) {
+    said = thrown;
+  } catch (const std::bad_alloc&) {
+    said = Error(ExitCode::kResource, {}, "out of memory");
+  } catch (const std::exception& thrown) {
+    said = Error(ExitCode::kBug, {}, thrown.what());
+  } catch (...) {
+  }
+  if (error) {
+    try {
+      *error = ::strdup(error_text(said).c_str());
+    } catch (...) {
+      *error = nullptr;
+    }
+  }
+  return static_cast<int>(said.code());
+}
+
+// What `call` returns, or null and `*error`.
+template <class Call>
+auto guarded(char** error, Call&& call) -> decltype(call()) {
+  if (error) *error = nullptr;
+  try {
+    return call();
+  } catch (...) {
+    report(error);
+    return nullptr;
+  }
+}
+
+std::string text_of(const char* text) { return text ? text : ""; }
+
+Box box_of(const Checkpoint& open, const std::string& name,
+           const uint64_t* offsets, const uint64_t* shape) {
+  const Tensor* tensor = open.catalog().find(name);
+  const size_t dims = tensor ? tensor->shape.size() : 0;
+  return {Shape(std::span(offsets, dims)), Shape(std::span(shape, dims))};
+}
+
+std::vector<ShardedTensor> shards_of(std::span<const ckpt_array> arrays) {
+  std::vector<ShardedTensor> shards;
+  for (const ckpt_array& array : arrays) {
+    const auto dtype = dtype_from_name(text_of(array.dtype));
+    if (!dtype)
+      throw usage_error({{}, text_of(array.name)}, "no such dtype: {}",
+                        text_of(array.dtype));
+    const Shape shape(std::span(array.shape, array.dims));
+    shards.push_back(
+        {.name = text_of(array.name),
+         .dtype = *dtype,
+         .shape = shape,
+         .box = Box::whole(shape),
+         .bytes = {static_cast<const std::byte*>(array.bytes), array.size}});
+  }
+  return shards;
+}
+
+}  // namespace
+}  // namespace ckpt
+
+extern "C" {
+
+const char* ckpt_version(void) { return ckpt::version(); }
+
+void ckpt_free(char* text) { std::free(text); }
+
+ckpt_checkpoint* ckpt_open(const char* path, const char* format,
+                           const char* family, char** error) {
+  return ckpt::guarded(error, [&] {
+    return new ckpt_checkpoint{ckpt::open(
+        ckpt::text_of(path),
+        {.format = ckpt::text_of(format), .family = ckpt::text_of(family)})};
+  });
+}
+
+void ckpt_close(ckpt_checkpoint* checkpoint) { delete checkpoint; }
+
+const char* ckpt_format(const ckpt_checkpoint* checkpoint) {
+  return checkpoint->open.catalog().format.c_str();
+}
+
+const char* ckpt_path(const ckpt_checkpoint* checkpoint) {
+  return checkpoint->open.catalog().path.c_str();
+}
+
+size_t ckpt_tensor_count(const ckpt_checkpoint* checkpoint) {
+  return checkpoint->open.catalog().tensors.size();
+}
+
+int ckpt_tensor_at(const ckpt_checkpoint* checkpoint, size_t index,
+                   ckpt_tensor* tensor) {
+  const auto& tensors = checkpoint->open.catalog().tensors;
+  if (index >= tensors.size()) return 0;
+  const ckpt::Tensor& from = tensors[index];
+  const ckpt::DTypeInfo& type = ckpt::info(from.dtype);
+  *tensor = {.name = from.name.c_str(),
+             .dtype = type.name.data(),
+             .shape = from.shape.data(),
+             .dims = from.shape.size(),
+             .bits = type.bits,
+             .optimizer = from.kind == ckpt::Kind::optim,
+             .bytes = ckpt::byte_size(from.dtype, from.shape).value_or(0)};
+  return 1;
+}
+
+ckpt_data* ckpt_read(const ckpt_checkpoint* checkpoint, const char* name,
+                     const uint64_t* offsets, const uint64_t* shape,
+                     char** error) {
+  return ckpt::guarded(error, [&] {
+    const ckpt::Checkpoint& open = checkpoint->open;
+    const std::string tensor = ckpt::text_of(name);
+    return ckpt::data_of(
+        shape ? open.read(tensor, ckpt::box_of(open, tensor, offsets, shape))
+              : open.read(tensor));
+  });
+}
+
+const void* ckpt_data_bytes(const ckpt_data* data, size_t* size) {
+  if (size) *size = data->tensor->bytes.size();
+  return data->tensor->bytes.data();
+}
+
+void ckpt_data_close(ckpt_data* data) { delete data; }
+
+void* ckpt_data_dlpack(const ckpt_data* data, const char* dtype,
+                       const uint64_t* shape, size_t dims, char** error) {
+  return ckpt::guarded(error, [&] {
+    return ckpt::exported(*data, dtype, {shape, dims});
+  });
+}
+
+void ckpt_dlpack_close(void* managed) {
+  if (!managed) return;
+  auto* tensor = static_cast<ckpt::DlManaged*>(managed);
+  tensor->deleter(tensor);
+}
+
+ckpt_shards* ckpt_shards_open(const ckpt_checkpoint* checkpoint, uint32_t tp,
+                              uint32_t dp, uint32_t tp_rank, uint32_t dp_rank,
+                              char** error) {
+  return ckpt::guarded(error, [&] {
+    return new ckpt_shards{
+        .load = checkpoint->open.lazy_load({.tp = tp, .dp = dp},
+                                           {.tp = tp_rank, .dp = dp_rank}),
+        .name = {},
+        .shape = {}};
+  });
+}
+
+ckpt_data* ckpt_shards_next(ckpt_shards* shards, const char** name,
+                            const char** dtype, const uint64_t** shape,
+                            size_t* dims, char** error) {
+  return ckpt::guarded(error, [&]() -> ckpt_data* {
+    auto next = shards->load.next();
+    if (!next) return nullptr;
+    shards->name = std::move(next->first);
+    shards->shape = next->second.shape;
+    *name = shards->name.c_str();
+    *dtype = ckpt::name(next->second.dtype).data();
+    *shape = shards->shape.data();
+    *dims = shards->shape.size();
+    return ckpt::data_of(std::move(next->second));
+  });
+}
+
+void ckpt_shards_close(ckpt_shards* shards) { delete shards; }
+
+int ckpt_save(const ckpt_array* arrays, size_t count, const char* path,
+              const char* format, int overwrite, uint64_t max_shard_size,
+              char** error) {
+  if (error) *error = nullptr;
+  try {
+    const auto shards = ckpt::shards_of({arrays, count});
+    const std::string target = ckpt::text_of(path);
+    ckpt::Layout layout{.format = ckpt::text_of(format),
+                        .max_shard_size = max_shard_size};
+    layout.single_file =
+        target.ends_with(".safetensors") || target.ends_with(".pt");
+    ckpt::save(shards, layout, target, {.overwrite = overwrite != 0});
+    return 0;
+  } catch (...) {
+    return ckpt::report(error);
+  }
+}
+
+}  // extern "C"

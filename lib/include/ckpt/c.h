@@ -1,0 +1,96 @@
+/* The library for callers that speak C, or by way of it (Python's ctypes):
+ * open a checkpoint, look at its tensors, read parts of them, write tensors
+ * that lie in memory.
+ *
+ * A function that can fail returns null or a non-zero status, and sets
+ * `*error` to one line of JSON as `ckpt --json` prints it (docs/json.md),
+ * which ckpt_free releases. Names and texts are UTF-8, shapes count elements,
+ * sizes are bytes. A handle may be used by many threads at once. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ckpt_checkpoint ckpt_checkpoint;
+typedef struct ckpt_data ckpt_data;
+
+/* "0.1.0" */
+const char* ckpt_version(void);
+
+/* Releases what `*error` was set to. */
+void ckpt_free(char* text);
+
+/* Reads headers alone. `format` and `family` may be null: found out. */
+ckpt_checkpoint* ckpt_open(const char* path, const char* format,
+                           const char* family, char** error);
+void ckpt_close(ckpt_checkpoint* checkpoint);
+
+const char* ckpt_format(const ckpt_checkpoint* checkpoint);
+const char* ckpt_path(const ckpt_checkpoint* checkpoint);
+
+/* Tensors, by index from 0. Texts live as long as the handle. */
+typedef struct ckpt_tensor {
+  const char* name;
+  const char* dtype;     /* "bf16" */
+  const uint64_t* shape; /* global */
+  size_t dims;
+  uint32_t bits;  /* of one element */
+  int optimizer;  /* 1: optimizer state, 0: of the model */
+  uint64_t bytes; /* of the whole tensor */
+} ckpt_tensor;
+size_t ckpt_tensor_count(const ckpt_checkpoint* checkpoint);
+int ckpt_tensor_at(const ckpt_checkpoint* checkpoint, size_t index,
+                   ckpt_tensor* tensor);
+
+/* A box of a tensor: `offsets` and `shape` have one number for each of its
+ * dimensions; both null: all of it. Reads what the box needs and no more.
+ * Elements are row-major, packed, little endian. */
+ckpt_data* ckpt_read(const ckpt_checkpoint* checkpoint, const char* name,
+                     const uint64_t* offsets, const uint64_t* shape,
+                     char** error);
+const void* ckpt_data_bytes(const ckpt_data* data, size_t* size);
+void ckpt_data_close(ckpt_data* data);
+
+/* The same memory as a DLManagedTensor (DLPack 0.x, on the CPU) of that dtype
+ * and shape; its deleter, or ckpt_dlpack_close, releases it. `data` may be
+ * closed before. */
+void* ckpt_data_dlpack(const ckpt_data* data, const char* dtype,
+                       const uint64_t* shape, size_t dims, char** error);
+void ckpt_dlpack_close(void* managed);
+
+/* The shards of one rank, tensor by tensor, cut as fairseq2 cuts: equal parts
+ * along each tensor's tensor-parallel dimension, then rows over data-parallel
+ * ranks. */
+typedef struct ckpt_shards ckpt_shards;
+ckpt_shards* ckpt_shards_open(const ckpt_checkpoint* checkpoint, uint32_t tp,
+                              uint32_t dp, uint32_t tp_rank, uint32_t dp_rank,
+                              char** error);
+/* The next shard: its name and shape live until the next call. Null and no
+ * error: that was the last. */
+ckpt_data* ckpt_shards_next(ckpt_shards* shards, const char** name,
+                            const char** dtype, const uint64_t** shape,
+                            size_t* dims, char** error);
+void ckpt_shards_close(ckpt_shards* shards);
+
+/* Writes whole tensors that lie in memory, beside `path`, and renames the
+ * result into place. `format` is that of the target ("safetensors", "dcp").
+ * Returns the exit status that the command line would end with. */
+typedef struct ckpt_array {
+  const char* name;
+  const char* dtype;
+  const uint64_t* shape;
+  size_t dims;
+  const void* bytes;
+  uint64_t size;
+} ckpt_array;
+int ckpt_save(const ckpt_array* arrays, size_t count, const char* path,
+              const char* format, int overwrite, uint64_t max_shard_size,
+              char** error);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,119 @@
+"""libckpt by its C interface (ckpt/c.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import shutil
+from ctypes import (POINTER, byref, c_char_p, c_int, c_size_t, c_uint32,
+                    c_uint64, c_void_p)
+from pathlib import Path
+from typing import Any, Optional
+
+from . import errors
+
+_HERE = Path(__file__).parent
+
+
+def _file(variable: str, installed: str, found: Optional[str]) -> str:
+    """What the environment names, else what `cmake --install` put under the
+    same prefix, else what the system finds."""
+    named = os.environ.get(variable)
+    if named:
+        return named
+    for above in _HERE.parents[:6]:
+        if (above / installed).exists():
+            return str(above / installed)
+    if found:
+        return found
+    raise ImportError(f"{installed} is not installed; set {variable} to "
+                      "where it is")
+
+
+def binary() -> str:
+    """The path of the command line tool."""
+    return _file("CKPT_BINARY", "bin/ckpt", shutil.which("ckpt"))
+
+
+class TensorRow(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("dtype", c_char_p),
+                ("shape", POINTER(c_uint64)), ("dims", c_size_t),
+                ("bits", c_uint32), ("optimizer", c_int),
+                ("bytes", c_uint64)]
+
+
+class ArrayRow(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("dtype", c_char_p),
+                ("shape", POINTER(c_uint64)), ("dims", c_size_t),
+                ("bytes", c_void_p), ("size", c_uint64)]
+
+
+# Name -> result, arguments. Errors are texts that ckpt_free releases.
+_CALLS: dict[str, tuple[Any, list[Any]]] = {
+    "ckpt_version": (c_char_p, []),
+    "ckpt_free": (None, [c_void_p]),
+    "ckpt_open": (c_void_p, [c_char_p, c_char_p, c_char_p,
+                             POINTER(c_void_p)]),
+    "ckpt_close": (None, [c_void_p]),
+    "ckpt_format": (c_char_p, [c_void_p]),
+    "ckpt_path": (c_char_p, [c_void_p]),
+    "ckpt_tensor_count": (c_size_t, [c_void_p]),
+    "ckpt_tensor_at": (c_int, [c_void_p, c_size_t, POINTER(TensorRow)]),
+    "ckpt_read": (c_void_p, [c_void_p, c_char_p, POINTER(c_uint64),
+                             POINTER(c_uint64), POINTER(c_void_p)]),
+    "ckpt_data_bytes": (c_void_p, [c_void_p, POINTER(c_size_t)]),
+    "ckpt_data_close": (None, [c_void_p]),
+    "ckpt_data_dlpack": (c_void_p, [c_void_p, c_char_p, POINTER(c_uint64),
+                                    c_size_t, POINTER(c_void_p)]),
+    "ckpt_dlpack_close": (None, [c_void_p]),
+    "ckpt_shards_open": (c_void_p, [c_void_p, c_uint32, c_uint32, c_uint32,
+                                    c_uint32, POINTER(c_void_p)]),
+    "ckpt_shards_next": (c_void_p, [c_void_p, POINTER(c_char_p),
+                                    POINTER(c_char_p),
+                                    POINTER(POINTER(c_uint64)),
+                                    POINTER(c_size_t), POINTER(c_void_p)]),
+    "ckpt_shards_close": (None, [c_void_p]),
+    "ckpt_save": (c_int, [POINTER(ArrayRow), c_size_t, c_char_p, c_char_p,
+                          c_int, c_uint64, POINTER(c_void_p)]),
+}
+
+_library: Optional[ctypes.CDLL] = None
+
+
+def library() -> ctypes.CDLL:
+    """Opened once. ctypes releases the GIL while a call runs."""
+    global _library
+    if _library is None:
+        opened = ctypes.CDLL(_file("CKPT_LIBRARY", "lib/libckpt.so",
+                                   ctypes.util.find_library("ckpt")))
+        for name, (result, arguments) in _CALLS.items():
+            call = getattr(opened, name)
+            call.restype, call.argtypes = result, arguments
+        _library = opened
+    return _library
+
+
+def numbers(values: Any) -> Any:
+    """A C array; ctypes has none of no members."""
+    values = list(values)
+    return (c_uint64 * max(1, len(values)))(*values)
+
+
+def check(error: c_void_p, status: int = 70) -> None:
+    """Raises what a call said, if it said something."""
+    if not error.value:
+        if status != 70:
+            raise errors.from_json("", status)
+        return
+    text = ctypes.string_at(error.value).decode("utf-8", "replace")
+    library().ckpt_free(error)
+    raise errors.from_json(text)
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """A call whose last argument is where an error goes."""
+    error = c_void_p()
+    result = getattr(library(), name)(*arguments, byref(error))
+    check(error)
+    return result

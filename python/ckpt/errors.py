@@ -1,0 +1,109 @@
+"""What goes wrong, as exceptions with the fields of ckpt's errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Optional
+
+
+class Error(Exception):
+    """Base of all. `status` is the exit status of the command line."""
+
+    status: int = 70
+    kind: str = "bug"
+
+    def __init__(self, message: str, *, path: Optional[str] = None,
+                 tensor: Optional[str] = None, hint: Optional[str] = None,
+                 status: Optional[int] = None) -> None:
+        where = ": ".join(part for part in (path, tensor) if part)
+        text = f"{where}: {message}" if where else message
+        super().__init__(f"{text} (hint: {hint})" if hint else text)
+        self.message = message
+        self.path = path
+        self.tensor = tensor
+        self.hint = hint
+        if status is not None:
+            self.status = status
+
+
+class NegativeError(Error):
+    """A negative answer where a positive one was asked for."""
+
+    status, kind = 1, "negative"
+
+
+class UsageError(Error, ValueError):
+    """Arguments that say nothing that can be done."""
+
+    status, kind = 2, "usage"
+
+
+class MissingError(Error, FileNotFoundError):
+    """No such path, or no known checkpoint there."""
+
+    status, kind = 3, "missing"
+
+
+class DamagedError(Error):
+    """Bytes that contradict themselves."""
+
+    status, kind = 4, "damaged"
+
+
+class UnfaithfulError(Error):
+    """It can't be done without changing what the checkpoint means."""
+
+    status, kind = 5, "unfaithful"
+
+
+class IoError(Error, OSError):
+    """A disk or file system failed."""
+
+    status, kind = 6, "io"
+
+
+class ResourceError(Error, MemoryError):
+    """Memory, threads, or an optional module are missing."""
+
+    status, kind = 7, "resource"
+
+
+class UnsafeError(Error):
+    """Refused: loading the result would run code."""
+
+    status, kind = 8, "unsafe"
+
+
+class BugError(Error):
+    """An invariant of ckpt does not hold."""
+
+
+class Interrupted(Error, KeyboardInterrupt):
+    """Stopped by a signal."""
+
+    status, kind = 130, "interrupted"
+
+
+_BY_STATUS: dict[int, type[Error]] = {
+    kind.status: kind
+    for kind in (NegativeError, UsageError, MissingError, DamagedError,
+                 UnfaithfulError, IoError, ResourceError, UnsafeError,
+                 BugError, Interrupted)
+}
+
+
+def from_json(text: str, status: int = 70) -> Error:
+    """The exception of an error document, or of other text."""
+    for line in reversed(text.strip().splitlines()):
+        try:
+            said = json.loads(line)["error"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        kind = _BY_STATUS.get(said["status"], Interrupted
+                              if said["status"] > 128 else BugError)
+        return kind(said["message"], path=said.get("path"),
+                    tensor=said.get("tensor"), hint=said.get("hint"),
+                    status=said["status"])
+    return _BY_STATUS.get(status, BugError)(text.strip() or
+                                            f"exit status {status}",
+                                            status=status)

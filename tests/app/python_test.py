@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""The Python package against torch and safetensors.
+
+Expected values are the goldens' own (what the peers wrote), or what torch and
+safetensors load; dcp.load by way of ckpt is held against torch's own reader.
+"""
+
+import gc
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+
+from support import DATA, Suite, check, check_equal
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python"))
+
+CASES = ["fairseq2_native/qwen25_tp4dp1_mixed", "safetensors/hf_sharded",
+         "hf/llama", "dcp/fsdp2_w2_adamw", "meta/llama",
+         "megatron_legacy/llama_te_tp2_pp2",
+         "megatron_torch_dist/gpt_tp2_pp2_v0161",
+         "megatron_zarr/gpt_zarr_tp2_pp2_v0090"]
+
+ckpt = None
+
+
+def expected(case):
+    return load_file(DATA / case / "expected.safetensors")
+
+
+def bits(tensor):
+    flat = tensor.clone(memory_format=torch.contiguous_format).flatten()
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def same(got, want, what):
+    check_equal((got.dtype, got.shape), (want.dtype, want.shape), what)
+    check(bits(got) == bits(want), f"{what}: other bytes")
+
+
+def shared(source, wanted):
+    names = [name for name in wanted if name in source]
+    check(names, "no name is that of the golden")
+    return names
+
+
+def whole(_folder, case):
+    """Whole tensors, by torch() and by DLPack."""
+    wanted = expected(case)
+    with ckpt.open(DATA / case / "ckpt") as source:
+        for name in shared(source, wanted):
+            part = source[name].read()
+            same(part.torch(), wanted[name], name)
+            if part.nbytes:
+                same(torch.from_dlpack(part), wanted[name], name + " (DLPack)")
+
+
+def slices(_folder, case):
+    """Random boxes are what torch's own indexing gives."""
+    chosen = random.Random(case)
+    wanted = expected(case)
+    with ckpt.open(DATA / case / "ckpt") as source:
+        for name in shared(source, wanted):
+            for _ in range(4):
+                key = []
+                for size in wanted[name].shape:
+                    a, b = sorted((chosen.randint(0, size),
+                                   chosen.randint(0, size)))
+                    key.append(chosen.choice(
+                        [slice(a, b), slice(None), slice(a, None)] +
+                        ([chosen.randrange(-size, size)] if size else [])))
+                if chosen.random() < 0.3:
+                    key = [..., *key[-1:]]
+                if not wanted[name].shape:
+                    key = [...]
+                same(source[name][tuple(key)].torch(), wanted[name][tuple(key)],
+                     f"{name}{key}")
+
+
+def loads(_folder, case):
+    """dcp.load into a live model's tensors."""
+    wanted = expected(case)
+    from ckpt.dcp import Reader
+    reader = Reader(DATA / case / "ckpt")
+    state = {name: torch.empty_like(tensor)
+             for name, tensor in wanted.items()
+             if name in reader._source and tensor.numel()}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    for name, tensor in state.items():
+        same(tensor, wanted[name], name)
+
+
+def dcp_as_torch(_):
+    """A DCP checkpoint: torch's reader and ours give the same."""
+    from ckpt.dcp import Reader
+    folder = DATA / "dcp/fsdp2_w2_adamw/ckpt"
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    states = []
+    for reader in (dcp.FileSystemReader(folder), Reader(folder)):
+        state = {name: torch.empty(entry.size, dtype=entry.properties.dtype)
+                 for name, entry in metadata.state_dict_metadata.items()
+                 if hasattr(entry, "size")}
+        dcp.load(state, storage_reader=reader, no_dist=True)
+        states.append(state)
+    check(len(states[0]) > 10, "few tensors")
+    for name, tensor in states[0].items():
+        same(states[1][name], tensor, name)
+
+
+def alive(_):
+    """Memory outlives the array, the tensor and the checkpoint it came of."""
+    case = "hf/llama"
+    wanted = expected(case)
+    name, want = max(wanted.items(), key=lambda item: item[1].numel())
+    source = ckpt.open(DATA / case / "ckpt")
+    part = source[name].read()
+    by_dlpack, by_bytes = torch.from_dlpack(part), part.torch()
+    view = part.bytes
+    capsule = part.__dlpack__()  # taken by nobody
+    source.close()
+    del part, source, capsule
+    gc.collect()
+    same(by_dlpack, want, name)
+    same(by_bytes, want, name)
+    check_equal(bytes(view), want.view(torch.uint8).numpy().tobytes(), name)
+
+
+def saves(folder):
+    """What save() writes, safetensors and torch load."""
+    tensors = {
+        "bf16": torch.randn(3, 5).bfloat16(), "f32": torch.randn(7),
+        "turned": torch.randn(4, 6).T, "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 3), "i64": torch.arange(9).reshape(3, 3),
+        "bool": torch.tensor([True, False]),
+        "f8": torch.randn(16).to(torch.float8_e4m3fn)}
+    arrays = dict(tensors, numpy=np.arange(12, dtype=np.int16).reshape(3, 4),
+                  striped=np.arange(12.0)[::2])
+    tensors.update(numpy=torch.from_numpy(arrays["numpy"]),
+                   striped=torch.from_numpy(arrays["striped"].copy()))
+    ckpt.save(arrays, folder / "a.safetensors")
+    for name, got in load_file(folder / "a.safetensors").items():
+        same(got, tensors[name], name)
+    ckpt.save_async(arrays, folder / "a.pt").result()
+    for name, got in torch.load(folder / "a.pt").items():
+        same(got, tensors[name], name)
+    again = ckpt.save_async(arrays, folder / "a.pt")
+    check(isinstance(again.exception(), ckpt.errors.UnfaithfulError),
+          f"an existing file was replaced: {again.exception()}")
+    ckpt.save(arrays, folder / "dcp", "dcp")
+    with ckpt.open(folder / "dcp") as source:
+        check_equal(set(source), set(tensors), "names")
+    try:
+        ckpt.save({"a": object()}, folder / "no.safetensors")
+    except ckpt.errors.UsageError as error:
+        check_equal(error.tensor, "a", "which tensor")
+    else:
+        check(False, "an object was saved")
+
+
+def errors(folder):
+    """Each kind of error has its class, its fields and its built-in base."""
+    def raised(kind, base, call, *args, **options):
+        try:
+            call(*args, **options)
+        except kind as error:
+            check(isinstance(error, base), f"{kind} is not a {base}")
+            return error
+        raise AssertionError(f"no {kind} from {call}")
+    lost = raised(ckpt.errors.MissingError, FileNotFoundError, ckpt.open,
+                  folder / "nowhere")
+    check_equal((lost.status, lost.path), (3, str(folder / "nowhere")),
+                "fields")
+    bad = folder / "bad.safetensors"
+    bad.write_bytes(b"\xff" * 64)
+    raised(ckpt.errors.DamagedError, Exception, ckpt.open, bad)
+    raised(ckpt.errors.UsageError, ValueError, ckpt.convert, bad, bad, to="x")
+    raised(ckpt.errors.MissingError, FileNotFoundError, ckpt.reshard,
+           folder / "nowhere", folder / "out", tp=2)
+    with ckpt.open(DATA / "hf/llama/ckpt") as source:
+        name = next(iter(source))
+        raised(KeyError, Exception, source.__getitem__, "no such")
+        raised(IndexError, Exception, source[name].__getitem__,
+               slice(None, None, 2))
+        raised(IndexError, Exception, source[name].__getitem__, (0, 0, 0, 0))
+    raised(ckpt.errors.UsageError, ValueError, source[name].read)
+
+
+def commands(folder):
+    """convert, verify, diff, digest, scan; progress is told."""
+    source, out = DATA / "hf/llama/ckpt", folder / "out"
+    told = []
+    done = ckpt.convert(source, out, to="dcp", dp=2,
+                        progress=lambda at, all: told.append((at, all)))
+    check(done.written and done.tensors, f"{done}")
+    check(told and told[-1][0] == told[-1][1] > 0, f"progress: {told}")
+    check(ckpt.verify(out) and ckpt.verify(source, out), "verify")
+    found = ckpt.diff(source, out).differences
+    check(not [one for one in found if one["kind"] != "object"], f"{found}")
+    check_equal(set(ckpt.digest(source).values()),
+                set(ckpt.digest(out).values()), "digests")
+    check(ckpt.scan(source), "scan")
+    cast = ckpt.convert(source, folder / "f16", to="safetensors", dtype="f64")
+    check(cast.tensors and ckpt.diff(source, folder / "f16"), "a cast differs")
+
+
+def shards(_):
+    """A rank's shards are cut as torch.chunk cuts, and join to the whole."""
+    case = "fairseq2_native/qwen25_tp4dp1_mixed"
+    with ckpt.open(DATA / case / "ckpt") as source:
+        ranks = [dict(source.shards(tp=2, rank=rank)) for rank in (0, 1)]
+        for name, tensor in source.items():
+            parts = [rank[name].torch() for rank in ranks]
+            want = tensor.read().torch()
+            dims = [d for d in range(want.dim())
+                    if parts[0].shape[d] != want.shape[d]]
+            check(len(dims) < 2, f"{name}: {parts[0].shape}")
+            same(torch.cat(parts, dims[0]) if dims else parts[0], want, name)
+
+
+def typed(folder):
+    """mypy finds nothing."""
+    mypy = ROOT / ".venv/mypy"
+    if not mypy.exists():
+        print("note: mypy is not to be had; types are not checked")
+        return
+    ran = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir",
+         str(folder / "cache"), "--follow-imports=silent",
+         "--disable-error-code=no-untyped-call",
+         "--disable-error-code=misc", "--disable-error-code=untyped-decorator",
+         "--disable-error-code=import-not-found", str(ROOT / "python/ckpt")],
+        env=dict(os.environ, PYTHONPATH=str(mypy)), capture_output=True,
+        text=True)
+    check_equal(ran.returncode, 0, f"mypy\n{ran.stdout}{ran.stderr}")
+
+
+def prepare(suite, binary):
+    global ckpt
+    library = Path(binary.path).parent / "libckpt.so"
+    if not library.exists():
+        raise SystemExit(f"no library at {library}: build ckpt_shared")
+    os.environ["CKPT_LIBRARY"] = str(library)
+    os.environ["CKPT_BINARY"] = binary.path
+    import ckpt as package
+    ckpt = package
+    for case in CASES:
+        for check_of in (whole, slices, loads):
+            suite.add(f"{case}: {check_of.__name__}", check_of, case)
+    for check_of in (dcp_as_torch, alive, saves, errors, commands, shards,
+                     typed):
+        suite.add(check_of.__name__, check_of)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
