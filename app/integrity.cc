@@ -51,6 +51,17 @@ class Check {
       if (problem.severity != Problem::Severity::kNote) add(problem);
   }
 
+  // Nothing that was proven is no proof: a folder of values, or one whose
+  // tensors are in files that nobody takes.
+  void not_empty(const Catalog& catalog) {
+    if (!catalog.tensors.empty()) return;
+    add({Problem::Severity::kDamage, "no_tensors", catalog.path, "",
+         fmt::format("holds no tensor ({} of {}): nothing shows that it is "
+                     "whole",
+                     catalog.objects.empty() ? "nothing" : "values alone",
+                     catalog.format)});
+  }
+
   void checksums(const Catalog& catalog) {
     if (catalog.crcs.empty()) return;
     reshard::RunOptions options;
@@ -299,6 +310,7 @@ VerifyReport check_integrity(const std::string& path,
   try {
     Catalog catalog = open_checked(path, source, check);
     library::add_carried_crcs(catalog);
+    check.not_empty(catalog);
     const Selection selection = select(catalog, selected);
     if (selection.dropped || !selection.warning.empty()) check.only_some();
     check.headers(catalog);
