@@ -8,6 +8,7 @@
 #include "app/target_name.h"
 #include "ckpt/error.h"
 #include "formats/format.h"
+#include "lib/io/file.h"
 
 namespace ckpt::app {
 namespace {
@@ -139,6 +140,15 @@ void add_megatron_options(CLI::App& app, TargetOptions& options) {
       ->group("Megatron");
 }
 
+// A step of a trainer stays one, but for a single file and DeepSpeed's
+// partitions, which have formats of their own.
+std::string own_format(const WriteRequest& request, const Catalog& source) {
+  const bool step = source.run && source.format != "deepspeed" &&
+                    io::is_directory(source.path) &&
+                    file_format(request.target_path).empty();
+  return step ? "run" : source.format;
+}
+
 }  // namespace
 
 void add_target_options(CLI::App& app, TargetOptions& options) {
@@ -162,7 +172,7 @@ void check_target_options(const TargetOptions& options) {
 Layout make_layout(const WriteRequest& request, const TargetOptions& options,
                    const Catalog& source) {
   Layout layout;
-  layout.format = options.to.empty() ? source.format : options.to;
+  layout.format = options.to.empty() ? own_format(request, source) : options.to;
   check_optim(options.optim, layout.format);
   layout.optimizer = options.optim;
   if (!options.to.empty()) {

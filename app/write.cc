@@ -145,6 +145,7 @@ bool same_grid(std::string_view source, std::string_view target) {
   constexpr std::string_view kMegatron = "megatron_";
   // What is written of it, universal checkpoints, has no ranks.
   if (target == "deepspeed") return false;
+  if (target == "run") return true;  // the trainer's own
   return has_grid(target) &&
          (source == target ||
           (source.starts_with(kMegatron) && target.starts_with(kMegatron)));

@@ -17,6 +17,7 @@
 #include "formats/modelopt/modelopt.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/v1.h"
+#include "formats/runs/rewrite.h"
 #include "formats/runs/run.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
@@ -68,6 +69,8 @@ std::vector<Format> make_formats() {
                      deepspeed::make_reader(), deepspeed::make_writer()});
   formats.push_back({"torch", "torch.save: .pt, .pth, .bin, .ckpt",
                      torch::make_reader(), torch::make_writer()});
+  formats.push_back({"run", "the folder of a step, as its trainer left it",
+                     runs::make_run_reader(), runs::make_run_writer()});
   return formats;
 }
 
@@ -78,7 +81,9 @@ std::vector<std::string> format_names() {
 }
 
 std::string known_formats() {
-  return fmt::format("ckpt reads {}", fmt::join(format_names(), ", "));
+  std::vector<std::string> names = format_names();
+  std::erase(names, "run");  // is told by its parts
+  return fmt::format("ckpt reads {}", fmt::join(names, ", "));
 }
 
 // "meta-llama/Llama-3-8B", not a path of ours.

@@ -3,7 +3,7 @@
 #include <array>
 #include <cmath>
 
-#include "formats/families/embedded.h"
+#include "formats/embedded.h"
 #include "formats/families/facts_olmo.h"
 #include "formats/families/facts_table.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "formats/families/embedded.h"
+#include "formats/embedded.h"
 
 namespace ckpt::families {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
-#include "formats/families/embedded.h"
+#include "formats/embedded.h"
 #include "formats/families/located.h"
 #include "formats/families/numbers.h"
 #include "lib/io/file.h"

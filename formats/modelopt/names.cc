@@ -4,7 +4,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "formats/families/embedded.h"
+#include "formats/embedded.h"
 
 namespace ckpt::modelopt {
 namespace {

@@ -45,8 +45,9 @@ struct Step {
   bool complete = false;
   std::string why;  // if it is not: "no model_world_size_2_rank_1.pt"
 };
-// From old to new; empty if there is none.
-std::vector<Step> list_steps(const std::string& root);
+// From old to new; empty if there is none. `only`: as find_run's.
+std::vector<Step> list_steps(const std::string& root,
+                             const std::string& only = {});
 
 // The names in `folder` (or one folder below, if the pattern has a slash) that
 // match, with their numbers, by number.

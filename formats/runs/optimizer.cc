@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <set>
 
 #include "ckpt/error.h"
+#include "formats/runs/pattern.h"
 #include "formats/runs/split.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -26,16 +26,6 @@ constexpr std::string_view kOwnShape[] = {
     "absmax1",        "absmax2",        "qmap1", "qmap2", "absmax",
     "qmap",           "state1",         "state2"};
 
-std::optional<uint64_t> number_of(const std::string& text) {
-  uint64_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || failure != std::errc{} ||
-      end != text.data() + text.size())
-    return std::nullopt;
-  return value;
-}
-
 bool tells_shape(const Tensor& tensor) {
   return !tensor.shape.empty() && tensor.state != "step" &&
          std::ranges::find(kOwnShape, tensor.state) == std::end(kOwnShape);
@@ -52,7 +42,7 @@ Evidence evidence_of(const Catalog& catalog, const Range& range) {
   Evidence evidence;
   for (size_t t = range.begin; t < range.end; ++t) {
     const Tensor& tensor = catalog.tensors[t];
-    const auto number = number_of(tensor.param);
+    const auto number = whole_number(tensor.param);
     if (!number) continue;
     Wanted& shape = evidence.shapes[*number];
     if (!tells_shape(tensor)) continue;
@@ -185,7 +175,7 @@ void apply(Catalog& catalog, const Range& range, const Names& names,
   for (size_t t = range.begin; t < range.end; ++t) {
     Tensor& tensor = catalog.tensors[t];
     tensor.kind = Kind::optim;
-    const auto number = number_of(tensor.param);
+    const auto number = whole_number(tensor.param);
     const auto found = number ? by_number.find(*number) : by_number.end();
     if (found == by_number.end()) {
       tensor.name = prefix + "optimizer." + tensor.name;

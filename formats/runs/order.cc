@@ -6,7 +6,7 @@
 #include <set>
 #include <tuple>
 
-#include "formats/runs/embedded.h"
+#include "formats/embedded.h"
 #include "formats/runs/trainer.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"

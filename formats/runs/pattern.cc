@@ -96,4 +96,14 @@ bool has(std::string_view pattern, std::string_view number) {
          pattern.find("{_" + std::string(number) + "}") != pattern.npos;
 }
 
+std::optional<uint64_t> whole_number(std::string_view text) {
+  uint64_t value = 0;
+  const auto [end, failure] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || failure != std::errc{} ||
+      end != text.data() + text.size())
+    return std::nullopt;
+  return value;
+}
+
 }  // namespace ckpt::runs

@@ -24,6 +24,9 @@ std::optional<Numbers> match(std::string_view pattern, std::string_view name);
 // as they are.
 std::string fill(std::string_view pattern, const Numbers& numbers);
 
+// Digits and nothing else, that fit 64 bits.
+std::optional<uint64_t> whole_number(std::string_view text);
+
 // True if the pattern has such a number: has(…, "r").
 bool has(std::string_view pattern, std::string_view number);
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -25,16 +24,6 @@ using text::printable;
 
 constexpr std::string_view kOfOneFile[] = {"missing_parts"};
 
-std::optional<uint64_t> number_of(const std::string& text) {
-  uint64_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || failure != std::errc{} ||
-      end != text.data() + text.size())
-    return std::nullopt;
-  return value;
-}
-
 // The whole of `shape`, as one rank's file has it.
 bool is_whole(const Tensor& tensor) {
   return tensor.pieces.size() == 1 && !tensor.pieces[0].flat &&
@@ -42,7 +31,7 @@ bool is_whole(const Tensor& tensor) {
 }
 
 bool is_run(const Tensor& tensor) {
-  if (tensor.shape.empty() || !number_of(tensor.param)) return true;
+  if (tensor.shape.empty() || !whole_number(tensor.param)) return true;
   return tensor.shape.size() == 1 && is_whole(tensor) &&
          tensor.pieces[0].extent.strides.empty();
 }
@@ -156,7 +145,7 @@ std::optional<std::pair<std::string, uint64_t>> layer_of(
     const size_t begin = ++at;
     const size_t end = name.find('.', begin);
     if (end == name.npos) return std::nullopt;
-    if (const auto number = number_of(name.substr(begin, end - begin)))
+    if (const auto number = whole_number(name.substr(begin, end - begin)))
       return std::pair{name.substr(0, end + 1), *number};
   }
   return std::nullopt;
@@ -288,7 +277,7 @@ std::string name_runs(RankCatalog& ranks,
   const ParameterOrder order = stored_order(model);
   std::set<uint64_t> numbers;
   for (const auto& runs : ranks.runs)
-    numbers.insert(*number_of(ranks.catalog.tensors[runs.tensor].param));
+    numbers.insert(*whole_number(ranks.catalog.tensors[runs.tensor].param));
   const std::vector<Unit> units = units_of(order);
   const bool flat = numbers.size() == units.size();
   if (!flat && numbers.size() != order.parameters.size())
@@ -305,7 +294,7 @@ std::string name_runs(RankCatalog& ranks,
   const uint64_t count = flat ? units.size() : order.parameters.size();
   for (const auto& runs : ranks.runs) {
     const Tensor& tensor = ranks.catalog.tensors[runs.tensor];
-    const uint64_t number = *number_of(tensor.param);
+    const uint64_t number = *whole_number(tensor.param);
     if (number >= count)
       return fmt::format("there is a parameter {} of {}", number, count);
     const Unit unit = unit_of(number);
@@ -321,7 +310,7 @@ std::string name_runs(RankCatalog& ranks,
   std::vector<Tensor> out;
   for (size_t t = 0; t < ranks.catalog.tensors.size(); ++t) {
     Tensor& tensor = ranks.catalog.tensors[t];
-    const auto number = number_of(tensor.param);
+    const auto number = whole_number(tensor.param);
     const auto runs = by_tensor.find(t);
     if (runs != by_tensor.end()) {
       cut_run(tensor, *runs->second, unit_of(*number), out);

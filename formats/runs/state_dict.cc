@@ -1,10 +1,10 @@
 #include "formats/runs/state_dict.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <unordered_map>
 
+#include "formats/runs/pattern.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
 
@@ -18,16 +18,6 @@ using pickle::Type;
 
 constexpr std::string_view kOptimizer = "optimizer";
 constexpr std::string_view kGroups = "optimizer.param_groups.";
-
-std::optional<size_t> number(std::string_view text) {
-  size_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || failure != std::errc{} ||
-      end != text.data() + text.size())
-    return std::nullopt;
-  return value;
-}
 
 class Builder {
  public:
@@ -126,7 +116,7 @@ class Builder {
     if (name.starts_with(kGroups)) {
       const std::string_view rest = name.substr(kGroups.size());
       const size_t dot = rest.find('.');
-      const auto index = number(rest.substr(0, dot));
+      const auto index = whole_number(rest.substr(0, dot));
       if (index && dot != rest.npos) {
         Id& list = group_list_;
         if (list == kNoId) {

@@ -12,6 +12,7 @@
 #include "ckpt/error.h"
 #include "formats/dcp/objects.h"
 #include "formats/hf.h"
+#include "formats/runs/checks.h"
 #include "formats/runs/merge.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/nanotron.h"
@@ -56,8 +57,12 @@ ModelFacts facts_of(const std::string& folder) {
 // One step's folder.
 class Reading {
  public:
-  Reading(const Found& found, const ReadOptions& options)
-      : found_(found), trainer_(*found.trainer), options_(options) {}
+  Reading(const Found& found, const ReadOptions& options,
+          std::vector<Container>* containers)
+      : found_(found),
+        trainer_(*found.trainer),
+        options_(options),
+        containers_(containers) {}
 
   Catalog read() {
     catalog_.path = found_.step;
@@ -77,7 +82,7 @@ class Reading {
     for (const std::string& home : homes())
       if (facts_.type.empty()) facts_ = facts_of(io::join(folder_, home));
     const Source& first = find_model();
-    check_mixed();
+    check_mixed(folder_);
     std::vector<Numbers> numbers = numbers_of(first);
     for (const Numbers& number : numbers) {
       const uint64_t i = number.contains("i") ? number.at("i") : 0;
@@ -97,27 +102,9 @@ class Reading {
     return homes;
   }
 
-  // DCP writes its index last: a folder without one is an unfinished save.
-  void check_finished(const Source& source) const {
-    constexpr std::string_view kIndex = "/.metadata";
-    if (!source.file.ends_with(kIndex)) return;
-    const std::string folder =
-        source.file.substr(0, source.file.size() - kIndex.size() + 1);
-    for (const Name& name : names_like(folder_, folder)) {
-      const std::string path = io::join(folder_, name.path);
-      if (io::is_file(io::join(path, ".metadata"))) continue;
-      throw input_error({path, {}},
-                        "holds no .metadata, which is written last: the save "
-                        "did not finish")
-          .with_hint(
-              "use an earlier step; if this one was copied, look "
-              "whether names that begin with a dot were left out");
-    }
-  }
-
   const Source* first_of(const std::vector<Source>& sources) const {
     for (const Source& source : sources) {
-      check_finished(source);
+      check_finished(source, folder_);
       if (!names_like(folder_, source.file).empty()) return &source;
     }
     return nullptr;
@@ -148,30 +135,27 @@ class Reading {
     return numbers;
   }
 
-  // Which of two the trainer would load, nobody can tell from the files.
-  void check_mixed() const {
-    const auto there = [&](const char* name) {
-      return io::is_file(io::join(folder_, name));
-    };
-    const char* names[] = {"model.safetensors", "model.safetensors.index.json",
-                           "pytorch_model.bin", "pytorch_model.bin.index.json"};
-    const bool safe = there(names[0]) || there(names[1]);
-    const bool bin = there(names[2]) || there(names[3]);
-    if (!safe || !bin) return;
-    throw input_error({folder_, {}}, "holds {} and {}: two models in one step",
-                      there(names[0]) ? names[0] : names[1],
-                      there(names[2]) ? names[2] : names[3])
-        .with_hint(
-            "one of them is of an earlier save; move it away, or read one with "
-            "--trainer none --from safetensors (or torch)");
-  }
-
   Catalog read_container(const Source& source, const Numbers& numbers) {
     if (source.read == "nanotron") return read_nanotron(folder_, options_);
     const std::string at = fill(source.at, numbers);
     const std::string path = at.empty() ? folder_ : io::join(folder_, at);
     return formats::find_format(source.read)
         .reader->read_catalog(path, options_);
+  }
+
+  // Keeps what the reader made, before names and files are the run's.
+  void keep(const Source& source, const std::string& at, const Catalog& one,
+            const std::string& read = {}) {
+    if (containers_ == nullptr) return;
+    std::string folder =
+        folder_ == found_.step ? "" : folder_.substr(found_.step.size() + 1);
+    if (!at.empty()) folder = folder.empty() ? at : io::join(folder, at);
+    containers_->push_back({.at = std::move(folder),
+                            .read = read.empty() ? source.read : read,
+                            .file = source.file,
+                            .first = catalog_.tensors.size(),
+                            .base = catalog_.files.size(),
+                            .catalog = one});
   }
 
   void take_topology(const Topology& other) {
@@ -190,10 +174,12 @@ class Reading {
       RankCatalog ranks = read_ranks(folder_, *files, false, options_);
       take_topology(ranks.catalog.topology);
       set_format("torch", ranks.catalog.version);
+      keep(source, "", ranks.catalog);
       begin = Merger(catalog_).add(std::move(ranks.catalog));
       pickled_ = true;
     } else {
       Catalog one = read_container(source, numbers);
+      keep(source, fill(source.at, numbers), one);
       take_topology(one.topology);
       set_format(source.read == "nanotron" ? "safetensors" : one.format,
                  one.version);
@@ -258,7 +244,7 @@ class Reading {
   void read_optimizer(const Numbers& numbers, const std::string& prefix) {
     const Source* source = nullptr;
     for (const Source& one : trainer_.optimizers) {
-      check_finished(one);
+      check_finished(one, folder_);
       const auto names = names_like(folder_, fill(one.file, numbers));
       if (!names.empty()) {
         source = &one;
@@ -268,6 +254,7 @@ class Reading {
     if (source == nullptr) return missing_optimizer(prefix);
     if (source->read == "ranks") return read_rank_optimizer(*source, prefix);
     Catalog one = read_container(*source, numbers);
+    keep(*source, fill(source->at, numbers), one);
     if (one.load_objects) lazy_ = true;
     take_topology(one.topology);
     if (one.format == "dcp") {
@@ -293,24 +280,7 @@ class Reading {
   }
 
   void missing_optimizer(const std::string& prefix) {
-    if (!prefix.empty() || trainer_.optimizers.empty()) return;
-    for (const Part& part : trainer_.parts) {
-      if (part.with != "optimizer") continue;
-      const auto names = names_like(folder_, part.file);
-      const bool inside = std::ranges::any_of(
-          catalog_.tensors,
-          [](const Tensor& tensor) { return tensor.kind == Kind::optim; });
-      if (names.empty() || inside) continue;
-      catalog_.problems.push_back(
-          {Severity::kDamage,
-           "missing_part",
-           folder_,
-           {},
-           fmt::format("{} is there and no optimizer ({}), which is written "
-                       "together with it",
-                       printable(names[0].path),
-                       trainer_.optimizers.back().file)});
-    }
+    if (prefix.empty()) check_missing_optimizer(trainer_, folder_, catalog_);
   }
 
   void name_optimizer(const Source& source, const std::string& prefix,
@@ -354,6 +324,7 @@ class Reading {
                         catalog_.topology.dp, files->world)
           .with_hint("the files are of different saves; fetch them again");
     RankCatalog ranks = read_ranks(folder_, *files, true, options_);
+    if (ranks.runs.empty()) keep(source, "", ranks.catalog);
     for (Object& object : ranks.catalog.objects)
       object.name = prefix + "optimizer." + object.name;
     const std::string path = io::join(folder_, files->names[0]);
@@ -365,6 +336,7 @@ class Reading {
       return name_optimizer(source, prefix, path, begin, document);
     }
     const std::string why_not = name_runs(ranks, model);
+    keep(source, "", ranks.catalog, "flat");
     const size_t begin = Merger(catalog_).add(std::move(ranks.catalog));
     const Range range{begin, catalog_.tensors.size()};
     if (!why_not.empty())
@@ -405,53 +377,12 @@ class Reading {
             {Severity::kDamage, "part", path, {}, error.problem()});
       }
     }
-    check_ranks(part, folder, names);
-    check_grid(part, folder, names);
-  }
-
-  // "tp-{t}-of-{T}_dp-{d}-of-{D}": as many files as the sizes give.
-  void check_grid(const Part& part, const std::string& folder,
-                  const std::vector<Name>& names) {
-    if (!has(part.file, "T")) return;
-    uint64_t wanted = 1;
-    if (names.empty()) {
-      if (!io::is_directory(io::join(folder, io::parent(part.file)))) return;
-    } else {
-      for (const auto& [key, size] : names[0].numbers)
-        if (key[0] >= 'A' && key[0] <= 'Z')
-          wanted = checked_mul(wanted, size).value_or(UINT64_MAX);
-    }
-    if (names.size() == wanted) return;
-    catalog_.problems.push_back({Severity::kDamage,
-                                 "missing_rank",
-                                 io::join(folder, io::parent(part.file)),
-                                 {},
-                                 fmt::format("holds {} files {}, of {} ranks",
-                                             names.size(), part.file, wanted)});
-  }
-
-  // Files of ranks count from 0; those of as many ranks as wrote the rest.
-  void check_ranks(const Part& part, const std::string& folder,
-                   const std::vector<Name>& names) {
-    if (!has(part.file, "r") || names.empty()) return;
-    std::set<uint64_t> have;
-    Numbers numbers = names[0].numbers;
-    for (const Name& name : names) have.insert(name.numbers.at("r"));
-    const uint64_t wanted = std::max<uint64_t>(
-        *have.rbegin() + 1, part.part == "rng" ? catalog_.topology.dp : 0);
-    if (have.size() >= wanted) return;
-    for (uint64_t r = 0; r < wanted; ++r) {
-      if (have.contains(r)) continue;
-      numbers["r"] = r;
-      catalog_.problems.push_back(
-          {Severity::kDamage,
-           "missing_rank",
-           io::join(folder, fill(part.file, numbers)),
-           {},
-           fmt::format("is missing: {} of {} ranks are there", have.size(),
-                       wanted)});
-      return;  // the first one is enough
-    }
+    check_ranks(part, folder, names, catalog_);
+    // Containers of no ranks: of those who kept their random numbers.
+    if (part.part == "rng" && has(part.file, "r") && names.size() > 1)
+      catalog_.topology.dp =
+          std::max(catalog_.topology.dp, static_cast<uint32_t>(names.size()));
+    check_grid(part, folder, names, catalog_);
   }
 
   void add_sidecars(const std::string& home, const std::string& sub) {
@@ -498,6 +429,7 @@ class Reading {
   const Found& found_;
   const Trainer& trainer_;
   const ReadOptions& options_;
+  std::vector<Container>* const containers_;  // may be null
   Catalog catalog_;
   std::string folder_;
   ModelFacts facts_;
@@ -510,8 +442,9 @@ class Reading {
 
 }  // namespace
 
-Catalog read_step(const Found& found, const ReadOptions& options) {
-  return Reading(found, options).read();
+Catalog read_step(const Found& found, const ReadOptions& options,
+                  std::vector<Container>* containers) {
+  return Reading(found, options, containers).read();
 }
 
 }  // namespace ckpt::runs

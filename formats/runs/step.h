@@ -3,12 +3,14 @@
 
 #include "ckpt/catalog.h"
 #include "formats/format.h"
+#include "formats/runs/containers.h"
 #include "formats/runs/find.h"
 
 namespace ckpt::runs {
 
 // Throws input_error for a step without a model, of two world sizes, or that
-// lacks the file of a rank.
-Catalog read_step(const Found& found, const formats::ReadOptions& options);
+// lacks the file of a rank. `containers`, if not null: what it is made of.
+Catalog read_step(const Found& found, const formats::ReadOptions& options,
+                  std::vector<Container>* containers = nullptr);
 
 }  // namespace ckpt::runs

@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "ckpt/error.h"
-#include "formats/runs/embedded.h"
+#include "formats/embedded.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
 #include "lib/text/suggest.h"
@@ -28,7 +28,9 @@ Part read_part(const Json& json) {
   return {.file = json.at("file"),
           .part = json.at("part"),
           .above = json.value("above", false),
-          .with = json.value("with", "")};
+          .with = json.value("with", ""),
+          .demanded = json.value("demanded", false),
+          .world = json.value("world", "")};
 }
 
 Trainer read_trainer(const Json& json) {
@@ -43,6 +45,8 @@ Trainer read_trainer(const Json& json) {
                   .homes = json.value("homes", Strings{}),
                   .lone_files = json.value("lone_files", false),
                   .weights_beside = json.value("weights_beside", false),
+                  .of_ranks = json.value("of_ranks", Strings{}),
+                  .reset_hint = json.value("reset_hint", ""),
                   .step_file = {},
                   .step_key = {},
                   .step_object = {},

@@ -31,6 +31,11 @@ struct Part {
   std::string part;    // file_list's word for it
   bool above = false;  // in the folder above that of the role
   std::string with;    // "optimizer": it is written together with that
+  // Of files of ranks, when the number of ranks changes: false: they are left
+  // out and start afresh; true: the loader demands one for each rank, and new
+  // ranks get those of the old ones in turn.
+  bool demanded = false;
+  std::string world;  // a JSON file: this key holds the number of ranks
 };
 
 struct Trainer {
@@ -46,10 +51,12 @@ struct Trainer {
   std::vector<std::string> homes;  // sub-folders with config and tokenizer
   bool lone_files = false;         // a step may be one file
   bool weights_beside = false;     // the root may hold a final model
-  std::string step_file;           // where the step's number is …
-  std::string step_key;            // … a path in it, "a.b"
-  std::string step_object;         // or an object of the container
-  std::vector<Source> models;      // the first that is there
+  std::vector<std::string> of_ranks;  // objects that are of so many ranks
+  std::string reset_hint;             // what to do without them
+  std::string step_file;              // where the step's number is …
+  std::string step_key;               // … a path in it, "a.b"
+  std::string step_object;            // or an object of the container
+  std::vector<Source> models;         // the first that is there
   std::vector<Source> optimizers;
   std::vector<Part> parts;
 };

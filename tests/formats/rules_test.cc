@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "ckpt/error.h"
-#include "formats/families/embedded.h"
+#include "formats/embedded.h"
 #include "formats/families/pattern.h"
 #include "tests/support/temp_file.h"
 

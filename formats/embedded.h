@@ -1,0 +1,33 @@
+// Data files of a room, compiled into the program: families/*.json is a family
+// each, runs/*.json are tables. CMake makes the definitions
+// (cmake/embed.cmake).
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace ckpt::formats {
+
+struct Embedded {
+  std::string_view name;  // the file's name without .json: "llama"
+  std::string_view text;
+};
+
+}  // namespace ckpt::formats
+
+namespace ckpt::families {
+
+using formats::Embedded;
+std::span<const Embedded> embedded();
+// The text of a file by that name; empty if there is none.
+std::string_view embedded_text(std::string_view name);
+
+}  // namespace ckpt::families
+
+namespace ckpt::runs {
+
+using formats::Embedded;
+std::span<const Embedded> embedded();
+std::string_view embedded_text(std::string_view name);
+
+}  // namespace ckpt::runs

@@ -1,0 +1,173 @@
+#include "formats/runs/candidates.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+
+#include "ckpt/error.h"
+#include "formats/runs/pattern.h"
+#include "formats/torch/container.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::runs {
+namespace {
+
+namespace fs = std::filesystem;
+using text::printable;
+
+constexpr uint64_t kMaxTracker = 4096;
+
+std::vector<std::string> listing(const std::string& folder) {
+  if (!io::is_directory(folder)) return {};
+  return io::list_directory(folder);
+}
+
+bool has_signature(const Trainer& trainer, const std::string& folder) {
+  return io::is_directory(folder) && !trainer.signature.empty() &&
+         lacks(trainer, folder).empty();
+}
+
+// A Lightning file: by its name and its first bytes; what is in it shows when
+// it is opened.
+bool is_lone_step(const Trainer& trainer, const std::string& path) {
+  return trainer.lone_files && path.ends_with(".ckpt") && io::is_file(path) &&
+         torch::sniff(path).what == torch::Sniffed::kTorchZip;
+}
+
+std::optional<uint64_t> tracked(const std::string& path) {
+  std::string text = io::read_file(path, kMaxTracker);
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ' ||
+                           text.back() == '\r' || text.back() == '\t'))
+    text.pop_back();
+  uint64_t value = 0;
+  const auto [stop, failure] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure != std::errc{} || stop != text.data() + text.size())
+    throw input_error({path, {}}, "holds \"{}\", no number of a step",
+                      printable(text.substr(0, 64)))
+        .with_hint("name the folder of the step that you mean");
+  return value;
+}
+
+}  // namespace
+
+// The first of the signature's names that is not there; empty if all are.
+std::string lacks(const Trainer& trainer, const std::string& folder) {
+  for (const std::string& pattern : trainer.signature)
+    if (names_like(folder, pattern).empty()) return pattern;
+  return {};
+}
+
+std::vector<std::string> roles_in(const Trainer& trainer,
+                                  const std::string& folder) {
+  std::vector<std::string> found;
+  for (const std::string& role : trainer.roles)
+    if (has_signature(trainer, io::join(folder, role))) found.push_back(role);
+  return found;
+}
+
+// Nothing if the folder is no step of that trainer.
+std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
+  Found found{.trainer = &trainer,
+              .step = path,
+              .why = {},
+              .choice = {},
+              .number = {},
+              .roles = {},
+              .skipped = {},
+              .others = {}};
+  if (is_lone_step(trainer, path)) {
+    found.why = "is a .ckpt file";
+    return found;
+  }
+  if (has_signature(trainer, path)) {
+    found.why = fmt::format(
+        "{} in it",
+        printable(names_like(path, trainer.signature[0]).front().path));
+    return found;
+  }
+  found.roles = roles_in(trainer, path);
+  if (found.roles.empty()) return std::nullopt;
+  found.why = fmt::format("{} of its own in {}/",
+                          printable(trainer.signature[0]), found.roles[0]);
+  return found;
+}
+
+// Steps of a root by one pattern, from new to old.
+std::vector<Candidate> candidates(const Trainer& trainer,
+                                  const std::string& root,
+                                  const std::string& pattern) {
+  std::vector<Candidate> found;
+  for (const Name& name : names_like(root, pattern))
+    found.push_back({io::join(root, name.path), name.numbers.at("N"), false});
+  std::ranges::stable_sort(found, [](const Candidate& a, const Candidate& b) {
+    return *a.number > *b.number;
+  });
+  const size_t slash = pattern.rfind('/');
+  const std::string above =
+      slash == pattern.npos ? "" : pattern.substr(0, slash);
+  for (const std::string& last : trainer.last) {
+    const size_t cut = last.rfind('/');
+    const std::string where = cut == last.npos ? "" : last.substr(0, cut);
+    const std::string path = io::join(root, last);
+    if (where == above && fs::exists(path))
+      found.insert(found.begin(), {path, std::nullopt, true});
+  }
+  return found;
+}
+
+std::optional<uint64_t> tracked_step(const Trainer& trainer,
+                                     const std::string& root) {
+  const std::string path = io::join(root, trainer.tracker);
+  if (trainer.tracker.empty() || !io::is_file(path)) return std::nullopt;
+  return tracked(path);
+}
+
+std::vector<Name> names_like(const std::string& folder,
+                             const std::string& pattern) {
+  std::string above, last = pattern;
+  const bool directory = last.ends_with('/');
+  if (directory) last.pop_back();
+  if (const size_t slash = last.rfind('/'); slash != last.npos) {
+    above = last.substr(0, slash);
+    last.erase(0, slash + 1);
+  }
+  std::vector<Name> found;
+  // Folders before the last component have numbers in few patterns.
+  std::vector<Name> folders;
+  if (above.empty())
+    folders.push_back({"", {}});
+  else if (above.find('{') == above.npos)
+    folders.push_back({above, {}});
+  else
+    folders = names_like(folder, above + "/");
+  for (const Name& in : folders) {
+    const std::string where =
+        in.path.empty() ? folder : io::join(folder, in.path);
+    if (last.find('{') == last.npos) {
+      const std::string path = io::join(where, last);
+      if (directory ? io::is_directory(path) : io::is_file(path))
+        found.push_back(
+            {in.path.empty() ? last : io::join(in.path, last), in.numbers});
+      continue;
+    }
+    for (const std::string& name : listing(where)) {
+      auto numbers = match(last, name);
+      if (!numbers) continue;
+      if (directory && !io::is_directory(io::join(where, name))) continue;
+      bool agrees = true;
+      for (const auto& [key, value] : in.numbers)
+        agrees = numbers->emplace(key, value).first->second == value && agrees;
+      if (agrees)
+        found.push_back({in.path.empty() ? name : io::join(in.path, name),
+                         *std::move(numbers)});
+    }
+  }
+  std::ranges::stable_sort(found, {}, &Name::numbers);
+  return found;
+}
+
+}  // namespace ckpt::runs

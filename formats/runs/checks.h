@@ -1,0 +1,34 @@
+// What a step lacks, or has of another save. Private to this room.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "formats/runs/find.h"
+
+namespace ckpt::runs {
+
+// DCP writes its index last: a folder without one is an unfinished save.
+// Throws input_error.
+void check_finished(const Source& source, const std::string& step);
+
+// safetensors beside .bin: which of two the trainer would load, nobody can
+// tell from the files. Throws input_error.
+void check_mixed(const std::string& folder);
+
+// The rest are problems of the catalog.
+
+// An optimizer is missing whose scheduler is there.
+void check_missing_optimizer(const Trainer& trainer, const std::string& folder,
+                             Catalog& catalog);
+
+// "tp-{t}-of-{T}_dp-{d}-of-{D}": as many files as the sizes give.
+void check_grid(const Part& part, const std::string& folder,
+                const std::vector<Name>& names, Catalog& catalog);
+
+// Files of ranks count from 0; those of as many ranks as wrote the rest.
+void check_ranks(const Part& part, const std::string& folder,
+                 const std::vector<Name>& names, Catalog& catalog);
+
+}  // namespace ckpt::runs

@@ -1,0 +1,29 @@
+#include "formats/runs/containers.h"
+
+#include "formats/runs/run.h"
+#include "formats/runs/step.h"
+#include "lib/io/file.h"
+
+namespace ckpt::runs {
+
+std::optional<Whole> read_containers(const std::string& path,
+                                     const std::string& trainer,
+                                     const formats::ReadOptions& options) {
+  if (!io::is_directory(path)) return std::nullopt;
+  Whole whole;
+  if (find_trainer(trainer).objects.empty()) {
+    const auto found = find_run(path, trainer);
+    if (!found) return std::nullopt;
+    whole.catalog = read_step(*found, options, &whole.containers);
+    return whole;
+  }
+  // All of it is one container, which only its contents tell from others.
+  Container& one = whole.containers.emplace_back();
+  one.read = "dcp";
+  one.catalog = formats::find_format("dcp").reader->read_catalog(path, options);
+  whole.catalog = one.catalog;
+  adopt(whole.catalog, trainer, options);
+  return whole;
+}
+
+}  // namespace ckpt::runs

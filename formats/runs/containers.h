@@ -1,0 +1,35 @@
+// The containers of a step, each as its own reader made it. Private to this
+// room.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "formats/format.h"
+#include "formats/runs/find.h"
+
+namespace ckpt::runs {
+
+// tensors[first + i] of the run are catalog.tensors[i], and files[base + f]
+// catalog.files[f].
+struct Container {
+  std::string at;    // in the step: "optimizer_0", "actor"; "": the step
+  std::string read;  // "dcp", "torch", "safetensors", "ranks" …
+  std::string file;  // the pattern of trainers.json
+  size_t first = 0;
+  size_t base = 0;
+  Catalog catalog;
+};
+
+struct Whole {
+  Catalog catalog;  // the run's
+  std::vector<Container> containers;
+};
+
+// What read_run reads, with what it is made of. Nothing if it is no step.
+std::optional<Whole> read_containers(const std::string& path,
+                                     const std::string& trainer,
+                                     const formats::ReadOptions& options);
+
+}  // namespace ckpt::runs

@@ -1,0 +1,157 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <set>
+
+#include "ckpt/error.h"
+#include "formats/runs/candidates.h"
+#include "formats/runs/find.h"
+#include "formats/runs/ranks.h"
+#include "lib/io/file.h"
+
+namespace ckpt::runs {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Bytes of all files below, links not followed; the time of the last change.
+void measure(const std::string& path, Step& step) {
+  constexpr size_t kMostFiles = 1'000'000;
+  std::error_code failed;
+  const auto add = [&](const fs::directory_entry& entry) {
+    std::error_code ignored;
+    if (!entry.is_regular_file(ignored)) return;
+    const uint64_t size = entry.file_size(ignored);
+    if (!ignored) step.bytes += size;
+    const auto time = entry.last_write_time(ignored);
+    if (ignored) return;
+    const auto since = std::chrono::file_clock::to_sys(time);
+    step.seconds = std::max<int64_t>(
+        step.seconds, std::chrono::duration_cast<std::chrono::seconds>(
+                          since.time_since_epoch())
+                          .count());
+  };
+  if (!fs::is_directory(path, failed)) return add(fs::directory_entry(path));
+  size_t count = 0;
+  fs::recursive_directory_iterator it(
+      path, fs::directory_options::skip_permission_denied, failed);
+  for (; !failed && it != fs::recursive_directory_iterator();
+       it.increment(failed)) {
+    if (++count > kMostFiles) break;
+    add(*it);
+  }
+}
+
+// Which parts of a step are there, by the names of their files.
+std::vector<std::string> parts_of(const Trainer& trainer,
+                                  const std::string& folder) {
+  std::set<std::string> parts;
+  std::vector<std::string> folders{folder};
+  for (const std::string& role : roles_in(trainer, folder))
+    folders.push_back(io::join(folder, role));
+  for (const std::string& one : folders) {
+    for (const Source& source : trainer.models)
+      if (!names_like(one, source.file).empty()) {
+        parts.insert("model");
+        if (!source.optimizers.empty()) parts.insert("optim");
+      }
+    for (const Source& source : trainer.optimizers)
+      if (!names_like(one, source.file).empty()) parts.insert("optim");
+    for (const Part& part : trainer.parts)
+      if (!names_like(one, part.file).empty()) parts.insert(part.part);
+  }
+  return {parts.begin(), parts.end()};
+}
+
+// Containers that lack what is written last, or the file of a rank.
+std::string broken_source(const Source& source, const std::string& folder) {
+  constexpr std::string_view kIndex = "/.metadata";
+  if (source.read == "ranks") {
+    try {
+      rank_files(folder, source.file);
+    } catch (const Error& error) {
+      return fmt::format("{}: {}", io::base_name(error.where().path),
+                         error.problem());
+    }
+  }
+  if (!source.file.ends_with(kIndex)) return {};
+  const std::string pattern =
+      source.file.substr(0, source.file.size() - kIndex.size() + 1);
+  for (const Name& name : names_like(folder, pattern))
+    if (!io::is_file(io::join(io::join(folder, name.path), ".metadata")))
+      return "no .metadata in " + name.path;
+  return {};
+}
+
+// Why a step is none that the trainer would resume from; empty if it is.
+std::string unfinished(const Trainer& trainer, const Candidate& one,
+                       std::optional<uint64_t> tracked) {
+  const auto found = step_at(trainer, one.path);
+  if (!found) return "no " + lacks(trainer, one.path);
+  if (tracked && one.number && *one.number > *tracked)
+    return fmt::format("newer than {} says: {}", trainer.tracker, *tracked);
+  if (!io::is_directory(one.path)) return {};
+  std::vector<std::string> folders = found->roles;
+  if (folders.empty()) folders.emplace_back();
+  for (const std::string& role : folders)
+    for (const auto* sources : {&trainer.models, &trainer.optimizers})
+      for (const Source& source : *sources) {
+        const std::string folder =
+            role.empty() ? one.path : io::join(one.path, role);
+        if (std::string why = broken_source(source, folder); !why.empty())
+          return why;
+      }
+  return {};
+}
+
+Step describe(const Trainer& trainer, const Candidate& one,
+              std::optional<uint64_t> wanted) {
+  Step step{.path = one.path,
+            .number = one.number,
+            .trainer = trainer.name,
+            .bytes = 0,
+            .seconds = 0,
+            .parts = {},
+            .complete = false,
+            .why = {}};
+  measure(one.path, step);
+  step.parts = io::is_directory(one.path)
+                   ? parts_of(trainer, one.path)
+                   : std::vector<std::string>{"model", "optim"};
+  step.why = unfinished(trainer, one, wanted);
+  if (step.why.empty() &&
+      std::ranges::find(step.parts, "model") == step.parts.end())
+    step.why = "no model";
+  step.complete = step.why.empty();
+  return step;
+}
+
+}  // namespace
+
+std::vector<Step> list_steps(const std::string& root, const std::string& only) {
+  std::vector<Step> steps;
+  if (!io::is_directory(root)) return steps;
+  for (const Trainer& trainer : trainers()) {
+    if (!only.empty() && trainer.name != only) continue;
+    bool any = false;
+    for (const std::string& pattern : trainer.steps) {
+      auto all = candidates(trainer, root, pattern);
+      if (std::ranges::none_of(all, [&](const Candidate& one) {
+            return step_at(trainer, one.path).has_value();
+          }))
+        continue;
+      std::ranges::reverse(all);
+      const std::optional<uint64_t> wanted = tracked_step(trainer, root);
+      for (const Candidate& one : all)
+        steps.push_back(describe(trainer, one, wanted));
+      any = true;
+      break;
+    }
+    if (any) break;
+  }
+  return steps;
+}
+
+}  // namespace ckpt::runs

@@ -1,0 +1,411 @@
+#include "formats/runs/rewrite.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "ckpt/error.h"
+#include "formats/runs/containers.h"
+#include "formats/runs/pattern.h"
+#include "formats/runs/rank_write.h"
+#include "formats/runs/run.h"
+#include "formats/runs/same_file.h"
+#include "formats/target.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+#include "lib/text/json.h"
+
+namespace ckpt::runs {
+namespace {
+
+using text::printable;
+
+// What of a run has no container is carried as a file: tensors in it too.
+std::vector<bool> in_containers(const Whole& whole) {
+  std::vector<bool> inside(whole.catalog.tensors.size());
+  for (const Container& one : whole.containers)
+    std::fill_n(inside.begin() + static_cast<ptrdiff_t>(one.first),
+                one.catalog.tensors.size(), true);
+  return inside;
+}
+
+const std::string& trainer_of(const Catalog& source) {
+  if (!source.run)
+    throw unfaithful_error({source.path, {}},
+                           "is no step of a trainer: there is none whose "
+                           "folder it could be written as")
+        .with_hint("name a format: --to dcp, --to safetensors");
+  return source.run->trainer;
+}
+
+Whole read_again(const Catalog& source) {
+  auto whole = read_containers(source.path, trainer_of(source), {});
+  if (!whole)
+    throw unfaithful_error({source.path, {}},
+                           "is one file of {}: it has no ranks",
+                           source.run->trainer)
+        .with_hint("--to torch writes such a file");
+  return *std::move(whole);
+}
+
+class Rewriting {
+ public:
+  Rewriting(const Catalog& source, const Layout& layout)
+      : source_(source),
+        trainer_(find_trainer(trainer_of(source))),
+        whole_(read_again(source)),
+        ranks_(layout.topology.dp),
+        old_ranks_(count_ranks()) {
+    target_.catalog = formats::catalog_like(source, kRunFormat);
+    target_.catalog.topology = source.topology;
+    target_.catalog.topology.dp = ranks_;
+  }
+
+  Target build() {
+    check_whole();
+    for (Container& one : whole_.containers) add(one);
+    check_placed();
+    for (const SourceFile& file : source_.file_list) settle(file);
+    say_reset();
+    // Payload first, then the others; what makes a container whole (.metadata)
+    // is last of its own.
+    target_.files = std::move(payload_);
+    std::ranges::move(rest_, std::back_inserter(target_.files));
+    return std::move(target_);
+  }
+
+ private:
+  // Of those who wrote it: by the containers, else by the files of ranks.
+  uint32_t count_ranks() const {
+    uint64_t ranks = source_.topology.dp;
+    std::vector<std::string> folders = {source_.path};
+    for (const std::string& role : trainer_.roles)
+      folders.push_back(io::join(source_.path, role));
+    for (const Part& part : trainer_.parts)
+      for (const std::string& folder : folders)
+        if (part.part == "rng" && has(part.file, "r"))
+          ranks =
+              std::max<uint64_t>(ranks, names_like(folder, part.file).size());
+    return static_cast<uint32_t>(ranks);
+  }
+
+  bool same_ranks() const { return ranks_ == old_ranks_; }
+
+  // A part of a run, or one with other names, would make a folder that the
+  // trainer takes for a whole one.
+  void check_whole() const {
+    const auto refuse = [&](const std::string& tensor) {
+      throw unfaithful_error({source_.path, tensor},
+                             "a step of {} is written whole and by its own "
+                             "names",
+                             trainer_.name)
+          .with_hint(
+              "leave --keys, --rename and --dtype out, or write another format "
+              "(--to)");
+    };
+    const std::vector<bool> inside = in_containers(whole_);
+    size_t at = 0;
+    for (size_t t = 0; t < whole_.catalog.tensors.size(); ++t) {
+      if (!inside[t]) continue;
+      const Tensor& mine = whole_.catalog.tensors[t];
+      if (at == source_.tensors.size()) refuse(printable(mine.name));
+      const Tensor& given = source_.tensors[at++];
+      if (given.dtype != mine.dtype || given.shape != mine.shape ||
+          (given.name != mine.name && given.kind != Kind::optim))
+        refuse(printable(mine.name));
+    }
+    if (at != source_.tensors.size())
+      refuse(printable(source_.tensors[at].name));
+  }
+
+  Target lay_out(Container& one) {
+    one.catalog.sidecars.clear();
+    if (one.read == "dcp") {
+      load_objects(one.catalog);
+      if (!same_ranks()) drop_of_ranks(one.catalog);
+      Layout layout;
+      layout.format = "dcp";
+      layout.topology.dp = ranks_;
+      return formats::find_format("dcp").writer->lay_out(one.catalog, layout);
+    }
+    if (one.read == "ranks")
+      return lay_out_ranks(io::join(source_.path, one.at), one.file,
+                           one.catalog, ranks_);
+    if (one.read == "torch" || one.read == "safetensors")
+      return lay_out_same(one.catalog, source_.path);
+    throw unfaithful_error({source_.path, {}},
+                           "{} of {} is not written for other ranks", one.read,
+                           trainer_.name)
+        .with_hint(
+            one.read == "flat"
+                ? "FSDP1's flat parameters: --to dcp keeps them by name"
+            : one.read == "deepspeed"
+                ? "--to deepspeed writes a universal checkpoint, which any "
+                  "number of ranks loads"
+                : "--to safetensors or dcp keeps model and optimizer");
+  }
+
+  void drop_of_ranks(Catalog& catalog) {
+    std::erase_if(catalog.objects, [&](const Object& object) {
+      const bool of_ranks = std::ranges::any_of(
+          trainer_.of_ranks, [&](const std::string& beginning) {
+            return object.name.starts_with(beginning);
+          });
+      if (of_ranks) reset_.insert(object.name);
+      return of_ranks;
+    });
+  }
+
+  // A container's target becomes part of the run's.
+  void add(Container& one) {
+    Target target = lay_out(one);
+    const auto files = static_cast<uint32_t>(target_.catalog.files.size());
+    const size_t payload = target.catalog.files.size();
+    uint32_t ties = 0;
+    for (const Tensor& tensor : target_.catalog.tensors)
+      ties = std::max(ties, tensor.tie);
+    for (size_t i = 0; i < target.catalog.tensors.size(); ++i) {
+      const size_t at = first_ + i;
+      if (at >= target_.catalog.tensors.size())
+        throw bug_error({source_.path, {}}, "more tensors than the run has");
+      Tensor& mine = target_.catalog.tensors[at];
+      Tensor& its = target.catalog.tensors[i];
+      mine.pieces = std::move(its.pieces);
+      for (Piece& piece : mine.pieces) piece.extent.file += files;
+      mine.tie = its.tie == 0 ? 0 : its.tie + ties;
+    }
+    first_ += target.catalog.tensors.size();
+    // What has no tensor in it is copied.
+    if (is_file(one))
+      for (size_t f = 0; f < payload; ++f)
+        converted_.insert(io::join(source_.path, target.catalog.files[f].path));
+    else
+      for (const File& file : one.catalog.files) converted_.insert(file.path);
+    for (File& file : target.catalog.files) {
+      file.path = one.at.empty() || is_file(one) ? file.path
+                                                 : io::join(one.at, file.path);
+      target_.catalog.files.push_back(std::move(file));
+    }
+    for (size_t f = 0; f < target.files.size(); ++f) {
+      TargetFile& file = target.files[f];
+      if (!one.at.empty() && !is_file(one))
+        file.path = io::join(one.at, file.path);
+      for (CarriedRange& range : file.carried)
+        range.source_file += static_cast<uint32_t>(one.base);
+      (f < payload ? payload_ : rest_).push_back(std::move(file));
+    }
+    std::ranges::move(target.problems, std::back_inserter(target_.problems));
+    std::ranges::move(target.assumptions,
+                      std::back_inserter(target_.assumptions));
+    if (one.read == "dcp") folders_.insert(one.at);
+  }
+
+  // Its files have paths from the step on already.
+  bool is_file(const Container& one) const {
+    return one.read == "torch" || one.read == "safetensors";
+  }
+
+  void check_placed() const {
+    if (first_ != target_.catalog.tensors.size())
+      throw bug_error({source_.path, {}}, "{} of {} tensors are placed", first_,
+                      target_.catalog.tensors.size());
+  }
+
+  // The part that a file is, with its numbers; the folder it is in.
+  struct Place {
+    const Part* part = nullptr;
+    Numbers numbers;
+    std::string folder;
+  };
+  std::optional<Place> place_of(const std::string& path) const {
+    const auto try_in = [&](const std::string& folder) -> std::optional<Place> {
+      std::string rest = path;
+      if (!folder.empty()) {
+        if (!path.starts_with(folder + "/")) return std::nullopt;
+        rest = path.substr(folder.size() + 1);
+      }
+      for (const Part& part : trainer_.parts)
+        if (const auto numbers = match(part.file, rest))
+          return Place{&part, *numbers, folder};
+      return std::nullopt;
+    };
+    for (const std::string& role : trainer_.roles)
+      if (auto place = try_in(role)) return place;
+    return try_in("");
+  }
+
+  void settle(const SourceFile& file) {
+    const std::string where = io::join(source_.file_root, file.path);
+    const std::string inside = source_.path + "/";
+    if (!where.starts_with(inside)) {
+      leave(file, "it lies beside the step that was followed to");
+      return;
+    }
+    const std::string path = where.substr(inside.size());
+    if (converted_.contains(where) || is_index(path)) {
+      target_.fates.push_back({file.path, Fate::kConverted, {}});
+      return;
+    }
+    const auto place = place_of(path);
+    if (place && !place->part->world.empty() && !same_ranks())
+      return rewrite_world(file, path, where, *place);
+    if (place && has(place->part->file, "r") && !same_ranks())
+      return settle_rank(file, path, *place);
+    // One rank's file has no number.
+    if (place && place->part->part == "rng" && ranks_ > 1 && old_ranks_ == 1) {
+      reset_.insert(path);
+      return leave(file, "it is of one rank");
+    }
+    copy(path, where, file.bytes);
+  }
+
+  // .metadata and what else a container's writer makes anew.
+  bool is_index(const std::string& path) const {
+    for (const std::string& folder : folders_) {
+      const std::string name = folder.empty() ? path
+                               : path.starts_with(folder + "/")
+                                   ? path.substr(folder.size() + 1)
+                                   : "";
+      if (name == ".metadata" ||
+          (name.ends_with(".distcp") && name.find('/') == name.npos))
+        return true;
+    }
+    return false;
+  }
+
+  void leave(const SourceFile& file, std::string why) {
+    target_.fates.push_back({file.path, Fate::kLeftOut, std::move(why)});
+  }
+
+  void copy(const std::string& path, const std::string& where, uint64_t bytes) {
+    TargetFile file;
+    file.path = path;
+    file.size = bytes;
+    file.copy_of = where;
+    rest_.push_back(std::move(file));
+  }
+
+  void settle_rank(const SourceFile& file, const std::string& path,
+                   const Place& place) {
+    reset_.insert(path);
+    if (!place.part->demanded)
+      return leave(file, fmt::format("it is of one of {} ranks", old_ranks_));
+    const auto name = [&](uint64_t rank) {
+      Numbers numbers = place.numbers;
+      numbers["r"] = rank;
+      if (has(place.part->file, "W")) numbers["W"] = ranks_;
+      const std::string filled = fill(place.part->file, numbers);
+      return place.folder.empty() ? filled : io::join(place.folder, filled);
+    };
+    const uint64_t mine = place.numbers.at("r");
+    bool any = false;
+    for (uint64_t rank = mine; rank < ranks_; rank += old_ranks_) {
+      copy(name(rank), io::join(source_.path, path), file.bytes);
+      any = true;
+    }
+    if (!any) leave(file, fmt::format("there are {} ranks now", ranks_));
+  }
+
+  // {"FSDP_version": 2, "world_size": 2}
+  void rewrite_world(const SourceFile& file, const std::string& path,
+                     const std::string& where, const Place& place) {
+    constexpr uint64_t kMaxConfig = 1 << 20;
+    auto json = nlohmann::ordered_json::parse(io::read_file(where, kMaxConfig),
+                                              nullptr, false);
+    if (!json.is_object() || !json.contains(place.part->world))
+      return copy(path, where, file.bytes);
+    json[place.part->world] = ranks_;
+    rest_.push_back(formats::literal_file(path, json.dump(4)));
+    target_.fates.push_back({file.path, Fate::kConverted, {}});
+  }
+
+  void say_reset() {
+    if (reset_.empty()) return;
+    std::string names;
+    for (const std::string& name : reset_)
+      names += (names.empty() ? "" : ", ") + printable(name);
+    target_.problems.push_back(
+        {Problem::Severity::kWarning,
+         "of_ranks",
+         {},
+         {},
+         fmt::format(
+             "from {} to {}: what is of a rank does not go on as it was "
+             "({})",
+             text::counted(old_ranks_, "rank"), ranks_, names)});
+    if (!trainer_.reset_hint.empty())
+      target_.problems.push_back({Problem::Severity::kWarning,
+                                  "of_ranks",
+                                  {},
+                                  {},
+                                  trainer_.reset_hint});
+  }
+
+  const Catalog& source_;
+  const Trainer& trainer_;
+  Whole whole_;
+  const uint32_t ranks_;
+  const uint32_t old_ranks_;
+  Target target_;
+  size_t first_ = 0;  // of the target's tensors that are not placed
+  std::vector<TargetFile> payload_, rest_;
+  std::set<std::string> converted_;  // paths of the source's files
+  std::set<std::string> folders_;    // of DCP, in the step
+  std::set<std::string> reset_;
+};
+
+class RunReader final : public formats::Reader {
+ public:
+  std::string_view name() const override { return kRunFormat; }
+  // Runs are looked for before any format (formats::open).
+  formats::Support supports(const std::string&) const override {
+    return {false, "no step of a trainer"};
+  }
+  Catalog read_catalog(const std::string& path,
+                       const formats::ReadOptions& options) const override {
+    // torchtitan's is known by what its container holds.
+    Catalog catalog = formats::open(path, {}, options);
+    if (catalog.run) return catalog;
+    throw missing_error({path, {}}, "is no step of a trainer that is known");
+  }
+};
+
+class RunWriter final : public formats::Writer {
+ public:
+  std::string_view name() const override { return kRunFormat; }
+  Catalog review(Catalog source, const Layout& layout) const override {
+    const Topology& asked = layout.topology;
+    if (asked.pp != source.topology.pp || asked.ep != source.topology.ep ||
+        asked.tp != source.topology.tp)
+      throw unfaithful_error({source.path, {}},
+                             "a step of {} is cut over data-parallel ranks: "
+                             "{} is asked for",
+                             trainer_of(source), to_string(asked))
+          .with_hint("--dp N says how many ranks there are to be");
+    const Whole whole = read_again(source);
+    const std::vector<bool> inside = in_containers(whole);
+    std::set<std::string_view> carried;
+    for (size_t t = 0; t < inside.size(); ++t)
+      if (!inside[t]) carried.insert(whole.catalog.tensors[t].name);
+    std::erase_if(source.tensors, [&](const Tensor& tensor) {
+      return carried.contains(tensor.name);
+    });
+    return source;
+  }
+  Target lay_out(const Catalog& source, const Layout& layout) const override {
+    return Rewriting(source, layout).build();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<formats::Reader> make_run_reader() {
+  return std::make_unique<RunReader>();
+}
+std::unique_ptr<formats::Writer> make_run_writer() {
+  return std::make_unique<RunWriter>();
+}
+
+}  // namespace ckpt::runs

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""A trainer's step, written again for another number of ranks.
+
+The tensors are those of the live objects (tests/data/runs), and the real
+loaders resume: loss and parameters after one more step are those of the
+unchanged step's.
+"""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from support import (
+    DATA, Failure, Skip, Suite, check, check_equal, digest, read_safetensors)
+
+CKPT = None  # set by prepare
+GOLDENS = DATA / "runs"
+HERE = Path(__file__).resolve().parent
+PEER = Path(sys.prefix) / "transformers_5.12.1"
+# The rest are of one file, of DeepSpeed, or of FSDP1's flat parameters.
+CASES = ["accelerate_fsdp2_w2", "hf_trainer_fsdp2_w2", "hf_trainer_lora",
+         "hf_trainer_moe_qwen3", "hf_trainer_qwen2", "lightning_mp_w2",
+         "torchtitan_w2", "verl_fsdp2_w2"]
+RANKS = (1, 3)
+
+
+def facts(case):
+    return json.loads((GOLDENS / case / "case.json").read_text())
+
+
+def step_of(case):
+    return GOLDENS / case / "ckpt" / facts(case)["newest"] / facts(case).get(
+        "newest_file", "")
+
+
+def check_contents(case, path):
+    found = CKPT.inspect(path, "--digest")
+    check_equal(found["trainer"]["name"],
+                CKPT.inspect(step_of(case))["trainer"]["name"], "trainer")
+    got = {t["name"]: t for t in found["tensors"]}
+    for what in ("expected", "expected_optim"):
+        want = read_safetensors(GOLDENS / case / f"{what}.safetensors")
+        for name, tensor in want.items():
+            mine = got.get(name) or check(False, f"{name} is not there")
+            check_equal((mine["dtype"], tuple(mine["shape"]), mine["digest"]),
+                        (tensor.dtype, tensor.shape, digest(tensor.data)),
+                        name)
+    bad = [p for p in found["problems"] if p["severity"] == "damage"]
+    check_equal(bad, [], "problems")
+
+
+def test_contents(folder, case, ranks):
+    out = folder / "out"
+    CKPT.ok("reshard", GOLDENS / case / "ckpt", out, "--dp", ranks, "--verify")
+    check_contents(case, out)
+    if ranks == 3:  # and back: what was cut is put together again
+        CKPT.ok("reshard", out, folder / "back", "--dp", 2, "-q")
+        check_contents(case, folder / "back")
+
+
+def test_files(folder, case):
+    """Every file is there again, but for those of ranks, which are named."""
+    out = folder / "out"
+    step = step_of(case)
+    before = {str(p.relative_to(step)) for p in step.rglob("*") if p.is_file()}
+    ranks = facts(case)["topology"].get("ranks", 1)
+    CKPT.ok("reshard", step, out, "--dp", ranks, "--no-manifest")
+    after = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
+    check_equal(sorted(after), sorted(before), "files of as many ranks")
+    for name in before:
+        if name.endswith((".pt", ".pth", ".pkl", ".bin", ".json", ".py")) \
+                and "world_size" not in name:
+            check((step / name).read_bytes() == (out / name).read_bytes(),
+                  f"{name} is another file")
+    said = CKPT.ok("reshard", step, folder / "more", "--dp", ranks + 1,
+                   "--no-manifest").err
+    after = {str(p.relative_to(folder / "more"))
+             for p in (folder / "more").rglob("*") if p.is_file()}
+    for name in before - after:
+        check(name in said or "world_size" in name, f"{name} went unsaid")
+
+
+def test_whole(folder):
+    """A part of a step would be taken for a whole one: refused."""
+    step = step_of("hf_trainer_fsdp2_w2")
+    for options in (("--keys", "*q_proj*"), ("--model-only",),
+                    ("--dtype", "bf16"), ("--tp", 2)):
+        CKPT.run("reshard", step, folder / "out", "--dp", 3,
+                 *options).want(5)
+    CKPT.run("reshard", GOLDENS / "verl_fsdp1_flat_w2/ckpt", folder / "out",
+             "--dp", 3).want(5)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def resume(kind, directory, out, ranks):
+    """What runs_peer.py saved: loss and parameters."""
+    import torch
+
+    if not PEER.is_dir():
+        raise Skip("transformers is not installed (scripts/test.sh does it)")
+    port = str(free_port())
+    running = [subprocess.Popen(
+        [sys.executable, "-B", HERE / "runs_peer.py", kind, str(directory),
+         str(out), str(ranks), str(rank), port],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(ranks)]
+    said = []
+    for one in running:
+        try:
+            said.append(one.communicate(timeout=240)[0])
+        except subprocess.TimeoutExpired:
+            for other in running:
+                other.kill()
+            raise Failure(f"{kind}: {ranks} ranks hang") from None
+    for one, text in zip(running, said):
+        check(one.returncode == 0, f"{kind} of {ranks}: {text[-3000:]}")
+    return torch.load(out, weights_only=True)
+
+
+def same(got, want, what):
+    import torch
+
+    check_equal(sorted(got["model"]), sorted(want["model"]), what)
+    check(abs(got["loss"] - want["loss"]) <= 1e-5 * abs(want["loss"]),
+          f"{what}: loss {got['loss']}, {want['loss']}")
+    for name, tensor in want["model"].items():
+        mine = got["model"][name]
+        near = 1e-2 if tensor.dtype == torch.bfloat16 else 1e-5
+        check(mine.dtype == tensor.dtype and torch.allclose(
+            mine, tensor, rtol=near, atol=near / 100),
+            f"{what}: {name} differs by {(mine - tensor).abs().max()}")
+
+
+def test_resume(folder, case, kind, ranks, role):
+    step = step_of(case) / role
+    before = facts(case)["topology"].get("ranks", 1)
+    want = resume(kind, step, folder / "want.pt", before)
+    CKPT.ok("reshard", step_of(case), folder / "out", "--dp", ranks)
+    got = resume(kind, folder / "out" / role, folder / "got.pt", ranks)
+    same(got, want, f"{before} ranks and {ranks}")
+
+
+def test_loaded(folder, case, kind, ranks):
+    """What torch's functions take out of it is what the trainer had."""
+    CKPT.ok("reshard", step_of(case), folder / "out", "--dp", ranks)
+    found = resume(kind, folder / "out", folder / "got.pt", ranks)["model"]
+    for what in ("expected", "expected_optim"):
+        want = read_safetensors(GOLDENS / case / f"{what}.safetensors")
+        for name, tensor in want.items():
+            mine = found.get(name)
+            check(mine is not None, f"{name} did not come in")
+            check_equal(mine.numpy().tobytes(), bytes(tensor.data), name)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for case in CASES:
+        for ranks in RANKS:
+            suite.add(f"{case}: for {ranks} ranks", test_contents, case, ranks)
+        suite.add(f"{case}: its files", test_files, case)
+    suite.add("a part of a step", test_whole)
+    for case, kind, ranks, role in (
+            ("accelerate_fsdp2_w2", "accelerate_fsdp2", 3, ""),
+            ("accelerate_fsdp2_w2", "accelerate_fsdp2", 1, ""),
+            ("hf_trainer_fsdp2_w2", "trainer_fsdp2", 3, ""),
+            ("hf_trainer_qwen2", "trainer_plain", 1, ""),
+            ("verl_fsdp2_w2", "verl_fsdp2", 3, "actor"),
+            ("verl_fsdp2_w2", "verl_fsdp2", 1, "critic")):
+        suite.add(f"{kind} resumes with {ranks} ranks {role}".strip(),
+                  test_resume, case, kind, ranks, role)
+    for case, kind in (("torchtitan_w2", "torchtitan_fsdp2"),
+                       ("lightning_mp_w2", "lightning_fsdp2")):
+        suite.add(f"{case}: torch loads it with 3 ranks", test_loaded, case,
+                  kind, 3)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
