@@ -15,6 +15,7 @@
 #include "app/keep.h"
 #include "app/report.h"
 #include "app/select.h"
+#include "app/steps.h"
 #include "app/view.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -79,6 +80,7 @@ class Inspect : public Command {
   SourceOptions source_;
   SelectOptions select_;
   EngineOptions engine_;
+  bool all_ = false;
   bool shards_ = false;
   bool objects_ = false;
   bool tree_ = false;
@@ -92,6 +94,8 @@ void Inspect::add_options(CLI::App& app) {
       ->required()
       ->group("Arguments");
   const std::string group = "What to show";
+  app.add_flag("--all", all_, "The steps of a training root, side by side")
+      ->group(group);
   app.add_flag("--tree", tree_, "Names as a tree, with sums")->group(group);
   app.add_flag("--shards", shards_, "Location of each shard")->group(group);
   app.add_flag("--objects", objects_, "Non-tensor values")->group(group);
@@ -135,6 +139,12 @@ void Inspect::print_text(const Catalog& catalog) const {
 }
 
 ExitCode Inspect::run() {
+  if (all_) {
+    if (tree_ || shards_ || objects_ || stats_ || digest_ || !html_.empty())
+      throw usage_error({}, "--all goes with no other thing to show");
+    print(compare_steps(path_, source_, output.json));
+    return ExitCode::kDone;
+  }
   if (output.verbosity > 0 && source_.from.empty()) log_detection(path_);
   Catalog& catalog = keep(open_source(path_, source_));
   const Selection selection = select(catalog, select_);

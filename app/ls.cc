@@ -1,19 +1,16 @@
 // Names for pipes: tensors of a checkpoint, or the steps of a training root.
 #include <fmt/format.h>
 #include <regex.h>
-#include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <ctime>
-#include <filesystem>
 
 #include "app/command.h"
 #include "app/console.h"
 #include "app/json_writer.h"
 #include "app/select.h"
+#include "app/steps.h"
 #include "app/table.h"
-#include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 
@@ -43,66 +40,6 @@ class Pattern {
   regex_t compiled_;
 };
 
-struct Step {
-  std::string name;
-  uint64_t number = 0;
-  std::string format;  // "" if no format takes it
-  uint64_t bytes = 0;
-  double seconds = 0;  // since it was last written to
-};
-
-// What is in a directory, without what lies behind links.
-void add_files(const std::string& path, Step& step) {
-  constexpr size_t kMostFiles = 1'000'000;
-  namespace fs = std::filesystem;
-  std::error_code failed;
-  size_t left = kMostFiles;
-  time_t newest = 0;
-  for (fs::recursive_directory_iterator at(path, failed), end;
-       !failed && at != end && left > 0; at.increment(failed), --left) {
-    struct stat facts;
-    if (::lstat(at->path().c_str(), &facts) != 0 || !S_ISREG(facts.st_mode))
-      continue;
-    step.bytes += static_cast<uint64_t>(facts.st_size);
-    newest = std::max(newest, facts.st_mtime);
-  }
-  step.seconds =
-      newest == 0 ? 0 : std::max(0.0, std::difftime(::time(nullptr), newest));
-}
-
-std::string format_of(const std::string& path) {
-  try {
-    return std::string(formats::detect(path).format->name);
-  } catch (const Error&) {
-    return {};
-  }
-}
-
-// Entries named as `chosen` is, but for the number at the end; by number.
-std::vector<Step> steps_beside(const std::string& root,
-                               const std::string& chosen) {
-  const size_t digits = chosen.find_last_not_of("0123456789") + 1;
-  if (digits == chosen.size()) return {};
-  std::vector<Step> steps;
-  for (const std::string& name : io::list_directory(root)) {
-    if (name.size() <= digits || name.size() > digits + 18 ||
-        !name.starts_with(chosen.substr(0, digits)) ||
-        name.find_first_not_of("0123456789", digits) != name.npos)
-      continue;
-    steps.push_back({.name = name, .number = std::stoull(name.substr(digits))});
-  }
-  std::ranges::sort(steps, {}, &Step::number);
-  return steps;
-}
-
-// "3 d", "5 h", "12 min"
-std::string age_text(double seconds) {
-  if (seconds < 90) return fmt::format("{:.0f} s", seconds);
-  if (seconds < 5400) return fmt::format("{:.0f} min", seconds / 60);
-  if (seconds < 129'600) return fmt::format("{:.0f} h", seconds / 3600);
-  return fmt::format("{:.0f} d", seconds / 86'400);
-}
-
 class Ls : public Command {
  public:
   std::string_view name() const override { return "ls"; }
@@ -113,7 +50,7 @@ class Ls : public Command {
     return "ckpt ls step_5000\n"
            "ckpt ls step_5000 '*.q_proj.*' -l\n"
            "ckpt ls step_5000 -e 'layers\\.(0|1)\\.' | wc -l\n"
-           "ckpt ls runs/llama -l          # its steps: size, age, format";
+           "ckpt ls runs/llama -l          # its steps: size, age, parts";
   }
   void add_options(CLI::App& app) override;
   ExitCode run() override;
@@ -123,8 +60,7 @@ class Ls : public Command {
     return !globs_.empty() || !regex_.empty() || !select_.keys.empty() ||
            !select_.exclude.empty() || select_.model_only || select_.optim_only;
   }
-  std::vector<Step> steps(const Catalog& catalog) const;
-  void print_steps(const std::vector<Step>& steps) const;
+  bool print_steps(const Catalog* catalog) const;
   void print_tensors(const Catalog& catalog,
                      const std::vector<const Tensor*>& tensors) const;
 
@@ -142,7 +78,7 @@ void Ls::add_options(CLI::App& app) {
       ->group("Arguments");
   app.add_option("GLOB", globs_, "Only names that match one of these")
       ->group("Arguments");
-  app.add_flag("-l,--long", long_, "dtype, shape and bytes; size, age, format")
+  app.add_flag("-l,--long", long_, "dtype, shape and bytes; size, age, parts")
       ->group("What to show");
   app.add_option("-e,--regex", regex_,
                  "Only names in which this is found (exit status 1 if none)")
@@ -152,47 +88,12 @@ void Ls::add_options(CLI::App& app) {
   add_source_options(app, source_);
 }
 
-std::vector<Step> Ls::steps(const Catalog& catalog) const {
-  const std::string inside = catalog.root + "/";
-  if (catalog.root.empty() || !catalog.path.starts_with(inside)) return {};
-  const std::string rest = catalog.path.substr(inside.size());
-  std::vector<Step> steps =
-      steps_beside(catalog.root, rest.substr(0, rest.find('/')));
-  if (steps.size() < 2) return {};
-  if (long_ || output.json)
-    for (Step& step : steps) {
-      const std::string path = io::join(catalog.root, step.name);
-      step.format = format_of(path);
-      add_files(path, step);
-    }
-  return steps;
-}
-
-void Ls::print_steps(const std::vector<Step>& steps) const {
-  if (output.json) {
-    JsonWriter json;
-    json.begin_document("ls").member("path", path_);
-    json.key("entries").begin_array();
-    for (const Step& step : steps) {
-      json.begin_object().member("name", step.name);
-      json.member("step", step.number);
-      json.member("bytes", step.bytes);
-      json.member("seconds", static_cast<uint64_t>(step.seconds));
-      json.member("format", step.format);
-      json.member("complete", !step.format.empty()).end_object();
-    }
-    json.end_array().end_object();
-    return print(std::move(json).text());
-  }
-  Table table({Align::kRight, Align::kRight, Align::kLeft, Align::kLeft});
-  for (const Step& step : steps)
-    if (long_)
-      table.row({text::iec_size(step.bytes), age_text(step.seconds),
-                 step.format.empty() ? "incomplete" : step.format,
-                 text::printable(step.name)});
-    else
-      print(text::printable(step.name) + "\n");
-  if (long_) print(table.text(0));
+// True if the path is a root and its steps were listed.
+bool Ls::print_steps(const Catalog* catalog) const {
+  const std::vector<StepRow> steps = steps_of(path_, source_, catalog);
+  if (steps.empty()) return false;
+  print(output.json ? steps_json(path_, steps) : steps_text(steps, long_));
+  return true;
 }
 
 void Ls::print_tensors(const Catalog& catalog,
@@ -229,12 +130,10 @@ ExitCode Ls::run() {
   for (const std::string& glob : globs_) globs.emplace_back(glob);
   std::optional<Pattern> pattern;
   if (!regex_.empty()) pattern.emplace(regex_);
+  // A root is listed even if none of its steps can be opened.
+  if (!wants_tensors() && print_steps(nullptr)) return ExitCode::kDone;
   Catalog catalog = formats::open(path_, source_.from, source_.read);
-  if (!wants_tensors())
-    if (const std::vector<Step> found = steps(catalog); !found.empty()) {
-      print_steps(found);
-      return ExitCode::kDone;
-    }
+  if (!wants_tensors() && print_steps(&catalog)) return ExitCode::kDone;
   log_problems(catalog.problems);
   select(catalog, select_);
   std::vector<const Tensor*> tensors;

@@ -87,6 +87,7 @@ LLAMA = DATA / "hf/llama/ckpt"
 TORCH = DATA / "torch_pt/training_objects/ckpt/ckpt_p2.pt"
 DCP = DATA / "dcp/fsdp2_w2_adamw/ckpt"
 MEGATRON = DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt"
+RUN = DATA / "runs/verl_fsdp2_w2/ckpt"
 LEGACY = DATA / "megatron_zarr/gpt_zarr_optim_bucket_space_v0090/ckpt"
 
 GOOD = [
@@ -109,6 +110,8 @@ GOOD = [
     ("ls", 0, ("ls", TP4)),
     ("ls", 1, ("ls", TP4, "-e", "nothing")),
     ("ls", 0, ("ls", DCP, "-l")),
+    ("ls", 0, ("ls", RUN)),
+    ("inspect_all", 0, ("inspect", RUN, "--all")),
     ("show", 0, ("show", LLAMA, "model.norm.weight[:4]")),
     ("show", 0, ("show", MEGATRON, "args")),
     ("scan", 8, ("scan", TORCH)),

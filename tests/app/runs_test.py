@@ -253,6 +253,63 @@ def test_newest(folder, case):
               f"{newer.name} is not named: {found['problems']}")
 
 
+def test_list(folder):
+    """Steps of a root: complete or not, and why not."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of("hf_trainer_fsdp2_w2"), copy)
+    step = copy / "checkpoint-3"
+    for number in (4, 10, 20):
+        shutil.copytree(step, copy / f"checkpoint-{number}")
+    (copy / "checkpoint-10/optimizer_0/.metadata").unlink()
+    (copy / "checkpoint-20/trainer_state.json").unlink()
+    check_equal(CKPT.ok("ls", copy).out.split(), [
+        f"checkpoint-{n}" for n in (3, 4, 10, 20)], "names")
+    rows = {r["step"]: r for r in
+            CKPT.ok("ls", copy, "--json").json()["entries"]}
+    check_equal({n: r["complete"] for n, r in rows.items()},
+                {3: True, 4: True, 10: False, 20: False}, "complete")
+    check("optimizer_0" in rows[10]["why"], rows[10])
+    check("trainer_state.json" in rows[20]["why"], rows[20])
+    size = sum(p.stat().st_size for p in step.rglob("*") if p.is_file())
+    check_equal(rows[3]["bytes"], size, "bytes")
+    check({"model", "optim", "rng", "scheduler"} <= set(rows[3]["parts"]),
+          rows[3])
+    rows = {r["step"]: r for r in
+            CKPT.ok("inspect", copy, "--all", "--json").json()["steps"]}
+    model, optim = wanted("hf_trainer_fsdp2_w2")
+    check_equal((rows[3]["model_tensors"], rows[3]["optim_tensors"]),
+                (len(model), len(optim)), "tensors")
+    check_equal((rows[4]["added"], rows[4]["gone"], rows[4]["changed"]),
+                (0, 0, 0), "changes")
+    text = CKPT.ok("inspect", copy, "--all").out
+    check("checkpoint-4" in text and "incomplete" in text, text)
+    CKPT.run("inspect", step, "--all").want(2)
+
+
+def test_list_ranks(folder):
+    """A rank that is missing; a step that is newer than the tracker says."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of("verl_fsdp2_w2"), copy)
+    shutil.copytree(copy / "global_step_10", copy / "global_step_20")
+    shutil.copytree(copy / "global_step_10", copy / "global_step_5")
+    (copy / "global_step_5/critic/optim_world_size_2_rank_1.pt").unlink()
+    rows = {r["step"]: r for r in
+            CKPT.ok("ls", copy, "--json").json()["entries"]}
+    check_equal([rows[n]["complete"] for n in (5, 10, 20)],
+                [False, True, False], "complete")
+    check("optim_world_size_2_rank_1.pt" in rows[5]["why"], rows[5])
+    check("10" in rows[20]["why"], rows[20])
+
+
+def test_no_tensors(folder):
+    """Nothing that was read is no proof of anything."""
+    import torch
+
+    torch.save({"step": 3}, folder / "values.pt")
+    result = CKPT.run("verify", folder / "values.pt").want(1)
+    check("no tensor" in result.out, f"{result}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -271,6 +328,9 @@ def prepare(suite, ckpt):
     suite.add("safetensors beside .bin", test_mixed)
     suite.add("an unknown family", test_unknown_family)
     suite.add("a tracker", test_tracker)
+    suite.add("a list of steps", test_list)
+    suite.add("a list of steps of ranks", test_list_ranks)
+    suite.add("no tensors", test_no_tensors)
 
 
 if __name__ == "__main__":
