@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "app/keep.h"
+#include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "formats/families/quantized.h"
 #include "formats/peft/adapter.h"
@@ -150,8 +151,20 @@ class Adding {
   std::optional<uint32_t> first_;
 };
 
+// What is made of a tensor looks whole to the plan, whatever it is made of.
+void refuse_holes(const Catalog& catalog) {
+  const auto problems = validate_sharding_integrity(catalog);
+  if (problems.empty()) return;
+  const Problem& first = problems.front();
+  throw unfaithful_error(
+      {first.file.empty() ? catalog.path : first.file, first.tensor},
+      "{}; nothing can be added to it", first.message)
+      .with_hint("`ckpt verify` lists all of it");
+}
+
 void add_adapter(Catalog& base, const std::string& path, double weight) {
   peft::Adapter& adapter = keep(peft::open_adapter(path));
+  refuse_holes(adapter.catalog);
   if (!std::isfinite(weight))
     throw usage_error({path, {}}, "--adapter-weight {}", weight);
   peft::meet_base(adapter, base);
@@ -202,6 +215,7 @@ void add_adapters(Catalog& base, const AdapterOptions& options) {
             "numbers of them, where that is known for their kind; then add "
             "the adapter");
   locate(base);
+  refuse_holes(base);
   for (size_t i = 0; i < options.paths.size(); ++i)
     add_adapter(base, options.paths[i],
                 options.weights.empty() ? 1 : options.weights[i]);

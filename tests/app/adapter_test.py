@@ -416,6 +416,30 @@ def refusals(folder):
     refused(5, "lm_head.weight", base, head)
 
 
+def holes(folder):
+    """A base that lacks part of a weight is not added to: what is made of it
+    would look whole."""
+    import pickle
+    base = make_base(folder / "base", "llama", "float32")
+    good = make_adapter(folder / "good", base, r=4, target_modules=["q_proj"])
+    CKPT.ok("convert", base, folder / "dcp", "--to", "dcp", "--dp", "2", "-q",
+            "--no-manifest")
+    index = folder / "dcp" / ".metadata"
+    metadata = pickle.loads(index.read_bytes())
+    name = next(one for one in metadata.state_dict_metadata
+                if one.endswith("layers.1.self_attn.q_proj.weight"))
+    lost = metadata.state_dict_metadata[name].chunks.pop()
+    for at in list(metadata.storage_data):
+        if at.fqn == name and at.offset == lost.offsets:
+            del metadata.storage_data[at]
+    index.write_bytes(pickle.dumps(metadata))
+    run = CKPT.run("convert", folder / "dcp", folder / "out", "--to",
+                   "safetensors", "--adapter", good)
+    check(run.code in (4, 5), f"exit status {run.code}\n{run}")
+    check("q_proj" in run.err, f"the weight is not named\n{run}")
+    check(not (folder / "out").exists(), "written all the same")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -467,6 +491,7 @@ def prepare(suite, ckpt):
     suite.add("a run of transformers' Trainer", from_trainer)
     suite.add("an adapter is carried", carried)
     suite.add("a base with a manifest", watched)
+    suite.add("a base with a hole", holes)
     suite.add("refusals", refusals)
 
 
