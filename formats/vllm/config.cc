@@ -59,6 +59,8 @@ Config from_json(const Json& json, const std::string& path) {
   config.heads = count(json, "num_attention_heads", path);
   config.kv_heads = count(json, "num_key_value_heads", path);
   config.head_dim = count(json, "head_dim", path);
+  config.layers = count(json, "num_hidden_layers", path);
+  config.q_rank = count(json, "q_lora_rank", path);
   config.vocab = count(json, "vocab_size", path);
   for (const char* key :
        {"num_local_experts", "num_experts", "n_routed_experts"})

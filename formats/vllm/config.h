@@ -17,6 +17,8 @@ struct Config {
   std::optional<uint64_t> head_dim;  // else hidden_size / heads
   std::optional<uint64_t> vocab;     // vocab_size
   std::optional<uint64_t> experts;   // num_local_experts, num_experts …
+  std::optional<uint64_t> layers;    // num_hidden_layers
+  std::optional<uint64_t> q_rank;    // q_lora_rank
   std::optional<bool> tied;          // tie_word_embeddings
   bool quantized = false;            // quantization_config is there
 

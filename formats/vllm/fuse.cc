@@ -1,6 +1,7 @@
 #include "formats/vllm/fuse.h"
 
 #include <algorithm>
+#include <charconv>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -26,6 +27,10 @@ class Fuser {
     settle_head();
     for (const Tensor& tensor : source_.tensors)
       by_name_.emplace(tensor.name, &tensor);
+    if (!model_->needs.empty() && !by_name_.contains(model_->needs))
+      throw unfaithful_error({source_.path, std::string(model_->needs)},
+                             "is not there: vLLM's {} has it always",
+                             model_->type);
     // Views add files to a catalog; these go to the result in the end.
     for (const Tensor& tensor : source_.tensors) take(tensor);
     source_.tensors = std::move(fused_);
@@ -76,16 +81,125 @@ class Fuser {
                                     " is left out: vLLM computes it");
       return;
     }
-    for (const Fusion& fusion : fusions())
+    if (model_->experts && take_expert(tensor)) return;
+    for (const Fusion& fusion : model_->fusions)
       for (size_t i = 0; i < fusion.from.size(); ++i)
         if (const auto whole = joined(tensor, fusion, fusion.from[i])) {
-          if (i == 0) fused_.push_back(*whole);
+          if (i == 0) keep(*whole);
           return;
         }
-    fused_.push_back(tensor);
-    if (tensor.name == kEmbedding || tensor.name == kHead) pad(fused_.back());
+    keep(tensor);
+    if (tensor.name == kEmbedding || tensor.name == kHead ||
+        tensor.name == kHeadBias)
+      pad(fused_.back());
     if (tensor.name.ends_with(".self_attn.o_proj.weight"))
       add_scales(tensor.name);
+  }
+
+  // As vLLM calls it. What it would not look for is no part of its model.
+  void keep(Tensor tensor) {
+    tensor.name = vllm_name(*model_, std::move(tensor.name));
+    if (role_of(tensor.name, tensor.dtype, tensor.shape) == Role::kUnknown)
+      throw unfaithful_error({source_.path, tensor.name},
+                             "it is not known what vLLM does with it in a "
+                             "model of type {}",
+                             model_->type)
+          .with_hint("if it is not needed leave it out with --exclude");
+    if (const auto layer = layer_of(tensor.name);
+        layer && config_->layers && *layer >= *config_->layers)
+      throw unfaithful_error({source_.path, tensor.name},
+                             "a layer for predicting more tokens, of which "
+                             "vLLM makes a model of its own")
+          .with_hint(fmt::format("--exclude 'model.layers.{}.*' leaves it out",
+                                 *layer));
+    fused_.push_back(std::move(tensor));
+  }
+
+  static std::optional<uint64_t> layer_of(std::string_view name) {
+    constexpr std::string_view kLayers = "model.layers.";
+    if (!name.starts_with(kLayers)) return {};
+    uint64_t layer = 0;
+    const char* end = name.data() + name.size();
+    const auto [at, error] =
+        std::from_chars(name.data() + kLayers.size(), end, layer);
+    if (error != std::errc() || at == end || *at != '.') return {};
+    return layer;
+  }
+
+  // MODULE.experts.N.PART.weight: with those of all N, where the first one's
+  // gate or down stands. False for other tensors.
+  bool take_expert(const Tensor& tensor) {
+    constexpr std::string_view kWord = ".experts.";
+    const size_t at = tensor.name.find(kWord);
+    if (at == std::string::npos) return false;
+    const std::string before = tensor.name.substr(0, at + kWord.size());
+    const std::string rest = tensor.name.substr(before.size());
+    const Experts& parts = *model_->experts;
+    if (rest == fmt::format("0.{}.weight", parts.gate))
+      join_experts(before, {parts.gate, parts.up}, kUp13);
+    else if (rest == fmt::format("0.{}.weight", parts.down))
+      join_experts(before, {parts.down}, kDown2);
+    else if (!is_part(before, rest))
+      throw unfaithful_error({source_.path, tensor.name},
+                             "it is not known where vLLM has this part of the "
+                             "experts");
+    return true;
+  }
+
+  bool is_part(const std::string& before, const std::string& rest) const {
+    const size_t dot = rest.find('.');
+    for (const std::string_view part :
+         {model_->experts->gate, model_->experts->up, model_->experts->down})
+      if (dot != rest.npos &&
+          rest.substr(dot) == fmt::format(".{}.weight", part))
+        return by_name_.contains(before + fmt::format("0.{}.weight", part));
+    return false;
+  }
+
+  // [experts, gate | up, width], or [experts, width, columns].
+  void join_experts(const std::string& before,
+                    const std::vector<std::string_view>& parts,
+                    std::string_view to) {
+    if (!config_->experts)
+      throw unfaithful_error({source_.path, before},
+                             "config.json does not say how many experts there "
+                             "are");
+    std::vector<View> experts;
+    Tensor whole;
+    for (uint64_t expert = 0; expert < *config_->experts; ++expert) {
+      std::vector<View> views;
+      for (const std::string_view part : parts) {
+        const Tensor& one =
+            find_expert(before + fmt::format("{}.{}.weight", expert, part));
+        if (expert == 0 && views.empty()) whole = one;
+        check_alike(whole, one);
+        views.push_back(View::of(one).reshape({1, one.shape[0], one.shape[1]}));
+      }
+      experts.push_back(View::concat(views, 1));
+    }
+    const auto more =
+        fmt::format("{}{}.{}.weight", before, *config_->experts, parts[0]);
+    if (by_name_.contains(more))
+      throw unfaithful_error({source_.path, more},
+                             "an expert more than the {} of config.json",
+                             *config_->experts);
+    whole.name = before.substr(0, before.size() - kOldExperts.size()) +
+                 std::string(kExperts) + std::string(to);
+    whole.tp = {};
+    View::concat(experts, 0).into(whole);
+    keep(std::move(whole));
+  }
+
+  const Tensor& find_expert(const std::string& wanted) const {
+    const auto found = by_name_.find(wanted);
+    if (found == by_name_.end())
+      throw unfaithful_error({source_.path, wanted},
+                             "is not there, and vLLM keeps all experts of a "
+                             "layer together")
+          .with_hint("keep or leave out all of them");
+    if (found->second->shape.size() != 2)
+      throw unfaithful_error({source_.path, wanted}, "is no matrix");
+    return *found->second;
   }
 
   // The fusion that a tensor is the part `word` of; nothing if it is none.
@@ -97,6 +211,10 @@ class Fuser {
     const std::string before = tensor.name.substr(0, at + 1);
     const std::string after =
         tensor.name.substr(at + middle.size() - 1);  // ".weight"
+    // Small models of DeepSeek's have no low rank of queries.
+    if (model_->latent && word == "kv_a_proj_with_mqa" &&
+        !by_name_.contains(before + "q_a_proj" + after))
+      return std::nullopt;
     std::vector<View> views;
     for (const std::string_view part : fusion.from) {
       const auto found = by_name_.find(before + std::string(part) + after);
@@ -154,7 +272,8 @@ class Fuser {
     for (const std::string_view scale :
          {"_k_scale", "_v_scale", "_q_scale", "_prob_scale"}) {
       Tensor& tensor = fused_.emplace_back();
-      tensor.name = prefix + "attn." + std::string(scale);
+      tensor.name = prefix + (model_->latent ? "mla_attn.mla_attn." : "attn.") +
+                    std::string(scale);
       tensor.kind = Kind::other;
       one_->into(tensor);
     }

@@ -49,8 +49,22 @@ constexpr auto kRules = std::to_array<Rule>({
     {"embed_tokens", "weight", 2, Role::kVocab},
     {"lm_head", "weight", 2, Role::kVocab},
     {"lm_head", "bias", 1, Role::kVocab},
+    {"up_proj", "weight", 2, Role::kRows},
+    {"up_proj", "bias", 1, Role::kRows},
     {"experts", "w13_weight", 3, Role::kUp13},
     {"experts", "w2_weight", 3, Role::kDown2},
+    {"routed_experts", "w13_weight", 3, Role::kUp13},
+    {"routed_experts", "w2_weight", 3, Role::kDown2},
+    {"routed_experts", "e_score_correction_bias", 1, Role::kWhole},
+    {"expert_gate", "weight", 2, Role::kWhole},
+    // Multi-head latent attention: what goes into the low rank is whole.
+    {"fused_qkv_a_proj", "weight", 2, Role::kWhole},
+    {"fused_qkv_a_proj", "bias", 1, Role::kWhole},
+    {"kv_a_proj_with_mqa", "weight", 2, Role::kWhole},
+    {"kv_a_proj_with_mqa", "bias", 1, Role::kWhole},
+    {"q_proj", "weight", 2, Role::kRows},
+    {"q_b_proj", "weight", 2, Role::kRows},
+    {"kv_b_proj", "weight", 2, Role::kRows},
     {"gate", "weight", 2, Role::kWhole},
     {"gate", "e_score_correction_bias", 1, Role::kWhole},
     {"shared_expert_gate", "weight", 2, Role::kWhole},
@@ -74,6 +88,7 @@ uint32_t groups_of(Role role) {
 void check_width(std::string_view name, Role role, const Shape& shape,
                  const Facts& facts) {
   if (!facts.config || !facts.config->hidden || shape.size() < 2) return;
+  if (role == Role::kRows) return;  // of a low rank's width
   const size_t at = role == Role::kUp13                              ? 2
                     : role == Role::kDown2                           ? 1
                     : role == Role::kColumns || role == Role::kWhole ? 0
@@ -86,16 +101,23 @@ void check_width(std::string_view name, Role role, const Shape& shape,
       .with_hint("leave it out with --exclude, or correct config.json");
 }
 
-void check_experts(std::string_view name, Role role, const Shape& shape,
-                   const Facts& facts) {
-  const bool experts = role == Role::kUp13 || role == Role::kDown2;
-  if (!experts || !facts.config || !facts.config->experts) return;
-  if (shape[0] == *facts.config->experts) return;
+bool is_expert(Role role) {
+  return role == Role::kUp13 || role == Role::kDown2;
+}
+
+// Of tensors that ranks hold: parts of each expert, or whole ones of their own.
+bool owns_experts(std::string_view name, Role role, const Shape& shape,
+                  const Facts& facts) {
+  if (!is_expert(role) || !facts.config || !facts.config->experts) return false;
+  const uint64_t all = *facts.config->experts;
+  if (shape[0] == all) return false;
+  if (all % facts.ranks == 0 && shape[0] == all / facts.ranks) return true;
   throw unfaithful_error({facts.path, std::string(name)},
-                         "holds {} experts of {}: ranks that own whole experts "
-                         "are not supported",
-                         shape[0], *facts.config->experts)
-      .with_hint("save it without expert parallelism");
+                         "holds {} experts of {} on each of {} ranks", shape[0],
+                         all, facts.ranks)
+      .with_hint(
+          "ranks that own whole experts own as many each; placed round robin, "
+          "or with copies of busy ones, they can't be read");
 }
 
 [[noreturn]] void refuse_queries(std::string_view name, const Shape& shape,
@@ -184,6 +206,20 @@ Cut stored_qkv(std::string_view name, const Shape& local, const Facts& facts) {
                              keys ? ", or be a multiple of it" : ""));
 }
 
+// Latent attention has as many keys as queries.
+void check_query_heads(const Tensor& tensor, uint32_t held,
+                       const Facts& facts) {
+  if (facts.ranks == 1 || held % facts.ranks == 0) return;
+  if (!facts.config || !facts.config->heads)
+    throw unfaithful_error({facts.path, tensor.name},
+                           "{} ranks are to share its heads, and how many "
+                           "there are is not known",
+                           facts.ranks)
+        .with_hint("put config.json (num_attention_heads) beside the files");
+  if (*facts.config->heads % facts.ranks != 0)
+    refuse_heads(tensor, facts, *facts.config->heads, false);
+}
+
 void check_heads(const Tensor& tensor, uint32_t held, const Facts& facts) {
   if (facts.ranks == 1 || held % facts.ranks == 0) return;
   if (!facts.config || !facts.config->heads || !facts.config->kv_heads)
@@ -236,7 +272,8 @@ std::optional<Cut> stored_cut(std::string_view name, DType dtype,
   if (role == Role::kUnknown)
     return facts.ranks == 1 ? std::optional(Cut{}) : std::nullopt;
   check_width(name, role, local, facts);
-  check_experts(name, role, local, facts);
+  if (owns_experts(name, role, local, facts))
+    return Cut::even(0, *facts.config->experts);
   if (role == Role::kQkv) return stored_qkv(name, local, facts);
   const uint32_t dim = dim_of(role);
   const auto size = formats::whole_size(local[dim], facts.ranks);
@@ -263,6 +300,10 @@ std::optional<Cut> wanted_cut(const Tensor& tensor, uint32_t held,
   }
   check_width(tensor.name, role, tensor.shape, facts);
   if (role == Role::kQkv) return wanted_qkv(tensor, held, facts);
+  if (is_expert(role) && facts.whole_experts)
+    return Cut::even(0, tensor.shape[0]);
+  const bool heads = tensor.name.find(".self_attn.") != tensor.name.npos;
+  if (role == Role::kRows && heads) check_query_heads(tensor, held, facts);
   return Cut::even(dim_of(role), tensor.shape[dim_of(role)], groups_of(role));
 }
 

@@ -19,6 +19,7 @@ enum class Role : uint8_t {
   kUnknown,
   kQkv,      // qkv_proj: segments q, k, v of dimension 0
   kGateUp,   // gate_up_proj: two segments of dimension 0
+  kRows,     // q_b_proj, kv_b_proj, up_proj without gate: dimension 0
   kColumns,  // o_proj, down_proj: dimension 1
   kVocab,    // embed_tokens, lm_head: dimension 0
   kUp13,     // experts.w13_weight: two segments of dimension 1
@@ -38,6 +39,7 @@ std::string output_of(std::string_view qkv_name);
 struct Facts {
   std::string path;                 // for messages
   uint32_t ranks = 1;               // that share it, or are to
+  bool whole_experts = false;       // ranks are to own whole experts (ep)
   std::optional<Config> config;     // config.json
   std::optional<uint64_t> queries;  // columns of o_proj, as the tensor's rows:
                                     // a rank's, or those of the whole

@@ -8,21 +8,82 @@
 namespace ckpt::vllm {
 namespace {
 
-constexpr auto kModels = std::to_array<Model>({
-    {"llama", true, false},
-    {"mistral", true, false},
-    {"qwen2", true, false},
-    {"qwen3", true, false},
-    {"phi3", true, false},
-    {"gemma", false, true},
-    {"gemma2", false, true},
-    {"gemma3_text", false, true},
-});
-
 constexpr std::array<std::string_view, 3> kQkv = {"q_proj", "k_proj", "v_proj"};
 constexpr std::array<std::string_view, 2> kGateUp = {"gate_proj", "up_proj"};
-constexpr std::array<Fusion, 2> kFusions = {
+constexpr std::array<std::string_view, 2> kLatent = {"q_a_proj",
+                                                     "kv_a_proj_with_mqa"};
+constexpr std::array<Fusion, 2> kBoth = {
     {{"qkv_proj", kQkv}, {"gate_up_proj", kGateUp}}};
+// Models whose gate and up are one tensor in transformers, or have no gate.
+constexpr std::array<Fusion, 1> kOnlyQkv = {{{"qkv_proj", kQkv}}};
+constexpr std::array<Fusion, 2> kLatentBoth = {
+    {{"fused_qkv_a_proj", kLatent}, {"gate_up_proj", kGateUp}}};
+
+constexpr Experts kGateUpDown = {"gate_proj", "up_proj", "down_proj"};
+constexpr Experts kW123 = {"w1", "w3", "w2"};
+
+// As of vLLM 0.33.0. There the module `experts` holds the shared experts, too,
+// the bias of the router's scores and, for some models, the router.
+constexpr auto kQwen2Moe = std::to_array<Renaming>(
+    {{"mlp.shared_expert_gate.",
+      "mlp.experts._shared_experts._layer.expert_gate."},
+     {"mlp.shared_expert.", "mlp.experts._shared_experts._layer."}});
+constexpr auto kQwen3Moe =
+    std::to_array<Renaming>({{"mlp.gate.weight", "mlp.experts.gate.weight"}});
+constexpr auto kGlm4Moe = std::to_array<Renaming>(
+    {{"mlp.gate.e_score_correction_bias",
+      "mlp.experts.routed_experts.e_score_correction_bias"},
+     {"mlp.shared_experts.", "mlp.experts._shared_experts._layer."}});
+// MLA's modules are in a wrapper again; of both names the smaller one counts.
+constexpr auto kDeepseek = std::to_array<Renaming>(
+    {{"mlp.gate.weight", "mlp.experts.gate.weight"},
+     {"mlp.gate.e_score_correction_bias",
+      "mlp.experts.gate.e_score_correction_bias"},
+     {"mlp.shared_experts.", "mlp.experts._shared_experts._layer."},
+     {"self_attn.o_proj.", "self_attn.mla_attn.o_proj."},
+     {"self_attn.q_a_layernorm.", "self_attn.mla_attn.q_a_layernorm."},
+     {"self_attn.q_b_proj.", "self_attn.mla_attn.q_b_proj."},
+     {"self_attn.q_proj.", "self_attn.mla_attn.q_proj."}});
+
+constexpr auto kModels = std::to_array<Model>({
+    {"llama", true, false, kBoth},
+    {"mistral", true, false, kBoth},
+    {"qwen2", true, false, kBoth},
+    {"qwen3", true, false, kBoth},
+    {"granite", true, false, kBoth},
+    {"exaone4", true, false, kBoth},
+    {"stablelm", true, false, kBoth},
+    {"phi3", true, false, {}},
+    {"glm4", true, false, kOnlyQkv},
+    {"nemotron", true, false, kOnlyQkv},
+    {"gemma", false, true, kBoth},
+    {"gemma2", false, true, kBoth},
+    {"gemma3_text", false, true, kBoth},
+    {"cohere", false, true, kBoth},
+    {"cohere2", false, true, kBoth},
+    {"mixtral", true, false, kBoth, {}, &kW123},
+    {"phimoe", true, false, kBoth, {}, &kW123, false, "lm_head.bias"},
+    {"olmoe", true, false, kBoth, {}, &kGateUpDown},
+    {"qwen2_moe", true, false, kBoth, kQwen2Moe, &kGateUpDown},
+    {"qwen3_moe", true, false, kBoth, kQwen3Moe, &kGateUpDown},
+    {"glm4_moe", true, false, kBoth, kGlm4Moe, &kGateUpDown},
+    {"deepseek_v2", true, false, kLatentBoth, kDeepseek, &kGateUpDown, true},
+    {"deepseek_v3", true, false, kLatentBoth, kDeepseek, &kGateUpDown, true},
+    {"kimi_k2", true, false, kLatentBoth, kDeepseek, &kGateUpDown, true},
+});
+
+// The other name, if one of them is in it; names begin at a dot.
+std::string renamed(const Model& model, std::string name, bool back) {
+  for (const Renaming& renaming : model.renamings) {
+    const std::string_view from = back ? renaming.vllm : renaming.hf;
+    const std::string_view to = back ? renaming.hf : renaming.vllm;
+    const size_t at = name.find("." + std::string(from));
+    if (at == name.npos) continue;
+    if (!from.ends_with('.') && at + 1 + from.size() != name.size()) continue;
+    return name.replace(at + 1, from.size(), to);
+  }
+  return name;
+}
 
 }  // namespace
 
@@ -50,6 +111,12 @@ const Model& model_of(const Catalog& source,
       .with_hint("known are " + known);
 }
 
-std::span<const Fusion> fusions() { return kFusions; }
+std::string vllm_name(const Model& model, std::string name) {
+  return renamed(model, std::move(name), false);
+}
+
+std::string hf_name(const Model& model, std::string name) {
+  return renamed(model, std::move(name), true);
+}
 
 }  // namespace ckpt::vllm

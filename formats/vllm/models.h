@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "ckpt/catalog.h"
@@ -12,11 +13,36 @@ namespace ckpt::vllm {
 
 inline constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
 inline constexpr std::string_view kHead = "lm_head.weight";
+inline constexpr std::string_view kHeadBias = "lm_head.bias";
+
+// What is fused, in that order.
+struct Fusion {
+  std::string_view to;
+  std::span<const std::string_view> from;
+};
+
+// A part of a name, and what vLLM calls it: of a tensor that is in several
+// modules, the smallest name (its loader looks for that one).
+struct Renaming {
+  std::string_view hf;
+  std::string_view vllm;
+};
+
+// HF: MODULE.experts.N.GATE.weight …
+struct Experts {
+  std::string_view gate, up, down;
+};
 
 struct Model {
   std::string_view type;
   bool head;  // a tied head is a parameter of its own name
   bool tied;  // if config.json does not say
+  std::span<const Fusion> fusions;
+  std::span<const Renaming> renamings = {};
+  const Experts* experts = nullptr;  // none: a dense model
+  bool latent = false;               // attention is MLA
+  // What vLLM has whatever config.json says, and transformers may not have.
+  std::string_view needs = {};
 };
 
 // Throws unfaithful_error for another model, a quantized one, and without a
@@ -24,11 +50,14 @@ struct Model {
 const Model& model_of(const Catalog& source,
                       const std::optional<Config>& config);
 
-// What is fused, in that order.
-struct Fusion {
-  std::string_view to;
-  std::span<const std::string_view> from;
-};
-std::span<const Fusion> fusions();
+// The modules that hold experts' matrices in vLLM 0.33, and in 0.11.
+inline constexpr std::string_view kExperts = "experts.routed_experts.";
+inline constexpr std::string_view kOldExperts = "experts.";
+inline constexpr std::string_view kUp13 = "w13_weight";
+inline constexpr std::string_view kDown2 = "w2_weight";
+
+// A name of Hugging Face's after fusing as vLLM has it, and back.
+std::string vllm_name(const Model& model, std::string name);
+std::string hf_name(const Model& model, std::string name);
 
 }  // namespace ckpt::vllm

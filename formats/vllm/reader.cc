@@ -166,6 +166,8 @@ class Assembly {
                         name(tensor.dtype), to_string(tensor.shape), ranks());
     for (uint32_t rank = 0; rank < ranks(); ++rank)
       add_part(cut, rank, first.entry, tensor);
+    if (cut.dim == 0 && !cut.whole() && tensor.shape.size() == 3)
+      catalog_.topology.ep = ranks();
     settle(cut, tensor);
     catalog_.tensors.push_back(std::move(tensor));
   }

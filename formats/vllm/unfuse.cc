@@ -42,9 +42,8 @@ class Unfuser {
 
   Catalog unfuse() {
     config_ = config_of(source_);
-    const Model& model = model_of(source_, config_);
-    fuses_ = model.type != "phi3";  // which is fused in transformers, too
-    tied_ = config_->tied.value_or(model.tied) && model.head;
+    model_ = &model_of(source_, config_);
+    tied_ = config_->tied.value_or(model_->tied) && model_->head;
     for (const Tensor& tensor : source_.tensors) take(tensor);
     source_.tensors = std::move(parts_);
     source_.dialect = "hf";
@@ -61,17 +60,57 @@ class Unfuser {
           {tensor, 1.0, {}, "vLLM makes it itself: 1 in unquantized models"});
       return;
     }
-    for (const Fusion& fusion : fusions())
-      if (const auto place = place_of(tensor.name, fusion.to);
-          place && fuses_) {
+    if (model_->experts && take_experts(tensor)) return;
+    for (const Fusion& fusion : model_->fusions)
+      if (const auto place = place_of(tensor.name, fusion.to)) {
         cut(tensor, fusion, *place);
         return;
       }
     parts_.push_back(tensor);
     Tensor& kept = parts_.back();
     kept.tp = {};
-    if (kept.name == kEmbedding || kept.name == kHead) unpad(kept);
+    kept.name = hf_name(*model_, std::move(kept.name));
+    if (kept.name == kEmbedding || kept.name == kHead || kept.name == kHeadBias)
+      unpad(kept);
     if (kept.name == kHead && tied_) kept.name = kEmbedding;
+  }
+
+  // experts.w13_weight, experts.w2_weight, by their new and old names.
+  bool take_experts(const Tensor& tensor) {
+    for (const std::string_view module : {kExperts, kOldExperts})
+      for (const std::string_view word : {kUp13, kDown2}) {
+        const std::string end = "." + std::string(module) + std::string(word);
+        if (!tensor.name.ends_with(end)) continue;
+        const std::string before =
+            tensor.name.substr(0, tensor.name.size() - end.size() + 1);
+        cut_experts(tensor, before + "experts.", word == kUp13);
+        return true;
+      }
+    return false;
+  }
+
+  void cut_experts(const Tensor& tensor, const std::string& before, bool up) {
+    const Shape& shape = tensor.shape;
+    if (shape.size() != 3 || shape[0] != config_->experts.value_or(0) ||
+        (up && shape[1] % 2 != 0))
+      throw unfaithful_error({source_.path, tensor.name},
+                             "is {}, config.json's experts are {}",
+                             to_string(shape), config_->experts.value_or(0));
+    const Experts& names = *model_->experts;
+    std::vector<std::string_view> parts = {names.down};
+    if (up) parts = {names.gate, names.up};
+    const uint64_t rows = shape[1] / parts.size();
+    const View whole = View::of(tensor);
+    for (uint64_t expert = 0; expert < shape[0]; ++expert)
+      for (size_t i = 0; i < parts.size(); ++i) {
+        Tensor& part = parts_.emplace_back();
+        part.name = before + fmt::format("{}.{}.weight", expert, parts[i]);
+        part.kind = tensor.kind;
+        whole.slice(0, expert, 1)
+            .slice(1, i * rows, rows)
+            .reshape({rows, shape[2]})
+            .into(part);
+      }
   }
 
   void cut(const Tensor& tensor, const Fusion& fusion, const Place& place) {
@@ -80,7 +119,8 @@ class Unfuser {
     uint64_t at = 0;
     for (size_t i = 0; i < rows.size(); ++i) {
       Tensor& part = parts_.emplace_back();
-      part.name = place.before + std::string(fusion.from[i]) + place.after;
+      part.name = hf_name(
+          *model_, place.before + std::string(fusion.from[i]) + place.after);
       part.kind = tensor.kind;
       whole.slice(0, at, rows[i]).into(part);
       at += rows[i];
@@ -90,6 +130,11 @@ class Unfuser {
   std::vector<uint64_t> rows_of(const Tensor& tensor, const Fusion& fusion,
                                 const Place& place) const {
     const uint64_t all = tensor.shape.empty() ? 0 : tensor.shape[0];
+    if (fusion.to == "fused_qkv_a_proj") {
+      const uint64_t rank = config_->q_rank.value_or(0);
+      if (rank == 0 || rank >= all) refuse(tensor, all);
+      return {rank, all - rank};
+    }
     if (fusion.from.size() == 2) {
       if (all == 0 || all % 2 != 0) refuse(tensor, all);
       return {all / 2, all / 2};
@@ -134,7 +179,7 @@ class Unfuser {
 
   Catalog source_;
   std::optional<Config> config_;
-  bool fuses_ = true;
+  const Model* model_ = nullptr;
   bool tied_ = false;
   std::vector<Tensor> parts_;
 };

@@ -14,8 +14,10 @@
 //   o_proj, down_proj        columns
 //   embed_tokens, lm_head    rows of a vocabulary padded with zeros to a
 //                            multiple of 64
-//   experts.w13_weight, experts.w2_weight    [expert, gate | up, …] and
-//                            [expert, …, columns]
+//   experts.routed_experts.w13_weight, .w2_weight    [expert, gate | up, …] and
+//                            [expert, …, columns]; or, with expert
+//                            parallelism, a rank's own experts whole
+//   fused_qkv_a_proj         [q_a | kv_a] of latent attention, whole
 //   norms, routers, scales   whole on every rank
 //
 // No file says so: q ends where the columns of o_proj say, the head counts are

@@ -33,6 +33,7 @@ class Builder {
       : source_(source), layout_(layout) {
     facts_.path = source.path;
     facts_.ranks = layout.topology.tp;
+    facts_.whole_experts = layout.topology.ep > 1;
     facts_.config = config_of(source);
     for (const Tensor& tensor : source.tensors)
       by_name_.emplace(tensor.name, &tensor);
@@ -54,6 +55,7 @@ class Builder {
     catalog() = formats::catalog_like(source_, kFormat);
     catalog().dialect = kFormat;
     catalog().topology.tp = facts_.ranks;
+    if (facts_.whole_experts) catalog().topology.ep = facts_.ranks;
   }
 
   void add_cut(const Tensor& tensor) {
@@ -172,6 +174,12 @@ void refuse(const Catalog& source, const Layout& layout) {
   if (layout.topology.tp == 0 || layout.topology.tp > 4096)
     throw usage_error({}, "{} ranks, vllm is written for 1 to 4096",
                       layout.topology.tp);
+  if (layout.topology.ep > 1 && layout.topology.ep != layout.topology.tp)
+    throw usage_error({}, "--ep {} with --tp {}", layout.topology.ep,
+                      layout.topology.tp)
+        .with_hint(
+            "vLLM's ranks of experts are those of tensors: --ep as --tp, or "
+            "--ep 1 to cut each expert");
   if (source.format != kFormat && source.dialect != "hf")
     throw unfaithful_error(
         {source.path, {}},
