@@ -22,6 +22,7 @@
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
 #include "lib/trace.h"
+#include "lib/tree_memory.h"
 
 namespace ckpt::app {
 namespace {
@@ -302,6 +303,19 @@ void check_optim(const std::string& optim, std::string_view format) {
                       format);
 }
 
+void add_memory_option(CLI::App& app, uint64_t& max_mem) {
+  tree_memory::set_limit(0);
+  valued(app, "--max-mem", "SIZE", "Memory limit (default 1GiB)",
+         [&](const std::string& s) {
+           max_mem = size_value("--max-mem", s);
+           if (max_mem < kLeastMemory)
+             throw resource_error({}, "--max-mem {}: at least 16MiB is needed",
+                                  s);
+           tree_memory::set_limit(max_mem);
+         })
+      ->group("Resources");
+}
+
 void add_engine_options(CLI::App& app, EngineOptions& options) {
   const std::string group = "Resources";
   valued(app, "-j,--threads", "N", "Worker threads (default: processors)",
@@ -314,14 +328,7 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
            options.threads = count.value_or(0);
          })
       ->group(group);
-  valued(app, "--max-mem", "SIZE", "Memory limit (default 1GiB)",
-         [&](const std::string& s) {
-           options.max_mem = size_value("--max-mem", s);
-           if (options.max_mem < kLeastMemory)
-             throw resource_error({}, "--max-mem {}: at least 16MiB is needed",
-                                  s);
-         })
-      ->group(group);
+  add_memory_option(app, options.max_mem);
   valued(app, "--max-rate", "SIZE", "Bytes a second at most: 500MB",
          [](const std::string& s) {
            set_max_rate(size_value("--max-rate", s));

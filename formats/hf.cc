@@ -119,6 +119,7 @@ void detect_dialect(const std::string& directory, Catalog& catalog) {
                                     ": model_type in config.json");
     }
   } catch (const Error& error) {
+    if (error.code() == ExitCode::kResource) throw;
     catalog.problems.push_back({Problem::Severity::kWarning,
                                 "config_json",
                                 path,

@@ -28,6 +28,7 @@
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
 #include "lib/trace.h"
+#include "lib/tree_memory.h"
 
 namespace ckpt::formats {
 namespace {
@@ -244,6 +245,9 @@ Catalog read(const Format& format, const std::string& path,
     Catalog catalog = format.reader->read_catalog(path, options);
     list_files(catalog.root.empty() ? path : catalog.root, catalog);
     return catalog;
+  } catch (const tree_memory::Full& error) {
+    throw resource_error({path, {}}, "{}", error.problem())
+        .with_hint(error.hint());
   } catch (const Error& error) {
     // A pointer of git-lfs stands for data that is not there, whatever its
     // name and wherever it lies.

@@ -3,12 +3,14 @@
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <charconv>
 #include <sstream>
 #include <vector>
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/tree_memory.h"
 
 namespace ckpt::fairseq2 {
 namespace {
@@ -85,6 +87,13 @@ class Flatten : public YAML::EventHandler {
   }
   void count(const YAML::Mark& mark) {
     if (++seen_ > kMaxValues) fail(mark, "over 100,000 values");
+    // A long key stands in the path of all that is below it.
+    taken_ += 128 + key_.size();
+    const auto read = static_cast<uint64_t>(std::max(mark.pos, 0));
+    const uint64_t most =
+        std::max(tree_memory::kFree, tree_memory::kMostPerByte * read);
+    if (taken_ > most || taken_ + tree_memory::used() > tree_memory::limit())
+      tree_memory::check(path_, std::max(taken_, most + 1), read);
   }
 
   void leaf(const YAML::Mark& mark, const std::string& text, bool plain) {
@@ -131,6 +140,7 @@ class Flatten : public YAML::EventHandler {
   std::vector<Frame> frames_;
   std::string key_;
   uint64_t seen_ = 0;
+  uint64_t taken_ = 0;  // memory of the values, about
 };
 
 // Field names of 0.3 and 0.4 -> today's.
@@ -144,7 +154,8 @@ std::string modern(const std::string& field) {
 }  // namespace
 
 ModelYaml read_model_yaml(const std::string& path) {
-  std::istringstream text(io::read_file(path, kMaxBytes));
+  const std::string bytes = io::read_file(path, kMaxBytes);
+  std::istringstream text(bytes);
   Flatten flat(path);
   try {
     YAML::Parser parser(text);

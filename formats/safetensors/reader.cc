@@ -16,6 +16,7 @@
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
+#include "lib/text/json.h"
 #include "lib/text/name_table.h"
 
 namespace ckpt::safetensors {
@@ -185,7 +186,12 @@ class Assembly {
   // names of a Hugging Face directory.
   static bool is_whole(const std::string& path, const std::string& info) {
     if (!io::base_name(path).starts_with("model-")) return false;
-    const auto document = nlohmann::json::parse(info, nullptr, false);
+    nlohmann::json document;
+    try {
+      document = text::parse_json(info, path);
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kDamaged) throw;
+    }
     if (!document.is_object()) return false;
     for (const auto& tensor : document) {
       const auto offsets =

@@ -6,6 +6,7 @@
 #include "ckpt/error.h"
 #include "formats/torch/tree.h"
 #include "lib/text/format.h"
+#include "lib/tree_memory.h"
 
 namespace ckpt::torch {
 namespace {
@@ -104,6 +105,9 @@ void add_to_catalog(Catalog& catalog, const Container& container,
     tensor.tie = ties.number(found);
     catalog.tensors.push_back(std::move(tensor));
   }
+  const size_t objects = catalog.objects.size() + tree.objects.size();
+  tree_memory::Charge().add(objects * sizeof(Object));
+  if (objects > 1024) catalog.objects.reserve(objects);
   for (const NamedObject& object : tree.objects)
     catalog.objects.push_back({object.name, container.document, object.node});
   catalog.problems.insert(catalog.problems.end(), tree.problems.begin(),

@@ -4,6 +4,7 @@
 
 #include "ckpt/error.h"
 #include "formats/torch/rebuild.h"
+#include "lib/tree_memory.h"
 
 namespace ckpt::torch {
 namespace {
@@ -79,6 +80,12 @@ class Expander {
   }
 
  private:
+  // A container of millions must not be doubled on the way.
+  void expect(size_t count) {
+    if (count < 1024) return;
+    tree_memory::Charge().add(count * sizeof(Child));
+    children_.reserve(children_.size() + count);
+  }
   void add(std::string key, Id node, Id holder, size_t index, Site site) {
     children_.push_back(
         {std::move(key), node, holder, static_cast<uint32_t>(index), site});
@@ -86,6 +93,7 @@ class Expander {
   void add_pairs(Id mapping, Site site) {
     const auto pairs = document_.as_pairs(mapping);
     if (!pairs) return;
+    expect(pairs->size() / 2);
     for (size_t i = 0; i + 1 < pairs->size(); i += 2)
       add(key_text(document_, (*pairs)[i], i / 2), (*pairs)[i + 1], mapping,
           i / 2, site);
@@ -96,6 +104,7 @@ class Expander {
         !document_.is(node, Type::kFrozenSet))
       return;
     const auto items = document_.items(node);
+    expect(items.size());
     for (size_t i = 0; i < items.size(); ++i)
       add(prefix + std::to_string(i), items[i], node, i, site);
   }
@@ -302,11 +311,15 @@ void visit_tree(const Document& document, Id root, const std::string& file,
 std::vector<bool> mark_holders(const Document& document,
                                std::vector<Id> targets) {
   const size_t size = document.size();
+  if (targets.empty()) return std::vector<bool>(size, false);
+  tree_memory::Charge room;
+  room.add((2 * size + 1) * sizeof(uint32_t));
   std::vector<uint32_t> first(size + 1, 0);
   for (Id node = 0; node < size; ++node)
     for_each_child(document, node, [&](Id child) { ++first[child + 1]; });
   for (size_t i = 0; i < size; ++i) first[i + 1] += first[i];
   std::vector<uint32_t> at(first.begin(), first.end() - 1);
+  room.add(first[size] * sizeof(Id));
   std::vector<Id> holders(first[size]);
   for (Id node = 0; node < size; ++node)
     for_each_child(document, node,

@@ -1,13 +1,17 @@
 // A growing array of plain values, on realloc: growing a large one moves page
-// tables, not bytes, and needs no room for two copies.
+// tables, not bytes, and needs no room for two copies. Large ones grow in small
+// steps. What it takes counts (lib/tree_memory.h).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <new>
 #include <type_traits>
 #include <utility>
+
+#include "lib/tree_memory.h"
 
 namespace ckpt::pickle {
 
@@ -24,7 +28,10 @@ class Buffer {
     swap(other);
     return *this;
   }
-  ~Buffer() { std::free(data_); }
+  ~Buffer() {
+    std::free(data_);
+    tree_memory::give(capacity_ * sizeof(T));
+  }
 
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
@@ -52,11 +59,17 @@ class Buffer {
 
  private:
   void grow(size_t needed) {
-    size_t capacity = capacity_ + capacity_ / 2 + 16;
-    if (capacity < needed) capacity = needed;
+    constexpr size_t kStep = (size_t{4} << 20) / sizeof(T);
+    const size_t step = std::min(capacity_ / 2, kStep + capacity_ / 16);
+    const size_t capacity = std::max(capacity_ + step + 16, needed);
     if (capacity > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
+    const size_t more = (capacity - capacity_) * sizeof(T);
+    tree_memory::take(more);
     void* moved = std::realloc(static_cast<void*>(data_), capacity * sizeof(T));
-    if (moved == nullptr) throw std::bad_alloc();
+    if (moved == nullptr) {
+      tree_memory::give(more);
+      throw std::bad_alloc();
+    }
     data_ = static_cast<T*>(moved);
     capacity_ = capacity;
   }

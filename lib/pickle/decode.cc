@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "lib/pickle/decoder.h"
+#include "lib/pickle/trace.h"
 
 namespace ckpt::pickle {
 namespace {
@@ -25,7 +26,16 @@ void Decoder::check_size(uint64_t size) const {
                        at_, size, limits_.string);
 }
 
+void Decoder::check_memory(uint64_t more) const {
+  const uint64_t read = in_.position() - begin_;
+  // What is on the stack has to go into a container yet.
+  const uint64_t taken = doc_.memory() + stack_.size() * sizeof(Id) + more;
+  if (taken > tree_memory::kFree && taken > tree_memory::kMostPerByte * read)
+    throw Dense();
+}
+
 void Decoder::check_limits() const {
+  check_memory(0);
   const uint64_t most = limits_.values;
   if (doc_.spelled() <= most && stack_.size() <= most &&
       marks_.size() <= most && doc_.children_.size() / 4 <= most)
@@ -50,6 +60,7 @@ std::span<const Id> Decoder::pop_mark() {
   marks_.pop_back();
   const std::span<const Id> values(stack_.data() + first,
                                    stack_.size() - first);
+  check_memory(values.size_bytes());
   stack_.shrink(first);
   floor_ = marks_.empty() ? 0 : marks_.back();
   return values;
@@ -319,6 +330,22 @@ void Decoder::step_rare(uint8_t opcode) {
   }
 }
 
+void Decoder::throw_full(uint64_t end) const {
+  tree_memory::fail(in_.path(), memory(), in_.position() - begin_,
+                    std::min(end - begin_, size_));
+}
+
+void Decoder::throw_dense(uint64_t end) const {
+  const uint64_t read = std::max<uint64_t>(1, in_.position() - begin_);
+  const uint64_t size = std::min(end - begin_, size_);
+  const uint64_t least = tree_memory::kFree + tree_memory::kMostPerByte * size;
+  const auto parts = static_cast<double>(size) / static_cast<double>(read);
+  const auto whole =
+      static_cast<uint64_t>(static_cast<double>(memory()) * parts);
+  tree_memory::check(in_.path(), std::max(whole, least + 1), size);
+  throw resource_error({in_.path(), {}}, "too many values for its bytes");
+}
+
 Decoded Decoder::run() {
   steps();
   Decoded decoded;
@@ -336,20 +363,52 @@ Decoded Decoder::run() {
 Decoded decode(std::span<const std::byte> bytes, const std::string& path,
                const Limits& limits) {
   Input input(bytes, path, limits.bytes);
-  return Decoder(input, limits).run();
+  Decoder decoder(input, limits);
+  try {
+    return decoder.run();
+  } catch (const tree_memory::Full&) {
+    decoder.throw_full(bytes.size());
+  } catch (const Decoder::Dense&) {
+    decoder.throw_dense(bytes.size());
+  }
+}
+
+namespace {
+
+// Where a pickle ends that tensors may follow.
+uint64_t end_of(const io::Handle& file, uint64_t offset, uint64_t end) {
+  try {
+    const Trace found = trace(file, offset, end);
+    return found.error.empty() ? found.end : end;
+  } catch (const Error&) {
+    return end;
+  }
 }
 
 Decoded decode(const io::Handle& file, uint64_t offset, uint64_t end,
-               const Limits& limits) {
+               const Limits& limits, bool records) {
   Input input(file, offset, end, limits.bytes);
-  return Decoder(input, limits).run();
+  Decoder decoder(input, limits, records);
+  try {
+    return decoder.run();
+  } catch (const tree_memory::Full&) {
+    decoder.throw_full(end_of(file, offset, end));
+  } catch (const Decoder::Dense&) {
+    decoder.throw_dense(end_of(file, offset, end));
+  }
+}
+
+}  // namespace
+
+Decoded decode(const io::Handle& file, uint64_t offset, uint64_t end,
+               const Limits& limits) {
+  return decode(file, offset, end, limits, false);
 }
 
 Decoded decode_records(const io::Handle& file, uint64_t offset, uint64_t end) {
   const Limits limits;
   try {
-    Input input(file, offset, end, limits.bytes);
-    return Decoder(input, limits, true).run();
+    return decode(file, offset, end, limits, true);
   } catch (const Decoder::NoRecords&) {
     return decode(file, offset, end, limits);
   }

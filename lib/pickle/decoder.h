@@ -20,16 +20,23 @@ class Decoder {
   // Thrown where a pickle takes apart what is kept as a record: it has to be
   // decoded without them.
   struct NoRecords {};
+  // Thrown where a tree takes more than it may for what was read.
+  struct Dense {};
 
   Decoder(Input& input, const Limits& limits, bool records = false)
       : in_(input),
         limits_(limits),
+        begin_(input.position()),
+        size_(input.left()),
         document_(std::make_shared<Document>()),
         doc_(*document_) {
     if (records) records_ = std::make_unique<RecordReader>(doc_, memo_);
   }
 
   Decoded run();
+  // Says which pickle it is that there is no room for. `end`: of the pickle.
+  [[noreturn]] void throw_full(uint64_t end) const;
+  [[noreturn]] void throw_dense(uint64_t end) const;
 
  private:
   // decode.cc: the opcodes.
@@ -116,6 +123,11 @@ class Decoder {
   [[noreturn]] void throw_memo(uint64_t index) const;
   [[noreturn]] void throw_unset(uint64_t index) const;
   void check_limits() const;
+  void check_memory(uint64_t more) const;
+  uint64_t memory() const {
+    return doc_.memory() + stack_.size() * sizeof(Id) +
+           marks_.size() * sizeof(uint32_t) + memo_.size() * sizeof(Id);
+  }
 
   [[noreturn]] void fail(std::string_view problem) const;
   template <class... Args>
@@ -127,6 +139,8 @@ class Decoder {
 
   Input& in_;
   const Limits& limits_;
+  const uint64_t begin_;
+  const uint64_t size_;  // until the end of the input at the latest
   std::shared_ptr<Document> document_;
   Document& doc_;
   Memo memo_;

@@ -43,8 +43,10 @@ uint64_t hash_text(Type type, std::string_view text) {
   return mix(hash * 0x9E3779B97F4A7C15u + word);
 }
 
-void Document::Index::insert(uint32_t hash, uint32_t position) {
+void Document::Index::insert(uint32_t hash, uint32_t position,
+                             tree_memory::Charge& charge) {
   if (2 * (used + 1) > slots.size()) {
+    charge.add(std::max<size_t>(64, slots.size()) * sizeof(Slot));
     std::vector<Slot> old(std::max<size_t>(64, 2 * slots.size()));
     old.swap(slots);
     for (const Slot& slot : old) {
@@ -147,13 +149,14 @@ bool Document::Index::ascends(Type type, Id key) {
 Document::Index& Document::index_of(Id dict) {
   std::unique_ptr<Index>& index = indexes_[dict];
   if (index != nullptr) return *index;
+  charge_.add(sizeof(Index) + 64);
   index = std::make_unique<Index>();
   nodes_[dict].more = true;
   const std::span<const Id> pairs = items(dict);
   for (uint32_t i = 0; i < pairs.size() && index->ascending; i += 2)
     index->ascends(at(pairs[i]).type, pairs[i]);
   for (uint32_t i = 0; i < pairs.size() && !index->ascending; i += 2)
-    index->insert(hash_key(pairs[i]), i);
+    index->insert(hash_key(pairs[i]), i, charge_);
   return *index;
 }
 
@@ -188,7 +191,7 @@ void Document::set_pairs(Id dict, std::span<const Id> pairs) {
     } else if (!index->ascending || !index->ascends(at(key).type, key)) {
       if (index->used == 0)
         for (uint32_t k = 0; k < node.count; k += 2)
-          index->insert(hash_key(all[k]), k);
+          index->insert(hash_key(all[k]), k, charge_);
       hash = hash_key(key);
       found =
           index->find(hash, [&](uint32_t k) { return same_key(all[k], key); });
@@ -199,7 +202,8 @@ void Document::set_pairs(Id dict, std::span<const Id> pairs) {
     }
     all[node.count] = key;
     all[node.count + 1] = pairs[i + 1];
-    if (index != nullptr && !index->ascending) index->insert(hash, node.count);
+    if (index != nullptr && !index->ascending)
+      index->insert(hash, node.count, charge_);
     node.count += 2;
   }
 }

@@ -38,7 +38,7 @@ struct Document::Index {
   // Is it so with this key, too?
   bool ascends(Type type, Id key);
 
-  void insert(uint32_t hash, uint32_t position);
+  void insert(uint32_t hash, uint32_t position, tree_memory::Charge& charge);
   // Calls same(position) for every key with this hash until one is it.
   template <class Same>
   uint32_t find(uint32_t hash, Same same) const {

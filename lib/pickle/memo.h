@@ -40,7 +40,9 @@ class Memo {
       while (dense_.size() <= index) dense_.push_back(take(dense_.size()));
       return dense_[index];
     }
-    return wild_.try_emplace(index, kNoId).first->second;
+    const auto [at, fresh] = wild_.try_emplace(index, kNoId);
+    if (fresh) charge_.add(kWild);
+    return at->second;
   }
 
   // What was stored far out before the dense part came there.
@@ -53,9 +55,12 @@ class Memo {
     return value;
   }
 
+  static constexpr uint64_t kWild = 48;  // a node of the map, and its bucket
+
   Buffer<Id> dense_;
   std::unordered_map<uint64_t, Id> wild_;
   uint64_t count_ = 0;
+  tree_memory::Charge charge_;
 };
 
 }  // namespace ckpt::pickle

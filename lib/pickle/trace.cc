@@ -350,6 +350,8 @@ Trace Tracer::run() {
     at_ = in_.position();
   } catch (const Fail& failure) {
     trace_.error = failure.problem;
+  } catch (const tree_memory::Full& error) {
+    trace_.error = error.problem();
   } catch (const Error& error) {
     // Cut short, or a line without an end; what can't be read is thrown on.
     if (error.code() != ExitCode::kDamaged && error.code() != ExitCode::kUnsafe)

@@ -205,6 +205,7 @@ char* Document::allocate(size_t size) {
     const size_t wanted = std::min(
         kLargestBlock, size_t{4096} << std::min<size_t>(blocks_.size(), 8));
     const bool own = size > wanted / 4;
+    charge_.add(own ? size : wanted);
     blocks_.push_back(
         std::make_unique_for_overwrite<char[]>(own ? size : wanted));
     if (own) return blocks_.back().get();
@@ -224,7 +225,7 @@ Id Document::add_once(uint64_t hash, Same same, Add add) {
   const Id known = texts_->find(key, same);
   if (known != kNoId) return known;
   const Id id = add();
-  texts_->insert(key, id);
+  texts_->insert(key, id, charge_);
   return id;
 }
 
@@ -356,8 +357,7 @@ Id Document::add_call(const Call& call) {
   nodes_[id].room = static_cast<uint8_t>(call.how);
   nodes_[id].payload.call.state = call.state;
   if (call.kwargs != kNoId) {
-    nodes_[id].more = true;
-    extras_[id].kwargs = call.kwargs;
+    extra_of(id).kwargs = call.kwargs;
   }
   if (!items.empty()) append_items(items_of(id), items);
   if (!pairs.empty()) set_pairs(pairs_of(id), pairs);
@@ -369,13 +369,19 @@ void Document::set_state(Id call, Id state) {
   nodes_[call].payload.call.state = state;
 }
 
+Document::Extra& Document::extra_of(Id call) {
+  constexpr uint64_t kEntry = 64;  // of the map, as malloc rounds
+  if (!nodes_[call].more) charge_.add(kEntry);
+  nodes_[call].more = true;
+  return extras_[call];
+}
+
 Id Document::items_of(Id container) {
   const Type type = at(container).type;
   if (type == Type::kList || type == Type::kSet || type == Type::kFrozenSet)
     return container;
   if (type != Type::kCall) throw_bad_type(container, "list");
-  nodes_[container].more = true;
-  Extra& extra = extras_[container];
+  Extra& extra = extra_of(container);
   if (extra.items == kNoId) extra.items = add_items(Type::kList, {});
   return extra.items;
 }
@@ -384,8 +390,7 @@ Id Document::pairs_of(Id container) {
   const Type type = at(container).type;
   if (type == Type::kDict) return container;
   if (type != Type::kCall) throw_bad_type(container, "dict");
-  nodes_[container].more = true;
-  Extra& extra = extras_[container];
+  Extra& extra = extra_of(container);
   if (extra.pairs == kNoId) extra.pairs = add_items(Type::kDict, {});
   return extra.pairs;
 }

@@ -25,6 +25,7 @@
 
 #include "lib/pickle/buffer.h"
 #include "lib/pickle/known.h"
+#include "lib/tree_memory.h"
 
 namespace ckpt::pickle {
 
@@ -86,6 +87,12 @@ class Document {
   size_t size() const { return nodes_.size(); }
   // The same, as if no value stood for several of the pickle.
   uint64_t spelled() const { return nodes_.size() + spared_; }
+
+  // Bytes that the values take.
+  uint64_t memory() const {
+    return nodes_.size() * sizeof(Node) + children_.size() * sizeof(Id) +
+           charge_.bytes();
+  }
 
   // An id that is not of this document, or a value of another type than
   // asked for, is a bug: these throw a bug_error.
@@ -243,6 +250,7 @@ class Document {
   bool same_key(Id a, Id b) const;
   uint32_t hash_key(Id key) const;
   uint64_t full_hash(Id key) const;
+  Extra& extra_of(Id call);
   Index& index_of(Id dict);
   uint32_t find_key(Id dict, Id key);  // its position, or kNoId
   uint32_t find_text(Id dict, std::string_view key) const;
@@ -263,6 +271,7 @@ class Document {
   std::array<Id, 4> constants_{kNoId, kNoId, kNoId, kNoId};
   std::vector<Id> recent_;
   std::unique_ptr<Index> texts_;
+  tree_memory::Charge charge_;  // all but nodes and children
 };
 
 }  // namespace ckpt::pickle

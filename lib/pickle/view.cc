@@ -124,6 +124,7 @@ std::optional<std::vector<Id>> Document::as_pairs(Id id) const {
 // The last value of a key wins, its first position stays.
 void Document::unique_pairs(std::vector<Id>& pairs) const {
   Index index;
+  tree_memory::Charge charge;
   size_t kept = 0;
   for (size_t i = 0; i < pairs.size(); i += 2) {
     const uint32_t hash = hash_key(pairs[i]);
@@ -134,7 +135,7 @@ void Document::unique_pairs(std::vector<Id>& pairs) const {
       pairs[found + 1] = pairs[i + 1];
       continue;
     }
-    index.insert(hash, static_cast<uint32_t>(kept));
+    index.insert(hash, static_cast<uint32_t>(kept), charge);
     pairs[kept] = pairs[i];
     pairs[kept + 1] = pairs[i + 1];
     kept += 2;

@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <vector>
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"
 #include "lib/text/scan.h"
+#include "lib/tree_memory.h"
 
 namespace ckpt::text {
 namespace {
@@ -36,35 +38,105 @@ Json number(Scanner& scan) {
   return value;
 }
 
-Json value(Scanner& scan);
+// What the values of a text take, as malloc rounds it: counted in a pass of its
+// own, for a value of two bytes may take 80.
+struct Size {
+  uint64_t bytes = 0;
+  std::vector<uint32_t> arrays;  // items of each, in the order they begin in
+};
 
-Json object(Scanner& scan) {
+// Texts of which the values take less than tree_memory::kFree anyway.
+constexpr size_t kSmall = size_t{512} << 10;
+
+void add_text(Size& size, std::string_view text) {
+  constexpr size_t kInside = 15;  // std::string holds these itself
+  if (text.size() > kInside) size.bytes += (text.size() + 24) / 16 * 16;
+}
+
+void measure(Scanner& scan, Size& size) {
+  constexpr uint64_t kMap = 64, kMember = 96, kArray = 32, kItem = 16,
+                     kText = 48;
+  switch (scan.peek()) {
+    case Kind::kObject:
+      scan.enter_object();
+      size.bytes += kMap;
+      while (const auto key = scan.next_key()) {
+        size.bytes += kMember;
+        add_text(size, *key);
+        measure(scan, size);
+      }
+      break;
+    case Kind::kArray: {
+      scan.enter_array();
+      const size_t index = size.arrays.size();
+      size.arrays.push_back(0);
+      while (scan.next_item()) {
+        ++size.arrays[index];
+        measure(scan, size);
+      }
+      size.bytes += kArray + uint64_t{size.arrays[index]} * kItem;
+      break;
+    }
+    case Kind::kString:
+      size.bytes += kText;
+      add_text(size, scan.string());
+      break;
+    default:
+      scan.skip();
+  }
+}
+
+Size checked_size(std::string_view text, const std::string& path,
+                  const Scanner::Options& options) {
+  Size size;
+  if (text.size() <= kSmall) return size;
+  Scanner scan(text, path, options);
+  measure(scan, size);
+  tree_memory::check(path, size.bytes, text.size());
+  return size;
+}
+
+// The sizes of the arrays of a large text, one after the other.
+class Arrays {
+ public:
+  explicit Arrays(const Size& size) : counts_(size.arrays) {}
+  size_t next() { return at_ < counts_.size() ? counts_[at_++] : 0; }
+
+ private:
+  const std::vector<uint32_t>& counts_;
+  size_t at_ = 0;
+};
+
+Json value(Scanner& scan, Arrays& arrays);
+
+Json object(Scanner& scan, Arrays& arrays) {
   Json::object_t members;
   scan.enter_object();
   while (const auto key = scan.next_key()) {
     const auto [member, is_new] = members.try_emplace(std::string(*key));
     if (!is_new)
       scan.fail(fmt::format("key \"{}\" given twice", printable(*key)));
-    member->second = value(scan);
+    member->second = value(scan, arrays);
   }
   return members;
 }
 
-Json array(Scanner& scan) {
+Json array(Scanner& scan, Arrays& arrays) {
   Json::array_t items;
+  items.reserve(arrays.next());
   scan.enter_array();
-  while (scan.next_item()) items.push_back(value(scan));
+  while (scan.next_item()) items.push_back(value(scan, arrays));
   return items;
 }
 
 // Recurses no deeper than the scanner lets it: kMaxJsonDepth.
-Json value(Scanner& scan) {
+Json value(Scanner& scan, Arrays& arrays) {
   const Kind kind = scan.peek();
   switch (kind) {
     case Kind::kObject:
-      return object(scan);
+      return object(scan, arrays);
     case Kind::kArray:
-      return array(scan);
+      return array(scan, arrays);
     case Kind::kString:
       return std::string(scan.string());
     case Kind::kNumber:
@@ -77,8 +149,12 @@ Json value(Scanner& scan) {
   return kind == Kind::kTrue;
 }
 
-Json whole(Scanner scan) {
-  Json root = value(scan);
+Json whole(std::string_view text, const std::string& path,
+           const Scanner::Options& options) {
+  const Size size = checked_size(text, path, options);
+  Arrays arrays(size);
+  Scanner scan(text, path, options);
+  Json root = value(scan, arrays);
   scan.finish();
   return root;
 }
@@ -108,11 +184,11 @@ std::string_view kind_name(const Json& value) {
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& path) {
-  return whole(Scanner(text, path));
+  return whole(text, path, {});
 }
 
 Json parse_python_json(std::string_view text, const std::string& path) {
-  return whole(Scanner(text, path, {.offset = 0, .python_numbers = true}));
+  return whole(text, path, {.offset = 0, .python_numbers = true});
 }
 
 const Json& member(const Json& object, const std::string& key,

@@ -10,7 +10,8 @@
 
 namespace ckpt::text {
 
-// Throws input_error naming `path`.
+// Throws input_error naming `path`; resource_error for a text of which the
+// values would take too much memory (lib/tree_memory.h).
 nlohmann::json parse_json(std::string_view text, const std::string& path);
 
 // The same, but NaN, Infinity and -Infinity are numbers: Python's json module
