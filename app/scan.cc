@@ -41,6 +41,7 @@ class Scan : public Command {
 
   std::vector<std::string> paths_;
   std::vector<FileScan> files_;
+  uint64_t max_mem_ = 0;
 };
 
 void Scan::add_options(CLI::App& app) {
@@ -48,6 +49,7 @@ void Scan::add_options(CLI::App& app) {
       ->required()
       ->expected(1, -1)
       ->group("Arguments");
+  add_memory_option(app, max_mem_);
 }
 
 void write_global(JsonWriter& json, const Global& global) {

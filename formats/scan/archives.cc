@@ -16,7 +16,6 @@
 namespace ckpt::scan {
 namespace {
 
-constexpr uint64_t kMostUnpacked = uint64_t{64} << 20;
 // Of a broken archive, which is looked through byte by byte.
 constexpr uint64_t kMostBroken = uint64_t{1} << 30;
 constexpr uint64_t kBlock = uint64_t{4} << 20;
@@ -110,12 +109,11 @@ void Scanner::archive(const io::Handle& file, const Part& part) {
     if (entry.method == zip::kStored) {
       this->part(file.slice(entry.data_offset, entry.size), inner);
       // What torch loads whatever its checksum, others refuse.
-      if (inner.pickle && entry.size <= kMostUnpacked)
-        zip::read_entry(file, entry, kMostUnpacked);
+      if (inner.pickle && entry.size <= most_unpacked())
+        zip::read_entry(file, entry, most_unpacked());
     } else if (!inner.raw) {  // a packed storage: nobody unpickles it
-      this->part(io::Handle::of_memory(
-                     zip::read_entry(file, entry, kMostUnpacked), file.path()),
-                 inner);
+      unpacked(zip::read_entry(file, entry, most_unpacked()), file.path(),
+               inner);
     }
   }
 }

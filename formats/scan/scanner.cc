@@ -11,13 +11,14 @@
 #include "formats/scan/harmless.h"
 #include "lib/codec/stream.h"
 #include "lib/pickle/decode.h"
+#include "lib/tree_memory.h"
 
 namespace ckpt::scan {
 namespace {
 
 constexpr int kDeepest = 16;
-// Of what is packed: more is not unpacked to be looked at.
-constexpr uint64_t kMostUnpacked = uint64_t{64} << 20;
+// Of what is packed, whatever the limit of memory.
+constexpr uint64_t kLeastUnpacked = uint64_t{64} << 20;
 // Of a storage, which nobody unpickles; enough for a pickle that acts.
 constexpr uint64_t kHead = 4096;
 
@@ -212,14 +213,27 @@ bool Scanner::container(const io::Handle& file, const Part& part) {
   return codec && compressed(file, part, *codec);
 }
 
+// Half of what is left: a string that grows is there twice for a moment.
+uint64_t Scanner::most_unpacked() {
+  const uint64_t most = tree_memory::limit();
+  return std::max(kLeastUnpacked,
+                  (most - std::min(most, tree_memory::used())) / 2);
+}
+
+void Scanner::unpacked(std::string bytes, const std::string& path,
+                       const Part& part) {
+  tree_memory::Charge charge;
+  charge.add(bytes.capacity());
+  this->part(io::Handle::of_memory(std::move(bytes), path), part);
+}
+
 bool Scanner::compressed(const io::Handle& file, const Part& part,
                          Codec codec) {
   Part inner = part;
   ++inner.depth;
   try {
-    this->part(io::Handle::of_memory(
-                   codec::decompress(file, codec, kMostUnpacked), file.path()),
-               inner);
+    unpacked(codec::decompress(file, codec, most_unpacked()), file.path(),
+             inner);
   } catch (const Error& error) {
     // Two bytes of any file may look like zlib's.
     if (codec == Codec::kZlib && !part.pickle) return false;
@@ -241,7 +255,7 @@ void Scanner::npy(const io::Handle& file, const Part& part) {
       wide ? byte(8) | byte(9) << 8 | byte(10) << 16 | byte(11) << 24
            : byte(8) | byte(9) << 8;
   const uint64_t begin = wide ? 12 : 10;
-  if (size > file.size() - begin || size > kMostUnpacked)
+  if (size > file.size() - begin || size > kLeastUnpacked)
     return problem(part, fmt::format(".npy header of {} bytes", size));
   const std::string header = file.read_string(begin, size);
   known_ = true;

@@ -59,6 +59,10 @@ class Scanner {
   bool add(const io::Handle& file, const pickle::Trace& trace,
            const Part& part);
 
+  // What was packed, in memory.
+  void unpacked(std::string bytes, const std::string& path, const Part& part);
+  static uint64_t most_unpacked();
+
   FileScan found_;
   bool known_ = false;
   bool old_torch_ = false;
