@@ -7,6 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "lib/text/hostile.h"
+#include "lib/text/utf8.h"
+
 namespace ckpt::app {
 namespace {
 
@@ -30,6 +33,21 @@ size_t utf8_length(std::string_view text) {
     return code < 0x10000 || code > 0x10FFFF ? 0 : 4;
   }
   return 0;
+}
+
+// What people can't see, or takes them in, as \u; it means the same.
+void append_char(std::string& out, std::string_view bytes) {
+  const char32_t code = text::first_char(bytes).code;
+  if (!text::is_hostile(code)) {
+    out += bytes;
+  } else if (code < 0x10000) {
+    fmt::format_to(std::back_inserter(out), "\\u{:04x}",
+                   static_cast<uint32_t>(code));
+  } else {
+    const auto rest = static_cast<uint32_t>(code) - 0x10000;
+    fmt::format_to(std::back_inserter(out), "\\u{:04x}\\u{:04x}",
+                   0xD800 + (rest >> 10), 0xDC00 + (rest & 0x3FF));
+  }
 }
 
 bool is_surrogate(std::string_view text) {
@@ -84,7 +102,7 @@ void JsonWriter::quote(std::string_view text) {
     const auto byte = static_cast<unsigned char>(text[i]);
     const std::string_view rest = text.substr(i);
     if (const size_t n = byte < 0x80 ? 0 : utf8_length(rest); n != 0) {
-      out_.append(rest, 0, n);
+      append_char(out_, rest.substr(0, n));
       i += n;
     } else if (is_surrogate(rest)) {
       const unsigned code = 0xD000u |

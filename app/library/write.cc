@@ -1,13 +1,12 @@
 #include "app/library/write.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
 
 #include "app/library/contents.h"
+#include "app/library/file_names.h"
 #include "app/library/losses.h"
+#include "app/library/manifests.h"
 #include "app/library/replace.h"
-#include "app/library/reread.h"
 #include "formats/assume.h"
 #include "formats/beside.h"
 #include "formats/families/quantized.h"
@@ -22,7 +21,6 @@
 #include "reshard/cast.h"
 #include "reshard/cuda/load.h"
 #include "reshard/journal.h"
-#include "reshard/made.h"
 #include "reshard/prove.h"
 #include "reshard/ranks/job.h"
 #include "reshard/ranks/run.h"
@@ -97,27 +95,6 @@ void check_topology(const Topology& asked, const Target& target) {
           "files for each rank (fairseq2)");
 }
 
-Manifest manifest_of(const Prepared& prepared,
-                     const reshard::RunResult& result) {
-  const reshard::Plan& plan = prepared.plan;
-  Manifest manifest;
-  manifest.format = prepared.target.catalog.format;
-  manifest.source_path = prepared.source.path;
-  manifest.source_format = prepared.source.format;
-  for (const TargetFile& file : prepared.target.files)
-    manifest.files[file.path] = file.size;
-  for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    const Tensor& tensor = prepared.target.catalog.tensors[i];
-    Manifest::Entry& entry = manifest.tensors[tensor.name];
-    entry.dtype = tensor.dtype;
-    entry.shape = tensor.shape;
-    entry.digest = result.target[i];
-    if (plan.tensors[i].casts())
-      entry.source = {plan.tensors[i].source_dtype, result.source[i]};
-  }
-  return manifest;
-}
-
 void copy_sidecar(const TargetFile& file, const std::string& root) {
   const io::Handle from = io::Handle::open_read(file.copy_of);
   if (from.size() != file.size)
@@ -140,87 +117,6 @@ void carry(const Prepared& prepared, const TargetFile& file,
     io::copy_range(*sources.get(from.path), range.source_offset, to,
                    range.offset, range.size);
   }
-}
-
-void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
-                    io::Staging& staging) {
-  Manifest manifest = manifest_of(prepared, result);
-  add_contents(prepared, staging.root(), manifest);
-  const std::string text = to_json(manifest);
-  std::string path(kManifestName);
-  if (prepared.single_file) path = io::base_name(staging.target()) + path;
-  staging.create(path, text.size());
-  io::Handle::open_write(io::join(staging.root(), path))
-      .write(0, std::string_view(text));
-}
-
-// The manifest beside the source; "" if there is none.
-std::string source_manifest(const Catalog& source) {
-  for (const std::string& root : {source.path, source.root}) {
-    const std::string path = manifest_path(root);
-    if (root.empty() || !io::is_file(path)) continue;
-    if (io::is_file(root) &&
-        is_stale(read_manifest(path), io::Handle::open_read(root)))
-      continue;
-    return path;
-  }
-  return {};
-}
-
-// The tensors that are not what is stored: an adapter was added.
-std::set<std::string_view> made_tensors(const Catalog& source) {
-  std::set<std::string_view> names;
-  for (const Tensor& tensor : source.tensors)
-    for (const Piece& piece : tensor.pieces)
-      if (reshard::is_made(source.files.at(piece.extent.file)))
-        names.insert(tensor.name);
-  return names;
-}
-
-// If the source was written by ckpt, its manifest says what was written. By
-// name; where names are others now, by any digest that is the same. What
-// remains was taken apart or put together on the way, and is read again as it
-// stands.
-void check_source_manifest(const Prepared& prepared,
-                           const reshard::RunResult& result,
-                           const reshard::RunOptions& options) {
-  const std::string path = source_manifest(prepared.source);
-  if (path.empty()) return;
-  const Manifest manifest = read_manifest(path);
-  std::set<std::string> unseen;
-  std::map<std::string, std::vector<std::string>> by_digest;
-  for (const auto& [name, entry] : manifest.tensors) {
-    unseen.insert(name);
-    by_digest[entry.digest.hex()].push_back(name);
-  }
-  const auto made = made_tensors(prepared.source);
-  bool rearranged = false;
-  for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) {
-    const std::string& name = prepared.plan.tensors[i].name;
-    const auto entry = manifest.tensors.find(name);
-    if (made.contains(name)) {  // of what the manifest has
-      rearranged = true;
-      continue;
-    }
-    if (entry == manifest.tensors.end()) {
-      const auto same = by_digest.find(result.source[i].hex());
-      if (same == by_digest.end()) {
-        rearranged = true;
-      } else if (!same->second.empty()) {
-        unseen.erase(same->second.back());
-        same->second.pop_back();
-      }
-      continue;
-    }
-    unseen.erase(name);
-    if (entry->second.digest != result.source[i] &&
-        !(prepared.source.format.starts_with("megatron_") &&
-          is_part(prepared.plan.tensors[i].shape, entry->second)))
-      throw differs(prepared.source, name, result.source[i],
-                    entry->second.digest, path);
-  }
-  if (rearranged && !unseen.empty())
-    check_by_reading(prepared.source, manifest, path, unseen, options);
 }
 
 // A run that nobody asks for digests need not look at the bytes, but for those
@@ -457,6 +353,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   for (Tensor& tensor : prepared.target.catalog.tensors) tensor.grid = {};
   formats::settle_files(source, prepared.target);
   write_sidecars(source, prepared.target);
+  check_file_names(prepared.target);
   tell_review(source, problems, assumptions, prepared.target);
   if (!options.keep_unknown_globals)
     scan::check_unknown(source, prepared.target);

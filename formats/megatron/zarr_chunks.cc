@@ -77,6 +77,12 @@ void check_zarr_tensor(const Tensor& tensor) {
         where, "a name of {} bytes that can't be a directory's{}",
         tensor.name.size(), tensor.name.size() > kMaxName ? "" : ": it has a /")
         .with_hint(leave + ", or --rename it");
+  for (const std::string_view own :
+       {"metadata.json", "common.pt", ".metadata", ".zarray", ".zattrs",
+        ".zgroup", ".zmetadata", "zarr.json"})
+    if (tensor.name == own)
+      throw unfaithful_error(where, "{} is a file of the format's own", own)
+          .with_hint(leave + ", or --rename it");
 }
 
 Dims zarr_chunks(const Tensor& tensor, const DistSplit& split) {

@@ -270,6 +270,13 @@ DType plain_type(DType dtype) {
 }
 
 TorchType torch_type(const std::string& name, DType dtype, const Shape& shape) {
+  // Our own reader refuses 4,096 with what stands around a state dict.
+  constexpr size_t kLongestName = 4000;
+  if (name.size() > kLongestName)
+    throw unfaithful_error({{}, text::printable(name)},
+                           "a name of {} bytes, torch files take {} here",
+                           name.size(), kLongestName)
+        .with_hint("give it another one with --rename");
   if (!info(dtype).torch.empty()) return {dtype, shape};
   if (dtype == DType::f4 && !shape.empty() && shape.back() % 2 == 0) {
     Shape halved = shape;

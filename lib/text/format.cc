@@ -11,21 +11,11 @@
 
 #include "ckpt/box.h"
 #include "ckpt/error.h"
+#include "lib/text/hostile.h"
 #include "lib/text/utf8.h"
 
 namespace ckpt::text {
 namespace {
-
-// Characters that move the cursor, change the direction of text or can't be
-// seen: C0 and C1 controls, DEL, line separators, bidirectional marks,
-// embeddings, overrides and isolates, the zero-width space, the byte order
-// mark, and tag characters.
-bool is_hostile(char32_t c) {
-  return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x61c || c == 0x200b ||
-         c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) ||
-         (c >= 0x2066 && c <= 0x206f) || c == 0xfeff ||
-         (c >= 0xe0000 && c < 0xe0080);
-}
 
 struct Unit {
   std::string_view name;  // lower case
