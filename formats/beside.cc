@@ -12,6 +12,7 @@
 
 #include "ckpt/error.h"
 #include "formats/index.h"
+#include "formats/runs/run.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
@@ -211,6 +212,9 @@ class Settling {
     if (file.part == "model" && !name.starts_with("adapter_model"))
       return "weights that are no part of this checkpoint: convert them by "
              "themselves";
+    if (source_.run && target_.catalog.format != "run" &&
+        runs::is_trainers_own(source_.run->trainer, inner.value_or(file.path)))
+      return fmt::format("{} alone reads it", source_.run->trainer);
     if (is_state(file.part) && !keeps_state())
       return fmt::format(
           "a state of training as {} keeps it: {} does not "

@@ -193,4 +193,14 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
   return catalog;
 }
 
+bool is_trainers_own(const std::string& trainer, const std::string& path) {
+  const Trainer& known = find_trainer(trainer);
+  const std::string name = io::base_name(path);
+  if (name == known.tracker) return true;
+  return std::ranges::any_of(known.parts, [&](const Part& part) {
+    const bool about_model = part.part == "config" && part.world.empty();
+    return !about_model && (match(part.file, path) || match(part.file, name));
+  });
+}
+
 }  // namespace ckpt::runs

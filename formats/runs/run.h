@@ -20,4 +20,9 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
 void adopt(Catalog& catalog, const std::string& only,
            const formats::ReadOptions& options);
 
+// A file that the trainer alone reads, wherever its step is carried: its
+// tracker, its states, what says how many ranks there were. `path`: in the
+// step, or beside it.
+bool is_trainers_own(const std::string& trainer, const std::string& path);
+
 }  // namespace ckpt::runs
