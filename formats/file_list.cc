@@ -32,7 +32,7 @@ struct NameRow {
 // The first row that matches. Names of transformers, accelerate, torch,
 // DeepSpeed, Lightning, fairseq2, OLMo-core, Megatron-LM and Meta.
 constexpr auto kNames = std::to_array<NameRow>({
-    {"rng_state*", "rng"},
+    {"rng_*", "rng"},
     {"random_states*", "rng"},
     {"trainer/rank_*.pt", "trainer", true},
     {"train/rank*.pt", "trainer", true},
