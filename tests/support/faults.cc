@@ -17,11 +17,8 @@
 // It is a part of the tests, not of the program: nothing in there asks whether
 // a test is running, and the calls that are tested are those that users run.
 #include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -33,158 +30,16 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <map>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/support/faults_state.h"
+
+using namespace faults;
+
 namespace {
-
-enum Call {
-  kOpen,
-  kRead,
-  kWrite,
-  kTruncate,
-  kFsync,
-  kFdatasync,
-  kRename,
-  kUnlink,
-  kRmdir,
-  kMkdir,
-  kReaddir,
-  kStat,
-  kClose,
-  kSyncRange,
-  kCopyRange,
-  kLink,
-  kOpendir,
-  kCalls
-};
-constexpr const char* kNames[kCalls] = {
-    "open",      "read",   "write",  "truncate",        "fsync",
-    "fdatasync", "rename", "unlink", "rmdir",           "mkdir",
-    "readdir",   "stat",   "close",  "sync_file_range", "copy_file_range",
-    "link",      "opendir"};
-
-struct Fault {
-  int call = -1;
-  long first = 0;
-  bool all = false;  // those after it too
-  std::string what;
-};
-
-struct State {
-  std::string root;
-  std::vector<Fault> faults;
-  std::atomic<long> counts[kCalls] = {};
-  int record = -1;
-  std::string count_file;
-  std::mutex mutex;
-  // What was written to a file since its last sync.
-  std::map<std::pair<dev_t, ino_t>, std::vector<std::pair<off_t, size_t>>>
-      dirty;
-};
-
-template <class Function>
-Function* real(const char* name) {
-  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
-}
-#define REAL(name) static auto* const real_##name = real<decltype(name)>(#name)
-
-void read_faults(State& state, const char* text) {
-  std::string rest = text;
-  while (!rest.empty()) {
-    const size_t comma = rest.find(',');
-    const std::string one = rest.substr(0, comma);
-    rest = comma == rest.npos ? "" : rest.substr(comma + 1);
-    const size_t at = one.find('@'), equals = one.find('=');
-    if (at == one.npos || equals == one.npos) abort();
-    Fault fault;
-    for (int c = 0; c < kCalls; ++c)
-      if (one.substr(0, at) == kNames[c]) fault.call = c;
-    if (fault.call < 0) abort();
-    fault.first = strtol(one.c_str() + at + 1, nullptr, 10);
-    fault.all = one[equals - 1] == '+';
-    fault.what = one.substr(equals + 1);
-    state.faults.push_back(fault);
-  }
-}
-
-void write_counts();
-
-State& state() {
-  static State* const made = [] {
-    auto* const state = new State;
-    if (const char* root = getenv("FAULTS_ROOT")) state->root = root;
-    if (const char* faults = getenv("FAULTS")) read_faults(*state, faults);
-    REAL(open);
-    if (const char* file = getenv("FAULTS_RECORD"))
-      state->record =
-          real_open(file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (const char* file = getenv("FAULTS_COUNT")) state->count_file = file;
-    atexit(write_counts);
-    return state;
-  }();
-  return *made;
-}
-
-void write_counts() {
-  if (state().count_file.empty()) return;
-  FILE* const file = fopen(state().count_file.c_str(), "w");
-  if (!file) return;
-  for (int c = 0; c < kCalls; ++c)
-    fprintf(file, "%s %ld\n", kNames[c], state().counts[c].load());
-  fclose(file);
-}
-
-bool is_ours(const std::string& path) {
-  const std::string& root = state().root;
-  return !root.empty() && path.compare(0, root.size(), root) == 0 &&
-         path != state().count_file;
-}
-
-std::string absolute(int directory, const char* path) {
-  if (path[0] == '/') return path;
-  char text[PATH_MAX];
-  const std::string link = directory == AT_FDCWD
-                               ? "/proc/self/cwd"
-                               : "/proc/self/fd/" + std::to_string(directory);
-  const ssize_t n = readlink(link.c_str(), text, sizeof text);
-  if (n <= 0) return path;
-  const std::string above(text, static_cast<size_t>(n));
-  return path[0] == '\0' ? above : above + "/" + path;
-}
-
-std::string path_of(int fd) { return absolute(fd, ""); }
-
-// What befalls this call: "" for nothing.
-std::string fate(Call call, const std::string& path) {
-  if (!is_ours(path)) return {};
-  const long number = ++state().counts[call];
-  for (const Fault& fault : state().faults)
-    if (fault.call == call &&
-        (number == fault.first || (fault.all && number > fault.first)))
-      return fault.what;
-  return {};
-}
-
-// True if the call fails now, with errno set.
-bool fails(const std::string& what) {
-  if (what.empty() || what == "short" || what == "lost") return false;
-  if (what == "delay") {
-    usleep(200'000);
-    return false;
-  }
-  if (what == "stop") {
-    raise(SIGSTOP);
-    return false;
-  }
-  if (what == "kill") kill(getpid(), SIGKILL);
-  errno = static_cast<int>(strtol(what.c_str(), nullptr, 10));
-  return true;
-}
 
 // ------------------------------------------------------------------ recording
 enum Kind : uint32_t {
