@@ -2,6 +2,7 @@
 // them under way while the item before it is moved.
 #include <algorithm>
 
+#include "lib/io/remote.h"
 #include "reshard/mover.h"
 
 namespace ckpt::reshard {
@@ -59,6 +60,7 @@ void Mover::ask_for(const Item& item) {
 bool Mover::reads_around(const Job& job) const {
   if (!direct_ || (direct_->wanted_only() && asked_was_cached_)) return false;
   const Lane& lane = plan_.lanes[job.first_source];
+  if (io::is_url(files_[lane.file].path)) return false;
   const uint64_t rows = job.rows == 1 ? 0 : row_step(job);
   if (rows) return direct_->takes(lane.file, rows * lane.row_stride);
   const Move& first = plan_.moves[job.first_move];

@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "lib/crc32.h"
 #include "lib/interrupt.h"
+#include "lib/io/remote.h"
 #include "reshard/caching.h"
 #include "reshard/sources.h"
 #include "reshard/work.h"
@@ -55,7 +56,9 @@ class Sweep {
   bool ask_for(uint32_t file, uint64_t at, uint64_t end) {
     const uint64_t stop = std::min(end, at + kItemBytes);
     const bool cached = reader_.is_cached(file, at, stop - at);
-    if (direct_ && !(direct_->wanted_only() && cached)) {
+    const io::Handle* const handle = reader_.raw_file(file);
+    const bool local = !handle || !io::remote_of(*handle);
+    if (direct_ && local && !(direct_->wanted_only() && cached)) {
       for (; at < stop; at += buffer_.size())
         direct_->want(file, at, std::min<uint64_t>(buffer_.size(), stop - at));
     } else if (!cached) {

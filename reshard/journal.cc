@@ -12,6 +12,7 @@
 
 #include "ckpt/error.h"
 #include "lib/crc32.h"
+#include "lib/io/remote.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -178,7 +179,7 @@ uint64_t fingerprint(const Plan& plan, const Catalog& source,
   add_plan(plan, hash);
   for (const File& file : source.files) {
     struct stat facts = {};
-    ::stat(file.path.c_str(), &facts);
+    io::stat_any(file.path, facts);
     hash.add(file.path);
     hash.all(static_cast<uint64_t>(facts.st_dev),
              static_cast<uint64_t>(facts.st_ino),

@@ -14,7 +14,8 @@ die() {
 build_packages=(g++ cmake ninja-build ccache pkg-config python3-venv
   libcli11-dev nlohmann-json3-dev libsimdjson-dev libspdlog-dev libfmt-dev
   libisal-dev zlib1g-dev libbz2-dev libzstd-dev libblosc-dev libyaml-cpp-dev
-  doctest-dev libopenmpi-dev openmpi-bin liburing-dev)
+  doctest-dev libopenmpi-dev openmpi-bin liburing-dev
+  libcurl4-openssl-dev)
 
 # as_root COMMAND...: runs it if this user may, without asking for a password.
 as_root() {

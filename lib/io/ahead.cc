@@ -7,6 +7,8 @@
 
 #include <cstddef>
 
+#include "lib/io/remote.h"
+
 namespace ckpt::io {
 
 namespace {
@@ -39,6 +41,8 @@ bool has_last_byte(const Handle& file, uint64_t end) {
 
 bool is_cached(const Handle& file, uint64_t offset, uint64_t count) {
   if (count == 0) return true;
+  if (const RemoteFile* remote = remote_of(file))
+    return remote->has(file.base() + offset, count);
   CacheRange range{file.base() + offset, count};
   CacheFacts facts;
   if (::syscall(kCachestat, file.fd(), &range, &facts, 0) != 0)
@@ -48,6 +52,8 @@ bool is_cached(const Handle& file, uint64_t offset, uint64_t count) {
 }
 
 void ask_for(const Handle& file, uint64_t offset, uint64_t count) {
+  if (const RemoteFile* remote = remote_of(file))
+    return remote->ask_for(file.base() + offset, count);
   ::posix_fadvise(file.fd(), static_cast<off_t>(file.base() + offset),
                   static_cast<off_t>(count), POSIX_FADV_WILLNEED);
 }

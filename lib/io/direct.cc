@@ -13,6 +13,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 
 namespace ckpt::io {
 namespace {
@@ -41,6 +42,7 @@ uint64_t alignment_of(int fd) {
 
 std::shared_ptr<const DirectFile> DirectFile::open(const std::string& path) {
   Handle::open_read(path);  // says what is wrong with it
+  if (is_url(path)) return nullptr;
   int fd = -1;
   do {
     fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);

@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 
 namespace ckpt::io {
 namespace {
@@ -16,6 +17,7 @@ bool is_link(const std::string& path) {
 
 // st_mode and size of what is there; nothing for what is absent.
 std::optional<struct stat> look(const std::string& path) {
+  if (is_url(path)) return stat_remote(path);
   struct stat facts;
   int result = ::stat(path.c_str(), &facts);
   while (result != 0 && errno == EINTR) result = ::stat(path.c_str(), &facts);

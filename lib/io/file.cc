@@ -12,12 +12,14 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <mutex>
 #include <unordered_map>
 
 #include "ckpt/error.h"
 #include "lib/io/huge_pages.h"
 #include "lib/io/listing.h"
 #include "lib/io/read_count.h"
+#include "lib/io/remote.h"
 #include "lib/io/retry.h"
 #include "lib/io/watch.h"
 #include "lib/io/writeback.h"
@@ -77,7 +79,73 @@ int open_unblocked(const std::string& path) {
 
 }  // namespace
 
+namespace {
+
+// Files of other machines by numbers that are no descriptors: system calls
+// refuse them.
+struct RemoteNames {
+  std::mutex mutex;
+  int next = -2;
+  std::unordered_map<int, const RemoteFile*> files;
+};
+
+RemoteNames& remote_names() {
+  static RemoteNames* const all = new RemoteNames;
+  return *all;
+}
+
+int name_remote(const RemoteFile* file) {
+  RemoteNames& all = remote_names();
+  const std::lock_guard lock(all.mutex);
+  all.files[all.next] = file;
+  return all.next--;
+}
+
+void forget_remote(int number) {
+  RemoteNames& all = remote_names();
+  const std::lock_guard lock(all.mutex);
+  all.files.erase(number);
+}
+
+}  // namespace
+
+const RemoteFile* remote_of(const Handle& file) {
+  if (file.fd() >= -1) return nullptr;
+  RemoteNames& all = remote_names();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.files.find(file.fd());
+  return found == all.files.end() ? nullptr : found->second;
+}
+
+struct Handle::Descriptor {
+  explicit Descriptor(int number) : fd(number) {}
+  explicit Descriptor(std::shared_ptr<const RemoteFile> other)
+      : fd(name_remote(other.get())), remote(std::move(other)) {}
+  // EINTR: Linux has closed it all the same.
+  ~Descriptor() {
+    if (remote)
+      forget_remote(fd);
+    else if (::close(fd) != 0 && errno != EINTR)
+      note_lost_write(errno);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  const int fd;
+  const std::shared_ptr<const RemoteFile> remote;  // null: on this machine
+};
+
 Handle Handle::open_read(const std::string& path) {
+  if (is_url(path)) {
+    OpenedRemote opened = open_remote(path);
+    if (!opened.local.empty()) return open_read(opened.local);
+    watch::opened(path, opened.facts);
+    Handle handle;
+    handle.path_ = path;
+    handle.size_ = opened.file->size();
+    handle.file_ = std::make_shared<const Descriptor>(std::move(opened.file));
+    handle.bounded_ = true;
+    return handle;
+  }
   const int fd = open_unblocked(path);
   struct stat facts;
   if (::fstat(fd, &facts) != 0) {
@@ -106,17 +174,6 @@ Handle Handle::open_write(const std::string& path) {
   const bool known = ::fstat(fd, &facts) == 0;
   return Handle(path, fd, known ? static_cast<uint64_t>(facts.st_size) : 0);
 }
-
-struct Handle::Descriptor {
-  explicit Descriptor(int number) : fd(number) {}
-  // EINTR: Linux has closed it all the same.
-  ~Descriptor() {
-    if (::close(fd) != 0 && errno != EINTR) note_lost_write(errno);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  const int fd;
-};
 
 Handle::Handle(std::string path, int fd, uint64_t size)
     : path_(std::move(path)),
@@ -156,6 +213,11 @@ void Handle::read(uint64_t offset, std::span<std::byte> buffer) const {
                       offset, offset + buffer.size());
   if (memory_) {
     std::memcpy(buffer.data(), memory_->data() + base_ + offset, buffer.size());
+    return;
+  }
+  if (file_->remote) {
+    file_->remote->read(base_ + offset, buffer);
+    read_so_far.fetch_add(buffer.size(), std::memory_order_relaxed);
     return;
   }
   size_t done = 0;
@@ -263,7 +325,9 @@ void copy_range(const Handle& from, uint64_t from_offset, const Handle& to,
   }
   in -= static_cast<off_t>(from.base());
   out -= static_cast<off_t>(to.base());
-  std::vector<std::byte> buffer(std::min<uint64_t>(count, 1 << 20));
+  // One block of a server's file is many requests at once.
+  const uint64_t block = remote_of(from) ? 16 << 20 : 1 << 20;
+  std::vector<std::byte> buffer(std::min<uint64_t>(count, block));
   while (count) {
     const auto part =
         std::span(buffer).first(std::min<uint64_t>(count, buffer.size()));
@@ -293,6 +357,7 @@ struct Listings {
 thread_local Listings listings;
 
 std::vector<std::string> list_now(const std::string& path) {
+  if (is_url(path)) return list_remote(path);
   DIR* directory = nullptr;
   do {
     directory = ::opendir(path.c_str());
@@ -353,6 +418,8 @@ std::string parent(std::string_view path) {
   while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
   const size_t slash = path.rfind('/');
   if (slash == path.npos) return ".";
+  // Nothing is above a host, a bucket, an owner.
+  if (is_url(path) && path[slash - 1] == '/') return std::string(path);
   return std::string(slash == 0 ? "/" : path.substr(0, slash));
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "lib/io/remote.h"
 #include "lib/io/retry.h"
 #include "lib/parallel.h"
 
@@ -70,6 +71,16 @@ Error changed(const std::string& path, const std::string& what) {
 // the name alone may be answered from memory.
 std::pair<struct stat, int> look(const std::string& path) {
   struct stat facts = {};
+  if (is_url(path)) {
+    // Each reply said which version it is of; a server that is down by now
+    // says nothing about them.
+    try {
+      const auto there = stat_remote_again(path);
+      return {there.value_or(facts), there ? 0 : ENOENT};
+    } catch (const Error&) {
+      return {facts, EIO};
+    }
+  }
   const int fd = retry([&] {
     return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   });

@@ -1,0 +1,92 @@
+// The seam to what lies on other machines: a path that begins with a scheme is
+// answered by lib/net, every other one by the file system. Local files pay one
+// look at the path when they are opened, and nothing after that.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ckpt::io {
+
+// https:// http:// hf:// s3:// gs://
+constexpr bool is_url(std::string_view path) {
+  return path.starts_with("https://") || path.starts_with("http://") ||
+         path.starts_with("hf://") || path.starts_with("s3://") ||
+         path.starts_with("gs://");
+}
+
+// An open file on another machine; for all threads.
+class RemoteFile {
+ public:
+  virtual ~RemoteFile() = default;
+  virtual uint64_t size() const = 0;
+  // Fills the buffer; the caller has checked that the file has the bytes.
+  // Throws kIo if they can't be had, or if the file is another one by now.
+  virtual void read(uint64_t offset, std::span<std::byte> buffer) const = 0;
+  // True if a read of these bytes would not wait.
+  virtual bool has(uint64_t offset, uint64_t count) const = 0;
+  // These bytes will be read once, soon. Doesn't wait; fails in silence.
+  virtual void ask_for(uint64_t offset, uint64_t count) const = 0;
+};
+
+class Handle;
+// Where an open file lies; null if it is on this machine. Its fd() is a number
+// below -1, which is no descriptor.
+const RemoteFile* remote_of(const Handle& file);
+
+struct OpenedRemote {
+  std::shared_ptr<const RemoteFile> file;
+  std::string local;  // instead of a file: where a copy of it lies
+  struct stat facts;
+};
+
+// As Handle::open_read: throws kMissing for what is not there.
+OpenedRemote open_remote(const std::string& url);
+
+// As stat(2); nothing if it does not exist. The inode and the times stand for
+// the version that the other side names (ETag, Last-Modified, commit), so that
+// what was replaced differs. Throws kIo if that can't be told.
+std::optional<struct stat> stat_remote(const std::string& url);
+// The same, asked for again.
+std::optional<struct stat> stat_remote_again(const std::string& url);
+
+// Names, sorted bytewise. Throws kMissing for what is no directory.
+std::vector<std::string> list_remote(const std::string& url);
+
+// All files below a URL, by their paths relative to it.
+struct RemoteEntry {
+  std::string path;
+  uint64_t bytes = 0;
+};
+std::vector<RemoteEntry> files_below(const std::string& url);
+
+// 64 digits that the other side promises for a file; "" if it promises none.
+std::string remote_sha256(const std::string& url);
+
+// A URL as it may be shown and stored: without user, password and query. Those
+// are kept in this process, and used for exactly that URL.
+std::string take_secrets(const std::string& url);
+
+// Bounds what was asked for and not yet read, of all files together, by a part
+// of `bytes`, which it returns; 0 if nothing was read from another machine.
+uint64_t share_remote_memory(uint64_t bytes);
+
+// Requests so far, and bytes of bodies that came.
+struct RemoteTraffic {
+  uint64_t requests = 0;
+  uint64_t bytes = 0;
+};
+RemoteTraffic remote_traffic();
+
+// stat(2) of a file or a URL; false if there is nothing that can be looked at.
+bool stat_any(const std::string& path, struct stat& facts);
+
+}  // namespace ckpt::io

@@ -1,0 +1,139 @@
+#include "lib/net/aws.h"
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/net/http.h"
+#include "lib/net/settings.h"
+#include "lib/net/url.h"
+#include "lib/net/xml.h"
+
+namespace ckpt::net {
+namespace {
+
+constexpr uint64_t kMostProfile = 1 << 20;
+
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t\r");
+  if (begin == text.npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
+}
+
+std::string aws_file(const char* variable, const char* name) {
+  const std::string set = environment(variable);
+  return set.empty() ? environment("HOME") + "/.aws/" + name : set;
+}
+
+// Both files, the credentials' last: they win.
+std::map<std::string, std::string> read_profile() {
+  std::string name = environment("AWS_PROFILE");
+  if (name.empty()) name = environment("AWS_DEFAULT_PROFILE");
+  const bool asked = !name.empty();
+  if (!asked) name = "default";
+  std::map<std::string, std::string> all;
+  bool found = false;
+  for (const std::string& path :
+       {aws_file("AWS_CONFIG_FILE", "config"),
+        aws_file("AWS_SHARED_CREDENTIALS_FILE", "credentials")}) {
+    if (!io::is_file(path)) continue;
+    const Profiles profiles = parse_profiles(io::read_file(path, kMostProfile));
+    const auto profile = profiles.find(name);
+    if (profile == profiles.end()) continue;
+    found = true;
+    for (const auto& [key, value] : profile->second) all[key] = value;
+  }
+  if (asked && !found)
+    throw usage_error({}, "AWS_PROFILE={}: no such profile in ~/.aws", name);
+  return all;
+}
+
+// STS gives keys for a token that the cluster wrote into a file.
+std::optional<Credentials> web_identity(const std::string& token_file,
+                                        const std::string& role,
+                                        const std::string& region) {
+  if (token_file.empty() || role.empty()) return std::nullopt;
+  std::string endpoint = environment("AWS_ENDPOINT_URL_STS");
+  if (endpoint.empty())
+    endpoint = fmt::format("https://sts.{}.amazonaws.com", region);
+  std::string session = environment("AWS_ROLE_SESSION_NAME");
+  if (session.empty()) session = "ckpt";
+  const std::string token = io::read_file(token_file, kMostProfile);
+  Request asked;
+  asked.path = endpoint;
+  asked.url = fmt::format(
+      "{}/?Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn={}"
+      "&RoleSessionName={}&WebIdentityToken={}",
+      endpoint, encode(role), encode(session), encode(trimmed(token)));
+  const Response response = fetch(asked);
+  if (response.status != 200)
+    throw Error(ExitCode::kIo, {endpoint, {}},
+                fmt::format("the web identity of {} is refused ({})",
+                            token_file, describe(response)));
+  return Credentials{element(response.body, "AccessKeyId"),
+                     element(response.body, "SecretAccessKey"),
+                     element(response.body, "SessionToken")};
+}
+
+std::string first_of(std::initializer_list<std::string> values) {
+  for (const std::string& value : values)
+    if (!value.empty()) return value;
+  return {};
+}
+
+}  // namespace
+
+Profiles parse_profiles(std::string_view text) {
+  Profiles profiles;
+  std::map<std::string, std::string>* section = nullptr;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view raw = text.substr(0, end);
+    const std::string_view line = trimmed(raw);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.empty() || line[0] == '#' || line[0] == ';') continue;
+    if (line[0] == '[') {
+      std::string_view name = trimmed(line.substr(1, line.find(']') - 1));
+      if (name.starts_with("profile ")) name = trimmed(name.substr(8));
+      section = &profiles[std::string(name)];
+      continue;
+    }
+    // What is indented belongs to a key above.
+    const size_t equals = line.find('=');
+    if (!section || equals == line.npos || raw[0] == ' ' || raw[0] == '\t')
+      continue;
+    (*section)[std::string(trimmed(line.substr(0, equals)))] =
+        std::string(trimmed(line.substr(equals + 1)));
+  }
+  return profiles;
+}
+
+AwsSettings find_aws() {
+  AwsSettings aws;
+  auto profile = read_profile();
+  aws.region =
+      first_of({environment("AWS_REGION"), environment("AWS_DEFAULT_REGION"),
+                profile["region"], "us-east-1"});
+  aws.endpoint =
+      first_of({environment("AWS_ENDPOINT_URL_S3"),
+                environment("AWS_ENDPOINT_URL"), profile["endpoint_url"]});
+  while (aws.endpoint.ends_with('/')) aws.endpoint.pop_back();
+  aws.path_style = !aws.endpoint.empty();
+  if (environment("AWS_NO_SIGN_REQUEST") == "1") return aws;
+  const std::string key = environment("AWS_ACCESS_KEY_ID");
+  if (!key.empty() && environment("AWS_PROFILE").empty()) {
+    aws.credentials = Credentials{key, environment("AWS_SECRET_ACCESS_KEY"),
+                                  environment("AWS_SESSION_TOKEN")};
+  } else if (!profile["aws_access_key_id"].empty()) {
+    aws.credentials = Credentials{profile["aws_access_key_id"],
+                                  profile["aws_secret_access_key"],
+                                  profile["aws_session_token"]};
+  } else {
+    aws.credentials = web_identity(
+        first_of({environment("AWS_WEB_IDENTITY_TOKEN_FILE"),
+                  profile["web_identity_token_file"]}),
+        first_of({environment("AWS_ROLE_ARN"), profile["role_arn"]}),
+        aws.region);
+  }
+  return aws;
+}
+
+}  // namespace ckpt::net

@@ -1,0 +1,32 @@
+// Credentials as AWS's tools find them: the environment, profile files, a web
+// identity. The metadata services of machines are not asked.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace ckpt::net {
+
+struct Credentials {
+  std::string key;
+  std::string secret;
+  std::string session;  // token; "" if there is none
+};
+
+struct AwsSettings {
+  std::optional<Credentials> credentials;  // none: requests are not signed
+  std::string region;
+  std::string endpoint;     // "" for AWS's own
+  bool path_style = false;  // https://HOST/BUCKET/KEY
+};
+
+// Throws an Error for a profile that does not exist.
+AwsSettings find_aws();
+
+// [name] sections of KEY = VALUE lines; "profile " before a name is dropped.
+using Profiles = std::map<std::string, std::map<std::string, std::string>>;
+Profiles parse_profiles(std::string_view text);
+
+}  // namespace ckpt::net

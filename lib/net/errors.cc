@@ -1,0 +1,85 @@
+// What a reply means in words.
+#include <fmt/format.h>
+
+#include "lib/net/http.h"
+#include "lib/net/url.h"
+#include "lib/net/xml.h"
+#include "lib/text/format.h"
+
+namespace ckpt::net {
+namespace {
+
+// What the other side calls the reply, for its operators.
+std::string request_id(const Response& response) {
+  for (const char* name : {"x-amz-request-id", "x-request-id",
+                           "x-guploader-uploadid", "x-amz-cf-id"})
+    if (const std::string id = response.header(name); !id.empty())
+      return text::printable(id.substr(0, 80));
+  return {};
+}
+
+// S3's <Code> and the hub's X-Error-Message. Nothing else of a body: it may
+// repeat what was sent, keys and signatures among it.
+std::string reason(const Response& response) {
+  std::string code = element(response.body, "Code");
+  if (code.empty()) code = response.header("x-error-code");
+  if (code.empty()) return {};
+  return text::printable(code.substr(0, 80));
+}
+
+std::string access_hint(const Request& request) {
+  if (request.path.starts_with("hf://"))
+    return "set HF_TOKEN to a token that may read it (gated models want their "
+           "terms accepted on the hub first); a misspelt name looks the same";
+  if (request.path.starts_with("s3://"))
+    return request.signing ? "the credentials were refused: look at "
+                             "AWS_PROFILE, AWS_SESSION_TOKEN (it may have "
+                             "expired) and AWS_REGION"
+                           : "no credentials were found: set AWS_PROFILE, or "
+                             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+  if (request.path.starts_with("gs://"))
+    return "set GOOGLE_OAUTH_ACCESS_TOKEN (gcloud auth print-access-token), or "
+           "GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY";
+  return "if the URL was signed, its time may be over: ask for a new one";
+}
+
+}  // namespace
+
+std::string describe(const Response& response) {
+  std::string text = fmt::format("HTTP {}", response.status);
+  if (const std::string why = reason(response); !why.empty()) text += " " + why;
+  if (const std::string id = request_id(response); !id.empty())
+    text += ", request id " + id;
+  return text;
+}
+
+Error changed_error(const std::string& path, const std::string& what) {
+  return Error(ExitCode::kIo, {path, {}},
+               "the source changed during the run: " + what,
+               "what was read of it may be a mixture, so nothing is written; "
+               "wait until nobody writes to the source, then run it again");
+}
+
+void check_status(const Request& request, const Response& response) {
+  if (response.status >= 200 && response.status < 300) return;
+  const Where where{request.path, {}};
+  switch (response.status) {
+    case 401:
+    case 403:
+      throw Error(ExitCode::kIo, where,
+                  fmt::format("access is refused ({})", describe(response)),
+                  access_hint(request));
+    case 404:
+    case 410:
+      throw missing_error(where, "does not exist ({})", describe(response));
+    case 416:
+      throw changed_error(request.path,
+                          fmt::format("it has no byte {} ({})", request.begin,
+                                      describe(response)));
+    default:
+      throw Error(ExitCode::kIo, where,
+                  fmt::format("the server answers {}", describe(response)));
+  }
+}
+
+}  // namespace ckpt::net

@@ -1,0 +1,212 @@
+#include "lib/net/file.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "lib/net/blocks.h"
+#include "lib/trace.h"
+
+namespace ckpt::net {
+namespace {
+
+constexpr uint64_t kBlock = 64 << 10;
+constexpr uint64_t kMostAhead = 1 << 20;
+constexpr uint64_t kLarge = 128 << 10;  // read without a block
+constexpr uint64_t kRange = 4 << 20;    // of one request
+
+// Requests that fill the caller's memory must not outlive the call.
+class Fills {
+ public:
+  ~Fills() {
+    for (const Ticket& one : all_)
+      if (one) cancel(one);
+  }
+  void add(Ticket ticket) { all_.push_back(std::move(ticket)); }
+  std::vector<Ticket>& all() { return all_; }
+
+ private:
+  std::vector<Ticket> all_;
+};
+
+bool is_refusal(const Response& response) {
+  return response.status == 401 || response.status == 403 ||
+         response.status == 404 || response.status == 410 ||
+         response.status == 400;
+}
+
+struct Refused {};  // and the store will ask in another way
+
+}  // namespace
+
+// A piece of a read: from a block, or by a request into the caller's memory.
+struct NetFile::Part {
+  BlockPtr block;  // null: [begin, end) is asked for
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  std::byte* to = nullptr;
+};
+
+NetFile::NetFile(Store& store, std::string path, const Facts& facts)
+    : store_(store),
+      path_(std::move(path)),
+      size_(facts.size),
+      version_(facts.version) {
+  if (facts.head.empty()) return;
+  auto block = std::make_shared<Block>();
+  const auto bytes = std::as_bytes(std::span(facts.head));
+  block->bytes.assign(bytes.begin(), bytes.end());
+  block->settled = true;
+  Blocks& blocks = Blocks::get();
+  const std::lock_guard lock(blocks.mutex());
+  blocks.add(this, block);
+}
+
+NetFile::~NetFile() = default;
+
+Request NetFile::request(uint64_t begin, std::span<std::byte> into) const {
+  Request made = store_.request(path_);
+  made.begin = begin;
+  made.into = into;
+  made.version = version_;
+  made.version.size = size_;
+  return made;
+}
+
+void NetFile::check(const Response& response, const Request& asked) const {
+  if (is_refusal(response) && store_.refused(path_, asked)) throw Refused{};
+  check_status(asked, response);
+  if (response.got != asked.into.size())
+    throw Error(ExitCode::kIo, {path_, {}},
+                fmt::format("the server sent {} bytes of {}", response.got,
+                            asked.into.size()));
+  store_.arrived(path_, response);
+}
+
+// [begin, end) is in no block; `after` is where the next one begins. A little
+// at the end of a file is fetched with what is before it: directories of zip
+// archives lie there, and are read from the end on.
+void NetFile::add_gap(uint64_t begin, uint64_t end, uint64_t after,
+                      std::byte* to, std::vector<Part>& parts) const {
+  if (end - begin >= kLarge) {
+    for (uint64_t at = begin; at < end; at += kRange)
+      parts.push_back(
+          {nullptr, at, std::min(end, at + kRange), to + (at - begin)});
+    return;
+  }
+  Blocks& blocks = Blocks::get();
+  uint64_t from = begin;
+  if (size_ - end < kBlock && size_ > kBlock)
+    from =
+        std::max(std::min(begin, size_ - kBlock), blocks.before(this, begin));
+  if (from != run_end_) run_bytes_ = 0;
+  const uint64_t ahead = std::clamp(run_bytes_, kBlock, kMostAhead);
+  auto block = std::make_shared<Block>();
+  block->begin = from;
+  block->bytes.resize(std::min({std::max(end, from + ahead), after, size_}) -
+                      from);
+  run_end_ = block->end();
+  run_bytes_ += block->bytes.size();
+  block->ticket = start(request(from, block->bytes));
+  blocks.add(this, block);
+  parts.push_back({block, begin, end, to});
+}
+
+std::vector<NetFile::Part> NetFile::cut(uint64_t offset,
+                                        std::span<std::byte> buffer) const {
+  Blocks& blocks = Blocks::get();
+  const std::lock_guard lock(blocks.mutex());
+  std::vector<Part> parts;
+  const uint64_t end = offset + buffer.size();
+  for (uint64_t at = offset; at < end;) {
+    std::byte* const to = buffer.data() + (at - offset);
+    const BlockPtr block = blocks.find(this, at);
+    const uint64_t after = block ? block->end() : blocks.next(this, at);
+    const uint64_t stop = std::min(end, after);
+    if (block)
+      parts.push_back({block, at, stop, to});
+    else
+      add_gap(at, stop, after, to, parts);
+    at = stop;
+  }
+  return parts;
+}
+
+void NetFile::read_once(uint64_t offset, std::span<std::byte> buffer) const {
+  Fills fills;
+  const std::vector<Part> parts = cut(offset, buffer);
+  for (const Part& part : parts)
+    if (!part.block)
+      fills.add(start(request(part.begin, {part.to, part.end - part.begin})));
+  Blocks& blocks = Blocks::get();
+  for (const Part& part : parts) {
+    if (!part.block) continue;
+    if (part.block->ticket) try {
+        const Response& response = wait(part.block->ticket);
+        check(response, request_of(part.block->ticket));
+      } catch (...) {
+        const std::lock_guard lock(blocks.mutex());
+        blocks.remove(this, part.block);
+        throw;
+      }
+    std::memcpy(part.to,
+                part.block->bytes.data() + (part.begin - part.block->begin),
+                part.end - part.begin);
+    const std::lock_guard lock(blocks.mutex());
+    blocks.took(this, part.block, part.end - part.begin);
+  }
+  for (Ticket& one : fills.all()) {
+    const Ticket ended = one;
+    const Response& response = wait(ended);
+    one = nullptr;
+    check(response, request_of(ended));
+  }
+}
+
+void NetFile::read(uint64_t offset, std::span<std::byte> buffer) const {
+  const trace::Span span("remote", buffer.size());
+  constexpr int kTries = 4;
+  for (int left = kTries;; --left) {
+    try {
+      return read_once(offset, buffer);
+    } catch (const Refused&) {
+      if (left == 1)
+        throw Error(ExitCode::kIo, {path_, {}},
+                    "the host that it is redirected to refuses it");
+    }
+  }
+}
+
+bool NetFile::has(uint64_t offset, uint64_t count) const {
+  Blocks& blocks = Blocks::get();
+  const std::lock_guard lock(blocks.mutex());
+  for (uint64_t at = offset; at < offset + count;) {
+    const BlockPtr block = blocks.find(this, at);
+    if (!block) return false;
+    at = block->end();
+  }
+  return true;
+}
+
+void NetFile::ask_for(uint64_t offset, uint64_t count) const {
+  Blocks& blocks = Blocks::get();
+  const std::lock_guard lock(blocks.mutex());
+  const uint64_t end = std::min(offset + count, size_);
+  for (uint64_t at = offset; at < end;) {
+    if (const BlockPtr block = blocks.find(this, at)) {
+      at = block->end();
+      continue;
+    }
+    auto block = std::make_shared<Block>();
+    block->begin = at;
+    block->once = true;
+    const uint64_t stop = std::min({end, blocks.next(this, at), at + kRange});
+    block->bytes.resize(stop - at);
+    if (!blocks.add(this, block)) return;
+    block->ticket = start(request(at, block->bytes));
+    at = stop;
+  }
+}
+
+void set_memory(uint64_t bytes) { Blocks::get().set_limit(bytes); }
+
+}  // namespace ckpt::net

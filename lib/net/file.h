@@ -1,0 +1,45 @@
+// An open file on a server: a few blocks of it in memory, the rest by ranges.
+//
+//   small reads   fetch a block of 64 KiB or more, which is kept: headers and
+//                 directories are read in many small steps
+//   large reads   go straight to the caller, 4 MiB to a request, all at once
+//   ask_for       fetches exactly that, and keeps it until it was read
+#pragma once
+
+#include <mutex>
+
+#include "lib/io/remote.h"
+#include "lib/net/store.h"
+
+namespace ckpt::net {
+
+class NetFile final : public io::RemoteFile {
+ public:
+  NetFile(Store& store, std::string path, const Facts& facts);
+  ~NetFile() override;
+
+  uint64_t size() const override { return size_; }
+  void read(uint64_t offset, std::span<std::byte> buffer) const override;
+  bool has(uint64_t offset, uint64_t count) const override;
+  void ask_for(uint64_t offset, uint64_t count) const override;
+
+ private:
+  struct Part;
+  Request request(uint64_t begin, std::span<std::byte> into) const;
+  void read_once(uint64_t offset, std::span<std::byte> buffer) const;
+  std::vector<Part> cut(uint64_t offset, std::span<std::byte> buffer) const;
+  void add_gap(uint64_t begin, uint64_t end, uint64_t after, std::byte* to,
+               std::vector<Part>& parts) const;
+  void check(const Response& response, const Request& request) const;
+
+  Store& store_;
+  const std::string path_;
+  const uint64_t size_;
+  const Version version_;
+  mutable uint64_t run_end_ = 0;    // of the last block that was fetched
+  mutable uint64_t run_bytes_ = 0;  // fetched one after the other
+};
+
+void set_memory(uint64_t bytes);
+
+}  // namespace ckpt::net

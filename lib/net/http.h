@@ -1,0 +1,101 @@
+// Requests for bytes. One thread runs all of them (libcurl's multi interface),
+// so that many are under way at once; who wants an answer waits for it.
+//
+// What fails for a time is tried again, from the byte that it came to, with
+// waits that double and differ by chance. A reply that is not what was asked
+// for (another range, another version, more bytes) is an error, never data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/error.h"
+
+namespace ckpt::net {
+
+// AWS Signature Version 4, as libcurl makes it.
+struct Signing {
+  std::string scheme;  // "aws:amz:us-east-1:s3"
+  std::string key;
+  std::string secret;
+};
+
+// Which version of a file is meant: what replies name differently is refused.
+struct Version {
+  std::string etag;           // as the header has it; "" if none
+  std::string last_modified;  // the same
+  std::optional<uint64_t> size;
+};
+
+struct Request {
+  std::string path;  // for messages: without secrets
+  std::string url;
+  bool head = false;
+  std::vector<std::string> headers;  // "Name: value"
+  // Of the URL's own host: dropped when another one is redirected to.
+  std::vector<std::string> secret_headers;
+  std::string user_password;
+  std::optional<Signing> signing;
+  // Where bytes [begin, begin + into.size()) go; empty: the whole body is
+  // wanted, as text.
+  uint64_t begin = 0;
+  std::span<std::byte> into;
+  // The file may end before that, and a server without ranges may send it
+  // whole: the first look at a file.
+  bool first_look = false;
+  Version version;  // of what is read
+  uint64_t most_body = uint64_t{64} << 20;
+};
+
+struct Response {
+  long status = 0;
+  std::map<std::string, std::string> headers;  // names in lower case
+  std::string body;                            // of no range
+  uint64_t got = 0;                            // bytes of `into`
+  std::optional<uint64_t> total;               // of Content-Range
+  std::string url;                             // after redirects
+  // Headers of redirects on the way that the last reply does not have.
+  std::map<std::string, std::string> earlier;
+
+  std::string header(const std::string& name) const;
+};
+
+class Transfer;
+using Ticket = std::shared_ptr<Transfer>;
+
+// Begins; `request.into` has to live until the ticket is waited for or
+// cancelled.
+Ticket start(Request request);
+// Throws what failed (kIo and others), and Interrupted after a signal. A reply
+// of another status than 2xx is no failure here, but for those that come and
+// go; see check_status().
+const Response& wait(const Ticket& ticket);
+bool is_done(const Ticket& ticket);
+// Nothing is written to `into` from here on.
+void cancel(const Ticket& ticket);
+
+// start and wait.
+Response fetch(Request request);
+
+// Throws what the status means for a file that has to be there.
+void check_status(const Request& request, const Response& response);
+const Request& request_of(const Ticket& ticket);
+
+// "HTTP 503 SlowDown, request id 4A9F"
+std::string describe(const Response& response);
+// The source is another one now (kIo).
+Error changed_error(const std::string& path, const std::string& what);
+
+struct Traffic {
+  uint64_t requests = 0;
+  uint64_t bytes = 0;
+};
+Traffic traffic();
+
+}  // namespace ckpt::net

@@ -1,0 +1,346 @@
+// hf://ORG/NAME[@REVISION][/PATH], hf://datasets/ORG/NAME…: the Hugging Face
+// hub.
+//
+//   GET /api/models/ORG/NAME/revision/REV            -> {"sha": …}
+//   GET /api/models/ORG/NAME/tree/SHA?recursive=true -> files, in pages
+//   GET /ORG/NAME/resolve/SHA/PATH                   -> bytes, or where they
+//   are
+//
+// A revision is looked up once; from then on its commit is meant, so that a
+// push during a run changes nothing. Files that the hub's cache on this
+// machine has of that commit are read there.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <set>
+
+#include "lib/io/file.h"
+#include "lib/net/settings.h"
+#include "lib/net/store.h"
+#include "lib/net/url.h"
+#include "lib/text/json.h"
+
+namespace ckpt::net {
+namespace {
+
+struct Name {
+  std::string kind;  // "models", "datasets", "spaces"
+  std::string repo;  // ORG/NAME
+  std::string revision;
+  std::string path;  // in the repository
+  std::string root;  // of the URL: "hf://ORG/NAME@REV"
+};
+
+std::string take_component(std::string_view& rest) {
+  const size_t slash = std::min(rest.find('/'), rest.size());
+  std::string part(rest.substr(0, slash));
+  rest.remove_prefix(std::min(slash + 1, rest.size()));
+  return part;
+}
+
+// Nothing if it names no repository.
+std::optional<Name> parse_name(const std::string& path) {
+  std::string_view rest = std::string_view(path).substr(5);
+  Name name{.kind = "models", .revision = "main", .root = "hf://"};
+  for (const char* kind : {"datasets", "spaces", "models"})
+    if (rest.starts_with(std::string(kind) + "/")) {
+      name.kind = take_component(rest);
+      name.root += name.kind + "/";
+    }
+  const std::string owner = take_component(rest);
+  std::string repo = take_component(rest);
+  if (owner.empty() || repo.empty()) return std::nullopt;
+  name.root += owner + "/" + repo;
+  if (const size_t at = repo.find('@'); at != repo.npos) {
+    name.revision = decode(repo.substr(at + 1));
+    repo.resize(at);
+  }
+  name.repo = owner + "/" + repo;
+  name.path = std::string(rest);
+  return name;
+}
+
+std::string home() { return environment("HOME"); }
+
+std::string hub_home() {
+  if (std::string set = environment("HF_HOME"); !set.empty()) return set;
+  const std::string cache = environment("XDG_CACHE_HOME");
+  return (cache.empty() ? home() + "/.cache" : cache) + "/huggingface";
+}
+
+std::string cache_folder() {
+  for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"})
+    if (std::string set = environment(name); !set.empty()) return set;
+  return hub_home() + "/hub";
+}
+
+std::string first_line(const std::string& path) {
+  if (!io::is_file(path)) return {};
+  const std::string text = io::read_file(path, 4096);
+  return text.substr(0, text.find_first_of(" \r\n"));
+}
+
+// As the hub's own client finds it.
+std::string token() {
+  if (environment("HF_HUB_DISABLE_IMPLICIT_TOKEN") == "1") return {};
+  for (const char* name : {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
+    if (std::string set = environment(name); !set.empty()) return set;
+  const std::string path = environment("HF_TOKEN_PATH");
+  return first_line(path.empty() ? hub_home() + "/token" : path);
+}
+
+bool is_offline() {
+  for (const char* name : {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"}) {
+    const std::string value = environment(name);
+    if (value == "1" || value == "true" || value == "TRUE" || value == "ON" ||
+        value == "YES")
+      return true;
+  }
+  return false;
+}
+
+bool is_commit(std::string_view text) {
+  return text.size() == 40 &&
+         text.find_first_not_of("0123456789abcdef") == text.npos;
+}
+
+// Files of one commit.
+struct Tree {
+  Name name;
+  std::string sha;
+  std::map<std::string, Facts> files;
+  std::set<std::string> folders;  // "" among them
+};
+
+void add_folders(std::string path, Tree& tree) {
+  while (true) {
+    const size_t slash = path.rfind('/');
+    path = slash == path.npos ? "" : path.substr(0, slash);
+    if (!tree.folders.insert(path).second || path.empty()) return;
+  }
+}
+
+class HubStore final : public Store {
+ public:
+  HubStore() {
+    endpoint_ = environment("HF_ENDPOINT");
+    if (endpoint_.empty()) endpoint_ = "https://huggingface.co";
+    while (endpoint_.ends_with('/')) endpoint_.pop_back();
+  }
+
+  std::optional<Facts> look(const std::string& path) override {
+    const auto name = parse_name(path);
+    if (!name) return std::nullopt;
+    const Tree* const found = tree(*name);
+    if (!found) return std::nullopt;
+    if (const auto file = found->files.find(name->path);
+        file != found->files.end())
+      return file->second;
+    if (!found->folders.contains(name->path)) return std::nullopt;
+    Facts folder;
+    folder.directory = true;
+    return folder;
+  }
+
+  std::optional<std::vector<std::string>> list(
+      const std::string& path) override {
+    const auto name = parse_name(path);
+    const Tree* const found = name ? tree(*name) : nullptr;
+    if (!found || !found->folders.contains(name->path)) return std::nullopt;
+    const std::string above = name->path.empty() ? "" : name->path + "/";
+    std::set<std::string> names;
+    const auto add = [&](const std::string& one) {
+      if (!one.starts_with(above) || one.size() == above.size()) return;
+      const std::string rest = one.substr(above.size());
+      names.insert(rest.substr(0, rest.find('/')));
+    };
+    for (const auto& [one, facts] : found->files) add(one);
+    for (const std::string& one : found->folders) add(one);
+    return std::vector<std::string>(names.begin(), names.end());
+  }
+
+  Request request(const std::string& path) override {
+    const auto name = parse_name(path);
+    const Tree* const found = name ? tree(*name) : nullptr;
+    if (!found) throw missing_error({path, {}}, "does not exist");
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto known = places_.find(path); known != places_.end())
+        return {.path = path, .url = known->second};
+    }
+    const std::string kind = name->kind == "models" ? "" : name->kind + "/";
+    return ask(path, fmt::format("/{}{}/resolve/{}/{}", kind, name->repo,
+                                 found->sha, encode_path(name->path)));
+  }
+
+  // The hub sends to another host; the next ranges go there at once.
+  void arrived(const std::string& path, const Response& response) override {
+    const auto linked = response.earlier.find("x-linked-etag");
+    if (linked != response.earlier.end()) {
+      const auto facts = look(path);
+      std::string etag = linked->second;
+      std::erase(etag, '"');
+      if (facts && etag.size() == 64 && !facts->sha256.empty() &&
+          facts->sha256 != etag)
+        throw changed_error(path, "the hub names another sha256 for it");
+    }
+    if (parse_url(response.url).origin() == parse_url(endpoint_).origin())
+      return;
+    const std::lock_guard lock(mutex_);
+    places_.try_emplace(path, response.url);
+  }
+
+  // What it was sent to is signed for a time.
+  bool refused(const std::string& path, const Request& asked) override {
+    if (parse_url(asked.url).origin() == parse_url(endpoint_).origin())
+      return false;
+    const std::lock_guard lock(mutex_);
+    const auto known = places_.find(path);
+    if (known != places_.end() && known->second == asked.url)
+      places_.erase(known);
+    return true;
+  }
+
+ private:
+  Request ask(const std::string& path, const std::string& what) {
+    Request made;
+    made.path = path;
+    made.url = what.starts_with('/') ? endpoint_ + what : what;
+    if (const std::string secret = token(); !secret.empty())
+      made.secret_headers.push_back("Authorization: Bearer " + secret);
+    return made;
+  }
+
+  const Tree* tree(const Name& name) {
+    const std::lock_guard lock(tree_mutex_);
+    auto found = trees_.find(name.root);
+    if (found == trees_.end())
+      found = trees_
+                  .emplace(name.root,
+                           is_offline() ? cached_tree(name) : hub_tree(name))
+                  .first;
+    return found->second ? &*found->second : nullptr;
+  }
+
+  std::optional<Tree> hub_tree(const Name& name) {
+    const std::string api = fmt::format("/api/{}/{}", name.kind, name.repo);
+    const Request asked =
+        ask(name.root, api + "/revision/" + encode(name.revision));
+    const Response response = fetch(asked);
+    if (response.status == 404) return std::nullopt;
+    check_status(asked, response);
+    Tree tree{.name = name};
+    tree.sha = text::string_member(text::parse_json(response.body, name.root),
+                                   "sha", name.root);
+    if (!is_commit(tree.sha))
+      throw input_error({name.root, {}}, "the hub names a commit \"{}\"",
+                        tree.sha);
+    tree.folders.insert("");
+    std::string next = api + "/tree/" + tree.sha + "?recursive=true";
+    while (!next.empty()) next = add_page(next, tree);
+    for (auto& [path, facts] : tree.files) {
+      const std::string local = snapshot(name, tree.sha) + "/" + path;
+      struct stat there;
+      if (::stat(local.c_str(), &there) == 0 && S_ISREG(there.st_mode) &&
+          static_cast<uint64_t>(there.st_size) == facts.size)
+        facts.local = local;
+    }
+    return tree;
+  }
+
+  // Returns where the next page is; "" after the last one.
+  std::string add_page(const std::string& where, Tree& tree) {
+    const std::string& root = tree.name.root;
+    const Request asked = ask(root, where);
+    if (parse_url(asked.url).origin() != parse_url(endpoint_).origin())
+      throw input_error({root, {}}, "the hub's list goes on at another host");
+    const Response response = fetch(asked);
+    check_status(asked, response);
+    for (const auto& entry : text::parse_json(response.body, root)) {
+      const std::string path = text::string_member(entry, "path", root);
+      const std::string type = text::string_member(entry, "type", root);
+      if (type == "directory") tree.folders.insert(path);
+      if (type != "file") continue;
+      Facts facts;
+      facts.size = text::uint_member(entry, "size", root);
+      facts.tag = text::string_member(entry, "oid", root);
+      if (const auto lfs = entry.find("lfs");
+          lfs != entry.end() && lfs->is_object()) {
+        facts.size = text::uint_member(*lfs, "size", root);
+        facts.sha256 = text::string_member(*lfs, "oid", root);
+        if (facts.sha256.starts_with("sha256:")) facts.sha256.erase(0, 7);
+        facts.tag = facts.sha256;
+      }
+      add_folders(path, tree);
+      tree.files.emplace(path, std::move(facts));
+    }
+    return next_page(response.header("link"));
+  }
+
+  // <https://…>; rel="next"
+  static std::string next_page(const std::string& link) {
+    const size_t mark = link.find("rel=\"next\"");
+    if (mark == link.npos) return {};
+    const size_t end = link.rfind('>', mark);
+    const size_t begin = link.rfind('<', mark);
+    if (begin == link.npos || end == link.npos || end < begin) return {};
+    return link.substr(begin + 1, end - begin - 1);
+  }
+
+  // models--ORG--NAME/snapshots/SHA
+  static std::string repo_folder(const Name& name) {
+    std::string flat = name.repo;
+    flat.replace(flat.find('/'), 1, "--");
+    return cache_folder() + "/" + name.kind + "--" + flat;
+  }
+  static std::string snapshot(const Name& name, const std::string& sha) {
+    return repo_folder(name) + "/snapshots/" + sha;
+  }
+
+  std::optional<Tree> cached_tree(const Name& name) {
+    Tree tree{.name = name};
+    tree.sha = is_commit(name.revision)
+                   ? name.revision
+                   : first_line(repo_folder(name) + "/refs/" + name.revision);
+    const std::string folder = snapshot(name, tree.sha);
+    if (tree.sha.empty() || !io::is_directory(folder))
+      throw missing_error({name.root, {}},
+                          "is not in the hub's cache ({}), and HF_HUB_OFFLINE "
+                          "forbids to ask for it",
+                          repo_folder(name));
+    tree.folders.insert("");
+    add_cached(folder, "", tree);
+    return tree;
+  }
+
+  static void add_cached(const std::string& folder, const std::string& below,
+                         Tree& tree) {
+    for (const std::string& one : io::list_directory(folder)) {
+      const std::string full = io::join(folder, one);
+      const std::string path = below.empty() ? one : below + "/" + one;
+      if (io::is_directory(full)) {
+        tree.folders.insert(path);
+        add_cached(full, path, tree);
+        continue;
+      }
+      const auto size = io::file_size(full);
+      if (!size) continue;
+      Facts facts;
+      facts.size = *size;
+      facts.local = full;
+      tree.files.emplace(path, std::move(facts));
+    }
+  }
+
+  std::string endpoint_;
+  std::mutex tree_mutex_;
+  std::map<std::string, std::optional<Tree>> trees_;  // by root
+  std::mutex mutex_;
+  std::map<std::string, std::string> places_;  // by path
+};
+
+}  // namespace
+
+std::unique_ptr<Store> make_hub_store() { return std::make_unique<HubStore>(); }
+
+}  // namespace ckpt::net

@@ -1,0 +1,28 @@
+// A build without libcurl's headers: URLs are known and refused.
+#include "ckpt/error.h"
+#include "lib/io/remote.h"
+
+namespace ckpt::io {
+namespace {
+
+[[noreturn]] void refuse(const std::string& url) {
+  throw resource_error({url, {}}, "this ckpt was built without URLs")
+      .with_hint("install libcurl4-openssl-dev and build it again");
+}
+
+}  // namespace
+
+OpenedRemote open_remote(const std::string& url) { refuse(url); }
+std::optional<struct stat> stat_remote(const std::string& url) { refuse(url); }
+std::optional<struct stat> stat_remote_again(const std::string& url) {
+  refuse(url);
+}
+std::vector<std::string> list_remote(const std::string& url) { refuse(url); }
+std::string remote_sha256(const std::string& url) { refuse(url); }
+std::string take_secrets(const std::string& url) {
+  return url.substr(0, url.find('?'));
+}
+uint64_t share_remote_memory(uint64_t) { return 0; }
+RemoteTraffic remote_traffic() { return {}; }
+
+}  // namespace ckpt::io

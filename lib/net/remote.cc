@@ -1,0 +1,205 @@
+// The seam's side here: which store answers, and what is remembered of its
+// answers. A format is found by a dozen readers that all look at the same
+// names, and a server is asked once.
+#include "lib/io/remote.h"
+
+#include <algorithm>
+#include <functional>
+#include <unordered_map>
+
+#include "lib/io/file.h"
+#include "lib/net/file.h"
+#include "lib/net/settings.h"
+#include "lib/net/store.h"
+#include "lib/net/url.h"
+
+namespace ckpt::net {
+namespace {
+
+struct Known {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::optional<Facts>> facts;
+  std::unordered_map<std::string, std::shared_ptr<const NetFile>> files;
+  std::unordered_map<std::string, std::optional<std::vector<std::string>>>
+      lists;
+};
+
+Known& known() {
+  static Known* const all = new Known;
+  return *all;
+}
+
+struct Taken {
+  std::mutex mutex;
+  std::map<std::string, Secrets> secrets;
+};
+
+Taken& taken() {
+  static Taken* const all = new Taken;
+  return *all;
+}
+
+std::optional<Facts> facts_of(const std::string& path) {
+  Known& all = known();
+  {
+    const std::lock_guard lock(all.mutex);
+    if (const auto found = all.facts.find(path); found != all.facts.end())
+      return found->second;
+  }
+  std::optional<Facts> facts = store_of(path).look(path);
+  const std::lock_guard lock(all.mutex);
+  return all.facts.emplace(path, std::move(facts)).first->second;
+}
+
+struct stat as_stat(const Facts& facts) {
+  if (!facts.local.empty()) {
+    struct stat there;
+    if (::stat(facts.local.c_str(), &there) == 0) return there;
+  }
+  struct stat made = {};
+  made.st_mode = facts.directory ? S_IFDIR | 0555 : S_IFREG | 0444;
+  made.st_size = static_cast<off_t>(facts.size);
+  // Hashes stand where the file system has numbers of its own.
+  made.st_dev = UINT32_MAX;
+  made.st_ino = std::hash<std::string>{}(facts.tag);
+  made.st_nlink = 1;
+  return made;
+}
+
+}  // namespace
+
+std::string last_name(const std::string& path) {
+  return path.substr(path.rfind('/') + 1);
+}
+
+std::string folder_of(const std::string& path) {
+  return path.substr(0, path.rfind('/'));
+}
+
+Store& store_of(const std::string& path) {
+  static Store& web = *make_web_store().release();
+  static Store& hub = *make_hub_store().release();
+  static Store& s3 = *make_s3_store().release();
+  static Store& gcs = *make_gcs_store().release();
+  if (path.starts_with("hf://")) return hub;
+  if (path.starts_with("s3://")) return s3;
+  if (path.starts_with("gs://")) return gcs;
+  return web;
+}
+
+std::optional<Secrets> secrets_of(const std::string& path) {
+  Taken& all = taken();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.secrets.find(path);
+  if (found == all.secrets.end()) return std::nullopt;
+  return found->second;
+}
+
+bool has_secrets_beside(const std::string& path) {
+  Taken& all = taken();
+  const std::lock_guard lock(all.mutex);
+  const std::string folder = folder_of(path) + "/";
+  const auto found = all.secrets.lower_bound(folder);
+  return found != all.secrets.end() && found->first.starts_with(folder) &&
+         !found->second.query.empty();
+}
+
+void check_scheme(const std::string& url, const std::string& path) {
+  const Url parts = parse_url(url);
+  if (parts.scheme != "http" || is_loopback(parts.authority) ||
+      settings().allow_http)
+    return;
+  throw unsafe_error({path, {}},
+                     "http:// to another machine is neither secret nor proof "
+                     "against changes")
+      .with_hint("use https://, or set CKPT_NET_ALLOW_HTTP=1");
+}
+
+}  // namespace ckpt::net
+
+namespace ckpt::io {
+
+OpenedRemote open_remote(const std::string& url) {
+  const std::string path = net::normal(url);
+  const auto facts = net::facts_of(path);
+  if (!facts) throw missing_error({url, {}}, "does not exist");
+  if (facts->directory)
+    throw input_error({url, {}}, "is a directory, not a regular file");
+  OpenedRemote opened{.facts = net::as_stat(*facts)};
+  if (!facts->local.empty()) {
+    opened.local = facts->local;
+    return opened;
+  }
+  net::Known& all = net::known();
+  const std::lock_guard lock(all.mutex);
+  auto& file = all.files[path];
+  if (!file) {
+    file =
+        std::make_shared<const net::NetFile>(net::store_of(path), path, *facts);
+    if (auto known = all.facts.find(path);
+        known != all.facts.end() && known->second)
+      known->second->head.clear();  // it is a block now
+  }
+  opened.file = file;
+  return opened;
+}
+
+std::optional<struct stat> stat_remote(const std::string& url) {
+  const auto facts = net::facts_of(net::normal(url));
+  if (!facts) return std::nullopt;
+  return net::as_stat(*facts);
+}
+
+std::optional<struct stat> stat_remote_again(const std::string& url) {
+  const std::string path = net::normal(url);
+  const auto facts = net::store_of(path).look_again(path);
+  if (!facts) return std::nullopt;
+  return net::as_stat(*facts);
+}
+
+std::vector<std::string> list_remote(const std::string& url) {
+  const std::string path = net::normal(url);
+  net::Known& all = net::known();
+  {
+    const std::lock_guard lock(all.mutex);
+    if (const auto found = all.lists.find(path);
+        found != all.lists.end() && found->second)
+      return *found->second;
+  }
+  auto names = net::store_of(path).list(path);
+  if (!names) throw missing_error({url, {}}, "cannot be listed");
+  std::ranges::sort(*names);
+  const std::lock_guard lock(all.mutex);
+  all.lists[path] = names;
+  return *std::move(names);
+}
+
+std::string remote_sha256(const std::string& url) {
+  const auto facts = net::facts_of(net::normal(url));
+  return facts ? facts->sha256 : "";
+}
+
+std::string take_secrets(const std::string& url) {
+  if (!url.starts_with("http")) return url;
+  const net::Url parts = net::parse_url(url);
+  if (parts.userinfo.empty() && parts.query.empty()) return url;
+  net::Taken& all = net::taken();
+  const std::lock_guard lock(all.mutex);
+  all.secrets[net::normal(parts.shown())] = {parts.userinfo, parts.query};
+  return parts.shown();
+}
+
+uint64_t share_remote_memory(uint64_t bytes) {
+  constexpr uint64_t kMost = uint64_t{64} << 20;
+  if (net::traffic().requests == 0) return 0;
+  const uint64_t share = std::min(kMost, bytes / 4);
+  net::set_memory(share);
+  return share;
+}
+
+RemoteTraffic remote_traffic() {
+  const net::Traffic now = net::traffic();
+  return {now.requests, now.bytes};
+}
+
+}  // namespace ckpt::io

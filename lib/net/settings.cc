@@ -1,0 +1,50 @@
+#include "lib/net/settings.h"
+
+#include <charconv>
+#include <cstdlib>
+
+#include "ckpt/error.h"
+
+namespace ckpt::net {
+namespace {
+
+void read_number(const char* name, uint64_t least, uint64_t most,
+                 uint64_t& value) {
+  const std::string text = environment(name);
+  if (text.empty()) return;
+  uint64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, failure] = std::from_chars(text.data(), end, number);
+  if (failure != std::errc{} || stop != end || number < least || number > most)
+    throw usage_error({}, "{}={}: expected a number from {} to {}", name, text,
+                      least, most);
+  value = number;
+}
+
+Settings read_settings() {
+  Settings all;
+  read_number("CKPT_NET_RETRIES", 0, 100, all.retries);
+  read_number("CKPT_NET_BACKOFF_MS", 0, 60'000, all.backoff_ms);
+  read_number("CKPT_NET_STALL", 1, 3600, all.stall_seconds);
+  read_number("CKPT_NET_CONNECTIONS", 1, 256, all.connections);
+  all.allow_http = environment("CKPT_NET_ALLOW_HTTP") == "1";
+  for (const char* name : {"AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE",
+                           "CURL_CA_BUNDLE", "SSL_CERT_FILE"})
+    if (std::string file = environment(name); !file.empty())
+      all.ca_file = std::move(file);
+  return all;
+}
+
+}  // namespace
+
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value ? value : "";
+}
+
+const Settings& settings() {
+  static const Settings all = read_settings();
+  return all;
+}
+
+}  // namespace ckpt::net

@@ -1,0 +1,24 @@
+// What of the transport the environment can change.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ckpt::net {
+
+struct Settings {
+  uint64_t retries = 5;         // CKPT_NET_RETRIES, of one request
+  uint64_t backoff_ms = 200;    // CKPT_NET_BACKOFF_MS, doubled each time
+  uint64_t stall_seconds = 30;  // CKPT_NET_STALL: less than 1 KiB/s so long
+  uint64_t connections = 16;    // CKPT_NET_CONNECTIONS, to one host
+  bool allow_http = false;      // CKPT_NET_ALLOW_HTTP=1: not to loopback alone
+  std::string ca_file;          // SSL_CERT_FILE and what others call it
+};
+
+// Throws a usage_error for what is no number.
+const Settings& settings();
+
+// "" if it is not set.
+std::string environment(const char* name);
+
+}  // namespace ckpt::net

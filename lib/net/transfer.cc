@@ -1,0 +1,397 @@
+#include "lib/net/transfer.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstring>
+#include <random>
+
+#include "lib/net/settings.h"
+#include "lib/net/url.h"
+
+namespace ckpt::net {
+namespace {
+
+constexpr uint64_t kLargeRange = 1 << 20;
+constexpr size_t kMostErrorBody = 64 << 10;
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::ranges::transform(out, out.begin(), [](unsigned char c) {
+    return static_cast<char>(std::tolower(c));
+  });
+  return out;
+}
+
+std::string_view trim(std::string_view text) {
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text[0])))
+    text.remove_prefix(1);
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())))
+    text.remove_suffix(1);
+  return text;
+}
+
+std::optional<uint64_t> number(std::string_view text) {
+  uint64_t value = 0;
+  const auto [stop, failure] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure != std::errc{} || stop != text.data() + text.size())
+    return std::nullopt;
+  return value;
+}
+
+struct ContentRange {
+  std::optional<uint64_t> first, last, total;
+};
+
+// "bytes 0-99/1234", "bytes */1234"
+ContentRange parse_range(std::string_view text) {
+  ContentRange range;
+  if (!text.starts_with("bytes ")) return range;
+  text.remove_prefix(6);
+  const size_t slash = text.find('/');
+  if (slash == text.npos) return range;
+  range.total = number(trim(text.substr(slash + 1)));
+  const std::string_view both = trim(text.substr(0, slash));
+  const size_t dash = both.find('-');
+  if (dash == both.npos) return range;
+  range.first = number(both.substr(0, dash));
+  range.last = number(both.substr(dash + 1));
+  return range;
+}
+
+// Half of the doubled wait is by chance, so that many clients that failed
+// together don't come back together.
+std::chrono::milliseconds backoff(uint64_t failures) {
+  constexpr uint64_t kMost = 20'000;
+  thread_local std::minstd_rand random{std::random_device{}()};
+  const uint64_t full = std::min<uint64_t>(
+      kMost, settings().backoff_ms << std::min<uint64_t>(failures - 1, 16));
+  return std::chrono::milliseconds(full / 2 + random() % (full / 2 + 1));
+}
+
+bool is_passing(long status) {
+  return status == 408 || status == 429 || status == 500 || status == 502 ||
+         status == 503 || status == 504;
+}
+
+}  // namespace
+
+std::string Response::header(const std::string& name) const {
+  const auto found = headers.find(name);
+  return found == headers.end() ? "" : found->second;
+}
+
+Transfer::Transfer(Request asked)
+    : request(std::move(asked)), target_(request.url) {}
+
+Transfer::~Transfer() {
+  if (list_) curl().slist_free_all(list_);
+}
+
+void Transfer::set_headers(CURL* handle) {
+  const Curl& c = curl();
+  if (list_) c.slist_free_all(list_);
+  list_ = nullptr;
+  const auto add = [&](const std::string& line) {
+    list_ = c.slist_append(list_, line.c_str());
+  };
+  for (const std::string& line : request.headers) add(line);
+  if (own_host_)
+    for (const std::string& line : request.secret_headers) add(line);
+  // A weak ETag is no promise about bytes, and may not be sent so.
+  const std::string& etag = request.version.etag;
+  if (own_host_ && etag.starts_with('"')) add("If-Match: " + etag);
+  c.easy_setopt(handle, CURLOPT_HTTPHEADER, list_);
+}
+
+void Transfer::prepare(CURL* handle) {
+  const Curl& c = curl();
+  easy = handle;
+  c.easy_reset(handle);
+  error_text_[0] = 0;
+  response.headers.clear();
+  response.status = 0;
+  if (request.into.empty()) response.body.clear();
+  head_checked_ = into_range_ = false;
+  verdict_ = Verdict::kNone;
+  before_ = response.got;
+  const auto set = [&](CURLoption option, auto value) {
+    c.easy_setopt(handle, option, value);
+  };
+  set(CURLOPT_URL, target_.c_str());
+  set(CURLOPT_PRIVATE, this);
+  set(CURLOPT_ERRORBUFFER, error_text_);
+  set(CURLOPT_NOSIGNAL, 1L);
+  set(CURLOPT_USERAGENT, "ckpt");
+#if LIBCURL_VERSION_NUM >= 0x075500
+  set(CURLOPT_PROTOCOLS_STR, "http,https");
+#endif
+  set(CURLOPT_CONNECTTIMEOUT, 20L);
+  set(CURLOPT_LOW_SPEED_LIMIT, 1024L);
+  set(CURLOPT_LOW_SPEED_TIME, static_cast<long>(settings().stall_seconds));
+  set(CURLOPT_TCP_KEEPALIVE, 1L);
+  // Small requests share a connection where the server speaks HTTP/2. Large
+  // ones get their own: what limits one connection limits all its streams.
+  const bool large = request.into.size() >= kLargeRange;
+  set(CURLOPT_HTTP_VERSION,
+      long{large ? CURL_HTTP_VERSION_1_1 : CURL_HTTP_VERSION_2TLS});
+  if (large) set(CURLOPT_BUFFERSIZE, 256L << 10);
+  if (!settings().ca_file.empty())
+    set(CURLOPT_CAINFO, settings().ca_file.c_str());
+  if (request.head) set(CURLOPT_NOBODY, 1L);
+  set_headers(handle);
+  if (own_host_ && request.signing) {
+    set(CURLOPT_AWS_SIGV4, request.signing->scheme.c_str());
+    set(CURLOPT_USERNAME, request.signing->key.c_str());
+    set(CURLOPT_PASSWORD, request.signing->secret.c_str());
+  } else if (own_host_ && !request.user_password.empty()) {
+    set(CURLOPT_USERPWD, request.user_password.c_str());
+  }
+  if (!request.into.empty())
+    set(CURLOPT_RANGE, fmt::format("{}-{}", request.begin + response.got,
+                                   request.begin + request.into.size() - 1)
+                           .c_str());
+  set(CURLOPT_HEADERFUNCTION, &Transfer::on_header);
+  set(CURLOPT_HEADERDATA, this);
+  set(CURLOPT_WRITEFUNCTION, &Transfer::on_body);
+  set(CURLOPT_WRITEDATA, this);
+  count_traffic(1, 0);
+}
+
+size_t Transfer::on_header(char* data, size_t size, size_t count, void* self) {
+  static_cast<Transfer*>(self)->add_header({data, size * count});
+  return size * count;
+}
+
+void Transfer::add_header(std::string_view line) {
+  if (line.starts_with("HTTP/")) {
+    response.headers.clear();
+    const size_t space = line.find(' ');
+    response.status = 0;
+    if (space != line.npos)
+      response.status =
+          static_cast<long>(number(line.substr(space + 1, 3)).value_or(0));
+    return;
+  }
+  const size_t colon = line.find(':');
+  if (colon == line.npos) return;
+  response.headers[lower(trim(line.substr(0, colon)))] =
+      std::string(trim(line.substr(colon + 1)));
+}
+
+size_t Transfer::on_body(char* data, size_t size, size_t count, void* self) {
+  auto& transfer = *static_cast<Transfer*>(self);
+  count_traffic(0, size * count);
+  return transfer.take({data, size * count}) ? size * count : 0;
+}
+
+bool Transfer::judge_range() {
+  const auto judge = [&](Verdict verdict, std::string text) {
+    verdict_ = verdict;
+    verdict_text_ = std::move(text);
+    return false;
+  };
+  const Version& known = request.version;
+  const ContentRange range = parse_range(response.header("content-range"));
+  const uint64_t begin = request.begin + response.got;
+  if (!range.first || !range.last || !range.total)
+    return judge(Verdict::kWrongRange,
+                 fmt::format("Content-Range \"{}\" for bytes from {} on",
+                             response.header("content-range"), begin));
+  if (known.size && range.total != known.size)
+    return judge(Verdict::kChanged, fmt::format("had {} bytes, now {}",
+                                                *known.size, *range.total));
+  if (range.first != begin ||
+      *range.last >= request.begin + request.into.size() ||
+      *range.last < begin || *range.last >= *range.total)
+    return judge(Verdict::kWrongRange,
+                 fmt::format("bytes {}-{} where {}-{} were asked for",
+                             *range.first, *range.last, begin,
+                             request.begin + request.into.size() - 1));
+  response.total = range.total;
+  into_range_ = true;
+  return true;
+}
+
+// Nothing of a reply is taken before this.
+bool Transfer::check_head() {
+  if (std::exchange(head_checked_, true)) return true;
+  if (response.status != 200 && response.status != 206) return true;
+  const auto differs = [&](const std::string& then, const char* name) {
+    const std::string now = response.header(name);
+    if (then.empty() || now.empty() || now == then) return false;
+    verdict_ = Verdict::kChanged;
+    verdict_text_ = "its " + std::string(name) + " is another one";
+    return true;
+  };
+  // A host that was redirected to names versions in its own way.
+  if (own_host_ && (differs(request.version.etag, "etag") ||
+                    differs(request.version.last_modified, "last-modified")))
+    return false;
+  if (request.into.empty()) return true;
+  if (response.status == 206) return judge_range();
+  if (request.first_look) {
+    const auto length = number(response.header("content-length"));
+    if (!length || *length <= request.most_body) return true;
+  }
+  verdict_ = Verdict::kNoRanges;
+  return false;
+}
+
+bool Transfer::take(std::span<const char> bytes) {
+  if (!check_head()) return false;
+  if (into_range_) {
+    if (bytes.size() > request.into.size() - response.got) {
+      verdict_ = Verdict::kTooLong;
+      return false;
+    }
+    std::memcpy(request.into.data() + response.got, bytes.data(), bytes.size());
+    response.got += bytes.size();
+    return true;
+  }
+  const bool good = response.status >= 200 && response.status < 300;
+  const uint64_t most = good ? request.most_body : kMostErrorBody;
+  if (response.body.size() + bytes.size() > most) {
+    if (!good) return true;  // enough to say what it is
+    verdict_ = request.into.empty() ? Verdict::kTooLong : Verdict::kNoRanges;
+    return false;
+  }
+  response.body.append(bytes.data(), bytes.size());
+  return true;
+}
+
+bool Transfer::fail(Error failure) {
+  error.emplace(std::move(failure));
+  return false;
+}
+
+bool Transfer::again(std::string what, bool always) {
+  constexpr uint64_t kProgress = 64 << 10;
+  if (response.got >= before_ + kProgress) failures_ = 0;
+  ++failures_;
+  if (always || (failures_ <= settings().retries && take_retry())) {
+    pause_ = backoff(failures_);
+    const auto told = number(response.header("retry-after"));
+    if (told && *told <= 120)
+      pause_ = std::max(pause_, std::chrono::milliseconds(*told * 1000));
+    if (request.into.empty() || response.got == 0) response.body.clear();
+    return true;
+  }
+  Error failure(
+      ExitCode::kIo, {request.path, {}},
+      fmt::format("{}, after {} tries", what, failures_),
+      response.status == 429
+          ? "the server allows fewer requests: run it again later, or with "
+            "CKPT_NET_CONNECTIONS=2"
+          : "run it again when the server or the network is well; "
+            "CKPT_NET_RETRIES=N tries more often");
+  return fail(std::move(failure));
+}
+
+bool Transfer::redirect() {
+  constexpr int kMost = 8;
+  if (++redirects_ > kMost)
+    return fail(Error(ExitCode::kIo, {request.path, {}},
+                      "is redirected more than 8 times"));
+  const Url from = parse_url(target_);
+  target_ = resolve_reference(target_, response.header("location"));
+  const Url to = parse_url(target_);
+  if (to.scheme != "https" &&
+      !(to.scheme == "http" &&
+        (from.scheme == "http" || is_loopback(to.authority))))
+    return fail(unsafe_error({request.path, {}},
+                             "is redirected from https to {}://{}", to.scheme,
+                             to.authority));
+  if (to.origin() != from.origin()) own_host_ = false;
+  for (const auto& [name, value] : response.headers)
+    response.earlier.emplace(name, value);
+  response.body.clear();
+  pause_ = std::chrono::milliseconds(0);
+  return true;
+}
+
+Error Transfer::curl_failure(CURLcode code) const {
+  const std::string text =
+      error_text_[0] ? std::string(error_text_) : curl().easy_strerror(code);
+  const std::string host = parse_url(target_).authority;
+  switch (code) {
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+      return Error(ExitCode::kIo, {request.path, {}},
+                   fmt::format("{} can't be trusted: {}", host, text),
+                   "if its certificate is signed by an authority of your own, "
+                   "name that in SSL_CERT_FILE");
+    case CURLE_SSL_CONNECT_ERROR:
+    case CURLE_SSL_CIPHER:
+    case CURLE_SSL_CERTPROBLEM:
+      return Error(ExitCode::kIo, {request.path, {}},
+                   fmt::format("no TLS connection to {}: {}", host, text));
+    default:
+      return Error(ExitCode::kIo, {request.path, {}},
+                   fmt::format("{}: {}", host, text));
+  }
+}
+
+bool Transfer::finish(CURL* handle, CURLcode code) {
+  easy = nullptr;
+  long status = 0;
+  curl().easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
+  response.status = status;
+  response.url = target_;
+  // An empty body was never judged.
+  if (code == CURLE_OK && !request.head && !check_head())
+    code = CURLE_WRITE_ERROR;
+  // All bytes are there, however the connection ended.
+  if (into_range_ && verdict_ == Verdict::kNone &&
+      response.got == request.into.size()) {
+    give_retry();
+    return false;
+  }
+  switch (verdict_) {
+    case Verdict::kChanged:
+      return fail(changed_error(request.path, verdict_text_));
+    case Verdict::kNoRanges:
+      return fail(Error(ExitCode::kIo, {request.path, {}},
+                        "the server sends whole files only: it ignores ranges",
+                        "download the file first, then open the copy"));
+    case Verdict::kWrongRange:
+      return again("the server sent " + verdict_text_);
+    case Verdict::kTooLong:
+      response.got = before_;
+      return again("the server sent more bytes than were asked for");
+    case Verdict::kNone:
+      break;
+  }
+  if (code == CURLE_OPERATION_TIMEDOUT)
+    return again(
+        fmt::format("{} sent less than 1 KiB/s for {} s, or did not "
+                    "answer",
+                    parse_url(target_).authority, settings().stall_seconds));
+  if (code == CURLE_PEER_FAILED_VERIFICATION ||
+      code == CURLE_SSL_CACERT_BADFILE || code == CURLE_SSL_CERTPROBLEM ||
+      code == CURLE_URL_MALFORMAT || code == CURLE_UNSUPPORTED_PROTOCOL)
+    return fail(curl_failure(code));
+  if (code == CURLE_PARTIAL_FILE)
+    return again(fmt::format("the reply was cut after {} of {} bytes",
+                             response.got, request.into.size()));
+  if (code != CURLE_OK) return again(curl_failure(code).problem());
+  if (status >= 300 && status < 400 && !response.header("location").empty())
+    return redirect();
+  if (is_passing(status)) return again(describe(response));
+  if (status == 412)
+    return fail(changed_error(request.path, "the server has another version"));
+  if (into_range_ && response.got < request.into.size() &&
+      !(response.total && request.begin + response.got == *response.total)) {
+    // Less than was asked for is allowed; nothing at all is not.
+    if (response.got > before_) {
+      pause_ = std::chrono::milliseconds(0);
+      return true;
+    }
+    return again("the server sent no bytes");
+  }
+  give_retry();
+  return false;
+}
+
+}  // namespace ckpt::net

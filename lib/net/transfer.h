@@ -1,0 +1,71 @@
+// One request under way, as the thread that runs it sees it.
+#pragma once
+
+#include <chrono>
+
+#include "lib/net/curl.h"
+#include "lib/net/http.h"
+
+namespace ckpt::net {
+
+// What a reply turned out to be while it came.
+enum class Verdict : uint8_t {
+  kNone,
+  kChanged,     // another version
+  kNoRanges,    // the whole file where a part was asked for
+  kWrongRange,  // other bytes than were asked for
+  kTooLong,
+};
+
+class Transfer {
+ public:
+  explicit Transfer(Request request);
+  ~Transfer();
+
+  // Configures a handle for the next attempt.
+  void prepare(CURL* easy);
+  // The attempt ended. True if there will be another, after `pause()`.
+  bool finish(CURL* easy, CURLcode code);
+  std::chrono::milliseconds pause() const { return pause_; }
+
+  Request request;
+  Response response;
+  std::optional<Error> error;
+  bool cancelled = false;
+  bool done = false;     // these two: under the client's lock
+  CURL* easy = nullptr;  // while an attempt runs
+
+ private:
+  static size_t on_header(char* data, size_t size, size_t count, void* self);
+  static size_t on_body(char* data, size_t size, size_t count, void* self);
+  void add_header(std::string_view line);
+  bool check_head();  // once, before the first byte of the body
+  bool take(std::span<const char> bytes);
+  bool judge_range();
+  bool redirect();
+  bool again(std::string what, bool always = false);
+  bool fail(Error failure);
+  Error curl_failure(CURLcode code) const;
+  void set_headers(CURL* handle);
+
+  curl_slist* list_ = nullptr;
+  std::string target_;    // the URL of the next attempt
+  bool own_host_ = true;  // secrets may be sent to it
+  int redirects_ = 0;
+  uint64_t failures_ = 0;
+  uint64_t before_ = 0;  // response.got when the attempt began
+  bool head_checked_ = false;
+  bool into_range_ = false;
+  Verdict verdict_ = Verdict::kNone;
+  std::string verdict_text_;
+  std::chrono::milliseconds pause_{0};
+  char error_text_[CURL_ERROR_SIZE] = {};
+};
+
+// Takes one retry of what this process may make in all; false if there is none
+// left: what fails all the time is not asked for ever.
+bool take_retry();
+void give_retry();
+void count_traffic(uint64_t requests, uint64_t bytes);
+
+}  // namespace ckpt::net

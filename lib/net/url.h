@@ -1,0 +1,48 @@
+// URLs in their parts, and what of them may be shown.
+//
+//   https://user:pass@host:8443/a/b.safetensors?sig=abc
+//   scheme  userinfo  authority path             query
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace ckpt::net {
+
+struct Url {
+  std::string scheme;
+  std::string userinfo;   // a secret
+  std::string authority;  // host and port
+  std::string path;       // from the slash on; may be empty
+  std::string query;      // without "?"; a secret
+
+  // "https://host:8443": what a secret may be sent to.
+  std::string origin() const { return scheme + "://" + authority; }
+  // Without user, password and query.
+  std::string shown() const { return origin() + path; }
+  std::string whole() const {
+    return shown() + (query.empty() ? "" : "?" + query);
+  }
+};
+
+// Of anything with "://"; what lacks is empty. Fragments are dropped.
+Url parse_url(std::string_view text);
+
+// RFC 3986: all but unreserved characters become %XX; of a path, slashes stay.
+std::string encode(std::string_view text);
+std::string encode_path(std::string_view path);
+// Only what no URL can hold: spaces, controls, quotes, bytes above 127, and ?#.
+std::string encode_rest(std::string_view path);
+std::string decode(std::string_view text);
+
+// 127.0.0.0/8, ::1, localhost.
+bool is_loopback(std::string_view authority);
+
+// Without double and final slashes: "s3://b//x/" is "s3://b/x".
+std::string normal(std::string_view url);
+
+// What a Location header means.
+std::string resolve_reference(const std::string& base,
+                              std::string_view location);
+
+}  // namespace ckpt::net

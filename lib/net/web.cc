@@ -1,0 +1,174 @@
+// https:// (and http:// on this machine): files by ranges. A directory is what
+// ends with a slash and answers with a page of links, as nginx, Apache and
+// Python's http.server list one.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "lib/net/store.h"
+#include "lib/net/url.h"
+
+namespace ckpt::net {
+namespace {
+
+// A header is read next of these, of others a few bytes to see what they are.
+uint64_t first_bytes(const std::string& path) {
+  return path.ends_with(".safetensors") || path.ends_with(".json") ? 64 << 10
+                                                                   : 4 << 10;
+}
+
+// The name behind href, if it is one in this directory: "model.bin", "sub/".
+std::string linked_name(std::string_view link) {
+  std::string name(link.substr(0, link.find_first_of("?#")));
+  if (name.starts_with("./")) name.erase(0, 2);
+  for (size_t at = 0; (at = name.find("&amp;", at)) != name.npos; ++at)
+    name.replace(at, 5, "&");
+  const size_t slash = name.find('/');
+  if (name.empty() || name[0] == '.' || name.find(':') != name.npos ||
+      (slash != name.npos && slash + 1 != name.size()))
+    return name.starts_with(".") && slash == name.npos && name != "." &&
+                   name != ".."
+               ? decode(name)
+               : "";
+  return decode(name);
+}
+
+std::vector<std::string> links(std::string_view page) {
+  std::set<std::string> names;
+  constexpr std::string_view kMark = "href=\"";
+  while (true) {
+    const size_t at = page.find(kMark);
+    if (at == page.npos) break;
+    page.remove_prefix(at + kMark.size());
+    const size_t end = page.find('"');
+    if (end == page.npos) break;
+    std::string name = linked_name(page.substr(0, end));
+    if (name.ends_with('/')) name.pop_back();
+    if (!name.empty() && name.find('/') == name.npos) names.insert(name);
+  }
+  return {names.begin(), names.end()};
+}
+
+bool is_page(const Response& response) {
+  return response.status == 200 &&
+         parse_url(response.url).path.ends_with('/') &&
+         response.header("content-type").starts_with("text/html");
+}
+
+class WebStore final : public Store {
+ public:
+  std::optional<Facts> look(const std::string& path) override {
+    if (is_absent(path)) return std::nullopt;
+    std::string head(first_bytes(path), '\0');
+    return look_at(path, head);
+  }
+
+  std::optional<Facts> look_again(const std::string& path) override {
+    std::string head(1, '\0');
+    auto facts = look_at(path, head);
+    if (facts) facts->head.clear();
+    return facts;
+  }
+
+  std::optional<std::vector<std::string>> list(
+      const std::string& path) override {
+    Request asked = request(path);
+    if (!asked.url.ends_with('/')) asked.url += '/';
+    const Response response = fetch(asked);
+    if (!is_page(response)) return std::nullopt;
+    std::vector<std::string> names = links(response.body);
+    add_hidden(path, names);
+    const std::lock_guard lock(mutex_);
+    listed_[path] = {names.begin(), names.end()};
+    return names;
+  }
+
+  Request request(const std::string& path) override {
+    check_scheme(path, path);
+    Request made;
+    made.path = path;
+    made.url = encode_rest(path);
+    if (const auto secrets = secrets_of(path)) {
+      made.user_password = decode(secrets->userinfo);
+      if (!secrets->query.empty()) made.url += "?" + secrets->query;
+    }
+    return made;
+  }
+
+ private:
+  // What nginx does not list, and no distributed checkpoint is without.
+  void add_hidden(const std::string& path, std::vector<std::string>& names) {
+    const std::string index = ".metadata";
+    if (std::ranges::find(names, index) == names.end() &&
+        std::ranges::any_of(names,
+                            [](const std::string& name) {
+                              return name.ends_with(".distcp");
+                            }) &&
+        look(path + "/" + index))
+      names.push_back(index);
+  }
+
+  // Not in the listing of its directory, which may hide names that begin with
+  // a dot; below a file; or beside one with a signature of its own, with which
+  // nothing else can be asked for.
+  bool is_absent(const std::string& path) {
+    const std::string folder = folder_of(path);
+    if (parse_url(path).path.empty()) return false;
+    if (!secrets_of(path) && (secrets_of(folder) || has_secrets_beside(path)))
+      return true;
+    const std::lock_guard lock(mutex_);
+    for (std::string above = folder;
+         above.size() > parse_url(path).origin().size();
+         above = folder_of(above))
+      if (files_.contains(above)) return true;
+    const auto found = listed_.find(folder);
+    const std::string name = last_name(path);
+    return found != listed_.end() && !name.starts_with('.') &&
+           !found->second.contains(name);
+  }
+
+  std::optional<Facts> look_at(const std::string& path, std::string& head) {
+    Request asked = request(path);
+    asked.into = std::as_writable_bytes(std::span(head));
+    asked.first_look = true;
+    const Response response = fetch(asked);
+    Facts facts;
+    if (is_page(response)) {
+      facts.directory = true;
+      const std::vector<std::string> names = links(response.body);
+      const std::lock_guard lock(mutex_);
+      listed_[path] = {names.begin(), names.end()};
+      return facts;
+    }
+    if (response.status == 404 || response.status == 410) return std::nullopt;
+    // An empty file has no first byte.
+    const bool empty = response.status == 416 &&
+                       response.header("content-range") == "bytes */0";
+    if (!empty) check_status(asked, response);
+    if (response.status == 206) {
+      facts.size = response.total.value_or(0);
+      head.resize(response.got);
+      facts.head = head;
+    } else if (!empty) {
+      facts.size = response.body.size();
+      facts.head = response.body;
+    }
+    facts.version = {response.header("etag"), response.header("last-modified"),
+                     facts.size};
+    facts.tag = facts.version.etag + "\n" + facts.version.last_modified;
+    const std::lock_guard lock(mutex_);
+    files_.insert(path);
+    return facts;
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, std::set<std::string>> listed_;
+  std::set<std::string> files_;
+};
+
+}  // namespace
+
+std::unique_ptr<Store> make_web_store() { return std::make_unique<WebStore>(); }
+
+}  // namespace ckpt::net
