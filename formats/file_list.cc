@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/glob.h"
 
 namespace ckpt::formats {
@@ -185,9 +186,9 @@ class Walk {
     if (const auto known = sizes_.find(where); known != sizes_.end()) {
       file.bytes = known->second;
     } else {
-      std::error_code failed;
-      const uint64_t size = fs::file_size(where, failed);
-      if (!failed) file.bytes = size;
+      struct stat facts;
+      if (io::stat_any(where, facts) && S_ISREG(facts.st_mode))
+        file.bytes = static_cast<uint64_t>(facts.st_size);
     }
     file.part = part_of(path, where);
     file.sidecar = sidecars_.contains(where);
@@ -214,8 +215,9 @@ class Walk {
     const std::string where = full(path);
     if (sizes_.contains(where)) return add(path, where);
     std::error_code failed;
-    const fs::file_status itself = fs::symlink_status(where, failed);
-    if (fs::is_directory(itself)) {
+    if (io::is_url(where)
+            ? io::is_directory(where)
+            : fs::is_directory(fs::symlink_status(where, failed))) {
       if (path == except_) return;
       if (std::ranges::count(path, '/') < static_cast<long>(kMaxDepth))
         folders_.push_back(path);

@@ -10,6 +10,7 @@
 #include "formats/file_list.h"
 #include "formats/foreign.h"
 #include "formats/format.h"
+#include "formats/hub_cache.h"
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/zarr.h"
@@ -25,6 +26,7 @@
 #include "formats/vllm/vllm.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
 #include "lib/trace.h"
@@ -104,12 +106,11 @@ bool is_hub_name(const std::string& path) {
 std::string missing_hint(const std::string& path) {
   const std::string directory = io::parent(path);
   try {
+    if (io::is_url(path)) return {};
     if (!io::is_directory(directory)) {
       if (is_hub_name(path))
-        return fmt::format(
-            "a model of the Hugging Face hub has to be downloaded first: hf "
-            "download {} --local-dir DIR",
-            printable(path));
+        return fmt::format("a model of the Hugging Face hub is hf://{}",
+                           printable(path));
       std::string above = directory;
       while (!io::is_directory(above) && above != io::parent(above))
         above = io::parent(above);
@@ -387,6 +388,11 @@ Detection detect(const std::string& path) {
 
 Catalog open(const std::string& path, const std::string& from,
              const ReadOptions& options) {
+  if (const auto snapshot = find_snapshot(path)) {
+    Catalog catalog = open(snapshot->path, from, options);
+    catalog.assumptions.insert(catalog.assumptions.begin(), snapshot->why);
+    return catalog;
+  }
   const trace::Span span("headers");
   const io::SameListings listings;
   if (from.empty() && options.trainer != "none") {

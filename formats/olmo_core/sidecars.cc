@@ -58,12 +58,12 @@ class Collector {
     }
     // Weights beside it are another model's, or the same again.
     if (formats::part_by_name(below) == "model") return;
-    const uint64_t size = fs::file_size(path, failed);
-    if (!io::is_file(path) || failed) return leave_out(path);
+    const auto size = io::file_size(path);
+    if (!size) return leave_out(path);
     if (catalog_.sidecars.size() >= kMostFiles)
       throw input_error({home_, {}}, "more than {} files lie in it", kMostFiles)
           .with_hint("name the folder model_and_optim in it");
-    catalog_.sidecars.push_back({below, path, size});
+    catalog_.sidecars.push_back({below, path, *size});
   }
 
   void leave_out(const std::string& path) {

@@ -56,13 +56,13 @@ class Collector {
         folders_.push_back(below);
       return;
     }
-    const uint64_t size = fs::file_size(path, failed);
-    if (!io::is_file(path) || failed) return leave_out(path);
+    const auto size = io::file_size(path);
+    if (!size) return leave_out(path);
     if (catalog_.sidecars.size() >= kMostFiles)
       throw input_error({found_.home, {}}, "more than {} files lie in it",
                         kMostFiles)
           .with_hint("move the checkpoint into a folder of its own");
-    catalog_.sidecars.push_back({below, path, size});
+    catalog_.sidecars.push_back({below, path, *size});
   }
 
   void leave_out(const std::string& path) {

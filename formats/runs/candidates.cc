@@ -4,18 +4,17 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 
 #include "ckpt/error.h"
 #include "formats/runs/pattern.h"
 #include "formats/torch/container.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 
 namespace ckpt::runs {
 namespace {
 
-namespace fs = std::filesystem;
 using text::printable;
 
 constexpr uint64_t kMaxTracker = 4096;
@@ -23,6 +22,11 @@ constexpr uint64_t kMaxTracker = 4096;
 std::vector<std::string> listing(const std::string& folder) {
   if (!io::is_directory(folder)) return {};
   return io::list_directory(folder);
+}
+
+bool is_there(const std::string& path) {
+  struct stat facts;
+  return io::stat_any(path, facts);
 }
 
 bool has_signature(const Trainer& trainer, const std::string& folder) {
@@ -113,7 +117,7 @@ std::vector<Candidate> candidates(const Trainer& trainer,
     const size_t cut = last.rfind('/');
     const std::string where = cut == last.npos ? "" : last.substr(0, cut);
     const std::string path = io::join(root, last);
-    if (where == above && fs::exists(path))
+    if (where == above && is_there(path))
       found.insert(found.begin(), {path, std::nullopt, true});
   }
   return found;

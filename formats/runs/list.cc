@@ -10,6 +10,7 @@
 #include "formats/runs/find.h"
 #include "formats/runs/ranks.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 
 namespace ckpt::runs {
 namespace {
@@ -19,6 +20,14 @@ namespace fs = std::filesystem;
 // Bytes of all files below, links not followed; the time of the last change.
 void measure(const std::string& path, Step& step) {
   constexpr size_t kMostFiles = 1'000'000;
+  if (io::is_url(path)) {
+    if (!io::is_directory(path)) {
+      step.bytes += io::file_size(path).value_or(0);
+      return;
+    }
+    for (const auto& file : io::files_below(path)) step.bytes += file.bytes;
+    return;
+  }
   std::error_code failed;
   const auto add = [&](const fs::directory_entry& entry) {
     std::error_code ignored;

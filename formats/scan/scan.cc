@@ -14,6 +14,8 @@
 #include "formats/dcp/metadata.h"
 #include "formats/scan/scanner.h"
 #include "formats/torch/container.h"
+#include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/parallel.h"
 #include "lib/text/utf8.h"
 
@@ -141,8 +143,10 @@ class Walk {
 
   void directory(const std::string& path, bool raw, int depth) {
     struct stat facts;
-    if (depth > 64 || ::stat(path.c_str(), &facts) != 0) return;
-    if (!seen_.emplace(facts.st_dev, facts.st_ino).second) return;
+    if (depth > 64 || !io::stat_any(path, facts)) return;
+    // A server's directories have no numbers, and no links.
+    if (!io::is_url(path) && !seen_.emplace(facts.st_dev, facts.st_ino).second)
+      return;
     const std::vector<std::string> names = io::list_directory(path);
     for (const char* array : {".zarray", "zarr.json"})
       if (std::ranges::binary_search(names, array))
@@ -154,7 +158,7 @@ class Walk {
  private:
   void entry(const std::string& path, bool raw, int depth) {
     struct stat facts;
-    if (::stat(path.c_str(), &facts) != 0) {
+    if (!io::stat_any(path, facts)) {
       files_.push_back({path, raw, std::strerror(errno)});
     } else if (S_ISDIR(facts.st_mode)) {
       try {

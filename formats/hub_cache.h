@@ -1,0 +1,23 @@
+// The cache of the Hugging Face hub's client, given as a directory:
+//
+//   models--ORG--NAME/
+//     refs/main                  the commit that the branch was at
+//     snapshots/COMMIT/FILE      links to ../../blobs/…
+//     blobs/                     *.incomplete are downloads that did not end
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace ckpt::formats {
+
+struct Snapshot {
+  std::string path;
+  std::string why;  // "revision 0123abcd, which refs/main names"
+};
+
+// Nothing if it is no such directory. Throws missing_error if no snapshot of it
+// is there.
+std::optional<Snapshot> find_snapshot(const std::string& path);
+
+}  // namespace ckpt::formats
