@@ -30,6 +30,7 @@ std::unique_ptr<Command> make_convert();
 std::unique_ptr<Command> make_diff();
 std::unique_ptr<Command> make_doctor();
 std::unique_ptr<Command> make_family();
+std::unique_ptr<Command> make_fetch();
 std::unique_ptr<Command> make_inspect();
 std::unique_ptr<Command> make_ls();
 std::unique_ptr<Command> make_reshard();

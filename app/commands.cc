@@ -1,5 +1,7 @@
 #include "app/commands.h"
 
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
@@ -7,6 +9,8 @@
 #include "app/console.h"
 #include "app/help.h"
 #include "app/words.h"
+#include "lib/io/remote.h"
+#include "lib/text/format.h"
 
 namespace ckpt::app {
 namespace {
@@ -23,6 +27,7 @@ Commands all_commands() {
   commands.push_back(make_diff());
   commands.push_back(make_scan());
   commands.push_back(make_salvage());
+  commands.push_back(make_fetch());
   commands.push_back(make_family());
   commands.push_back(make_run());
   commands.push_back(make_doctor());
@@ -59,7 +64,11 @@ int run_command(Command& command, std::vector<std::string> words) {
     throw wrong_options(command, app, error.what());
   }
   configure(command.output);
-  return static_cast<int>(command.run());
+  const ExitCode code = command.run();
+  if (const auto [requests, bytes] = io::remote_traffic(); requests != 0)
+    spdlog::info("{}, {} over the wire", text::counted(requests, "request"),
+                 text::iec_size(bytes));
+  return static_cast<int>(code);
 }
 
 std::vector<std::string> current;  // what runs
@@ -73,6 +82,9 @@ int run_words(std::vector<std::string> words) {
   const bool json = std::ranges::find(words, "--json") != words.end();
   if (json) configure({.json = true});
   words = expand_files(words);
+  // From here on no URL has a secret in it.
+  for (std::string& word : words)
+    if (io::is_url(word)) word = io::take_secrets(word);
   const Commands commands = all_commands();
   if (words.empty()) {
     say(main_help(commands));

@@ -15,6 +15,7 @@
 #include "app/json_writer.h"
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/sha256.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
@@ -65,6 +66,9 @@ using Files = std::map<std::string, Identity>;  // by path below the source
 
 // All regular files of a source; of a file, itself under the name "".
 Files files_of(const std::string& source) {
+  if (io::is_url(source))
+    throw usage_error({source, {}}, "a plan is of files on this machine")
+        .with_hint("run the command itself: -n shows what it would do");
   Files files;
   if (io::is_file(source)) {
     files.emplace("", identity_of(source));

@@ -15,6 +15,7 @@
 #include "ckpt/error.h"
 #include "formats/runs/find.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -26,6 +27,12 @@ using text::printable;
 void add_files(StepRow& step) {
   constexpr size_t kMostFiles = 1'000'000;
   namespace fs = std::filesystem;
+  if (io::is_url(step.path)) {
+    if (io::is_directory(step.path))
+      for (const auto& file : io::files_below(step.path))
+        step.bytes += file.bytes;
+    return;
+  }
   std::error_code failed;
   size_t left = kMostFiles;
   time_t newest = 0;

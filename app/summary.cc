@@ -18,6 +18,7 @@
 #include "formats/families/numbers.h"
 #include "formats/peft/config.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -240,7 +241,7 @@ std::string saved_text(const Catalog& catalog) {
   const size_t step = catalog.files.size() / kMost + 1;
   for (size_t i = 0; i < catalog.files.size(); i += step) {
     struct stat info = {};
-    if (::stat(catalog.files[i].path.c_str(), &info) == 0)
+    if (io::stat_any(catalog.files[i].path, info))
       newest = std::max<int64_t>(newest, info.st_mtime);
   }
   if (newest == 0) return "";

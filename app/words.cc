@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -32,11 +33,9 @@ struct Fetch {
 };
 
 constexpr auto kFetches = std::to_array<Fetch>({
-    {"hf", "download it first: hf download ORG/NAME --local-dir DIR"},
-    {"s3", "copy it first: aws s3 sync URL DIR, or rclone copy"},
-    {"gs", "copy it first: gcloud storage cp -r URL DIR, or rclone copy"},
-    {"https", "download it first: hf download ORG/NAME, or curl -LO URL"},
-    {"http", "download it first: curl -LO URL"},
+    {"az", "copy it first: az storage copy, or rclone copy"},
+    {"abfss", "copy it first: az storage copy, or rclone copy"},
+    {"ftp", "download it first: curl -LO URL"},
 });
 
 // "%20" of a file URL; nothing for a malformed one.
@@ -174,7 +173,7 @@ std::vector<std::string> expand_files(const std::vector<std::string>& words) {
 void resolve_urls(std::vector<std::string>& words) {
   for (std::string& word : words) {
     const std::string_view scheme = scheme_of(word);
-    if (scheme.empty()) continue;
+    if (scheme.empty() || io::is_url(word)) continue;
     if (scheme == "file") {
       word = path_of_url(word);
       continue;
@@ -213,6 +212,11 @@ void check_target_name(const std::string& target) {
         .with_hint(
             "its parts are written in any order: give a file or directory" +
             std::string(target == "-" ? " (one named -: ./-)" : ""));
+  if (io::is_url(target))
+    throw usage_error({target, {}}, "a target is written on this machine")
+        .with_hint(
+            "write to a directory first, then copy that: aws s3 sync DIR URL, "
+            "hf upload, rclone copy");
   if (target.empty() || target.ends_with('/')) return;
   std::string lower;
   for (const char c : target)

@@ -13,8 +13,8 @@ namespace ckpt::app {
 // missing_error if there is none.
 std::vector<std::string> expand_files(const std::vector<std::string>& words);
 
-// file:///path and file:path as paths. Throws a usage_error that says how to
-// get the files for any other URL.
+// file:///path as a path; https, hf, s3 and gs stay. Throws a usage_error that
+// says how to get the files for any other URL.
 void resolve_urls(std::vector<std::string>& words);
 
 // The word is an option with one dash that should have two: "-json". Throws a

@@ -8,6 +8,7 @@
 
 #include "ckpt/ckpt.h"
 #include "formats/megatron/keys.h"
+#include "lib/io/remote.h"
 #include "reshard/crc_check.h"
 #include "reshard/engine.h"
 
@@ -77,7 +78,7 @@ class Places {
     if (file.codec == Codec::kMemory || file.codec == Codec::kFill)
       return file.size;
     struct stat facts;
-    if (::stat(file.path.c_str(), &facts) != 0) return 0;
+    if (!io::stat_any(file.path, facts)) return 0;
     const auto there = static_cast<uint64_t>(facts.st_size);
     if (file.codec == Codec::kRaw) return std::min(file.size, there);
     const auto end = checked_add(file.packed_offset, file.packed_size);

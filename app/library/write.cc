@@ -14,6 +14,7 @@
 #include "formats/hf.h"
 #include "formats/scan/unknown.h"
 #include "lib/interrupt.h"
+#include "lib/io/remote.h"
 #include "lib/io/staging.h"
 #include "lib/io/watch.h"
 #include "lib/manifest.h"
@@ -375,7 +376,7 @@ namespace {
 reshard::RunOptions limits(const SaveOptions& options) {
   reshard::RunOptions run;
   run.threads = options.threads;
-  run.max_mem = options.max_mem;
+  run.max_mem = options.max_mem - io::share_remote_memory(options.max_mem);
   run.io = options.io;
   return run;
 }
@@ -416,8 +417,9 @@ reshard::RunOptions run_options(const reshard::Plan& plan,
 uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
   reshard::RunOptions run = writing(options);
   const reshard::Plan& plan = prepared.plan;
-  const uint64_t messages = ranks::exchange_memory(run.max_mem);
-  run.max_mem -= messages;
+  const uint64_t messages = ranks::exchange_memory(run.max_mem) +
+                            io::share_remote_memory(options.max_mem);
+  run.max_mem -= ranks::exchange_memory(run.max_mem);
   return messages + reshard::buffer_bytes(plan, run) +
          prepared.plan_size.bytes() + catalog_bytes(prepared.source) +
          prepared.assumed * sizeof(StoredCrc) +
