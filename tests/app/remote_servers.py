@@ -1,0 +1,269 @@
+"""Stand-ins of servers on loopback: files by ranges, the hub's API, and the
+faults that networks and servers have. Nothing here leaves the machine."""
+
+import functools
+import hashlib
+import http.server
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+import urllib.parse
+from pathlib import Path
+
+
+class Request:
+    """What came: for assertions about it."""
+
+    def __init__(self, handler):
+        self.method = handler.command
+        self.path = handler.path
+        self.headers = {k.lower(): v for k, v in handler.headers.items()}
+        self.sent = 0  # bytes of the body
+        self.status = 0
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def log_message(self, *_):
+        pass
+
+    def handle_one_request(self):
+        try:
+            super().handle_one_request()
+        except (ConnectionError, TimeoutError, ssl.SSLError):
+            self.close_connection = True
+
+    def do_GET(self):
+        server = self.server.owner
+        request = Request(self)
+        with server.lock:
+            server.requests.append(request)
+            number = len(server.requests)
+        self.request_ = request
+        fault = server.fault(request, number) if server.fault else None
+        server.answer(self, request, fault)
+
+    do_HEAD = do_GET
+
+    def reply(self, status, body=b"", headers=(), length=None):
+        self.request_.status = status
+        self.send_response(status)
+        for name, value in dict(headers).items():
+            self.send_header(name, value)
+        if length is not False:
+            self.send_header("Content-Length",
+                             str(len(body) if length is None else length))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.send(body)
+
+    def send(self, body):
+        for at in range(0, len(body), 1 << 16):
+            part = body[at:at + (1 << 16)]
+            self.wfile.write(part)
+            self.request_.sent += len(part)
+            with self.server.owner.lock:
+                self.server.owner.bytes += len(part)
+
+    def drop(self):
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+
+class Server:
+    """Serves a folder. `fault(request, number)` names what goes wrong with a
+    request: None, ("status", 503, {headers}), ("cut", bytes), ("stall",
+    bytes), ("etag", text), ("whole",), ("shifted",), ("long",), ("short",),
+    ("to", url)."""
+
+    def __init__(self, folder, tls=None, page=True):
+        self.folder = Path(folder)
+        self.lock = threading.Lock()
+        self.requests, self.bytes = [], 0
+        self.fault = None
+        self.page = page  # directories are listed
+        self.stop = threading.Event()
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.http.owner = self
+        self.port = self.http.server_address[1]
+        scheme = "http"
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            self.http.socket = context.wrap_socket(self.http.socket,
+                                                   server_side=True)
+            scheme = "https"
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
+        threading.Thread(target=self.http.serve_forever, args=(0.05,),
+                         daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self.http.shutdown()
+        self.http.server_close()
+
+    def forget(self):
+        self.requests, self.bytes = [], 0
+
+    def answer(self, handler, request, fault):
+        path = urllib.parse.unquote(urllib.parse.urlsplit(request.path).path)
+        self.serve(handler, self.folder / path.lstrip("/"), path, fault)
+
+    def serve(self, handler, file, path, fault=None, extra=()):
+        kind = fault[0] if fault else None
+        if kind == "status":
+            return handler.reply(fault[1], b"<Error><Code>Said</Code></Error>",
+                                 fault[2] if len(fault) > 2 else {})
+        if kind == "to":
+            return handler.reply(302, b"", {"Location": fault[1]})
+        if file.is_dir():
+            return self.list(handler, file, path)
+        if not file.is_file():
+            return handler.reply(404, b"not here", {"X-Request-Id": "r404"})
+        data, etag = bytes_of(str(file), file.stat().st_mtime_ns)
+        if kind == "etag":
+            etag = fault[1]
+        headers = {"ETag": etag, "Accept-Ranges": "bytes",
+                   "Content-Type": "application/octet-stream", **dict(extra)}
+        wanted = handler.headers.get("If-Match")
+        if wanted and wanted != etag:
+            return handler.reply(412, b"", headers)
+        asked = handler.headers.get("Range")
+        if not asked or kind == "whole":
+            return handler.reply(200, data, headers)
+        first, last = asked.removeprefix("bytes=").split("-")
+        first, last = int(first), min(int(last), len(data) - 1)
+        if first >= len(data):
+            return handler.reply(416, b"", {
+                **headers, "Content-Range": f"bytes */{len(data)}"})
+        if kind == "shifted":
+            first += 1
+        if kind == "short":
+            last = min(last, first + 9)
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+        body = data[first:last + 1]
+        if kind == "long":
+            return handler.reply(206, bytes(body) + b"more", headers)
+        if kind in ("cut", "stall"):
+            handler.request_.status = 206
+            handler.reply(206, body[:fault[1]], headers, length=len(body))
+            if kind == "stall":
+                self.stop.wait(20)
+            return handler.drop()
+        handler.reply(206, body, headers)
+
+    def list(self, handler, folder, path):
+        if not self.page:
+            return handler.reply(403, b"no listing")
+        if not path.endswith("/"):
+            return handler.reply(301, b"", {"Location": path + "/"})
+        rows = "".join(
+            f'<a href="{urllib.parse.quote(one.name)}'
+            f'{"/" if one.is_dir() else ""}">{one.name}</a>\n'
+            for one in sorted(folder.iterdir()))
+        handler.reply(200, f'<html><a href="../">../</a>{rows}'.encode(),
+                      {"Content-Type": "text/html"})
+
+
+@functools.lru_cache(maxsize=32)
+def bytes_of(path, _):
+    """A file's bytes and its ETag."""
+    data = Path(path).read_bytes()
+    return memoryview(data), '"%s"' % hashlib.md5(data).hexdigest()
+
+
+class Hub(Server):
+    """What the hub answers about repositories, each a folder ORG/NAME below
+    `folder`; large files lie on another server, as those of LFS and Xet do:
+    their URL there is signed. Trees come in pages of four."""
+
+    SHA = "0123456789abcdef0123456789abcdef01234567"
+
+    def __init__(self, folder, cdn, large=4096, token=None):
+        super().__init__(folder)
+        self.cdn, self.large, self.token = cdn, large, token
+        self.signature = "Signature=first"
+
+    def answer(self, handler, request, fault):
+        parts = urllib.parse.urlsplit(request.path)
+        path = urllib.parse.unquote(parts.path).lstrip("/")
+        query = urllib.parse.parse_qs(parts.query)
+        if fault:
+            return self.serve(handler, self.folder, "/", fault)
+        if self.token and request.headers.get("authorization") != \
+                "Bearer " + self.token:
+            return handler.reply(401, b"{}", {"X-Error-Code": "GatedRepo"})
+        if path.startswith("api/"):
+            return self.api(handler, path.split("/"), query)
+        kind = "" if not path.startswith("datasets/") else "datasets/"
+        owner, name, _, sha, file = path.removeprefix(kind).split("/", 4)
+        full = self.folder / kind / owner / name / file
+        if sha != self.SHA or not full.is_file():
+            return handler.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
+        extra = {"X-Repo-Commit": self.SHA, "ETag": '"etag"'}
+        if full.stat().st_size < self.large:
+            return self.serve(handler, full, path, None,
+                              {"X-Repo-Commit": self.SHA})
+        sha256 = hashlib.sha256(full.read_bytes()).hexdigest()
+        where = full.relative_to(self.folder)
+        handler.reply(302, b"", {
+            **extra, "X-Linked-Etag": f'"{sha256}"',
+            "X-Linked-Size": str(full.stat().st_size),
+            "Location": f"{self.cdn.url}/{where}?X-Amz-{self.signature}"})
+
+    def api(self, handler, parts, query):
+        _, kind, owner, name, what = parts[:5]
+        root = self.folder / ("" if kind == "models" else kind) / owner / name
+        if not root.is_dir():
+            return handler.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        if what == "revision":
+            if parts[5] not in ("main", "v1", self.SHA):
+                return handler.reply(404, b"{}",
+                                     {"X-Error-Code": "RevisionNotFound"})
+            return handler.reply(200, json.dumps({"sha": self.SHA}).encode())
+        rows = []
+        for full in sorted(root.rglob("*")):
+            path = str(full.relative_to(root))
+            if full.is_dir():
+                rows.append({"type": "directory", "path": path, "size": 0,
+                             "oid": "0" * 40})
+                continue
+            data = full.read_bytes()
+            oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+            row = {"type": "file", "path": path, "size": len(data), "oid": oid}
+            if len(data) >= self.large:
+                row["lfs"] = {"oid": hashlib.sha256(data).hexdigest(),
+                              "size": len(data), "pointerSize": 130}
+            rows.append(row)
+        at = int(query.get("cursor", ["0"])[0])
+        headers = {}
+        if at + 4 < len(rows):
+            url = f"{self.url}/{'/'.join(parts)}?recursive=true&cursor={at + 4}"
+            headers["Link"] = f'<{url}>; rel="next"'
+        handler.reply(200, json.dumps(rows[at:at + 4]).encode(), headers)
+
+
+def wait_for(port, seconds):
+    """True once somebody listens there."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return True
+        time.sleep(0.1)
+    return False
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

