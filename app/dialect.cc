@@ -143,7 +143,7 @@ Catalog try_hf(Catalog source, std::string_view from,
       options.to = "hf";
       return translated(std::move(copy), options);
     } catch (const Error& error) {
-      if (error.code() != ExitCode::kUnfaithful) throw;
+      if (error.code() != ExitCode::kUnfaithful || options.strict_config) throw;
       why = error.problem();
     }
   }

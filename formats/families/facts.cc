@@ -8,7 +8,6 @@
 #include "ckpt/error.h"
 #include "formats/families/facts_table.h"
 #include "formats/families/translate.h"
-#include "lib/text/glob.h"
 
 namespace ckpt::families {
 namespace {
@@ -51,6 +50,7 @@ class Reader {
     if (!dialect) return;
     Json all = prepared(*family, side, values.values, defaulted_);
     overrides_ = all.at("trait").value("facts", Json::object());
+    values_ = all;
     numbers_.emplace(family, *dialect, side, std::move(all), "", overrides);
   }
 
@@ -85,9 +85,36 @@ class Reader {
           value = Json(names->at(value.get<std::string>()));
       facts[name] = {std::move(value), source_of(from),
                      group.value("weak", false)};
-    } catch (const Error&) {
-      // A number that this side does not say.
+    } catch (const Error& error) {
+      if (!is_unsaid(error)) damaged(name, how, error);
     }
+  }
+
+  // A number that this side does not say, rather than one that makes no sense.
+  static bool is_unsaid(const Error& error) {
+    std::string_view text = error.problem();
+    const size_t quoted = text.rfind("\": ");  // behind the expression
+    if (quoted != text.npos) text.remove_prefix(quoted + 3);
+    for (const char* absent :
+         {"null ", " null", "no way to find it", "is missing"})
+      if (text.find(absent) != text.npos) return true;
+    return false;
+  }
+
+  [[noreturn]] void damaged(const std::string& name, const Json& how,
+                            const Error& error) const {
+    const Json& text = how.is_object() ? how.at("of") : how;
+    const Expr parsed(text.get<std::string>());
+    std::string said;
+    for (const std::string& key : parsed.names())
+      if (const auto found = values_.find(key); found != values_.end())
+        said += fmt::format("{}{} {}", said.empty() ? "" : ", ", key,
+                            shown_fact(*found));
+    throw unfaithful_error({source_, {}}, "{}: {}{}{}", name, error.problem(),
+                           said.empty() ? "" : " of ", said)
+        .with_hint(
+            "put that key of the configuration right; --set NAME=VALUE "
+            "gives single numbers");
   }
 
   Json each(const Json& how, std::string& from) const {
@@ -122,6 +149,7 @@ class Reader {
   std::string side_;
   std::string source_;
   Json overrides_ = Json::object();
+  Json values_;
   std::vector<std::string> defaulted_;
   std::optional<Numbers> numbers_;
 };
@@ -171,26 +199,6 @@ std::string shown_fact(const Json& value) {
           ? value.get<std::string>()
           : value.dump(-1, ' ', true, Json::error_handler_t::replace);
   return text.size() > 60 ? text.substr(0, 57) + "..." : text;
-}
-
-std::vector<std::string> unknown_keys(const Family& family,
-                                      const Json& config) {
-  std::vector<std::string> unknown;
-  if (!in_ledger(family)) return unknown;
-  const Json& known = hf_defaults(model_type_of(family, config));
-  if (known.empty()) return unknown;
-  std::vector<text::Glob> inert;
-  for (const Json& glob : facts_table().at("inert").at("hf"))
-    inert.emplace_back(glob.get<std::string>());
-  for (const auto& item : config.items()) {
-    const std::string& key = item.key();
-    const auto matches = [&](const text::Glob& glob) {
-      return glob.matches(key);
-    };
-    if (!known.contains(key) && std::ranges::none_of(inert, matches))
-      unknown.push_back(key);
-  }
-  return unknown;
 }
 
 }  // namespace ckpt::families

@@ -60,8 +60,11 @@ void say_facts(const std::shared_ptr<const Family>& family,
 // does not read them from the args: {"--norm-epsilon", "1e-06", …}.
 std::vector<std::string> load_flags(const Json& args);
 
-// The keys of a config.json that the ledger does not know.
-std::vector<std::string> unknown_keys(const Family& family, const Json& config);
+// The keys of a configuration in one dialect that are no facts and not known
+// to change nothing: "block.layer_norm.frobnicate".
+std::vector<std::string> unknown_keys(const Family& family,
+                                      const std::string& side,
+                                      const Json& config);
 
 // As a message shows it: 32.0, "yarn", none.
 std::string shown_fact(const Json& value);

@@ -9,6 +9,7 @@
 #include "formats/families/order.h"
 #include "formats/hf.h"
 #include "lib/pickle/json.h"
+#include "lib/text/format.h"
 
 namespace ckpt::families {
 namespace {
@@ -129,14 +130,9 @@ Configuration::Configuration(const Catalog& source,
 void Configuration::read_all_facts(const Catalog& source) {
   const bool own = !own_.source.empty();
   if (own) facts_ = read_facts(family_, from_, own_, options_.set);
+  if (own && from_ != "hf") note_unknown(source, from_, own_);
   if (carried_.source.empty()) return;
-  unknown_ = unknown_keys(*family_, carried_.values);
-  if (options_.strict_config && !unknown_.empty())
-    throw unfaithful_error({source.path, {}},
-                           "--strict-config: config.json has keys that are not "
-                           "known: {}",
-                           fmt::join(unknown_, ", "))
-        .with_hint("take them out of config.json if they change nothing");
+  note_unknown(source, "hf", carried_);
   if (from_ == "hf" && options_.config_from.empty()) return;
   Facts other = read_facts(family_, "hf", carried_, options_.set);
   if (own && !options_.lenient) {
@@ -152,6 +148,23 @@ void Configuration::read_all_facts(const Catalog& source) {
     }
   }
   facts_.merge(other);
+}
+
+void Configuration::note_unknown(const Catalog& source, const std::string& side,
+                                 const Values& values) {
+  const auto keys = unknown_keys(*family_, side, values.values);
+  if (keys.empty()) return;
+  if (options_.strict_config)
+    throw unfaithful_error(
+        {source.path, {}},
+        "--strict-config: {} has keys that are not known: {}", values.source,
+        text::printable(fmt::format("{}", fmt::join(keys, ", "))))
+        .with_hint("take them out if they change nothing");
+  unknown_.push_back(fmt::format(
+      "{} has keys that are not known, and may change what the model "
+      "computes: {}",
+      values.source,
+      text::printable(fmt::format("{}", fmt::join(keys, ", ")))));
 }
 
 const Numbers& Configuration::numbers(const Dialect& dialect) {
@@ -223,12 +236,9 @@ void Configuration::finish(Catalog& catalog) const {
       for (const std::string& line : (*numbers)->used())
         if (std::ranges::count(catalog.assumptions, line) == 0)
           catalog.assumptions.push_back(line);
-  if (!unknown_.empty())
+  for (const std::string& line : unknown_)
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "unknown_key", catalog.path, "",
-         fmt::format("config.json has keys that are not known, and may change "
-                     "what the model computes: {}",
-                     fmt::join(unknown_, ", "))});
+        {Problem::Severity::kWarning, "unknown_key", catalog.path, "", line});
   if (from_ == "mcore" && options_.to != "mcore")
     std::erase_if(catalog.objects, is_told_otherwise);
   if (options_.to == "hf") return write_hf(catalog);

@@ -38,6 +38,8 @@ class Configuration {
   void write_yaml(Catalog& catalog) const;
   void write_olmo(Catalog& catalog) const;
   Json token_ids() const;
+  void note_unknown(const Catalog& source, const std::string& side,
+                    const Values& values);
 
   std::shared_ptr<const Family> family_;
   const std::string from_;

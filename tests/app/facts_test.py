@@ -46,6 +46,7 @@ CHOSEN = {
     "gemma2": ["query_pre_attn_scalar", "layer_types"],
     "gpt_neox": ["use_parallel_residual"],
     "olmo": ["clip_qkv"],
+    "olmo3": ["sliding_window"],
 }
 
 
@@ -170,6 +171,65 @@ def check_strict(ckpt, home):
     shutil.rmtree(there)
 
 
+def check_unknown_elsewhere(ckpt, home):
+    """The same of Megatron's args and of OLMo-core's file."""
+    source, there = os.path.join(home, "known"), os.path.join(home, "olmo")
+    model_of(config_of("llama")).save_pretrained(source)
+    status, error = run(ckpt, "convert", source, there, "--to", "olmo_core")
+    assert status == 0, error
+    path, back = os.path.join(there, "config.json"), os.path.join(home, "back")
+    with open(path) as file:
+        config = json.load(file)
+    config["model"]["block"]["frobnicate"] = 2
+    with open(path, "w") as file:
+        json.dump(config, file)
+    command = ["convert", there, back, "--to", "safetensors"]
+    status, error = run(ckpt, *command, "--strict-config")
+    assert status == 5 and "block.frobnicate" in error, error
+    status, error = run(ckpt, *command)
+    assert status == 0 and "block.frobnicate" in error, error
+    shutil.rmtree(there)
+    shutil.rmtree(back)
+    status, error = run(ckpt, "convert", source, there, "--to",
+                        "megatron_torch_dist")
+    common = os.path.join(there, "release", "common.pt")
+    state = torch.load(common, weights_only=False)
+    state["args"].frobnicate, state["args"].seed = 2, 3
+    torch.save(state, common)
+    status, error = run(ckpt, *command[:1], there, *command[2:])
+    assert status == 0 and "not known" in error, error
+    assert "computes: frobnicate" in error, error
+    shutil.rmtree(there)
+    shutil.rmtree(back)
+
+
+def check_damaged(ckpt, home):
+    """A value that makes no sense is refused, with its key."""
+    source, there = os.path.join(home, "bad"), os.path.join(home, "there")
+    model_of(config_of("gemma2")).save_pretrained(source)
+    path = os.path.join(source, "config.json")
+    with open(path) as file:
+        config = json.load(file)
+    config["layer_types"] = ["full_attention"]
+    with open(path, "w") as file:
+        json.dump(config, file)
+    status, error = run(ckpt, "convert", source, there, "--to",
+                        "megatron_torch_dist")
+    assert status == 5 and "layer_types" in error and "window" in error, error
+
+
+def check_epsilon_of_fairseq2(ckpt, home):
+    """An epsilon that fairseq2's code does not have is refused."""
+    source, there = os.path.join(home, "eps"), os.path.join(home, "there")
+    model_of(config_of("llama", rms_norm_eps=1e-6)).save_pretrained(source)
+    command = ["convert", source, there, "--to", "fairseq2"]
+    status, error = run(ckpt, *command)
+    assert status == 5 and "norm_epsilon" in error and "eps=" in error, error
+    status, error = run(ckpt, *command, "--set", "eps=0.00001")
+    assert status == 0, error
+    shutil.rmtree(there)
+
+
 def check_disagreement(ckpt, home):
     """Args and the config.json beside them are of one model, or refused."""
     source, there = os.path.join(home, "one"), os.path.join(home, "args")
@@ -214,6 +274,9 @@ def main():
         if not given.names:
             check_defaults()
             check_strict(given.ckpt, home)
+            check_unknown_elsewhere(given.ckpt, home)
+            check_damaged(given.ckpt, home)
+            check_epsilon_of_fairseq2(given.ckpt, home)
             check_disagreement(given.ckpt, home)
             check_verify(given.ckpt, home)
         for family in families or (FAMILIES if given.full else CHOSEN):
