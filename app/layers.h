@@ -35,4 +35,8 @@ uint64_t stacked_layers(const Catalog& catalog, const Tensor& tensor);
 // moves. Returns what has to be said about it; "" if nothing changed.
 std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers);
 
+// Configurations that go with the tensors say as many layers as are kept, if
+// these are the first ones: num_hidden_layers, and lists with one value each.
+void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers);
+
 }  // namespace ckpt::app

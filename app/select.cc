@@ -267,8 +267,10 @@ Selection select(Catalog& catalog, const SelectOptions& options) {
                            "the selection leaves none of the {} tensors",
                            before)
         .with_hint(selection.notes.back());
-  if (!options.layers.empty())
+  if (!options.layers.empty()) {
     selection.warning = keep_rows(catalog, parse_layers(options.layers));
+    follow_layers(catalog, parse_layers(options.layers));
+  }
   for (const std::string& note : selection.notes)
     catalog.assumptions.push_back(note);
   if (!selection.warning.empty())

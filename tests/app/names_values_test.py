@@ -365,6 +365,26 @@ def test_mtp_copies(folder):
     compare(written(folder / "hf"), model("deepseek_v3_mtp_bf16"), "back")
 
 
+def test_layers(folder):
+    """num_layers follows --layers, and so do lists of one value for each."""
+    config = {**config_of("gemma2_f32")}
+    names = config["layer_types"]
+    source = write(folder / "src", model("gemma2_f32"), config)
+    CKPT.ok("convert", source, folder / "st", "--to", "safetensors",
+            "--layers", "0")
+    few = json.loads((folder / "st/config.json").read_text())
+    check_equal(few["num_hidden_layers"], 1, "num_hidden_layers")
+    check_equal(few["layer_types"], names[:1], "layer_types")
+    for to in ("megatron_torch_dist", "olmo_core", "vllm", "meta"):
+        CKPT.ok("convert", LLAMA, folder / to, "--to", to, "--layers", "0")
+        facts = CKPT.inspect(folder / to)["facts"]
+        check_equal(facts["layers"]["value"], 1, to)
+    CKPT.ok("convert", folder / "megatron_torch_dist", folder / "back", "--to",
+            "safetensors")
+    back = json.loads((folder / "back/config.json").read_text())
+    check_equal(back["num_hidden_layers"], 1, "the way back")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -402,6 +422,7 @@ def prepare(suite, ckpt):
     suite.add("rows that are not zero are cut", test_vocabulary_rows)
     suite.add("vocabulary of torch_dist", test_vocabulary_multiple)
     suite.add("MTP copies don't come back", test_mtp_copies)
+    suite.add("num_layers after --layers", test_layers)
 
 
 if __name__ == "__main__":
