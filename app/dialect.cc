@@ -12,6 +12,7 @@
 #include "formats/families/wrapper.h"
 #include "formats/hf.h"
 #include "formats/vllm/unfuse.h"
+#include "lib/text/glob.h"
 
 namespace ckpt::app {
 namespace {
@@ -169,6 +170,29 @@ void leave_tied_head(Catalog& source) {
       "tie_word_embeddings");
 }
 
+// vLLM computes rotary frequencies: those that are left out are what it has.
+DialectOptions leave_frequencies(Catalog& source, DialectOptions options) {
+  const auto is_one = [](const Tensor& tensor) {
+    return tensor.name.ends_with(".rotary_emb.inv_freq");
+  };
+  std::vector<text::Glob> drop;
+  for (const std::string& pattern : options.drop) drop.emplace_back(pattern);
+  bool dropped = false;
+  for (const Tensor& tensor : source.tensors) {
+    if (!is_one(tensor)) continue;
+    const bool wanted = std::ranges::none_of(drop, [&](const text::Glob& glob) {
+      return glob.matches(tensor.name);
+    });
+    dropped = dropped || !wanted;
+    if (wanted)
+      source.redundant.push_back({tensor, {}, {}, "vLLM computes it"});
+  }
+  prove_buffers(source, families::theta_of(source));
+  std::erase_if(source.tensors, is_one);
+  if (dropped) options.drop.clear();
+  return options;
+}
+
 // The dialect that is asked for, or that the target's format has; "": any.
 std::string wanted_dialect(const std::string& asked,
                            const std::string& to_format) {
@@ -262,7 +286,10 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
   const bool foreign = from.empty() && options.dialect.empty();
   if (translate.to.empty() || translate.to == from || foreign ||
       from == "vllm") {
-    check_unused(options, vocab_size, to_format, from);
+    check_unused(from == "hf" && to_format == "vllm"
+                     ? leave_frequencies(source, options)
+                     : options,
+                 vocab_size, to_format, from);
     return source;
   }
   return translated(std::move(source), translate);

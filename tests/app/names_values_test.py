@@ -229,9 +229,12 @@ def test_frequencies(folder):
         t = Tensor("f32", (half,), values.numpy().tobytes())
         key = "model.layers.0.self_attn.rotary_emb.inv_freq"
         source = write(folder / name, {**model(), key: t}, config)
-        result = CKPT.run("convert", source, folder / (name + "_m"), "--to",
-                          "megatron_torch_dist").want(code)
-        check(code == 0 or "inv_freq" in result.err, f"{result}")
+        for to in ("megatron_torch_dist", "vllm"):
+            result = CKPT.run("convert", source, folder / (name + to), "--to",
+                              to).want(code)
+            check(code == 0 or "inv_freq" in result.err, f"{result}")
+            CKPT.ok("convert", source, folder / (name + to + "2"), "--to", to,
+                    "--drop", key)
 
 
 def test_masks(folder):
