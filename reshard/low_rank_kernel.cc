@@ -1,7 +1,12 @@
 // The product of an adapter's factors, once per instruction set. All give the
 // same bits: each element is added up alone, in the order of the rank, and
 // fma rounds once whether an instruction or a library does it.
+#include <algorithm>
 #include <cmath>
+#include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "reshard/low_rank.h"
 
@@ -47,23 +52,63 @@ void product_portable(const float* left, const float* right, uint64_t rows,
 }
 
 #if defined(__x86_64__)
-[[gnu::target("avx2,fma"), gnu::flatten]] void product_avx2(
-    const float* left, const float* right, uint64_t rows, uint64_t rank,
-    uint64_t columns, float* out) {
-  product(left, right, rows, rank, columns, out);
+
+// Compilers leave the sums of a strip in memory; these keep them in registers,
+// which is several times as fast. What is left of a row goes the plain way.
+[[gnu::target("avx2,fma")]] void strip_avx2(const float* left,
+                                            const float* right, uint64_t rank,
+                                            uint64_t columns, float* out) {
+  __m256 sum[8];
+  for (__m256& part : sum) part = _mm256_setzero_ps();
+  for (uint64_t k = 0; k < rank; ++k) {
+    const __m256 factor = _mm256_set1_ps(left[k]);
+    const float* row = right + k * columns;
+    for (int i = 0; i < 8; ++i)
+      sum[i] = _mm256_fmadd_ps(factor, _mm256_loadu_ps(row + 8 * i), sum[i]);
+  }
+  for (int i = 0; i < 8; ++i) _mm256_storeu_ps(out + 8 * i, sum[i]);
 }
-[[gnu::target("avx512f,fma"), gnu::flatten]] void product_avx512(
-    const float* left, const float* right, uint64_t rows, uint64_t rank,
-    uint64_t columns, float* out) {
-  product(left, right, rows, rank, columns, out);
+
+[[gnu::target("avx512f")]] void strip_avx512(const float* left,
+                                             const float* right, uint64_t rank,
+                                             uint64_t columns, float* out) {
+  __m512 sum[4];
+  for (__m512& part : sum) part = _mm512_setzero_ps();
+  for (uint64_t k = 0; k < rank; ++k) {
+    const __m512 factor = _mm512_set1_ps(left[k]);
+    const float* row = right + k * columns;
+    for (int i = 0; i < 4; ++i)
+      sum[i] = _mm512_fmadd_ps(factor, _mm512_loadu_ps(row + 16 * i), sum[i]);
+  }
+  for (int i = 0; i < 4; ++i) _mm512_storeu_ps(out + 16 * i, sum[i]);
 }
+
+template <auto whole_strip>
+void product_by(const float* left, const float* right, uint64_t rows,
+                uint64_t rank, uint64_t columns, float* out) {
+  // Side by side: rows of a wide matrix push each other out of the cache.
+  std::vector<float> packed(rank * kStrip);
+  uint64_t c = 0;
+  for (; c + kStrip <= columns; c += kStrip) {
+    for (uint64_t k = 0; k < rank; ++k)
+      std::copy_n(right + k * columns + c, kStrip, packed.data() + k * kStrip);
+    for (uint64_t r = 0; r < rows; ++r)
+      whole_strip(left + r * rank, packed.data(), rank, kStrip,
+                  out + r * columns + c);
+  }
+  if (c == columns) return;
+  for (uint64_t r = 0; r < rows; ++r)
+    strip<kStrip - 1>(left + r * rank, right + c, rank, columns, columns - c,
+                      out + r * columns + c);
+}
+
 #endif
 
 Product best_product() {
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("fma")) return product_portable;
-  if (__builtin_cpu_supports("avx512f")) return product_avx512;
-  if (__builtin_cpu_supports("avx2")) return product_avx2;
+  if (__builtin_cpu_supports("avx512f")) return product_by<strip_avx512>;
+  if (__builtin_cpu_supports("avx2")) return product_by<strip_avx2>;
 #endif
   return product_portable;
 }
