@@ -50,7 +50,7 @@ Id from_json(Document& document, const Value& value) {
         document.append(container.id, item);
       else
         document.set(container.id, it.key(), item);
-      open.push_back({&*it, item});
+      if (it->is_structured() && !it->empty()) open.push_back({&*it, item});
     }
   }
   return root;
