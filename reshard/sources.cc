@@ -123,6 +123,12 @@ bool SourceReader::read(uint32_t file, uint64_t offset,
         make(files_[file], offset, buffer);
         break;
       }
+      if (is_decoded(files_[file])) {
+        bytes_read_ -= buffer.size();  // of what it is made of
+        if (!decode_) decode_ = std::make_unique<DecodeReader>(handles_);
+        decode_->read(decoding_of(files_[file]), offset, buffer);
+        break;
+      }
       std::memcpy(buffer.data(), files_[file].memory + offset, buffer.size());
       break;
     case Codec::kFill:

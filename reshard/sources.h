@@ -14,6 +14,7 @@
 #include "ckpt/catalog.h"
 #include "lib/codec/stream.h"
 #include "lib/io/file.h"
+#include "reshard/decode.h"
 #include "reshard/direct.h"
 #include "reshard/file_cache.h"
 
@@ -52,7 +53,9 @@ class SourceReader {
   // These bytes will be read soon: a disk or a server that is asked for many
   // at once is faster. Nothing for files that are packed or in memory.
   void ask_for(uint32_t file, uint64_t offset, uint64_t bytes);
-  uint64_t bytes_read() const { return bytes_read_; }
+  uint64_t bytes_read() const {
+    return bytes_read_ + (decode_ ? decode_->bytes_read() : 0);
+  }
   // The open file, valid until the next call; null if it is packed, in memory,
   // or none.
   const io::Handle* raw_file(uint32_t file) {
@@ -82,6 +85,7 @@ class SourceReader {
   std::list<Open> streams_;  // most recently used first
   std::unordered_map<uint32_t, std::list<Open>::iterator> stream_of_;
   uint64_t held_ = 0;  // bytes of memory of all streams
+  std::unique_ptr<DecodeReader> decode_;
 };
 
 }  // namespace ckpt::reshard

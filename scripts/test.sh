@@ -67,6 +67,16 @@ transformers=$venv/transformers_5.12.1
     typer==0.29.2 shellingham==1.5.4 rich==15.0.0 </dev/null >&2 ||
   say "note: transformers is not to be had; it loads nothing"
 
+# compressed-tensors, which dequantizes what it wrote, and what it imports.
+compressed=$venv/compressed_tensors
+[ -d "$compressed/compressed_tensors" ] ||
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
+    -q --no-deps --target "$compressed" compressed-tensors==0.20.0 \
+    loguru==0.7.3 pydantic==2.14.3 pydantic-core==2.50.4 \
+    annotated-types==0.8.0 typing-inspection==0.4.5 \
+    </dev/null >&2 ||
+  say "note: compressed-tensors is not to be had; it dequantizes nothing"
+
 scripts/build.sh --preset "$preset" -j "$jobs" -- "$@"
 
 build=build

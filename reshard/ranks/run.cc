@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "lib/decoding.h"
 #include "lib/io/file.h"
 #include "lib/io/remove.h"
 #include "reshard/cuda/load.h"
@@ -205,6 +206,14 @@ RunResult run(const Plan& plan, const Catalog& source, reshard::Output& output,
   // An observer is a function of this process.
   if (!job || options.observe)
     return reshard::run(plan, source, output, options);
+  for (const File& file : source.files)
+    if (is_decoded(file))
+      throw unfaithful_error(
+          {source.path, {}},
+          "quantized weights are dequantized by one process, "
+          "and this is a job of {}",
+          job->size())
+          .with_hint("run it without mpirun; it uses all cores");
   RunOptions own = options;
   if (site.target) own.max_mem -= exchange_memory(options.max_mem);
   reshard::buffer_bytes(plan, own);  // refuses too little memory

@@ -1,0 +1,75 @@
+// Elements that no file holds: a quantized weight's numbers, made of its codes
+// and scales as they are read. A File that is_decoded() has one; its bytes are
+//
+//   [batch][rows][columns] elements of `dtype`, row-major
+//
+// The tensors that they are made of all have three dimensions, batch first.
+// Natural order is that of the codes; `transposed` says that the file's rows
+// are natural columns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt {
+
+enum class Coding : uint8_t {
+  // One code a byte (fp8, int8): (code - zero) * scale of its block.
+  kScaled,
+  // Two e2m1 in a byte, the first in the lower half; a scale for each 32
+  // (block_columns), most often e8m0.
+  kE2m1,
+  // int32 words of 32 / bits codes along the rows, zeros along the columns.
+  kGptq,
+  // int32 words of 8 codes along the columns, in the order 0 2 4 6 1 3 5 7.
+  kAwq,
+  // The other way: `codes` are numbers, and the file holds e4m3 of them, or
+  // the f32 scales of their blocks. Nothing is transposed.
+  kFp8Codes,
+  kFp8Scales,
+};
+
+struct Decoding {
+  Coding coding = Coding::kScaled;
+  DType dtype = DType::f32;  // of the elements
+  uint64_t batch = 1;
+  uint64_t rows = 0, columns = 0;  // in natural order
+  bool transposed = false;
+  // The part of a natural matrix that shares a scale; the last ones of a row
+  // or column may be smaller.
+  uint64_t block_rows = 1, block_columns = 1;
+  uint32_t bits = 8;
+  uint32_t zero_offset = 0;  // added to each stored zero of kGptq
+  std::string name;          // of the weight, for messages
+  Tensor codes, scales;
+  // No shape: there is none. `order` (g_idx) has the group of each row.
+  Tensor zeros, order;
+  // What the tensors' extents count in. Not the catalog's own list, which may
+  // become a part of another.
+  std::shared_ptr<const std::vector<File>> files;
+
+  // Bytes of `count` elements of the weight as they are stored, scales left
+  // out: for sums of what is read.
+  uint64_t stored_bytes(uint64_t count) const { return count * bits / 8; }
+};
+
+// Such a File has Codec::kMemory, "bytes of the caller's": `memory` is the
+// Decoding, and `fill`, which memory does not use, says so.
+inline constexpr std::string_view kDecodedMark = "decoded";
+
+inline bool is_decoded(const File& file) {
+  return file.codec == Codec::kMemory && file.fill == kDecodedMark;
+}
+inline const Decoding& decoding_of(const File& file) {
+  return *reinterpret_cast<const Decoding*>(file.memory);
+}
+// What it says is kept until the process ends: files are copied freely, and
+// have no owner. Some hundred bytes for each weight.
+File decoded_file(std::string path, uint64_t size, Decoding decoding);
+
+}  // namespace ckpt

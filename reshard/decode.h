@@ -1,0 +1,98 @@
+// One thread's reads of elements that are made as they are read
+// (lib/decoding.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lib/decoding.h"
+#include "reshard/file_cache.h"
+
+namespace ckpt::reshard {
+
+class HandleCache;
+class SourceReader;
+
+class DecodeReader {
+ public:
+  explicit DecodeReader(HandleCache& handles);
+  ~DecodeReader();
+
+  // Bytes of the file that `made` describes. Throws input_error for scales
+  // that are no numbers.
+  void read(const Decoding& made, uint64_t offset, std::span<std::byte> buffer);
+  uint64_t bytes_read() const;
+
+  // What it holds at most, about: panels and lines.
+  static constexpr uint64_t kMemory = uint64_t{8} << 20;
+
+ private:
+  // Rows and columns in natural order.
+  struct Tile {
+    uint64_t batch, row, rows, column, columns;
+  };
+  // Where element (row, column) of a tile goes: at + row * by_row + column *
+  // by_column.
+  struct Place {
+    std::byte* at;
+    uint64_t by_row, by_column;
+  };
+  SourceReader& reader(const Decoding& made);
+  void read_elements(const Decoding& made, uint64_t first, uint64_t count,
+                     std::byte* out);
+  void read_panel(const Decoding& made, uint64_t batch, uint64_t row,
+                  uint64_t column, uint64_t count, std::byte* out);
+  void make(const Decoding& made, const Tile& tile, const Place& place);
+  void load_scales(const Decoding& made, const Tile& tile);
+  void load_groups(const Decoding& made, const Tile& tile);
+  void load_order(const Decoding& made, const Tile& tile);
+  std::span<const std::byte> codes(const Decoding& made, const Tile& tile);
+  void line(const Decoding& made, const Tile& tile, uint64_t row,
+            std::span<const std::byte> codes);
+  void scaled_line(const Decoding& made, const Tile& tile, uint64_t row,
+                   const std::byte* codes);
+  void check_zero(const Decoding& made, const Tile& tile, uint64_t row,
+                  uint64_t column, const std::byte* codes, uint64_t count);
+  uint64_t group_of(const Decoding& made, uint64_t row) const;
+  // A box of a tensor of three dimensions, row-major.
+  void box(const Decoding& made, const Tensor& tensor, const Tile& tile,
+           std::byte* out);
+  // made_fp8.cc
+  void read_fp8(const Decoding& made, uint64_t first, uint64_t count,
+                std::byte* out);
+  void find_blocks(const Decoding& made, uint64_t batch, uint64_t block_row);
+  void make_codes(const Decoding& made, const Tile& tile, std::byte* out);
+  void floats(const Decoding& made, const Tensor& tensor, const Tile& tile,
+              std::vector<float>& out);
+  void numbers(const Decoding& made, const Tensor& tensor, const Tile& tile,
+               std::vector<float>& out);
+
+  HandleCache& handles_;
+  std::shared_ptr<const std::vector<File>> files_;
+  std::unique_ptr<SourceReader> reader_;
+  uint64_t read_before_ = 0;  // by readers of other lists of files
+
+  std::vector<float> scales_, zeros_;
+  uint64_t scale_row_ = 0, scale_column_ = 0, scale_columns_ = 0;
+  bool has_zero_scale_ = false;
+  std::vector<int32_t> order_;
+  uint64_t order_row_ = 0;
+  std::vector<std::byte> codes_, bounce_, narrow_;
+  std::vector<float> line_;
+
+  // The largest magnitudes of a row of blocks.
+  const Decoding* blocks_of_ = nullptr;
+  uint64_t blocks_batch_ = 0, blocks_row_ = 0;
+  std::vector<float> largest_;
+
+  // The last panel of a transposed matrix.
+  const Decoding* panel_of_ = nullptr;
+  uint64_t panel_batch_ = 0, panel_row_ = 0, panel_rows_ = 0;
+  uint64_t panel_column_ = 0, panel_columns_ = 0;
+  std::vector<std::byte> panel_;
+};
+
+}  // namespace ckpt::reshard

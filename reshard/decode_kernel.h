@@ -1,0 +1,39 @@
+// From codes to numbers, a line at a time in f32: loops once per instruction
+// set, as casts have them (cast_kernel.h). All give the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "reshard/cast_kernel.h"
+
+namespace ckpt::reshard {
+
+struct DecodeKernel {
+  std::string_view name;
+  // Codes of a byte as they count.
+  void (*from_i8)(const std::byte* in, float* out, uint64_t count);
+  void (*from_u8)(const std::byte* in, float* out, uint64_t count);
+  // `count` halves of bytes: e2m1, the lower half first.
+  void (*from_e2m1)(const std::byte* in, float* out, uint64_t count);
+  // (word >> shift) & mask of each word.
+  void (*from_words)(const uint32_t* in, uint32_t shift, uint32_t mask,
+                     float* out, uint64_t count);
+  // Eight codes of four bits from each word, in AWQ's order.
+  void (*from_awq)(const uint32_t* in, float* out, uint64_t words);
+  // x = (x - zero) * scale: one for all, or each its own.
+  void (*scale)(float* x, float zero, float scale, uint64_t count);
+  void (*scale_each)(float* x, const float* zeros, const float* scales,
+                     uint64_t count);
+  // The largest of the bits without their sign: those of the largest
+  // magnitude, of an infinity or a NaN if there is one.
+  uint32_t (*largest)(const float* x, uint64_t count);
+};
+
+// Those that this processor can run, in the order of usable_cast_kernels().
+std::span<const DecodeKernel> usable_decode_kernels();
+const DecodeKernel& best_decode_kernel();
+
+}  // namespace ckpt::reshard

@@ -1,0 +1,103 @@
+// GB of bf16 that are made of quantized weights in a second of processor time:
+// codes and scales stand in memory, the engine's blocks of 1 MiB are read one
+// after the other.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <vector>
+
+#include "reshard/decode.h"
+#include "reshard/sources.h"
+
+namespace {
+
+using namespace ckpt;
+
+constexpr uint64_t kRows = 4096, kColumns = 4096;
+
+struct Weight {
+  explicit Weight(Coding coding) : bytes(kRows * kColumns + (1 << 20)) {
+    for (size_t i = 0; i < bytes.size(); ++i)
+      bytes[i] = static_cast<std::byte>((i * 131 >> 3) % 120);
+    auto files = std::make_shared<std::vector<File>>();
+    files->push_back({.path = "codes",
+                      .size = bytes.size(),
+                      .codec = Codec::kMemory,
+                      .memory = bytes.data()});
+    scale.assign(kRows * kColumns / 32, 0.01F);
+    files->push_back(
+        {.path = "scales",
+         .size = 4 * scale.size(),
+         .codec = Codec::kMemory,
+         .memory = reinterpret_cast<const std::byte*>(scale.data())});
+    made.coding = coding;
+    made.dtype = DType::bf16;
+    made.rows = kRows;
+    made.columns = kColumns;
+    made.files = files;
+  }
+  static void place(Tensor& tensor, DType dtype, uint64_t rows,
+                    uint64_t columns, uint32_t file, uint64_t element) {
+    tensor.name = "weight";
+    tensor.dtype = dtype;
+    tensor.shape = {1, rows, columns};
+    tensor.pieces = {
+        {.box = Box::whole(tensor.shape),
+         .flat = {},
+         .extent = {
+             file, 0, {rows * columns * element, columns * element, element}}}};
+  }
+  std::vector<std::byte> bytes;
+  std::vector<float> scale;
+  Decoding made;
+};
+
+// The best of ten sweeps.
+double rate(const Decoding& made) {
+  constexpr uint64_t kBlock = 1 << 20;
+  reshard::HandleCache handles;
+  reshard::DecodeReader reader(handles);
+  std::vector<std::byte> out(kBlock);
+  const uint64_t size = kRows * kColumns * element_size(made.dtype);
+  double best = 0;
+  for (int sample = 0; sample < 10; ++sample) {
+    const std::clock_t start = std::clock();
+    for (uint64_t at = 0; at < size; at += kBlock) reader.read(made, at, out);
+    const double seconds =
+        static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+    best = std::max(best, static_cast<double>(size) / seconds / 1e9);
+  }
+  return best;
+}
+
+}  // namespace
+
+int main() {
+  Weight fp8(Coding::kScaled);
+  Weight::place(fp8.made.codes, DType::f8_e4m3, kRows, kColumns, 0, 1);
+  Weight::place(fp8.made.scales, DType::f32, kRows / 128, kColumns / 128, 1, 4);
+  fp8.made.block_rows = fp8.made.block_columns = 128;
+  fmt::print("{:<16}{:>6.1f} GB/s\n", "fp8 128x128", rate(fp8.made));
+
+  Weight mxfp4(Coding::kE2m1);
+  mxfp4.made.bits = 4;
+  mxfp4.made.transposed = true;
+  mxfp4.made.block_columns = 32;
+  Weight::place(mxfp4.made.codes, DType::u8, kRows, kColumns / 2, 0, 1);
+  Weight::place(mxfp4.made.scales, DType::u8, kRows, kColumns / 32, 0, 1);
+  fmt::print("{:<16}{:>6.1f} GB/s\n", "mxfp4", rate(mxfp4.made));
+
+  for (const Coding coding : {Coding::kGptq, Coding::kAwq}) {
+    Weight four(coding);
+    four.made.bits = 4;
+    four.made.transposed = true;
+    four.made.block_rows = 128;
+    const bool gptq = coding == Coding::kGptq;
+    Weight::place(four.made.codes, DType::i32, gptq ? kRows / 8 : kRows,
+                  gptq ? kColumns : kColumns / 8, 0, 4);
+    Weight::place(four.made.scales, DType::f32, kRows / 128, kColumns, 1, 4);
+    Weight::place(four.made.zeros, DType::i32, kRows / 128, kColumns / 8, 0, 4);
+    fmt::print("{:<16}{:>6.1f} GB/s\n", gptq ? "gptq" : "awq", rate(four.made));
+  }
+}

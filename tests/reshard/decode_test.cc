@@ -1,0 +1,191 @@
+#include "reshard/decode.h"
+
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "reshard/decode_kernel.h"
+#include "reshard/sources.h"
+
+namespace ckpt::reshard {
+namespace {
+
+std::vector<std::byte> some_bytes(size_t count) {
+  std::mt19937 random(7);
+  std::vector<std::byte> bytes(count);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+std::vector<uint32_t> bits_of(const std::vector<float>& numbers) {
+  std::vector<uint32_t> bits(numbers.size());
+  std::memcpy(bits.data(), numbers.data(), 4 * bits.size());
+  return bits;
+}
+
+// A matrix in memory: codes [rows, columns] of a byte, scales of blocks.
+struct Matrix {
+  Matrix(uint64_t row_count, uint64_t column_count, uint64_t block_rows,
+         uint64_t block_columns, DType codes_dtype)
+      : rows(row_count), columns(column_count) {
+    codes = some_bytes(rows * columns);
+    made.rows = rows;
+    made.columns = columns;
+    made.block_rows = block_rows;
+    made.block_columns = block_columns;
+    made.name = "w";
+    const uint64_t down = (rows + block_rows - 1) / block_rows;
+    const uint64_t along = (columns + block_columns - 1) / block_columns;
+    for (uint64_t i = 0; i < down * along; ++i)
+      scales.push_back(0.25F + static_cast<float>(i % 7));
+    auto files = std::make_shared<std::vector<File>>();
+    files->push_back({.path = "codes",
+                      .size = codes.size(),
+                      .codec = Codec::kMemory,
+                      .memory = codes.data()});
+    files->push_back(
+        {.path = "scales",
+         .size = 4 * scales.size(),
+         .codec = Codec::kMemory,
+         .memory = reinterpret_cast<const std::byte*>(scales.data())});
+    place(made.codes, codes_dtype, {1, rows, columns}, 0, 1);
+    place(made.scales, DType::f32, {1, down, along}, 1, 4);
+    made.files = std::move(files);
+  }
+  static void place(Tensor& tensor, DType dtype, Shape shape, uint32_t file,
+                    uint64_t element) {
+    tensor.name = file ? "w_scale" : "w";
+    tensor.dtype = dtype;
+    tensor.shape = shape;
+    tensor.pieces = {{.box = Box::whole(shape),
+                      .flat = {},
+                      .extent = {file,
+                                 0,
+                                 {shape[1] * shape[2] * element,
+                                  shape[2] * element, element}}}};
+  }
+  float at(uint64_t row, uint64_t column) const {
+    const uint64_t along =
+        (columns + made.block_columns - 1) / made.block_columns;
+    const float code =
+        static_cast<float>(static_cast<int8_t>(codes[row * columns + column]));
+    return code *
+           scales[row / made.block_rows * along + column / made.block_columns];
+  }
+
+  uint64_t rows, columns;
+  std::vector<std::byte> codes;
+  std::vector<float> scales;
+  Decoding made;
+};
+
+TEST_CASE("made: each instruction set gives the same bits") {
+  const uint64_t count = 1003;
+  const std::vector<std::byte> in = some_bytes(4 * count);
+  const auto* words = reinterpret_cast<const uint32_t*>(in.data());
+  const auto all = [&](const DecodeKernel& kernel) {
+    std::vector<float> out;
+    const auto add = [&](auto fill, uint64_t room) {
+      std::vector<float> line(room);
+      fill(line.data());
+      out.insert(out.end(), line.begin(), line.end());
+    };
+    add([&](float* to) { kernel.from_i8(in.data(), to, count); }, count);
+    add([&](float* to) { kernel.from_u8(in.data(), to, count); }, count);
+    add([&](float* to) { kernel.from_e2m1(in.data(), to, count); }, count);
+    add([&](float* to) { kernel.from_words(words, 12, 15, to, count); }, count);
+    add([&](float* to) { kernel.from_awq(words, to, count); }, 8 * count);
+    std::vector<float> zeros(out.begin(), out.begin() + count);
+    std::vector<float> scales(out.begin() + count, out.begin() + 2 * count);
+    std::vector<float> x(out.begin(), out.begin() + count);
+    kernel.scale_each(x.data(), zeros.data(), scales.data(), count);
+    out.insert(out.end(), x.begin(), x.end());
+    kernel.scale(scales.data(), 3, 0.1F, count);
+    out.insert(out.end(), scales.begin(), scales.end());
+    out.push_back(std::bit_cast<float>(kernel.largest(out.data(), out.size())));
+    return bits_of(out);
+  };
+  const auto kernels = usable_decode_kernels();
+  const std::vector<uint32_t> want = all(kernels.front());
+  for (const DecodeKernel& kernel : kernels) {
+    CAPTURE(kernel.name);
+    CHECK(all(kernel) == want);
+  }
+}
+
+TEST_CASE("made: e2m1 and words are what their formats say") {
+  constexpr float kE2m1[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+  for (const DecodeKernel& kernel : usable_decode_kernels()) {
+    for (uint32_t code = 0; code < 16; ++code) {
+      const auto byte = static_cast<std::byte>(code | (15 - code) << 4);
+      float pair[2];
+      kernel.from_e2m1(&byte, pair, 2);
+      CHECK(std::abs(pair[0]) == kE2m1[code % 8]);
+      CHECK(std::signbit(pair[0]) == (code >= 8));
+      CHECK(std::abs(pair[1]) == kE2m1[(15 - code) % 8]);
+    }
+    const uint32_t word = 0x76543210;
+    float codes[8];
+    kernel.from_awq(&word, codes, 1);
+    constexpr float kOrder[] = {0, 4, 1, 5, 2, 6, 3, 7};
+    for (int i = 0; i < 8; ++i) CHECK(codes[i] == kOrder[i]);
+    kernel.from_words(&word, 20, 15, codes, 1);
+    CHECK(codes[0] == 5);
+    const float numbers[] = {1, -7, 3};
+    CHECK(std::bit_cast<float>(kernel.largest(numbers, 3)) == 7);
+  }
+}
+
+TEST_CASE("made: any range of a matrix, of blocks that don't divide it") {
+  for (const bool transposed : {false, true}) {
+    CAPTURE(transposed);
+    Matrix matrix(37, 53, 8, 20, DType::i8);
+    matrix.made.transposed = transposed;
+    const uint64_t width = transposed ? 37 : 53;
+    HandleCache handles;
+    DecodeReader reader(handles);
+    for (const uint64_t first : {0, 1, 36, 52, 53, 700, 1900}) {
+      for (const uint64_t count : {1, 5, 53, 61}) {
+        std::vector<float> got(count);
+        reader.read(matrix.made, 4 * first,
+                    std::as_writable_bytes(std::span(got)));
+        for (uint64_t i = 0; i < count; ++i) {
+          const uint64_t row = (first + i) / width,
+                         column = (first + i) % width;
+          CHECK(got[i] ==
+                (transposed ? matrix.at(column, row) : matrix.at(row, column)));
+        }
+      }
+    }
+    // Not even whole elements.
+    std::vector<std::byte> part(5);
+    reader.read(matrix.made, 4 * 60 + 3, part);
+    std::vector<float> whole(3);
+    reader.read(matrix.made, 4 * 60, std::as_writable_bytes(std::span(whole)));
+    CHECK(std::memcmp(part.data(),
+                      reinterpret_cast<const char*>(whole.data()) + 3, 5) == 0);
+  }
+}
+
+TEST_CASE("made: scales that are no numbers are refused, and say where") {
+  Matrix matrix(16, 16, 8, 8, DType::i8);
+  matrix.scales[3] = std::numeric_limits<float>::quiet_NaN();
+  HandleCache handles;
+  DecodeReader reader(handles);
+  std::vector<float> got(256);
+  CHECK_THROWS_WITH_AS(
+      reader.read(matrix.made, 0, std::as_writable_bytes(std::span(got))),
+      doctest::Contains("w_scale: the scale at [1, 1] is nan"), Error);
+  matrix.scales[3] = 0;
+  CHECK_THROWS_WITH_AS(
+      reader.read(matrix.made, 0, std::as_writable_bytes(std::span(got))),
+      doctest::Contains("is 0, and its code is not"), Error);
+}
+
+}  // namespace
+}  // namespace ckpt::reshard
