@@ -390,8 +390,16 @@ void add_write_options(CLI::App& app, WriteOptions& options) {
                "Read back and compare after writing")
       ->group(group);
   valued(app, "--dtype", "DTYPE",
-         "Cast floating-point tensors: f32, f16, bf16 ...",
+         "Cast floating-point tensors: f32, f16, bf16 ...; "
+         "dequantize quantized ones",
          [&](const std::string& s) { options.dtype = cast_type(s); })
+      ->group(group);
+  valued(
+      app, "--quantize", "fp8-block",
+      "Make fp8 codes and scales of blocks of 128x128 of linear weights",
+      [&](const std::string& s) {
+        options.quantize = choice<bool>("--quantize", s, {{"fp8-block", true}});
+      })
       ->group(group);
   app.add_option("--rename", options.rename_file, "JSON of new tensor names")
       ->type_name("RULES.json")

@@ -92,6 +92,7 @@ struct WriteOptions {
   Overflow overflow = Overflow::kRefuse;
   uint64_t max_shard_size = 0;  // 0: not given
   std::optional<DType> dtype;   // floating-point tensors are cast to it
+  bool quantize = false;        // --quantize fp8-block
   std::string rename_file;      // "" or RULES.json
   std::string plan_file;        // "", or where a dry run's plan goes
 };

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <set>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "app/facts.h"
 #include "app/json_writer.h"
+#include "app/quantized.h"
 #include "app/ranks.h"
 #include "app/value_text.h"
 #include "formats/peft/config.h"
@@ -80,6 +82,26 @@ void write_shards(JsonWriter& json, const Catalog& catalog,
       json.end_array();
     }
     json.end_object();
+  }
+  json.end_array();
+}
+
+// Nothing where nothing is quantized.
+void write_quantized(JsonWriter& json,
+                     const std::vector<families::LogicalWeight>& weights) {
+  if (weights.empty()) return;
+  json.key("quantized").begin_array();
+  for (const families::LogicalWeight& weight : weights) {
+    json.begin_object();
+    json.member("name", weight.name);
+    json.key("shape");
+    write_dims(json, weight.shape);
+    json.member("method", weight.method);
+    json.member("bits", weight.bits);
+    json.member("block", weight.block);
+    json.key("tensors").begin_array();
+    for (const std::string& part : weight.parts) json.value(part);
+    json.end_array().end_object();
   }
   json.end_array();
 }
@@ -235,6 +257,7 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
     json.member("source", fact.source).end_object();
   }
   json.end_object();
+  write_quantized(json, quantized_of(catalog));
   json.key("tensors").begin_array();
   for (const Tensor& tensor : catalog.tensors)
     write_tensor(json, catalog, tensor, parts);
@@ -299,6 +322,18 @@ Totals totals(const Catalog& catalog) {
                                   : sums.other)++;
     if (tensor.kind == Kind::model && !seen_before(tensor, seen))
       sums.parameters += element_count(tensor.shape).value_or(0);
+  }
+  // A quantized weight counts as what it stands for, its scales not at all.
+  std::unordered_map<std::string_view, const Tensor*> by_name;
+  const auto weights = quantized_of(catalog);
+  if (!weights.empty())
+    for (const Tensor& tensor : catalog.tensors)
+      if (tensor.kind == Kind::model) by_name.emplace(tensor.name, &tensor);
+  for (const families::LogicalWeight& weight : weights) {
+    sums.parameters += element_count(weight.shape).value_or(0);
+    for (const std::string& part : weight.parts)
+      if (const auto found = by_name.find(part); found != by_name.end())
+        sums.parameters -= element_count(found->second->shape).value_or(0);
   }
   // An inflated part of a file is a File of its own, with the same path.
   std::unordered_set<std::string_view> paths;

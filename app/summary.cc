@@ -10,6 +10,7 @@
 
 #include "app/console.h"
 #include "app/layers.h"
+#include "app/quantized.h"
 #include "app/report.h"
 #include "app/table.h"
 #include "app/view.h"
@@ -292,6 +293,7 @@ std::string summary_text(const Catalog& catalog, size_t width) {
                           ? grouped(sums.parameters)
                           : fmt::format("{} ({})", grouped(sums.parameters),
                                         si_count(sums.parameters)));
+  row("quantized", quantized_text(quantized_of(catalog)));
   row("size",
       fmt::format("{} in {}", iec_size(sums.bytes),
                   sums.files == 1 ? "1 file" : grouped(sums.files) + " files"));

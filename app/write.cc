@@ -11,6 +11,7 @@
 #include "app/engine.h"
 #include "app/json_writer.h"
 #include "app/keep.h"
+#include "app/library/decoded.h"
 #include "app/library/write.h"
 #include "app/plan_file.h"
 #include "app/progress.h"
@@ -19,7 +20,10 @@
 #include "app/target_name.h"
 #include "app/words.h"
 #include "app/write_report.h"
+#include "formats/assume.h"
+#include "formats/families/dequantize.h"
 #include "formats/families/family.h"
+#include "formats/families/quantize.h"
 #include "formats/families/quantized.h"
 #include "formats/families/rules.h"
 #include "formats/format.h"
@@ -124,6 +128,26 @@ void say_losses(const reshard::Plan& plan, const reshard::RunResult& result) {
   }
 }
 
+// What is only shown need not know where each item lies.
+void find_places(Catalog& source, bool dry_run) {
+  if (dry_run)
+    formats::assume_places(source);
+  else
+    locate(source);
+}
+
+void quantize(const WriteRequest& request, Catalog& source,
+              const Layout& layout) {
+  if (layout.format != "safetensors" && layout.format != "torch")
+    throw unfaithful_error({request.target_path, {}},
+                           "--quantize: fp8 checkpoints are safetensors or "
+                           "torch files, not {}",
+                           layout.format);
+  find_places(source, request.write.dry_run);
+  families::quantize_fp8(source);
+  spdlog::info("{}", source.assumptions.back());
+}
+
 }  // namespace
 
 void check_apart(const std::string& source, const std::string& target) {
@@ -186,6 +210,10 @@ Catalog open_for_write(const WriteRequest& request) {
   const auto quantized = families::quantized_weights(source);
   const Selection selection = select(source, request.select);
   families::check_scales(quantized, source);
+  if (request.write.dtype && families::may_be_quantized(source)) {
+    find_places(source, request.write.dry_run);
+    families::dequantize(source, *request.write.dtype);
+  }
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
   if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
   if (!request.write.rename_file.empty())
@@ -204,6 +232,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   const auto begin = std::chrono::steady_clock::now();
   SaveOptions options = save_options(request);
   layout.max_shard_size = request.write.max_shard_size;
+  if (request.write.quantize) quantize(request, source, layout);
   library::Prepared& prepared = keep(library::prepare(
       std::move(source), layout, request.target_path, options,
       request.write.dry_run ? library::Use::kShow : library::Use::kRun));
@@ -230,7 +259,8 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                      .target = &prepared.target,
                      .target_path = request.target_path,
                      .dry_run = request.write.dry_run,
-                     .bytes_read = prepared.plan.bytes_read,
+                     .bytes_read = library::bytes_to_read(
+                         prepared.source, prepared.plan.bytes_read),
                      .header_bytes = header_bytes,
                      .bytes_written = prepared.file_bytes()};
   if (request.write.dry_run) {

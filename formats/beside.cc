@@ -13,6 +13,7 @@
 #include "ckpt/error.h"
 #include "formats/index.h"
 #include "formats/runs/run.h"
+#include "lib/decoding.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
@@ -138,7 +139,18 @@ class Settling {
   }
 
  private:
-  void use(uint32_t file) { payload_[plain(source_.files[file].path)] = true; }
+  void use(uint32_t file) { use(source_.files[file]); }
+  void use(const File& file) {
+    if (!is_decoded(file)) {
+      payload_[plain(file.path)] = true;
+      return;
+    }
+    const Decoding& from = decoding_of(file);
+    for (const Tensor* part :
+         {&from.codes, &from.scales, &from.zeros, &from.order})
+      for (const Piece& piece : part->pieces)
+        use(from.files->at(piece.extent.file));
+  }
   void use(const Tensor& tensor) {
     for (const Piece& piece : tensor.pieces) use(piece.extent.file);
   }

@@ -22,6 +22,7 @@ constexpr auto kSidecars = std::to_array<const char*>({
     "config.json",
     "generation_config.json",
     "adapter_config.json",
+    "quant_config.json",
     "quantize_config.json",
     "quantization_config.json",
     "hf_quant_config.json",

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "app/library/contents.h"
+#include "app/library/decoded.h"
 #include "app/library/reread.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
@@ -22,13 +23,14 @@ Manifest manifest_of(const Prepared& prepared,
   manifest.source_format = prepared.source.format;
   for (const TargetFile& file : prepared.target.files)
     manifest.files[file.path] = file.size;
+  const std::set<std::string> decoded = decoded_tensors(prepared.source);
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
     const Tensor& tensor = prepared.target.catalog.tensors[i];
     Manifest::Entry& entry = manifest.tensors[tensor.name];
     entry.dtype = tensor.dtype;
     entry.shape = tensor.shape;
     entry.digest = result.target[i];
-    if (plan.tensors[i].casts())
+    if (plan.tensors[i].casts() && !decoded.contains(plan.tensors[i].name))
       entry.source = {plan.tensors[i].source_dtype, result.source[i]};
   }
   return manifest;
@@ -91,9 +93,11 @@ void check_source_manifest(const Prepared& prepared,
     by_digest[entry.digest.hex()].push_back(name);
   }
   const auto made = made_tensors(prepared.source);
-  bool rearranged = false;
+  const std::set<std::string> decoded = decoded_tensors(prepared.source);
+  bool rearranged = !decoded.empty();
   for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) {
     const std::string& name = prepared.plan.tensors[i].name;
+    if (decoded.contains(name)) continue;
     const auto entry = manifest.tensors.find(name);
     if (made.contains(name)) {  // of what the manifest has
       rearranged = true;

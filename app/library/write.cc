@@ -3,12 +3,14 @@
 #include <algorithm>
 
 #include "app/library/contents.h"
+#include "app/library/decoded.h"
 #include "app/library/file_names.h"
 #include "app/library/losses.h"
 #include "app/library/manifests.h"
 #include "app/library/replace.h"
 #include "formats/assume.h"
 #include "formats/beside.h"
+#include "formats/families/dequantize.h"
 #include "formats/families/quantized.h"
 #include "formats/format.h"
 #include "formats/hf.h"
@@ -199,6 +201,7 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   run.progress = progress;
   run.journal = &journal;
   run.check_crcs = !options.ignore_checksums;
+  leave_room(prepared.source, run);
   run.digest = wants_sums(prepared, options) || !prepared.plan.replicas.empty();
   prove_journal(prepared, staging, journal, options, run);
   reshard::Output output(target, staging.root());
@@ -333,6 +336,10 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   layout.name = io::base_name(path);
   const size_t problems = source.problems.size();
   const size_t assumptions = source.assumptions.size();
+  if (options.dtype && families::may_be_quantized(source)) {
+    locate(source);
+    families::dequantize(source, *options.dtype);
+  }
   source = format.writer->review(std::move(source), layout);
   Prepared prepared;
   prepared.shown_only = use == Use::kShow;
@@ -420,7 +427,8 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
   const uint64_t messages = ranks::exchange_memory(run.max_mem) +
                             io::share_remote_memory(options.max_mem);
   run.max_mem -= ranks::exchange_memory(run.max_mem);
-  return messages + reshard::buffer_bytes(plan, run) +
+  const uint64_t making = leave_room(prepared.source, run);
+  return messages + making + reshard::buffer_bytes(plan, run) +
          prepared.plan_size.bytes() + catalog_bytes(prepared.source) +
          prepared.assumed * sizeof(StoredCrc) +
          catalog_bytes(prepared.target.catalog) + known_bytes(prepared.target);

@@ -9,6 +9,7 @@
 
 #include "ckpt/error.h"
 #include "formats/families/family.h"
+#include "lib/decoding.h"
 
 namespace ckpt::families {
 namespace {
@@ -101,8 +102,14 @@ std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog) {
   }
   std::vector<QuantizedWeight> found;
   if (!any) return found;
+  // Codes that are made on the way (--quantize) are no source's.
+  const auto is_made = [&](const Tensor& tensor) {
+    return !tensor.pieces.empty() &&
+           is_decoded(catalog.files.at(tensor.pieces.front().extent.file));
+  };
   for (const Tensor& tensor : catalog.tensors) {
-    if (tensor.kind == Kind::optim || !is_code(tensor.dtype)) continue;
+    if (tensor.kind == Kind::optim || !is_code(tensor.dtype) || is_made(tensor))
+      continue;
     QuantizedWeight weight{tensor.name, tensor.dtype, {}};
     for (const Row& row : kRows) {
       if (!tensor.name.ends_with(row.weight)) continue;
@@ -148,8 +155,10 @@ void prepare_cast(Catalog& catalog, DType dtype) {
                            "codes are no numbers to be cast: {}",
                            name(dtype), weights.size(), describe(weights))
         .with_hint(
-            "without --dtype weights and scales are kept as they are; "
-            "dequantizing is not built yet");
+            "this way of quantizing is not known: docs/quantized.md lists "
+            "those "
+            "that are; without --dtype weights and scales are kept as they "
+            "are");
   for (Tensor& tensor : catalog.tensors)
     if (!tensor.pinned && tensor.kind != Kind::optim &&
         (is_pinned(tensor.name) || is_scale(tensor.name)))

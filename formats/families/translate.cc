@@ -396,8 +396,7 @@ void refuse_quantized(const Catalog& source, const std::string& to) {
                          "{} weights are quantized, and {} has no place for "
                          "their scales: {}",
                          weights.size(), to, describe(weights))
-      .with_hint(
-          "convert the unquantized model: dequantizing is not built yet");
+      .with_hint("--dtype bf16 dequantizes them on the way");
 }
 
 }  // namespace

@@ -1,0 +1,39 @@
+// What config.json says of quantized weights.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::families {
+
+struct QuantizationConfig {
+  bool there = false;
+  std::string method;  // quant_method: "fp8", "gptq", "compressed-tensors" …
+  // gptq: "gptq" stores zeros less one, "gptq_v2" as they are; else a layout
+  // for one kernel
+  std::string checkpoint_format;
+  std::string version;                // awq: "gemm", "gemv" …
+  uint64_t bits = 0, group_size = 0;  // 0: not said
+  std::vector<uint64_t> block;        // rows, columns
+};
+
+// From config.json among the sidecars, its text_config, or quantize_config.json
+// and quant_config.json of older files. Throws input_error for one that can't
+// be read.
+QuantizationConfig quantization_config(const Catalog& catalog);
+
+// config.json without the key, the rest of its text as it is; older files that
+// say the same are sidecars no more.
+void drop_quantization_config(Catalog& catalog);
+
+// What the file holds, or is to hold.
+std::string sidecar_text(const Sidecar& sidecar);
+
+// `text` without the members of that name, at any depth.
+std::string without_member(const std::string& text, const std::string& key);
+
+}  // namespace ckpt::families
