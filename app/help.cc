@@ -77,6 +77,10 @@ std::string option_lines(const CLI::Option& option) {
   constexpr size_t kNames = 30, kPage = 80;
   std::string text;
   std::string names = option_names(option);
+  if (names.size() > kNames) {  // its text begins below it
+    text = fmt::format("  {}\n", names);
+    names.clear();
+  }
   for (const std::string& line :
        wrapped(option.get_description(), kPage - kNames - 4)) {
     text += fmt::format("  {:<{}}  {}\n", names, kNames, line);

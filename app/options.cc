@@ -310,7 +310,8 @@ void add_memory_option(CLI::App& app, uint64_t& max_mem) {
            max_mem = size_value("--max-mem", s);
            if (max_mem < kLeastMemory)
              throw resource_error({}, "--max-mem {}: at least 16MiB is needed",
-                                  s);
+                                  s)
+                 .with_hint("1GiB is the default; 256MiB is plenty");
            tree_memory::set_limit(max_mem);
          })
       ->group("Resources");
@@ -439,22 +440,27 @@ void add_write_options(CLI::App& app, WriteOptions& options) {
       ->group(group);
 }
 
-// Problems come in thousands when they come; twenty of a kind tell enough.
+// Problems come in thousands when they come: each kind has one line, with a
+// count.
 void log_problems(const std::vector<Problem>& problems) {
-  constexpr uint64_t kShown = 20;
-  std::map<std::string, uint64_t> seen;
+  const auto is_note = [](const Problem& problem) {
+    return problem.severity == Problem::Severity::kNote;
+  };
+  std::map<std::string, uint64_t> counts, said;
+  for (const Problem& problem : problems)
+    if (!is_note(problem)) ++counts[problem.kind];
   for (const Problem& problem : problems) {
-    const bool note = problem.severity == Problem::Severity::kNote;
-    if (!note && ++seen[problem.kind] > kShown) continue;
+    const bool note = is_note(problem);
+    if (!note && ++said[problem.kind] > 1) continue;
+    const uint64_t more = note ? 0 : counts[problem.kind] - 1;
     const Error text(ExitCode::kDamaged, {problem.file, problem.tensor},
                      problem.message);
-    spdlog::log(note ? spdlog::level::info : spdlog::level::warn, "{}",
-                text.what());
-  }
-  for (const auto& [kind, count] : seen) {
-    if (count > kShown)
-      spdlog::warn("{} more of this kind ({}); --json lists all of them",
-                   count - kShown, kind);
+    spdlog::log(note ? spdlog::level::info : spdlog::level::warn, "{}{}",
+                text.what(),
+                more == 0 ? ""
+                          : fmt::format(" (and {} more like it; --json lists "
+                                        "all)",
+                                        more));
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <map>
 
 #include "app/command.h"
 #include "app/compare.h"
@@ -121,11 +122,21 @@ void Verify::print_text(const VerifyReport& report) const {
   for (const families::FactDifference& fact : report.facts)
     print(text::printable("fact: " + fact.name + ": " + fact_text(fact)) +
           "\n");
+  // A kind that comes more often than that is told by its first.
+  constexpr uint64_t kFew = 10;
+  std::map<std::string, uint64_t> counts, said;
+  for (const Problem& problem : report.problems) ++counts[problem.kind];
   for (const Problem& problem : report.problems) {
+    const uint64_t count = counts[problem.kind];
+    if (++said[problem.kind] > 1 && count > kFew) continue;
     std::string line = problem.kind + ": ";
     if (!problem.file.empty()) line += problem.file + ": ";
     if (!problem.tensor.empty()) line += problem.tensor + ": ";
-    print(text::printable(line + problem.message) + "\n");
+    line += problem.message;
+    if (count > kFew)
+      line +=
+          fmt::format(" (and {} more like it; --json lists all)", count - 1);
+    print(text::printable(line) + "\n");
   }
   const std::string verdict =
       report.ok ? styled(other_.empty() ? "ok" : "identical", Style::kGreen)

@@ -81,6 +81,8 @@ constexpr auto kEndings = std::to_array<Ending>({
     {".onnx", {"an ONNX model, which ckpt does not read", kOnnx}},
     {".msgpack", {"a Flax checkpoint, which ckpt does not read", kFlax}},
     {".tflite", {"a TFLite model, which ckpt does not read", kOnnx}},
+    {".keras", {"a Keras file, which ckpt does not read", kHdf5}},
+    {".pb", {"a TensorFlow graph, which ckpt does not read", kTensorFlow}},
     {".h5", {"a Keras/HDF5 file, which ckpt does not read", kHdf5}},
     {".nemo",
      {"a NeMo archive (tar)",

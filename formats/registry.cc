@@ -129,8 +129,10 @@ std::string missing_hint(const std::string& path) {
 }
 
 void check_path(const std::string& path) {
-  if (io::is_file(path) || io::is_directory(path)) return;
-  if (path == "-")
+  const bool pipe = path == "/dev/stdin";
+  if (!pipe && (io::is_file(path) || io::is_directory(path))) return;
+  if (pipe || path == "-" || path.starts_with("/dev/fd/") ||
+      path.starts_with("/proc/self/fd/"))
     throw missing_error({path, {}}, "a checkpoint can't be read from a pipe")
         .with_hint("save it to a file first; a file named -: ./-");
   throw missing_error({path, {}}, "no such file or directory")
@@ -139,6 +141,11 @@ void check_path(const std::string& path) {
 
 constexpr std::string_view kShowTried = "; -v shows what was tried";
 
+[[noreturn]] void empty_file(const std::string& path) {
+  throw missing_error({path, {}}, "an empty file (0 bytes)")
+      .with_hint("fetch or copy the file again");
+}
+
 [[noreturn]] void unknown_file(const Detection& detection) {
   const std::string& path = detection.path;
   if (const auto foreign = recognise_file(path))
@@ -146,9 +153,7 @@ constexpr std::string_view kShowTried = "; -v shows what was tried";
                         foreign->what)
         .with_hint(foreign->hint.empty() ? known_formats()
                                          : std::string(foreign->hint));
-  if (io::file_size(path) == 0)
-    throw missing_error({path, {}}, "an empty file (0 bytes)")
-        .with_hint("fetch or copy the file again");
+  if (io::file_size(path) == 0) empty_file(path);
   throw missing_error({path, {}}, "not a recognized checkpoint")
       .with_hint(known_formats() + std::string(kShowTried));
 }
@@ -238,6 +243,13 @@ std::string foreign_directory(const std::string& path,
       .with_hint(hint + std::string(kShowTried));
 }
 
+// A pointer of git-lfs, or the page that a failed download left: the data is
+// not there, whatever the name and wherever it lies.
+bool stands_for_data(std::string_view what) {
+  return what.starts_with("a git-lfs pointer") || what == "an HTML page" ||
+         what == "an XML document";
+}
+
 // A file whose name says that it is something else, and which then can't be
 // read, is most likely that: an .npz is a zip archive as torch's files are.
 Catalog read(const Format& format, const std::string& path,
@@ -250,14 +262,15 @@ Catalog read(const Format& format, const std::string& path,
     throw resource_error({path, {}}, "{}", error.problem())
         .with_hint(error.hint());
   } catch (const Error& error) {
-    // A pointer of git-lfs stands for data that is not there, whatever its
-    // name and wherever it lies.
     const std::string& file = error.where().path;
-    if (error.code() == ExitCode::kDamaged && io::is_file(file))
+    if (error.code() == ExitCode::kDamaged && io::is_file(file)) {
       if (const auto found = recognise_file(file);
-          found && found->what.find("git-lfs") != std::string_view::npos)
-        throw missing_error({file, {}}, "this is {}", found->what)
+          found && stands_for_data(found->what))
+        throw missing_error({file, {}}, "not a checkpoint: this is {}",
+                            found->what)
             .with_hint(std::string(found->hint));
+      if (file == path && io::file_size(file) == 0) empty_file(path);
+    }
     const auto foreign = recognise({}, io::base_name(path));
     if (!foreign) throw;
     throw error.with_hint(fmt::format("by its name this is {}", foreign->what));

@@ -73,7 +73,8 @@ void check_target(const std::string& target, const StagingOptions& options) {
   if (directory && options.single_file)
     throw usage_error({target, {}}, "is a directory, the target is one file");
   if (!directory && !options.single_file)
-    throw usage_error({target, {}}, "is a file, the target is a directory");
+    throw usage_error({target, {}}, "is a file, the target is a directory")
+        .with_hint("choose another name for the target, or move the file away");
   if (options.overwrite) return;
   if (directory && list_directory(target).empty()) return;
   throw exists_already(target);

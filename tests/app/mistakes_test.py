@@ -1,0 +1,402 @@
+#!/usr/bin/env python3
+"""What people type by mistake, and what they must be told.
+
+A row: the command line, its exit status, what the first line says (after
+"error: "), what the hint says. What is refused leaves nothing behind, takes at
+most four lines and one next step, and has none of the phrases of BANNED.
+"""
+
+import json
+import pickle
+import re
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+from support import DATA, Suite, check, check_equal
+
+CKPT = None
+SCENE = None
+LFS = ("version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64
+       + "\nsize 5000000000\n")
+BANNED = ("is no directory", "is no format", "is no size", "is no command",
+          "no option", "holds no", "(in ", "of no format", "what is below it",
+          "link to nothing", "one argument too many", "leavings", "would stand",
+          "names files that are not there", "exists already", "exception",
+          "std::", "terminate")
+
+
+def write(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(data, str):
+        data = data.encode()
+    path.write_bytes(data)
+
+
+def make_scene(at):
+    """Checkpoints, and what looks like one."""
+    import numpy
+    shutil.copytree(DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt", at / "tp4")
+    shutil.copytree(DATA / "hf/llama/ckpt", at / "llama")
+    shutil.copytree(DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt",
+                    at / "gpt")
+    for name in ("run1", "run2", "run3"):
+        shutil.copytree(at / "llama", at / "runs" / name)
+    shutil.copytree(at / "llama", at / "models--org--name/snapshots/abc")
+    write(at / "models--org--name/refs/main", "abc")
+    (at / "models--org--name/blobs").mkdir()
+    shutil.copytree(at / "tp4", at / "half")
+    shutil.rmtree(at / "half/step_100/model/pp_00/tp_02")
+    for name in ("step_100", "step_200"):
+        shutil.copytree(at / "tp4/step_100", at / "steps" / name)
+    shutil.copy(at / "tp4/model.yaml", at / "steps/model.yaml")
+    numpy.save(at / "a.npy", numpy.zeros(3))
+    numpy.savez(at / "a.npz", x=numpy.zeros(3))
+    write(at / "a.h5", b"\x89HDF\r\n\x1a\n" + bytes(100))
+    with zipfile.ZipFile(at / "a.keras", "w") as archive:
+        archive.writestr("model.weights.h5", "x")
+    write(at / "a.onnx", b"\x08\x08\x12\x07pytorch" + bytes(100))
+    write(at / "flax_model.msgpack", b"\x82\xa6params\x81" + bytes(50))
+    write(at / "a.gguf", b"GGUF\x03\0\0\0" + bytes(100))
+    write(at / "frozen.pb", b"\x08\x01" + bytes(100))
+    write(at / "orbax/_METADATA", "{}")
+    write(at / "orbax/manifest.ocdbt", "x")
+    write(at / "tf/saved_model.pb", b"\x08\x01")
+    write(at / "tf/variables/variables.index", "x")
+    write(at / "tf1/model.ckpt.index", "x")
+    write(at / "tf1/model.ckpt.data-00000-of-00001", "x")
+    write(at / "config.yaml", "a: 1")
+    with tarfile.open(at / "a.nemo", "w") as archive:
+        archive.add(at / "config.yaml", "./model_config.yaml")
+    for ending in ("safetensors", "pt", "pth", "bin", "ckpt"):
+        write(at / f"lfs.{ending}", LFS)
+        write(at / f"page.{ending}", "<!DOCTYPE html><html>Not found</html>")
+        write(at / f"empty.{ending}", "")
+    shutil.copytree(at / "llama", at / "stub")
+    for file in (at / "stub").glob("*.safetensors"):
+        write(file, LFS)
+    write(at / "plain.pkl", pickle.dumps({"a": [1, 2]}))
+    write(at / "notes.txt", "hello")
+    write(at / "logs/a.log", "x")
+    (at / "nothing_in_it").mkdir()
+    write(at / "bad.json", '{"a":')
+    write(at / "list.json", "[1]")
+    write(at / "args", "tp4\n--jsn\n")
+    write(at / "file", "x")
+    # Cut short: a download or a full disk.
+    one = next((at / "llama").glob("*.safetensors"))
+    write(at / "cut.safetensors", one.read_bytes()[:-100])
+    part = next((at / "tp4").rglob("*.pt"))
+    write(at / "cut.pt", part.read_bytes()[:-1000])
+
+
+U = "unshard tp4 out.pt "
+R = "reshard tp4 out "
+# (command line, exit status, in the first line, in the hint)
+ROWS = (
+    # commands
+    ("", 2, "no command given", "ckpt inspect PATH"),
+    ("insepct tp4", 2, "unknown command 'insepct'", "did you mean ckpt inspect?"),
+    ("inspct tp4", 2, "unknown command 'inspct'", "did you mean ckpt inspect?"),
+    ("reshrad tp4 out", 2, "unknown command 'reshrad'", "ckpt reshard"),
+    ("verfiy tp4", 2, "unknown command", "ckpt verify"),
+    ("hash tp4", 2, "unknown command 'hash'", "ckpt inspect PATH --digest"),
+    ("info tp4", 2, "unknown command 'info'", "ckpt inspect PATH"),
+    ("describe tp4", 2, "unknown command", "ckpt inspect PATH"),
+    ("list tp4", 2, "unknown command 'list'", "ckpt inspect PATH"),
+    ("cat tp4", 2, "unknown command 'cat'", "ckpt inspect PATH"),
+    ("get tp4 x", 2, "unknown command 'get'", "ckpt show PATH NAME"),
+    ("merge tp4 out", 2, "unknown command 'merge'", "ckpt unshard SRC DST"),
+    ("consolidate tp4 out", 2, "unknown command", "ckpt unshard SRC DST"),
+    ("zero_to_fp32 tp4 out", 2, "unknown command", "ckpt unshard SRC DST"),
+    ("split tp4 out", 2, "unknown command", "ckpt reshard SRC DST --tp N"),
+    ("cast tp4 out", 2, "unknown command", "ckpt convert SRC DST --to"),
+    ("check tp4", 2, "unknown command", "ckpt verify PATH"),
+    ("fsck tp4", 2, "unknown command", "ckpt verify PATH"),
+    ("compare tp4 tp4", 2, "unknown command", "ckpt diff A B"),
+    ("repair tp4 out", 2, "unknown command", "ckpt salvage SRC DST"),
+    ("tp4", 2, "unknown command 'tp4'", "ckpt inspect tp4"),
+    ("-v tp4", 2, "'-v' stands before the command", "ckpt COMMAND"),
+    # arguments
+    ("inspect", 2, "PATH is required", "usage: ckpt inspect PATH"),
+    ("ls", 2, "PATH is required", "usage: ckpt ls PATH"),
+    ("show", 2, "PATH is required", "usage: ckpt show PATH NAME"),
+    ("reshard", 2, "SRC is required", "usage: ckpt reshard SRC DST"),
+    ("convert", 2, "SRC is required", "usage: ckpt convert SRC DST"),
+    ("unshard", 2, "SRC is required", "usage: ckpt unshard SRC DST"),
+    ("reshard tp4", 2, "DST is required", "usage: ckpt reshard SRC DST"),
+    ("diff tp4", 2, "B is required", "usage: ckpt diff A B"),
+    ("inspect tp4 llama", 2, "unexpected argument 'llama'",
+     "usage: ckpt inspect PATH"),
+    ("reshard tp4 out more", 2, "unexpected argument 'more'", "usage:"),
+    ("inspect tp4 --jsn", 2, "unknown option --jsn for `ckpt inspect`",
+     "did you mean --json?"),
+    ("inspect tp4 --stat", 2, "unknown option --stat", "--stats"),
+    ("inspect tp4 -json", 2, "-json: an option of one dash", "--json"),
+    ("inspect tp4 -keys x", 2, "-keys", "--keys"),
+    ("inspect tp4 --tp 2", 2, "unknown option --tp for `ckpt inspect`", ""),
+    ("inspect tp4 --keys", 2, "--keys", "--help"),
+    ("inspect @nofile", 3, "nofile: no such file of arguments", "./@nofile"),
+    ("inspect @args", 2, "unknown option --jsn", "--json"),
+    # numbers and words
+    (U + "--max-mem 5XB", 2, '--max-mem: invalid size "5XB"', "5GB"),
+    (U + "--max-mem lots", 2, '--max-mem: invalid size "lots"', "5GB"),
+    (U + "--max-mem 1", 7, "--max-mem 1: at least 16MiB", "1GiB"),
+    (U + "--max-shard-size 0", 2, "--max-shard-size 0", ""),
+    (U + "-j -1", 2, "--threads '-1': expected 0 to", "as many as processors"),
+    (U + "-j many", 2, "--threads 'many': expected 0 to", "processors"),
+    (U + "--dtype int4", 2, "--dtype 'int4': expected bf16", ""),
+    (U + "--dtype bf61", 2, "--dtype 'bf61': expected bf16, f16", ""),
+    (U + "--color sometimes", 2, "--color 'sometimes': expected", ""),
+    ("inspect tp4 --io fast", 2, "--io 'fast': expected auto", ""),
+    ("inspect tp4 --layers x", 2, "--layers x: 'x' is not a layer", "0-15,20"),
+    ("inspect tp4 --layers 5-2", 2, "--layers 5-2: 2 comes before 5", ""),
+    ("inspect tp4 --layers 99", 5, "there is no layer 99", ""),
+    (R + "--tp x", 2, "--tp 'x': expected a number", "4:8"),
+    (R + "--tp 0", 2, "--tp '0': expected a number", "4:8"),
+    (R + "--tp 4-", 2, "--tp '4-': the shell took what follows", "--tp 4:8"),
+    (R + "--tp 2:8", 2, "--tp 2:8: the source has tp=4, not 2", "--tp 4:8"),
+    (R + "--tp 3", 5, "which 3 tensor-parallel ranks do not divide",
+     "sizes that divide every tensor: 1, 2, 4, 8"),
+    # formats
+    ("convert tp4 out", 2, "--to FORMAT is required", "--to safetensors"),
+    ("convert llama out --to hf", 2, 'unknown format "hf"', "--dialect hf"),
+    ("convert llama out --to gguf", 2, 'unknown format "gguf"', "llama.cpp"),
+    ("convert llama out --to magatron_legacy", 2, "unknown format",
+     "did you mean megatron_legacy?"),
+    ("convert llama out --to safetensor", 2, "unknown format",
+     "did you mean safetensors?"),
+    ("inspect llama --from nope", 2, 'unknown format "nope"', "formats:"),
+    ("reshard llama out --tp 2 --family lama", 2, "'lama'", "'llama'"),
+    # targets
+    ("unshard tp4 -", 2, "-: a checkpoint can't be written to a pipe", "./-"),
+    ("unshard tp4 /dev/stdout", 2, "/dev/stdout: a checkpoint can't", ""),
+    ("unshard tp4 out.gguf", 2, "out.gguf: ckpt does not write GGUF",
+     "convert_hf_to_gguf.py"),
+    ("unshard tp4 out.npz", 2, "out.npz: ckpt does not write NumPy", ".pt"),
+    ("unshard tp4 out.h5", 2, "out.h5: ckpt does not write HDF5", ".pt"),
+    ("unshard tp4 out.onnx", 2, "out.onnx: ckpt does not write ONNX", "optimum"),
+    ("unshard tp4 out.nemo", 2, "out.nemo: ckpt does not write NeMo", "pack it"),
+    ("unshard tp4 out.tar.gz", 2, "out.tar.gz: ckpt does not write", "pack it"),
+    ("unshard tp4 out.pkl", 2, "out.pkl: ckpt does not write", "name it .pt"),
+    ("unshard tp4 s3://b/x", 2, "s3://b/x: s3:// URLs are not supported", "aws"),
+    ("reshard tp4 llama --tp 2", 5, "llama: already exists", "--overwrite"),
+    ("reshard tp4 tp4 --tp 2", 2, "tp4: the target would replace the source",
+     "write beside it"),
+    ("reshard tp4 tp4/in --tp 2", 2,
+     "tp4/in: the target is inside the source", "write beside it"),
+    ("reshard tp4 file --tp 2", 2, "file: is a file", "another name"),
+    ("convert llama out --to megatron_torch_dist --drop *", 2,
+     "llama: --drop leaves no tensor", ""),
+    ("unshard tp4 out.pt --exclude *", 5, "leaves none of the 27 tensors",
+     "--exclude *"),
+    (U + "--keys nope*", 5, "--keys 'nope*' matches none of the 27 tensors",
+     "a name here"),
+    (U + "--rename bad.json", 2, "bad.json: --rename: ", "OLD: NEW"),
+    (U + "--rename list.json", 2, "list.json: expected an object", ""),
+    (U + "--rename none.json", 3, "none.json: ", ""),
+    # paths
+    ("inspect nothing", 3, "nothing: no such file or directory", ""),
+    ("inspect lama", 3, "lama: no such file or directory",
+     "did you mean ./llama?|did you mean llama?"),
+    ("inspect no/such/dir", 3, "no/such/dir: no such file or directory", ""),
+    ("inspect meta-llama/Llama-3", 3, "no such file",
+     "hf download meta-llama/Llama-3"),
+    ("inspect https://huggingface.co/x", 2, "https:// URLs are not supported",
+     "hf download"),
+    ("inspect hf://org/x", 2, "hf:// URLs are not supported", "hf download"),
+    ("inspect s3://b/k", 2, "s3:// URLs are not supported", "aws s3 sync"),
+    ("inspect gs://b/k", 2, "gs:// URLs are not supported", "gcloud"),
+    ("inspect file:///nope", 3, "/nope: no such file or directory", ""),
+    ("inspect -", 3, "-: a checkpoint can't be read from a pipe", "./-"),
+    ("inspect /dev/stdin", 3, "/dev/stdin: a checkpoint can't be read",
+     "save it to a file"),
+    ("verify tp4 nothing", 3, "nothing: no such file or directory", ""),
+    ("show llama nope", 3, "llama: no tensor or object named 'nope'", "ckpt ls"),
+    ("show llama model.norm.weigth", 3, "no tensor or object named",
+     "model.norm.weight"),
+    ("show llama model.norm.weight[99]", 2, "index 99 of a dimension of 32",
+     "as in NumPy"),
+    # what is no checkpoint
+    ("inspect a.npy", 3, "a.npy: not a checkpoint: this is a NumPy array",
+     "safetensors.numpy.save_file"),
+    ("inspect a.npz", 3, "a.npz: not a checkpoint: this is a NumPy archive",
+     "safetensors.numpy.save_file"),
+    ("inspect a.h5", 3, "a.h5: not a checkpoint: this is a Keras/HDF5",
+     "h5py or Keras"),
+    ("inspect a.keras", 3, "a.keras: not a checkpoint: this is a Keras file",
+     "h5py or Keras"),
+    ("inspect a.onnx", 3, "a.onnx: not a checkpoint: this is an ONNX model",
+     "onnx.numpy_helper"),
+    ("inspect flax_model.msgpack", 3, "this is a Flax checkpoint",
+     "from_flax=True"),
+    ("inspect a.gguf", 3, "a.gguf: not a checkpoint: this is a GGUF file",
+     "gguf_file=FILE"),
+    ("inspect frozen.pb", 3, "frozen.pb: not a checkpoint: this is a TensorFlow",
+     "from_tf=True"),
+    ("inspect a.nemo", 3, "a.nemo: not a checkpoint: this is a NeMo archive",
+     "tar -xf"),
+    ("inspect orbax", 3, "orbax: not a recognized checkpoint",
+     "orbax.checkpoint"),
+    ("inspect tf", 3, "tf: not a recognized checkpoint", "from_tf=True"),
+    ("inspect tf1", 3, "tf1: not a recognized checkpoint", "from_tf=True"),
+    ("inspect plain.pkl", 3, "plain.pkl: not a checkpoint: this is a Python",
+     "--from torch"),
+    ("inspect notes.txt", 3, "notes.txt: not a recognized checkpoint",
+     "-v shows what was tried"),
+    ("inspect logs", 3, "logs: not a recognized checkpoint", "-v shows"),
+    ("inspect nothing_in_it", 3, "nothing_in_it: an empty directory", ""),
+    ("inspect runs", 3, "runs: not a recognized checkpoint",
+     "below it are: run1 (safetensors), run2 (safetensors), run3"),
+    ("inspect models--org--name", 3, "not a recognized checkpoint",
+     "snapshots/abc (safetensors)"),
+    ("inspect models--org--name/snapshots", 3, "not a recognized checkpoint",
+     "below it is: abc (safetensors)"),
+    ("inspect tp4/step_100/model/pp_00", 3, "not a recognized checkpoint",
+     "below it are: tp_00"),
+    # what is damaged, or not there
+    *((f"inspect lfs.{e}", 3,
+       f"lfs.{e}: not a checkpoint: this is a git-lfs pointer", "git lfs pull")
+      for e in ("safetensors", "pt", "pth", "bin", "ckpt")),
+    ("inspect stub", 3, "this is a git-lfs pointer", "git lfs pull"),
+    *((f"inspect page.{e}", 3,
+       f"page.{e}: not a checkpoint: this is an HTML page", "download failed")
+      for e in ("safetensors", "pt", "bin")),
+    *((f"inspect empty.{e}", 3, f"empty.{e}: an empty file (0 bytes)",
+       "copy the file again") for e in ("safetensors", "pt", "bin")),
+    ("inspect cut.safetensors", 4, "cut.safetensors: ", ""),
+    ("inspect cut.pt", 4, "cut.pt: ", "copy or download it again"),
+    ("unshard half out.pt", 4, "half/step_100", ""),
+)
+
+# What people type and what simply works: command lines.
+WORKS = (
+    "version", "--version", "-V", "help", "-h", "--help", "help inspect",
+    "inspect -h", "inspect --help", U + "--max-mem 4G", U + "--max-mem 512M",
+    U + "-j 0", "convert llama out.safetensors", "convert llama out.pt",
+    "inspect tp4/", "inspect ./tp4",
+    R + "--tp 4:8", R + "--tp 4->8", R + "--tp 4→8",
+)
+DTYPES = {"fp16": "F16", "half": "F16", "BF16": "BF16", "bfloat16": "BF16",
+          "fp32": "F32", "float": "F32", "float32": "F32", "fp8": "F8_E4M3",
+          "fp64": "F64"}
+
+
+def listing():
+    return {p.relative_to(SCENE): p.stat().st_size for p in SCENE.rglob("*")}
+
+
+def run(line):
+    words = line.replace("\\ ", "\0").split()
+    return CKPT.run(*words, cwd=SCENE)
+
+
+def mistake(folder, line, status, first, hint):
+    before = listing()
+    result = run(line).want(status)
+    lines = result.err.splitlines()
+    errors = [l for l in lines if l.startswith("error: ")]
+    check_equal(len(errors), 1, f"errors of\n{result}")
+    check(first in errors[0], f"{first!r} is not in {errors[0]!r}")
+    check(line == "" or len(lines) <= 4, f"{len(lines)} lines\n{result}")
+    if hint:
+        check(any(h in l for l in lines if l.startswith("hint: ")
+                  for h in hint.split("|")), f"no hint {hint!r}\n{result}")
+    for phrase in BANNED:
+        check(phrase not in errors[0], f"{phrase!r} in {errors[0]!r}")
+    check(not re.search(r"\(in [^)]*\)$", errors[0]), errors[0])
+    check_equal(result.out, "", f"stdout of\n{result}")
+    check_equal(listing(), before, f"what is left by\n{result}")
+
+
+def clean():
+    for path in SCENE.glob("out*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def works(folder, line):
+    result = run(line)
+    clean()
+    result.want(0)
+
+
+def dtype(folder, word, want):
+    """The names of types in torch, Hugging Face and config files."""
+    try:
+        run(f"unshard tp4 out.safetensors --dtype {word}").want(0)
+        header = (SCENE / "out.safetensors").read_bytes()
+        size = int.from_bytes(header[:8], "little")
+        rows = json.loads(header[8:8 + size])
+        rows.pop("__metadata__", None)
+        check_equal({row["dtype"] for row in rows.values()}, {want}, word)
+    finally:
+        clean()
+
+
+def short_and_long_help(folder):
+    short, full = run("convert -h").want(0), run("convert --help").want(0)
+    check(len(short.out.splitlines()) < 30, short.out)
+    check(len(full.out.splitlines()) > 60, full.out)
+    for line in (short.out + full.out).splitlines():
+        check(len(line) <= 80, f"{len(line)} columns: {line}")
+
+
+def one_line_for_a_kind(folder):
+    """42 warnings of a kind are one line with a count."""
+    from safetensors.numpy import save_file
+    import numpy
+    names = [f"t{i}" for i in range(42)]
+    save_file({n: numpy.zeros(2, "f4") for n in names},
+              folder / "model-00001-of-00001.safetensors")
+    write(folder / "model.safetensors.index.json", json.dumps(
+        {"metadata": {"total_size": 8}, "weight_map":
+         {"t0": "model-00001-of-00001.safetensors"}}))
+    result = CKPT.run("inspect", folder)
+    lines = [l for l in result.err.splitlines() if l.startswith("warning: ")]
+    kinds = {p["kind"] for p in
+             CKPT.ok("inspect", folder, "--json").json()["problems"]}
+    check(len(lines) <= len(kinds), result.err)
+    check("40 more like it" in result.err, result.err)
+
+
+def steps_are_said(folder):
+    """Of several steps, the first line says which one is meant."""
+    first = run("inspect steps").want(0).err.splitlines()[0]
+    check_equal(first, "note: steps holds 2 steps; this is step_200", "note")
+
+
+def json_errors(folder):
+    """The same mistakes under --json: one document, the same status."""
+    for line, status, first, hint in ROWS[23:60:6] + ROWS[80:130:8]:
+        result = run(line + " --json").want(status)
+        if "color" in line:
+            continue
+        document = json.loads(result.err)
+        check_equal(document["schema"], "ckpt/error/1", line)
+        check_equal(document["error"]["status"], status, line)
+
+
+def prepare(suite, ckpt):
+    global CKPT, SCENE
+    CKPT = ckpt
+    SCENE = Path(tempfile.mkdtemp(prefix="ckpt_mistakes_")).resolve()
+    make_scene(SCENE)
+    for row in ROWS:
+        suite.add(f"$ ckpt {row[0]}", mistake, *row)
+    for line in WORKS:
+        suite.add(f"works: {line}", works, line)
+    for word, want in DTYPES.items():
+        suite.add(f"dtype {word}", dtype, word, want)
+    for case in (short_and_long_help, one_line_for_a_kind, steps_are_said,
+                 json_errors):
+        suite.add(case.__name__, case)
+
+
+if __name__ == "__main__":
+    try:
+        Suite(__doc__).main(prepare)
+    finally:
+        if SCENE:
+            shutil.rmtree(SCENE)
