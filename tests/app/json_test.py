@@ -114,6 +114,8 @@ GOOD = [
     ("inspect_all", 0, ("inspect", RUN, "--all")),
     ("show", 0, ("show", LLAMA, "model.norm.weight[:4]")),
     ("show", 0, ("show", MEGATRON, "args")),
+    ("salvage", 0, ("salvage", TP4, "out")),
+    ("salvage", 0, ("salvage", LLAMA, "out", "-n")),
     ("scan", 8, ("scan", TORCH)),
     ("scan", 0, ("scan", DCP)),
     ("scan", 8, ("scan", DATA / "bad/pickle/os_system.pt")),
@@ -221,6 +223,49 @@ def test_all_covered():
     check_equal(names & used, used, "schemas of what is tested")
 
 
+def cut_salvage(folder):
+    """A checkpoint that lost elements: they are in the document."""
+    source = next(LLAMA.glob("*.safetensors"))
+    cut = folder / "cut.safetensors"
+    cut.write_bytes(source.read_bytes()[:-300])
+    result = CKPT.run("salvage", cut, folder / "sound.safetensors",
+                      "--partial", "zeros", "--json")
+    document = fits(result.out, "salvage", result)
+    check(document["gone"], f"nothing is gone\n{result}")
+
+
+def stats_as_torch(folder):
+    """--stats against torch, in every type that has values."""
+    import torch
+    from safetensors.torch import save_file
+    torch.manual_seed(0)
+    wide = torch.randn(300, 70)
+    state = {"f32": wide, "f64": wide.double() * 1e3, "f16": wide.half(),
+             "bf16": wide.bfloat16(), "fp8": wide.to(torch.float8_e4m3fn),
+             "i64": torch.randint(-9, 9, (50,)),
+             "u8": torch.randint(0, 255, (50,), dtype=torch.uint8),
+             "bool": torch.rand(99) > 0.5, "one": torch.tensor([3.0]),
+             "zeros": torch.zeros(5), "odd": torch.tensor(
+                 [1.0, float("nan"), float("inf"), -float("inf"), 0.0, -0.0])}
+    save_file(state, str(folder / "a.safetensors"))
+    rows = CKPT.ok("inspect", folder / "a.safetensors", "--stats",
+                   "--json").json()["tensors"]
+    check_equal(sorted(r["name"] for r in rows), sorted(state), "tensors")
+    for row in rows:
+        values, got = state[row["name"]].double(), row["stats"]
+        finite = values[values.isfinite()]
+        want = {"min": finite.min(), "max": finite.max(),
+                "mean": finite.mean(), "std": finite.std(unbiased=False),
+                "norm": finite.norm()}
+        for key, value in want.items():
+            near = abs(got[key] - value.item()) <= 1e-9 * (1 + abs(value))
+            check(near, f"{row['name']} {key}: {got[key]}, torch {value}")
+        for key, count in (("nans", values.isnan().sum()),
+                           ("infs", values.isinf().sum()),
+                           ("zeros", (values == 0).sum())):
+            check_equal(got[key], int(count), f"{row['name']} {key}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -235,6 +280,8 @@ def prepare(suite, ckpt):
     suite.add("plan.json", test_plan)
     suite.add("--progress json", test_progress)
     suite.add("schemas", lambda folder: test_all_covered())
+    suite.add("salvage of a cut file", cut_salvage)
+    suite.add("stats as torch has them", stats_as_torch)
 
 
 if __name__ == "__main__":
