@@ -7,43 +7,17 @@
 #include <map>
 #include <string_view>
 
+#include "app/html_page.h"
+#include "app/json_writer.h"
+#include "app/layers.h"
 #include "app/pattern.h"
 #include "app/report.h"
 #include "app/table.h"
+#include "app/view.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
 namespace {
-
-constexpr std::string_view kHead = R"(<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root { color-scheme: light dark; --line: #8884; --bar: #4a8; --alt: #c84; --third: #88c; }
-body { font: 14px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.3rem; overflow-wrap: anywhere; } h2 { font-size: 1.05rem; margin-top: 2rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1.5rem; } dt { opacity: .7; } dd { margin: 0; overflow-wrap: anywhere; }
-.map { display: flex; flex-wrap: wrap; gap: 2px; } .map div { min-width: 2px; height: 3.4rem; overflow: hidden; background: var(--bar); color: #fff; font-size: 11px; padding: 2px 4px; box-sizing: border-box; white-space: nowrap; }
-.optim { background: var(--alt) !important; } .other { background: var(--third) !important; }
-table { border-collapse: collapse; width: 100%; } th { text-align: left; cursor: pointer; position: sticky; top: 0; background: Canvas; }
-th, td { padding: .15rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-code, td.c { font-family: ui-monospace, monospace; font-size: 12.5px; overflow-wrap: anywhere; } input { width: 24rem; max-width: 100%; padding: .3rem; margin-bottom: .5rem; }
-.warn { border-left: 3px solid #c33; padding-left: .6rem; }
-</style>
-)";
-
-// Sorts by data-v where a cell has one, else by its text; filters by name.
-constexpr std::string_view kScript = R"(<script>
-for (const th of document.querySelectorAll('th')) th.onclick = () => {
-  const body = th.closest('table').tBodies[0], i = th.cellIndex, s = th.dataset.s = th.dataset.s === '1' ? '-1' : '1';
-  const v = r => r.cells[i].dataset.v === undefined ? r.cells[i].textContent : +r.cells[i].dataset.v;
-  body.append(...[...body.rows].sort((a, b) => { const x = v(a), y = v(b); return (x < y ? -1 : x > y ? 1 : 0) * s; }));
-};
-const q = document.getElementById('q');
-q.oninput = () => { for (const r of document.getElementById('t').tBodies[0].rows) r.hidden = !r.cells[0].textContent.includes(q.value); };
-</script>
-)";
 
 std::string escaped(std::string_view raw) {
   std::string out;
@@ -113,49 +87,113 @@ void write_summary(std::string& out, const Catalog& catalog) {
            escaped(problem.message));
 }
 
-// Tiles with areas as the bytes are; the largest first, small ones as one.
-void write_map(std::string& out, std::vector<Row> rows, uint64_t total) {
-  constexpr size_t kTiles = 60;
-  if (total == 0) return;
-  std::ranges::stable_sort(rows, std::greater{},
-                           [](const Row& row) { return row.pattern.bytes; });
-  append(out, "<h2>Where the bytes are</h2><div class=\"map\">\n");
-  uint64_t rest = total;
-  for (size_t i = 0; i < std::min(rows.size(), kTiles); ++i) {
-    const PatternRow& row = rows[i].pattern;
-    const double share =
-        100 * static_cast<double>(row.bytes) / static_cast<double>(total);
-    rest -= std::min(rest, row.bytes);
-    append(out,
-           "<div class=\"{}\" style=\"flex:{:.3f} 1 {:.2f}%\" title=\"{} "
-           "({}, {:.1f}%)\">{}</div>\n",
-           name(rows[i].kind), share, share, escaped(row.name),
-           text::iec_size(row.bytes), share, escaped(row.name));
+// Which file has how many bytes of which layer. Many files, or layers, share a
+// row or a column.
+struct Heat {
+  std::vector<std::string> files, columns;
+  std::map<std::pair<size_t, size_t>, uint64_t> cells;
+};
+
+Heat heat_of(const Catalog& catalog) {
+  constexpr size_t kMostFiles = 128, kMostColumns = 64;
+  Heat heat;
+  std::vector<size_t> row(catalog.files.size(), SIZE_MAX);
+  size_t more = 0;
+  uint64_t layers = 0;
+  const auto layer_at = [&](const Tensor& tensor, const Piece& piece) {
+    if (stacked_layers(catalog, tensor) != 0 && !piece.box.offset.empty() &&
+        tensor.grid.empty())
+      return std::optional<uint64_t>(piece.box.offset[0]);
+    const auto layer = layer_of(tensor);
+    return layer ? std::optional<uint64_t>(*layer) : std::nullopt;
+  };
+  for (const Tensor& tensor : catalog.tensors)
+    for (const Piece& piece : tensor.pieces)
+      layers = std::max(layers, layer_at(tensor, piece).value_or(0) + 1);
+  const uint64_t each = (layers + kMostColumns - 1) / kMostColumns;
+  for (uint64_t l = 0; l < layers; l += each)
+    heat.columns.push_back(each == 1
+                               ? fmt::format("layer {}", l)
+                               : fmt::format("layers {} to {}", l,
+                                             std::min(l + each, layers) - 1));
+  heat.columns.push_back("other tensors");
+  for (const Tensor& tensor : catalog.tensors) {
+    for (const Piece& piece : tensor.pieces) {
+      size_t& at = row[piece.extent.file];
+      if (at == SIZE_MAX) {
+        at = std::min(heat.files.size(), kMostFiles);
+        if (at < kMostFiles)
+          heat.files.push_back(
+              short_path(catalog, catalog.files[piece.extent.file].path));
+        else
+          ++more;
+      }
+      const auto layer = layer_at(tensor, piece);
+      const uint64_t count =
+          piece.flat ? piece.flat->end - piece.flat->begin : volume(piece.box);
+      heat.cells[{at, layer ? *layer / each : heat.columns.size() - 1}] +=
+          byte_size(tensor.dtype, Shape{count}).value_or(0);
+    }
   }
-  if (rest != 0 && rows.size() > kTiles)
-    append(out, "<div class=\"other\" title=\"{} more rows\">{} more</div>\n",
-           rows.size() - kTiles, rows.size() - kTiles);
-  append(out, "</div>\n");
+  if (more != 0) heat.files.push_back(fmt::format("{} more files", more));
+  return heat;
 }
 
-void write_tensors(std::string& out, const std::vector<Row>& rows) {
-  append(out,
-         "<h2>Tensors</h2><input id=\"q\" placeholder=\"filter by name\">"
-         "<table id=\"t\"><thead><tr><th>name</th><th class=\"n\">count</th>"
-         "<th>kind</th><th>dtype</th><th>shape</th><th class=\"n\">bytes</th>"
-         "<th>split</th></tr></thead><tbody>\n");
+// What the script draws. No "<" is in it, so no name ends the element.
+void write_data(std::string& out, const std::vector<Row>& rows,
+                const Heat& heat) {
+  JsonWriter json;
+  json.begin_object().key("rows").begin_array();
   for (const Row& row : rows) {
     const Tensor& tensor = *row.pattern.first;
-    append(out,
-           "<tr><td class=\"c\">{}</td><td class=\"n\" data-v=\"{}\">{}</td>"
-           "<td>{}</td><td>{}</td><td class=\"c\">{}</td>"
-           "<td class=\"n\" data-v=\"{}\">{}</td><td>{}</td></tr>\n",
-           escaped(row.pattern.name), row.pattern.count,
-           grouped(row.pattern.count), name(row.kind), name(tensor.dtype),
-           to_string(tensor.shape), row.pattern.bytes,
-           text::iec_size(row.pattern.bytes), split_text(tensor.tp));
+    json.begin_object();
+    json.member("name", text::printable(row.pattern.name));
+    json.member("kind", name(row.kind));
+    json.member("dtype", name(tensor.dtype));
+    json.member("shape", to_string(tensor.shape));
+    json.member("count", row.pattern.count);
+    json.member("bytes", row.pattern.bytes);
+    json.member("split", split_text(tensor.tp)).end_object();
   }
-  append(out, "</tbody></table>\n");
+  json.end_array().key("heat").begin_object().key("files").begin_array();
+  for (const std::string& file : heat.files) json.value(text::printable(file));
+  json.end_array().key("columns").begin_array();
+  for (const std::string& column : heat.columns) json.value(column);
+  json.end_array().key("cells").begin_array();
+  for (const auto& [at, bytes] : heat.cells) {
+    json.begin_array().value(uint64_t{at.first}).value(uint64_t{at.second});
+    json.value(bytes).end_array();
+  }
+  json.end_array().end_object().end_object();
+  append(out, "<script type=\"application/json\" id=\"data\">");
+  for (const char c : std::move(json).text()) {
+    if (c == '<')
+      out += "\\u003c";
+    else
+      out += c;
+  }
+  append(out, "</script>\n");
+}
+
+void write_frames(std::string& out) {
+  append(out,
+         "<h2>Where the bytes are</h2><div id=\"path\"></div>"
+         "<div id=\"map\"></div>\n<h2>Types</h2>"
+         "<div class=\"bars\" id=\"dtypes\"></div>\n<h2>Sizes</h2>"
+         "<div class=\"bars\" id=\"sizes\"></div>\n<h2>Files and layers</h2>"
+         "<div class=\"scroll\"><table id=\"heat\"></table></div>\n"
+         "<h2>Tensors</h2><input id=\"q\" placeholder=\"filter by name\" "
+         "aria-label=\"filter by name\"> <span id=\"more\"></span>"
+         "<div class=\"scroll\"><table id=\"t\"><thead><tr>");
+  constexpr std::pair<std::string_view, std::string_view> kColumns[] = {
+      {"name", ""},  {"count", "n"}, {"kind", ""}, {"dtype", ""},
+      {"shape", ""}, {"bytes", "n"}, {"split", ""}};
+  for (const auto& [column, style] : kColumns)
+    append(out, "<th class=\"{}\"><button>{}</button></th>", style, column);
+  append(out,
+         "</tr></thead><tbody></tbody></table></div>\n"
+         "<noscript><p class=\"warn\">The map and the table need "
+         "JavaScript.</p></noscript>\n");
 }
 
 void write_objects(std::string& out, const Catalog& catalog) {
@@ -179,15 +217,15 @@ void write_objects(std::string& out, const Catalog& catalog) {
 
 std::string inspect_html(const Catalog& catalog) {
   const std::vector<Row> rows = all_rows(catalog);
-  std::string out(kHead);
+  std::string out(kHtmlHead);
   append(out, "<title>{}</title></head><body>\n<h1>{}</h1>\n",
          escaped(catalog.path), escaped(catalog.path));
   write_summary(out, catalog);
-  write_map(out, rows, totals(catalog).bytes);
-  write_tensors(out, rows);
+  write_frames(out);
   write_objects(out, catalog);
   append(out, "<p>made by ckpt {}</p>\n", CKPT_VERSION);
-  out += kScript;
+  write_data(out, rows, heat_of(catalog));
+  out += kHtmlScript;
   out += "</body></html>\n";
   return out;
 }
