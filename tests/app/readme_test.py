@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The examples in README.md are what ckpt prints. `--update` writes them anew.
+"""The examples in README.md and docs/guides are what ckpt prints. `--update`
+writes them anew.
 
 Blocks of ```console are run one after the other in one folder that holds the
 checkpoints of SOURCES. Times and rates may differ, and buffers go by processors.
@@ -16,7 +17,8 @@ from pathlib import Path
 from support import DATA, Ckpt, Suite, check_equal
 
 CKPT = None
-PAGE = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/guides/*.md"))]
 SOURCES = {
     "tp4": "fairseq2_native/qwen25_tp4dp1_mixed",
     "gpt": "megatron_torch_dist/gpt_tp2_pp2_v0161",
@@ -54,31 +56,34 @@ def bring_sources(folder):
         shutil.copytree(DATA / case / "ckpt", folder / name)
 
 
-def test_readme(folder):
+def test_page(folder, page):
     bring_sources(folder)
-    for block in BLOCK.findall(PAGE.read_text()):
+    for block in BLOCK.findall(page.read_text()):
         check_equal(steady(block), steady(run_block(folder, block)),
-                    "an example in README.md (--update writes it anew)")
+                    f"an example in {page.name} (--update writes it anew)")
 
 
-def update():
+def update(page):
     with tempfile.TemporaryDirectory() as folder:
         bring_sources(Path(folder))
-        page = BLOCK.sub(
+        text = BLOCK.sub(
             lambda m: f"```console\n{run_block(folder, m.group(1))}```",
-            PAGE.read_text())
-    PAGE.write_text(page)
+            page.read_text())
+    page.write_text(text)
 
 
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
-    suite.add("README.md", test_readme)
+    for page in PAGES:
+        if BLOCK.search(page.read_text()):
+            suite.add(page.name, test_page, page)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--update"]:
         CKPT = Ckpt(sys.argv[2] if len(sys.argv) > 2 else "build/bin/ckpt")
-        update()
+        for one in PAGES:
+            update(one)
     else:
         Suite(__doc__).main(prepare)
