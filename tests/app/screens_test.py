@@ -10,6 +10,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import termios
@@ -148,6 +149,34 @@ def test_colours(folder):
         check(mark in marks, f"no {mark!r} in\n{marks}")
 
 
+def test_interrupted_bar(folder):
+    """The bar's line is cleared before a message, so that they never glue."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, 100, 0, 0))
+    child = subprocess.Popen(
+        [CKPT.path, "convert", "hf/llama/ckpt", folder / "out", "--to", "dcp",
+         "--max-rate", "40KB"], cwd=DATA, stdin=subprocess.DEVNULL,
+        stdout=theirs, stderr=theirs, env={"LC_ALL": "C.UTF-8",
+                                           "TERM": "xterm", "NO_COLOR": "1"})
+    os.close(theirs)
+    said = b""
+    while b"%" not in said:
+        said += os.read(ours, 1 << 16)
+    child.send_signal(signal.SIGINT)
+    while True:
+        try:
+            said += os.read(ours, 1 << 16)
+        except OSError:
+            break
+    os.close(ours)
+    check_equal(child.wait(), 130, said.decode())
+    for line in said.decode().replace("\r\n", "\n").split("\n"):
+        shown = line.split("\r\x1b[K")[-1]
+        glued = "%" in shown and ("error:" in shown or "hint:" in shown)
+        check(not glued, f"glued: {shown!r}")
+    check(re.search(r"(\x1b\[K|\n)error: ", said.decode()), said.decode())
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -155,6 +184,7 @@ def prepare(suite, ckpt):
         suite.add(f"screens {width or 'pipe'}", test_width, width)
     suite.add("long names", test_long_names)
     suite.add("colours", test_colours)
+    suite.add("an interrupted bar", test_interrupted_bar)
 
 
 if __name__ == "__main__":
