@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "ckpt/error.h"
+#include "formats/families/translate.h"
 
 namespace ckpt::app {
 
@@ -21,7 +23,23 @@ families::Facts known_facts(const Catalog& catalog) {
 
 std::vector<families::FactDifference> differing_facts(const Catalog& a,
                                                       const Catalog& b) {
-  return families::differing(known_facts(a), known_facts(b));
+  const families::Facts of_a = known_facts(a), of_b = known_facts(b);
+  const auto all = families::differing(of_a, of_b);
+  std::vector<families::FactDifference> apart;
+  for (const families::FactDifference& one : all) {
+    // What the code of one side fixes, and the other has as small.
+    const auto is_apart = [&](const Catalog& side) {
+      const auto far = families::differing(
+          of_a, of_b, std::string(families::dialect_of(side)));
+      return std::ranges::any_of(
+          far, [&](const auto& other) { return other.name == one.name; });
+    };
+    if (is_apart(a) && is_apart(b))
+      apart.push_back(one);
+    else
+      spdlog::warn("{}: {}: nearly the same", one.name, fact_text(one));
+  }
+  return apart;
 }
 
 std::string fact_text(const families::FactDifference& fact) {

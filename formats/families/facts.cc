@@ -192,6 +192,22 @@ std::vector<FactDifference> differing(const Facts& a, const Facts& b) {
   return all;
 }
 
+std::vector<FactDifference> differing(const Facts& a, const Facts& b,
+                                      const std::string& side) {
+  std::vector<FactDifference> all = differing(a, b);
+  std::erase_if(all, [&](const FactDifference& one) {
+    for (const Json& group : facts_table().at("groups")) {
+      if (!group.at("facts").contains(one.name) || !group.contains("near"))
+        continue;
+      const Json& near = group.at("near");
+      return near.contains(side) && one.a.is_number() && one.b.is_number() &&
+             one.a <= near.at(side) && one.b <= near.at(side);
+    }
+    return false;
+  });
+  return all;
+}
+
 std::string shown_fact(const Json& value) {
   if (value.is_null() || value == Json(false)) return "none";
   std::string text =

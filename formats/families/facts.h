@@ -48,13 +48,18 @@ struct FactDifference {
 };
 // Those that both have and that are not the same.
 std::vector<FactDifference> differing(const Facts& a, const Facts& b);
+// The same without those that the ledger calls near in the dialect `side`: an
+// epsilon that fairseq2's code fixes, and another that is as small.
+std::vector<FactDifference> differing(const Facts& a, const Facts& b,
+                                      const std::string& side);
 
 // Makes `table`, a configuration in the dialect `side`, say the facts of the
 // source: keys are added, changed and taken away. Throws unfaithful_error for
-// all that it can't say. `what`: the table's name in messages.
-void say_facts(const std::shared_ptr<const Family>& family,
-               const std::string& side, const Facts& facts,
-               const std::string& what, Json& table);
+// all that it can't say. `what`: the table's name in messages. Returns facts
+// that are near there, not the same.
+std::vector<FactDifference> say_facts(
+    const std::shared_ptr<const Family>& family, const std::string& side,
+    const Facts& facts, const std::string& what, Json& table);
 
 // The flags that Megatron's training needs beside --use-checkpoint-args, which
 // does not read them from the args: {"--norm-epsilon", "1e-06", …}.

@@ -85,14 +85,15 @@ class Sayer {
         traits_(traits_of(*family, table)),
         scope_(facts, traits_) {}
 
-  void run() {
+  std::vector<FactDifference> run() {
     choose_type();
     const auto before = missing();
     for (const Json& group : facts_table().at("groups"))
       if (side_ == "mcore" || concerns(group, before)) write(group);
     const Facts said = read_facts(family_, side_, {table_, ""});
-    const auto after = differing(facts_, said);
+    const auto after = differing(facts_, said, side_);
     if (!after.empty()) refuse(after);
+    return differing(facts_, said);
   }
 
  private:
@@ -179,11 +180,11 @@ class Sayer {
 
 }  // namespace
 
-void say_facts(const std::shared_ptr<const Family>& family,
-               const std::string& side, const Facts& facts,
-               const std::string& what, Json& table) {
-  if (facts.empty() || !in_ledger(*family)) return;
-  Sayer(family, side, facts, what, table).run();
+std::vector<FactDifference> say_facts(
+    const std::shared_ptr<const Family>& family, const std::string& side,
+    const Facts& facts, const std::string& what, Json& table) {
+  if (facts.empty() || !in_ledger(*family)) return {};
+  return Sayer(family, side, facts, what, table).run();
 }
 
 namespace {

@@ -136,7 +136,7 @@ void Configuration::read_all_facts(const Catalog& source) {
   if (from_ == "hf" && options_.config_from.empty()) return;
   Facts other = read_facts(family_, "hf", carried_, options_.set);
   if (own && !options_.lenient) {
-    const auto differences = differing(facts_, other);
+    const auto differences = differing(facts_, other, from_);
     if (!differences.empty()) {
       const FactDifference& one = differences[0];
       throw unfaithful_error(
@@ -146,6 +146,9 @@ void Configuration::read_all_facts(const Catalog& source) {
               "one of the two is another model's: move that config.json away, "
               "or name the right one with --config-from DIR");
     }
+    // What the source's own dialect can only say nearly, config.json says.
+    for (const FactDifference& one : differing(facts_, other))
+      facts_[one.name] = other.at(one.name);
   }
   facts_.merge(other);
 }
@@ -327,6 +330,21 @@ void Configuration::write_params(Catalog& catalog) const {
   add_object(catalog, "params", params);
 }
 
+// Of as small a number: said, and refused where nothing may be left open.
+void Configuration::note_near(Catalog& catalog,
+                              const FactDifference& one) const {
+  if (options_.strict_config)
+    throw unfaithful_error(
+        {catalog.path, {}}, "--strict-config: {} is {} ({}), and {} there",
+        one.name, shown_fact(one.a), one.source_a, shown_fact(one.b));
+  catalog.problems.push_back(
+      {Problem::Severity::kWarning, "fact", catalog.path, "",
+       fmt::format("{} is {} ({}), and {} in fairseq2's code: outputs differ a "
+                   "little (--strict-config refuses this)",
+                   one.name, shown_fact(one.a), one.source_a,
+                   shown_fact(one.b))});
+}
+
 void Configuration::write_yaml(Catalog& catalog) const {
   if (!out_ || !out_->dialect().config.is_object()) {
     catalog.problems.push_back(
@@ -342,7 +360,9 @@ void Configuration::write_yaml(Catalog& catalog) const {
   std::string text =
       "name: checkpoint\nmodel_family: " + name + "\nmodel_config:";
   Json config = config_table(out_->dialect().config, *out_);
-  say_facts(family_, "fairseq2", facts_, kYaml, config);
+  for (const FactDifference& one :
+       say_facts(family_, "fairseq2", facts_, kYaml, config))
+    note_near(catalog, one);
   write_yaml_value(config, text, 2);
   add_text(catalog, kYaml, std::move(text));
 }

@@ -36,6 +36,7 @@ class Configuration {
   void write_args(Catalog& catalog) const;
   void write_params(Catalog& catalog) const;
   void write_yaml(Catalog& catalog) const;
+  void note_near(Catalog& catalog, const FactDifference& one) const;
   void write_olmo(Catalog& catalog) const;
   Json token_ids() const;
   void note_unknown(const Catalog& source, const std::string& side,

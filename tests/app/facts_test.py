@@ -219,10 +219,18 @@ def check_damaged(ckpt, home):
 
 
 def check_epsilon_of_fairseq2(ckpt, home):
-    """An epsilon that fairseq2's code does not have is refused."""
+    """An epsilon that fairseq2's code does not have is refused; one that is
+    smaller than it is said, and refused by --strict-config."""
     source, there = os.path.join(home, "eps"), os.path.join(home, "there")
     model_of(config_of("llama", rms_norm_eps=1e-6)).save_pretrained(source)
     command = ["convert", source, there, "--to", "fairseq2"]
+    status, error = run(ckpt, *command, "--strict-config")
+    assert status == 5 and "norm_epsilon" in error, error
+    status, error = run(ckpt, *command)
+    assert status == 0, error
+    assert "norm_epsilon is 1e-06" in error and "1e-05" in error, error
+    shutil.rmtree(there)
+    config_of("llama", rms_norm_eps=1e-3).save_pretrained(source)
     status, error = run(ckpt, *command)
     assert status == 5 and "norm_epsilon" in error and "eps=" in error, error
     status, error = run(ckpt, *command, "--set", "eps=0.00001")
