@@ -209,6 +209,16 @@ Json scaling_from(const Facts& facts) {
   return scaling;
 }
 
+// Of each norm: the table has what the source's dialect says, which fairseq2
+// fixes in its code.
+void set_epsilon(const Json& epsilon, Json& config) {
+  if (!epsilon.is_number() || !config.is_structured()) return;
+  for (auto& [key, value] : config.items()) {
+    set_epsilon(epsilon, value);
+    if (key == "eps" && value.is_number()) value = epsilon;
+  }
+}
+
 }  // namespace
 
 void prepare_olmo(Json& values) {
@@ -228,6 +238,7 @@ void prepare_olmo(Json& values) {
 
 void complete_olmo(const Facts& facts, Json& config) {
   if (!at(at(config, "model"), "block").is_object()) return;
+  set_epsilon(value_of(facts, "norm_epsilon"), config);
   Json& model = config["model"];
   Json& mixer = model["block"]["sequence_mixer"];
   const size_t count = layers_of(model);
