@@ -67,7 +67,9 @@ class Convert : public Command {
  private:
   // Its parts mean something beside their base alone.
   void check_adapter(const Catalog& source) const {
-    if (target_.to == "safetensors" || target_.to == "torch") return;
+    const bool plain = target_.to == "safetensors" || target_.to == "torch" ||
+                       target_.to == "dcp";  // tensors by name, files beside
+    if (plain) return;
     if (const auto config = peft::config_of(source))
       throw unfaithful_error({source.path, {}},
                              "an adapter ({}), which {} does not hold",

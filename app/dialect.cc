@@ -133,9 +133,9 @@ Catalog translated(Catalog source, const families::TranslateOptions& options) {
 }
 
 // A container of any dialect gets transformers' names, if it can be done.
+// `why`: what hinders it, if the names stay.
 Catalog try_hf(Catalog source, std::string_view from,
-               families::TranslateOptions options) {
-  std::string why;
+               families::TranslateOptions options, std::string& why) {
   if (from != "vllm") why = hindrance(source, from, options);
   if (why.empty()) {
     try {
@@ -144,11 +144,13 @@ Catalog try_hf(Catalog source, std::string_view from,
       options.to = "hf";
       return translated(std::move(copy), options);
     } catch (const Error& error) {
-      if (error.code() != ExitCode::kUnfaithful || options.strict_config) throw;
+      const bool given = !options.set.empty() || !options.drop.empty();
+      if (given || options.strict_config ||
+          error.code() != ExitCode::kUnfaithful)
+        throw;
       why = error.problem();
     }
   }
-  keep_names(from, why);
   return source;
 }
 
@@ -268,8 +270,14 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
   }
   if (translate.to.empty() && is_container(to_format) && !from.empty() &&
       from != "hf") {
-    if (!asked && source.format != "meta")
-      return try_hf(std::move(source), from, translate);
+    if (!asked && source.format != "meta") {
+      std::string why;
+      source = try_hf(std::move(source), from, translate, why);
+      if (why.empty()) return source;
+      check_unused(options, vocab_size, to_format, from);
+      keep_names(from, why);
+      return source;
+    }
     translate.to = "hf";
   }
   if (from == "hf" && to_format != "modelopt") leave_tied_head(source);

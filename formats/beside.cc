@@ -40,7 +40,7 @@ const std::vector<OwnNames>& own_names() {
       {"torch", globs({"*.index.json"})},
       {"modelopt", globs({"*.index.json"})},
       {"vllm", globs({"*.index.json"})},
-      {"dcp", globs({".metadata", "*.index.json", "*.distcp"})},
+      {"dcp", globs({".metadata", "__*.metadata", "*.index.json", "*.distcp"})},
       {"olmo_core",
        globs({".metadata", ".metadata.json", "model_and_optim/.metadata",
               "model_and_optim/*.distcp", "*.distcp"})},

@@ -76,6 +76,7 @@ constexpr auto kNames = std::to_array<NameRow>({
     {"*.safetensors", "model"},
     {"*.distcp", "model"},
     {".metadata", "model"},
+    {"__*.metadata", "model"},
     {"metadata.json", "model"},
     {"pytorch_model*.bin", "model"},
     {"adapter_model*.bin", "model"},

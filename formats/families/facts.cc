@@ -1,9 +1,11 @@
 #include "formats/families/facts.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "ckpt/error.h"
 #include "formats/families/facts_table.h"
@@ -130,7 +132,7 @@ class Reader {
   // "config.json rope_theta", or what the absence of the key means. Names of
   // the ledger's own are left out.
   std::string source_of(const std::string& from) const {
-    std::string names;
+    std::set<std::string> sorted;  // which is looked up first, compilers choose
     for (size_t at = 0; at < from.size();) {
       const size_t end = std::min(from.find(", ", at), from.size());
       std::string name = from.substr(at, end - at);
@@ -138,8 +140,9 @@ class Reader {
       if (name.starts_with("trait.")) continue;
       if (name.starts_with("rope.") && side_ == "hf")
         name = "rope_parameters" + name.substr(4);
-      names += (names.empty() ? "" : ", ") + name;
+      sorted.insert(std::move(name));
     }
+    const std::string names = fmt::format("{}", fmt::join(sorted, ", "));
     if (names.empty()) return "the family";
     if (std::ranges::count(defaulted_, names) != 0)
       return names + " by default";

@@ -136,6 +136,10 @@ void Configuration::read_all_facts(const Catalog& source) {
   if (from_ == "hf" && options_.config_from.empty()) return;
   Facts other = read_facts(family_, "hf", carried_, options_.set);
   if (own && !options_.lenient) {
+    // What --set says, is so.
+    for (const FactDifference& one : differing(facts_, other))
+      if (one.source_b.ends_with("--set"))
+        facts_[one.name] = other.at(one.name);
     const auto differences = differing(facts_, other, from_);
     if (!differences.empty()) {
       const FactDifference& one = differences[0];

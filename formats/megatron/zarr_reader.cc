@@ -42,13 +42,26 @@ std::string unfinished_zarr(const std::string& directory) {
   return io::join(array, ".zarray");
 }
 
+// A step whose save was cut short is worth more than the lack of a file.
+std::string why_not(const std::string& path, const std::string& why) {
+  if (!io::is_directory(path)) return why;
+  for (const std::string& name : io::list_directory(path)) {
+    const std::string step = io::join(path, name);
+    if (iteration_number(name) && io::is_directory(step) &&
+        !unfinished_zarr(step).empty())
+      return fmt::format("{} has no {}: an incomplete save",
+                         text::printable(name), kConfigFile);
+  }
+  return why;
+}
+
 Support ZarrReader::supports(const std::string& path) const {
   try {
     const DistFound found = locate_dist(path);
     if (!found.path.empty())
       return {found.config.sharded_backend == kBackend, found.why};
     const std::string sign = unfinished_zarr(path);
-    if (sign.empty()) return {false, found.why};
+    if (sign.empty()) return {false, why_not(path, found.why)};
     return {true, "an unfinished save: " + text::printable(sign)};
   } catch (const Error& error) {
     return {false, error.problem()};

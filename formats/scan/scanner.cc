@@ -232,8 +232,11 @@ bool Scanner::compressed(const io::Handle& file, const Part& part,
   Part inner = part;
   ++inner.depth;
   try {
-    unpacked(codec::decompress(file, codec, most_unpacked()), file.path(),
-             inner);
+    // No pickle of a model packs that well; a bomb does.
+    constexpr uint64_t kMostRatio = 1024;
+    const uint64_t most = std::max(
+        kLeastUnpacked, std::min(most_unpacked(), file.size() * kMostRatio));
+    unpacked(codec::decompress(file, codec, most), file.path(), inner);
   } catch (const Error& error) {
     // Two bytes of any file may look like zlib's.
     if (codec == Codec::kZlib && !part.pickle) return false;

@@ -51,8 +51,8 @@ Catalog sample() {
 TEST_CASE("report: the inspect document") {
   const ordered_json root = ordered_json::parse(inspect_json(sample()));
   CHECK(keys(root) == Keys{"schema", "format", "version", "path", "family",
-                           "dialect", "trainer", "topology", "bytes", "files",
-                           "parameters", "facts", "tensors", "objects",
+                           "dialect", "trainer", "adapter", "topology", "bytes",
+                           "files", "parameters", "facts", "tensors", "objects",
                            "file_list", "problems", "assumptions"});
   CHECK(root["format"] == "torch");
   CHECK(root["family"] == nullptr);
