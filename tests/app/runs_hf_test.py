@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from support import (
-    DATA, Skip, Suite, check, check_equal, digest, read_safetensors)
+    DATA, Skip, Suite, check, check_equal, digest)
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"

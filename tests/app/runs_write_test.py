@@ -7,7 +7,6 @@ unchanged step's.
 """
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
