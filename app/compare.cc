@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "app/arrangement.h"
@@ -172,12 +173,20 @@ std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
   return difference;
 }
 
-// That the tensors are PyTorch's, in a file's header: says nothing of a model,
-// and other containers have no place for it.
-bool is_header_habit(const ObjectDifference& object) {
-  return object.name == "__metadata__" &&
-         (object.left.empty() || object.right.empty()) &&
-         object.left + object.right == R"({"format":"pt"})";
+// What a container says of itself (that its tensors are PyTorch's, how many
+// there are) says nothing of the model, and others have no place for it.
+bool is_container_habit(const ObjectDifference& object) {
+  const bool ours =
+      object.name == "__metadata__" || object.name == "__index_metadata__";
+  if (!ours || (!object.left.empty() && !object.right.empty())) return false;
+  const auto said =
+      nlohmann::json::parse(object.left + object.right, nullptr, false);
+  if (!said.is_object()) return false;
+  for (const auto& [key, value] : said.items())
+    if (key != "total_size" && key != "total_parameters" &&
+        !(key == "format" && value == "pt"))
+      return false;
+  return true;
 }
 
 void compare_objects(const Catalog& a, const Catalog& b,
@@ -186,7 +195,7 @@ void compare_objects(const Catalog& a, const Catalog& b,
     return text.size() <= 60 ? text : text.substr(0, 57) + "...";
   };
   for (const ObjectDifference& object : diff_objects(a, b)) {
-    if (is_header_habit(object)) continue;
+    if (is_container_habit(object)) continue;
     std::string message;
     if (object.right.empty())
       message = "only in A: " + cut(object.left);

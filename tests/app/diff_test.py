@@ -176,10 +176,36 @@ def padding(folder):
     folder.mkdir()
 
 
+def habits(folder):
+    """What a container says of itself is no difference; all else is."""
+    from safetensors.torch import save_file
+    tensors = {"a": torch.ones(3, 2), "b": torch.ones(4)}
+    torch.save(tensors, folder / "plain.pt")
+    for metadata, differ in (({"format": "pt"}, False),
+                             ({"format": "pt", "step": "5"}, True),
+                             ({"format": "np"}, True)):
+        one = folder / "one.safetensors"
+        save_file(tensors, one, metadata)
+        result = CKPT.run("diff", one, folder / "plain.pt")
+        check_equal(result.code, int(differ), f"{metadata}: {result}")
+    for metadata, differ in (({"total_size": 40}, False),
+                             ({"total_size": 40, "total_parameters": 10},
+                              False),
+                             ({"total_size": 40, "step": 5}, True)):
+        whole = folder / "whole"
+        whole.mkdir(exist_ok=True)
+        name = "model-00001-of-00001.safetensors"
+        save_file(tensors, whole / name, {"format": "pt"})
+        (whole / "model.safetensors.index.json").write_text(json.dumps(
+            {"metadata": metadata, "weight_map": dict.fromkeys(tensors, name)}))
+        result = CKPT.run("diff", whole, folder / "plain.pt")
+        check_equal(result.code, int(differ), f"{metadata}: {result}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
-    for case in (two_steps, some_layers, only_in_one, padding):
+    for case in (two_steps, some_layers, only_in_one, padding, habits):
         suite.add(case.__name__, case)
     for name, row in SENTENCES.items():
         suite.add(f"says {name}", sentence, *row)
