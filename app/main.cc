@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "app/commands.h"
-#include "app/console.h"
-#include "app/ranks.h"
+#include "app/commands/commands.h"
+#include "app/options/ranks.h"
+#include "app/print/console.h"
 #include "lib/interrupt.h"
 
 namespace ckpt::app {

@@ -1,13 +1,32 @@
-# Writes a C++ file that holds text files as string literals.
+# Data files of a room, compiled into its library: lib/embedded.h.
 #
-#   cmake -DOUTPUT=embedded.cc -DINPUTS=a.json,b.json [-DROOM=families]
+#   ckpt_embed(TARGET NAMESPACE FILE...)
+#
+# defines ckpt::NAMESPACE::embedded() and embedded_text(). The same file is the
+# script that writes the C++:
+#
+#   cmake -DOUTPUT=embedded.cc -DINPUTS=a.json,b.json -DSPACE=families
 #     -P embed.cmake
-string(REPLACE "," ";" inputs "${INPUTS}")
-if(NOT DEFINED ROOM)
-  set(ROOM families)
+function(ckpt_embed target space)
+  set(output ${CMAKE_CURRENT_BINARY_DIR}/embedded_${space}.cc)
+  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  list(JOIN ARGN "," inputs)
+  set(script ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
+  add_custom_command(
+    OUTPUT ${output}
+    COMMAND ${CMAKE_COMMAND} -DOUTPUT=${output} -DINPUTS=${inputs}
+      -DSPACE=${space} -P ${script}
+    DEPENDS ${ARGN} ${script}
+    VERBATIM)
+  target_sources(${target} PRIVATE ${output})
+endfunction()
+
+if(NOT CMAKE_SCRIPT_MODE_FILE)
+  return()
 endif()
-set(code "#include \"formats/embedded.h\"\n\n")
-string(APPEND code "namespace ckpt::${ROOM} {\nnamespace {\n\n")
+string(REPLACE "," ";" inputs "${INPUTS}")
+set(code "#include \"lib/embedded.h\"\n\n")
+string(APPEND code "namespace ckpt::${SPACE} {\nnamespace {\n\n")
 string(APPEND code "constexpr Embedded kFiles[] = {\n")
 foreach(input ${inputs})
   get_filename_component(name ${input} NAME_WLE)
@@ -22,5 +41,5 @@ string(APPEND code
   "    if (file.name == name) return file.text;\n"
   "  return {};\n"
   "}\n\n"
-  "}  // namespace ckpt::${ROOM}\n")
+  "}  // namespace ckpt::${SPACE}\n")
 file(WRITE ${OUTPUT} "${code}")

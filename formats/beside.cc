@@ -11,7 +11,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
-#include "formats/index.h"
+#include "containers/hf/index.h"
 #include "formats/runs/run.h"
 #include "lib/decoding.h"
 #include "lib/io/file.h"

@@ -11,6 +11,7 @@
 
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
+#include "containers/torch/limits.h"
 
 namespace ckpt::formats {
 
@@ -26,6 +27,9 @@ struct ReadOptions {
   // --assume-order: "decay", "module", or a FILE of names: how an optimizer
   // that nothing proves numbers its parameters
   std::string assume_order = {};
+
+  // What is passed on to the files of torch.save below a format.
+  operator torch::Limits() const { return {restrict_globals}; }
 };
 
 // The answer of Reader::supports. `why` is one clause for `inspect -v`,

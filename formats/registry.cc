@@ -4,25 +4,26 @@
 #include <cctype>
 
 #include "ckpt/error.h"
+#include "containers/foreign.h"
+#include "containers/hf/hub_cache.h"
 #include "formats/dcp/dcp.h"
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/file_list.h"
-#include "formats/foreign.h"
 #include "formats/format.h"
-#include "formats/hub_cache.h"
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/zarr.h"
 #include "formats/meta/meta.h"
 #include "formats/modelopt/modelopt.h"
 #include "formats/olmo_core/olmo_core.h"
-#include "formats/olmo_core/v1.h"
+#include "formats/olmo_core/v1/v1.h"
 #include "formats/runs/rewrite.h"
 #include "formats/runs/run.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
 #include "formats/tried.h"
+#include "formats/unsharded.h"
 #include "formats/vllm/vllm.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
@@ -65,13 +66,13 @@ std::vector<Format> make_formats() {
                      meta::make_reader(), meta::make_writer()});
   formats.push_back({"vllm", "vLLM's tensor-parallel ranks (sharded_state)",
                      vllm::make_reader(), vllm::make_writer()});
-  formats.push_back({"safetensors",
-                     "safetensors: one file, or a Hugging Face directory",
-                     safetensors::make_reader(), safetensors::make_writer()});
+  formats.push_back(
+      {"safetensors", "safetensors: one file, or a Hugging Face directory",
+       safetensors::make_reader(), with_forms(safetensors::make_writer())});
   formats.push_back({"deepspeed", "DeepSpeed's checkpoints: ZeRO, universal",
                      deepspeed::make_reader(), deepspeed::make_writer()});
   formats.push_back({"torch", "torch.save: .pt, .pth, .bin, .ckpt",
-                     torch::make_reader(), torch::make_writer()});
+                     torch::make_reader(), with_forms(torch::make_writer())});
   formats.push_back({"run", "the folder of a step, as its trainer left it",
                      runs::make_run_reader(), runs::make_run_writer()});
   return formats;

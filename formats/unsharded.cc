@@ -6,13 +6,12 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
-#include "formats/format.h"
-#include "formats/index.h"
-#include "formats/olmo_core/v1_state_dict.h"
+#include "containers/hf/index.h"
+#include "containers/torch/tree.h"
+#include "formats/olmo_core/v1/state_dict.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/target.h"
 #include "formats/torch/torch.h"
-#include "formats/torch/tree.h"
 #include "lib/text/format.h"
 
 namespace ckpt::formats {
@@ -243,6 +242,33 @@ class Builder {
   Target target_;
 };
 
+class WithForms : public Writer {
+ public:
+  explicit WithForms(std::unique_ptr<Writer> container)
+      : container_(std::move(container)) {}
+
+  std::string_view name() const override { return container_->name(); }
+  bool wants_objects() const override { return container_->wants_objects(); }
+
+  // A directory of weights holds a model alone; these forms hold all of it.
+  Catalog review(Catalog source, const Layout& layout) const override {
+    const bool pickled = name() == kTorch;
+    if (!pickled && is_unsharded(layout)) return source;
+    source = container_->review(std::move(source), layout);
+    if (!pickled || (!layout.single_file && layout.form != kFiles))
+      return source;
+    return olmo_core::v1::as_state_dict(std::move(source));
+  }
+
+  Target lay_out(const Catalog& source, const Layout& layout) const override {
+    if (is_unsharded(layout)) return Builder(source, layout).build();
+    return container_->lay_out(source, layout);
+  }
+
+ private:
+  std::unique_ptr<Writer> container_;
+};
+
 }  // namespace
 
 bool is_unsharded(const Layout& layout) {
@@ -251,12 +277,8 @@ bool is_unsharded(const Layout& layout) {
           layout.form == kChunks);
 }
 
-Catalog review_unsharded(Catalog source) {
-  return olmo_core::v1::as_state_dict(std::move(source));
-}
-
-Target lay_out_unsharded(const Catalog& source, const Layout& layout) {
-  return Builder(source, layout).build();
+std::unique_ptr<Writer> with_forms(std::unique_ptr<Writer> container) {
+  return std::make_unique<WithForms>(std::move(container));
 }
 
 }  // namespace ckpt::formats

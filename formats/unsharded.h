@@ -12,10 +12,12 @@
 // optimizer only in the first form, and only as optim.pt.
 #pragma once
 
+#include <memory>
 #include <string_view>
 
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
+#include "formats/format.h"
 
 namespace ckpt::formats {
 
@@ -27,10 +29,9 @@ inline constexpr std::string_view kChunks = "chunks";  // of max_shard_size
 // True if the layout has one of these forms (and is no single file).
 bool is_unsharded(const Layout& layout);
 
-// What Writer::review and Writer::lay_out of safetensors and torch do then;
-// layout.format is the container. Throws unfaithful_error for two tensors
-// whose files would have one name.
-Catalog review_unsharded(Catalog source);
-Target lay_out_unsharded(const Catalog& source, const Layout& layout);
+// The writer of a container, safetensors or torch, that has these forms too.
+// Its lay_out throws unfaithful_error for two tensors whose files would have
+// one name.
+std::unique_ptr<Writer> with_forms(std::unique_ptr<Writer> container);
 
 }  // namespace ckpt::formats

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The direction between the rooms (docs/architecture.md: app -> formats, reshard
-# -> lib), and who may print. Prints the lines that break a rule; exit status 1
-# if any.
+# Which room may include which (docs/architecture.md, "Rooms"), and who may
+# print. Prints the lines that break a rule; exit status 1 if any. Each room is
+# a CMake target too, which links only what stands here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,24 +10,55 @@ status=0
 forbid() {
   local why=$1 regex=$2 hits
   shift 2
-  hits=$(grep -rnE --include='*.cc' --include='*.h' "$regex" "$@" || true)
+  hits=$(grep -rnE --include='*.cc' --include='*.h' --include='*.cu' \
+    "$regex" "$@" || true)
   [ -n "$hits" ] || return 0
   printf '%s:\n%s\n\n' "$why" "$hits"
   status=1
 }
 
-forbid 'lib knows no other room' \
-  '#include "(formats|reshard|app|tests)/' lib
-forbid 'formats includes only lib and itself' \
-  '#include "(reshard|app|tests)/' formats
-forbid 'reshard includes only lib and itself' \
-  '#include "(formats|app|tests)/' reshard
-forbid 'app does not include tests' '#include "tests/' app
+# room: the rooms whose headers it includes, besides its own
+rooms='
+lib:
+containers: lib
+models: lib
+formats: lib containers models
+convert: lib containers models formats
+reshard: lib
+api: lib containers models formats convert reshard
+app: lib containers models formats convert reshard api
+'
+all=$(sed -n 's/^\([a-z]*\):.*/\1/p' <<<"$rooms")
+while IFS=: read -r room below; do
+  [ -n "$room" ] || continue
+  above=
+  for other in $all tests; do
+    [[ " $room$below " == *" $other "* ]] || above+="|$other"
+  done
+  forbid "$room includes only itself and:${below:- nothing else}" \
+    "#include \"(${above#|})/" "$room"
+done <<<"$rooms"
+
+# Formats know each other only downwards: no two folders include one another.
+pairs=$(grep -roE --include='*.cc' --include='*.h' \
+  '#include "formats/[a-z0-9_]+/' formats |
+  sed -nE 's#^formats/([a-z0-9_]+)/[^:]*:.include "formats/([a-z0-9_]+)/#\1 \2#p' |
+  awk '$1 != $2' | sort -u)
+mutual=$(awk '{ seen[$1, $2] = 1 }
+  END { for (key in seen) { split(key, one, SUBSEP)
+    if (one[1] < one[2] && (one[2], one[1]) in seen) print one[1], one[2] } }' \
+  <<<"$pairs")
+if [ -n "$mutual" ]; then
+  printf 'formats that include each other:\n%s\n\n' "$mutual"
+  status=1
+fi
 
 print='(std::(cout|cerr|clog)|fmt::print|[^nf:_a-z](f|v|vf)?printf|[^_a-z]f?puts) *\('
-forbid 'only app prints' "$print|std::(cout|cerr|clog)" lib formats reshard
+# shellcheck disable=SC2086  # one word a room
+forbid 'only app prints' "$print|std::(cout|cerr|clog)" ${all%app}
 
-forbid 'no marks left behind' '\b(TODO|FIXME|XXX)\b' lib formats reshard app tests
+# shellcheck disable=SC2086
+forbid 'no marks left behind' '\b(TODO|FIXME|XXX)\b' $all tests
 
 [ $status -ne 0 ] || echo "rooms: ok"
 exit $status

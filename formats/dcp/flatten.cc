@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "formats/torch/walk.h"
+#include "containers/torch/walk.h"
 #include "lib/text/format.h"
 
 namespace ckpt::dcp {

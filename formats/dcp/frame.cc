@@ -1,7 +1,7 @@
 #include "formats/dcp/frame.h"
 
 #include "ckpt/error.h"
-#include "formats/torch/file_plan.h"
+#include "containers/torch/file_plan.h"
 
 namespace ckpt::dcp {
 namespace {

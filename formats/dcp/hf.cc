@@ -8,11 +8,11 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "containers/hf/hf.h"
+#include "containers/hf/index.h"
+#include "containers/safetensors/header.h"
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/hf_shard.h"
-#include "formats/hf.h"
-#include "formats/index.h"
-#include "formats/safetensors/header.h"
 #include "lib/in_order.h"
 #include "lib/io/file.h"
 #include "lib/pickle/value.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ckpt/box.h"
-#include "formats/safetensors/header.h"
+#include "containers/safetensors/header.h"
 
 namespace ckpt::dcp {
 

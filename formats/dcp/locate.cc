@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "ckpt/error.h"
+#include "containers/torch/item.h"
+#include "containers/torch/item_ends.h"
 #include "formats/dcp/metadata.h"
-#include "formats/torch/item.h"
-#include "formats/torch/item_ends.h"
 #include "lib/codec/stream.h"
 #include "lib/io/file.h"
 #include "lib/parallel.h"

@@ -4,10 +4,10 @@
 #include <span>
 #include <tuple>
 
+#include "containers/torch/container.h"
+#include "containers/torch/tensors.h"
 #include "formats/dcp/graph.h"
 #include "formats/dcp/storage_data.h"
-#include "formats/torch/container.h"
-#include "formats/torch/tensors.h"
 #include "lib/io/file.h"
 #include "lib/pickle/decode.h"
 

@@ -96,7 +96,7 @@ void add_to_catalog(Metadata& metadata, Catalog& catalog,
 // What add_to_catalog sets as Catalog::locate: opens the archive of every
 // piece that has one. For readers that add pieces of their own.
 void locate_items(Catalog& catalog);
-// The same for a dry run (formats/assume.h), from so many items on. To open
+// The same for a dry run (containers/assume.h), from so many items on. To open
 // fewer takes no time to speak of.
 inline constexpr uint64_t kManyItems = 65'536;
 uint64_t sample_items(Catalog& catalog, uint64_t least = kManyItems);

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "ckpt/error.h"
-#include "formats/assume.h"
+#include "containers/assume.h"
+#include "containers/torch/container.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/objects.h"
-#include "formats/torch/container.h"
 #include "lib/io/file.h"
 
 namespace ckpt::dcp {

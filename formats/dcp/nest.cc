@@ -5,9 +5,9 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "containers/torch/file_plan.h"
+#include "containers/torch/item.h"
 #include "formats/dcp/objects.h"
-#include "formats/torch/file_plan.h"
-#include "formats/torch/item.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
 

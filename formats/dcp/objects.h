@@ -6,7 +6,7 @@
 #include <string>
 
 #include "ckpt/catalog.h"
-#include "formats/torch/item.h"
+#include "containers/torch/item.h"
 
 namespace ckpt::dcp {
 

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "containers/hf/numbered.h"
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/directory.h"
 #include "formats/dcp/flat_params.h"
@@ -13,7 +14,6 @@
 #include "formats/dcp/nest.h"
 #include "formats/dcp/unite.h"
 #include "formats/fsdp/expand.h"
-#include "formats/numbered.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 

@@ -4,12 +4,12 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "containers/torch/file_plan.h"
+#include "containers/torch/item.h"
 #include "formats/dcp/frame.h"
 #include "formats/dcp/metadata_write.h"
 #include "formats/dcp/value_item.h"
 #include "formats/target.h"
-#include "formats/torch/file_plan.h"
-#include "formats/torch/item.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "containers/hf/numbered.h"
 #include "formats/dcp/chunk_finder.h"
-#include "formats/numbered.h"
 #include "lib/io/file.h"
 
 namespace ckpt::dcp {

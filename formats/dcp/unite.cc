@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
-#include "formats/numbered.h"
+#include "containers/hf/numbered.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 

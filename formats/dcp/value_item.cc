@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "formats/torch/file_plan.h"
+#include "containers/torch/file_plan.h"
 #include "lib/text/format.h"
 
 namespace ckpt::dcp {

@@ -2,18 +2,18 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "containers/torch/file_plan.h"
+#include "containers/torch/tree.h"
 #include "formats/dcp/assigner.h"
 #include "formats/dcp/boxes.h"
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/flatten.h"
 #include "formats/dcp/save.h"
 #include "formats/dcp/value_item.h"
-#include "formats/families/rules.h"
-#include "formats/runs/state_dict.h"
+#include "formats/run_state.h"
 #include "formats/target.h"
-#include "formats/torch/file_plan.h"
-#include "formats/torch/tree.h"
 #include "lib/text/format.h"
+#include "models/rules.h"
 
 namespace ckpt::dcp {
 namespace {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "formats/torch/container.h"
-#include "formats/torch/tree.h"
+#include "containers/torch/container.h"
+#include "containers/torch/tree.h"
 
 namespace ckpt::deepspeed {
 

@@ -1,7 +1,7 @@
 #include "formats/deepspeed/optim_states.h"
 
 #include "ckpt/error.h"
-#include "formats/torch/tensors.h"
+#include "containers/torch/tensors.h"
 #include "lib/text/format.h"
 
 namespace ckpt::deepspeed {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "formats/torch/container.h"
+#include "containers/torch/container.h"
 
 namespace ckpt::deepspeed {
 

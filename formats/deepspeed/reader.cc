@@ -2,12 +2,12 @@
 #include <map>
 
 #include "ckpt/error.h"
+#include "containers/torch/many.h"
+#include "containers/torch/tree.h"
 #include "formats/deepspeed/assemble.h"
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/deepspeed/locate.h"
 #include "formats/deepspeed/universal.h"
-#include "formats/torch/many.h"
-#include "formats/torch/tree.h"
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"

@@ -7,7 +7,7 @@
 #include <regex>
 
 #include "ckpt/error.h"
-#include "formats/torch/tensors.h"
+#include "containers/torch/tensors.h"
 #include "lib/text/format.h"
 
 namespace ckpt::deepspeed {

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "containers/torch/many.h"
+#include "containers/torch/tensors.h"
+#include "containers/torch/tree.h"
 #include "formats/deepspeed/locate.h"
-#include "formats/torch/many.h"
-#include "formats/torch/tensors.h"
-#include "formats/torch/tree.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 

@@ -9,12 +9,12 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "containers/torch/file_plan.h"
+#include "containers/torch/tree.h"
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/deepspeed/locate.h"
 #include "formats/deepspeed/rules.h"
 #include "formats/target.h"
-#include "formats/torch/file_plan.h"
-#include "formats/torch/tree.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 

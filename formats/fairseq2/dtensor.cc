@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "formats/torch/file_plan.h"
+#include "containers/torch/file_plan.h"
 
 namespace ckpt::fairseq2 {
 namespace {

@@ -1,5 +1,5 @@
+#include "containers/torch/container.h"
 #include "formats/fairseq2/extras.h"
-#include "formats/torch/container.h"
 #include "lib/io/file.h"
 
 namespace ckpt::fairseq2 {

@@ -5,8 +5,8 @@
 
 #include "ckpt/error.h"
 #include "formats/fairseq2/order.h"
-#include "formats/families/key_table.h"
 #include "lib/io/file.h"
+#include "models/key_table.h"
 
 namespace ckpt::fairseq2 {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "formats/fairseq2/model.h"
 #include "formats/fairseq2/model_yaml.h"
-#include "formats/families/rules.h"
+#include "models/rules.h"
 
 namespace ckpt::fairseq2 {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "ckpt/layout.h"
+#include "containers/torch/file_plan.h"
 #include "formats/fairseq2/layout.h"
-#include "formats/torch/file_plan.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt::fairseq2 {

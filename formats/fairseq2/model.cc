@@ -4,8 +4,8 @@
 #include <map>
 
 #include "ckpt/error.h"
-#include "formats/torch/many.h"
-#include "formats/torch/tensors.h"
+#include "containers/torch/many.h"
+#include "containers/torch/tensors.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt::fairseq2 {

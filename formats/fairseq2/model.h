@@ -11,8 +11,8 @@
 
 #include "formats/fairseq2/parts.h"
 #include "formats/fairseq2/scan.h"
-#include "formats/families/rules.h"
 #include "formats/format.h"
+#include "models/rules.h"
 
 namespace ckpt::fairseq2 {
 

@@ -9,7 +9,7 @@
 
 #include <string>
 
-#include "formats/families/config.h"
+#include "models/config.h"
 
 namespace ckpt::fairseq2 {
 

@@ -5,9 +5,9 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "containers/torch/many.h"
+#include "containers/torch/tensors.h"
 #include "formats/fairseq2/groups.h"
-#include "formats/torch/many.h"
-#include "formats/torch/tensors.h"
 #include "lib/io/file.h"
 
 namespace ckpt::fairseq2 {

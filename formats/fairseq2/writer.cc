@@ -3,16 +3,16 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "containers/torch/tree.h"
 #include "formats/fairseq2/extras.h"
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/fairseq2/file_builder.h"
 #include "formats/fairseq2/optimizer.h"
 #include "formats/fairseq2/optimizer_write.h"
 #include "formats/fairseq2/order.h"
-#include "formats/families/rules.h"
 #include "formats/target.h"
-#include "formats/torch/tree.h"
 #include "lib/io/file.h"
+#include "models/rules.h"
 
 namespace ckpt::fairseq2 {
 namespace {

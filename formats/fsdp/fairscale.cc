@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
-#include "formats/torch/tensors.h"
+#include "containers/torch/tensors.h"
 #include "lib/text/format.h"
 
 namespace ckpt::fsdp {

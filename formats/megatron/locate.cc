@@ -7,7 +7,7 @@
 #include <set>
 
 #include "ckpt/error.h"
-#include "formats/megatron/common.h"
+#include "formats/megatron/state/common.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 

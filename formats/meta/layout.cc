@@ -5,7 +5,7 @@
 #include <charconv>
 
 #include "ckpt/error.h"
-#include "formats/families/rules.h"
+#include "models/rules.h"
 
 namespace ckpt::meta {
 namespace {

@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "ckpt/error.h"
+#include "containers/hf/numbered.h"
 #include "formats/meta/meta.h"
-#include "formats/numbered.h"
 #include "lib/io/file.h"
 
 namespace ckpt::meta {

@@ -4,17 +4,17 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "formats/families/rules.h"
-#include "formats/hf.h"
+#include "containers/hf/hf.h"
+#include "containers/safetensors/header.h"
+#include "containers/torch/container.h"
+#include "containers/torch/tree.h"
 #include "formats/meta/layout.h"
 #include "formats/meta/locate.h"
 #include "formats/meta/meta.h"
 #include "formats/meta/params.h"
-#include "formats/safetensors/header.h"
-#include "formats/torch/container.h"
-#include "formats/torch/tree.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "models/rules.h"
 
 namespace ckpt::meta {
 namespace {

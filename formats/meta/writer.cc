@@ -5,16 +5,16 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "containers/safetensors/file_plan.h"
+#include "containers/safetensors/header.h"
+#include "containers/torch/file_plan.h"
+#include "containers/torch/tree.h"
 #include "formats/beside.h"
 #include "formats/meta/layout.h"
 #include "formats/meta/locate.h"
 #include "formats/meta/meta.h"
 #include "formats/meta/params.h"
-#include "formats/safetensors/file_plan.h"
-#include "formats/safetensors/header.h"
 #include "formats/target.h"
-#include "formats/torch/file_plan.h"
-#include "formats/torch/tree.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
 

@@ -6,10 +6,10 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "containers/hf/numbered.h"
 #include "formats/modelopt/config.h"
 #include "formats/modelopt/modelopt.h"
 #include "formats/modelopt/names.h"
-#include "formats/numbered.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 

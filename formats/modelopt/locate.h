@@ -16,8 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "containers/hf/index.h"
 #include "formats/format.h"
-#include "formats/index.h"
 
 namespace ckpt::modelopt {
 

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "formats/embedded.h"
+#include "lib/embedded.h"
 
 namespace ckpt::modelopt {
 namespace {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "containers/hf/numbered.h"
+#include "containers/safetensors/file_plan.h"
 #include "formats/modelopt/modelopt.h"
 #include "formats/modelopt/review.h"
-#include "formats/numbered.h"
-#include "formats/safetensors/file_plan.h"
 #include "formats/target.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"

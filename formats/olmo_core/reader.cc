@@ -3,10 +3,10 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "containers/hf/numbered.h"
 #include "formats/dcp/directory.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/nest.h"
-#include "formats/numbered.h"
 #include "formats/olmo_core/config.h"
 #include "formats/olmo_core/locate.h"
 #include "formats/olmo_core/names.h"

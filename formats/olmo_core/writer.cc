@@ -2,22 +2,22 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "containers/torch/file_plan.h"
+#include "containers/torch/tree.h"
 #include "formats/beside.h"
 #include "formats/dcp/boxes.h"
 #include "formats/dcp/flatten.h"
 #include "formats/dcp/save.h"
 #include "formats/dcp/value_item.h"
-#include "formats/families/rules.h"
 #include "formats/olmo_core/names.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/review.h"
 #include "formats/olmo_core/shards.h"
 #include "formats/olmo_core/sidecars.h"
 #include "formats/target.h"
-#include "formats/torch/file_plan.h"
-#include "formats/torch/tree.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "models/rules.h"
 
 namespace ckpt::olmo_core {
 namespace {

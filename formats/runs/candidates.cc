@@ -6,8 +6,8 @@
 #include <charconv>
 
 #include "ckpt/error.h"
+#include "containers/torch/container.h"
 #include "formats/runs/pattern.h"
-#include "formats/torch/container.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"

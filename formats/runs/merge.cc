@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "formats/assume.h"
-#include "formats/torch/container.h"
+#include "containers/assume.h"
+#include "containers/torch/container.h"
 
 namespace ckpt::runs {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
-#include "formats/torch/file_plan.h"
-#include "formats/torch/tensors.h"
+#include "containers/torch/file_plan.h"
+#include "containers/torch/tensors.h"
 #include "lib/text/format.h"
 
 namespace ckpt::runs {

@@ -9,10 +9,10 @@
 #include <optional>
 
 #include "ckpt/error.h"
+#include "containers/safetensors/header.h"
 #include "formats/runs/find.h"
 #include "formats/runs/merge.h"
 #include "formats/runs/pattern.h"
-#include "formats/safetensors/header.h"
 #include "formats/torch/torch.h"
 #include "lib/io/file.h"
 #include "lib/pickle/value.h"

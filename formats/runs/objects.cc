@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "containers/torch/container.h"
+#include "containers/torch/item.h"
+#include "containers/torch/tensors.h"
+#include "containers/torch/tree.h"
 #include "formats/runs/merge.h"
-#include "formats/torch/container.h"
-#include "formats/torch/item.h"
-#include "formats/torch/tensors.h"
-#include "formats/torch/tree.h"
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"
 #include "lib/text/json.h"

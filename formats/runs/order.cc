@@ -6,8 +6,8 @@
 #include <set>
 #include <tuple>
 
-#include "formats/embedded.h"
 #include "formats/runs/trainer.h"
+#include "lib/embedded.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
 

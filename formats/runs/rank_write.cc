@@ -7,11 +7,11 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "containers/torch/file_plan.h"
 #include "formats/runs/mesh.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/ranks.h"
 #include "formats/target.h"
-#include "formats/torch/file_plan.h"
 #include "formats/torch/torch.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "containers/hf/hf.h"
 #include "formats/dcp/objects.h"
-#include "formats/hf.h"
 #include "formats/runs/checks.h"
 #include "formats/runs/merge.h"
 #include "formats/runs/naming.h"

@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "ckpt/error.h"
-#include "formats/embedded.h"
+#include "lib/embedded.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
 #include "lib/text/suggest.h"

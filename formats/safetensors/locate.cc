@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "ckpt/error.h"
-#include "formats/index.h"
+#include "containers/hf/index.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 

@@ -5,10 +5,10 @@
 #include <span>
 
 #include "ckpt/error.h"
-#include "formats/foreign.h"
-#include "formats/hf.h"
-#include "formats/index.h"
-#include "formats/safetensors/header.h"
+#include "containers/foreign.h"
+#include "containers/hf/hf.h"
+#include "containers/hf/index.h"
+#include "containers/safetensors/header.h"
 #include "formats/safetensors/locate.h"
 #include "formats/safetensors/safetensors.h"
 #include "lib/io/file.h"

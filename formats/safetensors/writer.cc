@@ -3,13 +3,12 @@
 #include <span>
 
 #include "ckpt/error.h"
-#include "formats/index.h"
+#include "containers/hf/index.h"
+#include "containers/safetensors/file_plan.h"
 #include "formats/peft/config.h"
-#include "formats/runs/state_dict.h"
-#include "formats/safetensors/file_plan.h"
+#include "formats/run_state.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/target.h"
-#include "formats/unsharded.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/utf8.h"
@@ -184,12 +183,10 @@ class SafetensorsWriter final : public formats::Writer {
   // A run's directory is what transformers and vLLM load: they take every
   // tensor in it for a weight.
   Catalog review(Catalog source, const Layout& layout) const override {
-    if (layout.single_file || formats::is_unsharded(layout)) return source;
+    if (layout.single_file) return source;
     return runs::model_only(std::move(source));
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
-    if (formats::is_unsharded(layout))
-      return formats::lay_out_unsharded(source, layout);
     return Builder(source, layout).build();
   }
 };

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "formats/index.h"
-#include "formats/safetensors/header.h"
+#include "containers/hf/index.h"
+#include "containers/safetensors/header.h"
 #include "lib/crc32.h"
 #include "lib/io/file.h"
 

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt/error.h"
-#include "formats/safetensors/header.h"
+#include "containers/safetensors/header.h"
 #include "formats/salvage/repair.h"
 #include "lib/io/file.h"
 

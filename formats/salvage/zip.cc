@@ -4,9 +4,9 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "containers/torch/storages.h"
 #include "formats/salvage/repair.h"
 #include "formats/salvage/zip_scan.h"
-#include "formats/torch/storages.h"
 #include "lib/crc32.h"
 #include "lib/pickle/decode.h"
 #include "lib/text/format.h"

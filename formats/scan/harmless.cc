@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "formats/torch/container.h"
+#include "containers/torch/container.h"
 
 namespace ckpt::scan {
 namespace {

@@ -11,9 +11,9 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "containers/torch/container.h"
 #include "formats/dcp/metadata.h"
 #include "formats/scan/scanner.h"
-#include "formats/torch/container.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/parallel.h"

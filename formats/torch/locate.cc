@@ -6,10 +6,10 @@
 #include <string_view>
 
 #include "ckpt/error.h"
+#include "containers/hf/index.h"
+#include "containers/torch/container.h"
 #include "formats/fsdp/fairscale.h"
 #include "formats/fsdp/rank_files.h"
-#include "formats/index.h"
-#include "formats/torch/container.h"
 #include "lib/io/file.h"
 
 namespace ckpt::torch {

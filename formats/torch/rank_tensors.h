@@ -14,8 +14,8 @@
 #include <unordered_set>
 
 #include "ckpt/catalog.h"
+#include "containers/torch/tree.h"
 #include "formats/fsdp/flat_params.h"
-#include "formats/torch/tree.h"
 
 namespace ckpt::torch {
 

@@ -3,15 +3,13 @@
 #include <tuple>
 
 #include "ckpt/error.h"
-#include "formats/index.h"
-#include "formats/olmo_core/v1_state_dict.h"
-#include "formats/runs/state_dict.h"
+#include "containers/hf/index.h"
+#include "containers/torch/file_plan.h"
+#include "containers/torch/skeleton.h"
+#include "containers/torch/tree.h"
+#include "formats/run_state.h"
 #include "formats/target.h"
-#include "formats/torch/file_plan.h"
-#include "formats/torch/skeleton.h"
 #include "formats/torch/torch.h"
-#include "formats/torch/tree.h"
-#include "formats/unsharded.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -250,14 +248,10 @@ class Builder {
 class TorchWriter final : public formats::Writer {
  public:
   std::string_view name() const override { return kFormat; }
-  Catalog review(Catalog source, const Layout& layout) const override {
-    source = runs::as_state_dict(std::move(source));
-    if (!layout.single_file && layout.form != formats::kFiles) return source;
-    return olmo_core::v1::as_state_dict(std::move(source));
+  Catalog review(Catalog source, const Layout&) const override {
+    return runs::as_state_dict(std::move(source));
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
-    if (formats::is_unsharded(layout))
-      return formats::lay_out_unsharded(source, layout);
     return Builder(source, layout).build();
   }
 };

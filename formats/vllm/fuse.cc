@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "formats/families/view.h"
 #include "formats/vllm/config.h"
 #include "formats/vllm/layout.h"
 #include "formats/vllm/models.h"
+#include "models/view.h"
 
 namespace ckpt::vllm {
 namespace {

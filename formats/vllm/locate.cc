@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
-#include "formats/numbered.h"
+#include "containers/hf/numbered.h"
 #include "lib/io/file.h"
 
 namespace ckpt::vllm {

@@ -4,15 +4,15 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "formats/families/rules.h"
-#include "formats/hf.h"
-#include "formats/safetensors/header.h"
+#include "containers/hf/hf.h"
+#include "containers/safetensors/header.h"
 #include "formats/vllm/config.h"
 #include "formats/vllm/layout.h"
 #include "formats/vllm/locate.h"
 #include "formats/vllm/vllm.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "models/rules.h"
 
 namespace ckpt::vllm {
 namespace {

@@ -5,17 +5,17 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "formats/families/rules.h"
-#include "formats/safetensors/file_plan.h"
-#include "formats/safetensors/header.h"
+#include "containers/safetensors/file_plan.h"
+#include "containers/safetensors/header.h"
+#include "containers/torch/tree.h"
 #include "formats/target.h"
-#include "formats/torch/tree.h"
 #include "formats/vllm/config.h"
 #include "formats/vllm/fuse.h"
 #include "formats/vllm/layout.h"
 #include "formats/vllm/locate.h"
 #include "formats/vllm/vllm.h"
 #include "lib/text/format.h"
+#include "models/rules.h"
 
 namespace ckpt::vllm {
 namespace {

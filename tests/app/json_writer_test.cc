@@ -1,4 +1,4 @@
-#include "app/json_writer.h"
+#include "app/print/json_writer.h"
 
 #include <doctest/doctest.h>
 

@@ -1,8 +1,8 @@
-#include "app/layers.h"
+#include "app/edit/layers.h"
 
 #include <doctest/doctest.h>
 
-#include "app/select.h"
+#include "app/edit/select.h"
 #include "ckpt/error.h"
 #include "tests/app/catalogs.h"
 

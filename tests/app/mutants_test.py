@@ -15,7 +15,7 @@ from support import DATA, Suite, check, read_safetensors
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "hf"
-FAMILIES = DATA.parents[1] / "formats/families"
+FAMILIES = DATA.parents[1] / "models/families"
 DIALECTS = ("mcore", "meta", "fairseq2", "olmo_core")
 
 

@@ -190,7 +190,7 @@ def test_ignore_lists(folder):
     import fnmatch
 
     names, patterns = set(), set()
-    for path in sorted((ROOT / "formats/families").glob("*.json")):
+    for path in sorted((ROOT / "models/families").glob("*.json")):
         family = json.loads(path.read_text())
         if "dialects" not in family:  # the ledger of facts
             continue
@@ -207,7 +207,7 @@ def test_ignore_lists(folder):
 
 def test_family_file_ignores(folder):
     """A family of the user's can't ignore a parameter either."""
-    family = json.loads((ROOT / "formats/families/llama.json").read_text())
+    family = json.loads((ROOT / "models/families/llama.json").read_text())
     family["hf"]["ignore"] = ["model.vision_tower.*"]
     file = folder / "mine.json"
     file.write_text(json.dumps(family))

@@ -1,4 +1,4 @@
-#include "app/options.h"
+#include "app/options/options.h"
 
 #include <doctest/doctest.h>
 

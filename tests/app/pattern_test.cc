@@ -1,4 +1,4 @@
-#include "app/pattern.h"
+#include "app/print/pattern.h"
 
 #include <doctest/doctest.h>
 

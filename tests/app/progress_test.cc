@@ -1,4 +1,4 @@
-#include "app/progress.h"
+#include "app/print/progress.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>

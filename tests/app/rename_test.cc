@@ -1,4 +1,4 @@
-#include "app/rename.h"
+#include "app/edit/rename.h"
 
 #include <doctest/doctest.h>
 

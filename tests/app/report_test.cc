@@ -1,4 +1,4 @@
-#include "app/report.h"
+#include "app/print/report.h"
 
 #include <doctest/doctest.h>
 

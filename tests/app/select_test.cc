@@ -1,4 +1,4 @@
-#include "app/select.h"
+#include "app/edit/select.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "app/table.h"
+#include "app/print/table.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "app/value_text.h"
+#include "app/print/value_text.h"
 
 #include <doctest/doctest.h>
 

@@ -12,8 +12,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "formats/index.h"
-#include "formats/safetensors/header.h"
+#include "containers/hf/index.h"
+#include "containers/safetensors/header.h"
 #include "formats/safetensors/safetensors.h"
 #include "lib/text/utf8.h"
 

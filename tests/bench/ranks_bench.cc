@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "app/library/write.h"
+#include "api/write.h"
 #include "ckpt/error.h"
 #include "formats/format.h"
 #include "reshard/ranks/by_target.h"

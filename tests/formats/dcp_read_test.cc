@@ -7,10 +7,10 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "containers/torch/item.h"
+#include "containers/torch/item_ends.h"
 #include "formats/dcp/dcp.h"
 #include "formats/safetensors/safetensors.h"
-#include "formats/torch/item.h"
-#include "formats/torch/item_ends.h"
 #include "lib/pickle/json.h"
 #include "tests/support/golden.h"
 #include "tests/support/materialise.h"

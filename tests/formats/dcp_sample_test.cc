@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "ckpt/error.h"
-#include "formats/assume.h"
+#include "containers/assume.h"
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/metadata.h"
 #include "lib/io/file.h"

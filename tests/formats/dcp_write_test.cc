@@ -5,11 +5,11 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "containers/torch/tensors.h"
 #include "formats/dcp/boxes.h"
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/save.h"
-#include "formats/torch/tensors.h"
 #include "lib/pickle/value.h"
 #include "tests/support/assemble.h"
 #include "tests/support/random_catalog.h"

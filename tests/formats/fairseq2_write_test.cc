@@ -6,10 +6,10 @@
 #include <regex>
 
 #include "ckpt/error.h"
+#include "containers/torch/container.h"
+#include "containers/torch/tensors.h"
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/safetensors/safetensors.h"
-#include "formats/torch/container.h"
-#include "formats/torch/tensors.h"
 #include "lib/pickle/json.h"
 #include "tests/support/assemble.h"
 #include "tests/support/golden.h"

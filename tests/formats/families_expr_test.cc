@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "ckpt/error.h"
-#include "formats/families/expr.h"
+#include "models/expr.h"
 
 namespace ckpt::families {
 namespace {

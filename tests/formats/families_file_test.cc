@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "ckpt/error.h"
-#include "formats/families/instances.h"
+#include "convert/instances.h"
 #include "tests/support/temp_file.h"
 
 namespace ckpt::families {

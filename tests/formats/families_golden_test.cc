@@ -7,7 +7,8 @@
 #include <set>
 
 #include "ckpt/error.h"
-#include "formats/families/instances.h"
+#include "convert/instances.h"
+#include "convert/values.h"
 #include "formats/format.h"
 #include "lib/io/file.h"
 

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "ckpt/error.h"
-#include "formats/families/view.h"
+#include "models/view.h"
 
 using ckpt::Box;
 using ckpt::Catalog;

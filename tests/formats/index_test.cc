@@ -1,4 +1,4 @@
-#include "formats/index.h"
+#include "containers/hf/index.h"
 
 #include <doctest/doctest.h>
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "formats/megatron/buckets_key.h"
-#include "formats/megatron/buffers.h"
-#include "formats/megatron/module_order.h"
+#include "formats/megatron/buckets/key.h"
+#include "formats/megatron/model/module_order.h"
+#include "formats/megatron/state/buffers.h"
 
 namespace ckpt::megatron {
 namespace {

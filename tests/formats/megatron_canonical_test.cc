@@ -6,9 +6,9 @@
 
 #include "ckpt/error.h"
 #include "formats/format.h"
-#include "formats/megatron/canonical.h"
-#include "formats/megatron/grouped.h"
-#include "formats/megatron/spelling.h"
+#include "formats/megatron/model/canonical.h"
+#include "formats/megatron/model/grouped.h"
+#include "formats/megatron/model/spelling.h"
 #include "tests/support/materialise.h"
 #include "tests/support/pickles.h"
 

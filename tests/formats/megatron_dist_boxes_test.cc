@@ -3,11 +3,11 @@
 #include <set>
 
 #include "ckpt/error.h"
-#include "formats/megatron/dist_boxes.h"
-#include "formats/megatron/ranks.h"
-#include "formats/megatron/restack.h"
-#include "formats/megatron/stack.h"
-#include "formats/megatron/vocab.h"
+#include "formats/megatron/dist/boxes.h"
+#include "formats/megatron/model/ranks.h"
+#include "formats/megatron/model/restack.h"
+#include "formats/megatron/model/stack.h"
+#include "formats/megatron/model/vocab.h"
 #include "tests/support/assemble.h"
 #include "tests/support/materialise.h"
 #include "tests/support/temp_file.h"

@@ -1,10 +1,10 @@
 #include <doctest/doctest.h>
 
 #include "ckpt/error.h"
-#include "formats/megatron/facts.h"
-#include "formats/megatron/keys.h"
-#include "formats/megatron/old_names.h"
-#include "formats/megatron/rules.h"
+#include "formats/megatron/model/facts.h"
+#include "formats/megatron/model/keys.h"
+#include "formats/megatron/model/old_names.h"
+#include "formats/megatron/model/rules.h"
 #include "lib/pickle/json.h"
 
 namespace ckpt::megatron {

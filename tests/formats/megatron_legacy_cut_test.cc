@@ -5,7 +5,7 @@
 #include <memory>
 #include <numeric>
 
-#include "formats/megatron/legacy_cut.h"
+#include "formats/megatron/legacy/cut.h"
 #include "tests/support/assemble.h"
 #include "tests/support/temp_file.h"
 

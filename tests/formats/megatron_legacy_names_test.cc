@@ -2,10 +2,10 @@
 #include <doctest/doctest.h>
 
 #include "ckpt/error.h"
-#include "formats/megatron/legacy_groups.h"
-#include "formats/megatron/legacy_names.h"
-#include "formats/megatron/legacy_numbering.h"
-#include "formats/megatron/legacy_stages.h"
+#include "formats/megatron/legacy/groups.h"
+#include "formats/megatron/legacy/names.h"
+#include "formats/megatron/legacy/numbering.h"
+#include "formats/megatron/legacy/stages.h"
 
 using namespace ckpt;
 using namespace ckpt::megatron;

@@ -7,9 +7,9 @@
 
 #include "ckpt/error.h"
 #include "formats/format.h"
+#include "formats/megatron/dist/zarr_chunks.h"
+#include "formats/megatron/dist/zarr_scan.h"
 #include "formats/megatron/zarr.h"
-#include "formats/megatron/zarr_chunks.h"
-#include "formats/megatron/zarr_scan.h"
 #include "tests/support/golden.h"
 #include "tests/support/materialise.h"
 #include "tests/support/temp_file.h"

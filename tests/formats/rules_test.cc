@@ -1,12 +1,12 @@
-#include "formats/families/rules.h"
+#include "models/rules.h"
 
 #include <doctest/doctest.h>
 
 #include <chrono>
 
 #include "ckpt/error.h"
-#include "formats/embedded.h"
-#include "formats/families/pattern.h"
+#include "lib/embedded.h"
+#include "models/pattern.h"
 #include "tests/support/temp_file.h"
 
 namespace ckpt::families {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
-#include "formats/safetensors/header.h"
+#include "containers/safetensors/header.h"
 #include "tests/support/golden.h"
 #include "tests/support/temp_file.h"
 

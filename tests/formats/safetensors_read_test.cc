@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "ckpt/error.h"
-#include "formats/safetensors/header.h"
+#include "containers/safetensors/header.h"
 #include "formats/safetensors/safetensors.h"
 #include "lib/crc32.h"
 #include "lib/pickle/value.h"

@@ -3,8 +3,8 @@
 #include <filesystem>
 
 #include "ckpt/error.h"
-#include "formats/index.h"
-#include "formats/safetensors/header.h"
+#include "containers/hf/index.h"
+#include "containers/safetensors/header.h"
 #include "formats/safetensors/safetensors.h"
 #include "lib/pickle/value.h"
 #include "tests/support/golden.h"

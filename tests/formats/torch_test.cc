@@ -7,9 +7,9 @@
 #include <map>
 
 #include "ckpt/error.h"
+#include "containers/safetensors/header.h"
+#include "containers/torch/container.h"
 #include "formats/format.h"
-#include "formats/safetensors/header.h"
-#include "formats/torch/container.h"
 #include "lib/pickle/json.h"
 #include "tests/support/golden.h"
 #include "tests/support/materialise.h"

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "containers/torch/file_plan.h"
 #include "formats/format.h"
-#include "formats/torch/file_plan.h"
 #include "formats/torch/torch.h"
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"

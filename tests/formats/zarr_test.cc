@@ -5,9 +5,9 @@
 #include <random>
 
 #include "ckpt/error.h"
-#include "formats/zarr/array.h"
-#include "formats/zarr/chunks.h"
-#include "formats/zarr/dtypes.h"
+#include "containers/zarr/array.h"
+#include "containers/zarr/chunks.h"
+#include "containers/zarr/dtypes.h"
 #include "tests/support/golden.h"
 #include "tests/support/materialise.h"
 #include "tests/support/temp_file.h"

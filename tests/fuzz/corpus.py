@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-FAMILIES = DATA.parents[1] / "formats/families"
+FAMILIES = DATA.parents[1] / "models/families"
 LARGEST = 32 * 1024
 
 

@@ -13,8 +13,8 @@
 #include <string>
 
 #include "ckpt/error.h"
+#include "containers/torch/item.h"
 #include "formats/dcp/dcp.h"
-#include "formats/torch/item.h"
 #include "lib/pickle/json.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // Any bytes as the index of a sharded checkpoint, beside two shards: refused
 // with an Error, or the names in it stay inside of the directory.
 #include "ckpt/error.h"
-#include "formats/index.h"
+#include "containers/hf/index.h"
 #include "tests/fuzz/memory_file.h"
 
 using namespace ckpt;

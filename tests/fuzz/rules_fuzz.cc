@@ -3,9 +3,9 @@
 //   input   first byte mod 3: a family file, a rules file (--shard-dims), a
 //           config.json that families are found by
 #include "ckpt/error.h"
-#include "formats/families/family.h"
-#include "formats/families/rules.h"
 #include "lib/text/json.h"
+#include "models/family.h"
+#include "models/rules.h"
 #include "tests/fuzz/memory_file.h"
 
 using namespace ckpt;

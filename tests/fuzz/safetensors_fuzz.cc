@@ -10,7 +10,7 @@
 
 #include "ckpt/catalog.h"
 #include "ckpt/error.h"
-#include "formats/safetensors/header.h"
+#include "containers/safetensors/header.h"
 
 namespace {
 

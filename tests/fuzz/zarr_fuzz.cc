@@ -1,7 +1,7 @@
 // Any bytes as .zarray: refused with an Error, or the array has a shape, a
 // grid and an element that can be counted.
 #include "ckpt/error.h"
-#include "formats/zarr/array.h"
+#include "containers/zarr/array.h"
 #include "tests/fuzz/memory_file.h"
 
 using namespace ckpt;

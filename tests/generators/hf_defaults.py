@@ -1,7 +1,7 @@
-"""Writes formats/families/hf_defaults.json: what transformers takes for a key
+"""Writes models/families/hf_defaults.json: what transformers takes for a key
 that a config.json does not have, for each model type.
 
-    python tests/generators/hf_defaults.py > formats/families/hf_defaults.json
+    python tests/generators/hf_defaults.py > models/families/hf_defaults.json
 
 Needs transformers 5.12.1. tests/app/facts_test.py holds the file against the
 installed classes.

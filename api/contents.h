@@ -1,0 +1,26 @@
+// What a manifest says about bytes that are no tensor's.
+#pragma once
+
+#include <string>
+
+#include "api/write.h"
+#include "ckpt/catalog.h"
+#include "lib/manifest.h"
+
+namespace ckpt::library {
+
+// Adds the digests of all that tensors' digests don't cover, of the files as
+// they stand below `root`; of a single file its identity too.
+void add_contents(const Prepared& prepared, const std::string& root,
+                  Manifest& manifest);
+
+// Zip archives beside the tensors (states of trainers, of data readers) store
+// checksums: adds them to the catalog's, with their files. An archive that
+// can't be read is a problem ("damaged").
+void add_carried_crcs(Catalog& catalog);
+
+// Checks the checksums that a file stores, if it is a zip archive. Throws
+// input_error.
+void check_stored_crcs(const io::Handle& file);
+
+}  // namespace ckpt::library

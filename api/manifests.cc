@@ -1,0 +1,127 @@
+#include "api/manifests.h"
+
+#include <map>
+#include <set>
+#include <string_view>
+
+#include "api/contents.h"
+#include "api/decoded.h"
+#include "api/reread.h"
+#include "lib/io/file.h"
+#include "lib/manifest.h"
+#include "reshard/made.h"
+
+namespace ckpt::library {
+namespace {
+
+Manifest manifest_of(const Prepared& prepared,
+                     const reshard::RunResult& result) {
+  const reshard::Plan& plan = prepared.plan;
+  Manifest manifest;
+  manifest.format = prepared.target.catalog.format;
+  manifest.source_path = prepared.source.path;
+  manifest.source_format = prepared.source.format;
+  for (const TargetFile& file : prepared.target.files)
+    manifest.files[file.path] = file.size;
+  const std::set<std::string> decoded = decoded_tensors(prepared.source);
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    const Tensor& tensor = prepared.target.catalog.tensors[i];
+    Manifest::Entry& entry = manifest.tensors[tensor.name];
+    entry.dtype = tensor.dtype;
+    entry.shape = tensor.shape;
+    entry.digest = result.target[i];
+    if (plan.tensors[i].casts() && !decoded.contains(plan.tensors[i].name))
+      entry.source = {plan.tensors[i].source_dtype, result.source[i]};
+  }
+  return manifest;
+}
+
+}  // namespace
+
+void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
+                    io::Staging& staging) {
+  Manifest manifest = manifest_of(prepared, result);
+  add_contents(prepared, staging.root(), manifest);
+  const std::string text = to_json(manifest);
+  std::string path(kManifestName);
+  if (prepared.single_file) path = io::base_name(staging.target()) + path;
+  staging.create(path, text.size());
+  io::Handle::open_write(io::join(staging.root(), path))
+      .write(0, std::string_view(text));
+}
+
+std::string source_manifest(const Catalog& source) {
+  for (const std::string& root : {source.path, source.root}) {
+    const std::string path = manifest_path(root);
+    if (root.empty() || !io::is_file(path)) continue;
+    if (io::is_file(root) &&
+        is_stale(read_manifest(path), io::Handle::open_read(root)))
+      continue;
+    return path;
+  }
+  return {};
+}
+
+namespace {
+
+// The tensors that are not what is stored: an adapter was added.
+std::set<std::string_view> made_tensors(const Catalog& source) {
+  std::set<std::string_view> names;
+  for (const Tensor& tensor : source.tensors)
+    for (const Piece& piece : tensor.pieces)
+      if (reshard::is_made(source.files.at(piece.extent.file)))
+        names.insert(tensor.name);
+  return names;
+}
+
+}  // namespace
+
+// If the source was written by ckpt, its manifest says what was written. By
+// name; where names are others now, by any digest that is the same. What
+// remains was taken apart or put together on the way, and is read again as it
+// stands.
+void check_source_manifest(const Prepared& prepared,
+                           const reshard::RunResult& result,
+                           const reshard::RunOptions& options) {
+  const std::string path = source_manifest(prepared.source);
+  if (path.empty()) return;
+  const Manifest manifest = read_manifest(path);
+  std::set<std::string> unseen;
+  std::map<std::string, std::vector<std::string>> by_digest;
+  for (const auto& [name, entry] : manifest.tensors) {
+    unseen.insert(name);
+    by_digest[entry.digest.hex()].push_back(name);
+  }
+  const auto made = made_tensors(prepared.source);
+  const std::set<std::string> decoded = decoded_tensors(prepared.source);
+  bool rearranged = !decoded.empty();
+  for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) {
+    const std::string& name = prepared.plan.tensors[i].name;
+    if (decoded.contains(name)) continue;
+    const auto entry = manifest.tensors.find(name);
+    if (made.contains(name)) {  // of what the manifest has
+      rearranged = true;
+      continue;
+    }
+    if (entry == manifest.tensors.end()) {
+      const auto same = by_digest.find(result.source[i].hex());
+      if (same == by_digest.end()) {
+        rearranged = true;
+      } else if (!same->second.empty()) {
+        unseen.erase(same->second.back());
+        same->second.pop_back();
+      }
+      continue;
+    }
+    unseen.erase(name);
+    if (entry->second.digest != result.source[i] &&
+        !(prepared.source.format.starts_with("megatron_") &&
+          is_part(prepared.plan.tensors[i].shape, entry->second)))
+      throw differs(prepared.source, name, result.source[i],
+                    entry->second.digest, path);
+  }
+  if (rearranged && !unseen.empty())
+    check_by_reading(prepared.source, manifest, path, unseen, options);
+}
+
+}  // namespace ckpt::library

@@ -1,0 +1,51 @@
+#include "api/reread.h"
+
+#include <vector>
+
+#include "ckpt/error.h"
+#include "formats/format.h"
+#include "reshard/plan.h"
+
+namespace ckpt::library {
+
+Error differs(const Catalog& source, const std::string& tensor,
+              const Digest& found, const Digest& written,
+              const std::string& manifest_path) {
+  return input_error({source.path, tensor},
+                     "has digest {}, it was written with {} ({})", found.hex(),
+                     written.hex(), manifest_path)
+      .with_hint(
+          "`ckpt verify` lists all that changed since it was written; "
+          "--ignore-checksums copies what is there");
+}
+
+void check_by_reading(const Catalog& source, const Manifest& manifest,
+                      const std::string& manifest_path,
+                      const std::set<std::string>& names,
+                      const reshard::RunOptions& options) {
+  Catalog again = formats::open(source.path, source.format, {});
+  std::erase_if(again.tensors, [&](const Tensor& tensor) {
+    return !names.contains(tensor.name);
+  });
+  locate(again);
+  const reshard::Plan plan = reshard::make_read_plan(again, false);
+  reshard::RunOptions reading;
+  reading.threads = options.threads;
+  reading.max_mem = options.max_mem;
+  reading.io = options.io;
+  reading.progress = options.progress;
+  reading.progress.begin("checking the source", plan.bytes_read);
+  reshard::Output nowhere;
+  const reshard::RunResult result = reshard::run(plan, again, nowhere, reading);
+  reading.progress.end();
+  for (size_t i = 0; i < again.tensors.size(); ++i) {
+    const Manifest::Entry& entry = manifest.tensors.at(again.tensors[i].name);
+    if (again.tensors[i].dtype == entry.dtype &&
+        again.tensors[i].shape == entry.shape &&
+        entry.digest != result.source[i])
+      throw differs(source, again.tensors[i].name, result.source[i],
+                    entry.digest, manifest_path);
+  }
+}
+
+}  // namespace ckpt::library

@@ -1,0 +1,394 @@
+#include "api/salvage_files.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "api/gone.h"
+#include "ckpt/error.h"
+#include "containers/hf/index.h"
+#include "containers/hf/numbered.h"
+#include "containers/torch/container.h"
+#include "lib/io/file.h"
+#include "lib/manifest.h"
+#include "lib/pickle/decode.h"
+#include "lib/text/json.h"
+
+namespace ckpt::library {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What megatron-core writes whatever the model is.
+constexpr std::string_view kDistMetadata =
+    R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
+    R"("common_backend": "torch", "common_backend_version": 1})";
+
+constexpr uint64_t kMostText = uint64_t{1} << 30;
+
+bool ends_with_any(std::string_view name,
+                   std::initializer_list<std::string_view> ends) {
+  return std::ranges::any_of(
+      ends, [name](std::string_view end) { return name.ends_with(end); });
+}
+
+bool is_json(std::string_view file) {
+  const std::string name = io::base_name(file);
+  return name.ends_with(".json") || name == ".zarray" || name == ".zattrs" ||
+         name == ".zgroup";
+}
+
+bool is_torch(std::string_view file) {
+  return ends_with_any(file, {".pt", ".pth", ".bin", ".ckpt", ".th"});
+}
+
+// What says where things are, or what the model is, and is the same in all
+// steps of a run.
+bool is_structure(std::string_view file) {
+  const std::string name = io::base_name(file);
+  for (const std::string_view known :
+       {".metadata", "metadata.json", ".zarray", ".zattrs", ".zgroup",
+        "config.json", "generation_config.json", "params.json", "model.yaml"})
+    if (name == known) return true;
+  return formats::is_index_name(name, ".safetensors") ||
+         formats::is_index_name(name, ".bin");
+}
+
+bool has_local_header(const io::Handle& file) {
+  const std::string head =
+      file.read_string(0, std::min<uint64_t>(file.size(), 1 << 16));
+  return head.find("PK\3\4") != head.npos;
+}
+
+}  // namespace
+
+std::vector<std::string> files_below(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code failed;
+  fs::recursive_directory_iterator at(directory, failed);
+  for (; !failed && at != fs::recursive_directory_iterator();
+       at.increment(failed)) {
+    if (at->is_directory() || at->path().filename() == kManifestName) continue;
+    std::error_code nothing;
+    const bool dangles =
+        at->is_symlink() && !fs::exists(at->path(), nothing) && !nothing;
+    if (!dangles && !at->is_regular_file())
+      throw Error(ExitCode::kUnsafe, {at->path().string(), {}},
+                  "neither a file nor a directory",
+                  "remove it, or copy what it leads to");
+    names.push_back(at->path().lexically_relative(directory).string());
+  }
+  if (failed)
+    throw Error(ExitCode::kIo, {directory, {}},
+                "can't be listed: " + failed.message(), "");
+  std::ranges::sort(names);
+  return names;
+}
+
+SalvageFiles::SalvageFiles(std::string source, const std::string& target,
+                           const SalvageOptions& options, Salvaged& report)
+    : source_(std::move(source)),
+      options_(options),
+      report_(report),
+      shadow_(target) {
+  if (io::is_file(source_))
+    single_ = io::base_name(source_);
+  else if (!io::is_directory(source_))
+    throw missing_error({source_, {}}, "no such file or directory");
+  names_ = io::is_file(source_) ? std::vector{single_} : files_below(source_);
+}
+
+std::string SalvageFiles::source_of(const std::string& file) const {
+  return single_.empty() ? io::join(source_, file) : source_;
+}
+
+std::string SalvageFiles::like_of(const std::string& file) const {
+  if (options_.like.empty()) return {};
+  const std::string path =
+      single_.empty() ? io::join(options_.like, file) : options_.like;
+  return io::is_file(path) ? path : "";
+}
+
+std::string SalvageFiles::name_of(const std::string& shadow_path) const {
+  return fs::path(shadow_path).lexically_relative(shadow_.path("")).string();
+}
+
+std::string SalvageFiles::origin(const std::string& file) const {
+  const auto link = links_.find(file);
+  return link == links_.end() ? shadow_.path(file) : link->second;
+}
+
+void SalvageFiles::note(const std::string& file, std::string what,
+                        bool inferred) {
+  report_.rebuilt.push_back({file, std::move(what), inferred});
+}
+
+Catalog* SalvageFiles::like() {
+  if (options_.like.empty()) return nullptr;
+  if (!like_) {
+    like_ = std::make_unique<Catalog>(
+        formats::open(options_.like, options_.from, options_.read));
+    locate(*like_);
+  }
+  return like_.get();
+}
+
+void SalvageFiles::take(const std::string& file,
+                        const salvage::Repair& repair) {
+  shadow_.build(file, repair);
+  links_.erase(file);
+  if (!repair.gone.empty()) gone[file] = repair.gone;
+  if (!repair.crcs.empty()) crcs[file] = repair.crcs;
+  for (const salvage::Note& told : repair.notes)
+    note(file, told.what, told.inferred);
+}
+
+io::Handle SalvageFiles::edit(const std::string& file) {
+  if (const auto link = links_.find(file); link != links_.end()) {
+    const std::string from = link->second;
+    const uint64_t size = io::Handle::open_read(from).size();
+    salvage::Repair copy;
+    copy.size = size;
+    copy.copies.push_back({from, 0, 0, size});
+    shadow_.build(file, copy);
+    links_.erase(file);
+  }
+  return shadow_.edit(file);
+}
+
+void SalvageFiles::run() {
+  for (const std::string& file : names_) repair(file);
+  if (!single_.empty()) return;
+  find_missing();
+  check_indexes();
+  check_items();
+}
+
+void SalvageFiles::repair(const std::string& file) {
+  try {
+    if (repair_contents(file)) return;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kDamaged &&
+        error.code() != ExitCode::kMissing)
+      throw;
+    give_up(file, error.code() == ExitCode::kMissing ? "is a link to nothing"
+                                                     : error.problem());
+    return;
+  }
+  shadow_.link(file, source_of(file));
+  links_[file] = source_of(file);
+}
+
+// True if it was rebuilt, false if it is as it should be, or nobody can tell.
+bool SalvageFiles::repair_contents(const std::string& file) {
+  const std::string path = source_of(file);
+  const io::Handle handle = io::Handle::open_read(path);
+  const std::string other = like_of(file);
+  if (handle.size() == 0) {
+    if (is_torch(file) || is_structure(file) ||
+        ends_with_any(file, {".safetensors", ".distcp"}))
+      throw input_error({path, {}}, "is empty");
+    return false;
+  }
+  if (file.ends_with(".safetensors")) {
+    const auto repair = salvage::repair_safetensors(path, other);
+    if (repair) take(file, *repair);
+    return repair.has_value();
+  }
+  if (is_torch(file)) {
+    const torch::Sniffed what = torch::sniff(path).what;
+    if (what != torch::Sniffed::kTorchZip && !has_local_header(handle)) {
+      if (what == torch::Sniffed::kNothing && !other.empty())
+        throw input_error({path, {}}, "is of no format any more");
+      return false;
+    }
+    const auto repair = salvage::repair_zip(path);
+    if (repair) take(file, *repair);
+    return repair.has_value();
+  }
+  if (is_json(file))
+    text::parse_python_json(io::read_file(path, kMostText), path);
+  if (io::base_name(file) == ".metadata")
+    pickle::decode(handle, 0, handle.size());
+  return false;
+}
+
+bool SalvageFiles::rebuild_index(const std::string& file) {
+  const std::string folder = io::parent(file) == "." ? "" : io::parent(file);
+  std::vector<std::string> shards;
+  for (const std::string& name : shadow_.files())
+    if (name.ends_with(".safetensors") &&
+        fs::path(name).parent_path() == fs::path(file).parent_path())
+      shards.push_back(io::base_name(name));
+  if (shards.empty()) return false;
+  const std::string root = shadow_.path(fs::path(file).parent_path().string());
+  shadow_.write(file, salvage::index_of_shards(root, shards));
+  links_.erase(file);
+  return true;
+}
+
+void SalvageFiles::give_up(const std::string& file, const std::string& why) {
+  const std::string name = io::base_name(file);
+  if (formats::is_index_name(name, ".safetensors") && rebuild_index(file))
+    return note(file, why + "; rebuilt from the headers of the shards", false);
+  const std::string other = like_of(file);
+  const bool dist =
+      name == "metadata.json" &&
+      std::ranges::any_of(names_, [](const std::string& other_name) {
+        return other_name.ends_with(".distcp");
+      });
+  if (other.empty() && dist) {
+    shadow_.write(file, std::string(kDistMetadata));
+    return note(file, why + "; what megatron-core writes there", true);
+  }
+  if (other.empty()) {
+    report_.lost.push_back({file, why, false});
+    return;
+  }
+  std::vector<salvage::Range> payload;
+  if (!is_structure(file)) {
+    const Catalog& catalog = *like();
+    for (const Tensor& tensor : catalog.tensors) {
+      for (const Piece& piece : tensor.pieces) {
+        const File& at = catalog.files[piece.extent.file];
+        if (at.path != other) continue;
+        if (at.codec != Codec::kRaw) {
+          report_.lost.push_back({file, why + "; it is compressed", false});
+          return;
+        }
+        for_each_run(
+            tensor, piece, {{0, element_count(piece)}},
+            [&](uint64_t, uint64_t offset, uint64_t elements) {
+              payload.push_back(
+                  {offset, offset + elements * element_size(tensor.dtype)});
+            });
+      }
+    }
+  }
+  salvage::Repair repair = salvage::from_template(other, std::move(payload));
+  repair.notes[0].what = why + "; " + repair.notes[0].what;
+  take(file, repair);
+  // Values beside the tensors (steps, seeds) are another step's.
+  uint64_t others = 0;
+  for (const salvage::Copy& copy : repair.copies) others += copy.size;
+  if (others && !is_structure(file) && !file.ends_with(".safetensors"))
+    report_.lost.push_back({file, "its values are those of " + other, true});
+}
+
+// What another step has, or the manifest lists, and this one lacks.
+void SalvageFiles::find_missing() {
+  std::set<std::string> missing;
+  if (!options_.like.empty() && io::is_directory(options_.like))
+    for (const std::string& name : files_below(options_.like))
+      missing.insert(name);
+  const std::string manifest = manifest_path(source_);
+  if (io::is_file(manifest)) {
+    try {
+      for (const auto& [name, size] : read_manifest(manifest).files)
+        missing.insert(name);
+    } catch (const Error&) {
+      note(std::string(kManifestName), "can't be read, and is left out", false);
+    }
+  }
+  for (const std::string& name : names_) missing.erase(name);
+  for (const std::string& name : missing) give_up(name, "it is missing");
+  const bool dist = std::ranges::any_of(
+      names_, [](const std::string& name) { return name == "common.pt"; });
+  const auto has = [&](const std::string& name) {
+    return std::ranges::count(shadow_.files(), name) > 0;
+  };
+  if (dist && has(".metadata") && !has("metadata.json"))
+    give_up("metadata.json", "it is missing");
+}
+
+// Shards without an index get one; what an index names and no shard has is
+// listed and taken out of it.
+void SalvageFiles::check_indexes() {
+  const std::vector<std::string> files = shadow_.files();
+  bool any = false;
+  for (const std::string& file : files) {
+    if (!formats::is_index_name(io::base_name(file), ".safetensors")) continue;
+    any = true;
+    const auto root = text::parse_python_json(
+        io::read_file(shadow_.path(file), kMostText), file);
+    if (!root.is_object() || !root.contains("weight_map") ||
+        !root["weight_map"].is_object())
+      continue;
+    std::set<std::string> lost;
+    const std::string folder = fs::path(file).parent_path().string();
+    for (const auto& [tensor, shard] : root["weight_map"].items()) {
+      if (!shard.is_string()) continue;
+      const std::string name =
+          (fs::path(folder) / shard.get<std::string>()).string();
+      if (std::ranges::binary_search(files, name)) continue;
+      lost.insert(name);
+      report_.lost.push_back(
+          {name, "tensor " + tensor + ": only its name is known", false});
+    }
+    if (!lost.empty() && rebuild_index(file))
+      note(file, "without the tensors of files that are lost", false);
+  }
+  if (any) return;
+  for (const std::string& file : files) {
+    const std::string name = io::base_name(file);
+    const size_t of = name.find("-00001-of-");
+    if (of == name.npos || !name.ends_with(".safetensors") ||
+        name.find("-of-00001.") != name.npos)
+      continue;
+    const std::string index = (fs::path(file).parent_path() /
+                               (name.substr(0, of) + ".safetensors.index.json"))
+                                  .string();
+    if (rebuild_index(index))
+      note(index, "it is missing; rebuilt from the headers of the shards",
+           false);
+  }
+}
+
+// Files of items that are cut or lost: .metadata knows how long they were.
+void SalvageFiles::check_items() {
+  const std::vector<std::string> files = shadow_.files();
+  for (const std::string& file : files) {
+    if (io::base_name(file) != ".metadata") continue;
+    try {
+      check_items(file);
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kDamaged) throw;  // its reader will say
+    }
+  }
+}
+
+void SalvageFiles::check_items(const std::string& metadata) {
+  // Far more than a file has; the file system stores nothing of it.
+  constexpr uint64_t kLong = uint64_t{1} << 42;
+  const fs::path folder = fs::path(metadata).parent_path();
+  const std::string path = shadow_.path(metadata);
+  std::map<std::string, uint64_t> sizes;
+  {
+    Shadow probe(path);
+    probe.link(".metadata", path);
+    for (const std::string& name : salvage::data_files(path)) {
+      probe.write(name, "");
+      probe.edit(name).allocate(kLong);
+    }
+    sizes = salvage::data_sizes(probe.path(".metadata"));
+  }
+  for (const auto& [name, size] : sizes) {
+    const std::string file = (folder / name).string();
+    const bool there = std::ranges::binary_search(shadow_.files(), file);
+    const std::string from = there ? origin(file) : "";
+    const uint64_t have = there ? io::Handle::open_read(from).size() : 0;
+    if (have >= size) continue;
+    salvage::Repair repair;
+    repair.size = size;
+    if (have) repair.copies.push_back({from, 0, 0, have});
+    repair.gone = {{have, size}};
+    repair.notes.push_back(
+        {file, fmt::format("{} bytes of {} are there", have, size), false});
+    take(file, repair);
+    std::erase_if(report_.lost,
+                  [&](const salvage::Note& lost) { return lost.file == file; });
+  }
+}
+
+}  // namespace ckpt::library

@@ -1,0 +1,70 @@
+// The files of a damaged checkpoint, each repaired as far as it can be by
+// itself, in a Shadow.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "api/salvage.h"
+#include "api/shadow.h"
+
+namespace ckpt::library {
+
+class SalvageFiles {
+ public:
+  SalvageFiles(std::string source, const std::string& target,
+               const SalvageOptions& options, Salvaged& report);
+
+  // Repairs, links, or gives up each file.
+  void run();
+
+  // What the format's reader is to open.
+  std::string path() const { return shadow_.path(single_); }
+  std::string root() const { return shadow_.path(""); }
+  // The name in the checkpoint of a file in the shadow.
+  std::string name_of(const std::string& shadow_path) const;
+  Shadow& shadow() { return shadow_; }
+  bool is_single() const { return !single_.empty(); }
+
+  // Bytes of a file that nothing tells, and where checksums of it stand.
+  std::map<std::string, std::vector<salvage::Range>> gone;
+  std::map<std::string, std::vector<LateCrc>> crcs;
+
+  // A file of the shadow to write into: a link becomes a copy first.
+  io::Handle edit(const std::string& file);
+  // Of a file in the shadow: what it is a link to, or it itself.
+  std::string origin(const std::string& file) const;
+  // The other step, opened; null if none was given. Throws if it is damaged.
+  Catalog* like();
+
+ private:
+  std::string source_of(const std::string& file) const;
+  std::string like_of(const std::string& file) const;  // "" if not there
+  void repair(const std::string& file);
+  bool repair_contents(const std::string& file);
+  void take(const std::string& file, const salvage::Repair& repair);
+  void give_up(const std::string& file, const std::string& why);
+  bool rebuild_index(const std::string& file);
+  void find_missing();
+  void check_indexes();
+  void check_items();
+  void check_items(const std::string& metadata);
+  void note(const std::string& file, std::string what, bool inferred);
+
+  const std::string source_;
+  const SalvageOptions& options_;
+  Salvaged& report_;
+  Shadow shadow_;
+  std::string single_;              // the name, if the source is a file
+  std::vector<std::string> names_;  // in the source
+  std::map<std::string, std::string> links_;
+  std::unique_ptr<Catalog> like_;
+};
+
+// Regular files below a directory, and links to nothing, relative, sorted; not
+// ckpt's manifest.
+std::vector<std::string> files_below(const std::string& directory);
+
+}  // namespace ckpt::library

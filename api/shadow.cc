@@ -1,0 +1,97 @@
+#include "api/shadow.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+
+namespace ckpt::library {
+namespace {
+
+namespace fs = std::filesystem;
+
+}  // namespace
+
+Shadow::Shadow(const std::string& target) {
+  std::string pattern = io::join(
+      io::parent(target), "." + io::base_name(target) + ".ckpt-salvage-XXXXXX");
+  if (::mkdtemp(pattern.data()) == nullptr)
+    throw Error(ExitCode::kIo, {pattern, {}},
+                io_error("", "mkdir", errno).problem(),
+                "salvage puts rebuilt files beside DST first");
+  root_ = pattern;
+}
+
+Shadow::~Shadow() {
+  std::error_code ignored;
+  fs::remove_all(root_, ignored);
+}
+
+std::string Shadow::path(const std::string& file) const {
+  return file.empty() ? root_ : io::join(root_, file);
+}
+
+void Shadow::add(const std::string& file) {
+  remove(file);
+  std::error_code failed;
+  fs::create_directories(io::parent(path(file)), failed);
+  files_.insert(std::ranges::lower_bound(files_, file), file);
+}
+
+void Shadow::remove(const std::string& file) {
+  std::erase(files_, file);
+  std::error_code ignored;
+  fs::remove(path(file), ignored);
+}
+
+void Shadow::link(const std::string& file, const std::string& source) {
+  add(file);
+  std::error_code failed;
+  fs::create_symlink(fs::absolute(source), path(file), failed);
+  if (failed)
+    throw Error(ExitCode::kIo, {path(file), {}}, "symlink: " + failed.message(),
+                "");
+}
+
+void Shadow::write(const std::string& file, const std::string& bytes) {
+  add(file);
+  const io::Handle to = io::Handle::create(path(file));
+  to.write(0, std::string_view(bytes));
+}
+
+void Shadow::build(const std::string& file, const salvage::Repair& repair) {
+  add(file);
+  const io::Handle to = io::Handle::create(path(file));
+  to.allocate(repair.size);
+  for (const salvage::Copy& copy : repair.copies)
+    io::copy_range(io::Handle::open_read(copy.from), copy.from_offset, to,
+                   copy.offset, copy.size);
+  for (const Literal& literal : repair.literals)
+    to.write(literal.offset, std::string_view(literal.bytes));
+  seal(file, repair.crcs);
+}
+
+// Through a link a write would go to the source.
+io::Handle Shadow::edit(const std::string& file) const {
+  if (fs::is_symlink(path(file)))
+    throw bug_error({path(file), {}}, "a link is written into");
+  return io::Handle::open_write(path(file));
+}
+
+void Shadow::seal(const std::string& file, const std::vector<LateCrc>& crcs) {
+  if (crcs.empty()) return;
+  const io::Handle from = io::Handle::open_read(path(file));
+  const io::Handle to = edit(file);
+  for (const LateCrc& late : crcs) {
+    const uint32_t crc = salvage::crc_of(from, {late.begin, late.end});
+    for (const uint64_t at : late.at)
+      to.write(at, std::as_bytes(std::span(&crc, 1)));
+  }
+}
+
+}  // namespace ckpt::library

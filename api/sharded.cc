@@ -1,0 +1,225 @@
+// What a distributed checkpoint holds, and loads of parts of it.
+#include "ckpt/sharded.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <unordered_map>
+
+#include "ckpt/trees.h"
+#include "formats/format.h"
+#include "formats/megatron/model/keys.h"
+#include "formats/megatron/state/common.h"
+#include "lib/text/suggest.h"
+#include "reshard/read.h"
+
+namespace ckpt {
+namespace {
+
+// A catalog of one's own, to be changed.
+Catalog open_catalog(const std::string& path, const OpenOptions& options) {
+  return formats::open(path, options.format,
+                       {.family = options.family,
+                        .shard_dims_file = options.shard_dims_file,
+                        .restrict_globals = options.restrict_globals});
+}
+
+struct StrictWord {
+  std::string_view word;
+  StrictHandling value;
+};
+constexpr std::array<StrictWord, 8> kStrictWords{{
+    {"assume_ok_unexpected", StrictHandling::kAssumeOkUnexpected},
+    {"log_unexpected", StrictHandling::kLogUnexpected},
+    {"log_all", StrictHandling::kLogAll},
+    {"raise_unexpected", StrictHandling::kRaiseUnexpected},
+    {"raise_all", StrictHandling::kRaiseAll},
+    {"return_unexpected", StrictHandling::kReturnUnexpected},
+    {"return_all", StrictHandling::kReturnAll},
+    {"ignore_all", StrictHandling::kIgnoreAll},
+}};
+
+std::string list_of(const std::vector<std::string>& names) {
+  constexpr size_t kMost = 5;
+  const size_t shown = std::min(names.size(), kMost);
+  std::string text = fmt::format(
+      "{}",
+      fmt::join(names.begin(),
+                names.begin() + static_cast<std::ptrdiff_t>(shown), ", "));
+  if (names.size() > shown)
+    text += fmt::format(" and {} more", names.size() - shown);
+  return text;
+}
+
+// Raises, tells or returns the names that one side lacks.
+class Strictness {
+ public:
+  Strictness(const LoadOptions& options, const std::string& path)
+      : options_(options), path_(path) {}
+
+  void unexpected(std::vector<std::string> names, LoadResult& result) const {
+    using enum StrictHandling;
+    const StrictHandling mode = options_.strict;
+    apply(names, "requested and not in the checkpoint",
+          mode == kAssumeOkUnexpected || mode == kRaiseUnexpected ||
+              mode == kRaiseAll,
+          mode == kLogUnexpected || mode == kLogAll);
+    if (mode == kReturnUnexpected || mode == kReturnAll)
+      result.unexpected = std::move(names);
+  }
+  void missing(std::vector<std::string> names, LoadResult& result) const {
+    using enum StrictHandling;
+    const StrictHandling mode = options_.strict;
+    apply(names, "in the checkpoint and not requested", mode == kRaiseAll,
+          mode == kLogAll);
+    if (mode == kReturnAll) result.missing = std::move(names);
+  }
+
+ private:
+  void apply(const std::vector<std::string>& names, std::string_view what,
+             bool raise, bool log) const {
+    if (names.empty()) return;
+    const std::string line =
+        fmt::format("{} {}: {}", names.size(), what, list_of(names));
+    if (raise) throw unfaithful_error({path_, {}}, "{}", line);
+    if (log && options_.log) options_.log(line);
+  }
+
+  const LoadOptions& options_;
+  const std::string& path_;
+};
+
+// Rows of `part` go to where they belong in `whole`, which is larger.
+void paste(const TensorData& part, TensorData& whole) {
+  const uint64_t element = element_size(part.dtype);
+  const Dims from = row_major_strides(part.shape);
+  const Dims to = row_major_strides(whole.shape);
+  const size_t rank = part.shape.size();
+  const uint64_t row = part.shape.back() * element;
+  Dims at(rank, 0);
+  for (uint64_t done = 0; done < part.bytes.size(); done += row) {
+    uint64_t target = 0;
+    for (size_t d = 0; d < rank; ++d) target += at[d] * to[d] * element;
+    std::copy_n(part.bytes.begin() + static_cast<std::ptrdiff_t>(done), row,
+                whole.bytes.begin() + static_cast<std::ptrdiff_t>(target));
+    for (size_t d = rank - 1; d-- > 0;) {
+      if (++at[d] < part.shape[d]) break;
+      at[d] = 0;
+    }
+  }
+}
+
+TensorData read_request(const Catalog& catalog, const Tensor& tensor,
+                        const LoadRequest& request) {
+  const Shape& shape = request.shape ? *request.shape : tensor.shape;
+  const bool differs = shape != tensor.shape;
+  if (differs &&
+      (!request.allow_shape_mismatch || shape.size() != tensor.shape.size() ||
+       shape.empty() || element_size(tensor.dtype) == 0))
+    throw unfaithful_error({catalog.path, tensor.name},
+                           "has the global shape {}, requested is {}",
+                           to_string(tensor.shape), to_string(shape));
+  const Box box = request.box.value_or(Box::whole(shape));
+  if (!inside(box, shape) || !byte_size(tensor.dtype, box.shape))
+    throw usage_error(
+        {catalog.path, tensor.name}, "no box at {} of shape {} in shape {}",
+        to_string(box.offset), to_string(box.shape), to_string(shape));
+  TensorData data{tensor.dtype, box.shape, {}};
+  if (!differs) {
+    data.bytes = reshard::read_box(catalog, tensor, box);
+    return data;
+  }
+  data.bytes.resize(*byte_size(tensor.dtype, box.shape));
+  const auto stored = intersect(box, Box::whole(tensor.shape));
+  if (!stored) return data;
+  const TensorData part{tensor.dtype, stored->shape,
+                        reshard::read_box(catalog, tensor, *stored)};
+  // Both begin at the box's offset: what is stored ends sooner, if at all.
+  paste(part, data);
+  return data;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> load_common(const std::string& path,
+                                               const OpenOptions& options) {
+  Catalog catalog = open_catalog(path, options);
+  load_objects(catalog);
+  std::map<std::string, std::string> common;
+  for (const Object& object : catalog.objects)
+    if (megatron::is_common(catalog, object))
+      common[object.name] = json_of(object);
+  return common;
+}
+
+ShardedMetadata load_sharded_metadata(const std::string& path,
+                                      const OpenOptions& options) {
+  const Catalog catalog = open_catalog(path, options);
+  ShardedMetadata all;
+  for (const Tensor& tensor : catalog.tensors)
+    all.tensors[tensor.name] = {tensor.dtype, tensor.shape, tensor.kind};
+  for (const Object& object : catalog.objects) {
+    const auto key = megatron::parse_object_key(object.name);
+    if (key)
+      all.objects[object.name] = {std::string(key->key), Dims(key->offset),
+                                  Dims(key->grid)};
+    else if (!megatron::is_common(catalog, object))
+      all.objects[object.name] = {object.name, {}, {}};
+  }
+  return all;
+}
+
+StrictHandling parse_strict(std::string_view word) {
+  std::vector<std::string> words;
+  for (const StrictWord& known : kStrictWords) {
+    if (known.word == word) return known.value;
+    words.emplace_back(known.word);
+  }
+  const std::string near = text::nearest(std::string(word), words);
+  throw usage_error({}, "no such strictness: {}", word)
+      .with_hint(near.empty()
+                     ? fmt::format("known are {}", fmt::join(words, ", "))
+                     : "did you mean " + near + "?");
+}
+
+LoadResult load_shards(const std::string& path,
+                       std::span<const LoadRequest> requests,
+                       const LoadOptions& options) {
+  Catalog catalog = open_catalog(path, options.open);
+  std::unordered_map<std::string_view, const Tensor*> by_name;
+  for (const Tensor& tensor : catalog.tensors) by_name[tensor.name] = &tensor;
+  std::set<std::string> unexpected, requested;
+  for (const LoadRequest& request : requests)
+    (by_name.contains(request.name) ? requested : unexpected)
+        .insert(request.name);
+  std::vector<std::string> missing;
+  for (const Tensor& tensor : catalog.tensors)
+    if (!requested.contains(tensor.name) &&
+        (options.optimizer || tensor.kind != Kind::optim))
+      missing.push_back(tensor.name);
+  std::ranges::sort(missing);
+  LoadResult result;
+  const Strictness strictness(options, catalog.path);
+  strictness.unexpected({unexpected.begin(), unexpected.end()}, result);
+  strictness.missing(std::move(missing), result);
+
+  // Only what is wanted is looked for in the files.
+  std::erase_if(catalog.tensors, [&](const Tensor& tensor) {
+    return !requested.contains(tensor.name);
+  });
+  locate(catalog);
+  by_name.clear();
+  for (const Tensor& tensor : catalog.tensors) by_name[tensor.name] = &tensor;
+  for (const LoadRequest& request : requests) {
+    const auto found = by_name.find(request.name);
+    if (found == by_name.end())
+      result.tensors.emplace_back();
+    else
+      result.tensors.push_back(read_request(catalog, *found->second, request));
+  }
+  return result;
+}
+
+}  // namespace ckpt

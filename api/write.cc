@@ -1,0 +1,493 @@
+#include "api/write.h"
+
+#include <algorithm>
+
+#include "api/contents.h"
+#include "api/decoded.h"
+#include "api/file_names.h"
+#include "api/losses.h"
+#include "api/manifests.h"
+#include "api/replace.h"
+#include "containers/assume.h"
+#include "containers/hf/hf.h"
+#include "convert/dequantize.h"
+#include "convert/quantized.h"
+#include "formats/beside.h"
+#include "formats/format.h"
+#include "formats/scan/unknown.h"
+#include "lib/interrupt.h"
+#include "lib/io/remote.h"
+#include "lib/io/staging.h"
+#include "lib/io/watch.h"
+#include "lib/manifest.h"
+#include "lib/trace.h"
+#include "reshard/cast.h"
+#include "reshard/cuda/load.h"
+#include "reshard/journal.h"
+#include "reshard/prove.h"
+#include "reshard/ranks/job.h"
+#include "reshard/ranks/run.h"
+#include "reshard/sources.h"
+#include "reshard/staged.h"
+
+namespace ckpt::library {
+namespace {
+
+bool is_cast(const Tensor& tensor) {
+  const bool wide = tensor.dtype == DType::f64 || tensor.dtype == DType::f32 ||
+                    tensor.dtype == DType::f16 || tensor.dtype == DType::bf16;
+  return wide && tensor.kind != Kind::optim;
+}
+
+// Gives the tensors the dtypes of the target, for the writer to see; returns
+// those that are stored. (A copy of a catalog of millions of pieces would cost
+// more than all else.)
+std::vector<DType> set_dtypes(Catalog& source, std::optional<DType> dtype) {
+  std::vector<DType> stored;
+  stored.reserve(source.tensors.size());
+  for (const Tensor& tensor : source.tensors) stored.push_back(tensor.dtype);
+  for (Tensor& tensor : source.tensors) {
+    if (tensor.pinned)
+      tensor.dtype = *tensor.pinned;
+    else if (dtype && is_cast(tensor))
+      tensor.dtype = *dtype;
+  }
+  if (!dtype) return stored;
+  const auto kept = std::ranges::count_if(
+      source.tensors, [](const Tensor& t) { return t.kind == Kind::optim; });
+  if (kept)
+    source.assumptions.push_back(fmt::format(
+        "--dtype {}: the {} tensors of optimizer state keep their dtype",
+        name(*dtype), kept));
+  return stored;
+}
+
+// What a review found is told with what the writer did: it is about the target.
+void tell_review(const Catalog& source, size_t problems, size_t assumptions,
+                 Target& target) {
+  const auto from = [](const auto& all, size_t first) {
+    return all.begin() + static_cast<ptrdiff_t>(std::min(first, all.size()));
+  };
+  target.problems.insert(target.problems.begin(),
+                         from(source.problems, problems),
+                         source.problems.end());
+  target.assumptions.insert(target.assumptions.begin(),
+                            from(source.assumptions, assumptions),
+                            source.assumptions.end());
+}
+
+// Sidecars that no file holds are literals.
+void write_sidecars(const Catalog& source, Target& target) {
+  for (const Sidecar& sidecar : source.sidecars) {
+    if (!sidecar.text) continue;
+    for (TargetFile& file : target.files) {
+      if (file.copy_of != sidecar.path) continue;
+      file.copy_of.clear();
+      file.literals = {{0, *sidecar.text}};
+    }
+  }
+}
+
+void check_topology(const Topology& asked, const Target& target) {
+  if (target.catalog.topology == asked) return;
+  throw unfaithful_error({}, "format {} can't hold {}: it would be {}",
+                         target.catalog.format, to_string(asked),
+                         to_string(target.catalog.topology))
+      .with_hint(
+          "`ckpt convert SRC DST --to FORMAT --tp N` writes a format that has "
+          "files for each rank (fairseq2)");
+}
+
+void copy_sidecar(const TargetFile& file, const std::string& root) {
+  const io::Handle from = io::Handle::open_read(file.copy_of);
+  if (from.size() != file.size)
+    throw input_error({file.copy_of, {}},
+                      "changed its size while it was copied: {} bytes, then {}",
+                      file.size, from.size());
+  const io::Handle to = io::Handle::open_write(io::join(root, file.path));
+  io::copy_range(from, 0, to, 0, file.size);
+}
+
+void carry(const Prepared& prepared, const TargetFile& file,
+           const std::string& root) {
+  if (file.carried.empty()) return;
+  const io::Handle to = io::Handle::open_write(io::join(root, file.path));
+  reshard::HandleCache sources;
+  for (const CarriedRange& range : file.carried) {
+    const File& from = prepared.source.files.at(range.source_file);
+    if (from.codec != Codec::kRaw)
+      throw bug_error({from.path, {}}, "a packed range is carried over");
+    io::copy_range(*sources.get(from.path), range.source_offset, to,
+                   range.offset, range.size);
+  }
+}
+
+// A run that nobody asks for digests need not look at the bytes, but for those
+// of replicas: it is faster, and where blocks can be shared with the source
+// nothing is read at all.
+bool wants_sums(const Prepared& prepared, const SaveOptions& options) {
+  return options.manifest || prepared.sums ||
+         (!options.ignore_checksums &&
+          !source_manifest(prepared.source).empty());
+}
+
+io::StagingOptions staging_options(const Prepared& prepared,
+                                   const SaveOptions& options) {
+  return {.single_file = prepared.single_file,
+          .overwrite = options.overwrite,
+          .resume = options.resume,
+          .sync = options.sync,
+          .companions = {std::string(kManifestName)}};
+}
+
+// The journal of this work: an earlier run's if that can be resumed.
+reshard::Journal start_journal(uint64_t work, io::Staging& staging,
+                               const SaveOptions& options) {
+  if (options.resume) {
+    try {
+      ranks::collect_journals(staging.journal_path(), work);
+      auto journal = reshard::Journal::open(staging.journal_path(), work);
+      if (journal) return std::move(*journal);
+    } catch (const Error&) {
+      staging.keep();  // it may be the options that are wrong
+      throw;
+    }
+    staging.clear();
+  }
+  return reshard::Journal::create(staging.journal_path(), work);
+}
+
+void make_files(const Prepared& prepared, io::Staging& staging, bool resuming) {
+  if (!resuming) staging.check_space(prepared.file_bytes());
+  for (const TargetFile& file : prepared.target.files)
+    staging.create(file.path, file.size);
+}
+
+// What an earlier run did is believed as far as its files show it. Those who
+// can't wait may trust them, unless something failed to be written.
+void prove_journal(const Prepared& prepared, const io::Staging& staging,
+                   reshard::Journal& journal, const SaveOptions& options,
+                   const reshard::RunOptions& run) {
+  const size_t items = journal.done().size();
+  const bool doubtful = journal.is_doubtful();
+  if (!options.resume || items == 0 || (options.trust_staging && !doubtful))
+    return;
+  if (options.trust_staging && options.note)
+    options.note(
+        "--trust-staging: the earlier run failed to write, or the machine was "
+        "restarted since: what it wrote is checked all the same");
+  reshard::StagedProof proof =
+      reshard::prove_staged(prepared.plan, prepared.target, staging.root(),
+                            journal.done(), run, options.sync);
+  const size_t wrong = proof.wrong, unknown = proof.unknown;
+  if (wrong + unknown || doubtful) journal.replace(std::move(proof.good));
+  if (wrong && options.note)
+    options.note(fmt::format(
+        "--resume: {} of {} finished parts are not in the staged files as "
+        "they were written; they are done again",
+        wrong, items));
+  if (unknown && options.note)
+    options.note(fmt::format(
+        "--resume: {} of {} finished parts have no digest to be checked by; "
+        "they are done again",
+        unknown, items));
+}
+
+reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
+                        reshard::Journal& journal, uint64_t work,
+                        const SaveOptions& options, const Progress& progress) {
+  Target& target = prepared.target;
+  reshard::RunOptions run = run_options(prepared.plan, options);
+  run.progress = progress;
+  run.journal = &journal;
+  run.check_crcs = !options.ignore_checksums;
+  leave_room(prepared.source, run);
+  run.digest = wants_sums(prepared, options) || !prepared.plan.replicas.empty();
+  prove_journal(prepared, staging, journal, options, run);
+  reshard::Output output(target, staging.root());
+  progress.begin("copying", prepared.plan.bytes_read);
+  staging.share_lock();  // with the other ranks
+  const reshard::RunResult result =
+      ranks::run(prepared.plan, prepared.source, output, run,
+                 {.target = &target,
+                  .root = staging.root(),
+                  .journal = staging.journal_path(),
+                  .work = work,
+                  .sync = options.sync});
+  check_losses(prepared.path, prepared.plan, result, options.overflow);
+  if (!options.allow_replica_mismatch)
+    reshard::check_replicas(prepared.plan, result, prepared.source);
+  if (!options.ignore_checksums) {
+    reshard::check_crcs(result, prepared.source);
+    check_source_manifest(prepared, result, run);
+  }
+  for (uint32_t f = 0; f < target.files.size(); ++f) {
+    if (!target.files[f].copy_of.empty()) {
+      if (!options.ignore_checksums)
+        check_stored_crcs(io::Handle::open_read(target.files[f].copy_of));
+      copy_sidecar(target.files[f], staging.root());
+      continue;
+    }
+    output.write_literals(f);
+    carry(prepared, target.files[f], staging.root());
+  }
+  progress.end();
+  return result;
+}
+
+// Every file that the target is made of, also what other ranks read.
+void watch_source(const Prepared& prepared, const std::string& staging) {
+  std::vector<std::string> paths;
+  for (const File& file : prepared.source.files)
+    if (file.codec != Codec::kMemory && file.codec != Codec::kFill)
+      paths.push_back(file.path);
+  for (const TargetFile& file : prepared.target.files)
+    if (!file.copy_of.empty()) paths.push_back(file.copy_of);
+  std::ranges::sort(paths);
+  paths.erase(std::unique(paths.begin(), paths.end()), paths.end());
+  io::watch::begin();
+  io::watch::ignore_below(staging);
+  io::watch::ignore_below(prepared.path);
+  io::watch::add(paths);
+}
+
+struct WatchEnd {
+  ~WatchEnd() { io::watch::end(); }
+};
+
+// Something came to stand there while the target was written.
+[[noreturn]] void keep_whole(const Error& error, io::Staging& staging) {
+  staging.keep();
+  throw error.with_hint(
+      "it came to stand there during the run and was left as it is; what was "
+      "written is whole in " +
+      staging.root() +
+      ": run it again with --resume when that name is free, or with --resume "
+      "--overwrite to replace it");
+}
+
+void publish(const Prepared& prepared, io::Staging& staging,
+             const SaveOptions& options) {
+  const trace::Span span("publish");
+  staging.flush();
+  if (const auto change = io::watch::find_change()) throw *change;
+  ranks::remove_journals(staging.journal_path());
+  try {
+    if (options.overwrite) check_replaceable(prepared.path);
+    staging.publish();
+  } catch (const Error& error) {
+    if (!staging.is_published() && error.code() == ExitCode::kUnfaithful)
+      keep_whole(error, staging);
+    throw;
+  }
+  if (!staging.leftover().empty() && options.note)
+    options.note(prepared.path +
+                 " is written; what it replaced could not be removed: " +
+                 staging.leftover());
+}
+
+// What a catalog holds in memory, in the main: pieces count by the million.
+uint64_t catalog_bytes(const Catalog& catalog) {
+  uint64_t bytes = catalog.files.size() * sizeof(File) +
+                   catalog.crcs.size() * sizeof(StoredCrc);
+  for (const Tensor& tensor : catalog.tensors)
+    bytes += sizeof(Tensor) + tensor.pieces.size() * sizeof(Piece);
+  return bytes;
+}
+
+// What is known of the target's files besides payload.
+uint64_t known_bytes(const Target& target) {
+  uint64_t bytes = 0;
+  for (const TargetFile& file : target.files) {
+    for (const Literal& literal : file.literals)
+      bytes += sizeof(Literal) + literal.bytes.size();
+    bytes += file.shared.size() * sizeof(SharedLiteral) +
+             file.carried.size() * sizeof(CarriedRange);
+    for (const LateCrc& crc : file.crcs)
+      bytes += sizeof(LateCrc) + crc.at.size() * sizeof(uint64_t);
+  }
+  return bytes;
+}
+
+void make_plan(const Catalog& source, Prepared& prepared, bool compare) {
+  if (prepared.shown_only) {
+    prepared.plan = reshard::make_plan_sums(source, prepared.target, compare,
+                                            prepared.plan_size);
+  } else {
+    prepared.plan = reshard::make_plan(source, prepared.target, compare);
+    prepared.plan_size.add(prepared.plan);
+  }
+}
+
+}  // namespace
+
+uint64_t Prepared::file_bytes() const {
+  uint64_t bytes = 0;
+  for (const TargetFile& file : target.files) bytes += file.size;
+  return bytes;
+}
+
+Prepared prepare(Catalog source, Layout layout, const std::string& path,
+                 const SaveOptions& options, Use use) {
+  const formats::Format& format = formats::find_format(layout.format);
+  if (!format.writer)
+    throw unfaithful_error({}, "format {} can be read, not written",
+                           layout.format);
+  layout.name = io::base_name(path);
+  const size_t problems = source.problems.size();
+  const size_t assumptions = source.assumptions.size();
+  if (options.dtype && families::may_be_quantized(source)) {
+    locate(source);
+    families::dequantize(source, *options.dtype);
+  }
+  source = format.writer->review(std::move(source), layout);
+  Prepared prepared;
+  prepared.shown_only = use == Use::kShow;
+  if (prepared.shown_only)
+    prepared.assumed = formats::assume_places(source);
+  else
+    locate(source);
+  if (format.writer->wants_objects()) load_objects(source);
+  if (!options.keep_unknown_globals) scan::leave_out_unknown(source);
+  if (options.dtype) {
+    families::prepare_cast(source, *options.dtype);
+    formats::set_config_dtype(source, *options.dtype);
+  }
+  const std::vector<DType> stored = set_dtypes(source, options.dtype);
+  prepared.target = format.writer->lay_out(source, layout);
+  for (size_t i = 0; i < stored.size(); ++i)
+    source.tensors[i].dtype = stored[i];
+  // They were made of the source's; their pieces count in their shapes.
+  for (Tensor& tensor : prepared.target.catalog.tensors) tensor.grid = {};
+  formats::settle_files(source, prepared.target);
+  write_sidecars(source, prepared.target);
+  check_file_names(prepared.target);
+  tell_review(source, problems, assumptions, prepared.target);
+  if (!options.keep_unknown_globals)
+    scan::check_unknown(source, prepared.target);
+  check_topology(layout.topology, prepared.target);
+  if (prepared.target.files.empty())
+    throw unfaithful_error({source.path, {}}, "there is nothing to write");
+  {
+    const trace::Span span("plan");
+    make_plan(source, prepared, !options.allow_replica_mismatch);
+  }
+  prepared.source = std::move(source);
+  prepared.path = path;
+  prepared.single_file = prepared.target.files.front().path.empty();
+  return prepared;
+}
+
+namespace {
+
+reshard::RunOptions limits(const SaveOptions& options) {
+  reshard::RunOptions run;
+  run.threads = options.threads;
+  run.max_mem = options.max_mem - io::share_remote_memory(options.max_mem);
+  run.io = options.io;
+  return run;
+}
+
+// A source that was rewritten is seldom read again.
+reshard::RunOptions writing(const SaveOptions& options) {
+  reshard::RunOptions run = limits(options);
+  run.reads_once = true;
+  if (options.cuda) run.device = &reshard::CudaModule::get();
+  return run;
+}
+
+}  // namespace
+
+void prove(const Prepared& prepared, const SaveOptions& options,
+           const Progress& progress) {
+  reshard::RunOptions run = limits(options);
+  run.progress = progress;
+  reshard::prove_claims(prepared.source, run);
+  reshard::prove_redundant(prepared.source, run);
+}
+
+reshard::RunOptions run_options(const reshard::Plan& plan,
+                                const SaveOptions& options) {
+  reshard::RunOptions run = writing(options);
+  for (const reshard::PlannedTensor& tensor : plan.tensors) {
+    if (!tensor.casts()) continue;
+    const reshard::Caster caster;
+    caster.check(tensor.source_dtype, tensor.target_dtype, tensor.name);
+    run.cast = caster;
+    check_overflow(tensor, options.overflow);
+    run.count_losses = true;
+    run.saturate = options.overflow == Overflow::kSaturate;
+  }
+  return run;
+}
+
+uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
+  reshard::RunOptions run = writing(options);
+  const reshard::Plan& plan = prepared.plan;
+  const uint64_t messages = ranks::exchange_memory(run.max_mem) +
+                            io::share_remote_memory(options.max_mem);
+  run.max_mem -= ranks::exchange_memory(run.max_mem);
+  const uint64_t making = leave_room(prepared.source, run);
+  return messages + making + reshard::buffer_bytes(plan, run) +
+         prepared.plan_size.bytes() + catalog_bytes(prepared.source) +
+         prepared.assumed * sizeof(StoredCrc) +
+         catalog_bytes(prepared.target.catalog) + known_bytes(prepared.target);
+}
+
+void check_target(const Prepared& prepared, const SaveOptions& options) {
+  io::Staging::check(prepared.path, staging_options(prepared, options));
+  if (options.overwrite) check_replaceable(prepared.path);
+}
+
+reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
+                           const Progress& progress) {
+  if (prepared.shown_only)
+    throw bug_error({prepared.path, {}}, "a plan that was to be shown is run");
+  constexpr uint64_t kSaturated = 2;
+  constexpr uint64_t kNoSums = 1;  // such a journal can't be gone on with
+  const InterruptScope scope;
+  check_target(prepared, options);
+  io::Staging staging(prepared.path, staging_options(prepared, options));
+  const WatchEnd watch_end;
+  watch_source(prepared, staging.root());
+  if (const auto change = io::watch::find_change()) throw *change;
+  if (prepared.single_file)
+    prepared.target.files.front().path = io::base_name(staging.target());
+  const bool sums = wants_sums(prepared, options);
+  if (!sums) reshard::leave_tensor_digests(prepared.plan);
+  const uint64_t work =
+      reshard::fingerprint(prepared.plan, prepared.source, prepared.target) ^
+      (sums ? 0 : kNoSums) ^
+      (options.overflow == Overflow::kSaturate ? kSaturated : 0);
+  reshard::Journal journal = start_journal(work, staging, options);
+  const auto has_work = [&] {
+    return journal.items() || ranks::has_journals(staging.journal_path());
+  };
+  const std::string kept = "what was done is kept in " + staging.root() +
+                           ": run it again with --resume";
+  try {
+    make_files(prepared, staging, journal.items() != 0);
+    const reshard::RunResult result =
+        fill(prepared, staging, journal, work, options, progress);
+    if (options.manifest) write_manifest(prepared, result, staging);
+    publish(prepared, staging, options);
+    return result;
+  } catch (const Interrupted&) {
+    const bool keep = has_work();
+    if (keep) staging.keep();
+    throw Interrupted("stopped; " + prepared.path + " was not touched" +
+                      (keep ? "; " + kept : ""));
+  } catch (const Error& error) {
+    if (staging.is_published()) throw;
+    // Then what is staged is of no use, and whatever failed follows from it.
+    if (const auto change = io::watch::find_change()) throw *change;
+    if (error.code() != ExitCode::kIo || !has_work()) throw;
+    // What failed may be the flush of anything that was written before.
+    journal.doubt();
+    staging.keep();
+    throw error.with_hint(error.hint().empty() ? kept
+                                               : error.hint() + "; " + kept);
+  }
+}
+
+}  // namespace ckpt::library

@@ -1,0 +1,60 @@
+// From a source catalog to a published target: what the commands and the
+// public API share.
+#pragma once
+
+#include <string>
+
+#include "ckpt/ckpt.h"
+#include "lib/progress.h"
+#include "reshard/engine.h"
+#include "reshard/plan_size.h"
+
+namespace ckpt::library {
+
+// A target that is laid out and proven, not written.
+struct Prepared {
+  Catalog source;
+  Target target;
+  reshard::Plan plan;
+  std::string path;  // DST
+  bool single_file = false;
+  bool shown_only = false;      // then it can't be run
+  uint64_t assumed = 0;         // items that were not opened
+  reshard::PlanSize plan_size;  // of the whole, whatever is in `plan`
+  bool sums = false;  // digests are asked for, whatever the options say
+
+  uint64_t file_bytes() const;
+};
+
+// A plan that is only shown need not open every item of an index
+// (containers/assume.h) nor keep every job (reshard/plan_size.h).
+enum class Use { kRun, kShow };
+
+// `layout.name` is set from the path. Throws unfaithful_error if the target's
+// format can't hold the topology or some tensor has no place.
+Prepared prepare(Catalog source, Layout layout, const std::string& path,
+                 const SaveOptions& options, Use use = Use::kRun);
+
+// Proves what readers inferred (Catalog::claims) from the bytes of the source.
+// Throws unfaithful_error naming the parameter that shows it wrong.
+void prove(const Prepared& prepared, const SaveOptions& options,
+           const Progress& progress);
+
+// Engine options for a plan, cast module loaded if it casts.
+reshard::RunOptions run_options(const reshard::Plan& plan,
+                                const SaveOptions& options);
+
+// Bytes that a run holds at most: buffers and plan.
+uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options);
+
+// Throws what execute would throw before it writes: the target exists, its
+// directory is missing.
+void check_target(const Prepared& prepared, const SaveOptions& options);
+
+// Writes beside the target and renames. Throws Interrupted after a signal.
+// The result has digests if anything needs them: a manifest, here or beside
+// the source, replicas to compare, Prepared::sums.
+reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
+                           const Progress& progress);
+
+}  // namespace ckpt::library

@@ -1,0 +1,44 @@
+// What a command is. commands.cc lists all of them; one file defines each.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "app/options/options.h"
+#include "ckpt/error.h"
+
+namespace ckpt::app {
+
+class Command {
+ public:
+  virtual ~Command() = default;
+  virtual std::string_view name() const = 0;
+  virtual std::string_view help() const = 0;  // one line
+  // Lines for --help: "ckpt inspect step_5000   # comment".
+  virtual std::string_view examples() const = 0;
+  // Declares options and arguments that parse into members of the command.
+  virtual void add_options(CLI::App& app) = 0;
+  // Prints data with print() of console.h, logs with spdlog. kDone or
+  // kNegative; everything else is thrown as an Error.
+  virtual ExitCode run() = 0;
+
+  // Every command takes these; commands.cc adds them.
+  OutputOptions output;
+};
+
+std::unique_ptr<Command> make_convert();
+std::unique_ptr<Command> make_diff();
+std::unique_ptr<Command> make_doctor();
+std::unique_ptr<Command> make_family();
+std::unique_ptr<Command> make_fetch();
+std::unique_ptr<Command> make_inspect();
+std::unique_ptr<Command> make_ls();
+std::unique_ptr<Command> make_reshard();
+std::unique_ptr<Command> make_run();
+std::unique_ptr<Command> make_scan();
+std::unique_ptr<Command> make_salvage();
+std::unique_ptr<Command> make_show();
+std::unique_ptr<Command> make_unshard();
+std::unique_ptr<Command> make_verify();
+
+}  // namespace ckpt::app

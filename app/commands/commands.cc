@@ -1,0 +1,113 @@
+#include "app/commands/commands.h"
+
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "app/commands/command.h"
+#include "app/options/words.h"
+#include "app/print/console.h"
+#include "app/print/help.h"
+#include "lib/io/remote.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+Commands all_commands() {
+  Commands commands;
+  commands.push_back(make_inspect());
+  commands.push_back(make_ls());
+  commands.push_back(make_show());
+  commands.push_back(make_convert());
+  commands.push_back(make_reshard());
+  commands.push_back(make_unshard());
+  commands.push_back(make_verify());
+  commands.push_back(make_diff());
+  commands.push_back(make_scan());
+  commands.push_back(make_salvage());
+  commands.push_back(make_fetch());
+  commands.push_back(make_family());
+  commands.push_back(make_run());
+  commands.push_back(make_doctor());
+  return commands;
+}
+
+bool is_any_of(const std::string& word,
+               std::initializer_list<std::string_view> words) {
+  return std::ranges::find(words, word) != words.end();
+}
+
+int run_command(Command& command, std::vector<std::string> words) {
+  CLI::App app;
+  app.set_help_flag();  // ours is printed by help.cc
+  bool help = false;
+  command.add_options(app);
+  app.add_flag("-h,--help", help, "Help: -h is short, --help is complete")
+      ->group("Output");
+  add_output_options(app, command.output);
+  if (std::ranges::find(words, "--help") != words.end()) {
+    print(command_help(command, app));
+    return 0;
+  }
+  if (std::ranges::find(words, "-h") != words.end()) {
+    print(short_help(command, app));
+    return 0;
+  }
+  check_dashes(words, long_options(app));
+  resolve_urls(words);
+  std::ranges::reverse(words);  // as CLI11 wants them
+  try {
+    app.parse(words);
+  } catch (const CLI::ParseError& error) {
+    throw wrong_options(command, app, error.what());
+  }
+  configure(command.output);
+  const ExitCode code = command.run();
+  if (const auto [requests, bytes] = io::remote_traffic(); requests != 0)
+    spdlog::info("{}, {} over the wire", text::counted(requests, "request"),
+                 text::iec_size(bytes));
+  return static_cast<int>(code);
+}
+
+std::vector<std::string> current;  // what runs
+
+}  // namespace
+
+const std::vector<std::string>& command_words() { return current; }
+
+int run_words(std::vector<std::string> words) {
+  // Before anything can go wrong: errors are JSON then.
+  const bool json = std::ranges::find(words, "--json") != words.end();
+  if (json) configure({.json = true});
+  words = expand_files(words);
+  // From here on no URL has a secret in it.
+  for (std::string& word : words)
+    if (io::is_url(word)) word = io::take_secrets(word);
+  const Commands commands = all_commands();
+  if (words.empty()) {
+    say(main_help(commands));
+    throw usage_error({}, "no command given")
+        .with_hint("to begin: ckpt inspect PATH");
+  }
+  if (words[0] == "help") {
+    words.erase(words.begin());
+    words.push_back("--help");
+  }
+  if (is_any_of(words[0], {"-h", "--help"})) {
+    print(main_help(commands));
+    return 0;
+  }
+  if (is_any_of(words[0], {"-V", "--version", "version"})) {
+    print(version_text());
+    return 0;
+  }
+  current = words;
+  for (const auto& command : commands)
+    if (command->name() == words[0])
+      return run_command(*command, {words.begin() + 1, words.end()});
+  throw unknown_command(words[0], commands);
+}
+
+}  // namespace ckpt::app

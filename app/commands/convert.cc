@@ -1,0 +1,106 @@
+#include <CLI/CLI.hpp>
+
+#include "app/commands/command.h"
+#include "app/commands/write.h"
+#include "app/edit/adapter.h"
+#include "app/edit/dialect.h"
+#include "app/options/target.h"
+#include "app/options/target_name.h"
+#include "app/options/words.h"
+#include "ckpt/error.h"
+#include "convert/translate.h"
+#include "formats/peft/config.h"
+
+namespace ckpt::app {
+namespace {
+
+class Convert : public Command {
+ public:
+  std::string_view name() const override { return "convert"; }
+  std::string_view help() const override {
+    return "rewrite a checkpoint in another format";
+  }
+  std::string_view examples() const override {
+    return "ckpt convert model.pt model.safetensors\n"
+           "ckpt convert step_5000 out --to torch --max-shard-size 5GB\n"
+           "ckpt convert Llama-3-8B out --to megatron_torch_dist --tp 8 --pp "
+           "4\n"
+           "ckpt convert iter_0001000 out --to safetensors --family llama\n"
+           "ckpt convert Llama-3-8B out --to safetensors --adapter my-lora";
+  }
+  void add_options(CLI::App& app) override {
+    add_request_options(app, request_, "Where the new one goes");
+    add_target_options(app, target_);
+    add_dialect_options(app, dialect_);
+    add_adapter_options(app, adapter_);
+  }
+  ExitCode run() override {
+    check_target_name(request_.target_path);
+    // The ending of a file's name says it, as it does for unshard.
+    if (target_.to.empty()) target_.to = file_format(request_.target_path);
+    if (target_.to.empty())
+      throw usage_error({}, "--to FORMAT is required")
+          .with_hint(
+              "ckpt convert SRC DST --to safetensors; the name of a file "
+              "(.safetensors, .pt) says it, too");
+    check_target_options(target_);
+    check_optim(target_.optim, target_.to);
+    request_.command = "convert";
+    request_.output = output;
+    Catalog source = open_for_write(request_);
+    check_adapter(source);
+    const bool any = !source.tensors.empty();
+    const SelectOptions& select = request_.select;
+    const bool partial = !select.keys.empty() || !select.exclude.empty() ||
+                         !select.layers.empty() || !select.blocks.empty();
+    if (adapter_.any()) source = with_adapters(std::move(source), partial);
+    source = into_dialect(
+        std::move(source), dialect_, request_.source.read.family, target_.to,
+        target_.megatron.vocab_size, request_.write.dtype, partial);
+    if (source.tensors.empty() && any)
+      throw usage_error({request_.source_path, {}},
+                        "--drop leaves no tensor: nothing would be written");
+    const Layout layout = make_layout(request_, target_, source);
+    return write_checkpoint(request_, std::move(source), layout);
+  }
+
+ private:
+  // Its parts mean something beside their base alone.
+  void check_adapter(const Catalog& source) const {
+    const bool plain = target_.to == "safetensors" || target_.to == "torch" ||
+                       target_.to == "dcp";  // tensors by name, files beside
+    if (plain) return;
+    if (const auto config = peft::config_of(source))
+      throw unfaithful_error({source.path, {}},
+                             "an adapter ({}), which {} does not hold",
+                             config->type, target_.to)
+          .with_hint("add it to its base: ckpt convert BASE DST --to " +
+                     target_.to + " --adapter " + source.path);
+  }
+
+  // Adapters have transformers' names: the base gets them first.
+  Catalog with_adapters(Catalog source, bool partial) {
+    if (partial)
+      throw usage_error({}, "--adapter needs the whole model")
+          .with_hint("add the adapter first, then select from the result");
+    DialectOptions names = dialect_;
+    names.dialect = "hf";
+    if (families::dialect_of(source) != "hf")
+      source =
+          into_dialect(std::move(source), names, request_.source.read.family,
+                       "safetensors", target_.megatron.vocab_size, {}, false);
+    add_adapters(source, adapter_);
+    return source;
+  }
+
+  WriteRequest request_;
+  TargetOptions target_;
+  DialectOptions dialect_;
+  AdapterOptions adapter_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_convert() { return std::make_unique<Convert>(); }
+
+}  // namespace ckpt::app

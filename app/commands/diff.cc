@@ -1,0 +1,123 @@
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "app/commands/command.h"
+#include "app/edit/compare.h"
+#include "app/edit/meet.h"
+#include "app/edit/select.h"
+#include "app/print/console.h"
+#include "app/print/diff_text.h"
+#include "app/print/facts.h"
+#include "app/print/json_writer.h"
+#include "app/print/report.h"
+#include "app/print/view.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+using FactDifferences = std::vector<families::FactDifference>;
+
+// But for padding and second copies, which are told and no difference.
+bool same(const Comparison& result, const FactDifferences& facts) {
+  return facts.empty() && std::ranges::all_of(result.differences, is_note);
+}
+
+std::string as_json(const Comparison& result, const FactDifferences& facts,
+                    const std::string& a, const std::string& b) {
+  JsonWriter json;
+  json.begin_document("diff");
+  json.member("same", same(result, facts));
+  json.member("a", a);
+  json.member("b", b);
+  json.member("tensors", result.tensors);
+  json.member("bytes", result.bytes);
+  json.key("differences").begin_array();
+  for (const families::FactDifference& fact : facts) write_fact(json, fact);
+  for (const Difference& difference : result.differences) {
+    json.begin_object();
+    json.member("kind", difference.kind);
+    json.member("tensor", difference.tensor);
+    json.member("message", difference.message);
+    write_numbers(json, difference);
+    json.end_object();
+  }
+  json.end_array();
+  json.end_object();
+  return std::move(json).text();
+}
+
+class Diff : public Command {
+ public:
+  std::string_view name() const override { return "diff"; }
+  std::string_view help() const override {
+    return "say in what two checkpoints differ";
+  }
+  std::string_view examples() const override {
+    return "ckpt diff step_4000 step_5000\n"
+           "ckpt diff step_5000 model.safetensors --model-only\n"
+           "ckpt diff a b --keys '*.norm.*' --json";
+  }
+  void add_options(CLI::App& app) override {
+    app.add_option("A", a_, "One checkpoint")->required()->group("Arguments");
+    app.add_option("B", b_, "The other")->required()->group("Arguments");
+    add_select_options(app, select_);
+    add_source_options(app, source_);
+    add_engine_options(app, engine_);
+  }
+  ExitCode run() override {
+    Catalog a = open_source(a_, source_);
+    Catalog b = open_source(b_, source_);
+    select_both(a, b, select_);
+    const FactDifferences facts = differing_facts(a, b);
+    const uint64_t vocabulary =
+        std::max(vocabulary_of(a).value_or(0), vocabulary_of(b).value_or(0));
+    const bool met = meet(a, b, source_.read.family);
+    if (met) log_assumptions(a, b);
+    const Comparison result = compare(std::move(a), std::move(b),
+                                      {.objects = !met,
+                                       .describe = true,
+                                       .arrangements = true,
+                                       .vocabulary = vocabulary},
+                                      engine_, output);
+    if (output.json) {
+      print(as_json(result, facts, a_, b_));
+    } else {
+      print_text(result, facts);
+    }
+    return same(result, facts) ? ExitCode::kDone : ExitCode::kNegative;
+  }
+
+ private:
+  static void log_assumptions(const Catalog& a, const Catalog& b) {
+    for (const Catalog* catalog : {&a, &b})
+      for (const std::string& line : catalog->assumptions)
+        spdlog::info("{}: {}", catalog->path, line);
+  }
+
+  void print_text(const Comparison& result,
+                  const FactDifferences& facts) const {
+    print(differences_text(result.differences, facts,
+                           stdout_is_terminal() ? stdout_width() : 0));
+    const auto notes =
+        static_cast<size_t>(std::ranges::count_if(result.differences, is_note));
+    print(fmt::format(
+        "{} compared, {}\n", text::counted(result.tensors, "tensor"),
+        text::counted(result.differences.size() - notes + facts.size(),
+                      "difference")));
+  }
+
+  std::string a_, b_;
+  SelectOptions select_;
+  SourceOptions source_;
+  EngineOptions engine_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_diff() { return std::make_unique<Diff>(); }
+
+}  // namespace ckpt::app

@@ -1,0 +1,183 @@
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "app/commands/command.h"
+#include "app/edit/select.h"
+#include "app/keep.h"
+#include "app/options/engine.h"
+#include "app/print/console.h"
+#include "app/print/contents.h"
+#include "app/print/facts.h"
+#include "app/print/html.h"
+#include "app/print/report.h"
+#include "app/print/steps.h"
+#include "app/print/view.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr std::string_view kExamples =
+    "ckpt inspect step_5000\n"
+    "ckpt inspect step_5000 --keys '*.q_proj.*' --shards\n"
+    "ckpt inspect model.pt --objects\n"
+    "ckpt inspect step_5000 --json | jq '.tensors[].name'";
+
+// Why formats that were tried before were not taken. What is no checkpoint is
+// told by open_source.
+void log_detection(const std::string& path) {
+  formats::Detection detection;
+  try {
+    detection = formats::detect(path);
+  } catch (const Error&) {
+    return;
+  }
+  // The one that is taken is among the catalog's assumptions.
+  for (const auto& [name, why] : detection.tried)
+    if (detection.format == nullptr || detection.format->name != name)
+      spdlog::info("not {}: {}", name, why);
+}
+
+// A page that we wrote may be replaced; a checkpoint given by mistake may not.
+void save_html(const std::string& path, const std::string& page) {
+  constexpr std::string_view kMark = "<!doctype html>";
+  if (path == "-") return print(page);
+  if (std::ifstream before(path, std::ios::binary); before) {
+    std::string start(kMark.size(), '\0');
+    before.read(start.data(), static_cast<std::streamsize>(start.size()));
+    if (before.gcount() != 0 && start != kMark)
+      throw usage_error({path, {}}, "--html: the file exists and is no page")
+          .with_hint("give --html the name of a new file");
+  }
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << page;
+  file.close();
+  if (!file)
+    throw Error(ExitCode::kIo, {path, {}},
+                std::string("--html: can't write: ") + std::strerror(errno));
+}
+
+class Inspect : public Command {
+ public:
+  std::string_view name() const override { return "inspect"; }
+  std::string_view help() const override {
+    return "say what a checkpoint holds, from its headers alone";
+  }
+  std::string_view examples() const override { return kExamples; }
+  void add_options(CLI::App& app) override;
+  ExitCode run() override;
+
+ private:
+  void print_text(const Catalog& catalog) const;
+
+  std::string path_;
+  SourceOptions source_;
+  SelectOptions select_;
+  EngineOptions engine_;
+  bool all_ = false;
+  bool shards_ = false;
+  bool objects_ = false;
+  bool tree_ = false;
+  bool stats_ = false;
+  bool digest_ = false;
+  std::string html_;
+};
+
+void Inspect::add_options(CLI::App& app) {
+  app.add_option("PATH", path_, "A file, a directory or a training root")
+      ->required()
+      ->group("Arguments");
+  const std::string group = "What to show";
+  app.add_flag("--all", all_, "The steps of a training root, side by side")
+      ->group(group);
+  app.add_flag("--tree", tree_, "Names as a tree, with sums")->group(group);
+  app.add_flag("--shards", shards_, "Location of each shard")->group(group);
+  app.add_flag("--objects", objects_, "Non-tensor values")->group(group);
+  app.add_flag("--stats", stats_,
+               "Range, mean, NaNs of every tensor (reads it)")
+      ->group(group);
+  app.add_flag("--digest", digest_, "Fingerprint of every tensor (reads it)")
+      ->group(group);
+  app.add_option("--html", html_, "Write a page to look at in a browser")
+      ->type_name("FILE")
+      ->group(group);
+  add_select_options(app, select_);
+  add_source_options(app, source_);
+  add_engine_options(app, engine_);
+}
+
+// Those that the model has: what is off is told by --json alone.
+void print_facts(const Catalog& catalog) {
+  for (const auto& [name, fact] : known_facts(catalog)) {
+    const std::string value = families::shown_fact(fact.value);
+    if (value == "none" || value == "0") continue;
+    print(
+        text::printable(fmt::format("  {} {} ({})", name, value, fact.source)) +
+        "\n");
+  }
+}
+
+void Inspect::print_text(const Catalog& catalog) const {
+  const size_t width = stdout_is_terminal() ? stdout_width() : 0;
+  print(summary_text(catalog, width));
+  if (output.verbosity > 0) print_facts(catalog);
+  if (tree_) {
+    print(tree_text(catalog, width));
+  } else if (shards_) {
+    for (const Tensor& tensor : catalog.tensors)
+      print(shards_text(catalog, tensor, width));
+  } else {
+    print(pattern_text(catalog, width));
+  }
+  if (objects_) print(objects_text(catalog, width));
+}
+
+ExitCode Inspect::run() {
+  if (all_) {
+    if (tree_ || shards_ || objects_ || stats_ || digest_ || !html_.empty())
+      throw usage_error({}, "--all goes with no other thing to show");
+    print(compare_steps(path_, source_, output.json));
+    return ExitCode::kDone;
+  }
+  if (output.verbosity > 0 && source_.from.empty()) log_detection(path_);
+  Catalog& catalog = keep(open_source(path_, source_));
+  const Selection selection = select(catalog, select_);
+  for (const std::string& note : selection.notes) spdlog::info("{}", note);
+  if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
+  if (objects_ || output.json || !html_.empty()) load_objects(catalog);
+  if (!html_.empty()) save_html(html_, inspect_html(catalog));
+  Reading reading;
+  if (digest_ || stats_)
+    reading = read_all(catalog, engine_, output, {.stats = stats_});
+  std::optional<uint64_t> bytes_read, header_bytes;
+  if (digest_ || stats_) {
+    bytes_read = reading.bytes;
+    header_bytes = reading.header_bytes;
+  }
+  if (!digest_) reading.digests.clear();
+  if (output.json) {
+    print(inspect_json(catalog, {.digests = reading.digests,
+                                 .stats = reading.stats,
+                                 .facts = known_facts(catalog),
+                                 .shards = shards_,
+                                 .bytes_read = bytes_read,
+                                 .header_bytes = header_bytes}));
+  } else if (html_ != "-") {
+    print_text(catalog);
+    const size_t width = stdout_is_terminal() ? stdout_width() : 0;
+    if (digest_ || stats_) print(contents_text(catalog, reading, width));
+  }
+  return ExitCode::kDone;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> make_inspect() { return std::make_unique<Inspect>(); }
+
+}  // namespace ckpt::app

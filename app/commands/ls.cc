@@ -1,0 +1,157 @@
+// Names for pipes: tensors of a checkpoint, or the steps of a training root.
+#include <fmt/format.h>
+#include <regex.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "app/commands/command.h"
+#include "app/edit/select.h"
+#include "app/print/console.h"
+#include "app/print/json_writer.h"
+#include "app/print/steps.h"
+#include "app/print/table.h"
+#include "lib/text/format.h"
+#include "lib/text/glob.h"
+
+namespace ckpt::app {
+namespace {
+
+// An extended regular expression (POSIX), searched for in names.
+class Pattern {
+ public:
+  explicit Pattern(const std::string& text) {
+    const int failure =
+        ::regcomp(&compiled_, text.c_str(), REG_EXTENDED | REG_NOSUB);
+    if (failure == 0) return;
+    char why[128];
+    ::regerror(failure, &compiled_, why, sizeof why);
+    throw usage_error({}, "-e '{}': {}", text::printable(text), why);
+  }
+  ~Pattern() { ::regfree(&compiled_); }
+  Pattern(const Pattern&) = delete;
+  Pattern& operator=(const Pattern&) = delete;
+
+  bool matches(const std::string& name) const {
+    return ::regexec(&compiled_, name.c_str(), 0, nullptr, 0) == 0;
+  }
+
+ private:
+  regex_t compiled_;
+};
+
+class Ls : public Command {
+ public:
+  std::string_view name() const override { return "ls"; }
+  std::string_view help() const override {
+    return "list names: tensors of a checkpoint, steps of a training root";
+  }
+  std::string_view examples() const override {
+    return "ckpt ls step_5000\n"
+           "ckpt ls step_5000 '*.q_proj.*' -l\n"
+           "ckpt ls step_5000 -e 'layers\\.(0|1)\\.' | wc -l\n"
+           "ckpt ls runs/llama -l          # its steps: size, age, parts";
+  }
+  void add_options(CLI::App& app) override;
+  ExitCode run() override;
+
+ private:
+  bool wants_tensors() const {
+    return !globs_.empty() || !regex_.empty() || !select_.keys.empty() ||
+           !select_.exclude.empty() || select_.model_only || select_.optim_only;
+  }
+  bool print_steps(const Catalog* catalog) const;
+  void print_tensors(const Catalog& catalog,
+                     const std::vector<const Tensor*>& tensors) const;
+
+  std::string path_;
+  std::vector<std::string> globs_;
+  std::string regex_;
+  bool long_ = false;
+  SourceOptions source_;
+  SelectOptions select_;
+};
+
+void Ls::add_options(CLI::App& app) {
+  app.add_option("PATH", path_, "A checkpoint, or a training root")
+      ->required()
+      ->group("Arguments");
+  app.add_option("GLOB", globs_, "Only names that match one of these")
+      ->group("Arguments");
+  app.add_flag("-l,--long", long_, "dtype, shape and bytes; size, age, parts")
+      ->group("What to show");
+  app.add_option("-e,--regex", regex_,
+                 "Only names in which this is found (exit status 1 if none)")
+      ->type_name("REGEX")
+      ->group("What to show");
+  add_select_options(app, select_);
+  add_source_options(app, source_);
+}
+
+// True if the path is a root and its steps were listed.
+bool Ls::print_steps(const Catalog* catalog) const {
+  const std::vector<StepRow> steps = steps_of(path_, source_, catalog);
+  if (steps.empty()) return false;
+  print(output.json ? steps_json(path_, steps) : steps_text(steps, long_));
+  return true;
+}
+
+void Ls::print_tensors(const Catalog& catalog,
+                       const std::vector<const Tensor*>& tensors) const {
+  if (output.json) {
+    JsonWriter json;
+    json.begin_document("ls").member("path", catalog.path);
+    json.key("entries").begin_array();
+    for (const Tensor* tensor : tensors) {
+      json.begin_object().member("name", tensor->name);
+      json.member("dtype", ckpt::name(tensor->dtype))
+          .key("shape")
+          .begin_array();
+      for (const uint64_t dim : tensor->shape) json.value(dim);
+      json.end_array().member("bytes", byte_size(*tensor));
+      json.member("kind", ckpt::name(tensor->kind)).end_object();
+    }
+    json.end_array().end_object();
+    return print(std::move(json).text());
+  }
+  Table table({Align::kLeft, Align::kLeft, Align::kRight, Align::kLeft});
+  for (const Tensor* tensor : tensors)
+    if (long_)
+      table.row({std::string(ckpt::name(tensor->dtype)),
+                 to_string(tensor->shape), std::to_string(byte_size(*tensor)),
+                 text::printable(tensor->name)});
+    else
+      print(text::printable(tensor->name) + "\n");
+  if (long_) print(table.text(0));
+}
+
+ExitCode Ls::run() {
+  std::vector<text::Glob> globs;
+  for (const std::string& glob : globs_) globs.emplace_back(glob);
+  std::optional<Pattern> pattern;
+  if (!regex_.empty()) pattern.emplace(regex_);
+  // A root is listed even if none of its steps can be opened.
+  if (!wants_tensors() && print_steps(nullptr)) return ExitCode::kDone;
+  Catalog catalog = formats::open(path_, source_.from, source_.read);
+  if (!wants_tensors() && print_steps(&catalog)) return ExitCode::kDone;
+  log_problems(catalog.problems);
+  select(catalog, select_);
+  std::vector<const Tensor*> tensors;
+  for (const Tensor& tensor : catalog.tensors) {
+    const bool glob =
+        globs.empty() || std::ranges::any_of(globs, [&](const text::Glob& one) {
+          return one.matches(tensor.name);
+        });
+    if (glob && (!pattern || pattern->matches(tensor.name)))
+      tensors.push_back(&tensor);
+  }
+  print_tensors(catalog, tensors);
+  const bool filtered = !globs_.empty() || pattern;
+  return tensors.empty() && filtered ? ExitCode::kNegative : ExitCode::kDone;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> make_ls() { return std::make_unique<Ls>(); }
+
+}  // namespace ckpt::app

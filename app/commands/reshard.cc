@@ -1,0 +1,49 @@
+#include <CLI/CLI.hpp>
+
+#include "app/commands/command.h"
+#include "app/commands/write.h"
+#include "app/edit/dialect.h"
+#include "app/options/target.h"
+
+namespace ckpt::app {
+namespace {
+
+class Reshard : public Command {
+ public:
+  std::string_view name() const override { return "reshard"; }
+  std::string_view help() const override {
+    return "rewrite a checkpoint for another topology";
+  }
+  std::string_view examples() const override {
+    return "ckpt reshard step_5000 step_5000_tp8 --tp 8\n"
+           "ckpt reshard step_5000 out --tp 4:8 --dp 2 --dry-run\n"
+           "ckpt reshard step_5000 out --tp 8 --shard-dims rules.json\n"
+           "ckpt reshard Llama-3-8B out --to modelopt --pp 4";
+  }
+  void add_options(CLI::App& app) override {
+    add_request_options(app, request_, "Where the new one goes");
+    add_target_options(app, target_);
+  }
+  ExitCode run() override {
+    check_target_options(target_);
+    request_.command = "reshard";
+    request_.output = output;
+    Catalog source = open_for_write(request_);
+    if (!target_.to.empty())
+      source = into_dialect(std::move(source), {}, request_.source.read.family,
+                            target_.to, target_.megatron.vocab_size,
+                            request_.write.dtype, true);
+    const Layout layout = make_layout(request_, target_, source);
+    return write_checkpoint(request_, std::move(source), layout);
+  }
+
+ private:
+  WriteRequest request_;
+  TargetOptions target_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_reshard() { return std::make_unique<Reshard>(); }
+
+}  // namespace ckpt::app

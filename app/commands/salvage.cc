@@ -1,0 +1,193 @@
+#include "api/salvage.h"
+
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+
+#include "app/commands/command.h"
+#include "app/commands/write.h"
+#include "app/print/console.h"
+#include "app/print/json_writer.h"
+#include "app/print/progress.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr std::string_view kExamples =
+    "ckpt salvage step_5000 sound\n"
+    "ckpt salvage step_5000 sound --like step_4000\n"
+    "ckpt salvage model.pt sound.pt --partial zeros";
+
+void write_notes(JsonWriter& json, std::string_view key,
+                 const std::vector<salvage::Note>& notes) {
+  json.key(key).begin_array();
+  for (const salvage::Note& note : notes) {
+    json.begin_object();
+    json.member("file", note.file);
+    json.member("what", note.what);
+    json.member("inferred", note.inferred);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+void write_dims(JsonWriter& json, std::string_view key, const Dims& dims) {
+  json.key(key).begin_array();
+  for (const uint64_t dim : dims) json.value(dim);
+  json.end_array();
+}
+
+class Salvage : public Command {
+ public:
+  std::string_view name() const override { return "salvage"; }
+  std::string_view help() const override {
+    return "rebuild a sound checkpoint from a damaged one";
+  }
+  std::string_view examples() const override { return kExamples; }
+  void add_options(CLI::App& app) override;
+  ExitCode run() override;
+
+ private:
+  library::SalvageOptions options() const;
+  std::string json(const library::Salvaged& result) const;
+  std::string text(const library::Salvaged& result) const;
+
+  std::string source_path_;
+  std::string target_path_;
+  std::string partial_;
+  std::string like_;
+  bool dry_run_ = false;
+  bool overwrite_ = false;
+  bool no_fsync_ = false;
+  SourceOptions source_;
+  EngineOptions engine_;
+};
+
+void Salvage::add_options(CLI::App& app) {
+  app.add_option("SRC", source_path_, "The damaged checkpoint")
+      ->required()
+      ->group("Arguments");
+  app.add_option("DST", target_path_, "Where the sound one goes")
+      ->required()
+      ->group("Arguments");
+  const std::string group = "Target";
+  app.add_option("--partial", partial_,
+                 "Write what is left, with zeros or NaN in the gaps")
+      ->check(CLI::IsMember({"zeros", "nan"}))
+      ->type_name("zeros|nan")
+      ->group(group);
+  app.add_option("--like", like_,
+                 "An older or newer step of the same run: what was where")
+      ->type_name("OTHER")
+      ->group(group);
+  app.add_flag("-n,--dry-run", dry_run_, "Only say what could be rebuilt")
+      ->group(group);
+  app.add_flag("--overwrite", overwrite_, "Replace DST when done")
+      ->group(group);
+  app.add_flag("--no-fsync", no_fsync_, "Do not wait for the disk")
+      ->group(group);
+  add_source_options(app, source_);
+  add_engine_options(app, engine_);
+}
+
+library::SalvageOptions Salvage::options() const {
+  library::SalvageOptions options;
+  options.from = source_.from;
+  options.read = source_.read;
+  if (partial_ == "zeros") options.fill = library::Fill::kZeros;
+  if (partial_ == "nan") options.fill = library::Fill::kNan;
+  options.like = like_;
+  options.dry_run = dry_run_;
+  options.save.threads = engine_.threads;
+  options.save.max_mem = engine_.max_mem;
+  options.save.overwrite = overwrite_;
+  options.save.sync = !no_fsync_;
+  return options;
+}
+
+std::string Salvage::json(const library::Salvaged& result) const {
+  JsonWriter json;
+  json.begin_document("salvage");
+  json.member("source", source_path_);
+  json.member("target", target_path_);
+  json.member("format", result.format);
+  json.member("whole", result.whole());
+  json.member("written", result.written);
+  json.member("dry_run", dry_run_);
+  json.text_or_null("partial", partial_);
+  json.member("tensors", result.tensors);
+  json.member("files", result.files);
+  json.member("bytes", result.bytes);
+  write_notes(json, "rebuilt", result.rebuilt);
+  json.key("gone").begin_array();
+  for (const library::GoneElements& gone : result.gone) {
+    json.begin_object();
+    json.member("tensor", gone.tensor);
+    json.member("dtype", ckpt::name(gone.dtype));
+    json.key("box").begin_object();
+    write_dims(json, "offset", gone.box.offset);
+    write_dims(json, "shape", gone.box.shape);
+    json.end_object();
+    json.key("elements").begin_array();
+    json.value(gone.elements.begin).value(gone.elements.end);
+    json.end_array();
+    json.member("bytes", gone.bytes);
+    json.member("file", gone.file);
+    json.end_object();
+  }
+  json.end_array();
+  write_notes(json, "lost", result.lost);
+  json.end_object();
+  return std::move(json).text();
+}
+
+std::string Salvage::text(const library::Salvaged& result) const {
+  const auto line = [](const salvage::Note& note) {
+    return text::printable(note.file.empty() ? note.what
+                                             : note.file + ": " + note.what);
+  };
+  std::string text;
+  for (const salvage::Note& note : result.rebuilt)
+    text += (note.inferred ? "inferred: " : "rebuilt: ") + line(note) + "\n";
+  for (const library::GoneElements& gone : result.gone)
+    text += fmt::format(
+        "gone: {}: elements {}-{} of box {} at {}, {} bytes (in {})\n",
+        text::printable(gone.tensor), gone.elements.begin, gone.elements.end,
+        to_string(gone.box.shape), to_string(gone.box.offset), gone.bytes,
+        text::printable(gone.file));
+  for (const salvage::Note& note : result.lost)
+    text += "lost: " + line(note) + "\n";
+  return text;
+}
+
+ExitCode Salvage::run() {
+  check_apart(source_path_, target_path_);
+  const library::Salvaged result = library::salvage_checkpoint(
+      source_path_, target_path_, options(), make_progress(output));
+  if (output.json)
+    print(json(result));
+  else
+    print(text(result));
+  const bool refused = !result.whole() && partial_.empty();
+  if (refused)
+    throw unfaithful_error({source_path_, {}},
+                           "{} of elements and {} are gone; nothing is written",
+                           text::counted(result.gone.size(), "range"),
+                           text::counted(result.lost.size(), "other thing"))
+        .with_hint(
+            "--like OTHER takes what another step proves; --partial zeros (or "
+            "nan) writes what is left");
+  if (result.written && output.verbosity >= 0 && !output.json)
+    say(fmt::format("wrote {}: {}, {} in {}, {}", text::printable(target_path_),
+                    result.format, text::counted(result.tensors, "tensor"),
+                    text::counted(result.files, "file"),
+                    result.whole() ? "whole" : "not whole"));
+  return result.whole() ? ExitCode::kDone : ExitCode::kNegative;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> make_salvage() { return std::make_unique<Salvage>(); }
+
+}  // namespace ckpt::app

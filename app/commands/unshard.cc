@@ -1,0 +1,91 @@
+#include <CLI/CLI.hpp>
+
+#include "app/commands/command.h"
+#include "app/commands/write.h"
+#include "app/options/target_name.h"
+#include "ckpt/error.h"
+#include "formats/unsharded.h"
+
+namespace ckpt::app {
+namespace {
+
+class Unshard : public Command {
+ public:
+  std::string_view name() const override { return "unshard"; }
+  std::string_view help() const override {
+    return "join all shards: one file, or a directory of whole tensors";
+  }
+  std::string_view examples() const override {
+    return "ckpt unshard step_5000 model.safetensors --model-only\n"
+           "ckpt unshard step_5000 model.pt --dtype bf16\n"
+           "ckpt unshard step_5000 whole/ --max-shard-size 5GB\n"
+           "ckpt unshard step_5000 whole/ --per-tensor --to torch";
+  }
+  void add_options(CLI::App& app) override {
+    add_request_options(
+        app, request_, "A directory, or a file: .safetensors, .pt, .pth, .bin");
+    app.add_option("--to", container_,
+                   "Container of a directory's files: safetensors or torch")
+        ->type_name("FORMAT")
+        ->group("Target");
+    app.add_flag("--per-tensor", per_tensor_,
+                 "A directory with one file for each tensor")
+        ->group("Target");
+  }
+  ExitCode run() override {
+    check_options();
+    request_.command = "unshard";
+    request_.output = output;
+    Catalog source = open_for_write(request_);
+    Layout layout;
+    layout.format = file_format(request_.target_path);
+    layout.single_file = !layout.format.empty();
+    if (!layout.single_file) set_directory(source, layout);
+    return write_checkpoint(request_, std::move(source), layout);
+  }
+
+ private:
+  void check_options() const {
+    const bool file = !file_format(request_.target_path).empty();
+    if (!container_.empty() && container_ != "safetensors" &&
+        container_ != "torch")
+      throw usage_error({}, "--to '{}': expected safetensors or torch",
+                        container_)
+          .with_hint("ckpt convert SRC DST --to " + container_ +
+                     " writes other formats");
+    if (file && (per_tensor_ || !container_.empty()))
+      throw usage_error({request_.target_path, {}},
+                        "{} is for directories, and this is one file's name",
+                        per_tensor_ ? "--per-tensor" : "--to")
+          .with_hint("a trailing slash makes any name a directory");
+    if (per_tensor_ && request_.write.max_shard_size > 0)
+      throw usage_error({},
+                        "--per-tensor and --max-shard-size exclude each "
+                        "other: a tensor is never split");
+  }
+
+  // OLMo-core's own unshard writes model and optimizer apart; other formats
+  // become a directory as Hugging Face's.
+  void set_directory(const Catalog& source, Layout& layout) const {
+    const bool grid = has_grid(source.format);
+    layout.format = container_.empty() ? (grid ? "safetensors" : source.format)
+                                       : container_;
+    const bool olmo = source.format.starts_with("olmo_core");
+    if (per_tensor_)
+      layout.form = formats::kTensors;
+    else if (olmo && request_.write.max_shard_size > 0)
+      layout.form = formats::kChunks;
+    else if (olmo)
+      layout.form = formats::kFiles;
+  }
+
+  std::string container_;  // "": as the source has it
+  bool per_tensor_ = false;
+  WriteRequest request_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_unshard() { return std::make_unique<Unshard>(); }
+
+}  // namespace ckpt::app

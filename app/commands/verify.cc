@@ -1,0 +1,165 @@
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+
+#include "app/commands/command.h"
+#include "app/edit/compare.h"
+#include "app/edit/integrity.h"
+#include "app/edit/meet.h"
+#include "app/edit/select.h"
+#include "app/options/engine.h"
+#include "app/print/console.h"
+#include "app/print/facts.h"
+#include "app/print/report.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr std::string_view kExamples =
+    "ckpt verify step_5000          # whole? as it was written?\n"
+    "ckpt verify step_5000 out      # the same tensors in both?\n"
+    "ckpt verify step_5000 --deep --finite\n"
+    "ckpt verify a b --rtol 1e-3 --atol 1e-6";
+
+class Verify : public Command {
+ public:
+  std::string_view name() const override { return "verify"; }
+  std::string_view help() const override {
+    return "prove that a checkpoint is whole, or that two are equal";
+  }
+  std::string_view examples() const override { return kExamples; }
+  void add_options(CLI::App& app) override;
+  ExitCode run() override;
+
+ private:
+  VerifyReport verify_one();
+  VerifyReport verify_two();
+  void print_text(const VerifyReport& report) const;
+
+  std::string path_;
+  std::string other_;
+  IntegrityOptions integrity_;
+  CompareOptions compare_;
+  SelectOptions select_;
+  SourceOptions source_;
+  EngineOptions engine_;
+};
+
+void Verify::add_options(CLI::App& app) {
+  app.add_option("PATH", path_, "The checkpoint")
+      ->required()
+      ->group("Arguments");
+  app.add_option("OTHER", other_, "Another: compare the two")
+      ->group("Arguments");
+  const std::string group = "Checks";
+  app.add_flag("--deep", integrity_.deep,
+               "Read all bytes and compare replicas, manifest or not")
+      ->group(group);
+  app.add_flag("--quick", integrity_.quick,
+               "Headers and sizes alone: read no tensor")
+      ->group(group);
+  app.add_flag("--finite", integrity_.finite,
+               "Report NaN and infinite elements")
+      ->group(group);
+  const auto tolerance = [&](const char* name, double& value,
+                             const char* help) {
+    app.add_option_function<double>(
+           name,
+           [this, &value](double given) {
+             value = given;
+             compare_.numeric = true;
+           },
+           help)
+        ->check(CLI::NonNegativeNumber)
+        ->type_name("X")
+        ->group(group);
+  };
+  tolerance("--rtol", compare_.rtol, "Two: values may differ by X * |b|");
+  tolerance("--atol", compare_.atol, "Two: values may differ by X");
+  add_select_options(app, select_);
+  add_source_options(app, source_);
+  add_engine_options(app, engine_);
+}
+
+VerifyReport Verify::verify_one() {
+  if (integrity_.quick && (integrity_.deep || integrity_.finite))
+    throw usage_error({}, "--quick reads no tensor, --deep and --finite do");
+  if (compare_.numeric)
+    throw usage_error({}, "--rtol and --atol compare two checkpoints")
+        .with_hint("ckpt verify A B --rtol X");
+  return check_integrity(path_, source_, select_, integrity_, engine_, output);
+}
+
+VerifyReport Verify::verify_two() {
+  Catalog a = open_source(path_, source_);
+  Catalog b = open_source(other_, source_);
+  select_both(a, b, select_);
+  VerifyReport report;
+  report.facts = differing_facts(a, b);
+  meet(a, b, source_.read.family);
+  report.files = a.files.size() + b.files.size();
+  Comparison result =
+      compare(std::move(a), std::move(b), compare_, engine_, output);
+  report.tensors = result.tensors;
+  report.bytes = result.bytes;
+  report.ok =
+      report.facts.empty() && std::ranges::all_of(result.differences, is_note);
+  for (const Difference& difference : result.differences)
+    report.problems.push_back({is_note(difference) ? Problem::Severity::kNote
+                                                   : Problem::Severity::kDamage,
+                               difference.kind,
+                               difference.kind == "only_in_a" ? path_ : other_,
+                               difference.tensor, difference.message});
+  report.differences = std::move(result.differences);
+  return report;
+}
+
+void Verify::print_text(const VerifyReport& report) const {
+  for (const families::FactDifference& fact : report.facts)
+    print(text::printable("fact: " + fact.name + ": " + fact_text(fact)) +
+          "\n");
+  // A kind that comes more often than that is told by its first.
+  constexpr uint64_t kFew = 10;
+  std::map<std::string, uint64_t> counts, said;
+  for (const Problem& problem : report.problems) ++counts[problem.kind];
+  for (const Problem& problem : report.problems) {
+    const uint64_t count = counts[problem.kind];
+    if (++said[problem.kind] > 1 && count > kFew) continue;
+    std::string line = problem.kind + ": ";
+    if (!problem.file.empty()) line += problem.file + ": ";
+    if (!problem.tensor.empty()) line += problem.tensor + ": ";
+    line += problem.message;
+    if (count > kFew)
+      line +=
+          fmt::format(" (and {} more like it; --json lists all)", count - 1);
+    print(text::printable(line) + "\n");
+  }
+  const std::string verdict =
+      report.ok ? styled(other_.empty() ? "ok" : "identical", Style::kGreen)
+                : styled(other_.empty() ? "damaged" : "mismatch", Style::kRed);
+  const size_t found = report.problems.size() + report.facts.size();
+  print(fmt::format(
+      "{}: {}, {} read, {}, {}\n", verdict,
+      text::counted(report.tensors, "tensor"), text::iec_size(report.bytes),
+      text::counted(report.files, "file"),
+      found == 0 ? "no problems found" : text::counted(found, "problem")));
+}
+
+ExitCode Verify::run() {
+  const VerifyReport report = other_.empty() ? verify_one() : verify_two();
+  if (output.json)
+    print(verify_json(report));
+  else if (output.verbosity >= 0 || !report.ok)
+    print_text(report);
+  return report.ok ? ExitCode::kDone : ExitCode::kNegative;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> make_verify() { return std::make_unique<Verify>(); }
+
+}  // namespace ckpt::app

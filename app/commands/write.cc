@@ -1,0 +1,293 @@
+#include "app/commands/write.h"
+
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <filesystem>
+#include <unordered_map>
+
+#include "api/decoded.h"
+#include "api/write.h"
+#include "app/edit/rename.h"
+#include "app/edit/select.h"
+#include "app/keep.h"
+#include "app/options/engine.h"
+#include "app/options/plan_file.h"
+#include "app/options/target_name.h"
+#include "app/options/words.h"
+#include "app/print/console.h"
+#include "app/print/json_writer.h"
+#include "app/print/progress.h"
+#include "app/print/write_report.h"
+#include "containers/assume.h"
+#include "convert/dequantize.h"
+#include "convert/quantize.h"
+#include "convert/quantized.h"
+#include "formats/format.h"
+#include "formats/unsharded.h"
+#include "lib/io/file.h"
+#include "lib/io/read_count.h"
+#include "lib/io/watch.h"
+#include "lib/text/format.h"
+#include "models/family.h"
+#include "models/rules.h"
+#include "reshard/cuda/load.h"
+
+namespace ckpt::app {
+namespace {
+
+SaveOptions save_options(const WriteRequest& request) {
+  return {.threads = request.engine.threads,
+          .max_mem = request.engine.max_mem,
+          .overwrite = request.write.overwrite ||
+                       request.write.if_exists == IfExists::kReplace,
+          .resume = request.write.resume,
+          .trust_staging = request.write.trust_staging,
+          .sync = request.write.sync,
+          .manifest = request.write.manifest,
+          .allow_replica_mismatch = request.write.allow_replica_mismatch,
+          .ignore_checksums = request.write.ignore_checksums,
+          .dtype = request.write.dtype,
+          .overflow = request.write.overflow,
+          .keep_unknown_globals = request.write.keep_unknown_globals,
+          .cuda = request.engine.cuda,
+          .io = request.engine.io,
+          .progress = {},
+          .note = [](const std::string& line) { spdlog::warn("{}", line); }};
+}
+
+// --if-exists skip, and something does; an empty directory is filled.
+bool is_skipped(const WriteRequest& request) {
+  const std::string& target = request.target_path;
+  if (request.write.if_exists != IfExists::kSkip) return false;
+  if (!io::is_file(target) &&
+      !(io::is_directory(target) && !io::list_directory(target).empty()))
+    return false;
+  say(target + " exists already: nothing was written (--if-exists skip)");
+  if (request.output.json) {
+    JsonWriter json;
+    json.begin_object();
+    json.member("schema", "ckpt/" + request.command + "/1");
+    json.member("path", target);
+    json.member("skipped", true);
+    json.end_object();
+    print(std::move(json).text());
+  }
+  return true;
+}
+
+// Adds the digests of all tensors at `path`, by name.
+void read_back(const WriteRequest& request, const std::string& path,
+               std::string_view format,
+               std::unordered_map<std::string, Digest>& by_name) {
+  formats::ReadOptions options = request.source.read;
+  options.flat_params_file.clear();  // it is about the source
+  Catalog written = formats::open(path, std::string(format), options);
+  const std::vector<Digest> found =
+      read_all(written, request.engine, request.output).digests;
+  for (size_t i = 0; i < found.size(); ++i)
+    by_name[written.tensors[i].name] = found[i];
+}
+
+// --verify: the target is opened and read as any checkpoint is; a directory of
+// unlike files, file by file.
+void verify_written(const WriteRequest& request, const Layout& layout,
+                    const Target& target, const reshard::RunResult& result) {
+  std::unordered_map<std::string, Digest> by_name;
+  if (formats::is_unsharded(layout)) {
+    for (const File& file : target.catalog.files)
+      read_back(request, io::join(request.target_path, file.path),
+                file_format(file.path), by_name);
+  } else {
+    read_back(request, request.target_path, target.catalog.format, by_name);
+  }
+  for (size_t i = 0; i < target.catalog.tensors.size(); ++i) {
+    const std::string& tensor = target.catalog.tensors[i].name;
+    const auto same = by_name.find(tensor);
+    if (same == by_name.end() || same->second != result.target[i])
+      throw Error(ExitCode::kIo, {request.target_path, tensor},
+                  "what was read back is not what was written",
+                  "the disk or its memory may be faulty; write it again");
+  }
+}
+
+// What the casts lost: aloud where it was allowed, what became zero at -v.
+void say_losses(const reshard::Plan& plan, const reshard::RunResult& result) {
+  for (const auto& [index, loss] : result.losses) {
+    const reshard::PlannedTensor& tensor = plan.tensors[index];
+    const std::string shown = text::printable(tensor.name);
+    if (loss.overflowed != 0)
+      spdlog::warn("{}: {} too large for {}, the largest {:g}", shown,
+                   text::counted(loss.overflowed, "value"),
+                   name(tensor.target_dtype), loss.largest);
+    if (loss.zeroed != 0)
+      spdlog::info("{}: {} rounded to zero in {}", shown,
+                   text::counted(loss.zeroed, "value"),
+                   name(tensor.target_dtype));
+  }
+}
+
+// What is only shown need not know where each item lies.
+void find_places(Catalog& source, bool dry_run) {
+  if (dry_run)
+    formats::assume_places(source);
+  else
+    locate(source);
+}
+
+void quantize(const WriteRequest& request, Catalog& source,
+              const Layout& layout) {
+  if (layout.format != "safetensors" && layout.format != "torch")
+    throw unfaithful_error({request.target_path, {}},
+                           "--quantize: fp8 checkpoints are safetensors or "
+                           "torch files, not {}",
+                           layout.format);
+  find_places(source, request.write.dry_run);
+  families::quantize_fp8(source);
+  spdlog::info("{}", source.assumptions.back());
+}
+
+}  // namespace
+
+void check_apart(const std::string& source, const std::string& target) {
+  std::error_code ignored;
+  const auto from = std::filesystem::weakly_canonical(source, ignored).string();
+  const auto to = std::filesystem::weakly_canonical(target, ignored).string();
+  const bool replaces = (from + "/").starts_with(to + "/");
+  if (!replaces && !(to + "/").starts_with(from + "/")) return;
+  throw usage_error({target, {}}, "the target {} the source {}",
+                    replaces ? "would replace" : "is inside", source)
+      .with_hint("write beside it, check the result, then rename it");
+}
+
+bool has_grid(std::string_view format) {
+  return format != "safetensors" && format != "torch";
+}
+
+bool same_grid(std::string_view source, std::string_view target) {
+  constexpr std::string_view kMegatron = "megatron_";
+  // What is written of it, universal checkpoints, has no ranks.
+  if (target == "deepspeed") return false;
+  if (target == "run") return true;  // the trainer's own
+  return has_grid(target) &&
+         (source == target ||
+          (source.starts_with(kMegatron) && target.starts_with(kMegatron)));
+}
+
+void add_request_options(CLI::App& app, WriteRequest& request,
+                         const std::string& target_help) {
+  app.add_option("SRC", request.source_path, "The checkpoint")
+      ->required()
+      ->group("Arguments");
+  app.add_option("DST", request.target_path, target_help)
+      ->required()
+      ->group("Arguments");
+  add_select_options(app, request.select);
+  add_source_options(app, request.source);
+  add_write_options(app, request.write);
+  add_engine_options(app, request.engine);
+}
+
+Catalog open_for_write(const WriteRequest& request) {
+  check_target_name(request.target_path);
+  check_apart(request.source_path, request.target_path);
+  io::watch::begin();
+  Catalog source = open_source(request.source_path, request.source);
+  const formats::ReadOptions& read = request.source.read;
+  if (source.format != "fairseq2" &&
+      (!read.family.empty() || !read.shard_dims_file.empty())) {
+    families::Rules rules;
+    if (!read.family.empty() && !families::Rules::is_family(read.family))
+      families::Family::by_name(read.family);  // throws for a misspelt one
+    if (families::Rules::is_family(read.family))
+      rules = families::Rules::for_family(read.family, {}, "--family");
+    if (!read.shard_dims_file.empty())
+      rules = families::Rules::from_file(read.shard_dims_file)
+                  .over(std::move(rules));
+    families::apply(source, rules);
+  }
+  const auto quantized = families::quantized_weights(source);
+  const Selection selection = select(source, request.select);
+  families::check_scales(quantized, source);
+  if (request.write.dtype && families::may_be_quantized(source)) {
+    find_places(source, request.write.dry_run);
+    families::dequantize(source, *request.write.dtype);
+  }
+  for (const std::string& note : selection.notes) spdlog::info("{}", note);
+  if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
+  if (!request.write.rename_file.empty())
+    rename(source, request.write.rename_file);
+  return source;
+}
+
+ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
+                          Layout layout) {
+  if (is_skipped(request)) return ExitCode::kDone;
+  if (request.engine.cuda) reshard::CudaModule::get();  // or says what lacks
+  if (!request.write.plan_file.empty() && !request.write.dry_run)
+    throw usage_error({}, "-o writes a plan: it goes with --dry-run")
+        .with_hint("the target is the second argument: ckpt " +
+                   request.command + " SRC DST");
+  const auto begin = std::chrono::steady_clock::now();
+  SaveOptions options = save_options(request);
+  layout.max_shard_size = request.write.max_shard_size;
+  if (request.write.quantize) quantize(request, source, layout);
+  library::Prepared& prepared = keep(library::prepare(
+      std::move(source), layout, request.target_path, options,
+      request.write.dry_run ? library::Use::kShow : library::Use::kRun));
+  const bool pair =
+      layout.form == formats::kFiles && layout.format == "safetensors";
+  if (formats::is_unsharded(layout) && !pair &&
+      prepared.target.catalog.files.size() > 1) {
+    // Which would list what no single one of the files holds.
+    options.manifest = false;
+    spdlog::info("no manifest: the files are no checkpoint of one format");
+  }
+  log_problems(prepared.target.problems);
+  for (const std::string& line : prepared.target.assumptions)
+    spdlog::info("{}", line);
+  for (const FileFate& file : prepared.target.fates)
+    if (file.fate == Fate::kLeftOut)
+      spdlog::info("left out: {}: {}", text::printable(file.path), file.reason);
+  prepared.sums = request.write.verify;
+  const uint64_t header_bytes = io::bytes_read();
+  const Progress progress = make_progress(request.output);
+  library::prove(prepared, options, progress);
+  WriteReport report{.command = request.command,
+                     .source = &prepared.source,
+                     .target = &prepared.target,
+                     .target_path = request.target_path,
+                     .dry_run = request.write.dry_run,
+                     .bytes_read = library::bytes_to_read(
+                         prepared.source, prepared.plan.bytes_read),
+                     .header_bytes = header_bytes,
+                     .bytes_written = prepared.file_bytes()};
+  if (request.write.dry_run) {
+    library::check_target(prepared, options);
+    library::run_options(prepared.plan, options);  // refused as a run would be
+    report.peak_memory = library::peak_memory(prepared, options);
+    if (!request.write.plan_file.empty())
+      write_plan(request.write.plan_file, request.source_path,
+                 {.target = request.target_path,
+                  .files = prepared.target.files.size(),
+                  .bytes_read = report.bytes_read,
+                  .bytes_written = report.bytes_written,
+                  .peak_memory = report.peak_memory});
+  } else {
+    const reshard::RunResult result =
+        library::execute(prepared, options, progress);
+    report.bytes_read = result.bytes_read;
+    say_losses(prepared.plan, result);
+    if (request.write.verify)
+      verify_written(request, layout, prepared.target, result);
+    report.verified = request.write.verify;
+    report.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+            .count();
+  }
+  show(report, request.output);
+  return ExitCode::kDone;
+}
+
+}  // namespace ckpt::app

@@ -1,0 +1,42 @@
+// Names and arrangement of the target: --dialect and what a conversion between
+// dialects has to be told.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "app/options/options.h"
+#include "ckpt/catalog.h"
+
+namespace CLI {
+class App;
+}
+
+namespace ckpt::app {
+
+// --dialect --family-file --config-from --set --drop --allow-missing
+struct DialectOptions {
+  std::string dialect;  // "": what the target's format is for; "keep"
+  std::string family_file;
+  std::string config_from;
+  std::vector<std::string> set;  // NAME=VALUE
+  std::vector<std::string> drop;
+  bool strict_config = false;
+  std::vector<std::string> allow_missing;
+};
+
+void add_dialect_options(CLI::App& app, DialectOptions& options);
+
+// The source as the target's dialect has it. A format of one dialect (megatron,
+// meta, fairseq2 …) gets that; a container of any keeps the source's, unless a
+// family is named or the source is Meta's: then it gets that of transformers.
+// `partial`: some tensors were left out by --keys and the like, so that others
+// need not be there.
+Catalog into_dialect(Catalog source, const DialectOptions& options,
+                     const std::string& family, const std::string& to_format,
+                     uint64_t vocab_size, std::optional<DType> dtype,
+                     bool partial);
+
+}  // namespace ckpt::app

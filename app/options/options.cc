@@ -1,0 +1,517 @@
+#include "app/options/options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <cctype>
+#include <charconv>
+#include <functional>
+#include <map>
+
+#include "app/edit/select.h"
+#include "app/options/ranks.h"
+#include "app/options/rate.h"
+#include "app/print/console.h"
+#include "ckpt/error.h"
+#include "formats/megatron/state/optimizer.h"
+#include "formats/modelopt/owners.h"
+#include "formats/tried.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+#include "lib/text/suggest.h"
+#include "lib/trace.h"
+#include "lib/tree_memory.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr uint32_t kMostRanks = 1'000'000;
+constexpr uint32_t kMostThreads = 4096;
+constexpr uint64_t kLeastMemory = uint64_t{16} << 20;
+
+// A digit string that fits; signs, spaces and junk are refused.
+std::optional<uint32_t> parse_count(std::string_view text, uint32_t most) {
+  uint32_t value = 0;
+  const auto [end, failure] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure != std::errc{} || end != text.data() + text.size())
+    return std::nullopt;
+  if (value == 0 || value > most) return std::nullopt;
+  return value;
+}
+
+uint32_t rank_count(const std::string& option, std::string_view text) {
+  const auto count = parse_count(text, kMostRanks);
+  if (count) return *count;
+  // --tp 4->8 without quotes: the shell hands on "4-" and makes a file "8".
+  if (text.size() > 1 && text.ends_with('-') &&
+      parse_count(text.substr(0, text.size() - 1), kMostRanks))
+    throw usage_error({},
+                      "{} '{}': the shell took what follows as a file to "
+                      "redirect the output to",
+                      option, text)
+        .with_hint(fmt::format("write {} {}:8, or quote it: {} '{}->8' "
+                               "(remove the file that the shell made)",
+                               option, text.substr(0, text.size() - 1), option,
+                               text.substr(0, text.size() - 1)));
+  throw usage_error({}, "{} '{}': expected a number from 1 to {}", option, text,
+                    kMostRanks)
+      .with_hint(option + " takes 8, or 4:8 (4->8, 4→8) for 4 to 8");
+}
+
+// One of a few words, with "did you mean".
+template <class T>
+T choice(const std::string& option, const std::string& text,
+         const std::map<std::string, T>& values) {
+  const auto found = values.find(text);
+  if (found != values.end()) return found->second;
+  std::vector<std::string> words;
+  for (const auto& [word, value] : values) words.push_back(word);
+  const std::string near = text::nearest(text, words);
+  throw usage_error({}, "{} '{}': expected {}", option, text,
+                    fmt::join(words, ", "))
+      .with_hint(near.empty() ? "" : "did you mean " + near + "?");
+}
+
+When when_of(const std::string& option, const std::string& text) {
+  return choice<When>(option, text,
+                      {{"auto", When::kAuto},
+                       {"always", When::kAlways},
+                       {"never", When::kNever}});
+}
+
+// "FP16", "torch.bfloat16", "half" …: as frameworks and their options spell
+// them. fp8 alone is e4m3 everywhere.
+std::string dtype_alias(std::string text) {
+  for (char& c : text)
+    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (text.starts_with("torch.")) text.erase(0, 6);
+  static const std::map<std::string, std::string> names = {
+      {"double", "f64"},   {"fp64", "f64"},         {"float64", "f64"},
+      {"float", "f32"},    {"fp32", "f32"},         {"float32", "f32"},
+      {"single", "f32"},   {"half", "f16"},         {"fp16", "f16"},
+      {"float16", "f16"},  {"bfloat16", "bf16"},    {"bfloat", "bf16"},
+      {"fp8", "f8_e4m3"},  {"f8", "f8_e4m3"},       {"float8", "f8_e4m3"},
+      {"e4m3", "f8_e4m3"}, {"fp8_e4m3", "f8_e4m3"}, {"e4m3fn", "f8_e4m3"},
+      {"e5m2", "f8_e5m2"}, {"fp8_e5m2", "f8_e5m2"}, {"fp8_e4m3fn", "f8_e4m3"}};
+  const auto found = names.find(text);
+  return found == names.end() ? text : found->second;
+}
+
+DType cast_type(const std::string& text) {
+  const std::map<std::string, DType> values = {
+      {"f64", DType::f64},         {"f32", DType::f32},
+      {"f16", DType::f16},         {"bf16", DType::bf16},
+      {"f8_e4m3", DType::f8_e4m3}, {"f8_e5m2", DType::f8_e5m2}};
+  const auto torch = dtype_from_torch(text);  // "float8_e4m3fn" is as clear
+  return choice<DType>(
+      "--dtype", torch ? std::string(name(*torch)) : dtype_alias(text), values);
+}
+
+// An option with a value that is handed to `take` as soon as it is parsed.
+CLI::Option* valued(CLI::App& app, const std::string& names,
+                    const std::string& type, const std::string& help,
+                    std::function<void(const std::string&)> take) {
+  return app.add_option_function<std::string>(names, take, help)
+      ->type_name(type);
+}
+
+void add_list(CLI::App& app, const std::string& name,
+              std::vector<std::string>& list, const std::string& help) {
+  app.add_option(name, list, help)
+      ->type_name("GLOB")
+      ->allow_extra_args(false)
+      ->group("Selection");
+}
+
+uint32_t resolve_axis(std::string_view axis, uint32_t held,
+                      const TopologyOptions::Axis& wanted) {
+  if (wanted.from && *wanted.from != held) {
+    throw usage_error({}, "--{} {}: the source has {}={}, not {}", axis,
+                      wanted.text, axis, held, *wanted.from)
+        .with_hint(fmt::format("--{} {}:{}, or just --{} {}", axis, held,
+                               *wanted.to, axis, *wanted.to));
+  }
+  return wanted.to.value_or(held);
+}
+
+}  // namespace
+
+uint64_t size_value(const std::string& option, const std::string& text) {
+  try {
+    return text::parse_size(text);
+  } catch (const Error& error) {
+    throw Error(error.code(), {}, option + ": " + error.problem(),
+                error.hint());
+  }
+}
+
+TopologyOptions::Axis parse_axis(const std::string& option,
+                                 const std::string& text) {
+  TopologyOptions::Axis axis{.text = text, .from = {}, .to = {}};
+  for (const std::string_view arrow : {"→", "->", ":"}) {
+    const size_t at = text.find(arrow);
+    if (at == text.npos) continue;
+    axis.from = rank_count(option, std::string_view(text).substr(0, at));
+    axis.to =
+        rank_count(option, std::string_view(text).substr(at + arrow.size()));
+    return axis;
+  }
+  axis.to = rank_count(option, text);
+  return axis;
+}
+
+Topology TopologyOptions::resolve(const Topology& source) const {
+  return {.tp = resolve_axis("tp", source.tp, tp),
+          .pp = resolve_axis("pp", source.pp, pp),
+          .dp = resolve_axis("dp", source.dp, dp),
+          .ep = resolve_axis("ep", source.ep, ep)};
+}
+
+void add_output_options(CLI::App& app, OutputOptions& options) {
+  const std::string group = "Output";
+  app.add_flag("--json", options.json, "One JSON document on stdout")
+      ->group(group);
+  app.add_flag_function(
+         "-v,--verbose",
+         [&](int64_t count) {
+           options.verbosity = static_cast<int>(std::min<int64_t>(count, 2));
+         },
+         "Say what was chosen and why; -vv: everything")
+      ->group(group);
+  app.add_flag_function(
+         "-q,--quiet", [&](int64_t) { options.verbosity = -1; }, "Errors only")
+      ->group(group)
+      ->excludes("--verbose");
+  valued(app, "--color", "WHEN", "auto, always or never",
+         [&](const std::string& s) { options.color = when_of("--color", s); })
+      ->group(group);
+  valued(app, "--progress", "WHEN",
+         "auto (a bar, or in a log a line each minute), always, never, json",
+         [&](const std::string& s) {
+           options.progress_json = s == "json";
+           options.progress =
+               s == "json" ? When::kAlways : when_of("--progress", s);
+         })
+      ->group(group);
+}
+
+void add_source_options(CLI::App& app, SourceOptions& options) {
+  const std::string group = "Source";
+  app.add_option("--from", options.from,
+                 "Format of the source, instead of detecting it")
+      ->type_name("FORMAT")
+      ->group(group);
+  app.add_option("--family", options.read.family,
+                 "Model family, where the files don't say: llama, qwen ...")
+      ->type_name("NAME")
+      ->group(group);
+  app.add_option("--shard-dims", options.read.shard_dims_file,
+                 "JSON of GLOB: dim, for names that no family explains")
+      ->type_name("RULES.json")
+      ->group(group);
+  app.add_option("--flat-params", options.read.flat_params_file,
+                 "JSON of the parameters in each flat one of FSDP1")
+      ->type_name("FILE.json")
+      ->group(group);
+  app.add_option("--trainer", options.read.trainer,
+                 "Whose run it is, or none: containers alone")
+      ->type_name("NAME")
+      ->group(group);
+  app.add_option("--assume-order", options.read.assume_order,
+                 "How a numbered optimizer counts: module, decay, or a file "
+                 "of names")
+      ->type_name("RULE|FILE")
+      ->group(group);
+  app.add_flag("--restrict", options.read.restrict_globals,
+               "Refuse pickled classes that weights-only loading refuses")
+      ->group(group);
+}
+
+void add_select_options(CLI::App& app, SelectOptions& options) {
+  add_list(app, "--keys", options.keys, "Only tensors of these names");
+  add_list(app, "--exclude", options.exclude,
+           "No tensors or objects of these names");
+  valued(app, "--layers", "LIST",
+         "Only these layers (0-15,20) and what is in no layer",
+         [&](const std::string& s) {
+           parse_layers(s);  // refused here, before anything is opened
+           options.layers = s;
+         })
+      ->group("Selection");
+  app.add_option_function<std::vector<std::string>>(
+         "--blocks",
+         [&](const std::vector<std::string>& lists) {
+           options.blocks = fmt::format("{}", fmt::join(lists, "/"));
+           modelopt::parse_ranks(options.blocks);  // refused here, too
+         },
+         "Only tensors owned by these blocks (0-3,8); for modelopt once for "
+         "each rank")
+      ->type_name("LIST")
+      ->allow_extra_args(false)
+      ->group("Selection");
+  CLI::Option* model =
+      app.add_flag("--model-only", options.model_only, "No optimizer state")
+          ->group("Selection");
+  app.add_flag("--optim-only", options.optim_only, "Only optimizer state")
+      ->group("Selection")
+      ->excludes(model);
+}
+
+Topology TopologyOptions::alone() const {
+  return {.tp = tp.to.value_or(1),
+          .pp = pp.to.value_or(1),
+          .dp = dp.to.value_or(1),
+          .ep = ep.to.value_or(1)};
+}
+void add_topology_options(CLI::App& app, TopologyOptions& options) {
+  struct Row {
+    const char* name;
+    const char* help;
+    TopologyOptions::Axis* axis;
+  };
+  const Row rows[] = {
+      {"--tp", "Tensor-parallel ranks: 8, or 4:8 for 4 to 8", &options.tp},
+      {"--pp", "Pipeline stages", &options.pp},
+      {"--dp", "Data-parallel shards (FSDP, ZeRO)", &options.dp},
+      {"--ep", "Expert-parallel ranks", &options.ep},
+  };
+  for (const Row& row : rows) {
+    valued(app, row.name, "N", row.help, [row](const std::string& s) {
+      *row.axis = parse_axis(row.name, s);
+    })->group("Topology");
+  }
+}
+
+void add_optim_option(CLI::App& app, std::string& optim) {
+  app.add_option("--optim", optim,
+                 "Form of Megatron's optimizer state: fully_reshardable is "
+                 "what megatron-core 0.15 and later load at any topology")
+      ->type_name("FORM")
+      ->group("Target");
+}
+
+void check_optim(const std::string& optim, std::string_view format) {
+  if (optim.empty()) return;
+  megatron::check_optimizer_type(optim);
+  if (format != "megatron_torch_dist" && format != "megatron_zarr")
+    throw usage_error({},
+                      "--optim is for megatron_torch_dist and megatron_zarr, "
+                      "not for {}",
+                      format);
+}
+
+void add_memory_option(CLI::App& app, uint64_t& max_mem) {
+  tree_memory::set_limit(0);
+  valued(app, "--max-mem", "SIZE", "Memory limit (default 1GiB)",
+         [&](const std::string& s) {
+           max_mem = size_value("--max-mem", s);
+           if (max_mem < kLeastMemory)
+             throw resource_error({}, "--max-mem {}: at least 16MiB is needed",
+                                  s)
+                 .with_hint("1GiB is the default; 256MiB is plenty");
+           tree_memory::set_limit(max_mem);
+         })
+      ->group("Resources");
+}
+
+void add_engine_options(CLI::App& app, EngineOptions& options) {
+  const std::string group = "Resources";
+  valued(app, "-j,--threads", "N", "Worker threads (default: processors)",
+         [&](const std::string& s) {
+           const auto count = parse_count(s, kMostThreads);
+           if (!count && s != "0")
+             throw usage_error({}, "--threads '{}': expected 0 to {}", s,
+                               kMostThreads)
+                 .with_hint("0, the default, is as many as processors");
+           options.threads = count.value_or(0);
+         })
+      ->group(group);
+  add_memory_option(app, options.max_mem);
+  valued(app, "--max-rate", "SIZE", "Bytes a second at most: 500MB",
+         [](const std::string& s) {
+           set_max_rate(size_value("--max-rate", s));
+           if (max_rate() == 0)
+             throw usage_error({}, "--max-rate {}: nothing would move", s);
+         })
+      ->group(group);
+  valued(app, "--trace", "FILE",
+         "Write when each thread read, wrote, cast (Perfetto)",
+         [](const std::string& s) { trace::start(s); })
+      ->group(group);
+  valued(app, "--device", "DEVICE", "cpu (default) or cuda",
+         [&](const std::string& s) {
+           options.cuda =
+               choice<bool>("--device", s, {{"cpu", false}, {"cuda", true}});
+         })
+      ->group(group);
+  valued(app, "--io", "MODE",
+         "Read payload by auto (default), buffered, direct, uring",
+         [&](const std::string& s) {
+           options.io = choice<ReadMode>("--io", s,
+                                         {{"auto", ReadMode::kAuto},
+                                          {"buffered", ReadMode::kBuffered},
+                                          {"direct", ReadMode::kDirect},
+                                          {"uring", ReadMode::kUring}});
+         })
+      ->group(group);
+  add_ranks_options(app);
+}
+
+void add_write_options(CLI::App& app, WriteOptions& options) {
+  const std::string group = "Writing";
+  app.add_flag("-n,--dry-run", options.dry_run,
+               "Say what would be written; write nothing")
+      ->group(group);
+  app.add_option("-o,--plan-file", options.plan_file,
+                 "With --dry-run: write the plan, for ckpt run FILE")
+      ->type_name("FILE")
+      ->group(group);
+  app.add_flag("--overwrite", options.overwrite,
+               "Replace DST, once the new one is whole")
+      ->group(group);
+  valued(app, "--if-exists", "WHAT",
+         "If DST exists: fail (default), skip, replace (as --overwrite)",
+         [&](const std::string& s) {
+           options.if_exists =
+               choice<IfExists>("--if-exists", s,
+                                {{"fail", IfExists::kFail},
+                                 {"skip", IfExists::kSkip},
+                                 {"replace", IfExists::kReplace}});
+         })
+      ->group(group);
+  app.add_flag("--resume", options.resume, "Resume an interrupted run")
+      ->group(group);
+  app.add_flag("--trust-staging", options.trust_staging,
+               "--resume does not read back what was written")
+      ->group(group);
+  app.add_flag("--verify", options.verify,
+               "Read back and compare after writing")
+      ->group(group);
+  valued(app, "--dtype", "DTYPE",
+         "Cast floating-point tensors: f32, f16, bf16 ...; "
+         "dequantize quantized ones",
+         [&](const std::string& s) { options.dtype = cast_type(s); })
+      ->group(group);
+  valued(
+      app, "--quantize", "fp8-block",
+      "Make fp8 codes and scales of blocks of 128x128 of linear weights",
+      [&](const std::string& s) {
+        options.quantize = choice<bool>("--quantize", s, {{"fp8-block", true}});
+      })
+      ->group(group);
+  app.add_option("--rename", options.rename_file, "JSON of new tensor names")
+      ->type_name("RULES.json")
+      ->group(group);
+  valued(app, "--max-shard-size", "SIZE", "Split files above this (5GB)",
+         [&](const std::string& s) {
+           options.max_shard_size = size_value("--max-shard-size", s);
+           if (options.max_shard_size == 0)
+             throw usage_error({}, "--max-shard-size 0: no tensor fits");
+         })
+      ->group(group);
+  app.add_flag_callback(
+         "--no-fsync", [&] { options.sync = false; }, "Don't wait for the disk")
+      ->group(group);
+  valued(app, "--allow-overflow", "saturate|inf",
+         "Values too large for --dtype become the largest number, or infinite",
+         [&](const std::string& s) {
+           options.overflow = choice<Overflow>(
+               "--allow-overflow", s,
+               {{"saturate", Overflow::kSaturate}, {"inf", Overflow::kInf}});
+         })
+      ->group(group);
+  app.add_flag("--keep-unknown-globals", options.keep_unknown_globals,
+               "Write values too that run code of unknown modules when loaded")
+      ->group(group);
+  app.add_flag("--ignore-checksums", options.ignore_checksums,
+               "Copy bytes of SRC whose stored checksum is wrong")
+      ->group(group);
+  app.add_flag("--allow-replica-mismatch", options.allow_replica_mismatch,
+               "Take the first of copies that should be equal and are not")
+      ->group(group);
+  app.add_flag_callback(
+         "--no-manifest", [&] { options.manifest = false; },
+         "Write no .ckpt-manifest.json; then digests are made only where "
+         "something "
+         "else asks for them")
+      ->group(group);
+}
+
+// Problems come in thousands when they come: each kind has one line, with a
+// count.
+void log_problems(const std::vector<Problem>& problems) {
+  const auto is_note = [](const Problem& problem) {
+    return problem.severity == Problem::Severity::kNote;
+  };
+  std::map<std::string, uint64_t> counts, said;
+  for (const Problem& problem : problems)
+    if (!is_note(problem)) ++counts[problem.kind];
+  for (const Problem& problem : problems) {
+    const bool note = is_note(problem);
+    if (!note && ++said[problem.kind] > 1) continue;
+    const uint64_t more = note ? 0 : counts[problem.kind] - 1;
+    const Error text(ExitCode::kDamaged, {problem.file, problem.tensor},
+                     problem.message);
+    spdlog::log(note ? spdlog::level::info : spdlog::level::warn, "{}{}",
+                text.what(),
+                more == 0 ? ""
+                          : fmt::format(" (and {} more like it; --json lists "
+                                        "all)",
+                                        more));
+  }
+}
+
+namespace {
+
+// How many entries of a directory are named as this one, but for the number at
+// the end: step_10, step_20 …
+uint64_t siblings(const std::string& directory, const std::string& name) {
+  const size_t digits = name.find_last_not_of("0123456789") + 1;
+  if (digits == name.size()) return 1;
+  uint64_t count = 0;
+  for (const std::string& other : io::list_directory(directory))
+    if (other.size() > digits && other.starts_with(name.substr(0, digits)) &&
+        other.find_first_not_of("0123456789", digits) == other.npos)
+      ++count;
+  return count;
+}
+
+// A root of several steps: the first line says which one is meant.
+void say_choice(const Catalog& catalog) {
+  const std::string inside = catalog.root + "/";
+  if (catalog.root.empty() || !catalog.path.starts_with(inside)) return;
+  // At -v the assumptions say it.
+  if (spdlog::should_log(spdlog::level::info)) return;
+  const std::string rest = catalog.path.substr(inside.size());
+  const std::string name = rest.substr(0, rest.find('/'));
+  const uint64_t steps = siblings(catalog.root, name);
+  if (steps > 1)
+    say_note(fmt::format("{} holds {} steps; this is {}", catalog.root, steps,
+                         name));
+}
+
+}  // namespace
+
+Catalog open_source(const std::string& path, const SourceOptions& options) {
+  Catalog catalog;
+  try {
+    catalog = formats::open(path, options.from, options.read);
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kMissing && options.from.empty() &&
+        error.where().path == path && spdlog::should_log(spdlog::level::info) &&
+        (io::is_file(path) || io::is_directory(path)))
+      for (const std::string& line : formats::tried_formats(path))
+        spdlog::info("{}", line);
+    throw;
+  }
+  say_choice(catalog);
+  log_problems(catalog.problems);
+  for (const std::string& assumption : catalog.assumptions)
+    spdlog::info("{}", assumption);
+  return catalog;
+}
+
+}  // namespace ckpt::app

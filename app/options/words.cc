@@ -1,0 +1,231 @@
+#include "app/options/words.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/io/remote.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr uint64_t kMostBytes = uint64_t{1} << 20;  // of a file of words
+
+// "https" of "https://…"; "" if the word is no URL.
+std::string_view scheme_of(std::string_view word) {
+  const size_t at = word.find("://");
+  if (at == word.npos || at == 0) return {};
+  const std::string_view scheme = word.substr(0, at);
+  const bool name = std::ranges::all_of(scheme, [](unsigned char c) {
+    return std::isalnum(c) || c == '+' || c == '-' || c == '.';
+  });
+  return name && std::isalpha(static_cast<unsigned char>(scheme[0]))
+             ? scheme
+             : std::string_view{};
+}
+
+struct Fetch {
+  std::string_view scheme;
+  std::string_view hint;
+};
+
+constexpr auto kFetches = std::to_array<Fetch>({
+    {"az", "copy it first: az storage copy, or rclone copy"},
+    {"abfss", "copy it first: az storage copy, or rclone copy"},
+    {"ftp", "download it first: curl -LO URL"},
+});
+
+// "%20" of a file URL; nothing for a malformed one.
+std::string unescaped(const std::string& url, std::string_view text) {
+  const auto digit = [&](char c) {
+    const auto lower = static_cast<char>(std::tolower(c));
+    if (lower >= '0' && lower <= '9') return lower - '0';
+    if (lower >= 'a' && lower <= 'f') return lower - 'a' + 10;
+    throw usage_error({}, "'{}': not a valid file URL", text::printable(url));
+  };
+  std::string path;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      path += text[i];
+      continue;
+    }
+    if (i + 2 >= text.size())
+      throw usage_error({}, "'{}': not a valid file URL", text::printable(url));
+    path += static_cast<char>(digit(text[i + 1]) * 16 + digit(text[i + 2]));
+    i += 2;
+  }
+  if (path.find('\0') != path.npos)
+    throw usage_error({}, "'{}': not a valid file URL", text::printable(url));
+  return path;
+}
+
+std::string path_of_url(const std::string& url) {
+  std::string_view rest = std::string_view(url).substr(7);  // "file://"
+  constexpr std::string_view kHere = "localhost";
+  if (rest.starts_with(kHere)) rest.remove_prefix(kHere.size());
+  if (!rest.starts_with('/'))
+    throw usage_error({}, "'{}': a file URL of another host",
+                      text::printable(url))
+        .with_hint("file:///PATH, or just the path");
+  return unescaped(url, rest);
+}
+
+struct Ending {
+  std::string_view suffix;
+  std::string_view what;
+  std::string_view hint;
+};
+
+constexpr std::string_view kOthers =
+    "ckpt writes .safetensors, .pt, .pth, .bin, and directories; "
+    "`ckpt --help` lists the formats";
+constexpr std::string_view kGguf =
+    "write safetensors; llama.cpp's convert_hf_to_gguf.py makes GGUF of it";
+constexpr std::string_view kPack = "write a directory and pack it afterwards";
+
+constexpr auto kEndings = std::to_array<Ending>({
+    {".gguf", "GGUF", kGguf},
+    {".ggml", "GGML", kGguf},
+    {".npz", "NumPy archives", kOthers},
+    {".npy", "NumPy arrays", kOthers},
+    {".onnx", "ONNX", "write safetensors; optimum-cli export onnx makes ONNX"},
+    {".h5", "HDF5", kOthers},
+    {".hdf5", "HDF5", kOthers},
+    {".keras", "Keras files", kOthers},
+    {".msgpack", "Flax files", kOthers},
+    {".tflite", "TFLite", kOthers},
+    {".pb", "TensorFlow graphs", kOthers},
+    {".mlmodel", "Core ML", kOthers},
+    {".engine", "TensorRT engines", kOthers},
+    {".nemo", "NeMo archives", kPack},
+    {".tar", "archives", kPack},
+    {".tar.gz", "archives", kPack},
+    {".tgz", "archives", kPack},
+    {".zip", "archives", kPack},
+    {".gz", "compressed files", kPack},
+    {".zst", "compressed files", kPack},
+    {".pkl", "plain pickles", "a torch file: name it .pt"},
+    {".pickle", "plain pickles", "a torch file: name it .pt"},
+    {".json", "JSON", kOthers},
+    {".distcp", "single .distcp files", "a directory: --to dcp"},
+    {".zarr", "single zarr arrays", "a directory: --to megatron_zarr"},
+});
+
+struct Guess {
+  std::string_view words;  // with a space on both sides of each
+  std::string_view command;
+};
+
+constexpr auto kGuesses = std::to_array<Guess>({
+    {" info list dir cat describe stat stats summary summarize print dump head "
+     "tree open keys tensors metadata meta look read ",
+     "ckpt inspect PATH"},
+    {" get value values ", "ckpt show PATH NAME"},
+    {" hash sha256 sha256sum md5sum digest checksum fingerprint ",
+     "ckpt inspect PATH --digest"},
+    {" check validate fsck test integrity valid ", "ckpt verify PATH"},
+    {" compare cmp same equal ", "ckpt diff A B"},
+    {" merge consolidate join gather export combine flatten zero_to_fp32 ",
+     "ckpt unshard SRC DST"},
+    {" split shard repartition rescale ", "ckpt reshard SRC DST --tp N"},
+    {" cp copy save cast transform translate export-hf to quantize ",
+     "ckpt convert SRC DST --to FORMAT"},
+    {" repair recover rescue restore fix ", "ckpt salvage SRC DST"},
+    {" env system status ", "ckpt doctor"},
+    {" picklescan security audit ", "ckpt scan PATH"},
+});
+
+}  // namespace
+
+std::vector<std::string> expand_files(const std::vector<std::string>& words) {
+  std::vector<std::string> all;
+  for (const std::string& word : words) {
+    if (word.size() < 2 || word[0] != '@') {
+      all.push_back(word);
+      continue;
+    }
+    const std::string path = word.substr(1);
+    if (!io::is_file(path))
+      throw missing_error({path, {}}, "no such file of arguments")
+          .with_hint(
+              "@FILE has one argument a line; a path that begins with "
+              "@: ./" +
+              text::printable(word));
+    const io::Handle file = io::Handle::open_read(path);
+    if (file.size() > kMostBytes)
+      throw usage_error({path, {}}, "{} bytes of arguments, at most {}",
+                        file.size(), kMostBytes);
+    std::string lines = file.read_string(0, file.size());
+    std::erase(lines, '\r');
+    for (size_t at = 0; at < lines.size();) {
+      const size_t end = std::min(lines.find('\n', at), lines.size());
+      if (end > at && lines[at] != '#')
+        all.push_back(lines.substr(at, end - at));
+      at = end + 1;
+    }
+  }
+  return all;
+}
+
+void resolve_urls(std::vector<std::string>& words) {
+  for (std::string& word : words) {
+    const std::string_view scheme = scheme_of(word);
+    if (scheme.empty() || io::is_url(word)) continue;
+    if (scheme == "file") {
+      word = path_of_url(word);
+      continue;
+    }
+    const auto fetch = std::ranges::find(kFetches, scheme, &Fetch::scheme);
+    throw usage_error({text::printable(word), {}},
+                      "{}:// URLs are not supported yet", scheme)
+        .with_hint(fetch == kFetches.end()
+                       ? "copy the files to a file system first"
+                       : std::string(fetch->hint));
+  }
+}
+
+void check_dashes(const std::vector<std::string>& words,
+                  const std::vector<std::string>& names) {
+  for (const std::string& word : words) {
+    if (word.size() < 3 || word[0] != '-' || word[1] == '-') continue;
+    const std::string name = word.substr(1, word.find('=') - 1);
+    if (name.size() > 1 && std::ranges::find(names, name) != names.end())
+      throw usage_error({}, "{}: an option of one dash", text::printable(word))
+          .with_hint("did you mean --" + name + "?");
+  }
+}
+
+std::string_view meant_command(std::string_view word) {
+  const std::string spaced = " " + std::string(word) + " ";
+  for (const Guess& guess : kGuesses)
+    if (guess.words.find(spaced) != guess.words.npos) return guess.command;
+  return {};
+}
+
+void check_target_name(const std::string& target) {
+  if (target == "-" || target == "/dev/stdout" || target == "/dev/stderr" ||
+      target.starts_with("/dev/fd/") || target.starts_with("/proc/self/fd/"))
+    throw usage_error({target, {}}, "a checkpoint can't be written to a pipe")
+        .with_hint(
+            "its parts are written in any order: give a file or directory" +
+            std::string(target == "-" ? " (one named -: ./-)" : ""));
+  if (io::is_url(target))
+    throw usage_error({target, {}}, "a target is written on this machine")
+        .with_hint(
+            "write to a directory first, then copy that: aws s3 sync DIR URL, "
+            "hf upload, rclone copy");
+  if (target.empty() || target.ends_with('/')) return;
+  std::string lower;
+  for (const char c : target)
+    lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const Ending& ending : kEndings)
+    if (lower.ends_with(ending.suffix))
+      throw usage_error({target, {}}, "ckpt does not write {}", ending.what)
+          .with_hint(std::string(ending.hint) +
+                     "; a trailing slash makes any name a directory");
+}
+
+}  // namespace ckpt::app

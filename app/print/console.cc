@@ -1,0 +1,292 @@
+#include "app/print/console.h"
+
+#include <fmt/format.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <vector>
+
+#include "app/print/json_writer.h"
+#include "app/print/progress.h"
+#include "lib/exit_kind.h"
+#include "lib/interrupt.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr size_t kBuffer = size_t{1} << 16;
+
+struct Console {
+  bool color_out = false;
+  bool color_err = false;
+  bool out_closed = false;  // the reader of stdout has gone
+  bool json = false;        // errors are JSON, warnings wait
+  std::string buffer;
+  std::vector<std::string> held;  // warnings that wait
+};
+Console console;
+
+bool is_set(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+}
+
+// NO_COLOR of no-color.org beats CLICOLOR_FORCE and FORCE_COLOR, which beat
+// what stdout is. A launcher gives each rank a terminal of its own while its
+// own output goes to a file: ranks have no colours unless asked.
+bool wants_color(When when, int fd) {
+  if (when != When::kAuto) return when == When::kAlways;
+  const char* no_color = std::getenv("NO_COLOR");
+  if (no_color != nullptr && *no_color != '\0') return false;
+  if (is_set("CLICOLOR_FORCE") || is_set("FORCE_COLOR")) return true;
+  const char* term = std::getenv("TERM");
+  if (term != nullptr && std::string_view(term) == "dumb") return false;
+  constexpr const char* kRanks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK",
+                                    "PMIX_RANK"};
+  for (const char* rank : kRanks)
+    if (std::getenv(rank) != nullptr) return false;
+  return isatty(fd) != 0;
+}
+
+std::string_view code_of(Style style) {
+  switch (style) {
+    case Style::kPlain:
+      return "0";
+    case Style::kBold:
+      return "1";
+    case Style::kDim:
+      return "2";
+    case Style::kRed:
+      return "1;31";
+    case Style::kYellow:
+      return "1;33";
+    case Style::kGreen:
+      return "32";
+  }
+  return "0";
+}
+
+std::string paint(std::string_view text, Style style, bool color) {
+  if (!color || style == Style::kPlain) return std::string(text);
+  return fmt::format("\x1b[{}m{}\x1b[0m", code_of(style), text);
+}
+
+// Returns 0 or an errno.
+int write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    text.remove_prefix(static_cast<size_t>(n));
+  }
+  return 0;
+}
+
+size_t width_of(int fd) {
+  if (const char* columns = std::getenv("COLUMNS")) {
+    const long value = std::strtol(columns, nullptr, 10);
+    if (value > 0 && value < 10'000) return static_cast<size_t>(value);
+  }
+  winsize size = {};
+  if (ioctl(fd, TIOCGWINSZ, &size) == 0) return size.ws_col;
+  return 0;
+}
+
+// "warning: …" for the levels that a user chose. Whatever is in a message
+// (names of tensors, of files) can't drive the terminal.
+class Sink : public spdlog::sinks::base_sink<std::mutex> {
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    const std::string text = text::printable(
+        std::string_view(message.payload.data(), message.payload.size()));
+    const std::string line = prefix(message.level) + text;
+    if (console.json)
+      console.held.push_back(line);
+    else
+      say(line);
+  }
+  void flush_() override {}
+
+ private:
+  static std::string prefix(spdlog::level::level_enum level) {
+    const bool color = console.color_err;
+    if (level >= spdlog::level::err)
+      return paint("error:", Style::kRed, color) + " ";
+    if (level == spdlog::level::warn)
+      return paint("warning:", Style::kYellow, color) + " ";
+    return level == spdlog::level::info ? "note: " : "debug: ";
+  }
+};
+
+spdlog::level::level_enum level_of(int verbosity) {
+  if (verbosity < 0) return spdlog::level::err;
+  if (verbosity == 0) return spdlog::level::warn;
+  return verbosity == 1 ? spdlog::level::info : spdlog::level::debug;
+}
+
+}  // namespace
+
+void configure(const OutputOptions& options) {
+  console.color_out = wants_color(options.color, STDOUT_FILENO);
+  console.color_err = wants_color(options.color, STDERR_FILENO);
+  console.json = options.json;
+  auto logger =
+      std::make_shared<spdlog::logger>("ckpt", std::make_shared<Sink>());
+  logger->set_level(level_of(options.verbosity));
+  spdlog::set_default_logger(std::move(logger));
+}
+
+void print(std::string_view text) {
+  if (console.out_closed) return;
+  console.buffer += text;
+  if (console.buffer.size() >= kBuffer) flush();
+}
+
+void flush() {
+  std::string text;
+  std::swap(text, console.buffer);
+  if (text.empty()) return;
+  hide_progress();
+  const int failure = write_all(STDOUT_FILENO, text);
+  if (failure == 0) return;
+  console.out_closed = true;
+  if (failure != EPIPE) throw io_error("standard output", "write", failure);
+}
+
+bool stdout_is_terminal() { return isatty(STDOUT_FILENO) != 0; }
+size_t stdout_width() { return width_of(STDOUT_FILENO); }
+size_t stderr_width() { return width_of(STDERR_FILENO); }
+
+std::string styled(std::string_view text, Style style) {
+  return paint(text, style, console.color_out);
+}
+
+void say(std::string_view line) {
+  hide_progress();
+  write_all(STDERR_FILENO, std::string(line) + "\n");
+}
+
+void say_note(std::string_view text) {
+  if (!console.json && spdlog::should_log(spdlog::level::warn))
+    say("note: " + text::printable(text));
+}
+
+void say_error(std::string_view problem, std::string_view hint) {
+  const bool color = console.color_err;
+  say(paint("error:", Style::kRed, color) + " " + text::printable(problem));
+  if (!hint.empty())
+    say(paint("hint:", Style::kGreen, color) + " " + text::printable(hint));
+}
+
+void say_held_warnings() {
+  std::vector<std::string> held;
+  std::swap(held, console.held);
+  for (const std::string& line : held) say(line);
+}
+
+namespace {
+
+// What is said of an exception, for people or as JSON.
+struct Failure {
+  int status = static_cast<int>(ExitCode::kBug);
+  std::string_view kind = "bug";
+  Where where = {};
+  std::string problem;  // without `where`
+  std::string hint = {};
+};
+
+constexpr std::string_view kReport = "this is a bug in ckpt " CKPT_VERSION
+                                     "; please report it with the command line";
+
+bool is_exhausted(const std::error_code& why) {
+  return why == std::errc::resource_unavailable_try_again ||
+         why == std::errc::not_enough_memory ||
+         why == std::errc::too_many_files_open ||
+         why == std::errc::too_many_files_open_in_system;
+}
+
+Failure current_failure() {
+  try {
+    throw;
+  } catch (const Interrupted& stop) {
+    return {.status = 128 + stop.signal(),
+            .kind = "interrupted",
+            .problem = stop.what()};
+  } catch (const Error& error) {
+    const bool bug = error.code() == ExitCode::kBug;
+    return {.status = static_cast<int>(error.code()),
+            .kind = kind_name(error.code()),
+            .where = error.where(),
+            .problem = error.problem(),
+            .hint = bug && error.hint().empty() ? std::string(kReport)
+                                                : error.hint()};
+  } catch (const std::bad_alloc&) {
+    return {.status = static_cast<int>(ExitCode::kResource),
+            .kind = "resource",
+            .problem = "out of memory",
+            .hint = "a smaller --max-mem or fewer --threads need less"};
+  } catch (const std::system_error& error) {
+    // Of the C++ library: threads that can't be started, its file system.
+    if (is_exhausted(error.code()))
+      return {
+          .status = static_cast<int>(ExitCode::kResource),
+          .kind = "resource",
+          .problem = std::string("the system gives no more: ") + error.what(),
+          .hint =
+              "fewer --threads need less; `ulimit -u` and a "
+              "container's limits count threads"};
+    return {.status = static_cast<int>(ExitCode::kIo),
+            .kind = "io",
+            .problem = error.what()};
+  } catch (const std::exception& error) {
+    return {.problem = std::string("internal: ") + error.what(),
+            .hint = std::string(kReport)};
+  } catch (...) {
+    return {.problem = "internal: an exception of unknown type",
+            .hint = std::string(kReport)};
+  }
+}
+
+std::string failure_json(const Failure& failure) {
+  JsonWriter json;
+  json.begin_document("error").key("error").begin_object();
+  json.member("status", failure.status);
+  json.member("kind", failure.kind);
+  json.text_or_null("path", failure.where.path);
+  json.text_or_null("tensor", failure.where.tensor);
+  json.member("message", failure.problem);
+  json.text_or_null("hint", failure.hint);
+  json.end_object();
+  if (!console.held.empty()) {
+    json.key("warnings").begin_array();
+    for (const std::string& line : console.held) json.value(line);
+    json.end_array();
+    console.held.clear();
+  }
+  json.end_object();
+  return std::move(json).text();
+}
+
+}  // namespace
+
+int report_current_exception() {
+  const Failure failure = current_failure();
+  if (console.json) {
+    hide_progress();
+    write_all(STDERR_FILENO, failure_json(failure));
+  } else {
+    const Error whole(ExitCode::kBug, failure.where, failure.problem);
+    say_error(whole.what(), failure.hint);
+  }
+  return failure.status;
+}
+
+}  // namespace ckpt::app

@@ -1,0 +1,49 @@
+// stdout for data, stderr for everything else; colour and width of both.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <string_view>
+
+#include "app/options/options.h"
+#include "ckpt/error.h"
+
+namespace ckpt::app {
+
+// Once, after the command line is parsed (a default is in force before).
+void configure(const OutputOptions& options);
+
+// Data for stdout. Buffered; a closed pipe is quiet (the output is dropped,
+// the work goes on), any other failure an Error.
+void print(std::string_view text);
+void flush();
+
+// Whether stdout is a terminal, and how wide: COLUMNS, else the terminal,
+// else 0 (unlimited).
+bool stdout_is_terminal();
+size_t stdout_width();
+size_t stderr_width();
+
+enum class Style : uint8_t { kPlain, kBold, kDim, kRed, kYellow, kGreen };
+// The text in a style, if stdout shows colour.
+std::string styled(std::string_view text, Style style);
+
+// Under --json warnings wait, so that an error is one JSON document on stderr
+// and nothing else. This says them; before the process ends.
+void say_held_warnings();
+
+// "note: …" on stderr, escaped; nothing under --json and -q.
+void say_note(std::string_view text);
+
+// One line (or more) for stderr; clears a progress bar first.
+void say(std::string_view line);
+
+// "error: …" and "hint: …" on stderr, names escaped.
+void say_error(std::string_view problem, std::string_view hint = {});
+
+// Inside a catch block: says the exception on stderr and returns the exit
+// status that it stands for.
+int report_current_exception();
+
+}  // namespace ckpt::app

@@ -1,0 +1,15 @@
+// What `inspect --digest` and `--stats` show to people.
+#pragma once
+
+#include <string>
+
+#include "app/options/engine.h"
+#include "ckpt/catalog.h"
+
+namespace ckpt::app {
+
+// One row per tensor: its digest and its statistics, as far as they were read.
+std::string contents_text(const Catalog& catalog, const Reading& reading,
+                          size_t width);
+
+}  // namespace ckpt::app

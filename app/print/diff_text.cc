@@ -1,0 +1,138 @@
+#include "app/print/diff_text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "app/print/console.h"
+#include "app/print/facts.h"
+#include "app/print/pattern.h"
+#include "app/print/table.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+using text::printable;
+
+// Differences that one line stands for.
+struct Group {
+  std::vector<std::string_view> names;
+  const Difference* first = nullptr;
+  std::optional<Distance> sum;
+
+  void add(const Difference& difference) {
+    if (names.empty()) first = &difference;
+    names.push_back(difference.tensor);
+    if (!difference.distance) return;
+    if (!sum) sum = Distance{};
+    sum->elements += difference.distance->elements;
+    sum->differing += difference.distance->differing;
+    sum->max_abs = std::max(sum->max_abs, difference.distance->max_abs);
+    sum->max_rel = std::max(sum->max_rel, difference.distance->max_rel);
+  }
+};
+
+// What differences of one line have in common: all that is said of them, but
+// for the numbers of values that differ, which add up.
+using Key = std::tuple<std::string, std::string, std::string>;
+
+Key key_of(const Difference& difference) {
+  return {difference.kind, pattern_of(difference.tensor),
+          difference.distance ? "" : difference.message};
+}
+
+std::vector<Group> groups_of(const std::vector<Difference>& differences) {
+  std::vector<Group> groups;
+  std::map<Key, size_t> index;
+  for (const Difference& difference : differences) {
+    const auto [at, fresh] =
+        index.try_emplace(key_of(difference), groups.size());
+    if (fresh) groups.emplace_back();
+    groups[at->second].add(difference);
+  }
+  return groups;
+}
+
+std::string mark_of(const Difference& difference) {
+  if (difference.kind == "only_in_a") return styled("-", Style::kRed);
+  if (difference.kind == "only_in_b") return styled("+", Style::kGreen);
+  if (is_note(difference)) return styled("=", Style::kDim);
+  return styled("!", Style::kYellow);
+}
+
+std::string message_of(const Group& group) {
+  const Difference& first = *group.first;
+  if (first.kind == "only_in_a") return "only in A: " + first.message;
+  if (first.kind == "only_in_b") return "only in B: " + first.message;
+  return first.message;
+}
+
+// "12.5%", and never 0 or 100 for what is neither.
+std::string share_text(const Distance& sum) {
+  if (sum.differing == sum.elements) return "all";
+  const double share = 100 * static_cast<double>(sum.differing) /
+                       static_cast<double>(std::max<uint64_t>(sum.elements, 1));
+  return fmt::format("{:.3g}%", std::clamp(share, 0.001, 99.9));
+}
+
+// A line goes on in the next one where a space, or a name's dot, lets it.
+std::string folded(std::string line, size_t width) {
+  constexpr size_t kMark = 1;  // before the line
+  if (width <= 20 || line.size() + kMark <= width) return line;
+  const size_t begin = line.find_first_not_of(' ');
+  size_t end = line.rfind(' ', width - kMark), next = end + 1;
+  if (end == line.npos || end <= begin) {  // a name: after one of its dots
+    end = next = line.find_last_of("./", width - kMark - 1) + 1;
+    if (end <= begin) return line;
+  }
+  return line.substr(0, end) + "\n " + folded("   " + line.substr(next), width);
+}
+
+}  // namespace
+
+std::string differences_text(const std::vector<Difference>& differences,
+                             const std::vector<families::FactDifference>& facts,
+                             size_t width) {
+  std::string text;
+  for (const families::FactDifference& fact : facts)
+    text += styled("!", Style::kYellow) +
+            folded(printable(" fact " + fact.name + ": " + fact_text(fact)),
+                   width) +
+            "\n";
+  Table values({Align::kLeft, Align::kLeft, Align::kRight, Align::kRight,
+                Align::kRight, Align::kRight});
+  values.shrink_column(1);
+  values.give_up({5, 2});
+  Table others({Align::kLeft, Align::kLeft, Align::kRight, Align::kLeft});
+  bool any = false;
+  std::string narrow;  // `others`, each with its sentence below it
+  for (const Group& group : groups_of(differences)) {
+    const std::string name = printable(spelled_name(group.names));
+    const std::string count =
+        group.names.size() == 1 ? "" : "×" + grouped(group.names.size());
+    if (!group.sum) {
+      const std::string message = printable(message_of(group));
+      others.row({mark_of(*group.first), name, count, message});
+      const std::string head = " " + name + (count.empty() ? "" : "  " + count);
+      const bool fits = 3 + display_width(head + message) <= width;
+      narrow += mark_of(*group.first) + folded(head, width) +
+                (fits ? "  " + message + "\n"
+                      : "\n " + folded("   " + message, width) + "\n");
+      continue;
+    }
+    if (!any) values.row({"", "values", "", "differ", "at most", "relative"});
+    any = true;
+    values.row({mark_of(*group.first), name, count,
+                fmt::format("{} of {}", share_text(*group.sum),
+                            si_count(group.sum->elements)),
+                fmt::format("{:.3g}", group.sum->max_abs),
+                fmt::format("{:.3g}", group.sum->max_rel)});
+  }
+  const bool wide = width == 0 || others.width() <= width;
+  return text + (wide ? others.text(0) : narrow) + values.text(width);
+}
+
+}  // namespace ckpt::app

@@ -1,0 +1,273 @@
+#include "app/print/help.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "app/options/words.h"
+#include "app/print/console.h"
+#include "app/print/table.h"
+#include "formats/format.h"
+#include "lib/io/file.h"
+#include "lib/module.h"
+#include "lib/text/format.h"
+#include "lib/text/suggest.h"
+
+namespace ckpt::app {
+namespace {
+
+constexpr std::string_view kExitStatus =
+    "  0  done, same, valid\n"
+    "  1  check failed: damage or differences found\n"
+    "  2  wrong usage\n"
+    "  3  input missing, or of no known format\n"
+    "  4  input damaged\n"
+    "  5  can't be done faithfully\n"
+    "  6  reading or writing failed; --resume goes on\n"
+    "  7  memory or an optional module is missing\n"
+    "  8  refused as unsafe\n"
+    " 70  a bug in ckpt\n"
+    "130, 143  interrupted\n";
+
+std::string heading(std::string_view text) {
+  return styled(text, Style::kBold) + "\n";
+}
+
+std::string usage_line(const Command& command, const CLI::App& app) {
+  std::string line = fmt::format("usage: ckpt {}", command.name());
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->get_positional()) continue;
+    const std::string name = option->get_name(true);
+    line += option->get_required() ? " " + name : " [" + name + "]";
+  }
+  for (const CLI::Option* option : app.get_options())
+    if (!option->get_positional() && option->get_required())
+      line += " --" + option->get_lnames()[0] + " " + option->get_type_name();
+  return line + " [options]";
+}
+
+// "-n, --dry-run", "    --keys GLOB"
+std::string option_names(const CLI::Option& option) {
+  if (option.get_positional()) return option.get_name(true);
+  std::string text = option.get_snames().empty()
+                         ? "    "
+                         : "-" + option.get_snames()[0] + ", ";
+  text += "--" + option.get_lnames()[0];
+  if (option.get_type_size() == 0) return text;
+  // CLI11 appends the names of validators to the type: "X:NONNEGATIVE".
+  const std::string type = option.get_type_name();
+  return text + " " + type.substr(0, type.find(':'));
+}
+
+// Words in lines of at most `width` bytes (the texts are ASCII).
+std::vector<std::string> wrapped(std::string_view text, size_t width) {
+  std::vector<std::string> lines;
+  while (text.size() > width) {
+    const size_t space = text.rfind(' ', width);
+    if (space == text.npos) break;
+    lines.emplace_back(text.substr(0, space));
+    text.remove_prefix(space + 1);
+  }
+  lines.emplace_back(text);
+  return lines;
+}
+
+std::string option_lines(const CLI::Option& option) {
+  constexpr size_t kNames = 30, kPage = 80;
+  std::string text;
+  std::string names = option_names(option);
+  if (names.size() > kNames) {  // its text begins below it
+    text = fmt::format("  {}\n", names);
+    names.clear();
+  }
+  for (const std::string& line :
+       wrapped(option.get_description(), kPage - kNames - 4)) {
+    text += fmt::format("  {:<{}}  {}\n", names, kNames, line);
+    names.clear();
+  }
+  return text;
+}
+
+// Options of one group, aligned over the whole page.
+std::string option_group(const CLI::App& app, const std::string& group) {
+  std::string text;
+  for (const CLI::Option* option : app.get_options())
+    if (option->get_group() == group) text += option_lines(*option);
+  return text;
+}
+
+// CLI11's wording of three common mistakes, in ours.
+std::string reworded(const std::string& message) {
+  if (const size_t at = message.find(": At Most 1 required");
+      at != message.npos)
+    return message.substr(0, at) + " is given more than once";
+  if (const size_t at = message.find(": 1 required "); at != message.npos)
+    return message.substr(0, at) + " needs a value";
+  if (const size_t at = message.find(" excludes "); at != message.npos)
+    return message.substr(0, at) + " can't go with " + message.substr(at + 10);
+  return message;
+}
+
+std::vector<std::string> option_words(const CLI::App& app) {
+  std::vector<std::string> words;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames())
+      words.push_back("--" + name);
+    for (const std::string& name : option->get_snames())
+      words.push_back("-" + name);
+  }
+  return words;
+}
+
+struct ModuleUse {
+  std::string_view name;
+  std::string_view what;
+};
+constexpr ModuleUse kModules[] = {
+    {"torch", "casts from integers"},
+    {"mpi", "many ranks under mpirun or srun"},
+    {"cuda", "--device cuda"},
+};
+
+std::string formats_table() {
+  Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
+  for (const formats::Format& format : formats::all_formats()) {
+    const char* can = format.reader && format.writer ? "read, write"
+                      : format.reader                ? "read"
+                                                     : "write";
+    table.row({std::string(format.name), can, std::string(format.what)});
+  }
+  return table.text(0);
+}
+
+}  // namespace
+
+std::string main_help(const Commands& commands) {
+  std::string text =
+      "ckpt opens any large-model training checkpoint, says what is in it,\n"
+      "verifies it and rewrites it for another topology or framework.\n\n"
+      "usage: ckpt COMMAND ... [options]\n\n";
+  text += heading("Commands");
+  for (const auto& command : commands)
+    text += fmt::format("  {:<9} {}\n", command->name(), command->help());
+  text += "\n" + heading("Examples");
+  for (const auto& command : commands) {
+    const std::string_view all = command->examples();
+    text += fmt::format("  {}\n", all.substr(0, all.find('\n')));
+  }
+  text += "\n" + heading("Formats (--from, --to)") + formats_table();
+  text += "\n" + heading("Exit status");
+  text += kExitStatus;
+  text +=
+      "\nckpt COMMAND -h is short, --help is complete; ckpt --version says "
+      "what is\n"
+      "built in.\n";
+  return text;
+}
+
+std::string short_help(const Command& command, const CLI::App& app) {
+  // What most runs need; of every command those that it has.
+  constexpr std::string_view kCommon[] = {
+      "to",      "tp",        "pp",         "dp",     "ep",    "dtype",
+      "keys",    "layers",    "model-only", "tree",   "stats", "objects",
+      "dry-run", "overwrite", "resume",     "verify", "deep",  "json"};
+  std::string text =
+      fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
+  text += usage_line(command, app) + "\n\n";
+  size_t left_out = 0;
+  for (const CLI::Option* option : app.get_options()) {
+    const bool common = option->get_positional() ||
+                        std::ranges::find(kCommon, option->get_lnames()[0]) !=
+                            std::end(kCommon);
+    if (common)
+      text += option_lines(*option);
+    else
+      ++left_out;
+  }
+  const std::string_view all = command.examples();
+  text += fmt::format("\nexample: {}\n", all.substr(0, all.find('\n')));
+  if (left_out > 0)
+    text += fmt::format("--help shows {} more options\n", left_out);
+  return text;
+}
+
+std::vector<std::string> long_options(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
+  return names;
+}
+
+std::string command_help(const Command& command, const CLI::App& app) {
+  std::string text =
+      fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
+  text += usage_line(command, app) + "\n";
+  std::vector<std::string> groups;
+  for (const CLI::Option* option : app.get_options())
+    if (std::ranges::find(groups, option->get_group()) == groups.end())
+      groups.push_back(option->get_group());
+  for (const std::string& group : groups)
+    text += "\n" + heading(group) + option_group(app, group);
+  text += "\n" + heading("Examples");
+  std::string_view rest = command.examples();
+  while (!rest.empty()) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    text += fmt::format("  {}\n", rest.substr(0, end));
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return text;
+}
+
+std::string version_text() {
+  Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
+  for (const ModuleUse& module : kModules) {
+    const std::string path = find_module(module.name);
+    table.row({std::string(module.name), std::string(module.what),
+               path.empty() ? "not available" : text::printable(path)});
+  }
+  return "ckpt " CKPT_VERSION "\noptional modules:\n" + table.text(0);
+}
+
+Error unknown_command(const std::string& word, const Commands& commands) {
+  if (word.starts_with("-"))
+    return usage_error({}, "'{}' stands before the command", word)
+        .with_hint("options come after it: ckpt COMMAND ... [options]");
+  std::vector<std::string> names;
+  for (const auto& command : commands) names.emplace_back(command->name());
+  const std::string near = text::nearest(word, names);
+  std::string hint = fmt::format("one of {}", fmt::join(names, ", "));
+  if (const std::string_view meant = meant_command(word); !meant.empty()) {
+    hint = fmt::format("did you mean {}?", meant);
+  } else if (!near.empty()) {
+    hint = fmt::format("did you mean ckpt {}?", near);
+  } else if (io::is_file(word) || io::is_directory(word)) {
+    hint = fmt::format("to see what it holds: ckpt inspect {}", word);
+  }
+  return usage_error({}, "unknown command '{}'", word).with_hint(hint);
+}
+
+Error wrong_options(const Command& command, const CLI::App& app,
+                    const std::string& message) {
+  const std::string help =
+      fmt::format("ckpt {} --help lists the options", command.name());
+  const std::vector<std::string> extras = app.remaining();
+  const auto dashed = std::ranges::find_if(extras, [](const std::string& s) {
+    return s.size() > 1 && s.starts_with("-");
+  });
+  if (dashed != extras.end()) {
+    const std::string word = dashed->substr(0, dashed->find('='));
+    const std::string near = text::nearest(word, option_words(app));
+    return usage_error({}, "unknown option {} for `ckpt {}`", word,
+                       command.name())
+        .with_hint(near.empty() ? help : fmt::format("did you mean {}?", near));
+  }
+  if (!extras.empty())
+    return usage_error({}, "unexpected argument '{}'", extras.front())
+        .with_hint(usage_line(command, app));
+  const bool lacks = message.ends_with(" is required");
+  return usage_error({}, "{}", reworded(message))
+      .with_hint(lacks ? usage_line(command, app) : help);
+}
+
+}  // namespace ckpt::app

@@ -1,0 +1,35 @@
+// --help and --version, and what a wrong command line is told.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "app/commands/command.h"
+
+namespace CLI {
+class App;
+}
+
+namespace ckpt::app {
+
+using Commands = std::vector<std::unique_ptr<Command>>;
+
+// `ckpt --help`: commands, formats, exit statuses.
+std::string main_help(const Commands& commands);
+// `ckpt COMMAND -h`: one screen.
+std::string short_help(const Command& command, const CLI::App& app);
+// The names of all options, without dashes.
+std::vector<std::string> long_options(const CLI::App& app);
+// `ckpt COMMAND --help`
+std::string command_help(const Command& command, const CLI::App& app);
+// `ckpt --version`: and which optional modules can be loaded.
+std::string version_text();
+
+// What is wrong with the first word of a command line that names no command.
+Error unknown_command(const std::string& word, const Commands& commands);
+// What is wrong with a command line that CLI11 refused with `message`.
+Error wrong_options(const Command& command, const CLI::App& app,
+                    const std::string& message);
+
+}  // namespace ckpt::app

@@ -1,0 +1,19 @@
+// Quantized weights as `inspect` shows them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "convert/dequantize.h"
+
+namespace ckpt::app {
+
+// Those of the catalog; none if what is there is damaged or not known, for
+// inspect shows that too.
+std::vector<families::LogicalWeight> quantized_of(const Catalog& catalog);
+
+// "40 weights: 38 fp8 (8 bits, 128x128), 2 fp8 (8 bits, channel)"; "" of none.
+std::string quantized_text(const std::vector<families::LogicalWeight>& weights);
+
+}  // namespace ckpt::app

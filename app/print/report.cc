@@ -1,0 +1,418 @@
+#include "app/print/report.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "app/options/ranks.h"
+#include "app/print/facts.h"
+#include "app/print/json_writer.h"
+#include "app/print/quantized.h"
+#include "app/print/value_text.h"
+#include "formats/peft/config.h"
+#include "lib/pickle/json.h"
+#include "lib/pickle/value.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+std::string_view severity_name(Problem::Severity severity) {
+  switch (severity) {
+    case Problem::Severity::kNote:
+      return "note";
+    case Problem::Severity::kWarning:
+      return "warning";
+    case Problem::Severity::kDamage:
+      return "damage";
+  }
+  return "warning";
+}
+
+void write_dims(JsonWriter& json, const Dims& dims) {
+  json.begin_array();
+  for (const uint64_t dim : dims) json.value(dim);
+  json.end_array();
+}
+
+void write_topology(JsonWriter& json, const Topology& topology) {
+  json.begin_object();
+  json.member("tp", topology.tp);
+  json.member("pp", topology.pp);
+  json.member("dp", topology.dp);
+  json.member("ep", topology.ep);
+  json.end_object();
+}
+
+void write_problems(JsonWriter& json, std::span<const Problem> problems,
+                    std::span<const Difference> differences = {},
+                    const std::vector<families::FactDifference>& facts = {}) {
+  json.begin_array();
+  for (const families::FactDifference& fact : facts) write_fact(json, fact);
+  for (size_t i = 0; i < problems.size(); ++i) {
+    const Problem& problem = problems[i];
+    json.begin_object();
+    json.member("kind", problem.kind);
+    json.member("severity", severity_name(problem.severity));
+    json.member("file", problem.file);
+    json.member("tensor", problem.tensor);
+    json.member("message", problem.message);
+    if (i < differences.size()) write_numbers(json, differences[i]);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+void write_shards(JsonWriter& json, const Catalog& catalog,
+                  const Tensor& tensor) {
+  json.key("shards").begin_array();
+  for (const Piece& piece : tensor.pieces) {
+    json.begin_object();
+    json.member("file", catalog.files[piece.extent.file].path);
+    json.member("begin", piece.extent.offset);
+    json.key("offset");
+    write_dims(json, piece.box.offset);
+    json.key("shape");
+    write_dims(json, piece.box.shape);
+    if (piece.flat) {
+      json.key("flat").begin_array();
+      json.value(piece.flat->begin).value(piece.flat->end);
+      json.end_array();
+    }
+    json.end_object();
+  }
+  json.end_array();
+}
+
+// Nothing where nothing is quantized.
+void write_quantized(JsonWriter& json,
+                     const std::vector<families::LogicalWeight>& weights) {
+  if (weights.empty()) return;
+  json.key("quantized").begin_array();
+  for (const families::LogicalWeight& weight : weights) {
+    json.begin_object();
+    json.member("name", weight.name);
+    json.key("shape");
+    write_dims(json, weight.shape);
+    json.member("method", weight.method);
+    json.member("bits", weight.bits);
+    json.member("block", weight.block);
+    json.key("tensors").begin_array();
+    for (const std::string& part : weight.parts) json.value(part);
+    json.end_array().end_object();
+  }
+  json.end_array();
+}
+
+void write_stats(JsonWriter& json, const reshard::Stats& stats) {
+  const uint64_t finite = stats.count - stats.nans - stats.infs;
+  json.key("stats").begin_object();
+  json.key("min");
+  finite ? json.value(stats.min) : json.null();
+  json.key("max");
+  finite ? json.value(stats.max) : json.null();
+  json.key("mean");
+  finite ? json.value(reshard::mean(stats)) : json.null();
+  json.key("std");
+  finite ? json.value(reshard::deviation(stats)) : json.null();
+  json.member("nans", stats.nans);
+  json.member("infs", stats.infs);
+  json.member("zeros", stats.zeros);
+  json.key("norm");
+  finite ? json.value(reshard::norm(stats)) : json.null();
+  json.end_object();
+}
+
+void write_tensor(JsonWriter& json, const Catalog& catalog,
+                  const Tensor& tensor, const InspectParts& parts) {
+  json.begin_object();
+  json.member("name", tensor.name);
+  json.member("dtype", name(tensor.dtype));
+  json.key("shape");
+  write_dims(json, tensor.shape);
+  json.member("bytes", byte_size(tensor));
+  json.member("kind", name(tensor.kind));
+  json.member("pieces", uint64_t{tensor.pieces.size()});
+  json.key("shard_dim");
+  if (tensor.tp.state == TpRule::State::kSplit) {
+    json.value(tensor.tp.dim);
+  } else {
+    json.null();
+  }
+  if (tensor.kind == Kind::optim) {
+    json.member("param", tensor.param);
+    json.member("state", tensor.state);
+  }
+  const auto index = static_cast<size_t>(&tensor - catalog.tensors.data());
+  if (!parts.digests.empty()) json.member("digest", parts.digests[index].hex());
+  if (!parts.stats.empty()) write_stats(json, parts.stats[index]);
+  if (parts.shards) write_shards(json, catalog, tensor);
+  json.end_object();
+}
+
+void write_object(JsonWriter& json, const ObjectValues& values,
+                  const Object& object) {
+  constexpr uint64_t kMostValues = 100'000;
+  json.begin_object();
+  json.member("name", object.name);
+  json.member("type", type_name(object));
+  json.key("value").tree(values.json(object, kMostValues));
+  json.end_object();
+}
+
+void write_names(JsonWriter& json, std::string_view key,
+                 const std::vector<std::string>& names) {
+  json.key(key);
+  json.begin_array();
+  for (const std::string& name : names) json.value(name);
+  json.end_array();
+}
+
+void write_adapter(JsonWriter& json, const Catalog& catalog) {
+  json.key("adapter");
+  const auto config = peft::config_of(catalog);
+  if (!config) {
+    json.null();
+    return;
+  }
+  json.begin_object();
+  json.member("type", config->type);
+  json.member("base", config->base);
+  json.member("rank", config->rank);
+  json.member("alpha", config->alpha);
+  json.member("rslora", config->rslora);
+  json.member("dora", config->dora);
+  write_names(json, "target_modules", config->targets);
+  write_names(json, "modules_to_save", config->saved);
+  json.end_object();
+}
+
+void write_trainer(JsonWriter& json, const Catalog& catalog) {
+  json.key("trainer");
+  if (!catalog.run) {
+    json.null();
+    return;
+  }
+  json.begin_object();
+  json.member("name", catalog.run->trainer);
+  json.key("step");
+  if (catalog.run->step)
+    json.value(*catalog.run->step);
+  else
+    json.null();
+  json.end_object();
+}
+
+void write_file_list(JsonWriter& json, const Catalog& catalog) {
+  json.key("file_list").begin_array();
+  for (const SourceFile& file : catalog.file_list) {
+    json.begin_object();
+    json.member("path", file.path);
+    json.member("bytes", file.bytes);
+    json.member("part", file.part);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+// Tied tensors are one tensor under several names.
+struct Place {
+  uint32_t tie, file;
+  uint64_t offset;
+  auto operator<=>(const Place&) const = default;
+};
+
+bool seen_before(const Tensor& tensor, std::set<Place>& seen) {
+  if (tensor.tie == 0 || tensor.pieces.empty()) return false;
+  const Extent& extent = tensor.pieces.front().extent;
+  return !seen.insert({tensor.tie, extent.file, extent.offset}).second;
+}
+
+}  // namespace
+
+std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
+  const Totals sums = totals(catalog);
+  JsonWriter json;
+  json.begin_document("inspect");
+  json.member("format", catalog.format);
+  json.member("version", catalog.version);
+  json.member("path", catalog.path);
+  json.text_or_null("family", catalog.family);
+  json.text_or_null("dialect", catalog.dialect);
+  write_trainer(json, catalog);
+  write_adapter(json, catalog);
+  json.key("topology");
+  write_topology(json, catalog.topology);
+  json.member("bytes", sums.bytes);
+  json.member("files", sums.files);
+  json.member("parameters", sums.parameters);
+  if (parts.bytes_read) json.member("bytes_read", *parts.bytes_read);
+  if (parts.header_bytes) json.member("header_bytes_read", *parts.header_bytes);
+  json.key("facts").begin_object();
+  for (const auto& [name, fact] : parts.facts) {
+    json.key(name).begin_object().key("value");
+    json.tree(nlohmann::ordered_json(fact.value));
+    json.member("source", fact.source).end_object();
+  }
+  json.end_object();
+  write_quantized(json, quantized_of(catalog));
+  json.key("tensors").begin_array();
+  for (const Tensor& tensor : catalog.tensors)
+    write_tensor(json, catalog, tensor, parts);
+  json.end_array();
+  json.key("objects").begin_array();
+  const ObjectValues values(catalog);
+  for (const Object& object : catalog.objects)
+    write_object(json, values, object);
+  json.end_array();
+  write_file_list(json, catalog);
+  json.key("problems");
+  write_problems(json, catalog.problems);
+  json.key("assumptions").begin_array();
+  for (const std::string& assumption : catalog.assumptions)
+    json.value(assumption);
+  json.end_array();
+  json.end_object();
+  return std::move(json).text();
+}
+
+void write_numbers(JsonWriter& json, const Difference& difference) {
+  if (difference.a) {
+    json.member("dtype_a", name(difference.a->dtype)).key("shape_a");
+    write_dims(json, difference.a->shape);
+  }
+  if (difference.b) {
+    json.member("dtype_b", name(difference.b->dtype)).key("shape_b");
+    write_dims(json, difference.b->shape);
+  }
+  if (!difference.distance) return;
+  json.member("elements", difference.distance->elements);
+  json.member("differing", difference.distance->differing);
+  json.member("max_abs", difference.distance->max_abs);
+  json.member("max_rel", difference.distance->max_rel);
+}
+
+std::string verify_json(const VerifyReport& report) {
+  JsonWriter json;
+  json.begin_document("verify");
+  json.member("ok", report.ok);
+  json.key("checked").begin_object();
+  json.member("tensors", report.tensors);
+  json.member("bytes", report.bytes);
+  json.member("files", report.files);
+  json.end_object();
+  json.key("problems");
+  write_problems(json, report.problems, report.differences, report.facts);
+  write_ranks(json);
+  json.end_object();
+  return std::move(json).text();
+}
+
+Totals totals(const Catalog& catalog) {
+  Totals sums;
+  std::set<Place> seen;
+  for (const Tensor& tensor : catalog.tensors) {
+    // Each term was checked by its reader; their sum may still be a lie.
+    sums.bytes =
+        checked_add(sums.bytes, byte_size(tensor)).value_or(UINT64_MAX);
+    (tensor.kind == Kind::model   ? sums.model
+     : tensor.kind == Kind::optim ? sums.optim
+                                  : sums.other)++;
+    if (tensor.kind == Kind::model && !seen_before(tensor, seen))
+      sums.parameters += element_count(tensor.shape).value_or(0);
+  }
+  // A quantized weight counts as what it stands for, its scales not at all.
+  std::unordered_map<std::string_view, const Tensor*> by_name;
+  const auto weights = quantized_of(catalog);
+  if (!weights.empty())
+    for (const Tensor& tensor : catalog.tensors)
+      if (tensor.kind == Kind::model) by_name.emplace(tensor.name, &tensor);
+  for (const families::LogicalWeight& weight : weights) {
+    sums.parameters += element_count(weight.shape).value_or(0);
+    for (const std::string& part : weight.parts)
+      if (const auto found = by_name.find(part); found != by_name.end())
+        sums.parameters -= element_count(found->second->shape).value_or(0);
+  }
+  // An inflated part of a file is a File of its own, with the same path.
+  std::unordered_set<std::string_view> paths;
+  std::vector<bool> known(catalog.files.size());
+  for (const Tensor& tensor : catalog.tensors) {
+    for (const Piece& piece : tensor.pieces) {
+      const uint32_t file = piece.extent.file;
+      if (known[file]) continue;
+      known[file] = true;
+      paths.insert(catalog.files[file].path);
+    }
+  }
+  sums.files = paths.size();
+  return sums;
+}
+
+ObjectValues::ObjectValues(const Catalog& catalog) {
+  if (!catalog.skeleton) return;
+  document_ = catalog.skeleton->document.get();
+  for (const auto& [node, name] : catalog.skeleton->tensors)
+    names_.emplace(node, name);
+}
+
+nlohmann::ordered_json ObjectValues::json(const Object& object,
+                                          uint64_t budget) const {
+  const auto name_of = [&](pickle::Id tensor, const std::string&) {
+    const auto found = names_.find(tensor);
+    return found == names_.end() ? std::nullopt : std::optional(found->second);
+  };
+  const bool known = object.document.get() == document_;
+  return pickle::to_json(
+      *object.document, object.node, budget,
+      known ? pickle::NameTensor(name_of) : pickle::NameTensor());
+}
+
+std::string ObjectValues::line(const Object& object, size_t length) const {
+  // A value takes two bytes at least: "0,".
+  return value_text(json(object, length / 2 + 1), length);
+}
+
+std::string type_name(const Object& object) {
+  using pickle::Type;
+  const pickle::Document& document = *object.document;
+  switch (document.type(object.node)) {
+    case Type::kNone:
+      return "NoneType";
+    case Type::kBool:
+      return "bool";
+    case Type::kInt:
+    case Type::kBigInt:
+      return "int";
+    case Type::kFloat:
+      return "float";
+    case Type::kString:
+      return "str";
+    case Type::kBytes:
+      return "bytes";
+    case Type::kByteArray:
+      return "bytearray";
+    case Type::kList:
+      return "list";
+    case Type::kTuple:
+      return "tuple";
+    case Type::kSet:
+      return "set";
+    case Type::kFrozenSet:
+      return "frozenset";
+    case Type::kDict:
+      return "dict";
+    case Type::kGlobal:
+      return "global";
+    case Type::kPersistent:
+      return "persistent";
+    case Type::kCall:
+      break;
+  }
+  std::string name = document.callable_name(object.node);
+  std::ranges::replace(name, ' ', '.');
+  return name.empty() ? "object" : name;
+}
+
+}  // namespace ckpt::app

@@ -1,0 +1,80 @@
+// The JSON documents on stdout. Stable: keys are only ever added.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "app/edit/compare.h"
+#include "ckpt/catalog.h"
+#include "convert/facts.h"
+#include "lib/digest.h"
+#include "reshard/numeric.h"
+
+namespace ckpt::app {
+
+class JsonWriter;
+
+// What `inspect --json` shows beyond the catalog itself.
+struct InspectParts {
+  std::span<const Digest> digests = {};   // none, or one per tensor in order
+  std::span<const reshard::Stats> stats;  // likewise
+  families::Facts facts = {};             // what the configuration says
+  bool shards = false;                    // the place of every piece
+  // What was read for digests and statistics, if it was.
+  std::optional<uint64_t> bytes_read = {};    // of tensors
+  std::optional<uint64_t> header_bytes = {};  // before that
+};
+std::string inspect_json(const Catalog& catalog,
+                         const InspectParts& parts = {});
+
+// The fields of a difference that programs read: dtype_a, shape_a, dtype_b,
+// shape_b, elements, differing, max_abs, max_rel; those that are known.
+void write_numbers(JsonWriter& json, const Difference& difference);
+
+// `verify --json`
+struct VerifyReport {
+  bool ok = true;
+  uint64_t tensors = 0;  // what was checked
+  uint64_t bytes = 0;
+  uint64_t files = 0;
+  std::vector<Problem> problems = {};
+  // Of two checkpoints: one for each problem, in order.
+  std::vector<Difference> differences = {};
+  std::vector<families::FactDifference> facts = {};
+};
+std::string verify_json(const VerifyReport& report);
+
+// Sums that reports and headers show.
+struct Totals {
+  uint64_t bytes = 0;       // of all tensors
+  uint64_t files = 0;       // that hold them
+  uint64_t parameters = 0;  // elements of model tensors; tied ones once
+  uint64_t model = 0;       // tensors of each kind
+  uint64_t optim = 0;
+  uint64_t other = 0;
+};
+Totals totals(const Catalog& catalog);
+
+// Values of objects as JSON; tensors in them go by their catalog names.
+class ObjectValues {
+ public:
+  explicit ObjectValues(const Catalog& catalog);
+  nlohmann::ordered_json json(const Object& object, uint64_t budget) const;
+  // For people: on one line of about `length` bytes, escaped.
+  std::string line(const Object& object, size_t length) const;
+
+ private:
+  const pickle::Document* document_ = nullptr;  // that `names_` are of
+  std::unordered_map<uint32_t, std::string> names_;
+};
+
+// The type of an object as Python names it: "int", "dict", or for a call
+// the class, "argparse.Namespace".
+std::string type_name(const Object& object);
+
+}  // namespace ckpt::app

@@ -1,0 +1,320 @@
+#include "app/print/steps.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "app/print/json_writer.h"
+#include "app/print/table.h"
+#include "ckpt/error.h"
+#include "formats/runs/find.h"
+#include "lib/io/file.h"
+#include "lib/io/remote.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+using text::printable;
+
+// What is in a directory, without what lies behind links.
+void add_files(StepRow& step) {
+  constexpr size_t kMostFiles = 1'000'000;
+  namespace fs = std::filesystem;
+  if (io::is_url(step.path)) {
+    if (io::is_directory(step.path))
+      for (const auto& file : io::files_below(step.path))
+        step.bytes += file.bytes;
+    return;
+  }
+  std::error_code failed;
+  size_t left = kMostFiles;
+  time_t newest = 0;
+  for (fs::recursive_directory_iterator at(step.path, failed), end;
+       !failed && at != end && left > 0; at.increment(failed), --left) {
+    struct stat facts;
+    if (::lstat(at->path().c_str(), &facts) != 0 || !S_ISREG(facts.st_mode))
+      continue;
+    step.bytes += static_cast<uint64_t>(facts.st_size);
+    newest = std::max(newest, facts.st_mtime);
+  }
+  step.age =
+      newest == 0 ? 0 : std::max(0.0, std::difftime(::time(nullptr), newest));
+}
+
+std::string format_of(const std::string& path) {
+  try {
+    return std::string(formats::detect(path).format->name);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+// Entries named as the step that was chosen, but for the number at the end.
+std::vector<StepRow> named_alike(const Catalog& catalog) {
+  const std::string inside = catalog.root + "/";
+  if (catalog.root.empty() || !catalog.path.starts_with(inside)) return {};
+  const std::string rest = catalog.path.substr(inside.size());
+  const std::string chosen = rest.substr(0, rest.find('/'));
+  const size_t digits = chosen.find_last_not_of("0123456789") + 1;
+  if (digits == chosen.size()) return {};
+  std::vector<StepRow> steps;
+  for (const std::string& name : io::list_directory(catalog.root)) {
+    if (name.size() <= digits || name.size() > digits + 18 ||
+        !name.starts_with(chosen.substr(0, digits)) ||
+        name.find_first_not_of("0123456789", digits) != name.npos)
+      continue;
+    steps.push_back({.name = name,
+                     .path = io::join(catalog.root, name),
+                     .number = std::stoull(name.substr(digits)),
+                     .trainer = {},
+                     .format = {},
+                     .parts = {},
+                     .why = {}});
+  }
+  if (steps.size() < 2) return {};
+  for (StepRow& step : steps) {
+    step.format = format_of(step.path);
+    step.complete = !step.format.empty();
+    if (!step.complete) step.why = "no format that is known";
+    add_files(step);
+  }
+  std::ranges::sort(steps, {}, &StepRow::number);
+  return steps;
+}
+
+std::string relative(const std::string& path, const std::string& root) {
+  const std::string inside = root.ends_with('/') ? root : root + "/";
+  return path.starts_with(inside) ? path.substr(inside.size()) : path;
+}
+
+// What `inspect --all` says of one step.
+struct Content {
+  size_t model = 0;  // tensors
+  size_t optim = 0;
+  uint64_t parameters = 0;
+  uint64_t bytes = 0;                          // of tensors
+  std::set<std::string> dtypes;                // of the model
+  size_t problems = 0;                         // damage and warnings
+  std::map<std::string, std::string> tensors;  // name -> "f32 [3, 4]"
+};
+
+Content content_of(const Catalog& catalog) {
+  Content content;
+  for (const Tensor& tensor : catalog.tensors) {
+    content.bytes += byte_size(tensor);
+    content.tensors[tensor.name] =
+        fmt::format("{} {}", name(tensor.dtype), to_string(tensor.shape));
+    if (tensor.kind == Kind::optim) ++content.optim;
+    if (tensor.kind != Kind::model) continue;
+    ++content.model;
+    content.parameters += element_count(tensor.shape).value_or(0);
+    content.dtypes.emplace(name(tensor.dtype));
+  }
+  for (const Problem& problem : catalog.problems)
+    content.problems += problem.severity != Problem::Severity::kNote;
+  return content;
+}
+
+// How the names, dtypes and shapes differ from those of the step before.
+struct Change {
+  size_t added = 0, gone = 0, other = 0;
+};
+
+Change change_between(const Content& before, const Content& after) {
+  Change change;
+  for (const auto& [name, form] : after.tensors) {
+    const auto found = before.tensors.find(name);
+    change.added += found == before.tensors.end();
+    change.other += found != before.tensors.end() && found->second != form;
+  }
+  for (const auto& [name, form] : before.tensors)
+    change.gone += !after.tensors.contains(name);
+  return change;
+}
+
+std::string change_text(const Change& change) {
+  std::vector<std::string> words;
+  if (change.added) words.push_back(fmt::format("+{}", change.added));
+  if (change.gone) words.push_back(fmt::format("-{}", change.gone));
+  if (change.other) words.push_back(fmt::format("{} other", change.other));
+  return words.empty() ? "same" : fmt::format("{}", fmt::join(words, " "));
+}
+
+void add_step(JsonWriter& json, const StepRow& step) {
+  json.member("name", step.name);
+  if (step.number) json.member("step", *step.number);
+  json.member("bytes", step.bytes);
+  json.member("seconds", static_cast<uint64_t>(step.age));
+  if (!step.trainer.empty()) json.member("trainer", step.trainer);
+  if (step.trainer.empty()) json.member("format", step.format);
+  json.key("parts").begin_array();
+  for (const std::string& part : step.parts) json.value(part);
+  json.end_array().member("complete", step.complete);
+  if (!step.complete) json.member("why", step.why);
+}
+
+struct Opened {
+  StepRow step;
+  std::optional<Content> content;  // of a complete one
+  std::optional<Change> change;    // from the last complete one
+};
+
+std::vector<Opened> open_all(std::vector<StepRow> steps,
+                             const SourceOptions& source) {
+  std::vector<Opened> all;
+  const Content* before = nullptr;
+  all.reserve(steps.size());  // `before` points into it
+  for (StepRow& step : steps) {
+    Opened& one = all.emplace_back(Opened{std::move(step), {}, {}});
+    if (!one.step.complete) continue;
+    try {
+      one.content =
+          content_of(formats::open(one.step.path, source.from, source.read));
+    } catch (const Error& error) {
+      if (error.code() == ExitCode::kResource) throw;
+      one.step.complete = false;
+      one.step.why = error.problem();
+      continue;
+    }
+    if (before != nullptr) one.change = change_between(*before, *one.content);
+    before = &*one.content;
+  }
+  return all;
+}
+
+std::string all_json(const std::string& root, const std::vector<Opened>& all) {
+  JsonWriter json;
+  json.begin_document("inspect_all").member("path", root);
+  json.key("steps").begin_array();
+  for (const Opened& one : all) {
+    json.begin_object();
+    add_step(json, one.step);
+    if (one.content) {
+      json.member("model_tensors", uint64_t{one.content->model});
+      json.member("optim_tensors", uint64_t{one.content->optim});
+      json.member("parameters", one.content->parameters);
+      json.member("tensor_bytes", one.content->bytes);
+      json.member("problems", uint64_t{one.content->problems});
+      json.key("dtypes").begin_array();
+      for (const std::string& dtype : one.content->dtypes) json.value(dtype);
+      json.end_array();
+    }
+    if (one.change) {
+      json.member("added", uint64_t{one.change->added});
+      json.member("gone", uint64_t{one.change->gone});
+      json.member("changed", uint64_t{one.change->other});
+    }
+    json.end_object();
+  }
+  json.end_array().end_object();
+  return std::move(json).text();
+}
+
+std::string all_text(const std::vector<Opened>& all) {
+  Table table({Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
+               Align::kLeft, Align::kRight, Align::kLeft, Align::kLeft});
+  table.row({"step", "size", "age", "params", "dtype", "optim", "to the last",
+             "parts"});
+  for (const Opened& one : all) {
+    const StepRow& step = one.step;
+    std::vector<std::string> cells{
+        printable(step.name), text::iec_size(step.bytes), age_text(step.age)};
+    if (one.content)
+      cells.insert(cells.end(),
+                   {si_count(one.content->parameters),
+                    fmt::format("{}", fmt::join(one.content->dtypes, " ")),
+                    std::to_string(one.content->optim),
+                    one.change ? change_text(*one.change) : "-",
+                    fmt::format("{}", fmt::join(step.parts, " "))});
+    else
+      cells.insert(cells.end(),
+                   {"-", "-", "-", "-", "incomplete: " + printable(step.why)});
+    table.row(std::move(cells));
+  }
+  return table.text(0);
+}
+
+}  // namespace
+
+std::string age_text(double seconds) {
+  if (seconds < 90) return fmt::format("{:.0f} s", seconds);
+  if (seconds < 5400) return fmt::format("{:.0f} min", seconds / 60);
+  if (seconds < 129'600) return fmt::format("{:.0f} h", seconds / 3600);
+  return fmt::format("{:.0f} d", seconds / 86'400);
+}
+
+std::vector<StepRow> steps_of(const std::string& root,
+                              const SourceOptions& source,
+                              const Catalog* catalog) {
+  std::vector<StepRow> steps;
+  if (source.from.empty() && source.read.trainer != "none")
+    for (runs::Step& step : runs::list_steps(root, source.read.trainer))
+      steps.push_back(
+          {.name = relative(step.path, root),
+           .path = step.path,
+           .number = step.number,
+           .trainer = step.trainer,
+           .format = {},
+           .bytes = step.bytes,
+           .age = std::max(
+               0.0, std::difftime(::time(nullptr), time_t{step.seconds})),
+           .parts = std::move(step.parts),
+           .complete = step.complete,
+           .why = std::move(step.why)});
+  if (steps.empty() && catalog != nullptr) return named_alike(*catalog);
+  return steps;
+}
+
+std::string steps_text(const std::vector<StepRow>& steps, bool all) {
+  std::string names;
+  Table table(
+      {Align::kRight, Align::kRight, Align::kLeft, Align::kLeft, Align::kLeft});
+  for (const StepRow& step : steps) {
+    names += printable(step.name) + "\n";
+    const std::string held =
+        step.trainer.empty() ? step.format
+                             : fmt::format("{}", fmt::join(step.parts, ","));
+    table.row({text::iec_size(step.bytes), age_text(step.age),
+               step.complete ? "complete" : "incomplete",
+               step.complete ? held : printable(step.why),
+               printable(step.name)});
+  }
+  return all ? table.text(0) : names;
+}
+
+std::string steps_json(const std::string& root,
+                       const std::vector<StepRow>& steps) {
+  JsonWriter json;
+  json.begin_document("ls").member("path", root);
+  json.key("entries").begin_array();
+  for (const StepRow& step : steps) {
+    json.begin_object();
+    add_step(json, step);
+    json.end_object();
+  }
+  json.end_array().end_object();
+  return std::move(json).text();
+}
+
+std::string compare_steps(const std::string& root, const SourceOptions& source,
+                          bool json) {
+  std::vector<StepRow> steps = steps_of(root, source, nullptr);
+  if (steps.empty()) {
+    const Catalog catalog = formats::open(root, source.from, source.read);
+    steps = steps_of(root, source, &catalog);
+  }
+  if (steps.empty())
+    throw usage_error({root, {}}, "--all: is no root of steps")
+        .with_hint("name the directory that the steps are in");
+  const std::vector<Opened> all = open_all(std::move(steps), source);
+  return json ? all_json(root, all) : all_text(all);
+}
+
+}  // namespace ckpt::app

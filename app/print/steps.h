@@ -1,0 +1,43 @@
+// The steps of a training root, for listings: of a trainer that is known
+// (formats/runs), else what is named as the step that was followed to.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "app/options/options.h"
+
+namespace ckpt::app {
+
+struct StepRow {
+  std::string name;  // relative to the root
+  std::string path;
+  std::optional<uint64_t> number;
+  std::string trainer;  // "" if none is known
+  std::string format;   // then this; "" if no format takes it
+  uint64_t bytes = 0;
+  double age = 0;                  // seconds since it was last written to
+  std::vector<std::string> parts;  // "model", "optim" …
+  bool complete = false;
+  std::string why;  // if it is not
+};
+
+// From old to new; empty if `root` is none. `catalog` is what it was followed
+// to, or null if it could not be opened.
+std::vector<StepRow> steps_of(const std::string& root,
+                              const SourceOptions& source,
+                              const Catalog* catalog);
+
+// "3 d", "5 h", "12 min"
+std::string age_text(double seconds);
+
+// `ls` of a root: names alone, or a table.
+std::string steps_text(const std::vector<StepRow>& steps, bool all);
+std::string steps_json(const std::string& root,
+                       const std::vector<StepRow>& steps);
+
+// `inspect --all`: opens each one and compares them.
+std::string compare_steps(const std::string& root, const SourceOptions& source,
+                          bool json);
+
+}  // namespace ckpt::app

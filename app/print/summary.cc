@@ -1,0 +1,308 @@
+// The block on top of `inspect`: where, what and how large.
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "app/edit/layers.h"
+#include "app/print/console.h"
+#include "app/print/quantized.h"
+#include "app/print/report.h"
+#include "app/print/table.h"
+#include "app/print/view.h"
+#include "ckpt/error.h"
+#include "convert/facts.h"
+#include "convert/values.h"
+#include "formats/peft/config.h"
+#include "lib/io/file.h"
+#include "lib/io/remote.h"
+#include "lib/text/format.h"
+#include "models/numbers.h"
+
+namespace ckpt::app {
+namespace {
+
+using text::iec_size;
+using text::printable;
+
+// "21 model, 63 optimizer"
+std::string kinds_text(const Totals& sums) {
+  std::string text;
+  const auto add = [&](uint64_t count, std::string_view kind) {
+    if (count == 0) return;
+    if (!text.empty()) text += ", ";
+    text += fmt::format("{} {}", grouped(count), kind);
+  };
+  add(sums.model, "model");
+  add(sums.optim, "optimizer");
+  add(sums.other, "other");
+  return text.empty() ? "none" : text;
+}
+
+std::string format_text(const Catalog& catalog) {
+  std::string text = printable(catalog.format);
+  if (!catalog.version.empty()) text += " " + printable(catalog.version);
+  return text;
+}
+
+std::string family_text(const Catalog& catalog) {
+  if (catalog.family.empty() && catalog.dialect.empty()) return "";
+  std::string text =
+      catalog.family.empty() ? "unknown" : printable(catalog.family);
+  if (!catalog.dialect.empty())
+    text += " (" + printable(catalog.dialect) + " names)";
+  return text;
+}
+
+// "bf16 16.8 KiB, f32 101.1 KiB", the largest first.
+std::string dtypes_text(const Catalog& catalog) {
+  std::map<DType, uint64_t> bytes;
+  for (const Tensor& tensor : catalog.tensors) {
+    uint64_t& sum = bytes[tensor.dtype];
+    sum = checked_add(sum, byte_size(tensor)).value_or(UINT64_MAX);
+  }
+  std::vector<std::pair<DType, uint64_t>> sorted(bytes.begin(), bytes.end());
+  std::ranges::stable_sort(sorted, std::greater{},
+                           &std::pair<DType, uint64_t>::second);
+  std::string text;
+  for (const auto& [dtype, sum] : sorted)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name(dtype),
+                        iec_size(sum));
+  return text;
+}
+
+// What configurations call a number.
+struct Number {
+  std::string_view shown;
+  std::array<std::string_view, 6> keys;
+};
+constexpr auto kNumbers = std::to_array<Number>({
+    {"layers",
+     {"layers", "num_hidden_layers", "num_layers", "n_layers", "n_layer"}},
+    {"hidden", {"hidden_size", "model_dim", "d_model", "dim", "n_embd"}},
+    {"heads",
+     {"heads", "num_attention_heads", "num_attn_heads", "n_heads", "n_head"}},
+    {"kv heads",
+     {"num_key_value_heads", "num_query_groups", "kv_heads", "n_kv_heads"}},
+    {"experts",
+     {"experts", "num_local_experts", "num_experts", "n_routed_experts",
+      "num_moe_experts"}},
+});
+
+std::optional<uint64_t> number_in(const families::Json& values,
+                                  std::string_view key) {
+  if (key.empty() || !values.is_object()) return std::nullopt;
+  const auto found = values.find(std::string(key));
+  if (found == values.end() || !found->is_number_unsigned())
+    return std::nullopt;
+  return found->get<uint64_t>();
+}
+
+// What the ledger of facts knows of the model, else its own configuration.
+families::Json configuration(const Catalog& catalog) {
+  try {
+    families::Json values = families::Json::object();
+    for (const auto& [name, fact] : families::facts_of(catalog))
+      if (fact.value.is_number_unsigned()) values[name] = fact.value;
+    if (values.contains("layers")) return values;
+  } catch (const Error&) {
+    // Known without: a damaged configuration is told by what needs it.
+  }
+  constexpr std::string_view kSides[] = {"mcore", "hf", "fairseq2", "meta",
+                                         "olmo_core"};
+  const auto read = [&](std::string_view side) -> families::Json {
+    try {
+      return families::values_of(catalog, side).values;
+    } catch (const Error&) {
+      return {};  // a command that needs it says what is wrong
+    }
+  };
+  if (!catalog.dialect.empty())
+    if (auto own = read(catalog.dialect); !own.empty()) return own;
+  for (const std::string_view side : kSides)
+    if (auto values = read(side); !values.empty()) return values;
+  return {};
+}
+
+// Layers that the names count: layers.0 … layers.31, or a stacked dimension.
+uint64_t counted_layers(const Catalog& catalog) {
+  uint64_t most = 0;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind != Kind::model) continue;
+    most = std::max<uint64_t>(most, stacked_layers(catalog, tensor));
+    if (const auto layer = layer_of(tensor))
+      most = std::max(most, *layer + 1ul);
+  }
+  return most;
+}
+
+// Rows of the embedding: what a vocabulary was padded to.
+uint64_t embedding_rows(const Catalog& catalog) {
+  constexpr std::string_view kNames[] = {"word_embeddings.weight",
+                                         "embed_tokens.weight",
+                                         "tok_embeddings.weight",
+                                         "wte.weight",
+                                         "embed_in.weight",
+                                         "embeddings.weight",
+                                         "decoder_frontend.embed.weight"};
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind == Kind::model && tensor.shape.size() == 2 &&
+        std::ranges::any_of(kNames, [&](std::string_view ending) {
+          return tensor.name.ends_with(ending);
+        }))
+      return tensor.shape[0];
+  return 0;
+}
+
+std::string vocabulary_text(const families::Json& values,
+                            const Catalog& catalog) {
+  const uint64_t rows = embedding_rows(catalog);
+  const auto used = number_in(values, "vocab_size");
+  if (rows == 0) return used ? "vocabulary " + grouped(*used) : "";
+  if (!used || *used >= rows) return "vocabulary " + grouped(rows);
+  return fmt::format("vocabulary {} + {} rows of padding", grouped(*used),
+                     grouped(rows - *used));
+}
+
+// "32 layers, hidden 4,096, 32 heads, 8 kv heads, vocabulary 32,000"
+std::string model_text(const Catalog& catalog) {
+  const families::Json values = configuration(catalog);
+  std::string text;
+  const auto add = [&](const std::string& part) {
+    if (!part.empty()) text += (text.empty() ? "" : ", ") + part;
+  };
+  for (const Number& number : kNumbers) {
+    std::optional<uint64_t> value;
+    for (const std::string_view key : number.keys)
+      if (!value) value = number_in(values, key);
+    if (!value && number.shown == "layers") value = counted_layers(catalog);
+    if (!value || *value == 0) continue;
+    add(number.shown == "hidden" ? fmt::format("hidden {}", grouped(*value))
+        : *value == 1            ? fmt::format("1 {}", number.shown.substr(
+                                                           0, number.shown.size() - 1))
+                      : fmt::format("{} {}", grouped(*value), number.shown));
+  }
+  add(vocabulary_text(values, catalog));
+  return text;
+}
+
+// The digits at the end of "iter_0000005", "step_5", "checkpoint-500".
+std::optional<uint64_t> number_of_name(const std::string& path) {
+  constexpr std::string_view kStems[] = {"iter_", "step_", "checkpoint-",
+                                         "global_step", "step"};
+  const std::string name = io::base_name(path);
+  for (const std::string_view stem : kStems) {
+    if (!name.starts_with(stem)) continue;
+    const std::string digits = name.substr(stem.size());
+    if (digits.empty() || digits.size() > 18 ||
+        digits.find_first_not_of("0123456789") != digits.npos)
+      continue;
+    return std::stoull(digits);
+  }
+  return std::nullopt;
+}
+
+std::string iteration_text(const Catalog& catalog) {
+  const std::string trainer =
+      catalog.run ? " (" + printable(catalog.run->trainer) + ")" : "";
+  if (catalog.run && catalog.run->step)
+    return grouped(*catalog.run->step) + trainer;
+  const ObjectValues values(catalog);
+  for (const Object& object : catalog.objects)
+    if (object.name == "iteration" && object.document)
+      if (const auto value = values.json(object, 8); value.is_number_unsigned())
+        return grouped(value.get<uint64_t>()) + trainer;
+  if (const auto number = number_of_name(catalog.path))
+    return grouped(*number) + trainer;
+  return catalog.run ? "unknown" + trainer : "";
+}
+
+// "just now", "5 minutes ago", "3 days ago"
+std::string age_text(int64_t seconds) {
+  struct Unit {
+    int64_t seconds;
+    std::string_view name;
+  };
+  constexpr Unit kUnits[] = {{86400, "day"}, {3600, "hour"}, {60, "minute"}};
+  for (const Unit& unit : kUnits)
+    if (seconds >= 2 * unit.seconds)
+      return text::counted(static_cast<uint64_t>(seconds / unit.seconds),
+                           unit.name) +
+             " ago";
+  return "just now";
+}
+
+// When the newest of a few files was written.
+std::string saved_text(const Catalog& catalog) {
+  constexpr size_t kMost = 16;  // each may cost a trip to a metadata server
+  int64_t newest = 0;
+  const size_t step = catalog.files.size() / kMost + 1;
+  for (size_t i = 0; i < catalog.files.size(); i += step) {
+    struct stat info = {};
+    if (io::stat_any(catalog.files[i].path, info))
+      newest = std::max<int64_t>(newest, info.st_mtime);
+  }
+  if (newest == 0) return "";
+  const auto now = std::chrono::duration_cast<std::chrono::seconds>(
+      std::chrono::system_clock::now().time_since_epoch());
+  return age_text(now.count() - newest);
+}
+
+}  // namespace
+
+std::optional<uint64_t> vocabulary_of(const Catalog& catalog) {
+  return number_in(configuration(catalog), "vocab_size");
+}
+
+std::string summary_text(const Catalog& catalog, size_t width) {
+  const Totals sums = totals(catalog);
+  Table table({Align::kLeft, Align::kLeft});
+  constexpr size_t kLabels = 12;
+  // A long value goes on below itself; a path is never broken, for it is
+  // copied.
+  const auto row = [&](std::string_view label, std::string value) {
+    std::string head = styled(label, Style::kBold);
+    while (!value.empty()) {
+      size_t end = value.size();
+      if (width > 2 * kLabels && end + kLabels > width && label != "path")
+        if (const size_t at = value.rfind(", ", width - kLabels - 1);
+            at != value.npos)
+          end = at + 2;
+      std::string part = value.substr(0, end);
+      part.erase(part.find_last_not_of(' ') + 1);
+      table.row({head, std::move(part)});
+      value.erase(0, end);
+      head.clear();
+    }
+  };
+  row("path", printable(catalog.path));
+  if (catalog.root != catalog.path) row("found in", printable(catalog.root));
+  row("format", format_text(catalog));
+  row("family", family_text(catalog));
+  if (const auto adapter = peft::config_of(catalog))
+    row("adapter", printable(peft::describe(*adapter)));
+  row("model", model_text(catalog));
+  row("iteration", iteration_text(catalog));
+  row("topology", to_string(catalog.topology));
+  row("tensors", kinds_text(sums));
+  if (sums.parameters != 0)
+    row("parameters", sums.parameters < 1000
+                          ? grouped(sums.parameters)
+                          : fmt::format("{} ({})", grouped(sums.parameters),
+                                        si_count(sums.parameters)));
+  row("quantized", quantized_text(quantized_of(catalog)));
+  row("size",
+      fmt::format("{} in {}", iec_size(sums.bytes),
+                  sums.files == 1 ? "1 file" : grouped(sums.files) + " files"));
+  row("dtypes", dtypes_text(catalog));
+  row("saved", saved_text(catalog));
+  if (!catalog.objects.empty())
+    row("objects", grouped(catalog.objects.size()) + " (--objects)");
+  return table.text(0);
+}
+
+}  // namespace ckpt::app

@@ -1,0 +1,164 @@
+#include "app/print/write_report.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "app/options/ranks.h"
+#include "app/print/console.h"
+#include "app/print/json_writer.h"
+#include "app/print/progress.h"
+#include "app/print/table.h"
+#include "convert/facts.h"
+#include "convert/values.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+void write_topology(JsonWriter& json, const Topology& topology) {
+  json.key("topology").begin_object();
+  json.member("tp", topology.tp);
+  json.member("pp", topology.pp);
+  json.member("dp", topology.dp);
+  json.member("ep", topology.ep);
+  json.end_object();
+}
+
+void write_side(JsonWriter& json, std::string_view key, std::string_view path,
+                const Catalog& catalog) {
+  json.key(key).begin_object();
+  json.member("path", path);
+  json.member("format", catalog.format);
+  write_topology(json, catalog.topology);
+  json.end_object();
+}
+
+void write_lines(JsonWriter& json, const WriteReport& report) {
+  json.key("assumptions").begin_array();
+  for (const std::string& line : report.source->assumptions) json.value(line);
+  for (const std::string& line : report.target->assumptions)
+    if (!std::ranges::count(report.source->assumptions, line)) json.value(line);
+  json.end_array();
+  json.key("problems").begin_array();
+  for (const auto* problems :
+       {&report.source->problems, &report.target->problems})
+    for (const Problem& problem : *problems) {
+      json.begin_object();
+      json.member("kind", problem.kind);
+      json.member("file", problem.file);
+      json.member("tensor", problem.tensor);
+      json.member("message", problem.message);
+      json.end_object();
+    }
+  json.end_array();
+}
+
+// What Megatron's own --use-checkpoint-args leaves out.
+std::vector<std::string> load_flags(const WriteReport& report) {
+  if (!report.target->catalog.format.starts_with("megatron_")) return {};
+  return families::load_flags(
+      families::values_of(report.target->catalog, "mcore").values);
+}
+
+std::string as_json(const WriteReport& report) {
+  JsonWriter json;
+  json.begin_document(report.command);
+  json.member("command", report.command);
+  json.member("dry_run", report.dry_run);
+  write_side(json, "source", report.source->path, *report.source);
+  write_side(json, "target", report.target_path, report.target->catalog);
+  json.member("tensors", uint64_t{report.target->catalog.tensors.size()});
+  json.member("bytes_read", report.bytes_read);
+  json.member("header_bytes_read", report.header_bytes);
+  json.member("bytes_written", report.bytes_written);
+  if (report.dry_run)
+    json.member("peak_memory", report.peak_memory);
+  else
+    json.member("seconds", report.seconds)
+        .member("peak_memory", peak_memory())
+        .member("verified", report.verified);
+  json.key("files").begin_array();
+  for (const FileFate& file : report.target->fates) {
+    json.begin_object();
+    json.member("path", file.path);
+    json.member("fate", name(file.fate));
+    json.member("reason", file.reason);
+    json.end_object();
+  }
+  json.end_array();
+  json.key("written").begin_array();
+  for (const TargetFile& file : report.target->files) {
+    json.begin_object();
+    json.member("path", file.path.empty() ? io::base_name(report.target_path)
+                                          : file.path);
+    json.member("bytes", file.size);
+    json.end_object();
+  }
+  json.end_array();
+  json.key("load_with").begin_array();
+  for (const std::string& flag : load_flags(report)) json.value(flag);
+  json.end_array();
+  write_lines(json, report);
+  write_ranks(json);
+  json.end_object();
+  return std::move(json).text();
+}
+
+std::string dry_run_text(const WriteReport& report) {
+  std::string text = fmt::format(
+      "{} {} ({}) -> {} {} ({})\n", report.source->format, report.source->path,
+      to_string(report.source->topology), report.target->catalog.format,
+      report.target_path, to_string(report.target->catalog.topology));
+  Table files({Align::kLeft, Align::kRight, Align::kRight}, 2);
+  for (const TargetFile& file : report.target->files)
+    files.row(
+        {text::printable(file.path.empty() ? io::base_name(report.target_path)
+                                           : file.path),
+         grouped(file.size), text::iec_size(file.size)});
+  text += files.text(stdout_is_terminal() ? stdout_width() : 0);
+  text += fmt::format(
+      "{} in {}; reads {} ({} bytes), writes {} ({} bytes); "
+      "at most {} of buffers and plan\n",
+      text::counted(report.target->catalog.tensors.size(), "tensor"),
+      text::counted(report.target->files.size(), "file"),
+      text::iec_size(report.bytes_read), report.bytes_read,
+      text::iec_size(report.bytes_written), report.bytes_written,
+      text::iec_size(report.peak_memory));
+  for (const std::string& line : report.source->assumptions)
+    text += "assumed: " + text::printable(line) + "\n";
+  for (const std::string& line : report.target->assumptions)
+    if (!std::ranges::count(report.source->assumptions, line))
+      text += "assumed: " + text::printable(line) + "\n";
+  return text + "dry run: nothing was written\n";
+}
+
+}  // namespace
+
+void show(const WriteReport& report, const OutputOptions& output) {
+  if (output.json) {
+    print(as_json(report));
+  } else if (report.dry_run) {
+    print(dry_run_text(report));
+  } else if (output.verbosity >= 0) {
+    const double rate = static_cast<double>(report.bytes_written) /
+                        std::max(report.seconds, 1e-6);
+    say(fmt::format(
+        "wrote {}: {} ({}), {} in {}, {} in {:.1f} s ({}/s), peak memory {}{}",
+        text::printable(report.target_path), report.target->catalog.format,
+        to_string(report.target->catalog.topology),
+        text::counted(report.target->catalog.tensors.size(), "tensor"),
+        text::counted(report.target->files.size(), "file"),
+        text::iec_size(report.bytes_written), report.seconds,
+        text::iec_size(static_cast<uint64_t>(rate)),
+        text::iec_size(peak_memory()),
+        report.verified
+            ? std::string(", verified")
+            : "; next: ckpt verify " + text::printable(report.target_path)));
+    if (const auto flags = load_flags(report); !flags.empty())
+      say(text::printable(fmt::format("load with --use-checkpoint-args {}",
+                                      fmt::join(flags, " "))));
+  }
+}
+
+}  // namespace ckpt::app

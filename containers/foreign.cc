@@ -1,0 +1,131 @@
+#include "containers/foreign.h"
+
+#include <algorithm>
+#include <array>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+
+namespace ckpt::formats {
+namespace {
+
+using namespace std::string_view_literals;
+
+struct Magic {
+  size_t at;
+  std::string_view bytes;
+  Foreign foreign;
+};
+
+constexpr std::string_view kUnpack = "unpack it first";
+constexpr std::string_view kFailedDownload =
+    "the download failed and left an error page: fetch the file again";
+constexpr std::string_view kMaybeTorch =
+    "if it is a torch file under another name, open it with --from torch";
+constexpr std::string_view kNumpy =
+    "load it with NumPy and save it with safetensors.numpy.save_file";
+constexpr std::string_view kHdf5 =
+    "load it with h5py or Keras and save it with safetensors.numpy.save_file";
+constexpr std::string_view kOnnx =
+    "open the checkpoint that it was exported from; onnx.numpy_helper reads "
+    "its tensors";
+constexpr std::string_view kFlax =
+    "transformers converts it: from_pretrained(DIR, from_flax=True), then "
+    "save_pretrained";
+constexpr std::string_view kTensorFlow =
+    "transformers converts it: from_pretrained(DIR, from_tf=True), then "
+    "save_pretrained";
+constexpr std::string_view kOrbax =
+    "restore it with orbax.checkpoint and save it with "
+    "safetensors.flax.save_file";
+constexpr std::string_view kGguf =
+    "open the safetensors checkpoint that it was made from; transformers "
+    "dequantizes it: from_pretrained(DIR, gguf_file=FILE)";
+
+constexpr auto kMagics = std::to_array<Magic>({
+    {0,
+     "version https://git-lfs.github.com/spec/v1"sv,
+     {"a git-lfs pointer, not the data",
+      "run `git lfs pull` in the repository to fetch the data"}},
+    {0, "GGUF"sv, {"a GGUF file, which ckpt does not read", kGguf}},
+    {0, "PK\3\4"sv, {"a zip archive", kMaybeTorch}},
+    {0,
+     "\x93NUMPY"sv,
+     {"a NumPy array (.npy), which ckpt does not read", kNumpy}},
+    {0,
+     "\x89HDF\r\n\x1a\n"sv,
+     {"an HDF5 file, which ckpt does not read", kHdf5}},
+    {0, "\x1f\x8b"sv, {"gzip-compressed", kUnpack}},
+    {0, "\x28\xb5\x2f\xfd"sv, {"zstd-compressed", kUnpack}},
+    {0, "\xfd\x37zXZ\0"sv, {"xz-compressed", kUnpack}},
+    {0, "BZh"sv, {"bzip2-compressed", kUnpack}},
+    {257, "ustar"sv, {"a tar archive", kUnpack}},
+    {0, "<!DOCTYPE"sv, {"an HTML page", kFailedDownload}},
+    {0, "<!doctype"sv, {"an HTML page", kFailedDownload}},
+    {0, "<html"sv, {"an HTML page", kFailedDownload}},
+    {0, "<?xml"sv, {"an XML document", kFailedDownload}},
+    {0, "\x80\2"sv, {"a Python pickle", kMaybeTorch}},
+    {0, "\x80\3"sv, {"a Python pickle", kMaybeTorch}},
+    {0, "\x80\4"sv, {"a Python pickle", kMaybeTorch}},
+    {0, "\x80\5"sv, {"a Python pickle", kMaybeTorch}},
+});
+
+struct Ending {
+  std::string_view suffix;
+  Foreign foreign;
+};
+
+// Formats without a magic number, and zips that are known by their name.
+constexpr auto kEndings = std::to_array<Ending>({
+    {".npz", {"a NumPy archive (.npz), which ckpt does not read", kNumpy}},
+    {".onnx", {"an ONNX model, which ckpt does not read", kOnnx}},
+    {".msgpack", {"a Flax checkpoint, which ckpt does not read", kFlax}},
+    {".tflite", {"a TFLite model, which ckpt does not read", kOnnx}},
+    {".keras", {"a Keras file, which ckpt does not read", kHdf5}},
+    {".pb", {"a TensorFlow graph, which ckpt does not read", kTensorFlow}},
+    {".h5", {"a Keras/HDF5 file, which ckpt does not read", kHdf5}},
+    {".nemo",
+     {"a NeMo archive (tar)",
+      "unpack it (tar -xf FILE -C DIR) and open model_weights or the .ckpt in "
+      "it"}},
+});
+
+constexpr auto kDirectories = std::to_array<ForeignDirectory>({
+    {"_CHECKPOINT_METADATA", true, {"an Orbax checkpoint", kOrbax}},
+    {"_METADATA", true, {"an Orbax checkpoint", kOrbax}},
+    {"manifest.ocdbt", true, {"an Orbax checkpoint", kOrbax}},
+    {"saved_model.pb", true, {"a TensorFlow SavedModel", kTensorFlow}},
+    {".ckpt.index", false, {"a TensorFlow checkpoint", kTensorFlow}},
+    {".data-00000-of-00001", false, {"a TensorFlow checkpoint", kTensorFlow}},
+    {"flax_model.msgpack", true, {"a Flax checkpoint", kFlax}},
+    {"rank0.engine",
+     true,
+     {"a TensorRT-LLM engine", "open the checkpoint that it was built from"}},
+});
+
+}  // namespace
+
+std::optional<Foreign> recognise(std::string_view head,
+                                 std::string_view file_name) {
+  for (const Ending& ending : kEndings)
+    if (file_name.ends_with(ending.suffix)) return ending.foreign;
+  for (const Magic& magic : kMagics)
+    if (head.size() > magic.at &&
+        head.substr(magic.at).starts_with(magic.bytes))
+      return magic.foreign;
+  return std::nullopt;
+}
+
+std::span<const ForeignDirectory> foreign_directories() { return kDirectories; }
+
+std::optional<Foreign> recognise_file(const std::string& path) {
+  try {
+    const io::Handle file = io::Handle::open_read(path);
+    const uint64_t size = std::min<uint64_t>(file.size(), kForeignHead);
+    return recognise(file.read_string(0, size), io::base_name(path));
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace ckpt::formats

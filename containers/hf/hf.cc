@@ -1,0 +1,192 @@
+#include "containers/hf/hf.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <system_error>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+#include "lib/text/glob.h"
+#include "lib/text/json.h"
+
+namespace ckpt::formats {
+namespace {
+
+constexpr uint64_t kMaxConfig = 64 << 20;
+
+// Files that models on the hub have beside their weights. Not here: weights,
+// indexes of weights, and files about a training run.
+constexpr auto kSidecars = std::to_array<const char*>({
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "quant_config.json",
+    "quantize_config.json",
+    "quantization_config.json",
+    "hf_quant_config.json",
+    "*processor_config.json",
+    "feature_extractor*.json",
+    "modules.json",
+    "sentence_*_config.json",
+    "config_sentence_transformers.json",
+    "params.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "*.model",
+    "*.model.v[0-9]*",
+    "*.tiktoken",
+    "tekken.json",
+    "chat_template*",
+    "*.jinja",
+    "*.py",  // remote code: one file imports the others
+    "README.md",
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
+});
+
+// Names that transformers gives and no other dialect does.
+constexpr auto kPrefixes = std::to_array<std::string_view>({
+    "model.layers.",
+    "model.embed_tokens.",
+    "model.language_model.",
+    "language_model.model.",
+    "transformer.h.",
+    "transformer.wte.",
+    "gpt_neox.layers.",
+    "lm_head.",
+});
+
+const std::vector<text::Glob>& sidecar_globs() {
+  static const std::vector<text::Glob> globs(kSidecars.begin(),
+                                             kSidecars.end());
+  return globs;
+}
+
+bool is_sidecar(std::string_view name) {
+  return !name.starts_with('.') &&
+         std::ranges::any_of(sidecar_globs(), [&](const text::Glob& glob) {
+           return glob.matches(name);
+         });
+}
+
+bool has_hf_names(const Catalog& catalog) {
+  return std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
+    return std::ranges::any_of(kPrefixes, [&](std::string_view prefix) {
+      return tensor.name.starts_with(prefix);
+    });
+  });
+}
+
+// Mistral keeps its own names in consolidated files, beside a config.json
+// that speaks of others.
+bool has_meta_names(const Catalog& catalog) {
+  return catalog.find("tok_embeddings.weight") != nullptr;
+}
+
+}  // namespace
+
+void add_sidecars(const std::string& directory, Catalog& catalog) {
+  for (const std::string& name : io::list_directory(directory)) {
+    const std::string path = io::join(directory, name);
+    if (!is_sidecar(name) || !io::is_file(path)) continue;
+    catalog.sidecars.push_back({name, path, io::file_size(path).value_or(0)});
+  }
+}
+
+void detect_dialect(const std::string& directory, Catalog& catalog) {
+  const bool hf_names = has_hf_names(catalog);
+  if (hf_names) catalog.dialect = "hf";
+  const std::string path = io::join(directory, "config.json");
+  if (!io::is_file(path)) return;
+  try {
+    const auto config =
+        text::parse_python_json(io::read_file(path, kMaxConfig), path);
+    const auto type = config.find("model_type");
+    const bool names_model =
+        type != config.end() || config.contains("architectures");
+    if (names_model && (hf_names || !has_meta_names(catalog)))
+      catalog.dialect = "hf";
+    if (catalog.family.empty() && type != config.end() && type->is_string()) {
+      catalog.family = type->get<std::string>();
+      catalog.assumptions.push_back("family " +
+                                    text::printable(catalog.family) +
+                                    ": model_type in config.json");
+    }
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kResource) throw;
+    catalog.problems.push_back({Problem::Severity::kWarning,
+                                "config_json",
+                                path,
+                                {},
+                                error.problem()});
+  }
+}
+
+namespace {
+
+std::string_view torch_name(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return "float64";
+    case DType::f32:
+      return "float32";
+    case DType::f16:
+      return "float16";
+    case DType::bf16:
+      return "bfloat16";
+    default:
+      return {};
+  }
+}
+
+// `key`: "\"dtype\"", with its quotes.
+void replace_dtype(std::string& text, std::string_view key,
+                   std::string_view with) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  for (size_t at = 0; (at = text.find(key, at)) != text.npos;) {
+    at += key.size();
+    size_t next = text.find_first_not_of(kSpace, at);
+    if (next == text.npos || text[next] != ':') continue;
+    next = text.find_first_not_of(kSpace, next + 1);
+    if (next == text.npos || text[next] != '"') continue;
+    const size_t end = text.find('"', next + 1);
+    if (end == text.npos) return;
+    const std::string_view value =
+        std::string_view(text).substr(next + 1, end - next - 1);
+    for (const DType known : {DType::f64, DType::f32, DType::f16, DType::bf16})
+      if (value == torch_name(known)) {
+        text.replace(next + 1, value.size(), with);
+        break;
+      }
+  }
+}
+
+}  // namespace
+
+void set_config_dtype(Catalog& catalog, DType dtype) {
+  const std::string_view with = torch_name(dtype);
+  if (with.empty()) return;
+  for (Sidecar& sidecar : catalog.sidecars) {
+    if (sidecar.name != "config.json" || sidecar.size > kMaxConfig) continue;
+    const std::string old =
+        sidecar.text ? *sidecar.text : io::read_file(sidecar.path, kMaxConfig);
+    std::string text = old;
+    for (const std::string_view key : {"\"torch_dtype\"", "\"dtype\""})
+      replace_dtype(text, key, with);
+    if (text == old) continue;
+    sidecar.path = "made:" + sidecar.name;
+    sidecar.size = text.size();
+    sidecar.text = std::make_shared<const std::string>(std::move(text));
+    catalog.assumptions.push_back(
+        fmt::format("config.json: the dtype is {}, as --dtype says", with));
+  }
+}
+
+}  // namespace ckpt::formats

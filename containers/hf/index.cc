@@ -1,0 +1,271 @@
+#include "containers/hf/index.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+#include "lib/text/json.h"
+#include "lib/text/name_table.h"
+#include "lib/text/scan.h"
+
+namespace ckpt::formats {
+namespace {
+
+using text::printable;
+
+constexpr uint64_t kMaxIndex = uint64_t{512} << 20;
+
+void check_plain_name(const Index& index, const std::string& tensor,
+                      std::string_view file) {
+  constexpr std::string_view kForbidden("/\\\0", 3);
+  if (!file.empty() && file != "." && file != ".." &&
+      file.find_first_of(kForbidden) == file.npos)
+    return;
+  throw unsafe_error({index.path, tensor},
+                     "\"{}\" is no plain file name, and may lead out of the "
+                     "directory",
+                     printable(file))
+      .with_hint("the index must name files beside it; do not trust this one");
+}
+
+class Parser {
+ public:
+  Parser(std::string_view json, Index& index, std::string_view folder)
+      : index_(index), folder_(folder), scan_(json, index.path) {}
+
+  void parse() {
+    scan_.enter_object();
+    while (const auto key = scan_.next_key()) {
+      if (*key == "weight_map") {
+        once(has_weights_, "weight_map");
+        read_weights();
+      } else if (*key == "metadata") {
+        once(has_metadata_, "metadata");
+        read_metadata();
+      } else {
+        scan_.skip();
+      }
+    }
+    scan_.finish();
+    if (!has_weights_)
+      throw input_error({index_.path, {}}, "\"weight_map\" is missing");
+    number_files();
+    check_unique();
+  }
+
+ private:
+  void once(bool& seen, std::string_view key) {
+    if (std::exchange(seen, true))
+      scan_.fail(fmt::format("key \"{}\" given twice", key));
+    scan_.about(key);
+  }
+
+  void read_weights() {
+    scan_.enter_object();
+    while (const auto key = scan_.next_key()) {
+      std::string tensor(*key);
+      const std::string_view file = scan_.string();
+      auto found = files_.find(file);
+      if (found == files_.end()) {
+        check_plain_name(index_, tensor, in_folder(file));
+        const auto id = static_cast<uint32_t>(files_.size());
+        found = files_.emplace(file, id).first;
+      }
+      index_.weights.push_back({std::move(tensor), found->second});
+    }
+    scan_.about({});
+  }
+
+  // What follows "FOLDER/", if a name begins so.
+  std::string_view in_folder(std::string_view file) const {
+    const bool inside = !folder_.empty() && file.starts_with(folder_) &&
+                        file.substr(folder_.size()).starts_with('/');
+    return inside ? file.substr(folder_.size() + 1) : file;
+  }
+
+  void read_metadata() {
+    index_.metadata = text::parse_json(scan_.skip(), index_.path);
+    scan_.about({});
+    const nlohmann::json& metadata = index_.metadata;
+    if (metadata.is_null()) return;
+    if (!metadata.is_object())
+      throw input_error({index_.path, "metadata"}, "expected an object");
+    const auto total = metadata.find("total_size");
+    if (total != metadata.end()) index_.total_size = whole_number(*total);
+  }
+
+  // Older transformers counted a bool as 1/8 byte and so wrote 1234.0.
+  static std::optional<uint64_t> whole_number(const nlohmann::json& value) {
+    if (value.is_number_unsigned()) return value.get<uint64_t>();
+    if (!value.is_number_float()) return std::nullopt;
+    const auto number = value.get<double>();
+    if (number < 0 || number >= 0x1p53 || number != std::floor(number))
+      return std::nullopt;
+    return static_cast<uint64_t>(number);
+  }
+
+  // From the order of appearance to the order of names.
+  void number_files() {
+    std::vector<uint32_t> sorted(files_.size());
+    for (const auto& [name, id] : files_) {
+      sorted[id] = static_cast<uint32_t>(index_.files.size());
+      index_.files.push_back(name);
+    }
+    for (Index::Weight& weight : index_.weights)
+      weight.file = sorted[weight.file];
+  }
+
+  void check_unique() {
+    text::NameTable names;
+    names.reserve(index_.weights.size());
+    for (uint32_t i = 0; const Index::Weight& weight : index_.weights)
+      names.add(weight.tensor, i++);
+    names.sort();
+    if (const auto twice = names.duplicate())
+      throw input_error({index_.path, std::string(twice->name)},
+                        "given twice in weight_map");
+  }
+
+  Index& index_;
+  const std::string_view folder_;
+  text::Scanner scan_;
+  bool has_weights_ = false;
+  bool has_metadata_ = false;
+  std::map<std::string, uint32_t, std::less<>> files_;  // in order of
+                                                        // appearance
+};
+
+void check_files_exist(const std::string& directory, const Index& index) {
+  std::vector<std::string> missing;
+  for (const std::string& file : index.files) {
+    const std::string path = io::join(directory, file);
+    if (io::is_directory(path))
+      throw input_error({index.path, {}},
+                        "weight_map names {}, which is a directory",
+                        printable(file));
+    if (!io::is_file(path)) missing.push_back(file);
+  }
+  if (missing.empty()) return;
+  throw input_error({index.path, {}},
+                    "{} of the {} files that weight_map names {} missing: {}",
+                    missing.size(), index.files.size(),
+                    missing.size() == 1 ? "is" : "are", list_some(missing))
+      .with_hint(
+          "fetch the missing files again; a link to nothing counts "
+          "as missing");
+}
+
+Problem warning(std::string kind, std::string file, std::string tensor,
+                std::string message) {
+  return {Problem::Severity::kWarning, std::move(kind), std::move(file),
+          std::move(tensor), std::move(message)};
+}
+
+}  // namespace
+
+bool is_index_name(std::string_view file_name, std::string_view suffix) {
+  constexpr std::string_view kEnd = ".json";
+  if (!file_name.ends_with(kEnd)) return false;
+  file_name.remove_suffix(kEnd.size());
+  const std::string middle = std::string(suffix) + ".index";
+  const size_t at = file_name.rfind(middle);
+  if (at == file_name.npos || at == 0) return false;
+  const std::string_view variant = file_name.substr(at + middle.size());
+  return variant.empty() || variant[0] == '.';
+}
+
+WeightFiles find_weight_files(std::string_view stem, std::string_view suffix,
+                              std::span<const std::string> names,
+                              std::span<const std::string> indexes) {
+  const std::string single = std::string(stem) + std::string(suffix);
+  const std::string index = single + ".index.json";
+  if (std::ranges::binary_search(names, single)) return {{single}, {}};
+  if (std::ranges::binary_search(indexes, index)) return {{}, index};
+  return {numbered_set(names, stem, suffix), {}};
+}
+
+Index read_index(const std::string& directory, const std::string& index_file,
+                 std::string_view folder) {
+  Index index;
+  index.path = io::join(directory, index_file);
+  const std::string json = io::read_file(index.path, kMaxIndex);
+  Parser(json, index, folder).parse();
+  check_files_exist(directory, index);
+  return index;
+}
+
+std::vector<Located> select_indexed(
+    const std::string& directory, const Index& index,
+    std::span<const std::vector<std::string_view>> found,
+    std::vector<Problem>& problems) {
+  text::NameTable indexed;
+  indexed.reserve(index.weights.size());
+  for (uint32_t i = 0; const Index::Weight& weight : index.weights)
+    indexed.add(weight.tensor, i++);
+  indexed.sort();
+
+  const auto path = [&](uint32_t file) {
+    return io::join(directory, index.files[file]);
+  };
+  std::vector<bool> seen(index.weights.size());
+  std::vector<Located> selected;
+  for (uint32_t f = 0; f < found.size(); ++f) {
+    for (uint32_t t = 0; t < found[f].size(); ++t) {
+      const auto entry = indexed.find(found[f][t]);
+      const std::string name(found[f][t]);
+      if (entry.empty()) {
+        problems.push_back(warning("unindexed_tensor", path(f), name,
+                                   "is not in the index; loaders that follow "
+                                   "the index ignore it"));
+      } else if (index.weights[entry[0].id].file != f) {
+        const std::string& owner = index.files[index.weights[entry[0].id].file];
+        problems.push_back(warning("duplicate_tensor", path(f), name,
+                                   "is here too; the one in " +
+                                       printable(owner) +
+                                       ", which the index names, is used"));
+        continue;
+      } else {
+        seen[entry[0].id] = true;
+      }
+      selected.push_back({f, t});
+    }
+  }
+  for (size_t i = 0; i < seen.size(); ++i) {
+    if (seen[i]) continue;
+    const Index::Weight& weight = index.weights[i];
+    throw input_error({index.path, weight.tensor},
+                      "the index says it is in {}, but it is not",
+                      printable(index.files[weight.file]));
+  }
+  return selected;
+}
+
+void check_total_size(const Index& index, uint64_t bytes,
+                      std::vector<Problem>& problems) {
+  if (index.total_size == bytes || !index.metadata.is_object()) return;
+  const auto given = index.metadata.find("total_size");
+  if (given == index.metadata.end()) return;
+  problems.push_back(
+      warning("total_size", index.path, {},
+              fmt::format("total_size is {}, the tensors have {} bytes",
+                          printable(given->dump()), bytes)));
+}
+
+std::string write_index(std::span<const IndexEntry> weight_map,
+                        uint64_t total_size, nlohmann::json metadata) {
+  if (!metadata.is_object()) metadata = nlohmann::json::object();
+  metadata["total_size"] = total_size;
+  nlohmann::json map = nlohmann::json::object();
+  for (const IndexEntry& entry : weight_map)
+    map[std::string(entry.tensor)] = entry.file;
+  const nlohmann::json index = {{"metadata", std::move(metadata)},
+                                {"weight_map", std::move(map)}};
+  constexpr bool kAscii = true;  // as Python's json.dumps
+  return index.dump(2, ' ', kAscii) + "\n";
+}
+
+}  // namespace ckpt::formats

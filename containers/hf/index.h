@@ -1,0 +1,91 @@
+// The index of a checkpoint that is spread over files, as Hugging Face
+// libraries write it for safetensors and for torch .bin files:
+//
+//   {"metadata":   {"total_size": bytes, …},      may be missing
+//    "weight_map": {"tensor": "file", …}}         plain names of files beside
+//    it
+//
+// The file names come from the file, so they are hostile: they never lead out
+// of the directory. Names of tensors are data; any string will do.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "containers/hf/numbered.h"
+
+namespace ckpt::formats {
+
+struct Index {
+  struct Weight {
+    std::string tensor;
+    uint32_t file = 0;  // index into files
+  };
+  std::string path;  // of the index itself
+  // Names in the directory, or FOLDER/NAME: sorted, unique.
+  std::vector<std::string> files;
+  std::vector<Weight> weights;         // in the order of the index
+  std::optional<uint64_t> total_size;  // metadata.total_size, if it is there
+  nlohmann::json metadata;             // an object, or null if there is none
+};
+
+// True for "model.safetensors.index.json", "model.safetensors.index.fp16.json"
+// and the like: `suffix` (".safetensors", ".bin"), then .index, a variant, and
+// .json.
+bool is_index_name(std::string_view file_name, std::string_view suffix);
+
+// Where the weights called `stem` are, as loaders look for them: in STEM
+// SUFFIX, else where STEM SUFFIX.index.json says, else in a set STEM-x-of-N
+// SUFFIX. Both lists are sorted. One of the members is empty, or both.
+struct WeightFiles {
+  std::vector<std::string> names;
+  std::string index;
+};
+WeightFiles find_weight_files(std::string_view stem, std::string_view suffix,
+                              std::span<const std::string> names,
+                              std::span<const std::string> indexes);
+
+// Reads `directory`/`index_file` and checks all of it, also that every file
+// is there. Throws an input_error for a malformed index and for a file that
+// is missing, an unsafe_error for a file name that is no plain name. Files may
+// also be one level down: in `folder`, if there is one.
+Index read_index(const std::string& directory, const std::string& index_file,
+                 std::string_view folder = {});
+
+// A tensor of one of the files: its number in the file's own order.
+struct Located {
+  uint32_t file = 0;
+  uint32_t tensor = 0;
+};
+
+// Holds what is in the files (`found[f]`: the names in index.files[f], unique
+// in it) against the index and says which to take, by file, then in the file's
+// order. A tensor that the index promises and its file lacks is an
+// input_error. One that the index lacks is taken, with a warning
+// ("unindexed_tensor"); a second copy of an indexed one is left out, with a
+// warning ("duplicate_tensor").
+std::vector<Located> select_indexed(
+    const std::string& directory, const Index& index,
+    std::span<const std::vector<std::string_view>> found,
+    std::vector<Problem>& problems);
+
+// Warns ("total_size") if the index says another sum than `bytes`.
+void check_total_size(const Index& index, uint64_t bytes,
+                      std::vector<Problem>& problems);
+
+// The text of an index: two spaces, sorted keys, ASCII, a newline at the end.
+// `metadata`: other members than total_size.
+struct IndexEntry {
+  std::string_view tensor;
+  std::string_view file;
+};
+std::string write_index(std::span<const IndexEntry> weight_map,
+                        uint64_t total_size, nlohmann::json metadata = {});
+
+}  // namespace ckpt::formats

@@ -1,0 +1,123 @@
+#include "convert/check.h"
+
+#include <set>
+
+#include "ckpt/error.h"
+#include "models/key_table.h"
+
+namespace ckpt::families {
+namespace {
+
+// The dialect's own table of shapes, where it has one (fairseq2): from the
+// configuration that the numbers make.
+KeyTable table_of(const Numbers& numbers) {
+  const Dialect& dialect = numbers.dialect();
+  if (dialect.name != "fairseq2" || dialect.config.is_null()) return {};
+  Config config;
+  const Json made = config_table(dialect.config, numbers);
+  for (const auto& [field, value] : made.items())
+    if (value.is_number_integer()) config[field] = value.get<int64_t>();
+  return KeyTable::for_family(numbers.family().name(), config);
+}
+
+class Checker {
+ public:
+  Checker(const Numbers& numbers, const Shapes& tensors)
+      : numbers_(numbers), family_(numbers.family()) {
+    report_.dialect = numbers.dialect().name;
+    for (const auto& [name, shape] : tensors) add(name, shape);
+  }
+
+  DialectCheck run() {
+    try {
+      table_ = table_of(numbers_);
+      for (const Instance& one : instances(numbers_.dialect(), numbers_))
+        check(one);
+      for (const auto& [name, shape] : there_)
+        if (!used_.contains(name) &&
+            !Family::ignored(name, family_.hf().ignore) &&
+            !family_.repeats(name))
+          find("unknown", name, "no rule uses it");
+    } catch (const Error& error) {
+      report_.findings.push_back({"number", {}, error.problem(), error.hint()});
+    }
+    report_.used = used_.size();
+    report_.made = made_.size();
+    report_.numbers = numbers_.used();
+    return std::move(report_);
+  }
+
+ private:
+  void find(std::string kind, std::string tensor, std::string message) {
+    report_.findings.push_back(
+        {std::move(kind), std::move(tensor), std::move(message), {}});
+  }
+
+  void add(const std::string& name, const Shape& shape) {
+    const std::string normal = family_.normal_name(name);
+    if (!there_.emplace(normal, shape).second)
+      find("doubled", name, "there is a " + normal + " already");
+  }
+
+  void check(const Instance& one) {
+    std::vector<Shape> shapes;
+    std::vector<std::string> missing;
+    for (const std::string& name : one.hf) {
+      const auto found = there_.find(name);
+      if (found == there_.end())
+        missing.push_back(name);
+      else
+        shapes.push_back(found->second);
+    }
+    if (!missing.empty() && one.rule->optional) return;
+    for (const std::string& name : missing)
+      find("missing", name, "needed for " + one.to);
+    if (!made_.insert(one.to).second)
+      find("doubled", one.to, "two rules make it");
+    if (missing.empty()) use(one, shapes);
+  }
+
+  void use(const Instance& one, const std::vector<Shape>& shapes) {
+    for (const std::string& name : one.hf) {
+      const bool again = !used_.insert(name).second;
+      // Slices of one stacked tensor, and copies, share their source.
+      const bool shared = one.rule->alias || indexed(*one.rule);
+      if (again && !shared) find("doubled", name, "used again by " + one.to);
+    }
+    const std::string name = one.hf.empty() ? one.to : one.hf[0];
+    try {
+      const Shape shape = shape_of(one, numbers_, shapes);
+      const auto wanted = table_.shape(one.to);
+      if (wanted && *wanted != shape)
+        find("misshapen", name,
+             one.to + " would be " + to_string(shape) + ", not " +
+                 to_string(*wanted));
+    } catch (const Error& error) {
+      // A number that is missing is no matter of shapes.
+      if (!error.hint().empty()) throw;
+      find("misshapen", name, error.problem());
+    }
+  }
+
+  static bool indexed(const Rule& rule) {
+    for (const Op& op : rule.ops)
+      if (op.name == "index") return true;
+    return false;
+  }
+
+  const Numbers& numbers_;
+  const Family& family_;
+  KeyTable table_;
+  Shapes there_;
+  std::set<std::string> used_;
+  std::set<std::string> made_;
+  DialectCheck report_;
+};
+
+}  // namespace
+
+DialectCheck check_dialect(const Numbers& numbers, const Shapes& tensors) {
+  return Checker(numbers, tensors).run();
+}
+
+}  // namespace ckpt::families

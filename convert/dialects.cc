@@ -1,0 +1,107 @@
+// Which dialect a checkpoint speaks, and of which family it is.
+#include <algorithm>
+
+#include "convert/translate.h"
+#include "convert/values.h"
+#include "lib/text/glob.h"
+
+namespace ckpt::families {
+namespace {
+
+struct FormatRow {
+  std::string_view format, dialect;
+};
+constexpr FormatRow kFormats[] = {
+    {"megatron_torch_dist", "mcore"},
+    {"megatron_zarr", "mcore"},
+    {"megatron_legacy", "mcore"},
+    {"meta", "meta"},
+    {"fairseq2", "fairseq2"},
+    {"olmo_core", "olmo_core"},
+    {"olmo_core_v1", "olmo_core"},
+    {"modelopt", "hf"},
+    {"vllm", "vllm"},
+};
+
+// A name that models of one dialect alone have.
+struct NameRow {
+  std::string_view glob, dialect;
+};
+constexpr NameRow kNames[] = {
+    {"*embedding.word_embeddings.weight", "mcore"},
+    {"*decoder.layers.*self_attention.linear_*", "mcore"},
+    {"*language_model.encoder.layers.*", "mcore"},
+    {"tok_embeddings.weight", "meta"},
+    {"layers.*.attention.wq.weight", "meta"},
+    {"*decoder_frontend.embed.weight", "fairseq2"},
+    {"decoder.layers.*.self_attn.output_proj.weight", "fairseq2"},
+    {"encoder*.layers.*.self_attn.output_proj.weight", "fairseq2"},
+    {"blocks.*.attention.w_q.weight", "olmo_core"},
+    {"blocks.*.feed_forward*", "olmo_core"},
+    {"transformer.blocks.*.att_proj.weight", "olmo_legacy"},
+    {"*model.embed_tokens.weight", "hf"},
+    {"*model.layers.*", "hf"},
+    {"transformer.h.*", "hf"},
+    {"wte.weight", "hf"},
+    {"gpt_neox.*", "hf"},
+};
+
+}  // namespace
+
+std::string_view dialect_of_format(std::string_view format) {
+  for (const FormatRow& row : kFormats)
+    if (row.format == format) return row.dialect;
+  return {};
+}
+
+std::string_view dialect_of(const Catalog& catalog) {
+  // Containers of a dialect that is told by names all the same.
+  const bool open =
+      catalog.format == "modelopt" || catalog.format == "olmo_core_v1" ||
+      (catalog.format == "vllm" && catalog.dialect == "hf");  // unfused
+  const auto dialect = dialect_of_format(catalog.format);
+  if (!dialect.empty() && !open) return dialect;
+  for (const NameRow& row : kNames) {
+    const text::Glob glob{std::string(row.glob)};
+    const bool any = std::ranges::any_of(catalog.tensors, [&](const Tensor& t) {
+      return t.kind == Kind::model && glob.matches(t.name);
+    });
+    if (any) return row.dialect;
+  }
+  if (catalog.dialect == "hf") return "hf";
+  return {};
+}
+
+std::shared_ptr<const Family> find_family(const Catalog& source,
+                                          const TranslateOptions& options) {
+  if (!options.family_file.empty())
+    return Family::from_file(options.family_file);
+  const bool native =
+      source.format == "fairseq2" || source.dialect == "fairseq2";
+  const auto known = [&](const std::string& name) {
+    const Values values = values_of(source, native ? "fairseq2" : "hf");
+    std::shared_ptr<const Family> family;
+    if (native) family = Family::for_fairseq2(name, values.values);
+    if (!family && Family::exists(name)) family = Family::by_name(name);
+    return family;
+  };
+  if (!options.family.empty()) {
+    auto family = known(options.family);
+    return family ? family : Family::by_name(options.family);
+  }
+  if (!options.config_from.empty())
+    if (auto family = Family::for_config(
+            values_of_file(options.config_from, "hf").values))
+      return family;
+  if (const Values hf = values_of(source, "hf"); !hf.source.empty())
+    if (auto family = Family::for_config(hf.values)) return family;
+  if (const Values args = values_of(source, "mcore"); !args.source.empty())
+    if (const auto name = args.values.find("ckpt_family");
+        name != args.values.end() && name->is_string() &&
+        Family::exists(name->get<std::string>()))
+      return Family::by_name(name->get<std::string>());
+  if (source.family.empty()) return nullptr;
+  return known(source.family);
+}
+
+}  // namespace ckpt::families

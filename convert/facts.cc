@@ -1,0 +1,223 @@
+#include "convert/facts.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "ckpt/error.h"
+#include "convert/facts_table.h"
+#include "convert/translate.h"
+
+namespace ckpt::families {
+namespace {
+
+constexpr uint64_t kMostLayers = 100'000;
+
+bool is_off(const Json& value) {
+  return value.is_null() || value == Json(false) ||
+         (value.is_number() && value.get<double>() == 0);
+}
+
+bool same_value(const Json& a, const Json& b) {
+  if (is_off(a) && is_off(b)) return true;
+  if (a.is_number() && b.is_number()) {
+    const double x = a.get<double>(), y = b.get<double>();
+    return std::abs(x - y) <= 1e-9 * std::max(std::abs(x), std::abs(y));
+  }
+  if (a.is_array() && b.is_array())
+    return a.size() == b.size() &&
+           std::equal(a.begin(), a.end(), b.begin(), same_value);
+  return a == b;
+}
+
+// A list of one value for all layers is that value.
+Json collapsed(Json list) {
+  if (list.empty()) return nullptr;
+  for (const Json& item : list)
+    if (!same_value(item, list[0])) return list;
+  return Json(list[0]);
+}
+
+class Reader {
+ public:
+  Reader(const std::shared_ptr<const Family>& family, const std::string& side,
+         const Values& values, const Overrides& overrides)
+      : side_(side), source_(values.source) {
+    const Dialect* dialect = family->dialect(side);
+    for (const Dialect& one : family->dialects())
+      if (!dialect && !one.rules.empty()) dialect = &one;
+    if (!dialect) return;
+    Json all = prepared(*family, side, values.values, defaulted_);
+    overrides_ = all.at("trait").value("facts", Json::object());
+    values_ = all;
+    numbers_.emplace(family, *dialect, side, std::move(all), "", overrides);
+  }
+
+  Facts run() {
+    Facts facts;
+    if (!numbers_) return facts;
+    for (const Json& group : facts_table().at("groups"))
+      for (const auto& [name, sides] : group.at("facts").items())
+        if (const Json* how = expression(name, sides))
+          add(name, *how, group, facts);
+    return facts;
+  }
+
+ private:
+  const Json* expression(const std::string& name, const Json& sides) const {
+    if (const auto own = overrides_.find(name); own != overrides_.end())
+      if (const auto found = own->find(side_); found != own->end())
+        return &*found;
+    auto found = sides.find(side_);
+    if (found == sides.end()) found = sides.find("");
+    return found == sides.end() ? nullptr : &*found;
+  }
+
+  void add(const std::string& name, const Json& how, const Json& group,
+           Facts& facts) const {
+    std::string from;
+    try {
+      Json value = how.is_object() ? each(how, from)
+                                   : numbers_->eval(how, Indices(), from);
+      if (const auto names = group.find("same"); names != group.end())
+        if (value.is_string() && names->contains(value.get<std::string>()))
+          value = Json(names->at(value.get<std::string>()));
+      facts[name] = {std::move(value), source_of(from),
+                     group.value("weak", false)};
+    } catch (const Error& error) {
+      if (!is_unsaid(error)) damaged(name, how, error);
+    }
+  }
+
+  // A number that this side does not say, rather than one that makes no sense.
+  static bool is_unsaid(const Error& error) {
+    std::string_view text = error.problem();
+    const size_t quoted = text.rfind("\": ");  // behind the expression
+    if (quoted != text.npos) text.remove_prefix(quoted + 3);
+    for (const char* absent :
+         {"null ", " null", "no way to find it", "is missing"})
+      if (text.find(absent) != text.npos) return true;
+    return false;
+  }
+
+  [[noreturn]] void damaged(const std::string& name, const Json& how,
+                            const Error& error) const {
+    const Json& text = how.is_object() ? how.at("of") : how;
+    const Expr parsed(text.get<std::string>());
+    std::string said;
+    for (const std::string& key : parsed.names())
+      if (const auto found = values_.find(key); found != values_.end())
+        said += fmt::format("{}{} {}", said.empty() ? "" : ", ", key,
+                            shown_fact(*found));
+    throw unfaithful_error({source_, {}}, "{}: {}{}{}", name, error.problem(),
+                           said.empty() ? "" : " of ", said)
+        .with_hint(
+            "put that key of the configuration right; --set NAME=VALUE "
+            "gives single numbers");
+  }
+
+  Json each(const Json& how, std::string& from) const {
+    const auto index = how.at("each").get<std::string>();
+    const uint64_t count = numbers_->count(index);
+    if (count > kMostLayers) return nullptr;
+    Json list = Json::array();
+    for (uint64_t i = 0; i < count; ++i)
+      list.push_back(numbers_->eval(how.at("of"), {{index, i}}, from));
+    return collapsed(std::move(list));
+  }
+
+  // "config.json rope_theta", or what the absence of the key means. Names of
+  // the ledger's own are left out.
+  std::string source_of(const std::string& from) const {
+    std::set<std::string> sorted;  // which is looked up first, compilers choose
+    for (size_t at = 0; at < from.size();) {
+      const size_t end = std::min(from.find(", ", at), from.size());
+      std::string name = from.substr(at, end - at);
+      at = end + 2;
+      if (name.starts_with("trait.")) continue;
+      if (name.starts_with("rope.") && side_ == "hf")
+        name = "rope_parameters" + name.substr(4);
+      sorted.insert(std::move(name));
+    }
+    const std::string names = fmt::format("{}", fmt::join(sorted, ", "));
+    if (names.empty()) return "the family";
+    if (std::ranges::count(defaulted_, names) != 0)
+      return names + " by default";
+    return source_.empty() ? names : source_ + " " + names;
+  }
+
+  std::string side_;
+  std::string source_;
+  Json overrides_ = Json::object();
+  Json values_;
+  std::vector<std::string> defaulted_;
+  std::optional<Numbers> numbers_;
+};
+
+}  // namespace
+
+bool in_ledger(const Family& family) {
+  return facts_table().at("families").contains(family.name());
+}
+
+Facts read_facts(const std::shared_ptr<const Family>& family,
+                 const std::string& side, const Values& values,
+                 const Overrides& overrides) {
+  if (!in_ledger(*family)) return {};
+  return Reader(family, side, values, overrides).run();
+}
+
+Facts facts_of(const Catalog& catalog) {
+  const std::string side(dialect_of(catalog));
+  const auto family = find_family(catalog, {});
+  if (side.empty() || !family) return {};
+  if (side != "hf" && side != "vllm") {
+    const Values own = values_of(catalog, side);
+    if (!own.source.empty()) return read_facts(family, side, own);
+  }
+  const Values config = values_of(catalog, "hf");
+  if (config.source.empty()) return {};
+  return read_facts(family, "hf", config);
+}
+
+std::vector<FactDifference> differing(const Facts& a, const Facts& b) {
+  std::vector<FactDifference> all;
+  for (const auto& [name, fact] : a) {
+    const auto other = b.find(name);
+    if (other == b.end() || fact.weak) continue;
+    if (!same_value(fact.value, other->second.value))
+      all.push_back({name, fact.value, other->second.value, fact.source,
+                     other->second.source});
+  }
+  return all;
+}
+
+std::vector<FactDifference> differing(const Facts& a, const Facts& b,
+                                      const std::string& side) {
+  std::vector<FactDifference> all = differing(a, b);
+  std::erase_if(all, [&](const FactDifference& one) {
+    for (const Json& group : facts_table().at("groups")) {
+      if (!group.at("facts").contains(one.name) || !group.contains("near"))
+        continue;
+      const Json& near = group.at("near");
+      return near.contains(side) && one.a.is_number() && one.b.is_number() &&
+             one.a <= near.at(side) && one.b <= near.at(side);
+    }
+    return false;
+  });
+  return all;
+}
+
+std::string shown_fact(const Json& value) {
+  if (value.is_null() || value == Json(false)) return "none";
+  std::string text =
+      value.is_string()
+          ? value.get<std::string>()
+          : value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return text.size() > 60 ? text.substr(0, 57) + "..." : text;
+}
+
+}  // namespace ckpt::families

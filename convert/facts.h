@@ -1,0 +1,78 @@
+// The ledger of facts: what changes the function of a model, whatever dialect
+// says it. facts.json has one expression a dialect for each, with what absence
+// means there; hf_defaults.json has the defaults of transformers' classes.
+//
+//   config.json     rope_scaling {"rope_type": "llama3", "factor": 32, …} ┐
+//   Megatron args   use_rope_scaling, rope_scaling_factor 32              ├ one
+//   params.json     use_scaled_rope, rope_scaling_factor 32               ┘
+//                                                            rope_type llama3
+//                                                            rope_factor 32
+//
+// A configuration that is made from another is read back: what then differs
+// was not said, and the conversion is refused.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "convert/values.h"
+#include "models/numbers.h"
+
+namespace ckpt::families {
+
+struct Fact {
+  Json value;          // null or false: there is none of it
+  std::string source;  // "config.json rope_theta"
+  bool weak = false;   // the function is the same without it
+};
+using Facts = std::map<std::string, Fact>;
+
+// True if the ledger has the family.
+bool in_ledger(const Family& family);
+
+// What a configuration says in one dialect ("hf", "mcore", "meta", "fairseq2",
+// "olmo_core"). Facts that the dialect has no way to say are not in it. Empty
+// if the ledger does not have the family.
+Facts read_facts(const std::shared_ptr<const Family>& family,
+                 const std::string& side, const Values& values,
+                 const Overrides& overrides = {});
+
+// Of a checkpoint: its own configuration, or the config.json beside it. Empty
+// if there is none, or its family is not known.
+Facts facts_of(const Catalog& catalog);
+
+struct FactDifference {
+  std::string name;
+  Json a, b;
+  std::string source_a, source_b;
+};
+// Those that both have and that are not the same.
+std::vector<FactDifference> differing(const Facts& a, const Facts& b);
+// The same without those that the ledger calls near in the dialect `side`: an
+// epsilon that fairseq2's code fixes, and another that is as small.
+std::vector<FactDifference> differing(const Facts& a, const Facts& b,
+                                      const std::string& side);
+
+// Makes `table`, a configuration in the dialect `side`, say the facts of the
+// source: keys are added, changed and taken away. Throws unfaithful_error for
+// all that it can't say. `what`: the table's name in messages. Returns facts
+// that are near there, not the same.
+std::vector<FactDifference> say_facts(
+    const std::shared_ptr<const Family>& family, const std::string& side,
+    const Facts& facts, const std::string& what, Json& table);
+
+// The flags that Megatron's training needs beside --use-checkpoint-args, which
+// does not read them from the args: {"--norm-epsilon", "1e-06", …}.
+std::vector<std::string> load_flags(const Json& args);
+
+// The keys of a configuration in one dialect that are no facts and not known
+// to change nothing: "block.layer_norm.frobnicate".
+std::vector<std::string> unknown_keys(const Family& family,
+                                      const std::string& side,
+                                      const Json& config);
+
+// As a message shows it: 32.0, "yarn", none.
+std::string shown_fact(const Json& value);
+
+}  // namespace ckpt::families

@@ -1,0 +1,191 @@
+// Configurations, as the ledger's expressions read them.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "convert/facts_olmo.h"
+#include "convert/facts_table.h"
+#include "lib/embedded.h"
+
+namespace ckpt::families {
+namespace {
+
+const Json kNull;
+
+const Json& at(const Json& object, const char* key) {
+  if (!object.is_object()) return kNull;
+  const auto found = object.find(key);
+  return found == object.end() ? kNull : *found;
+}
+
+// Sizes: a configuration without them says nothing, whatever the class has.
+constexpr auto kSizes =
+    std::to_array<std::string_view>({"num_hidden_layers",
+                                     "hidden_size",
+                                     "num_attention_heads",
+                                     "intermediate_size",
+                                     "vocab_size",
+                                     "n_layer",
+                                     "n_embd",
+                                     "n_head",
+                                     "n_positions",
+                                     "n_inner",
+                                     "head_dim",
+                                     "num_experts",
+                                     "num_local_experts",
+                                     "n_routed_experts",
+                                     "num_experts_per_tok",
+                                     "moe_intermediate_size",
+                                     "ffn_hidden_size",
+                                     "num_kv_heads",
+                                     "qk_head_dim",
+                                     "tie_word_embeddings",
+                                     "shared_expert_intermediate_size",
+                                     "max_position_embeddings",
+                                     "original_max_position_embeddings",
+                                     "rope"});
+
+void merge(Json& into, const Json& from) {
+  if (!from.is_object()) return;
+  for (const auto& [key, value] : from.items())
+    if (!value.is_null()) into[key] = value;
+}
+
+// What is said though it follows from the rest, and what follows from it.
+void settle_yarn(const Json& values, Json& rope) {
+  const Json& most = at(values, "max_position_embeddings");
+  const Json& first = at(rope, "original_max_position_embeddings");
+  if (at(rope, "factor").is_null() && most.is_number() && first.is_number() &&
+      first > 0)
+    rope["factor"] = most.get<double>() / first.get<double>();
+  const Json& factor = at(rope, "factor");
+  const Json& attention = at(rope, "attention_factor");
+  if (!factor.is_number() || factor <= 1 || !attention.is_number()) return;
+  const double usual = 0.1 * std::log(factor.get<double>()) + 1;
+  const bool scaled =
+      truthy(at(rope, "mscale")) && truthy(at(rope, "mscale_all_dim"));
+  if (!scaled && std::abs(attention.get<double>() - usual) < 1e-9 * usual)
+    rope.erase("attention_factor");
+}
+
+// Both spellings: rope_parameters of v5, rope_theta and rope_scaling of v4.
+Json hf_rope(const Json& values, const Json& defaults) {
+  Json rope = Json::object();
+  merge(rope, at(defaults, "rope"));
+  const Json* parameters = &at(values, "rope_parameters");
+  if (at(*parameters, "full_attention").is_object())
+    parameters = &at(*parameters, "full_attention");
+  for (const char* key : {"rotary_emb_base", "rope_theta"})
+    if (!at(values, key).is_null()) rope["rope_theta"] = at(values, key);
+  for (const char* key : {"rotary_pct", "partial_rotary_factor"})
+    if (!at(values, key).is_null())
+      rope["partial_rotary_factor"] = at(values, key);
+  merge(rope, *parameters);
+  merge(rope, at(values, "rope_scaling"));
+  Json type = at(rope, "rope_type").is_null() ? at(rope, "type")
+                                              : at(rope, "rope_type");
+  if (type == "su") type = "longrope";
+  rope.erase("type");
+  rope.erase("rope_type");
+  if (!type.is_null() && type != "default" && type != "mrope")
+    rope["type"] = type;
+  if (type == "yarn") settle_yarn(values, rope);
+  return rope;
+}
+
+// Megatron's window is (left, right): so many tokens before this one.
+Json mcore_window(const Json& values) {
+  Json window = Json::object();
+  const Json& size = at(values, "window_size");
+  if (size.is_array() && !size.empty() && size[0].is_number_integer() &&
+      size[0] >= 0)
+    window["size"] = size[0].get<int64_t>() + 1;
+  else if (size.is_number_integer() && size > 0)
+    window["size"] = size;
+  const Json& skip = at(values, "window_attn_skip_freq");
+  if (skip.is_array()) window["list"] = skip;
+  if (skip.is_number_integer() && skip > 0) window["every"] = skip;
+  return window;
+}
+
+void prepare_hf(const Json& defaults, Json& values,
+                std::vector<std::string>& defaulted) {
+  const Json text = at(values, "text_config");
+  merge(values, text);
+  values["rope"] = hf_rope(values, defaults);
+  for (const auto& [key, value] : defaults.items()) {
+    if (values.contains(key)) continue;
+    if (std::ranges::count(kSizes, key) != 0) continue;
+    values[key] = value;
+    defaulted.push_back(key);
+  }
+}
+
+// {"0": a, "1": b}, as model_yaml.h has lists.
+Json listed(const Json& items) {
+  if (!items.is_object()) return items;
+  Json list = Json::array();
+  for (size_t i = 0; i < items.size(); ++i)
+    list.push_back(at(items, std::to_string(i).c_str()));
+  return list;
+}
+
+void prepare_fairseq2(Json& values) {
+  if (values.contains("layer_types"))
+    values["layer_types"] = listed(values["layer_types"]);
+  // Its code scales no model without windows.
+  if (at(values, "sliding_window").is_null()) values.erase("yarn_scale_config");
+  const Json factors =
+      listed(at(at(values, "rope_scale"), "frequency_factors"));
+  if (!factors.is_array() || factors.size() != 2) return;
+  values["rope_low"] = factors[0];
+  values["rope_high"] = factors[1];
+}
+
+}  // namespace
+
+const Json& facts_table() {
+  static const Json table = Json::parse(embedded_text("facts"));
+  return table;
+}
+
+const Json& hf_defaults(const std::string& model_type) {
+  static const Json table = Json::parse(embedded_text("hf_defaults"));
+  static const Json nothing = Json::object();
+  const auto found = table.find(model_type);
+  return found == table.end() ? nothing : *found;
+}
+
+std::string model_type_of(const Family& family, const Json& values) {
+  const auto& types = family.hf().model_types;
+  for (const Json* place : {&values, &at(values, "text_config")}) {
+    const Json& type = at(*place, "model_type");
+    if (type.is_string() &&
+        std::ranges::count(types, type.get<std::string>()) != 0)
+      return type.get<std::string>();
+  }
+  return types.empty() ? family.name() : types.front();
+}
+
+Json traits_of(const Family& family, const Json& values) {
+  const Json& families = facts_table().at("families");
+  Json traits = Json::object();
+  merge(traits, at(families, family.name().c_str()));
+  const std::string type = model_type_of(family, values);
+  if (type != family.name()) merge(traits, at(families, type.c_str()));
+  return traits;
+}
+
+Json prepared(const Family& family, const std::string& side, Json values,
+              std::vector<std::string>& defaulted) {
+  Json traits = traits_of(family, side == "hf" ? values : Json());
+  if (side == "hf")
+    prepare_hf(hf_defaults(model_type_of(family, values)), values, defaulted);
+  if (side == "mcore") values["window"] = mcore_window(values);
+  if (side == "olmo_core") prepare_olmo(values);
+  if (side == "fairseq2") prepare_fairseq2(values);
+  values["trait"] = std::move(traits);
+  return values;
+}
+
+}  // namespace ckpt::families

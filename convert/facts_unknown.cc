@@ -1,0 +1,134 @@
+// The keys of a configuration that the ledger does not know.
+#include <algorithm>
+#include <set>
+
+#include "convert/facts.h"
+#include "convert/facts_table.h"
+#include "lib/text/glob.h"
+
+namespace ckpt::families {
+namespace {
+
+constexpr size_t kDeepest = 64;
+
+// Whether the configuration is an object of objects, whose leaves have names.
+bool is_nested(const std::string& side) {
+  return side == "olmo_core" || side == "fairseq2";
+}
+
+class Known {
+ public:
+  Known(const Family& family, const std::string& side) : side_(side) {
+    for (const Json& glob : facts_table().at("inert").at(side))
+      inert_.emplace_back(glob.get<std::string>());
+    for (const Json& group : facts_table().at("groups")) add_facts(group);
+    const Json traits = traits_of(family, Json());
+    if (const auto own = traits.find("facts"); own != traits.end())
+      for (const auto& item : own->items()) add_side(item.value());
+    for (const Dialect& dialect : family.dialects()) {
+      for (const auto& variable : dialect.vars)
+        if (const auto how = variable.second.find(side);
+            how != variable.second.end())
+          add(how->second);
+      if (dialect.name == side) add_keys(dialect.config, 0);
+    }
+  }
+
+  bool has(const std::string& key) const {
+    return names_.contains(key) ||
+           std::ranges::any_of(inert_, [&](const text::Glob& glob) {
+             return glob.matches(key);
+           });
+  }
+
+ private:
+  void add_facts(const Json& group) {
+    for (const auto& item : group.at("facts").items()) add_side(item.value());
+    const auto writes = group.find("write");
+    if (writes != group.end() && writes->contains(side_))
+      add_keys(writes->at(side_), 0);
+  }
+
+  void add_side(const Json& sides) {
+    const auto how = sides.find(side_);
+    if (how == sides.end()) return;
+    add(how->is_object() ? how->at("of").get<std::string>()
+                         : how->get<std::string>());
+  }
+
+  // "model.block.layer_norm.eps": each of its words is one that is looked at.
+  void add(const std::string& expression) {
+    const Expr parsed(expression);
+    for (const std::string& name : parsed.names())
+      for (size_t at = 0; at < name.size();) {
+        const size_t end = std::min(name.find('.', at), name.size());
+        names_.insert(name.substr(at, end - at));
+        at = end + 1;
+      }
+  }
+
+  void add_keys(const Json& table, size_t depth) {
+    if (!table.is_object() || depth > kDeepest) return;
+    for (const auto& [key, value] : table.items()) {
+      names_.insert(key);
+      add_keys(value, depth + 1);
+    }
+  }
+
+  std::string side_;
+  std::set<std::string, std::less<>> names_;
+  std::vector<text::Glob> inert_;
+};
+
+// Of leaves that say something: null and false are what absence is.
+void find_unknown(const Known& known, const Json& table, bool nested,
+                  const std::string& before, size_t depth,
+                  std::vector<std::string>& unknown) {
+  for (const auto& [key, value] : table.items()) {
+    const bool number = key.find_first_not_of("0123456789") == key.npos;
+    if (value.is_null() || value == Json(false) || number) continue;
+    if (!known.has(key))
+      unknown.push_back(before + key);
+    else if (nested && value.is_object() && depth < kDeepest)
+      find_unknown(known, value, nested, before + key + ".", depth + 1,
+                   unknown);
+  }
+}
+
+std::vector<std::string> unknown_of_hf(const Family& family,
+                                       const Json& config) {
+  std::vector<std::string> unknown;
+  const Json& known = hf_defaults(model_type_of(family, config));
+  if (known.empty()) return unknown;
+  std::vector<text::Glob> inert;
+  for (const Json& glob : facts_table().at("inert").at("hf"))
+    inert.emplace_back(glob.get<std::string>());
+  for (const auto& item : config.items()) {
+    const std::string& key = item.key();
+    const auto matches = [&](const text::Glob& glob) {
+      return glob.matches(key);
+    };
+    if (!known.contains(key) && std::ranges::none_of(inert, matches))
+      unknown.push_back(key);
+  }
+  return unknown;
+}
+
+}  // namespace
+
+std::vector<std::string> unknown_keys(const Family& family,
+                                      const std::string& side,
+                                      const Json& config) {
+  if (!in_ledger(family) || !config.is_object()) return {};
+  if (side == "hf") return unknown_of_hf(family, config);
+  if (!facts_table().at("inert").contains(side)) return {};
+  std::vector<std::string> unknown;
+  const Json& table = side == "olmo_core" && config.contains("model")
+                          ? config.at("model")
+                          : config;
+  if (table.is_object())
+    find_unknown(Known(family, side), table, is_nested(side), "", 0, unknown);
+  return unknown;
+}
+
+}  // namespace ckpt::families

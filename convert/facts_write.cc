@@ -1,0 +1,225 @@
+// A configuration made to say the facts of another.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "convert/facts.h"
+#include "convert/facts_table.h"
+#include "lib/text/format.h"
+
+namespace ckpt::families {
+namespace {
+
+// What the names of "write" stand for: facts, traits, and windows in the form
+// that configurations have them.
+class FactScope : public Expr::Scope {
+ public:
+  FactScope(const Facts& facts, const Json& traits) {
+    for (const auto& [name, fact] : facts) values_[name] = fact.value;
+    for (const auto& [name, value] : traits.items())
+      values_["trait." + name] = value;
+    add_windows();
+  }
+
+  const Json& value(const std::string& name) const override {
+    static const Json nothing;
+    const auto found = values_.find(name);
+    return found == values_.end() ? nothing : found->second;
+  }
+
+ private:
+  void add_windows() {
+    const Json window = value("window");
+    const auto is_size = [](const Json& size) {
+      return size.is_number_integer() && size > 0;
+    };
+    if (is_size(window)) values_["window_of"] = window;
+    const Json layers = value("layers");
+    if (!layers.is_number_integer() || layers < 0 || layers > 100000) return;
+    Json types = Json::array(), list = Json::array();
+    for (size_t l = 0; l < layers.get<size_t>(); ++l) {
+      const bool known = window.is_array() && l < window.size();
+      const Json& size = known ? window[l] : window;
+      if (known && is_size(size)) values_["window_of"] = size;
+      types.push_back(is_size(size) ? "sliding_attention" : "full_attention");
+      list.push_back(is_size(size) ? 1 : 0);
+    }
+    values_["window_types"] = std::move(types);
+    if (window.is_array()) values_["window_list"] = std::move(list);
+  }
+
+  std::map<std::string, Json> values_;
+};
+
+Json made(const Json& entry, const FactScope& scope) {
+  if (entry.is_string()) {
+    const auto text = entry.get<std::string>();
+    return text.starts_with('=') ? Expr(text.substr(1)).eval(scope) : entry;
+  }
+  if (entry.is_array()) {
+    Json list = Json::array();
+    for (const Json& item : entry) {
+      list.push_back(made(item, scope));
+      if (list.back().is_null()) return nullptr;
+    }
+    return list;
+  }
+  if (!entry.is_object()) return entry;
+  Json object = Json::object();
+  for (const auto& [key, item] : entry.items())
+    if (Json value = made(item, scope); !value.is_null())
+      object[key] = std::move(value);
+  return object.empty() ? Json() : object;
+}
+
+class Sayer {
+ public:
+  Sayer(const std::shared_ptr<const Family>& family, const std::string& side,
+        const Facts& facts, std::string what, Json& table)
+      : family_(family),
+        side_(side),
+        facts_(facts),
+        what_(std::move(what)),
+        table_(table),
+        traits_(traits_of(*family, table)),
+        scope_(facts, traits_) {}
+
+  std::vector<FactDifference> run() {
+    choose_type();
+    const auto before = missing();
+    for (const Json& group : facts_table().at("groups"))
+      if (side_ == "mcore" || concerns(group, before)) write(group);
+    const Facts said = read_facts(family_, side_, {table_, ""});
+    const auto after = differing(facts_, said, side_);
+    if (!after.empty()) refuse(after);
+    return differing(facts_, said);
+  }
+
+ private:
+  std::vector<FactDifference> missing() const {
+    return differing(facts_, read_facts(family_, side_, {table_, ""}));
+  }
+
+  // OLMo 3 is OLMo 2 with windows: transformers has a class for each.
+  void choose_type() {
+    const auto windowed = traits_.find("windowed");
+    if (side_ != "hf" || windowed == traits_.end() ||
+        scope_.value("window_of").is_null())
+      return;
+    table_.update(*windowed);
+    traits_ = traits_of(*family_, table_);
+    scope_ = FactScope(facts_, traits_);
+  }
+
+  static bool concerns(const Json& group,
+                       const std::vector<FactDifference>& differences) {
+    return std::ranges::any_of(differences, [&](const FactDifference& one) {
+      return group.at("facts").contains(one.name);
+    });
+  }
+
+  void write(const Json& group) {
+    const auto writes = group.find("write");
+    if (writes == group.end() || !writes->contains(side_)) return;
+    // What the source does not say stays as the family's table has it.
+    const auto said = [&](const auto& item) {
+      return facts_.contains(item.key());
+    };
+    const auto facts = group.at("facts").items();
+    if (std::none_of(facts.begin(), facts.end(), said)) return;
+    for (const auto& [key, entry] : writes->at(side_).items())
+      put(key, made(entry, scope_));
+  }
+
+  void put(const std::string& key, Json value) {
+    if (side_ == "hf") {
+      const Json& own = hf_defaults(model_type_of(*family_, table_));
+      const bool rotary = key.starts_with("ro") || key.starts_with("partial");
+      if (!own.contains(key) && !rotary) return;
+      // Absence would mean the default of the class.
+      if (value.is_null() && own.contains(key) && !own.at(key).is_null()) {
+        table_[key] = nullptr;
+        return;
+      }
+    }
+    if (value.is_null())
+      table_.erase(key);
+    else
+      table_[key] = std::move(value);
+  }
+
+  std::string possible(const std::string& name) const {
+    for (const Json& group : facts_table().at("groups"))
+      if (group.at("facts").contains(name) && group.contains("can"))
+        return group.at("can").value(side_, "");
+    return {};
+  }
+
+  [[noreturn]] void refuse(const std::vector<FactDifference>& all) const {
+    std::string list;
+    for (const FactDifference& one : all)
+      list += fmt::format("{}{} is {} ({}), {} would mean {}",
+                          list.empty() ? "" : "; ", one.name, shown_fact(one.a),
+                          one.source_a, what_, shown_fact(one.b));
+    std::string can = possible(all[0].name);
+    throw unfaithful_error({}, "{}", text::printable(list))
+        .with_hint(fmt::format(
+            "{} of {} can say: {}", what_, family_->name(),
+            can.empty() ? all[0].name + " " + shown_fact(all[0].b) : can));
+  }
+
+  std::shared_ptr<const Family> family_;
+  std::string side_;
+  const Facts& facts_;
+  std::string what_;
+  Json& table_;
+  Json traits_;
+  FactScope scope_;
+};
+
+}  // namespace
+
+std::vector<FactDifference> say_facts(
+    const std::shared_ptr<const Family>& family, const std::string& side,
+    const Facts& facts, const std::string& what, Json& table) {
+  if (facts.empty() || !in_ledger(*family)) return {};
+  return Sayer(family, side, facts, what, table).run();
+}
+
+namespace {
+
+// What Megatron takes without the flag.
+bool is_default(const std::string& key, const Json& value, const Json& args) {
+  if (value.is_null() || value == Json(key == "bias_gelu_fusion")) return true;
+  if (key == "norm_epsilon") return value == 1e-5;
+  if (key == "moe_router_score_function") return value == "softmax";
+  if (key != "kv_channels") return false;
+  const Json width = args.value("hidden_size", Json());
+  const Json heads = args.value("num_attention_heads", Json());
+  return width.is_number_integer() && heads.is_number_integer() && heads > 0 &&
+         width.get<int64_t>() / heads.get<int64_t>() == value;
+}
+
+std::string flag_value(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  std::string text = value.dump();
+  if (!value.is_array() || value.size() != 2 || value[0] < 2) return text;
+  return "(" + text.substr(1, text.size() - 2) + ")";  // a window
+}
+
+}  // namespace
+
+std::vector<std::string> load_flags(const Json& args) {
+  std::vector<std::string> flags;
+  if (!args.is_object()) return flags;
+  for (const auto& [key, flag] : facts_table().at("load_with").items()) {
+    const auto found = args.find(key);
+    if (found == args.end() || is_default(key, *found, args)) continue;
+    flags.push_back(flag);
+    if (!found->is_boolean()) flags.push_back(flag_value(*found));
+  }
+  return flags;
+}
+
+}  // namespace ckpt::families

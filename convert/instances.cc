@@ -1,0 +1,122 @@
+#include "convert/instances.h"
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+
+namespace ckpt::families {
+namespace {
+
+// The largest models have some 100,000 tensors.
+constexpr uint64_t kMostNames = 4'000'000;
+
+// The indices in the braces of a name, in the order in which they appear.
+std::vector<std::string> indices_in(const std::string& name,
+                                    const Dialect& dialect) {
+  std::vector<std::string> found;
+  for (size_t open = name.find('{'); open != name.npos;
+       open = name.find('{', open + 1)) {
+    const size_t close = name.find('}', open);
+    const Expr inside(name.substr(open + 1, close - open - 1));
+    for (const std::string& used : inside.names())
+      if (dialect.index.contains(used) && std::ranges::count(found, used) == 0)
+        found.push_back(used);
+  }
+  return found;
+}
+
+class Expander {
+ public:
+  Expander(const Dialect& dialect, const Numbers& numbers)
+      : dialect_(dialect), numbers_(numbers) {}
+
+  std::vector<Instance> run() {
+    check_requirements();
+    for (const Rule& rule : dialect_.rules) {
+      rule_ = &rule;
+      names_ = indices_in(rule.to, dialect_);
+      index_.clear();
+      repeat(0);
+    }
+    return std::move(all_);
+  }
+
+ private:
+  // What the dialect can't say of a model, so that nothing would tell.
+  void check_requirements() const {
+    const auto conditions = dialect_.section.find("requires");
+    if (conditions == dialect_.section.end()) return;
+    for (const Json& pair : *conditions) {
+      if (numbers_.holds(pair[0].get<std::string>())) continue;
+      throw unfaithful_error({numbers_.source(), {}}, "family {} in {}: {}",
+                             numbers_.family().name(), dialect_.name,
+                             pair[1].get<std::string>())
+          .with_hint("needed: " + pair[0].get<std::string>());
+    }
+  }
+
+  // For every value of the indices from names_[depth] on.
+  void repeat(size_t depth) {
+    if (depth == names_.size()) return add();
+    const uint64_t count = numbers_.count(names_[depth]);
+    // Counts before it goes through them: `when` may refuse all of them.
+    claim(count);
+    for (uint64_t i = 0; i < count; ++i) {
+      index_[names_[depth]] = i;
+      repeat(depth + 1);
+    }
+    index_.erase(names_[depth]);
+  }
+
+  void add() {
+    if (!numbers_.holds(rule_->when, index_)) return;
+    Instance one;
+    one.rule = rule_;
+    one.index = index_;
+    one.to = numbers_.fill(rule_->to, index_);
+    if (rule_->each.empty()) {
+      for (const std::string& name : rule_->hf)
+        one.hf.push_back(numbers_.fill(name, index_));
+    } else {
+      spell_out(one.hf);
+    }
+    claim(one.hf.size());
+    all_.push_back(std::move(one));
+  }
+
+  void spell_out(std::vector<std::string>& names) {
+    const uint64_t count = numbers_.count(rule_->each);
+    claim(count);
+    Indices at = index_;
+    for (uint64_t i = 0; i < count; ++i) {
+      at[rule_->each] = i;
+      names.push_back(numbers_.fill(rule_->hf[0], at));
+    }
+  }
+
+  void claim(uint64_t count) {
+    names_claimed_ += std::min(count, kMostNames);
+    if (count <= kMostNames && names_claimed_ <= kMostNames) return;
+    throw unfaithful_error({numbers_.source(), {}},
+                           "family {}: more than {} tensors",
+                           numbers_.family().name(), kMostNames)
+        .with_hint("the numbers of layers and experts multiply to it");
+  }
+
+  const Dialect& dialect_;
+  const Numbers& numbers_;
+  const Rule* rule_ = nullptr;
+  std::vector<std::string> names_;
+  Indices index_;
+  std::vector<Instance> all_;
+  uint64_t names_claimed_ = 0;
+};
+
+}  // namespace
+
+std::vector<Instance> instances(const Dialect& dialect,
+                                const Numbers& numbers) {
+  return Expander(dialect, numbers).run();
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,53 @@
+#include "convert/misfits.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace ckpt::families {
+namespace {
+
+constexpr size_t kListed = 10;
+
+void add(std::string& text, const char* what,
+         const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  text += fmt::format("{}{} {}", text.empty() ? "" : "; ", names.size(), what);
+  for (size_t i = 0; i < std::min(names.size(), kListed); ++i)
+    text += (i == 0 ? ": " : ", ") + names[i];
+  if (names.size() > kListed) text += ", …";
+}
+}  // namespace
+
+void Misfits::misshapen(const std::string& name, const Error& error) {
+  misshapen_.push_back(name + ": " + error.problem());
+  if (!error.hint().empty()) hint_ = error.hint();
+}
+
+void Misfits::check(const std::string& path, const Numbers& numbers,
+                    const std::string& direction) const {
+  std::string text;
+  add(text, "not known to the family", unknown_);
+  add(text, "missing", missing_);
+  add(text, "there twice", doubled_);
+  add(text, "of another shape", misshapen_);
+  if (text.empty()) return;
+  throw unfaithful_error({path, {}}, "family {}, {}: {}",
+                         numbers.family().name(), direction, text)
+      .with_hint(hint());
+}
+
+std::string Misfits::hint() const {
+  if (!misshapen_.empty() && !hint_.empty()) return hint_;
+  if (!misshapen_.empty())
+    return "the numbers may be another model's: `ckpt family check` prints "
+           "them, --set NAME=VALUE changes one";
+  if (!unknown_.empty())
+    return "--drop GLOB leaves tensors out by name; --family-file FILE has "
+           "rules for them";
+  if (!missing_.empty())
+    return "if the model has no such tensors: --allow-missing GLOB";
+  return "--drop GLOB leaves one of them out";
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,50 @@
+// What does not fit a family's rules, collected: a user wants to see all of it
+// at once.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "lib/text/glob.h"
+#include "models/numbers.h"
+
+namespace ckpt::families {
+
+class Globs {
+ public:
+  explicit Globs(const std::vector<std::string>& patterns) {
+    for (const std::string& pattern : patterns) globs_.emplace_back(pattern);
+  }
+  bool match(std::string_view name) const {
+    return std::ranges::any_of(
+        globs_, [&](const text::Glob& glob) { return glob.matches(name); });
+  }
+
+ private:
+  std::vector<text::Glob> globs_;
+};
+
+class Misfits {
+ public:
+  void unknown(const std::string& name) { unknown_.push_back(name); }
+  void missing(const std::string& name, const std::string& of) {
+    missing_.push_back(name == of ? name : name + " (for " + of + ")");
+  }
+  void doubled(const std::string& name) { doubled_.push_back(name); }
+  void misshapen(const std::string& name, const Error& error);
+
+  // Throws unfaithful_error that lists them, if there are any. `direction`:
+  // "hf to mcore".
+  void check(const std::string& path, const Numbers& numbers,
+             const std::string& direction) const;
+
+ private:
+  std::string hint() const;
+
+  std::vector<std::string> unknown_, missing_, doubled_, misshapen_;
+  std::string hint_;
+};
+
+}  // namespace ckpt::families

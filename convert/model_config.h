@@ -1,0 +1,56 @@
+// What a checkpoint says of its model besides tensors, in one dialect and in
+// another: config.json, Megatron's args, params.json, model.yaml.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "convert/facts.h"
+#include "convert/translate.h"
+
+namespace ckpt::families {
+
+class Configuration {
+ public:
+  // `from`: the source's dialect. Throws input_error for a damaged one.
+  Configuration(const Catalog& source, std::shared_ptr<const Family> family,
+                std::string from, const TranslateOptions& options);
+
+  // The numbers of the source, for the rules of its dialect; of config.json in
+  // --config-from if the source has none of its own.
+  const Numbers& numbers(const Dialect& dialect);
+  // The same model's as config.json would have them, for the rules of the
+  // target's.
+  const Numbers& hf_numbers(const Dialect& dialect);
+
+  // Gives the catalog the configuration of the target's dialect in the place
+  // of its own, and says in the assumptions which numbers were used.
+  void finish(Catalog& catalog) const;
+
+ private:
+  void read_all_facts(const Catalog& source);
+  void complete(const Dialect& dialect);
+  DType dtype_of(const Catalog& catalog) const;
+  Json hf_config(const Catalog& catalog) const;
+  void write_hf(Catalog& catalog) const;
+  void write_args(Catalog& catalog) const;
+  void write_params(Catalog& catalog) const;
+  void write_yaml(Catalog& catalog) const;
+  void note_near(Catalog& catalog, const FactDifference& one) const;
+  void write_olmo(Catalog& catalog) const;
+  Json token_ids() const;
+  void note_unknown(const Catalog& source, const std::string& side,
+                    const Values& values);
+
+  std::shared_ptr<const Family> family_;
+  const std::string from_;
+  const TranslateOptions& options_;
+  Values own_;      // the source's, of its dialect
+  Values carried_;  // config.json beside it, or from --config-from
+  Facts facts_;     // what either of them says
+  std::vector<std::string> unknown_;  // keys of config.json
+  Json table_;  // hf_config of the source's dialect, or null
+  std::optional<Numbers> in_, out_;
+};
+
+}  // namespace ckpt::families

@@ -1,0 +1,289 @@
+#include "convert/ops.h"
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+
+namespace ckpt::families {
+namespace {
+
+// The parameters of one operation, as numbers.
+class Params {
+ public:
+  Params(const Op& op, const Instance& instance, const Numbers& numbers)
+      : op_(op), instance_(instance), numbers_(numbers) {}
+
+  uint64_t operator()(const char* name, const char* fallback) const {
+    return numbers_.whole(op_, name, fallback, instance_.index);
+  }
+  uint32_t dim() const {
+    const uint64_t dim = (*this)("dim", "0");
+    if (dim > kMaxRank) throw unfaithful_error({}, "{}: dim {}", op_.name, dim);
+    return static_cast<uint32_t>(dim);
+  }
+  // A list of expressions; empty if it is not given.
+  std::vector<uint64_t> list(const char* name) const {
+    std::vector<uint64_t> values;
+    const auto found = op_.params.find(name);
+    if (found == op_.params.end()) return values;
+    for (const Json& item : *found)
+      values.push_back(numbers_.whole(
+          item.is_string() ? item.get<std::string>() : item.dump(),
+          instance_.index, op_.name));
+    return values;
+  }
+
+ private:
+  const Op& op_;
+  const Instance& instance_;
+  const Numbers& numbers_;
+};
+
+const View& only(const Op& op, const std::vector<View>& views) {
+  if (views.size() != 1)
+    throw unfaithful_error({}, "{} is for one tensor, not for {}", op.name,
+                           views.size());
+  return views[0];
+}
+
+// Dimension 0 cut into `factors`; the others stay.
+Shape split_rows(const Shape& shape, std::initializer_list<uint64_t> factors) {
+  Shape result(factors);
+  for (size_t d = 1; d < shape.size(); ++d) result.push_back(shape[d]);
+  return result;
+}
+
+void check_rows(const Op& op, const View& view, uint64_t rows,
+                const std::string& why) {
+  if (!view.shape().empty() && view.shape()[0] == rows) return;
+  throw unfaithful_error({}, "{}: shape {}, {} rows are wanted: {}", op.name,
+                         to_string(view.shape()), rows, why);
+}
+
+View swap(const View& view, uint32_t a, uint32_t b) {
+  std::vector<uint32_t> axes;
+  for (uint32_t d = 0; d < view.shape().size(); ++d) axes.push_back(d);
+  std::swap(axes[a], axes[b]);
+  return view.permute(axes);
+}
+
+View transposed(const View& view) {
+  return view.shape().size() == 2 ? swap(view, 0, 1) : view;
+}
+
+struct Heads {
+  uint64_t heads, groups, size;
+  uint64_t each() const { return heads / groups; }
+  uint64_t rows() const { return (heads + 2 * groups) * size; }
+};
+
+Heads heads_of(const Op& op, const Params& params) {
+  const Heads h{params("heads", "$nh"), params("groups", "$ng"),
+                params("head_dim", "$hd")};
+  if (h.groups == 0 || h.size == 0 || h.heads % h.groups != 0)
+    throw unfaithful_error({}, "{}: {} heads of {} in {} groups", op.name,
+                           h.heads, h.size, h.groups);
+  return h;
+}
+
+std::string text_of(const Heads& h) {
+  return fmt::format("{} heads, {} groups, head size {}", h.heads, h.groups,
+                     h.size);
+}
+
+// Q, K, V ─► [groups, heads of a group + 2, size, …] ─► rows
+View group_heads(const Op& op, const Heads& h, const std::vector<View>& qkv) {
+  check_rows(op, qkv[0], h.heads * h.size, text_of(h));
+  check_rows(op, qkv[1], h.groups * h.size, text_of(h));
+  check_rows(op, qkv[2], h.groups * h.size, text_of(h));
+  std::vector<View> parts;
+  for (size_t i = 0; i < 3; ++i)
+    parts.push_back(qkv[i].reshape(
+        split_rows(qkv[i].shape(), {h.groups, i == 0 ? h.each() : 1, h.size})));
+  return View::concat(parts, 1).reshape(split_rows(qkv[0].shape(), {h.rows()}));
+}
+
+std::vector<View> ungroup_heads(const Op& op, const Heads& h,
+                                const View& view) {
+  check_rows(op, view, h.rows(), text_of(h));
+  const View grouped =
+      view.reshape(split_rows(view.shape(), {h.groups, h.each() + 2, h.size}));
+  const uint64_t at[] = {0, h.each(), h.each() + 1, h.each() + 2};
+  std::vector<View> qkv;
+  for (size_t i = 0; i < 3; ++i) {
+    const View part = grouped.slice(1, at[i], at[i + 1] - at[i]);
+    qkv.push_back(part.reshape(
+        split_rows(view.shape(), {h.groups * (at[i + 1] - at[i]) * h.size})));
+  }
+  return qkv;
+}
+
+std::vector<View> split_qkv(const Op& op, const Heads& h, const View& view) {
+  check_rows(op, view, h.rows(), text_of(h));
+  const uint64_t q = h.heads * h.size, kv = h.groups * h.size;
+  return {view.slice(0, 0, q), view.slice(0, q, kv), view.slice(0, q + kv, kv)};
+}
+
+// [heads, a, b, …] ─► [heads, b, a, …], as rows; one of a and b is two.
+View swap_rows(const Op& op, const View& view, uint64_t heads, bool forward) {
+  const uint64_t rows = view.shape().empty() ? 0 : view.shape()[0];
+  if (heads == 0 || rows % (2 * heads) != 0)
+    throw unfaithful_error({}, "{}: {} heads in shape {}", op.name, heads,
+                           to_string(view.shape()));
+  const uint64_t half = rows / heads / 2;
+  const Shape apart = forward ? split_rows(view.shape(), {heads, 2, half})
+                              : split_rows(view.shape(), {heads, half, 2});
+  return swap(view.reshape(apart), 1, 2).reshape(view.shape());
+}
+
+std::vector<View> split(const Params& params, const View& view, size_t count) {
+  const uint32_t dim = params.dim();
+  std::vector<uint64_t> sizes = params.list("sizes");
+  const uint64_t all = dim < view.shape().size() ? view.shape()[dim] : 0;
+  if (sizes.empty()) {
+    if (count == 0 || all % count != 0)
+      throw unfaithful_error({}, "dimension {} of shape {} in {} equal parts",
+                             dim, to_string(view.shape()), count);
+    sizes.assign(count, all / count);
+  }
+  std::vector<View> parts;
+  uint64_t at = 0;
+  for (const uint64_t size : sizes) {
+    parts.push_back(view.slice(dim, at, size));
+    at += size;
+  }
+  if (at != all || parts.size() != count)
+    throw unfaithful_error({}, "{} parts of {} elements of dimension {} of {}",
+                           parts.size(), at, dim, to_string(view.shape()));
+  return parts;
+}
+
+uint8_t arithmetic(const Op& op, bool forward) {
+  const auto value = op.params.find("value");
+  const double number =
+      value != op.params.end() && value->is_number() ? value->get<double>() : 0;
+  if (number == 1) return forward ? kAddOne : kSubtractOne;
+  if (number == -1) return forward ? kSubtractOne : kAddOne;
+  throw unfaithful_error({}, "add: 1 and -1 are all that can be added");
+}
+
+View index_of(const Op& op, const Instance& instance, const View& view) {
+  const auto name = op.params.find("index");
+  const auto at = name == op.params.end()
+                      ? instance.index.end()
+                      : instance.index.find(name->get<std::string>());
+  if (at == instance.index.end() || view.shape().size() < 2)
+    throw unfaithful_error({}, "index: shape {}", to_string(view.shape()));
+  Shape rest;
+  for (size_t d = 1; d < view.shape().size(); ++d)
+    rest.push_back(view.shape()[d]);
+  return view.slice(0, at->second, 1).reshape(rest);
+}
+
+std::vector<View> step(const Op& op, const Params& params,
+                       const Instance& instance, std::vector<View> views) {
+  const std::string& name = op.name;
+  if (name == "cat") return {View::concat(views, params.dim())};
+  if (name == "qkv") {
+    if (views.size() != 3)
+      throw unfaithful_error({}, "qkv of {} tensors", views.size());
+    return {group_heads(op, heads_of(op, params), views)};
+  }
+  const View& view = only(op, views);
+  if (name == "copy" || name == "vocab") return views;
+  if (name == "t") return {transposed(view)};
+  if (name == "qkv_cat") {
+    const Heads h = heads_of(op, params);
+    return {group_heads(op, h, split_qkv(op, h, view))};
+  }
+  if (name == "rope_interleave")
+    return {swap_rows(op, view, params("heads", "$nh"), true)};
+  // Rows 0, 2, 4 … then 1, 3, 5 …: pairs apart.
+  if (name == "deinterleave") return {swap_rows(op, view, 1, false)};
+  if (name == "add") return {view.transform(arithmetic(op, true))};
+  if (name == "index") return {index_of(op, instance, view)};
+  if (name == "reshape") return {view.reshape(Shape(params.list("to")))};
+  throw bug_error({}, "no operation {}", name);
+}
+
+std::vector<View> undo(const Op& op, const Params& params, const View& view,
+                       size_t count, const Numbers& numbers) {
+  const std::string& name = op.name;
+  if (name == "copy" || name == "index") return {view};
+  if (name == "t") return {transposed(view)};
+  if (name == "vocab") {
+    const uint64_t rows = numbers.whole("$V", {}, "rows of the vocabulary");
+    if (view.shape().empty() || view.shape()[0] < rows)
+      throw unfaithful_error({},
+                             "shape {} has less than the {} rows of the "
+                             "vocabulary ({})",
+                             to_string(view.shape()), rows, numbers.source())
+          .with_hint("--vocab-size says how many rows are real");
+    return {view.slice(0, 0, rows)};
+  }
+  if (name == "cat") return split(params, view, count);
+  if (name == "qkv") return ungroup_heads(op, heads_of(op, params), view);
+  if (name == "qkv_cat")
+    return {View::concat(ungroup_heads(op, heads_of(op, params), view), 0)};
+  if (name == "rope_interleave")
+    return {swap_rows(op, view, params("heads", "$nh"), false)};
+  if (name == "deinterleave") return {swap_rows(op, view, 1, true)};
+  if (name == "add") return {view.transform(arithmetic(op, false))};
+  if (name == "reshape") return {view.reshape(Shape(params.list("from")))};
+  throw bug_error({}, "no operation {}", name);
+}
+
+const Op* find_op(const Rule& rule, std::string_view name) {
+  const auto found = std::ranges::find(rule.ops, name, &Op::name);
+  return found == rule.ops.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+View forward(const Instance& instance, std::vector<View> hf,
+             const Numbers& numbers, Catalog& catalog, DType dtype) {
+  if (const auto value = constant_of(*instance.rule)) {
+    const Op& op = *find_op(*instance.rule, "const");
+    const Shape shape(Params(op, instance, numbers).list("shape"));
+    return View::filled(catalog, dtype, shape, *value);
+  }
+  for (const Op& op : instance.rule->ops)
+    hf = step(op, Params(op, instance, numbers), instance, std::move(hf));
+  if (hf.size() != 1)
+    throw unfaithful_error({}, "{} tensors for one name", hf.size());
+  return std::move(hf[0]);
+}
+
+std::vector<View> backward(const Instance& instance, const View& target,
+                           const Numbers& numbers) {
+  if (constant_of(*instance.rule)) return {};
+  std::vector<View> views{target};
+  const auto& ops = instance.rule->ops;
+  for (auto op = ops.rbegin(); op != ops.rend(); ++op)
+    views = undo(*op, Params(*op, instance, numbers), only(*op, views),
+                 instance.hf.size(), numbers);
+  if (views.size() != instance.hf.size())
+    throw unfaithful_error({}, "{} tensors for {} names", views.size(),
+                           instance.hf.size());
+  return views;
+}
+
+std::optional<std::string> stacked_by(const Rule& rule) {
+  const Op* op = find_op(rule, "index");
+  if (!op) return std::nullopt;
+  return op->params.value("index", std::string());
+}
+
+std::optional<double> constant_of(const Rule& rule) {
+  const Op* op = find_op(rule, "const");
+  if (!op) return std::nullopt;
+  return op->params.value("value", 0.0);
+}
+
+bool is_copy(const Rule& rule) {
+  return rule.hf.size() == 1 && rule.each.empty() &&
+         std::ranges::all_of(rule.ops,
+                             [](const Op& op) { return op.name == "copy"; });
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,184 @@
+#include "convert/quantize.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+
+#include "ckpt/error.h"
+#include "convert/dequantize.h"
+#include "convert/quantized.h"
+#include "convert/quantized_config.h"
+#include "convert/translate.h"
+#include "lib/text/json.h"
+
+namespace ckpt::families {
+namespace {
+
+constexpr uint64_t kBlock = 128;
+
+bool is_wide(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
+}
+
+// The module that "….mlp.gate.weight" is of: "gate".
+std::string_view module_of(std::string_view name) {
+  name.remove_suffix(std::string_view(".weight").size());
+  return name.substr(name.rfind('.') + 1);
+}
+
+// Looked up by rows, not multiplied: no Linear.
+bool is_embedding(std::string_view name) {
+  for (const std::string_view word : {"embed", "wte", "wpe"})
+    if (name.find(word) != name.npos) return true;
+  return false;
+}
+
+// What DeepSeek and Qwen leave in bf16: heads, routers, gates of shared
+// experts, the indexer's weights, where a layer of MTP joins, towers.
+bool stays(std::string_view name) {
+  constexpr std::string_view kModules[] = {
+      "lm_head",      "gate",    "router", "shared_expert_gate",
+      "weights_proj", "eh_proj", "head"};
+  constexpr std::string_view kParts[] = {"norm",  "visual.",   "vision",
+                                         "audio", "projector", "conv1d"};
+  const std::string_view module = module_of(name);
+  return is_embedding(name) ||
+         std::ranges::find(kModules, module) != std::end(kModules) ||
+         std::ranges::any_of(kParts, [&](std::string_view part) {
+           return name.find(part) != name.npos;
+         });
+}
+
+// The text with a member more at its end.
+std::string with_member(const std::string& text, const std::string& member) {
+  const size_t end = text.rfind('}');
+  const size_t last = end == text.npos || end == 0
+                          ? text.npos
+                          : text.find_last_not_of(" \t\r\n", end - 1);
+  if (last == text.npos) return text;
+  return text.substr(0, last + 1) + (text[last] == '{' ? "" : ",") + "\n  " +
+         member + "\n" + text.substr(end);
+}
+
+std::string config_of(const std::set<std::string>& kept) {
+  std::string names;
+  for (const std::string& name : kept)
+    names += (names.empty() ? "" : ", ") + nlohmann::json(name).dump();
+  return fmt::format(
+      "\"quantization_config\": {{\n    \"activation_scheme\": "
+      "\"dynamic\",\n    \"fmt\": \"e4m3\",\n    "
+      "\"modules_to_not_convert\": [{}],\n    \"quant_method\": "
+      "\"fp8\",\n    \"weight_block_size\": [{}, {}]\n  }}",
+      names, kBlock, kBlock);
+}
+
+void write_config(Catalog& catalog, const std::set<std::string>& kept) {
+  for (Sidecar& sidecar : catalog.sidecars) {
+    if (sidecar.name != "config.json") continue;
+    const std::string text =
+        with_member(sidecar_text(sidecar), config_of(kept));
+    text::parse_python_json(text, sidecar.path);  // it still is one
+    sidecar.path = "made:" + sidecar.name;
+    sidecar.size = text.size();
+    sidecar.text = std::make_shared<const std::string>(text);
+    return;
+  }
+  throw unfaithful_error({catalog.path, {}},
+                         "--quantize: there is no config.json to say it")
+      .with_hint("--config-from DIR takes the model's");
+}
+
+void check_source(const Catalog& catalog) {
+  // What was translated keeps its format, and no longer its names.
+  const std::string_view dialect =
+      catalog.dialect == "hf" ? "hf" : dialect_of(catalog);
+  if (dialect != "hf")
+    throw unfaithful_error({catalog.path, {}},
+                           "--quantize fp8-block is for transformers' names, "
+                           "and these are {}",
+                           dialect.empty() ? "of no known dialect" : dialect)
+        .with_hint("--dialect hf brings them there");
+  const auto quantized = quantized_weights(catalog);
+  if (!quantized.empty() || quantization_config(catalog).there)
+    throw unfaithful_error({catalog.path, {}},
+                           "--quantize: weights are quantized already")
+        .with_hint("--dtype bf16 dequantizes them first");
+}
+
+// The codes or the scales of a weight, made as they are read.
+Tensor made_of(Catalog& catalog, const Decoding& base, Coding coding,
+               DType dtype, std::string name, Shape shape) {
+  Decoding made = base;
+  made.coding = coding;
+  made.dtype = dtype;
+  Tensor tensor{.name = name, .dtype = dtype, .shape = shape};
+  tensor.pinned = dtype;
+  tensor.pieces = {
+      {.box = Box::whole(shape),
+       .flat = {},
+       .extent = {static_cast<uint32_t>(catalog.files.size()), 0, {}}}};
+  catalog.files.push_back(decoded_file("made:" + name + " fp8-block",
+                                       byte_size(dtype, shape).value_or(0),
+                                       std::move(made)));
+  return tensor;
+}
+
+}  // namespace
+
+void quantize_fp8(Catalog& catalog) {
+  check_source(catalog);
+  const auto files = std::make_shared<const std::vector<File>>(catalog.files);
+  std::set<std::string> kept;
+  std::vector<Tensor> tensors;
+  uint64_t count = 0;
+  for (Tensor& tensor : catalog.tensors) {
+    const std::string& name = tensor.name;
+    const size_t rank = tensor.shape.size();
+    const bool model = tensor.kind != Kind::optim && is_wide(tensor.dtype);
+    if (model && rank == 3 && name.find("experts.") != name.npos)
+      throw unfaithful_error({catalog.path, name},
+                             "--quantize: experts are stacked, {}",
+                             to_string(tensor.shape))
+          .with_hint("fp8 checkpoints name each of them");
+    const bool weight = model && rank == 2 && name.ends_with(".weight");
+    if (!weight || stays(name) || element_count(tensor.shape) == 0) {
+      if (weight && !is_embedding(name))
+        kept.insert(name.substr(0, name.size() - 7));
+      tensors.push_back(std::move(tensor));
+      continue;
+    }
+    Decoding made{.rows = tensor.shape[0],
+                  .columns = tensor.shape[1],
+                  .block_rows = kBlock,
+                  .block_columns = kBlock,
+                  .bits = static_cast<uint32_t>(8 * element_size(tensor.dtype)),
+                  .name = name,
+                  .files = files};
+    made.codes.name = name;
+    made.codes.dtype = tensor.dtype;
+    made.codes.shape = {1, made.rows, made.columns};
+    fold_pieces(tensor, catalog, made.codes);
+    tensors.push_back(made_of(catalog, made, Coding::kFp8Codes, DType::f8_e4m3,
+                              name, tensor.shape));
+    tensors.push_back(made_of(catalog, made, Coding::kFp8Scales, DType::f32,
+                              name + "_scale_inv",
+                              {(made.rows + kBlock - 1) / kBlock,
+                               (made.columns + kBlock - 1) / kBlock}));
+    ++count;
+  }
+  if (count == 0)
+    throw unfaithful_error({catalog.path, {}},
+                           "--quantize: none of the tensors is a weight of a "
+                           "linear layer");
+  catalog.tensors = std::move(tensors);
+  catalog.skeleton.reset();
+  write_config(catalog, kept);
+  catalog.assumptions.push_back(fmt::format(
+      "{} weights become fp8 codes in blocks of 128x128; {} modules "
+      "stay as they are",
+      count, kept.size()));
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,168 @@
+#include "convert/quantized.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <unordered_set>
+
+#include "ckpt/error.h"
+#include "lib/decoding.h"
+#include "models/family.h"
+
+namespace ckpt::families {
+namespace {
+
+// What the name of a weight ends with, and what its scale has in its place.
+struct Row {
+  std::string_view weight, scale;
+};
+constexpr Row kRows[] = {
+    {"weight", "weight_scale_inv"},  // DeepSeek
+    {"weight", "weight_scale"},      // compressed-tensors, ModelOpt
+    {"weight", "weight_scale_2"},
+    {"weight", "scales"},
+    {"weight", "scale"},
+    {"weight", "SCB"},            // bitsandbytes, eight bits
+    {"weight", "weight.absmax"},  // four bits
+    {"qweight", "scales"},        // GPTQ, AWQ
+    {"qweight", "qzeros"},
+    {"weight_packed", "weight_scale"},
+    {"_blocks", "_scales"},  // MXFP4
+    {"", "_scale_inv"},
+    {"", "_scale"},
+};
+
+// No dtype that a weight is trained in.
+bool is_code(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+    case DType::f32:
+    case DType::f16:
+    case DType::bf16:
+    case DType::c32:
+    case DType::c64:
+    case DType::c128:
+    case DType::bool_:
+    case DType::i64:
+      return false;
+    default:
+      return true;
+  }
+}
+
+// "mlp.gate.e_score_correction_bias" of "model.layers.{l}.mlp.gate.…".
+std::string ending_of(std::string_view name) {
+  const size_t brace = name.rfind("}.");
+  return std::string(brace == name.npos ? name : name.substr(brace + 1));
+}
+
+// Endings of what a family pins.
+const std::set<std::string>& pinned_endings() {
+  static const std::set<std::string> all = [] {
+    std::set<std::string> endings;
+    for (const std::string& name : Family::names()) {
+      const auto family = Family::by_name(name);
+      for (const Dialect& dialect : family->dialects())
+        for (const Rule& rule : dialect.rules) {
+          if (!rule.dtype) continue;
+          endings.insert(ending_of(rule.to));
+          for (const std::string& hf : rule.hf) endings.insert(ending_of(hf));
+        }
+    }
+    return endings;
+  }();
+  return all;
+}
+
+bool is_pinned(std::string_view name) {
+  return std::ranges::any_of(pinned_endings(), [&](const std::string& ending) {
+    return name.ends_with(ending);
+  });
+}
+
+bool is_scale(std::string_view name) {
+  constexpr std::string_view kEndings[] = {
+      "_scale_inv", "weight_scale", "weight_scale_2", "input_scale", "k_scale",
+      "v_scale",    "q_scale",      "prob_scale",     "_scales"};
+  return std::ranges::any_of(kEndings, [&](std::string_view ending) {
+    return name.ends_with(ending);
+  });
+}
+
+}  // namespace
+
+std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog) {
+  std::unordered_set<std::string_view> names;
+  bool any = false;
+  for (const Tensor& tensor : catalog.tensors) {
+    names.insert(tensor.name);
+    any = any || is_code(tensor.dtype);
+  }
+  std::vector<QuantizedWeight> found;
+  if (!any) return found;
+  // Codes that are made on the way (--quantize) are no source's.
+  const auto is_made = [&](const Tensor& tensor) {
+    return !tensor.pieces.empty() &&
+           is_decoded(catalog.files.at(tensor.pieces.front().extent.file));
+  };
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind == Kind::optim || !is_code(tensor.dtype) || is_made(tensor))
+      continue;
+    QuantizedWeight weight{tensor.name, tensor.dtype, {}};
+    for (const Row& row : kRows) {
+      if (!tensor.name.ends_with(row.weight)) continue;
+      std::string scale =
+          tensor.name.substr(0, tensor.name.size() - row.weight.size());
+      scale += row.scale;
+      if (names.contains(scale)) weight.scales.push_back(std::move(scale));
+    }
+    if (!weight.scales.empty()) found.push_back(std::move(weight));
+  }
+  return found;
+}
+
+std::string describe(const std::vector<QuantizedWeight>& weights) {
+  const QuantizedWeight& first = weights.front();
+  std::string text = fmt::format("{} ({} with {})", first.name,
+                                 name(first.dtype), first.scales.front());
+  if (weights.size() > 1)
+    text += fmt::format(" and {} more", weights.size() - 1);
+  return text;
+}
+
+void check_scales(const std::vector<QuantizedWeight>& weights,
+                  const Catalog& catalog) {
+  if (weights.empty()) return;
+  std::unordered_set<std::string_view> kept;
+  for (const Tensor& tensor : catalog.tensors) kept.insert(tensor.name);
+  for (const QuantizedWeight& weight : weights)
+    for (const std::string& scale : weight.scales)
+      if (kept.contains(weight.name) && !kept.contains(scale))
+        throw unfaithful_error(
+            {catalog.path, weight.name},
+            "is {} codes, and what makes numbers of them is left out: {}",
+            name(weight.dtype), scale)
+            .with_hint("leave out both of them or none");
+}
+
+void prepare_cast(Catalog& catalog, DType dtype) {
+  const std::vector<QuantizedWeight> weights = quantized_weights(catalog);
+  if (!weights.empty())
+    throw unfaithful_error({catalog.path, weights.front().name},
+                           "--dtype {}: {} weights are quantized, and their "
+                           "codes are no numbers to be cast: {}",
+                           name(dtype), weights.size(), describe(weights))
+        .with_hint(
+            "this way of quantizing is not known: docs/quantized.md lists "
+            "those "
+            "that are; without --dtype weights and scales are kept as they "
+            "are");
+  for (Tensor& tensor : catalog.tensors)
+    if (!tensor.pinned && tensor.kind != Kind::optim &&
+        (is_pinned(tensor.name) || is_scale(tensor.name)))
+      tensor.pinned = tensor.dtype;
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,193 @@
+#include "convert/quantized_config.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/text/json.h"
+
+namespace ckpt::families {
+namespace {
+
+constexpr uint64_t kMostConfig = 64 << 20;
+constexpr const char* kKeys[] = {"quantization_config", "compression_config"};
+constexpr std::string_view kOldFiles[] = {
+    "quantize_config.json", "quant_config.json", "quantization_config.json",
+    "hf_quant_config.json"};
+
+using Value = nlohmann::json;
+
+std::string word(const Value& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>()
+                                                     : std::string();
+}
+
+uint64_t count(const Value& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number_unsigned()
+             ? found->get<uint64_t>()
+             : 0;
+}
+
+std::vector<uint64_t> pair(const Value& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_array() || found->size() != 2)
+    return {};
+  std::vector<uint64_t> pair;
+  for (const Value& value : *found)
+    if (value.is_number_unsigned() && value.get<uint64_t>() > 0)
+      pair.push_back(value.get<uint64_t>());
+  return pair.size() == 2 ? pair : std::vector<uint64_t>();
+}
+
+QuantizationConfig config_of(const Value& object) {
+  QuantizationConfig config{.there = true};
+  config.method = word(object, "quant_method");
+  config.checkpoint_format = word(object, "checkpoint_format");
+  config.version = word(object, "version");
+  config.bits = count(object, "bits");
+  if (config.bits == 0) config.bits = count(object, "w_bit");
+  config.group_size = count(object, "group_size");
+  config.block = pair(object, "weight_block_size");
+  // compressed-tensors: one group of modules, seldom more.
+  if (const auto groups = object.find("config_groups");
+      groups != object.end() && groups->is_object() && groups->size() == 1)
+    if (const auto weights = groups->begin()->find("weights");
+        weights != groups->begin()->end() && weights->is_object()) {
+      config.bits = count(*weights, "num_bits");
+      config.block = pair(*weights, "block_structure");
+    }
+  return config;
+}
+
+const Value* find_config(const Value& root) {
+  if (!root.is_object()) return nullptr;
+  for (const char* key : kKeys)
+    if (const auto found = root.find(key);
+        found != root.end() && found->is_object())
+      return &*found;
+  const auto text = root.find("text_config");
+  return text == root.end() ? nullptr : find_config(*text);
+}
+
+constexpr std::string_view kBlank = " \t\r\n";
+
+// Past the string that begins at `at`, at its quote.
+size_t after_string(const std::string& text, size_t at) {
+  for (++at; at < text.size() && text[at] != '"'; ++at)
+    if (text[at] == '\\') ++at;
+  return std::min(at + 1, text.size());
+}
+
+// Past the value that begins at `at`.
+size_t after_value(const std::string& text, size_t at) {
+  int depth = 0;
+  while (at < text.size()) {
+    const char c = text[at];
+    if (c == '"') {
+      at = after_string(text, at);
+      if (depth == 0) return at;
+      continue;
+    }
+    if (depth == 0 && (c == ',' || c == '}' || c == ']')) return at;
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']')
+      if (--depth == 0) return at + 1;
+    ++at;
+  }
+  return at;
+}
+
+}  // namespace
+
+std::string sidecar_text(const Sidecar& sidecar) {
+  return sidecar.text ? *sidecar.text
+                      : io::read_file(sidecar.path, kMostConfig);
+}
+
+QuantizationConfig quantization_config(const Catalog& catalog) {
+  const auto parsed = [&](std::string_view name) -> Value {
+    for (const Sidecar& sidecar : catalog.sidecars)
+      if (sidecar.name == name && sidecar.size <= kMostConfig)
+        return text::parse_python_json(sidecar_text(sidecar), sidecar.path);
+    return nullptr;
+  };
+  Value root = parsed("config.json");
+  const std::string beside = io::join(catalog.path, "config.json");
+  if (root.is_null() && io::is_file(beside))
+    root = text::parse_python_json(io::read_file(beside, kMostConfig), beside);
+  if (const Value* found = find_config(root)) return config_of(*found);
+  for (const std::string_view name : kOldFiles)
+    if (const Value old = parsed(name); old.is_object()) {
+      QuantizationConfig config = config_of(old);
+      if (config.method.empty() && name == "quantize_config.json")
+        config.method = "gptq";
+      return config;
+    }
+  return {};
+}
+
+std::string without_member(const std::string& text, const std::string& key) {
+  std::string out = text;
+  for (size_t at = 0; at < out.size();) {
+    if (out[at] != '"') {
+      ++at;
+      continue;
+    }
+    const size_t end = after_string(out, at);
+    const size_t colon = out.find_first_not_of(kBlank, end);
+    const bool is_key = colon != out.npos && out[colon] == ':' &&
+                        out.compare(at + 1, end - at - 2, key) == 0;
+    if (!is_key) {
+      at = end;
+      continue;
+    }
+    const size_t value = out.find_first_not_of(kBlank, colon + 1);
+    if (value == out.npos) return text;
+    size_t last = after_value(out, value);
+    // With the comma behind it, or, of the last member, the one before.
+    const size_t comma = out.find_first_not_of(kBlank, last);
+    size_t first = at;
+    if (comma != out.npos && out[comma] == ',') {
+      last = std::min(out.find_first_not_of(kBlank, comma + 1), out.size());
+    } else {
+      const size_t before = out.find_last_not_of(kBlank, at - 1);
+      if (before != out.npos && out[before] == ',') first = before;
+    }
+    out.erase(first, last - first);
+    at = first;
+  }
+  return out;
+}
+
+void drop_quantization_config(Catalog& catalog) {
+  // Formats that have no configuration of their own carry the file.
+  const std::string beside = io::join(catalog.path, "config.json");
+  if (io::is_file(beside) &&
+      std::ranges::none_of(catalog.sidecars, [](const Sidecar& sidecar) {
+        return sidecar.name == "config.json";
+      }))
+    catalog.sidecars.push_back(
+        {"config.json", beside, io::file_size(beside).value_or(0), nullptr});
+  std::erase_if(catalog.sidecars, [](const Sidecar& sidecar) {
+    return std::ranges::find(kOldFiles, sidecar.name) != std::end(kOldFiles);
+  });
+  for (Sidecar& sidecar : catalog.sidecars) {
+    if (sidecar.name != "config.json" || sidecar.size > kMostConfig) continue;
+    const std::string old = sidecar_text(sidecar);
+    std::string text = old;
+    for (const char* key : kKeys) text = without_member(text, key);
+    if (text == old) continue;
+    text::parse_python_json(text, sidecar.path);  // it still is one
+    sidecar.path = "made:" + sidecar.name;
+    sidecar.size = text.size();
+    sidecar.text = std::make_shared<const std::string>(std::move(text));
+    catalog.assumptions.push_back(
+        "config.json: quantization_config is left out, the weights are "
+        "dequantized");
+  }
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,195 @@
+// Operations on shapes alone.
+#include <algorithm>
+#include <numeric>
+
+#include "ckpt/error.h"
+#include "convert/check.h"
+
+namespace ckpt::families {
+namespace {
+
+class Shaper {
+ public:
+  Shaper(const Instance& instance, const Numbers& numbers)
+      : instance_(instance), numbers_(numbers) {}
+
+  Shape run(std::vector<Shape> shapes) {
+    for (const Op& op : instance_.rule->ops) shapes = {apply(op, shapes)};
+    if (shapes.size() != 1)
+      throw bug_error({}, "{}: {} tensors are left", instance_.to,
+                      shapes.size());
+    check_cut(shapes[0]);
+    return shapes[0];
+  }
+
+ private:
+  template <class... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> text,
+                         Args&&... args) const {
+    throw unfaithful_error({{}, instance_.to}, "{}",
+                           fmt::format(text, std::forward<Args>(args)...));
+  }
+
+  uint64_t size(const Op& op, const char* param, const char* fallback) const {
+    return numbers_.whole(op, param, fallback, instance_.index);
+  }
+
+  uint64_t product(uint64_t a, uint64_t b) const {
+    const auto result = checked_mul(a, b);
+    if (!result) fail("{} * {} is no size", a, b);
+    return *result;
+  }
+
+  Shape apply(const Op& op, const std::vector<Shape>& from) const {
+    if (op.name == "const") return list(op, "shape");
+    if (op.name == "cat") return cat(op, from);
+    if (op.name == "qkv") return qkv(op, from);
+    if (from.size() != 1) fail("{} of {} tensors", op.name, from.size());
+    Shape shape = from[0];
+    if (op.name == "t" && shape.size() == 2) std::swap(shape[0], shape[1]);
+    if (op.name == "t" && shape.size() > 2)
+      fail("t of {} dimensions", shape.size());
+    if (op.name == "vocab") check_vocabulary(shape);
+    if (op.name == "qkv_cat") check_qkv_rows(op, shape);
+    if (op.name == "rope_interleave") check_pairs(op, shape);
+    if (op.name == "deinterleave") check_rows(shape, 2, "pairs of rows");
+    if (op.name == "index") return without_first(op, shape);
+    if (op.name == "reshape") return reshape(op, shape);
+    return shape;
+  }
+
+  Shape list(const Op& op, const char* param) const {
+    Shape shape;
+    for (const Json& entry : op.params.at(param))
+      shape.push_back(numbers_.whole(
+          entry.is_string() ? entry.get<std::string>() : entry.dump(),
+          instance_.index, param));
+    return shape;
+  }
+
+  void check_rows(const Shape& shape, uint64_t unit, const char* what) const {
+    if (shape.empty() || unit == 0 || shape[0] % unit != 0)
+      fail("{} is not made of {} ({} each)", to_string(shape), what, unit);
+  }
+
+  // Equal but for `dim`, whose sizes are summed.
+  Shape joined(const std::vector<Shape>& from, uint64_t dim) const {
+    if (from.empty()) fail("made of no tensors");
+    Shape all = from[0];
+    if (dim >= all.size()) fail("dimension {} of {}", dim, to_string(from[0]));
+    all[dim] = 0;
+    for (const Shape& part : from) {
+      Shape same = part;
+      if (same.size() == all.size()) same[dim] = all[dim];
+      if (same != all)
+        fail("{} next to {}", to_string(part), to_string(from[0]));
+      const auto sum = checked_add(all[dim], part[dim]);
+      if (!sum) fail("sizes that 64 bits do not hold");
+      all[dim] = *sum;
+    }
+    return all;
+  }
+
+  Shape cat(const Op& op, const std::vector<Shape>& from) const {
+    const uint64_t dim = size(op, "dim", "0");
+    const Shape all = joined(from, dim);
+    const bool given = op.params.contains("sizes");
+    const Shape sizes =
+        given ? list(op, "sizes") : Shape(from.size(), from[0][dim]);
+    if (sizes.size() != from.size())
+      fail("{} sizes for {} tensors", sizes.size(), from.size());
+    for (size_t i = 0; i < from.size(); ++i)
+      if (from[i][dim] != sizes[i])
+        fail("part {} is {}, {} expected along dimension {}", i,
+             to_string(from[i]), sizes[i], dim);
+    return all;
+  }
+
+  Shape qkv(const Op& op, const std::vector<Shape>& from) const {
+    const uint64_t heads = size(op, "heads", "$nh");
+    const uint64_t groups = size(op, "groups", "$ng");
+    const uint64_t head = size(op, "head_dim", "$hd");
+    check_groups(heads, groups);
+    for (size_t i = 0; i < from.size(); ++i) {
+      const uint64_t rows = product(i == 0 ? heads : groups, head);
+      if (from[i].empty() || from[i][0] != rows)
+        fail("{} is {}, {} heads of {} make {} rows", "qkv"[i],
+             to_string(from[i]), i == 0 ? heads : groups, head, rows);
+    }
+    return joined(from, 0);
+  }
+
+  void check_groups(uint64_t heads, uint64_t groups) const {
+    if (groups == 0 || heads % groups != 0)
+      fail("{} heads in {} groups", heads, groups);
+  }
+
+  void check_qkv_rows(const Op& op, const Shape& shape) const {
+    const uint64_t heads = size(op, "heads", "$nh");
+    const uint64_t groups = size(op, "groups", "$ng");
+    check_groups(heads, groups);
+    const uint64_t rows =
+        product(heads + 2 * groups, size(op, "head_dim", "$hd"));
+    if (shape.empty() || shape[0] != rows)
+      fail("{} where {} heads and 2 * {} groups make {} rows", to_string(shape),
+           heads, groups, rows);
+  }
+
+  void check_pairs(const Op& op, const Shape& shape) const {
+    const uint64_t heads = size(op, "heads", "$nh");
+    check_rows(shape, product(heads, 2), "pairs of rows for each head");
+    const auto head =
+        numbers_.dialect().vars.contains("$hd") ? numbers_.eval("$hd") : Json();
+    if (head.is_number_unsigned() || head.is_number_integer()) {
+      const uint64_t rows =
+          product(heads, numbers_.whole("$hd", {}, "head size"));
+      if (shape[0] != rows)
+        fail("{} where {} heads make {} rows", to_string(shape), heads, rows);
+    }
+  }
+
+  void check_vocabulary(const Shape& shape) const {
+    const uint64_t rows = numbers_.whole("$V", {}, "vocabulary");
+    if (shape.empty() || shape[0] != rows)
+      fail("{}, the vocabulary has {}", to_string(shape), rows);
+  }
+
+  Shape without_first(const Op& op, const Shape& shape) const {
+    const auto index = op.params.at("index").get<std::string>();
+    const uint64_t count = numbers_.count(index);
+    if (shape.empty() || shape[0] != count)
+      fail("{}, {} of index {} expected", to_string(shape), count, index);
+    return Shape(std::span(shape.begin() + 1, shape.end()));
+  }
+
+  Shape reshape(const Op& op, const Shape& shape) const {
+    const Shape from = list(op, "from");
+    const Shape to = list(op, "to");
+    if (shape != from)
+      fail("{} where {} is expected", to_string(shape), to_string(from));
+    if (element_count(from) != element_count(to))
+      fail("{} does not become {}", to_string(from), to_string(to));
+    return to;
+  }
+
+  void check_cut(const Shape& shape) const {
+    const auto& cut = instance_.rule->tp;
+    if (!cut) return;
+    const uint64_t dim = numbers_.whole(cut->dim, instance_.index, "dim");
+    if (dim >= shape.size() || shape[dim] % cut->parts != 0)
+      fail("{} is cut along dimension {} in {} parts", to_string(shape), dim,
+           cut->parts);
+  }
+
+  const Instance& instance_;
+  const Numbers& numbers_;
+};
+
+}  // namespace
+
+Shape shape_of(const Instance& instance, const Numbers& numbers,
+               const std::vector<Shape>& sources) {
+  return Shaper(instance, numbers).run(sources);
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,446 @@
+#include "convert/translate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "ckpt/error.h"
+#include "convert/cautions.h"
+#include "convert/misfits.h"
+#include "convert/model_config.h"
+#include "convert/named_tensors.h"
+#include "convert/ops.h"
+#include "convert/quantized.h"
+#include "formats/megatron/model/canonical.h"
+#include "models/buffers.h"
+#include "models/order.h"
+
+namespace ckpt::families {
+namespace {
+
+// Pieces that a conversion to Megatron's names may cut one into. Its layers
+// are stacked, which boxes of the tensor's own shape alone can be.
+constexpr uint64_t kAnyNumber = UINT64_MAX;
+constexpr uint64_t kSome = 64;
+class Translation {
+ public:
+  Translation(Catalog& source, const TranslateOptions& options)
+      : source_(source),
+        lenient_(options.lenient),
+        drop_(options.drop),
+        allow_(options.allow_missing),
+        vocabulary_given_(options.set.contains("V")) {}
+
+  // Rules undone: `model` in the dialect becomes hf.
+  NamedTensors to_hf(NamedTensors model, const Numbers& numbers) {
+    NamedTensors hf({});
+    Misfits misfits;
+    std::vector<std::pair<Instance, Tensor>> aliases;
+    std::map<std::string, std::map<uint64_t, View>> stacks;
+    for (const Instance& one : instances(numbers.dialect(), numbers)) {
+      const Tensor* tensor = model.find(one.to);
+      if (!tensor) {
+        if (!one.rule->optional && !one.rule->alias && !allow_.match(one.to))
+          misfits.missing(one.to, one.to);
+        continue;
+      }
+      model.use(one.to);
+      if (drop_.match(one.to)) continue;
+      if (one.rule->alias) {
+        aliases.emplace_back(one, *tensor);
+      } else if (const auto value = constant_of(*one.rule)) {
+        source_.redundant.push_back(
+            {*tensor,
+             value,
+             {},
+             fmt::format("family {} has no such weights in transformers",
+                         numbers.family().name())});
+      } else {
+        try {
+          undo(one, *tensor, numbers, hf, stacks, misfits);
+        } catch (const Error& error) {
+          if (error.where().path == numbers.source()) throw;  // a number
+          misfits.misshapen(one.to, error);
+          if (lenient_) hf.add(*tensor);
+        }
+      }
+    }
+    for (auto& [name, slices] : stacks) stack(name, slices, hf, misfits);
+    leftovers(model, numbers.dialect().ignore, misfits, hf);
+    if (!lenient_)
+      misfits.check(source_.path, numbers, numbers.dialect().name + " to hf");
+    for (const auto& [one, tensor] : aliases) same(one, tensor, numbers, hf);
+    for (const HfSide::Repeat& repeat : numbers.family().hf().repeats)
+      add_repeats(repeat, hf);
+    return hf;
+  }
+
+  // Rules done: hf becomes the dialect.
+  NamedTensors from_hf(NamedTensors hf, const Numbers& numbers) {
+    NamedTensors model({});
+    Misfits misfits;
+    const uint64_t spare =
+        numbers.dialect().name == "mcore" ? kAnyNumber : kSome;
+    for (const Instance& one : instances(numbers.dialect(), numbers)) {
+      std::vector<const Tensor*> from;
+      if (!sources_of(one, hf, from, misfits)) continue;
+      try {
+        Tensor tensor = made_of(one, from, numbers, spare);
+        const std::string name = tensor.name;
+        if (!model.add(std::move(tensor))) misfits.doubled(name);
+      } catch (const Error& error) {
+        if (error.where().path == numbers.source()) throw;  // a number
+        misfits.misshapen(one.to, error);
+      }
+    }
+    repeats(hf);
+    leftovers(hf, numbers.family().hf().ignore, misfits, model);
+    for (Tensor& tensor : kept_) model.add(std::move(tensor));
+    if (!lenient_)
+      misfits.check(source_.path, numbers, "hf to " + numbers.dialect().name);
+    return model;
+  }
+
+  // Names as the family has them: prefixes of wrapped models replaced.
+  NamedTensors normal(std::vector<Tensor> tensors, const Family& family) const {
+    std::unordered_set<std::string> seen;
+    for (Tensor& tensor : tensors) {
+      if (tensor.kind == Kind::model)
+        tensor.name = family.normal_name(tensor.name);
+      if (!seen.insert(tensor.name).second)
+        throw unfaithful_error({source_.path, tensor.name},
+                               "two tensors have this name, once their "
+                               "prefixes are replaced")
+            .with_hint("--exclude leaves one of them out");
+    }
+    return NamedTensors(std::move(tensors));
+  }
+
+ private:
+  // Files of transformers' have these copies, and its readers want them.
+  static void add_repeats(const HfSide::Repeat& repeat, NamedTensors& hf) {
+    const Tensor* first = hf.find(repeat.of);
+    if (!first) return;
+    const std::string ending = "." + repeat.beside;
+    std::vector<Tensor> copies;
+    for (const Tensor& tensor : hf.tensors()) {
+      if (!tensor.name.ends_with(ending)) continue;
+      Tensor& copy = copies.emplace_back(*first);
+      copy.name =
+          tensor.name.substr(0, tensor.name.size() - repeat.beside.size()) +
+          repeat.name;
+    }
+    for (Tensor& copy : copies) hf.add(std::move(copy));
+  }
+
+  // Rows past the vocabulary are cut: nothing is lost if they are zero.
+  void check_padding(const Instance& one, const Tensor& tensor,
+                     const Numbers& numbers) {
+    const auto pads = [](const Op& op) { return op.name == "vocab"; };
+    if (vocabulary_given_ || tensor.shape.empty() ||
+        std::ranges::none_of(one.rule->ops, pads))
+      return;
+    const uint64_t rows = numbers.whole("$V", {}, "rows of the vocabulary");
+    if (rows >= tensor.shape[0]) return;
+    Tensor padding{.name = tensor.name};
+    View::of(tensor).slice(0, rows, tensor.shape[0] - rows).into(padding);
+    Redundant proof{.tensor = std::move(padding), .value = 0.0};
+    proof.why = fmt::format(
+        "its rows past {} are cut as padding: --vocab-size {} cuts them "
+        "whatever they are, --vocab-size {} keeps them",
+        rows, rows, tensor.shape[0]);
+    source_.redundant.push_back(std::move(proof));
+  }
+
+  void undo(const Instance& one, const Tensor& tensor, const Numbers& numbers,
+            NamedTensors& hf,
+            std::map<std::string, std::map<uint64_t, View>>& stacks,
+            Misfits& misfits) {
+    if (is_copy(*one.rule)) {
+      Tensor copy = tensor;
+      copy.name = one.hf[0];
+      if (one.rule->dtype) copy.pinned = one.rule->dtype;
+      copy.tp = {};
+      if (!hf.add(std::move(copy))) misfits.doubled(one.hf[0]);
+      return;
+    }
+    check_padding(one, tensor, numbers);
+    const std::vector<View> views = backward(one, View::of(tensor), numbers);
+    if (const auto index = stacked_by(*one.rule)) {
+      const uint64_t at = one.index.at(*index);
+      if (!stacks[one.hf[0]].emplace(at, views[0]).second)
+        misfits.doubled(one.hf[0]);
+      return;
+    }
+    for (size_t i = 0; i < views.size(); ++i) {
+      Tensor made{.name = one.hf[i], .requires_grad = tensor.requires_grad};
+      views[i].into(made, kSome);
+      if (one.rule->dtype) made.pinned = one.rule->dtype;
+      if (!hf.add(std::move(made))) misfits.doubled(one.hf[i]);
+    }
+  }
+
+  void stack(const std::string& name, const std::map<uint64_t, View>& slices,
+             NamedTensors& hf, Misfits& misfits) {
+    if (slices.rbegin()->first + 1 != slices.size()) {
+      misfits.missing(
+          fmt::format("one of the first {} slices", slices.rbegin()->first + 1),
+          name);
+      return;
+    }
+    std::vector<View> views;
+    for (const auto& [at, view] : slices) views.push_back(view);
+    Tensor made{.name = name};
+    try {
+      View::stack(views).into(made, kSome);
+      if (!hf.add(std::move(made))) misfits.doubled(name);
+    } catch (const Error& error) {
+      misfits.misshapen(name, error);
+    }
+  }
+
+  // The tensors that a rule fuses: all of them or none. False if the rule makes
+  // nothing, because they are left out or not there.
+  bool sources_of(const Instance& one, NamedTensors& hf,
+                  std::vector<const Tensor*>& from, Misfits& misfits) {
+    std::vector<std::string> missing, dropped;
+    for (const std::string& name : one.hf) {
+      const Tensor* tensor = hf.find(name);
+      if (!tensor)
+        missing.push_back(name);
+      else if (drop_.match(name))
+        dropped.push_back(name);
+      else
+        from.push_back(tensor);
+    }
+    for (const std::string& name : one.hf)
+      if (hf.find(name)) hf.use(name);
+    if (missing.empty() && dropped.empty()) return true;
+    // Some without the others would be lost.
+    const bool part = !from.empty();
+    const bool allowed = !part && one.rule->optional;
+    for (const std::string& name : missing)
+      if (part || !(allowed || allow_.match(name) || allow_.match(one.to)))
+        misfits.missing(name, one.to);
+    if (part)
+      for (const std::string& name : dropped)
+        misfits.missing(name + ", which is dropped", one.to);
+    if (part && lenient_)
+      for (const Tensor* tensor : from) kept_.push_back(*tensor);
+    return false;
+  }
+
+  // A second copy is left out if it is the first.
+  void same(const Instance& one, const Tensor& tensor, const Numbers& numbers,
+            const NamedTensors& hf) {
+    std::vector<View> views;
+    for (const std::string& name : one.hf) {
+      const Tensor* first = hf.find(name);
+      if (!first) return;
+      views.push_back(View::of(*first));
+    }
+    Tensor wanted{.name = one.hf[0]};
+    forward(one, std::move(views), numbers, source_, tensor.dtype)
+        .into(wanted, kSome);
+    source_.redundant.push_back(
+        {tensor, {}, std::move(wanted), "the target's model shares them"});
+  }
+
+  Tensor made_of(const Instance& one, const std::vector<const Tensor*>& from,
+                 const Numbers& numbers, uint64_t spare) {
+    Tensor made{.name = one.to};
+    if (is_copy(*one.rule) && (from[0]->grid.empty() || spare != kAnyNumber)) {
+      made = *from[0];
+      made.name = one.to;
+      made.tie = 0;
+    } else {
+      std::vector<View> views;
+      for (const Tensor* tensor : from) views.push_back(View::of(*tensor));
+      const DType dtype =
+          from.empty() ? model_dtype(source_.tensors) : from[0]->dtype;
+      forward(one, std::move(views), numbers, source_, dtype).into(made, spare);
+      if (!from.empty()) made.requires_grad = from[0]->requires_grad;
+    }
+    made.kind = Kind::model;
+    if (one.rule->dtype) made.pinned = one.rule->dtype;
+    made.tp = TpRule::replicated();
+    if (one.rule->tp) {
+      const uint64_t dim = numbers.whole(one.rule->tp->dim, one.index, "tp");
+      made.tp = TpRule::split(static_cast<uint32_t>(dim), one.rule->tp->parts);
+    }
+    return made;
+  }
+
+  // Copies of the embedding and the output layer that a checkpoint has beside
+  // them: of tied weights, in layers that predict further tokens. Left out if
+  // they are what they repeat.
+  void repeats(NamedTensors& hf) {
+    const Tensor* embedding = nullptr;
+    const Tensor* head = nullptr;
+    const auto ends = [](const Tensor& tensor, auto... endings) {
+      return (tensor.name.ends_with(endings) || ...);
+    };
+    for (size_t i = 0; i < hf.tensors().size(); ++i) {
+      const Tensor& tensor = hf.tensors()[i];
+      if (!hf.used(i)) continue;
+      if (ends(tensor, "lm_head.weight", "embed_out.weight")) head = &tensor;
+      if (ends(tensor, "embed_tokens.weight", "wte.weight", "embed_in.weight",
+               "word_embeddings.weight"))
+        embedding = &tensor;
+    }
+    if (!head) head = embedding;
+    for (size_t i = 0; i < hf.tensors().size(); ++i) {
+      const Tensor& tensor = hf.tensors()[i];
+      if (hf.used(i)) continue;
+      const Tensor* first = nullptr;
+      if (ends(tensor, "lm_head.weight", "embed_out.weight",
+               "shared_head.head.weight"))
+        first = head;
+      else if (ends(tensor, ".embed_tokens.weight"))
+        first = embedding;
+      if (!first) continue;
+      source_.redundant.push_back(
+          {tensor, {}, *first, "the target's model shares them"});
+      hf.use(tensor.name);
+      note(fmt::format("{}: duplicate of {}; not written", tensor.name,
+                       first->name));
+    }
+  }
+
+  // What no rule used: a buffer, dropped, or listed.
+  void leftovers(NamedTensors& model, const std::vector<std::string>& ignored,
+                 Misfits& misfits, NamedTensors& result) {
+    size_t dropped = 0;
+    for (size_t i = 0; i < model.tensors().size(); ++i) {
+      Tensor& tensor = model.tensors()[i];
+      if (model.used(i)) continue;
+      if (drop_.match(tensor.name))
+        ++dropped;
+      else if (Family::ignored(tensor.name, ignored) && leave_buffer(tensor))
+        note(tensor.name + " is no parameter of the model and is left out");
+      else if (lenient_)
+        result.add(std::move(tensor));
+      else
+        misfits.unknown(tensor.name);
+    }
+    if (dropped)
+      source_.assumptions.push_back(
+          fmt::format("--drop: {} tensors are left out", dropped));
+  }
+
+  // False for what is no buffer, whatever its name is. Its bytes are looked
+  // at later.
+  bool leave_buffer(const Tensor& tensor) {
+    if (!buffer_proof(tensor, 1)) return false;
+    source_.redundant.push_back(
+        {tensor, {}, {}, "the target makes it from the model's numbers"});
+    return true;
+  }
+
+  void note(std::string text) {
+    source_.problems.push_back({Problem::Severity::kNote, "left_out",
+                                source_.path, "", std::move(text)});
+  }
+
+  Catalog& source_;
+  const bool lenient_;
+  const Globs drop_, allow_;
+  const bool vocabulary_given_;
+  std::vector<Tensor> kept_;  // lenient: parts of what is fused
+};
+
+const Dialect& need_dialect(const Family& family, std::string_view name) {
+  if (const Dialect* dialect = family.dialect(name)) return *dialect;
+  std::string known = "hf";
+  for (const Dialect& dialect : family.dialects())
+    if (family.dialect(dialect.name)) known += ", " + dialect.name;
+  throw unfaithful_error({}, "family {} has no rules for {}", family.name(),
+                         name)
+      .with_hint("it has " + known +
+                 "; --family-file FILE brings a family of your own");
+}
+
+std::shared_ptr<const Family> need_family(const Catalog& source,
+                                          const TranslateOptions& options) {
+  if (auto family = find_family(source, options)) return family;
+  throw unfaithful_error({source.path, {}}, "the model's family is not known{}",
+                         source.family.empty()
+                             ? std::string()
+                             : ": '" + source.family + "' is not supported yet")
+      .with_hint(
+          "name it with --family (`ckpt family list` has all, --family-file "
+          "FILE brings one of your own), or keep the names: --dialect keep");
+}
+
+// Optimizer state follows its parameters in the formats' own conversions only.
+void check_optimizer(Catalog& source, const Globs& drop) {
+  std::erase_if(source.tensors, [&](const Tensor& tensor) {
+    return tensor.kind != Kind::model && drop.match(tensor.name);
+  });
+  for (const Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::optim)
+      throw unfaithful_error({source.path, tensor.name},
+                             "optimizer state can't be carried into another "
+                             "dialect")
+          .with_hint(
+              "--model-only converts the model alone; `ckpt reshard` "
+              "keeps the optimizer, in the dialect that it has");
+}
+
+// Rules of dialects are for numbers: blocks of scales follow none of them.
+void refuse_quantized(const Catalog& source, const std::string& to) {
+  const std::vector<QuantizedWeight> weights = quantized_weights(source);
+  if (weights.empty()) return;
+  throw unfaithful_error({source.path, weights.front().name},
+                         "{} weights are quantized, and {} has no place for "
+                         "their scales: {}",
+                         weights.size(), to, describe(weights))
+      .with_hint("--dtype bf16 dequantizes them on the way");
+}
+
+}  // namespace
+
+Catalog translate(Catalog source, const TranslateOptions& options) {
+  locate(source);
+  load_objects(source);
+  const std::string from(dialect_of(source));
+  if (from.empty())
+    throw unfaithful_error({source.path, {}},
+                           "the tensors' names are of no known dialect")
+        .with_hint(
+            "`ckpt inspect --tree` shows them; --rename brings them to "
+            "one, --family-file FILE brings rules for them");
+  const auto family = need_family(source, options);
+  if (from == "mcore") megatron::to_canonical(source);
+  if (!options.lenient) check_optimizer(source, Globs(options.drop));
+  if (!options.lenient) refuse_quantized(source, options.to);
+  std::vector<Tensor> tensors = std::move(source.tensors);
+  const DType dtype = model_dtype(tensors);
+  Translation translation(source, options);
+  Configuration configuration(source, family, from, options);
+  NamedTensors model({});
+  if (from == "hf") {
+    model = translation.normal(std::move(tensors), *family);
+  } else {
+    const Numbers& own = configuration.numbers(need_dialect(*family, from));
+    model = translation.to_hf(NamedTensors(std::move(tensors)), own);
+    warn_of_padding(source, own);
+  }
+  if (options.to != "hf")
+    model = translation.from_hf(
+        std::move(model),
+        configuration.hf_numbers(need_dialect(*family, options.to)));
+  source.tensors = std::move(model.tensors());
+  warn_of_rounding(source, dtype);
+  sort_tensors(source.tensors);
+  configuration.finish(source);
+  source.skeleton.reset();
+  source.family = family->name();
+  source.dialect = options.to;
+  source.assumptions.push_back(
+      fmt::format("family {}: {} to {}", family->name(), from, options.to));
+  return source;
+}
+
+}  // namespace ckpt::families

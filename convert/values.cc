@@ -1,0 +1,145 @@
+#include "convert/values.h"
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "formats/fairseq2/model_yaml.h"
+#include "formats/megatron/model/facts.h"
+#include "lib/io/file.h"
+#include "lib/pickle/json.h"
+#include "lib/text/json.h"
+
+namespace ckpt::families {
+namespace {
+
+constexpr uint64_t kMaxConfig = uint64_t{16} << 20;
+constexpr uint64_t kMaxArgs = 100'000;  // values
+
+std::string file_name(std::string_view side) {
+  if (side == "meta") return "params.json";
+  if (side == "fairseq2") return "model.yaml";
+  return "config.json";
+}
+
+Values parse_json(const std::string& text, const std::string& path) {
+  Json json = text::parse_python_json(text, path);
+  if (!json.is_object())
+    throw input_error({path, {}}, "expected an object of numbers");
+  return {std::move(json), io::base_name(path)};
+}
+
+Values read_json(const std::string& path) {
+  return parse_json(io::read_file(path, kMaxConfig), path);
+}
+
+// Some params.json wrap the numbers in {"model": {…}}.
+Values read_params(const std::string& path) {
+  Values values = read_json(path);
+  const auto model = values.values.find("model");
+  if (model != values.values.end() && model->is_object() &&
+      !values.values.contains("dim"))
+    values.values = Json(*model);
+  return values;
+}
+
+struct ToJson {
+  Json operator()(std::monostate) const { return nullptr; }
+  template <class Value>
+  Json operator()(const Value& value) const {
+    return value;
+  }
+};
+
+// "experts.num_experts" -> {"experts": {"num_experts": …}}
+void put(Json& object, std::string_view dotted, Json value) {
+  Json* at = &object;
+  for (size_t dot; (dot = dotted.find('.')) != dotted.npos;) {
+    at = &(*at)[std::string(dotted.substr(0, dot))];
+    if (!at->is_object()) *at = Json::object();
+    dotted.remove_prefix(dot + 1);
+  }
+  (*at)[std::string(dotted)] = std::move(value);
+}
+
+Values read_yaml(const std::string& path) {
+  Values values{Json::object(), io::base_name(path)};
+  for (const auto& [key, value] : fairseq2::read_model_yaml(path).config)
+    put(values.values, key, std::visit(ToJson(), value));
+  return values;
+}
+
+Values read_side(const std::string& path, std::string_view side) {
+  if (side == "meta") return read_params(path);
+  if (side == "fairseq2") return read_yaml(path);
+  return read_json(path);
+}
+
+Values read_args(const Catalog& catalog) {
+  for (const Object& object : catalog.objects) {
+    if (object.name != "args" || !object.document) continue;
+    const pickle::Id dict = megatron::args_dict(*object.document, object.node);
+    if (dict == pickle::kNoId) continue;
+    Json args = pickle::to_config(*object.document, dict, kMaxArgs);
+    if (args.is_object()) return {args, "args"};
+  }
+  return {};
+}
+
+// A sidecar of the checkpoint, or the file beside it.
+std::string find_beside(const Catalog& catalog, const std::string& name) {
+  const auto sidecar =
+      std::ranges::find(catalog.sidecars, name, &Sidecar::name);
+  if (sidecar != catalog.sidecars.end()) return sidecar->path;
+  const std::string directory =
+      io::is_directory(catalog.path) ? catalog.path : io::parent(catalog.path);
+  const std::string path = io::join(directory, name);
+  return io::is_file(path) ? path : "";
+}
+
+}  // namespace
+
+Values values_of(const Catalog& catalog, std::string_view side) {
+  if (side == "mcore") return read_args(catalog);
+  const std::string name = file_name(side);
+  for (const Sidecar& sidecar : catalog.sidecars)
+    if (sidecar.name == name && sidecar.text && name == "config.json")
+      return parse_json(*sidecar.text, name);
+  const std::string path = find_beside(catalog, name);
+  return path.empty() ? Values() : read_side(path, side);
+}
+
+std::optional<Sidecar> config_sidecar(const Catalog& catalog) {
+  const std::string name = file_name("hf");
+  for (const Sidecar& sidecar : catalog.sidecars)
+    if (sidecar.name == name) return sidecar;
+  const std::string path = find_beside(catalog, name);
+  if (path.empty()) return std::nullopt;
+  return Sidecar{
+      .name = name, .path = path, .size = io::Handle::open_read(path).size()};
+}
+
+Values values_of_file(const std::string& path, std::string_view side) {
+  if (io::is_directory(path))
+    return read_side(io::join(path, file_name(side)), side);
+  return read_side(path, side);
+}
+
+double theta_of(const Catalog& catalog) {
+  constexpr double kUsual = 10000;
+  for (const char* side : {"hf", "meta"}) {
+    const Values values = values_of(catalog, side);
+    if (values.source.empty()) continue;
+    const Json* at = &values.values;
+    for (const char* inner : {"text_config", "rope_parameters"})
+      if (const auto found = at->find(inner);
+          found != at->end() && found->is_object())
+        at = &*found;
+    for (const Json* object : {at, &values.values})
+      if (const auto theta = object->find("rope_theta");
+          theta != object->end() && theta->is_number())
+        return theta->get<double>();
+  }
+  return kUsual;
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,30 @@
+// Where a checkpoint keeps the numbers of its model.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "ckpt/catalog.h"
+#include "models/numbers.h"
+
+namespace ckpt::families {
+
+// A configuration and where it was found.
+struct Values {
+  Json values = Json::object();
+  std::string source;  // "config.json", "args (common.pt)"; "" if none
+};
+// What a checkpoint says about its model: config.json or params.json beside
+// it, Megatron's args, model.yaml. No source if there is none; throws
+// input_error if it is damaged.
+Values values_of(const Catalog& catalog, std::string_view side);
+// config.json: a sidecar, or beside the checkpoint.
+std::optional<Sidecar> config_sidecar(const Catalog& catalog);
+// A file of that kind: --config-from.
+Values values_of_file(const std::string& path, std::string_view side);
+
+// The base of rotary frequencies; 10000 if the checkpoint does not say it.
+double theta_of(const Catalog& catalog);
+
+}  // namespace ckpt::families

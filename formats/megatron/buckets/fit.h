@@ -1,0 +1,41 @@
+// Finds which parameters a checkpoint's gradient buffers hold, and where. The
+// files don't say; what they say narrows it down until one answer is left:
+//
+//   - how many buffers each model-parallel rank has, of which dtype
+//   - how long each bucket is, to the element
+//   - where its stored chunks begin and end (torch_dist: at each parameter)
+//   - the objects per_bucket_numel_unpadded
+//
+// How layers spread over pipeline stages comes out on the way: a buffer's
+// length grows with every layer.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "formats/megatron/buckets/key.h"
+#include "formats/megatron/buckets/model.h"
+#include "formats/megatron/model/facts.h"
+#include "formats/megatron/state/buffers.h"
+
+namespace ckpt::megatron {
+
+struct FittedBuffer {
+  GroupId group;
+  uint32_t buffer = 0;            // of the group
+  std::vector<RankParam> params;  // in the order of the modules
+  BufferLayout layout;            // slots of params
+};
+
+struct Fit {
+  std::vector<FittedBuffer> buffers;
+  std::string how;  // "transformer_engine layers", for people
+};
+
+// The one arrangement that everything agrees with. Throws unfaithful_error
+// saying why there is none, or why there are several.
+Fit fit_buckets(const Catalog& catalog, const Groups& groups,
+                const Facts& facts);
+
+}  // namespace ckpt::megatron

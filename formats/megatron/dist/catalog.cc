@@ -1,0 +1,171 @@
+#include "formats/megatron/dist/catalog.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+
+#include "ckpt/error.h"
+#include "formats/megatron/buckets/buckets.h"
+#include "formats/megatron/model/keys.h"
+#include "formats/megatron/model/rules.h"
+#include "lib/io/file.h"
+
+namespace ckpt::megatron {
+namespace {
+
+using State = TpRule::State;
+
+std::string_view last_component(std::string_view name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
+void classify(Tensor& tensor) {
+  const Key key = parse_key(tensor.name);
+  tensor.kind = Kind::model;
+  if (!key.state.empty()) {
+    tensor.kind = Kind::optim;
+    tensor.param = key.model;
+    tensor.state = key.state;
+  } else if (is_bucket_key(tensor.name)) {
+    tensor.kind = Kind::optim;
+    tensor.state = last_component(tensor.name);
+  }
+}
+
+// Dimensions along which the first box is smaller than the tensor. In a
+// regular grid all boxes are alike.
+std::vector<uint32_t> cut_dims(const Tensor& tensor, uint32_t axes) {
+  std::vector<uint32_t> dims;
+  if (tensor.pieces.empty()) return dims;
+  const Shape& box = tensor.pieces[0].box.shape;
+  for (uint32_t d = axes; d < tensor.shape.size(); ++d)
+    if (box[d] < tensor.shape[d]) dims.push_back(d);
+  return dims;
+}
+
+// What the boxes show goes before what the module usually has.
+TpRule rule_of(const Tensor& tensor, const Facts& facts) {
+  if (is_bucket_key(tensor.name)) return {};
+  const Key key = parse_key(tensor.name);
+  const TpRule table = tp_rule(tensor.name, facts);
+  const std::vector<uint32_t> dims = cut_dims(tensor, key.axes());
+  if (dims.empty()) return table;
+  if (dims.size() > 1) return {};
+  if (table.state == State::kSplit && table.dim == dims[0]) return table;
+  return TpRule::split(dims[0]);
+}
+
+// Without args: how many parts the tensors are in that ranks share.
+uint64_t tp_by_boxes(const Catalog& catalog, const Facts& facts) {
+  for (const Tensor& tensor : catalog.tensors) {
+    const Key key = parse_key(tensor.name);
+    const TpRule rule = tp_rule(tensor.name, facts);
+    if (tensor.kind != Kind::model || rule.state != State::kSplit ||
+        key.is_expert() || place_of(key) == Where::kAnywhere)
+      continue;
+    if (rule.dim >= tensor.shape.size() || tensor.pieces.empty()) continue;
+    const uint64_t part = tensor.pieces[0].box.shape[rule.dim];
+    const uint64_t whole = tensor.shape[rule.dim];
+    if (part == 0 || part == whole || whole % part != 0) continue;
+    const uint64_t parts = whole / part;
+    if (parts % rule.groups != 0) continue;
+    return std::min<uint64_t>(parts / rule.groups, uint64_t{1} << 20);
+  }
+  return 1;
+}
+
+uint64_t writers(const Catalog& catalog) {
+  std::set<uint64_t> ranks;
+  for (const File& file : catalog.files)
+    if (const auto rank = writer_rank(io::base_name(file.path)))
+      ranks.insert(*rank);
+  return std::max<uint64_t>(1, ranks.size());
+}
+
+void set_topology(Catalog& catalog, const Facts& facts) {
+  catalog.topology = topology_of(facts);
+  if (facts.tp && facts.pp) {
+    catalog.assumptions.push_back("topology: args of the common part");
+    return;
+  }
+  const uint64_t tp = facts.tp.value_or(tp_by_boxes(catalog, facts));
+  catalog.topology.tp = static_cast<uint32_t>(tp);
+  const uint64_t model = tp * facts.pp.value_or(1);
+  if (!facts.dp)
+    catalog.topology.dp =
+        static_cast<uint32_t>(std::max<uint64_t>(1, writers(catalog) / model));
+  catalog.assumptions.push_back(
+      "topology: no args say it; tp is by the boxes, dp by the files, pipeline "
+      "stages can't be seen");
+}
+
+// All objects of one grid.
+struct Grid {
+  std::vector<uint64_t> shape;
+  std::set<std::vector<uint64_t>> found;
+  std::string path;
+};
+
+void check_grid(const std::string& key, const Grid& grid, Catalog& catalog) {
+  uint64_t count = 1;
+  for (const uint64_t extent : grid.shape) {
+    const auto product = checked_mul(count, extent);
+    if (!product)
+      throw input_error({grid.path, key}, "a grid of {} objects",
+                        to_string(Dims(grid.shape)));
+    count = *product;
+  }
+  if (count == grid.found.size()) return;
+  catalog.problems.push_back(
+      {Problem::Severity::kDamage, "object_grid", grid.path, key,
+       fmt::format("{} of the {} objects of a grid of {} are there",
+                   grid.found.size(), count, to_string(Dims(grid.shape)))});
+}
+
+void check_grids(Catalog& catalog) {
+  std::map<std::string, Grid, std::less<>> grids;
+  for (const Object& object : catalog.objects) {
+    const auto key = parse_object_key(object.name);
+    if (!key) continue;
+    auto found = grids.find(key->key);
+    if (found == grids.end())
+      found = grids.emplace(key->key, Grid{key->grid, {}, catalog.path}).first;
+    if (found->second.shape != key->grid)
+      throw input_error({catalog.path, object.name},
+                        "is of a grid of {}, other objects of its key are of "
+                        "one of {}",
+                        to_string(Dims(key->grid)),
+                        to_string(Dims(found->second.shape)));
+    found->second.found.insert(key->offset);
+  }
+  for (const auto& [key, grid] : grids) check_grid(key, grid, catalog);
+}
+
+}  // namespace
+
+std::optional<uint64_t> writer_rank(std::string_view name) {
+  if (!name.ends_with(".distcp")) return std::nullopt;
+  const size_t at = name.rfind("__");
+  if (at == name.npos) return std::nullopt;
+  const char* begin = name.data() + at + 2;
+  uint64_t rank = 0;
+  const auto [end, failure] =
+      std::from_chars(begin, name.data() + name.size(), rank);
+  if (failure != std::errc{} || *end != '_') return std::nullopt;
+  return rank;
+}
+
+void finish_dist_catalog(Catalog& catalog, const Common& common) {
+  check_grids(catalog);
+  add_common_objects(common, catalog);
+  catalog.dialect = "mcore";
+  for (Tensor& tensor : catalog.tensors) classify(tensor);
+  Facts facts = facts_of(catalog);
+  infer_facts(catalog.tensors, facts);
+  for (Tensor& tensor : catalog.tensors) tensor.tp = rule_of(tensor, facts);
+  set_topology(catalog, facts);
+  view_buckets(catalog, facts);
+}
+
+}  // namespace ckpt::megatron

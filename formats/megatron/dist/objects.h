@@ -1,0 +1,33 @@
+// The objects of a distributed checkpoint when it is written for another
+// topology.
+//
+//   <module>._extra_state/shard_<layer>_<layers>   of a layer: kept
+//   rng_state/shard_<pp>.<tp>_<PP>.<TP>            of a rank: kept while the
+//   rerun_state_machine_state/shard_<rank>_<N>     ranks are the same ones
+//   optimizer.distributed.…                        of a rank's flat buffers
+//   everything else                                kept
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+#include "formats/megatron/model/facts.h"
+
+namespace ckpt::megatron {
+
+// Objects of the source that are no common ones, and stay; what is left out
+// becomes problems of the target.
+std::vector<const Object*> kept_objects(const Catalog& source,
+                                        const Topology& topology,
+                                        Target& target);
+
+// Keys of `_extra_state` objects that Megatron's modules ask for when they
+// are loaded, for a model whose source has none. With a line for the
+// assumptions, if there are any.
+std::vector<std::string> missing_extra_states(const Catalog& source,
+                                              const Facts& facts,
+                                              Target& target);
+
+}  // namespace ckpt::megatron

@@ -1,0 +1,180 @@
+// A distributed checkpoint of the torch_dist backend.
+//
+//   metadata.json                the backend; written last
+//   .metadata                    the index: tensors and objects by their keys
+//   __0_0.distcp  __0_1.distcp   items of rank 0 …
+//   common.pt                    what all ranks share (cores before 0.19)
+//   integrity.json               checksums of files (some cores from 0.17 on)
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "containers/torch/item.h"
+#include "formats/dcp/metadata.h"
+#include "formats/megatron/dist/catalog.h"
+#include "formats/megatron/dist/flat.h"
+#include "formats/megatron/locate.h"
+#include "formats/megatron/megatron.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::megatron {
+namespace {
+
+using formats::ReadOptions;
+using formats::Support;
+
+constexpr char kBackend[] = "torch_dist";
+constexpr char kIndex[] = ".metadata";
+
+class DistReader final : public formats::Reader {
+ public:
+  std::string_view name() const override { return "megatron_torch_dist"; }
+  Support supports(const std::string& path) const override;
+  Catalog read_catalog(const std::string& path,
+                       const ReadOptions& options) const override;
+};
+
+// True for backends that another reader knows.
+bool is_foreign(const Config& config) {
+  return std::ranges::any_of(strategies(), [&](const Strategy& strategy) {
+    return strategy.backend == config.sharded_backend &&
+           strategy.format != "megatron_torch_dist";
+  });
+}
+
+Support DistReader::supports(const std::string& path) const {
+  try {
+    const DistFound found = locate_dist(path);
+    // An unknown backend is ours to refuse: nobody else can say more.
+    if (!found.path.empty()) return {!is_foreign(found.config), found.why};
+    if (!io::is_directory(path)) return {false, found.why};
+    const std::string sign = unfinished_sign(path);
+    if (sign.empty()) return {false, found.why};
+    return {true, "an unfinished save: " + sign};
+  } catch (const Error& error) {
+    // Damaged, but by its name one of ours.
+    const std::string& where = error.where().path;
+    const bool ours = io::base_name(where) == kConfigFile;
+    return {ours, error.problem()};
+  }
+}
+
+DistFound locate_or_throw(const std::string& path) {
+  DistFound found = locate_dist(path);
+  if (!found.path.empty()) return found;
+  if (io::is_directory(path) && !unfinished_sign(path).empty())
+    throw input_error({path, {}}, "has no {}: incomplete save", kConfigFile)
+        .with_hint(
+            "Megatron writes it last; use an older iteration, or read what is "
+            "there with --from dcp");
+  throw missing_error(
+      {path, {}}, "is no distributed checkpoint of Megatron: {}", found.why);
+}
+
+// The backend and its version are ones that we know.
+void check_config(const DistFound& found, Catalog& catalog) {
+  const Config& config = found.config;
+  const std::string path = io::join(found.path, kConfigFile);
+  const Strategy& strategy =
+      find_strategy(Action::kLoadSharded, config.sharded_backend,
+                    config.sharded_version, path);
+  if (strategy.format != "megatron_torch_dist")
+    throw usage_error({path, {}}, "says that this is {}, not {}",
+                      config.sharded_backend, kBackend)
+        .with_hint(fmt::format("read it with --from {}", strategy.format));
+  if (!config.common_backend.empty())
+    find_strategy(Action::kLoadCommon, config.common_backend,
+                  config.common_version, path);
+  catalog.version = std::to_string(config.sharded_version);
+  for (const std::string& field : config.unknown)
+    catalog.problems.push_back(
+        {Problem::Severity::kNote, "unknown_field", path, "",
+         fmt::format("{} is not known, and ignored", text::printable(field))});
+}
+
+void check_index(const std::string& directory) {
+  if (io::is_file(io::join(directory, kIndex))) return;
+  for (const char* other : {".metadata.tmp", ".metadata.bck"})
+    if (io::is_file(io::join(directory, other)))
+      throw input_error({directory, {}},
+                        "has no {}, but {}: a write of the index was cut short",
+                        kIndex, other)
+          .with_hint(
+              "if it is whole, rename it to .metadata in a copy of the "
+              "directory");
+  throw missing_error({directory, {}}, "has no {}, the index of its tensors",
+                      kIndex)
+      .with_hint("fetch or copy the checkpoint again");
+}
+
+// The item that newer cores keep the common part in: a list of one.
+Common read_common_object(const Object& object, Catalog& catalog,
+                          const ReadOptions& options) {
+  const File& file = catalog.files.at(object.file);
+  const io::Handle handle = io::Handle::open_read(file.path);
+  const torch::OpenedObject opened =
+      torch::open_archive(catalog, object, handle);
+  const torch::Container& container = opened.container;
+  if (options.restrict_globals)
+    torch::check_globals(container.globals, file.path);
+  torch::add_globals(catalog, container.globals);
+  return read_common_item(opened, file.path, catalog);
+}
+
+Common read_common(const std::string& directory, Catalog& catalog,
+                   const ReadOptions& options) {
+  const auto item =
+      std::ranges::find(catalog.objects, kCommonObject, &Object::name);
+  std::optional<Object> object;
+  if (item != catalog.objects.end()) {
+    object = *item;
+    catalog.objects.erase(item);
+  }
+  const std::string path = io::join(directory, kCommonFile);
+  if (io::is_file(path)) {
+    if (object)
+      catalog.problems.push_back(
+          {Problem::Severity::kNote, "two_common_parts", path, "",
+           fmt::format("goes before the object {}", kCommonObject)});
+    return read_common_file(path, catalog, options);
+  }
+  if (object) return read_common_object(*object, catalog, options);
+  throw missing_error({path, {}}, "is missing, and there is no object {}",
+                      kCommonObject)
+      .with_hint(
+          "without it Megatron can't load the checkpoint; the tensors "
+          "can be read with --from dcp");
+}
+
+Catalog DistReader::read_catalog(const std::string& path,
+                                 const ReadOptions& options) const {
+  const DistFound found = locate_or_throw(path);
+  Catalog catalog;
+  catalog.format = name();
+  catalog.path = found.path;
+  catalog.root = found.root;
+  catalog.family = options.family;
+  if (!found.chosen.empty()) catalog.assumptions.push_back(found.chosen);
+  if (!found.warning.empty())
+    catalog.problems.push_back({Problem::Severity::kWarning, "tracker",
+                                found.root, "", found.warning});
+  check_config(found, catalog);
+  check_index(found.path);
+  dcp::Metadata metadata =
+      dcp::read_metadata(io::join(found.path, kIndex), options);
+  dcp::check_cover(metadata);
+  dcp::add_to_catalog(metadata, catalog, options);
+  undo_flattening(metadata, catalog);
+  const Common common = read_common(found.path, catalog, options);
+  finish_dist_catalog(catalog, common);
+  add_strays(found.path, catalog);
+  return catalog;
+}
+
+}  // namespace
+
+std::unique_ptr<formats::Reader> make_dist_reader() {
+  return std::make_unique<DistReader>();
+}
+
+}  // namespace ckpt::megatron

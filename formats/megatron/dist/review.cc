@@ -1,0 +1,129 @@
+#include "formats/megatron/dist/review.h"
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "formats/megatron/dist/zarr_scan.h"
+#include "formats/megatron/legacy/objects.h"
+#include "formats/megatron/model/canonical_review.h"
+#include "formats/megatron/model/grouped.h"
+#include "formats/megatron/model/keys.h"
+#include "formats/megatron/model/restack.h"
+#include "formats/megatron/model/rules.h"
+#include "formats/megatron/model/vocab.h"
+#include "formats/megatron/state/common.h"
+#include "formats/megatron/state/optimizer.h"
+
+namespace ckpt::megatron {
+namespace {
+
+constexpr char kDist[] = "megatron_torch_dist";
+constexpr char kLegacy[] = "megatron_legacy";
+
+// Kinds and cuts for tensors of a source whose reader knows nothing of
+// Megatron, but whose names are Megatron's.
+void recognise(Catalog& catalog, const Facts& facts) {
+  for (Tensor& tensor : catalog.tensors) {
+    const Key key = parse_key(tensor.name);
+    if (!key.state.empty()) {
+      tensor.kind = Kind::optim;
+      tensor.param = key.model;
+      tensor.state = key.state;
+    }
+    if (key.rooted && tensor.tp.state == TpRule::State::kUnknown)
+      tensor.tp = tp_rule(tensor.name, facts);
+  }
+}
+
+void warn_of_names(Catalog& catalog) {
+  const bool any =
+      catalog.tensors.empty() ||
+      std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
+        return parse_key(tensor.name).rooted;
+      });
+  if (any) return;
+  catalog.problems.push_back(
+      {Problem::Severity::kWarning, "foreign_names", catalog.path, "",
+       "no tensor has a name of Megatron's: its models will not find them"});
+}
+
+// What the legacy reader adds for its own writer is no value of training.
+bool is_bookkeeping(const Object& object) {
+  return object.name == kModelObject || object.name == kDtypesObject ||
+         object.name.starts_with(kStatesObject);
+}
+
+bool has_state(const Catalog& catalog) {
+  return std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
+    return !parse_key(tensor.name).state.empty();
+  });
+}
+
+// Ranks' files seen as sharded keys. Returns how the optimizer is written.
+std::string review_legacy(Catalog& catalog, const Facts& facts) {
+  split_grouped_experts(catalog, facts);
+  stack_modules(catalog, facts);
+  const size_t states =
+      std::erase_if(catalog.objects, [](const Object& object) {
+        return object.name.starts_with(kStatesObject);
+      });
+  std::erase_if(catalog.objects, is_bookkeeping);
+  const size_t random = std::erase_if(catalog.objects, [](const Object& o) {
+    return o.name.starts_with("rng_state");
+  });
+  if (random != 0)
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "object_left_out", "", "rng_state",
+         "is kept in another form here, and left out: load with "
+         "--no-load-rng"});
+  if (states != 0)
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "object_left_out", "", "_extra_state",
+         "scaling factors of FP8 layers are left out: training learns them "
+         "again"});
+  if (!has_state(catalog)) return {};
+  if (facts.distributed_optimizer != true)
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "optimizer_form", "", "",
+         fmt::format("the optimizer was not a distributed one; its state is "
+                     "written as {}, which the distributed optimizer loads "
+                     "(--use-distributed-optimizer)",
+                     kFullyReshardable)});
+  return std::string(kFullyReshardable);
+}
+
+}  // namespace
+
+namespace {
+
+// A model of another dialect, under canonical names.
+Catalog review_canonical(Catalog source, const Layout& layout) {
+  const Facts facts = settle_canonical(source, layout);
+  stack_modules(source, facts);
+  return source;
+}
+
+}  // namespace
+
+Catalog review_for_dist(Catalog source, const Layout& layout) {
+  if (speaks_canonical(source))
+    return review_canonical(std::move(source), layout);
+  refuse_spelling(source, layout);
+  if (source.format != kDist) load_objects(source);
+  complete_object_names(source.objects);
+  Facts facts = facts_of(source);
+  infer_facts(source.tensors, facts);
+  Layout wanted = layout;
+  if (source.format == kLegacy) {
+    const std::string form = review_legacy(source, facts);
+    if (wanted.optimizer.empty()) wanted.optimizer = form;
+  }
+  recognise(source, facts);
+  warn_of_names(source);
+  convert_optimizer(source, wanted);
+  if (layout.topology.tp != 0 && !ask_vocabulary(source, facts, layout, false))
+    pad_vocabulary(source, facts, layout.topology.tp);
+  return source;
+}
+
+}  // namespace ckpt::megatron

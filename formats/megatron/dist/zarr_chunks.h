@@ -1,0 +1,27 @@
+// How a tensor is cut into the chunks of a zarr array: all of one size, and
+// none over the edge, since a chunk is what one rank of Megatron writes.
+//
+//   layer axis, expert axis   1
+//   rows, columns             extent / TP
+//   gated rows                extent / (2 * TP)
+//   replicated                the whole extent
+#pragma once
+
+#include <string>
+
+#include "ckpt/catalog.h"
+#include "formats/megatron/dist/boxes.h"
+
+namespace ckpt::megatron {
+
+// Throws unfaithful_error for tensors that Megatron's zarr backend has no
+// form for: 0-d and empty ones, dtypes outside of its table, names that are
+// no directory's.
+void check_zarr_tensor(const Tensor& tensor);
+
+// Tensors of which nobody knows how ranks share them keep the boxes that the
+// source has, if these are such a grid; else they are one chunk. (check_split
+// has passed.)
+Dims zarr_chunks(const Tensor& tensor, const DistSplit& split);
+
+}  // namespace ckpt::megatron

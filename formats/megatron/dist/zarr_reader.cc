@@ -1,0 +1,143 @@
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "containers/zarr/array.h"
+#include "formats/dcp/objects.h"
+#include "formats/megatron/dist/catalog.h"
+#include "formats/megatron/dist/zarr_scan.h"
+#include "formats/megatron/locate.h"
+#include "formats/megatron/zarr.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::megatron {
+namespace {
+
+using formats::ReadOptions;
+using formats::Support;
+
+constexpr char kBackend[] = "zarr";
+constexpr std::string_view kFormat = "megatron_zarr";
+
+class ZarrReader final : public formats::Reader {
+ public:
+  std::string_view name() const override { return kFormat; }
+  Support supports(const std::string& path) const override;
+  Catalog read_catalog(const std::string& path,
+                       const ReadOptions& options) const override;
+};
+
+// The first array of a directory; "" if there is none.
+std::string first_array(const std::string& directory) {
+  for (const std::string& name : io::list_directory(directory))
+    if (zarr::is_array(io::join(directory, name))) return name;
+  return {};
+}
+
+// Arrays and a common part, or objects: nobody else's zarr.
+std::string unfinished_zarr(const std::string& directory) {
+  if (!io::is_directory(directory)) return {};
+  const std::string array = first_array(directory);
+  if (array.empty()) return {};
+  return io::join(array, ".zarray");
+}
+
+// A step whose save was cut short is worth more than the lack of a file.
+std::string why_not(const std::string& path, const std::string& why) {
+  if (!io::is_directory(path)) return why;
+  for (const std::string& name : io::list_directory(path)) {
+    const std::string step = io::join(path, name);
+    if (iteration_number(name) && io::is_directory(step) &&
+        !unfinished_zarr(step).empty())
+      return fmt::format("{} has no {}: an incomplete save",
+                         text::printable(name), kConfigFile);
+  }
+  return why;
+}
+
+Support ZarrReader::supports(const std::string& path) const {
+  try {
+    const DistFound found = locate_dist(path);
+    if (!found.path.empty())
+      return {found.config.sharded_backend == kBackend, found.why};
+    const std::string sign = unfinished_zarr(path);
+    if (sign.empty()) return {false, why_not(path, found.why)};
+    return {true, "an unfinished save: " + text::printable(sign)};
+  } catch (const Error& error) {
+    return {false, error.problem()};
+  }
+}
+
+DistFound locate_or_throw(const std::string& path) {
+  DistFound found = locate_dist(path);
+  if (!found.path.empty()) return found;
+  if (!unfinished_zarr(path).empty())
+    throw input_error({path, {}}, "has no {}: incomplete save", kConfigFile)
+        .with_hint(
+            "Megatron writes it last; use an older iteration, or fetch "
+            "the checkpoint again");
+  throw missing_error(
+      {path, {}}, "is no distributed checkpoint of Megatron: {}", found.why);
+}
+
+void check_config(const DistFound& found, Catalog& catalog) {
+  const Config& config = found.config;
+  const std::string path = io::join(found.path, kConfigFile);
+  const Strategy& strategy =
+      find_strategy(Action::kLoadSharded, config.sharded_backend,
+                    config.sharded_version, path);
+  if (strategy.format != kFormat)
+    throw usage_error({path, {}}, "says that this is {}, not {}",
+                      config.sharded_backend, kBackend)
+        .with_hint(fmt::format("read it with --from {}", strategy.format));
+  if (!config.common_backend.empty())
+    find_strategy(Action::kLoadCommon, config.common_backend,
+                  config.common_version, path);
+  catalog.version = std::to_string(config.sharded_version);
+  for (const std::string& field : config.unknown)
+    catalog.problems.push_back(
+        {Problem::Severity::kNote, "unknown_field", path, "",
+         fmt::format("{} is not known, and ignored", text::printable(field))});
+}
+
+Common read_common(const std::string& directory, Catalog& catalog,
+                   const ReadOptions& options) {
+  const std::string path = io::join(directory, kCommonFile);
+  if (io::is_file(path)) return read_common_file(path, catalog, options);
+  throw missing_error({path, {}}, "is missing")
+      .with_hint(
+          "without it Megatron can't load the checkpoint; fetch it again");
+}
+
+Catalog ZarrReader::read_catalog(const std::string& path,
+                                 const ReadOptions& options) const {
+  const DistFound found = locate_or_throw(path);
+  Catalog catalog;
+  catalog.format = name();
+  catalog.path = found.path;
+  catalog.root = found.root;
+  catalog.family = options.family;
+  if (!found.chosen.empty()) catalog.assumptions.push_back(found.chosen);
+  if (!found.warning.empty())
+    catalog.problems.push_back({Problem::Severity::kWarning, "tracker",
+                                found.root, "", found.warning});
+  check_config(found, catalog);
+  scan_zarr(found.path, catalog);
+  check_cut_grids(catalog);
+  const bool restricted = options.restrict_globals;
+  catalog.load_objects = [restricted](Catalog& all) {
+    dcp::open_objects(all, restricted);
+  };
+  const Common common = read_common(found.path, catalog, options);
+  finish_dist_catalog(catalog, common);
+  add_strays(found.path, catalog);
+  return catalog;
+}
+
+}  // namespace
+
+std::unique_ptr<formats::Reader> make_zarr_reader() {
+  return std::make_unique<ZarrReader>();
+}
+
+}  // namespace ckpt::megatron

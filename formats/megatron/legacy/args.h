@@ -1,0 +1,14 @@
+// args for another topology: what follows from it is changed, every other
+// entry is carried, known or not.
+#pragma once
+
+#include "formats/megatron/legacy/plan.h"
+
+namespace ckpt::megatron {
+
+// Changes a copy of the source's args. `padded_vocab` 0: unchanged.
+void update_legacy_args(pickle::Document& document, pickle::Id args,
+                        const Facts& facts, const LegacyPlan& plan,
+                        const LegacyCoordinates& at, uint64_t padded_vocab);
+
+}  // namespace ckpt::megatron

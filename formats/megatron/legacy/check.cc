@@ -1,0 +1,140 @@
+#include "formats/megatron/legacy/check.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "ckpt/error.h"
+#include "formats/megatron/legacy/names.h"
+#include "formats/megatron/model/rules.h"
+#include "lib/text/format.h"
+
+namespace ckpt::megatron {
+namespace {
+
+using text::printable;
+using State = TpRule::State;
+
+bool divides(const Shape& shape, const TpRule& rule, uint64_t ranks) {
+  return rule.state != State::kSplit || ranks == 1 ||
+         (rule.dim < shape.size() && shape[rule.dim] % rule.groups == 0 &&
+          shape[rule.dim] / rule.groups % ranks == 0);
+}
+
+class Checker {
+ public:
+  Checker(const Catalog& source, const Facts& facts, const LegacyPlan& plan,
+          Target& target)
+      : source_(source), facts_(facts), plan_(plan), target_(target) {}
+
+  void check_tensors();
+  void check_states() const;
+
+ private:
+  void check_split(Tensor& tensor) const;
+  bool shares_heads(uint64_t tp) const;
+  bool shares_groups(uint64_t tp) const;
+  std::string possible_sizes(const Tensor* refused) const;
+
+  const Catalog& source_;
+  const Facts& facts_;
+  const LegacyPlan& plan_;
+  Target& target_;
+};
+
+// Megatron gives each rank whole heads.
+bool Checker::shares_heads(uint64_t tp) const {
+  return facts_.num_attention_heads.value_or(tp) % tp == 0;
+}
+
+bool Checker::shares_groups(uint64_t tp) const {
+  const uint64_t groups = facts_.num_query_groups.value_or(tp);
+  return groups % tp == 0 || tp % groups == 0;
+}
+
+// `refused` may be null, or a vocabulary that is not padded.
+std::string Checker::possible_sizes(const Tensor* refused) const {
+  std::vector<uint64_t> sizes;
+  for (uint64_t tp = 1; tp <= 1024 && sizes.size() < 12; ++tp) {
+    const auto fits = [&](const Tensor& tensor) {
+      return tensor.kind != Kind::model || is_vocabulary(tensor.name) ||
+             divides(tensor.shape, tensor.tp, tp);
+    };
+    if (shares_heads(tp) && shares_groups(tp) &&
+        (!refused || divides(refused->shape, refused->tp, tp)) &&
+        std::ranges::all_of(target_.catalog.tensors, fits))
+      sizes.push_back(tp);
+  }
+  return fmt::format("sizes that divide every tensor and the heads: {}",
+                     fmt::join(sizes, ", "));
+}
+
+// Gives each tensor a rule that holds in the target, or refuses.
+void Checker::check_split(Tensor& tensor) const {
+  const uint64_t ranks =
+      plan_.ranks_of(parse_legacy_name(tensor.name).is_expert);
+  if (tensor.tp.state == State::kUnknown) {
+    // Whole on each of several ranks it was already; else a rule must say.
+    if (source_.topology.tp == 1) tensor.tp = tp_rule(tensor.name, facts_);
+    if (tensor.tp.state == State::kUnknown && ranks > 1 &&
+        source_.topology.tp == 1)
+      throw unfaithful_error({source_.path, printable(tensor.name)},
+                             "how {} tensor-parallel ranks share it is not "
+                             "known",
+                             ranks)
+          .with_hint("--shard-dims RULES.json can say it");
+    if (tensor.tp.state == State::kUnknown) tensor.tp = TpRule::replicated();
+  }
+  if (divides(tensor.shape, tensor.tp, ranks)) return;
+  throw unfaithful_error(
+      {source_.path, printable(tensor.name)},
+      "dimension {} of {} can't be cut into {} equal parts{}", tensor.tp.dim,
+      to_string(tensor.shape), ranks,
+      tensor.tp.groups > 1 ? " of each half" : "")
+      .with_hint(possible_sizes(&tensor));
+}
+
+void Checker::check_tensors() {
+  for (Tensor& tensor : target_.catalog.tensors)
+    if (tensor.kind == Kind::model) check_split(tensor);
+  const uint64_t tp = plan_.topology.tp;
+  if (!shares_heads(tp))
+    throw unfaithful_error({source_.path, {}},
+                           "{} attention heads for tp={}: Megatron gives "
+                           "each rank whole heads",
+                           *facts_.num_attention_heads, tp)
+        .with_hint(possible_sizes(nullptr));
+  if (!shares_groups(tp))
+    throw unfaithful_error({source_.path, {}},
+                           "{} query groups for tp={}: one must divide the "
+                           "other",
+                           *facts_.num_query_groups, tp)
+        .with_hint(possible_sizes(nullptr) +
+                   "; --to megatron_torch_dist takes any that divides the "
+                   "rows");
+}
+
+// State of a parameter that is not written would be lost.
+void Checker::check_states() const {
+  std::unordered_set<std::string_view> models;
+  for (const Tensor& tensor : target_.catalog.tensors)
+    if (tensor.kind == Kind::model) models.insert(tensor.name);
+  for (const Tensor& tensor : target_.catalog.tensors)
+    if (tensor.kind == Kind::optim && !models.contains(tensor.param))
+      throw unfaithful_error({source_.path, printable(tensor.name)},
+                             "state of {}, which is not written",
+                             printable(tensor.param))
+          .with_hint("--model-only leaves the optimizer out");
+}
+
+}  // namespace
+
+void check_shares(const Catalog& source, const Facts& facts,
+                  const LegacyPlan& plan, Target& target) {
+  Checker checker(source, facts, plan, target);
+  checker.check_tensors();
+  checker.check_states();
+}
+
+}  // namespace ckpt::megatron

@@ -1,0 +1,50 @@
+// From a rank's part to pieces of the whole tensor, without moving a byte.
+//
+//   rows, 2 ranks        gated rows                columns
+//   | rank 0 |           | gate: rank 0 | rank 1 |  | 0 | 1 |
+//   | rank 1 |           | up:   rank 0 | rank 1 |
+//
+// query_key_value before checkpoint_version 2 has its rows in another order
+// on each rank; hn rows of np heads:
+//   0   [q, k, v] [np] [hn]
+//   1   [np] [hn] [q, k, v]
+//   2   [np] [q, k, v] [hn]      what the pieces make of it
+#pragma once
+
+#include <cstdint>
+
+#include "ckpt/catalog.h"
+#include "formats/megatron/legacy/rank.h"
+
+namespace ckpt::megatron {
+
+struct RowOrder {
+  int version = 2;     // 0, 1, or 2: as it is
+  uint64_t parts = 3;  // q, k, v; 2 for key_value
+  uint64_t heads = 0;  // on this rank
+};
+
+// The whole shape, if `ranks` of them have parts of `local`. Nothing if the
+// rule does not fit the shape: a dimension that is not there, halves of an odd
+// number, more than 64 bits.
+std::optional<Shape> whole_shape(const Shape& local, const TpRule& rule,
+                                 uint64_t ranks);
+
+// The boxes of rank `slot`'s part, and where each begins in the part (its
+// offset in the local tensor).
+struct CutBox {
+  Box box;     // in the whole tensor
+  Dims local;  // where it begins in the rank's part
+};
+std::vector<CutBox> cut_boxes(const Shape& whole, const TpRule& rule,
+                              uint64_t slot, uint64_t ranks);
+Shape part_shape(const Shape& whole, const TpRule& rule, uint64_t ranks);
+
+// Adds the pieces of rank `slot`'s part to a tensor that has its whole shape.
+void add_part(Tensor& tensor, const LocalTensor& part, const TpRule& rule,
+              uint64_t slot, uint64_t ranks, const RowOrder& order = {});
+
+// Bytes from element to element; those of a contiguous tensor if it has none.
+Dims strides_of(const LocalTensor& part);
+
+}  // namespace ckpt::megatron

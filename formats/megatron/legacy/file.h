@@ -1,0 +1,55 @@
+// One file of the target while it is built: a value tree with placeholders,
+// and which parts of which tensors fill them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "containers/torch/file_plan.h"
+#include "formats/megatron/legacy/cut.h"
+
+namespace ckpt::megatron {
+
+class LegacyFile {
+ public:
+  pickle::Document document;
+
+  // Rank `slot`'s part of a tensor of target.catalog as a tensor of its own;
+  // a node that stands for it.
+  pickle::Id add_part(const Tensor& tensor, size_t index, const TpRule& rule,
+                      uint64_t slot, uint64_t ranks);
+
+  // A flat tensor of `size` elements, to be filled by add_flat; the rest is
+  // zeros.
+  struct Flat {
+    uint64_t slot = 0;
+    pickle::Id node = pickle::kNoId;
+  };
+  Flat add_flat(DType dtype, uint64_t size);
+  void fill_flat(const Flat& flat, const Tensor& tensor, size_t index,
+                 const TpRule& rule, uint64_t slot, uint64_t ranks,
+                 uint64_t at);
+
+  // Adds the file and the pieces of its tensors to the target.
+  void finish(Target& target, pickle::Id root, const std::string& path);
+
+ private:
+  struct Pending {
+    size_t tensor = 0;
+    uint64_t slot = 0;
+    Box box;
+    uint64_t begin = 0;  // elements from the slot's start
+    uint64_t count = 0;
+  };
+  uint64_t add_slot(DType dtype, Shape shape);
+  void add_pieces(const Tensor& tensor, size_t index, const TpRule& rule,
+                  uint64_t slot, uint64_t ranks, uint64_t file_slot,
+                  uint64_t at);
+  void add_gaps(const torch::FilePlan& plan, TargetFile& file) const;
+
+  std::vector<torch::TensorSlot> slots_;
+  std::vector<Pending> pending_;
+};
+
+}  // namespace ckpt::megatron

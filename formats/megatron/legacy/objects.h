@@ -1,0 +1,48 @@
+// What a legacy Megatron checkpoint holds beside the tensors of the model and
+// the optimizer, as objects of the catalog: for people, and for the writer.
+//
+//   args, checkpoint_version, …     as the first rank has them
+//   rng_state.mp_rank_00_001        of each rank; "rng_state" if there is one
+//   optimizer                       without its tensors and numbers
+//   distrib_optim.dtypes            [(param dtype, grad dtype)]
+//   model.keys                      the state dicts' keys, in order:
+//                                   [[(path, kind, value), …] per chunk]
+//   model._extra_state.mp_rank_…    {name: state} of FP8 modules
+//
+// Values with storages in them (random states, loss scales) are copied into
+// documents of their own, with the bytes inside.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "formats/megatron/legacy/numbering.h"
+#include "formats/megatron/legacy/states.h"
+
+namespace ckpt::megatron {
+
+inline constexpr std::string_view kModelObject = "model.keys";
+inline constexpr std::string_view kStatesObject = "model._extra_state.";
+inline constexpr std::string_view kOptimizerObject = "optimizer";
+inline constexpr std::string_view kDtypesObject = "distrib_optim.dtypes";
+
+// Kinds of entries in the object "model.keys".
+enum class KeyKind : int64_t {
+  kTensor = 0,
+  kValue = 1,  // None, an empty state: the same on all ranks
+  kState = 2,  // in the objects of the ranks
+};
+
+// Values of a rank's own: they go when the topology changes.
+bool is_rank_key(std::string_view key);
+
+void add_legacy_objects(const std::vector<LegacyRank>& ranks,
+                        const std::vector<GlobalChunk>& order,
+                        const LegacyNumbering& numbering,
+                        const std::vector<std::pair<DType, DType>>& dtypes,
+                        Catalog& catalog);
+
+}  // namespace ckpt::megatron

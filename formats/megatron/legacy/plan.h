@@ -1,0 +1,75 @@
+// Which rank of the target holds what: state dicts cut by pipeline stage,
+// layers and experts numbered as each rank numbers them.
+//
+//   source     [v0 p0] [v0 p1] …      the object "model.keys", or names alone
+//      └► one list in the model's order ──► chunks of the target
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+#include "formats/megatron/legacy/objects.h"
+#include "formats/megatron/model/facts.h"
+
+namespace ckpt::megatron {
+
+// An entry of a state dict of the target.
+struct LegacyKey {
+  std::vector<std::string> path;  // with the model's numbers
+  std::string name;               // joined
+  std::string tensor;             // in the catalog; a copy's: the embedding's
+  KeyKind kind = KeyKind::kTensor;
+  pickle::Id value = pickle::kNoId;  // kValue: in the object "model.keys"
+};
+
+struct LegacyPlan {
+  Topology topology;
+  uint64_t cp = 1;
+  uint64_t etp = 1;          // expert tensor parallel
+  uint32_t vpp = 1;          // virtual stages
+  bool tied = false;         // the embedding has a copy on the last stage
+  uint64_t experts = 0;      // of the model
+  bool own_experts = false;  // they have an optimizer of their own
+  bool own_stages = false;   // the pipeline is not cut as the source's
+  // How args say that stages are unequal; see StageSplit.
+  std::optional<uint64_t> first_stage;
+  std::optional<uint64_t> last_stage;
+  std::string notation;
+  uint64_t vocab_multiple = 0;                 // another one than the source's
+  std::vector<std::vector<LegacyKey>> chunks;  // [v * pp + p]
+  // Number of the first layer of each chunk, by "decoder.layers."
+  std::map<std::string, std::vector<uint64_t>> first_layer;
+  // Nothing of the topology changes: what belongs to ranks stays.
+  bool same_ranks = false;
+  std::string left_out;  // a parameter of the source that is not written
+
+  const std::vector<LegacyKey>& chunk(uint32_t v, uint32_t p) const {
+    return chunks[size_t{v} * topology.pp + p];
+  }
+  uint64_t ranks_of(bool expert) const { return expert ? etp : topology.tp; }
+};
+
+// One directory of the target.
+struct LegacyCoordinates {
+  uint32_t tp = 0, pp = 0, ep = 0;
+  uint64_t rank = 0;  // the first one in its stage
+  // Whose part of the distributed optimizer's state its file holds.
+  bool dense_states = true, expert_states = true;
+};
+
+// Throws unfaithful_error for topologies that don't divide the model.
+LegacyPlan plan_legacy(const Catalog& source, const Facts& facts,
+                       const Layout& layout, Target& target);
+
+// Every directory that a rank of some data-parallel size would read.
+std::vector<LegacyCoordinates> legacy_ranks(const LegacyPlan& plan);
+std::string legacy_dir(const LegacyPlan& plan, const LegacyCoordinates& at);
+
+const Object* find_object(const Catalog& catalog, std::string_view name);
+
+}  // namespace ckpt::megatron

@@ -1,0 +1,206 @@
+#include "formats/megatron/legacy/rank_write.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "formats/megatron/legacy/args.h"
+#include "formats/megatron/legacy/names.h"
+#include "formats/megatron/state/job_args.h"
+#include "lib/io/file.h"
+
+namespace ckpt::megatron {
+namespace {
+
+using pickle::Document;
+using pickle::Id;
+using pickle::kNoId;
+using pickle::Type;
+
+// A dict in `root`, at the place that a path names.
+void set_nested(Document& document, Id root,
+                const std::vector<std::string>& path, Id value) {
+  Id at = root;
+  for (size_t i = 0; i + 1 < path.size(); ++i) {
+    Id next = document.find(at, path[i]);
+    if (next == kNoId) {
+      next = document.add_container(Type::kDict);
+      document.set(at, path[i], next);
+    }
+    at = next;
+  }
+  document.set(at, path.back(), value);
+}
+
+}  // namespace
+
+LegacyRankWriter::LegacyRankWriter(const Catalog& source, const Facts& facts,
+                                   const LegacyPlan& plan, Target& target)
+    : source_(source),
+      facts_(facts),
+      plan_(plan),
+      target_(target),
+      ours_(source.format == "megatron_legacy") {
+  // Names of the source stay where they are.
+  size_t index = 0;
+  for (const Tensor& tensor : source.tensors) {
+    if (tensor.kind == Kind::other) continue;
+    if (tensor.kind == Kind::model) index_.emplace(tensor.name, index);
+    ++index;
+  }
+}
+
+Id LegacyRankWriter::add_value(LegacyFile& file, const LegacyKey& key,
+                               const LegacyCoordinates& at) const {
+  if (key.kind == KeyKind::kValue) {
+    const Object* keys = find_object(source_, kModelObject);
+    return file.document.import(*keys->document, key.value);
+  }
+  if (!plan_.same_ranks) return kNoId;
+  const Object* states =
+      find_object(source_, std::string(kStatesObject) + legacy_dir(plan_, at));
+  if (!states || !states->document) return kNoId;
+  const Id value = states->document->find(states->node, key.name);
+  return value == kNoId ? kNoId
+                        : file.document.import(*states->document, value);
+}
+
+// A tensor of the model in the rank's part of it.
+Id LegacyRankWriter::add_tensor(LegacyFile& file, const LegacyKey& key,
+                                uint32_t v, const LegacyCoordinates& at,
+                                std::vector<LegacyParam>& params) const {
+  const size_t index = index_.at(key.tensor);
+  const Tensor& tensor = target_.catalog.tensors[index];
+  const bool expert = parse_legacy_name(key.name).is_expert;
+  const uint64_t ranks = plan_.ranks_of(expert);
+  const Shape local = part_shape(tensor.shape, tensor.tp, ranks);
+  if (!is_legacy_buffer(key.name))
+    params.push_back({.name = key.name,
+                      .chunk = v,
+                      .index = index,
+                      .dtype = tensor.dtype,
+                      .shape = local,
+                      .numel = element_count(local).value_or(0),
+                      .expert = expert,
+                      .shared = plan_.tied && (is_word_embedding(key.name) ||
+                                               key.tensor != key.name)});
+  return file.add_part(tensor, index, tensor.tp, at.tp % ranks, ranks);
+}
+
+Id LegacyRankWriter::add_chunk(LegacyFile& file, uint32_t v,
+                               const LegacyCoordinates& at,
+                               std::vector<LegacyParam>& params) const {
+  Document& document = file.document;
+  const auto& keys = plan_.chunk(v, at.pp);
+  const bool nested = std::ranges::any_of(
+      keys, [](const LegacyKey& key) { return key.path.size() > 1; });
+  const Id root = nested ? document.add_container(Type::kDict)
+                         : torch::add_ordered_dict(document);
+  const size_t chunk = size_t{v} * plan_.topology.pp + at.pp;
+  const uint64_t each = plan_.experts / plan_.topology.ep;
+  for (const LegacyKey& key : keys) {
+    const LegacyName name = parse_legacy_name(key.name);
+    if (name.expert && name.expert->value / each != at.ep) continue;
+    const Id value = key.kind == KeyKind::kTensor
+                         ? add_tensor(file, key, v, at, params)
+                         : add_value(file, key, at);
+    if (value == kNoId) continue;
+    const uint64_t layer =
+        name.layer ? name.layer->value - plan_.first_layer.at(name.stack)[chunk]
+                   : 0;
+    const uint64_t expert = name.expert ? name.expert->value % each : 0;
+    set_nested(document, root,
+               regroup(with_numbers(key.name, name, layer, expert), key.path),
+               value);
+  }
+  return root;
+}
+
+Id LegacyRankWriter::add_args(Document& document, const Object& args,
+                              const LegacyCoordinates& at) const {
+  const Id copy = document.import(*args.document, args.node);
+  uint64_t rows = 0;
+  for (const Tensor& tensor : target_.catalog.tensors)
+    if (tensor.kind == Kind::model && is_word_embedding(tensor.name) &&
+        !tensor.shape.empty())
+      rows = tensor.shape[0];
+  update_legacy_args(document, copy, facts_, plan_, at, rows);
+  if (!source_.format.starts_with("megatron_"))
+    set_dtype_args(document, copy, target_.catalog);
+  return copy;
+}
+
+// Values that the writer does not make itself.
+void LegacyRankWriter::add_object(Document& document, Id root,
+                                  const Object& object,
+                                  const LegacyCoordinates& at) const {
+  const std::string key = object.name.substr(0, object.name.find('.'));
+  if (is_rank_key(key)) {
+    const bool mine = object.name == key ||
+                      object.name.ends_with("." + legacy_dir(plan_, at));
+    if (plan_.same_ranks && mine)
+      document.set(root, key, document.import(*object.document, object.node));
+    return;
+  }
+  if (object.name == kDtypesObject || object.name.starts_with(kStatesObject) ||
+      !carries_object(source_, object))
+    return;
+  document.set(root, object.name,
+               document.import(*object.document, object.node));
+}
+
+void LegacyRankWriter::write(const LegacyStatesWriter& states,
+                             const LegacyCoordinates& at,
+                             const std::string& directory) {
+  LegacyFile file;
+  Document& document = file.document;
+  const Id root = document.add_container(Type::kDict);
+  std::vector<LegacyParam> params;
+  bool version = false, model = false;
+  const auto add_version = [&] {
+    if (!version)
+      document.set(root, "checkpoint_version", document.add_float(3));
+    version = true;
+  };
+  const auto add_model = [&] {
+    add_version();
+    for (uint32_t v = 0; v < plan_.vpp && !model; ++v) {
+      const Id chunk = add_chunk(file, v, at, params);
+      document.set(root, plan_.vpp == 1 ? "model" : fmt::format("model{}", v),
+                   chunk);
+    }
+    model = true;
+  };
+  for (const Object& object : source_.objects) {
+    if (object.name == "args") {
+      document.set(root, object.name, add_args(document, object, at));
+    } else if (object.name == "checkpoint_version") {
+      add_version();
+    } else if (ours_ && object.name == kModelObject) {
+      add_model();
+    } else if (object.name == kOptimizerObject) {
+      add_model();
+      if (states.any())
+        document.set(root, object.name, states.add_optimizer(file, params, at));
+    } else {
+      add_object(document, root, object, at);
+    }
+  }
+  add_model();
+  file.finish(target_, root, io::join(directory, "model_optim_rng.pt"));
+  if (states.any())
+    states.write_flat(target_, params, at,
+                      io::join(directory, "distrib_optim.pt"));
+}
+
+bool carries_object(const Catalog& source, const Object& object) {
+  if (!object.document) return false;
+  if (source.format == "megatron_legacy") return true;
+  for (const std::string_view name :
+       {"args", "checkpoint_version", "iteration", "opt_param_scheduler",
+        "num_floating_point_operations_so_far"})
+    if (object.name == name) return true;
+  return false;
+}
+
+}  // namespace ckpt::megatron

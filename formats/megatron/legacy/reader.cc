@@ -1,0 +1,305 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "containers/torch/many.h"
+#include "formats/megatron/legacy.h"
+#include "formats/megatron/legacy/assemble.h"
+#include "formats/megatron/legacy/names.h"
+#include "formats/megatron/legacy/objects.h"
+#include "formats/megatron/legacy/scan.h"
+#include "formats/megatron/model/rules.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::megatron {
+namespace {
+
+using formats::ReadOptions;
+using formats::Support;
+using text::printable;
+
+class LegacyReader : public formats::Reader {
+ public:
+  std::string_view name() const override { return "megatron_legacy"; }
+  Support supports(const std::string& path) const override {
+    const LegacyFound found = locate_legacy(path);
+    return {found.place.has_value(), found.why};
+  }
+  Catalog read_catalog(const std::string& path,
+                       const ReadOptions& options) const override;
+};
+
+LegacyPlace locate_or_throw(const std::string& path) {
+  LegacyFound found = locate_legacy(path);
+  if (found.place) return *found.place;
+  throw missing_error({path, {}}, "is no legacy Megatron checkpoint: {}",
+                      found.why);
+}
+
+// Files that were written at different times don't make one checkpoint.
+void check_same(const LegacyRank& first, const LegacyRank& rank) {
+  const auto refuse = [&](const char* what, const auto& a, const auto& b) {
+    throw input_error({rank.file.path, {}}, "{} is {}, in {} it is {}", what, b,
+                      first.dir.name, a)
+        .with_hint("the ranks' files are not of one checkpoint");
+  };
+  if (first.iteration.value_or(-1) != rank.iteration.value_or(-1))
+    refuse("iteration", first.iteration.value_or(-1),
+           rank.iteration.value_or(-1));
+  if (first.version != rank.version)
+    refuse("checkpoint_version", first.version, rank.version);
+  const auto check = [&](const char* what, const std::optional<uint64_t>& a,
+                         const std::optional<uint64_t>& b) {
+    if (a != b) refuse(what, a.value_or(0), b.value_or(0));
+  };
+  check("args.tensor_model_parallel_size", first.facts.tp, rank.facts.tp);
+  check("args.pipeline_model_parallel_size", first.facts.pp, rank.facts.pp);
+  check("args.expert_model_parallel_size", first.facts.ep, rank.facts.ep);
+  check("args.expert_tensor_parallel_size", first.facts.etp, rank.facts.etp);
+  check("args.num_layers", first.facts.num_layers, rank.facts.num_layers);
+}
+
+uint64_t numbers_in(const LegacyDir& dir) {
+  return uint64_t{1} + dir.second.has_value() + dir.third.has_value();
+}
+
+bool is_final_norm(std::string_view name) {
+  return name.ends_with("final_layernorm.weight") ||
+         name.ends_with("final_norm.weight");
+}
+
+// Which end of a model a rank's file has.
+struct Ends {
+  bool embedding = false;
+  bool final_norm = false;
+};
+
+Ends ends_of(const LegacyDir& dir, const ReadOptions& options) {
+  Catalog aside;
+  Ends ends;
+  for (const LegacyChunk& chunk : read_legacy_rank(dir, aside, options).chunks)
+    for (const LegacyEntry& entry : chunk) {
+      ends.embedding = ends.embedding || is_word_embedding(entry.name);
+      // Layers of multi-token prediction have norms of their own.
+      ends.final_norm =
+          ends.final_norm || (is_final_norm(entry.name) &&
+                              entry.name.find("mtp.") == std::string::npos);
+    }
+  return ends;
+}
+
+// Ranks of a pipeline have one end each, those of experts both. (With layers
+// of multi-token prediction the last stage has an embedding, too.)
+bool is_pipeline(const LegacyDir& first, const LegacyDir& later,
+                 const ReadOptions& options) {
+  return !ends_of(later, options).embedding ||
+         !ends_of(first, options).final_norm;
+}
+
+// Without args the names of directories tell the sizes; what one number more
+// than tp's counts, is seen in the first two files that differ in it.
+void infer_sizes(const std::vector<LegacyDir>& dirs, Facts& facts,
+                 Catalog& catalog, const ReadOptions& options) {
+  uint64_t tp = 1, second = 1, third = 1;
+  for (const LegacyDir& dir : dirs) {
+    tp = std::max<uint64_t>(tp, dir.tp + uint64_t{1});
+    second = std::max<uint64_t>(second, dir.second.value_or(0) + uint64_t{1});
+    third = std::max<uint64_t>(third, dir.third.value_or(0) + uint64_t{1});
+  }
+  facts.tp = tp;
+  facts.ep = third;
+  facts.pp = second;
+  if (third == 1 && second > 1) {
+    const auto later = std::ranges::find_if(
+        dirs, [](const LegacyDir& dir) { return dir.second == 1; });
+    const auto first = std::ranges::find_if(
+        dirs, [](const LegacyDir& dir) { return dir.second == 0; });
+    if (later != dirs.end() && first != dirs.end() && numbers_in(*later) == 2 &&
+        !is_pipeline(*first, *later, options))
+      std::swap(facts.pp, facts.ep);
+  }
+  catalog.assumptions.push_back(
+      fmt::format("no args in the files: tp={} pp={} ep={} from the names of "
+                  "the directories",
+                  *facts.tp, *facts.pp, *facts.ep));
+}
+
+// Whether fc1 is gated, by the shapes of one rank's tensors.
+std::optional<bool> gated_by_shapes(const LegacyRank& rank) {
+  std::vector<Tensor> tensors;
+  for (const LegacyChunk& chunk : rank.chunks)
+    for (const LegacyEntry& entry : chunk) {
+      if (!entry.tensor) continue;
+      Tensor& tensor = tensors.emplace_back();
+      tensor.name = entry.name;
+      tensor.shape = entry.tensor->shape;
+      for (const auto& [old, now] :
+           {std::pair("dense_h_to_4h.", "linear_fc1."),
+            std::pair("dense_4h_to_h.", "linear_fc2.")})
+        if (const size_t at = tensor.name.find(old); at != std::string::npos)
+          tensor.name.replace(at, std::string_view(old).size(), now);
+    }
+  Facts found;
+  infer_facts(tensors, found);
+  return found.gated;
+}
+
+// The halves of a gated fc1 are joined apart. What an activation takes and
+// gives can't be mistaken, so shapes come before what args say.
+void find_gated(const LegacyRank& rank, Facts& facts, Catalog& catalog) {
+  const auto found = gated_by_shapes(rank);
+  if (!found || facts.gated == found) return;
+  if (facts.gated)
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "args", rank.file.path, "",
+         fmt::format("args say that linear_fc1 is {}gated (swiglu), the "
+                     "shapes say that it is{}: shapes are believed",
+                     *found ? "not " : "", *found ? "" : " not")});
+  facts.gated = found;
+}
+
+// args of any file are those of all: some writers kept them in one only.
+Facts find_facts(const std::vector<LegacyDir>& dirs, Catalog& catalog,
+                 const ReadOptions& options) {
+  Facts facts;
+  for (const LegacyDir& dir : dirs) {
+    if (facts.any) break;
+    Catalog aside;
+    const LegacyRank rank = read_legacy_rank(dir, aside, options);
+    Facts found = rank.facts;
+    find_gated(rank, found, catalog);
+    if (found.any || !facts.gated) facts = found;
+  }
+  if (!facts.any) infer_sizes(dirs, facts, catalog, options);
+  return facts;
+}
+
+void add_claims(Catalog& catalog, LegacyStates::Form form) {
+  std::unordered_map<std::string_view, const Tensor*> models;
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind == Kind::model) models.emplace(tensor.name, &tensor);
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.state != "fp32_param" || tensor.dtype != DType::f32) continue;
+    const auto model = models.find(tensor.param);
+    if (model == models.end()) continue;
+    const DType dtype = model->second->dtype;
+    if (dtype != DType::bf16 && dtype != DType::f16 && dtype != DType::f32)
+      continue;
+    catalog.claims.push_back(
+        {tensor.name, tensor.param,
+         form == LegacyStates::Form::kFlat
+             ? "where it lies in the flat buffer follows from the model's "
+               "order"
+             : "its number follows from the model's order"});
+  }
+}
+
+void tell_strays(const LegacyScan& scan, Catalog& catalog) {
+  constexpr size_t kMost = 32;
+  for (size_t i = 0; i < std::min(scan.strays.size(), kMost); ++i) {
+    const std::string base = io::base_name(scan.strays[i]);
+    const bool state = base.starts_with("layer_wise_optimizer") ||
+                       base == "optim.pt" || base.starts_with("mp_rank_");
+    catalog.problems.push_back(
+        {state ? Problem::Severity::kWarning : Problem::Severity::kNote,
+         state ? "optimizer_unread" : "stray_file", scan.strays[i], "",
+         state ? "optimizer state in a form that is not read; weights are"
+               : "is not read"});
+  }
+  if (scan.strays.size() > kMost)
+    catalog.problems.push_back({Problem::Severity::kNote, "stray_file",
+                                catalog.path, "",
+                                fmt::format("{} more files are not read",
+                                            scan.strays.size() - kMost)});
+}
+
+// Width of an expert's hidden layer, if args say it.
+std::optional<uint64_t> expert_ffn(const LegacyRank& rank) {
+  const pickle::Document& document = rank.document();
+  const auto width = document.as_int(document.find(
+      args_dict(document, rank.find("args")), "moe_ffn_hidden_size"));
+  if (width && *width > 0) return static_cast<uint64_t>(*width);
+  return rank.facts.ffn_hidden_size;
+}
+
+// States of one kind of optimizer in all files.
+struct AllStates {
+  LegacyStates::Form form = LegacyStates::Form::kNone;
+  std::vector<std::pair<DType, DType>> dtypes;
+
+  void merge(const LegacyStates& states, const LegacyRank& rank) {
+    if (states.form == LegacyStates::Form::kNone) return;
+    if (form != LegacyStates::Form::kNone && form != states.form)
+      throw input_error({rank.dir.path, {}},
+                        "has its optimizer's state in another form than the "
+                        "directories before it");
+    form = states.form;
+    for (const auto& pair : states.dtypes)
+      if (!std::ranges::count(dtypes, pair)) dtypes.push_back(pair);
+  }
+};
+
+Catalog begin_catalog(const std::string& path, const LegacyPlace& place) {
+  Catalog catalog;
+  catalog.format = "megatron_legacy";
+  catalog.path = place.path;
+  if (place.root) catalog.root = path;
+  catalog.dialect = "mcore";
+  if (!place.chosen.empty()) catalog.assumptions.push_back(place.chosen);
+  if (!place.warning.empty())
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "tracker", path, "", place.warning});
+  return catalog;
+}
+
+Catalog LegacyReader::read_catalog(const std::string& path,
+                                   const ReadOptions& options) const {
+  const LegacyPlace place = locate_or_throw(path);
+  Catalog catalog = begin_catalog(path, place);
+  LegacyScan scan = scan_legacy(place.path);
+  const Facts facts = find_facts(scan.dirs, catalog, options);
+  resolve_legacy(scan.dirs, facts, place.path);
+  LegacySizes sizes = legacy_sizes(facts, place.path);
+
+  std::vector<LegacyRank> ranks;
+  std::vector<std::string> files;
+  for (const LegacyDir& dir : scan.dirs) files.push_back(dir.model_file);
+  torch::open_each(files, catalog, options, [&](size_t i, auto file) {
+    LegacyRank& rank =
+        ranks.emplace_back(read_legacy_rank(scan.dirs[i], std::move(file)));
+    if (!rank.facts.any) rank.facts = facts;
+    check_same(ranks.front(), rank);
+  });
+  sizes.expert_ffn = expert_ffn(ranks.front());
+  catalog.version = fmt::format("{:.1f}", ranks.front().version);
+  catalog.topology = topology_of(facts);
+  const LegacyNumbering numbering(ranks, facts, place.path);
+  const auto order = global_order(ranks, numbering, sizes.ep);
+
+  LegacyAssembler assembler(catalog, facts, sizes, numbering);
+  assembler.add_order(order);
+  for (const LegacyRank& rank : ranks) assembler.add_model(rank);
+  AllStates all;
+  for (const LegacyRank& rank : ranks) {
+    const LegacyStates states =
+        read_legacy_states(rank, sizes.tied, catalog, options);
+    all.merge(states, rank);
+    assembler.add_states(rank, states);
+  }
+  assembler.finish();
+  add_claims(catalog, all.form);
+  add_legacy_objects(ranks, order, numbering, all.dtypes, catalog);
+  tell_strays(scan, catalog);
+  return catalog;
+}
+
+}  // namespace
+
+std::unique_ptr<formats::Reader> make_legacy_reader() {
+  return std::make_unique<LegacyReader>();
+}
+
+}  // namespace ckpt::megatron

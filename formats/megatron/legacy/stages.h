@@ -1,0 +1,48 @@
+// Layers over pipeline stages, for another number of stages than the source's.
+//
+//   24 layers, pp=4           6 6 6 6
+//   24 layers, pp=4 vpp=2     0-2 3-5 6-8 9-11 | 12-14 … 21-23
+//   10 layers, pp=4           1 3 3 3     decoder_first_pipeline_num_layers=1
+//   --pp-layout 9,8,8,7       9 8 8 7     …_first_… = 9, …_last_… = 7
+//   --pp-layout 2,9,8,7       2 9 8 7     pipeline_model_parallel_layout
+//                                         Et*2|t*9|t*8|t*7L
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/megatron/legacy/plan.h"
+
+namespace ckpt::megatron {
+
+struct StageSplit {
+  uint32_t vpp = 1;
+  std::vector<uint64_t> layers;  // of each chunk [v * pp + p]
+  // How args say it, if stages are unequal: the layers of the first and of the
+  // last stage, or Megatron's own notation.
+  std::optional<uint64_t> first_stage;
+  std::optional<uint64_t> last_stage;
+  std::string notation;
+};
+
+// `wanted`: the layers of each chunk, or empty. Throws unfaithful_error if the
+// layers can't be shared by so many stages.
+StageSplit split_stages(const Catalog& source, const Facts& facts,
+                        const std::vector<LegacyKey>& keys, uint32_t pp,
+                        uint32_t vpp, std::string& assumption,
+                        const std::vector<uint64_t>& wanted = {});
+
+// Sets how args say it, from `layers` and `vpp`; `prediction`: layers of
+// multi-token prediction, which are on the last stage.
+void describe_stages(StageSplit& split, uint64_t prediction);
+
+// `keys` in the model's order; what comes before the layers goes to the first
+// chunk, what comes after them to the last one. A tied model's last stage gets
+// its copy of the embedding.
+std::vector<std::vector<LegacyKey>> fill_stages(
+    const std::vector<LegacyKey>& keys, const StageSplit& split, uint32_t pp,
+    bool tied);
+
+}  // namespace ckpt::megatron

@@ -1,0 +1,38 @@
+// The optimizer's state of one rank, in the form of the source: numbered
+// parameters, or flat buffers in a file of their own.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "formats/megatron/legacy/file.h"
+#include "formats/megatron/legacy/groups.h"
+#include "formats/megatron/legacy/plan.h"
+
+namespace ckpt::megatron {
+
+class LegacyStatesWriter {
+ public:
+  // Throws unfaithful_error if the source's optimizer can't be rebuilt.
+  LegacyStatesWriter(const Catalog& source, const Facts& facts,
+                     const LegacyPlan& plan, const Target& target);
+  ~LegacyStatesWriter();
+
+  // False: there is no optimizer to write.
+  bool any() const;
+  // The value of "optimizer" for a rank. `params` in model order; their names
+  // are the model's, index that of the tensor in the catalog.
+  pickle::Id add_optimizer(LegacyFile& file,
+                           const std::vector<LegacyParam>& params,
+                           const LegacyCoordinates& at) const;
+  // distrib_optim.pt; false if this rank has none.
+  bool write_flat(Target& target, const std::vector<LegacyParam>& params,
+                  const LegacyCoordinates& at, const std::string& path) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ckpt::megatron

@@ -1,0 +1,190 @@
+#include "formats/megatron/model/keys.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+
+namespace ckpt::megatron {
+namespace {
+
+constexpr std::string_view kOptimizer = "optimizer.state.";
+constexpr std::string_view kChained = "chained_";
+// Where the model's own names begin, whatever wraps it.
+constexpr std::string_view kRoots[] = {"embedding", "encoder", "decoder",
+                                       "output_layer", "mtp"};
+
+// Layers, experts, ranks: so that one more never overflows.
+constexpr uint64_t kMostNumber = uint64_t{1} << 40;
+
+std::optional<uint64_t> number(std::string_view text) {
+  uint64_t value = 0;
+  const char* last = text.data() + text.size();
+  const auto [end, failure] = std::from_chars(text.data(), last, value);
+  // As Python prints it: no sign, no leading zero.
+  if (failure != std::errc{} || end != last || text.empty() ||
+      value > kMostNumber || (text.size() > 1 && text[0] == '0'))
+    return std::nullopt;
+  return value;
+}
+
+// The component that begins at `at`, without its dot.
+std::string_view component(std::string_view text, size_t at) {
+  if (at >= text.size()) return {};
+  return text.substr(at, text.find('.', at) - at);
+}
+
+// Where component `word` begins, from `at` on; npos if there is none.
+size_t find_component(std::string_view text, std::string_view word, size_t at) {
+  for (size_t found = at; (found = text.find(word, found)) != text.npos;
+       ++found) {
+    const size_t end = found + word.size();
+    if ((found == 0 || text[found - 1] == '.') &&
+        (end == text.size() || text[end] == '.'))
+      return found;
+  }
+  return text.npos;
+}
+
+// Nothing if it has none of the roots.
+std::optional<size_t> prefix_size(std::string_view model) {
+  for (size_t at = 0; at < model.size();) {
+    const std::string_view word = component(model, at);
+    if (std::ranges::find(kRoots, word) != std::end(kRoots)) return at;
+    at += word.size() + 1;
+  }
+  return std::nullopt;
+}
+
+void parse_layer(Key& key) {
+  const size_t at = find_component(key.name, "layers", 0);
+  if (at == key.name.npos) return;
+  const std::string_view next = component(key.name, at + 7);
+  key.layer = number(next);
+  key.layer_axis = !key.layer && !next.empty();
+}
+
+// weight7 of a grouped linear layer.
+std::optional<uint64_t> grouped_number(std::string_view rest) {
+  if (!rest.starts_with("linear_fc")) return std::nullopt;
+  const std::string_view last = rest.substr(rest.rfind('.') + 1);
+  for (const std::string_view word : {"weight", "bias"})
+    if (last.starts_with(word)) return number(last.substr(word.size()));
+  return std::nullopt;
+}
+
+void parse_expert(Key& key) {
+  size_t at = find_component(key.name, "local_experts", 0);
+  if (at != key.name.npos) {
+    key.expert = number(component(key.name, at + 14));
+    return;
+  }
+  at = find_component(key.name, "experts", 0);
+  if (at == key.name.npos) return;
+  at += 8;
+  if (component(key.name, at) == "experts") at += 8;
+  if (at >= key.name.size()) return;
+  key.expert = number(component(key.name, at));
+  if (!key.expert) key.expert = grouped_number(key.name.substr(at));
+  // weight1 and weight2 of the old fused layer hold several experts in an
+  // order of their own: no axis.
+  key.expert_axis =
+      !key.expert && !component(key.name, at).starts_with("weight");
+}
+
+std::optional<std::vector<uint64_t>> numbers(std::string_view text) {
+  std::vector<uint64_t> all;
+  while (true) {
+    const size_t dot = text.find('.');
+    const auto value = number(text.substr(0, dot));
+    if (!value) return std::nullopt;
+    all.push_back(*value);
+    if (dot == text.npos) return all;
+    text.remove_prefix(dot + 1);
+  }
+}
+
+}  // namespace
+
+Key parse_key(std::string_view text) {
+  Key key;
+  size_t at = 0;
+  if (text.starts_with(kChained)) {
+    const size_t dot = text.find('.');
+    if (dot != text.npos &&
+        number(text.substr(kChained.size(), dot - kChained.size())))
+      at = dot + 1;
+  }
+  std::string_view rest = text.substr(at);
+  if (rest.starts_with(kOptimizer)) {
+    const std::string_view state = component(rest, kOptimizer.size());
+    const size_t begin = kOptimizer.size() + state.size() + 1;
+    if (!state.empty() && begin < rest.size()) {
+      key.chain = text.substr(0, at);
+      key.state = state;
+      rest.remove_prefix(begin);
+    }
+  }
+  key.model = key.state.empty() ? text : rest;
+  const std::optional<size_t> prefix = prefix_size(key.model);
+  key.rooted = prefix.has_value();
+  key.prefix = key.model.substr(0, prefix.value_or(0));
+  key.name = key.model.substr(key.prefix.size());
+  parse_layer(key);
+  parse_expert(key);
+  return key;
+}
+
+std::string layer_prefix(std::string_view text) {
+  const Key key = parse_key(text);
+  if (!key.layer) return {};
+  const size_t at = find_component(key.model, "layers", key.prefix.size());
+  const size_t dot = key.model.find('.', at + 7);
+  return std::string(key.model.substr(0, dot + 1));
+}
+
+bool replace_front(std::string& text, std::string_view from,
+                   std::string_view to) {
+  if (!text.starts_with(from)) return false;
+  text = std::string(to) + text.substr(from.size());
+  return true;
+}
+
+bool is_bucket_key(std::string_view text) {
+  const size_t group = text.find("optimizer.distributed.dp_group_idx_");
+  const size_t buffer = text.find(".gbuf_idx_", group);
+  return group != text.npos && buffer != text.npos &&
+         text.find(".bucket_idx_", buffer) != text.npos;
+}
+
+std::optional<ObjectKey> parse_object_key(std::string_view text) {
+  const size_t slash = text.rfind('/');
+  if (slash == text.npos) return std::nullopt;
+  std::string_view rest = text.substr(slash + 1);
+  if (!rest.starts_with("shard_")) return std::nullopt;
+  rest.remove_prefix(6);
+  const size_t bar = rest.find('_');
+  if (bar == rest.npos) return std::nullopt;
+  auto offset = numbers(rest.substr(0, bar));
+  auto grid = numbers(rest.substr(bar + 1));
+  if (!offset || !grid || offset->size() != grid->size()) return std::nullopt;
+  for (size_t i = 0; i < grid->size(); ++i)
+    if ((*offset)[i] >= (*grid)[i]) return std::nullopt;
+  return ObjectKey{text.substr(0, slash), std::move(*offset), std::move(*grid)};
+}
+
+std::string object_key(std::string_view key, std::span<const uint64_t> offset,
+                       std::span<const uint64_t> grid) {
+  return fmt::format("{}/shard_{}_{}", key, fmt::join(offset, "."),
+                     fmt::join(grid, "."));
+}
+
+Where place_of(const Key& key) {
+  if (key.name.starts_with("embedding.")) return Where::kFirst;
+  if (key.name.starts_with("mtp.") || key.name.starts_with("output_layer.") ||
+      key.name.starts_with("decoder.final_"))
+    return Where::kLast;
+  return key.layer || key.layer_axis ? Where::kLayer : Where::kAnywhere;
+}
+
+}  // namespace ckpt::megatron

@@ -1,0 +1,274 @@
+#include "formats/megatron/model/restack.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "formats/megatron/model/keys.h"
+#include "formats/megatron/model/old_names.h"
+#include "formats/megatron/model/stack.h"
+
+namespace ckpt::megatron {
+namespace {
+
+// What the modules of one layer are like.
+struct LayerStyle {
+  bool qkv = false;         // has self_attention.linear_qkv
+  bool input_norm = false;  // a norm of its own: the local spec
+};
+
+using Styles = std::unordered_map<std::string, LayerStyle>;
+
+Styles styles_of(const Catalog& catalog) {
+  Styles styles;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind == Kind::optim) continue;
+    const std::string prefix = layer_prefix(tensor.name);
+    if (prefix.empty()) continue;
+    const std::string_view rest =
+        std::string_view(tensor.name).substr(prefix.size());
+    LayerStyle& style = styles[prefix];
+    style.qkv |= rest.starts_with("self_attention.linear_qkv.weight");
+    style.input_norm |= rest == "input_layernorm.weight";
+  }
+  return styles;
+}
+
+// A parameter's name inside of its layer, as the sharded key has it: the local
+// spec's norms go by the names of the linear layers that they come before, as
+// if they were fused. (Not with latent attention, which has no linear_qkv.)
+std::string sharded_rest(std::string rest, const LayerStyle& style) {
+  replace_front(rest, "mtp_model_layer.", "transformer_layer.");
+  if (!style.qkv || !style.input_norm) return rest;
+  replace_front(rest, "input_layernorm.",
+                "self_attention.linear_qkv.layer_norm_");
+  replace_front(rest, "pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_");
+  return rest;
+}
+
+// The name without the number of an expert.
+std::string without_expert(const std::string& name) {
+  constexpr std::string_view kLocal = ".experts.local_experts.";
+  constexpr std::string_view kSingle = ".experts.experts.";
+  constexpr std::string_view kGrouped = ".experts.linear_fc";
+  if (const size_t at = name.find(kLocal); at != name.npos) {
+    const size_t dot = name.find('.', at + kLocal.size());
+    return name.substr(0, at) + ".experts.experts" + name.substr(dot);
+  }
+  // singleton_local_shards: .experts.experts.7.linear_fc1.weight
+  if (const size_t at = name.find(kSingle); at != name.npos) {
+    const size_t digits = at + kSingle.size();
+    const size_t dot = name.find('.', digits);
+    if (digits < name.size() && name[digits] >= '0' && name[digits] <= '9')
+      return name.substr(0, digits - 1) + name.substr(dot);
+  }
+  const size_t at = name.find(kGrouped);
+  if (at == name.npos) return name;
+  const size_t end = name.find_last_not_of("0123456789") + 1;
+  return name.substr(0, at) + ".experts" + name.substr(at, end - at);
+}
+
+// The parts of one tensor of the target.
+struct Group {
+  std::map<uint64_t, std::vector<const Tensor*>> by_number;
+  size_t first = 0;  // where its first part stands
+};
+
+class Restacker {
+ public:
+  Restacker(Catalog& catalog, const Facts& facts)
+      : catalog_(catalog), facts_(facts) {}
+
+  void run() {
+    rename_modules();
+    collect([](const Key& key) { return key.expert; },
+            [](const std::string& name) { return without_expert(name); },
+            false);
+    if (homogeneous())
+      collect(
+          [](const Key& key) {
+            return is_stack(key) ? key.layer : std::nullopt;
+          },
+          [](const std::string& name) { return without_layer(name); }, true);
+    finish();
+  }
+
+ private:
+  // mtp keeps its numbers.
+  static bool is_stack(const Key& key) {
+    return key.name.starts_with("decoder.layers.") ||
+           key.name.starts_with("encoder.layers.");
+  }
+
+  static std::string without_layer(const std::string& name) {
+    const Key key = parse_key(name);
+    const size_t at = static_cast<size_t>(key.name.data() - name.data()) +
+                      key.name.find("layers.") + 7;
+    return name.substr(0, at) + name.substr(name.find('.', at) + 1);
+  }
+
+  std::string new_name(const Styles& styles, const std::string& name) const {
+    const std::string prefix = layer_prefix(name);
+    if (prefix.empty()) return name;
+    const auto style = styles.find(prefix);
+    return prefix +
+           sharded_rest(name.substr(prefix.size()),
+                        style == styles.end() ? LayerStyle{} : style->second);
+  }
+
+  // T5 has an encoder and a decoder: then the old names stay.
+  void rename_old_models() {
+    for (const Tensor& tensor : catalog_.tensors)
+      if (tensor.name.starts_with("language_model.decoder.")) return;
+    for (Tensor& tensor : catalog_.tensors) {
+      if (tensor.kind != Kind::optim) {
+        tensor.name = core_name(tensor.name);
+      } else if (!tensor.param.empty()) {
+        tensor.param = core_name(tensor.param);
+      }
+    }
+  }
+
+  void rename_modules() {
+    std::vector<std::string> old;
+    for (const Tensor& tensor : catalog_.tensors) old.push_back(tensor.name);
+    rename_old_models();
+    const Styles styles = styles_of(catalog_);
+    for (size_t i = 0; i < old.size(); ++i) {
+      Tensor& tensor = catalog_.tensors[i];
+      if (tensor.kind == Kind::optim && !tensor.param.empty()) {
+        tensor.param = new_name(styles, tensor.param);
+        tensor.name =
+            fmt::format("optimizer.state.{}.{}", tensor.state, tensor.param);
+      } else {
+        tensor.name = new_name(styles, tensor.name);
+      }
+      names_[old[i]] = tensor.name;
+    }
+  }
+
+  // Stacks what has a number, under the name without it.
+  template <class NumberOf, class Without>
+  void collect(NumberOf number_of, Without without, bool layers) {
+    std::map<std::string, Group> groups;
+    std::vector<std::string> target(catalog_.tensors.size());
+    for (size_t i = 0; i < catalog_.tensors.size(); ++i) {
+      const Tensor& tensor = catalog_.tensors[i];
+      const auto number = number_of(parse_key(tensor.name));
+      if (!number) continue;
+      target[i] = without(tensor.name);
+      Group& group = groups.try_emplace(target[i], Group{{}, i}).first->second;
+      group.by_number[*number].push_back(&tensor);
+    }
+    if (groups.empty()) return;
+    std::vector<Tensor> all;
+    for (size_t i = 0; i < target.size(); ++i) {
+      if (target[i].empty()) {
+        all.push_back(std::move(catalog_.tensors[i]));
+        continue;
+      }
+      const Group& group = groups.at(target[i]);
+      if (group.first == i) all.push_back(stacked(target[i], group, layers));
+    }
+    for (auto& [old, name] : names_) name = renamed(name, number_of, without);
+    catalog_.tensors = std::move(all);
+  }
+
+  template <class NumberOf, class Without>
+  static std::string renamed(const std::string& name, NumberOf number_of,
+                             Without without) {
+    return number_of(parse_key(name)) ? without(name) : name;
+  }
+
+  // How many layers a stack has, or how many experts there are; 0: unknown.
+  uint64_t count_of(const std::string& name, bool layers) const {
+    if (!layers) return facts_.num_experts.value_or(0);
+    const auto found = counts_.find(std::string(stack_of(parse_key(name))));
+    return found == counts_.end() ? 0 : found->second;
+  }
+  static std::string_view stack_of(const Key& key) {
+    return key.name.substr(0, key.name.find('.'));
+  }
+
+  Tensor stacked(const std::string& name, const Group& group,
+                 bool layers) const {
+    const char* what = layers ? "layer" : "expert";
+    const uint64_t count = count_of(name, layers);
+    std::vector<const Tensor*> parts;
+    for (const auto& [number, found] : group.by_number) {
+      if (found.size() != 1 || number != parts.size())
+        throw unfaithful_error(
+            {catalog_.path, name}, "{} {} {}", what,
+            found.size() != 1 ? number : parts.size(),
+            found.size() != 1 ? "is there twice" : "is missing");
+      parts.push_back(found[0]);
+    }
+    if (count != 0 && parts.size() != count)
+      throw unfaithful_error({catalog_.path, name}, "{} of {} {}s have it",
+                             parts.size(), count, what);
+    Tensor made = stack(parts, 0);
+    made.name = name;
+    if (!made.param.empty()) made.param = std::string(parse_key(name).model);
+    return made;
+  }
+
+  // All layers have the same parameters, with the same shapes and dtypes.
+  bool homogeneous() {
+    if (facts_.numbered_layers == true) return false;
+    struct Seen {
+      const Tensor* first = nullptr;
+      std::set<uint64_t> layers;
+    };
+    std::map<std::string, Seen> seen;
+    std::map<std::string, std::set<uint64_t>> stacks;
+    for (const Tensor& tensor : catalog_.tensors) {
+      const Key key = parse_key(tensor.name);
+      if (!key.layer || !is_stack(key) || !key.state.empty()) continue;
+      Seen& one = seen[without_layer(tensor.name)];
+      if (!one.first) one.first = &tensor;
+      if (one.first->shape != tensor.shape || one.first->dtype != tensor.dtype)
+        return false;
+      one.layers.insert(*key.layer);
+      stacks[std::string(stack_of(key))].insert(*key.layer);
+    }
+    for (const auto& [stack, layers] : stacks) counts_[stack] = layers.size();
+    return std::ranges::all_of(seen, [&](const auto& item) {
+      const Key key = parse_key(item.first);
+      return item.second.layers == stacks.at(std::string(stack_of(key)));
+    });
+  }
+
+  void finish() {
+    std::set<std::pair<std::string, std::string>> told;
+    std::vector<Claim> claims;
+    for (Claim& claim : catalog_.claims) {
+      const auto exact = names_.find(claim.exact);
+      const auto rounded = names_.find(claim.rounded);
+      if (exact == names_.end() || rounded == names_.end()) continue;
+      if (!told.emplace(exact->second, rounded->second).second) continue;
+      claim.exact = exact->second;
+      claim.rounded = rounded->second;
+      claims.push_back(std::move(claim));
+    }
+    catalog_.claims = std::move(claims);
+    for (Tensor& tensor : catalog_.tensors) tensor.tie = 0;
+  }
+
+  Catalog& catalog_;
+  const Facts& facts_;
+  std::unordered_map<std::string, std::string> names_;  // old to new
+  std::unordered_map<std::string, uint64_t> counts_;    // of layers, by stack
+};
+
+}  // namespace
+
+void stack_modules(Catalog& catalog, const Facts& facts) {
+  locate(catalog);
+  Restacker(catalog, facts).run();
+}
+
+}  // namespace ckpt::megatron

@@ -1,0 +1,190 @@
+#include "formats/megatron/model/rules.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <unordered_map>
+
+namespace ckpt::megatron {
+namespace {
+
+enum class Cut : uint8_t { kWhole, kRows, kColumns, kGated };
+
+struct Row {
+  std::string_view module;  // the last component before the parameter
+  Cut weight = Cut::kWhole;
+  Cut bias = Cut::kWhole;  // and whatever else the module has
+};
+
+// By the last module of a name.
+constexpr Row kRows[] = {
+    {"word_embeddings", Cut::kRows},
+    {"position_embeddings"},
+    {"tokentype_embeddings"},
+    {"output_layer", Cut::kRows, Cut::kRows},
+    {"linear_qkv", Cut::kRows, Cut::kRows},
+    {"linear_q", Cut::kRows, Cut::kRows},  // cross attention
+    {"linear_kv", Cut::kRows, Cut::kRows},
+    {"linear_q_proj", Cut::kRows, Cut::kRows},  // multi-latent attention
+    {"linear_q_up_proj", Cut::kRows, Cut::kRows},
+    {"linear_kv_up_proj", Cut::kRows, Cut::kRows},
+    {"linear_proj", Cut::kColumns},
+    {"linear_fc1", Cut::kGated, Cut::kGated},
+    {"linear_fc2", Cut::kColumns},
+    {"router"},
+    {"eh_proj", Cut::kRows, Cut::kRows},
+    {"conv1d", Cut::kRows, Cut::kRows},  // state space models
+    {"in_proj", Cut::kRows, Cut::kRows},
+    {"out_proj", Cut::kColumns},
+    {"query_key_value", Cut::kRows, Cut::kRows},  // megatron.legacy
+    {"dense_h_to_4h", Cut::kGated, Cut::kGated},
+    {"dense_4h_to_h", Cut::kColumns},
+    {"dense", Cut::kColumns},
+};
+
+std::string_view last(std::string_view name) {
+  return name.substr(name.rfind('.') + 1);
+}
+std::string_view without_last(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  return dot == name.npos ? std::string_view{} : name.substr(0, dot);
+}
+
+// "weight" of weight, weight7, weight_w, weight_v.
+struct Parameter {
+  std::string_view word;
+  bool half = false;  // gate or up alone
+};
+Parameter parameter(std::string_view name) {
+  if (name.ends_with("_w") || name.ends_with("_v"))
+    return {name.substr(0, name.size() - 2), true};
+  for (const std::string_view word : {"weight", "bias"})
+    if (name.starts_with(word) &&
+        std::ranges::all_of(name.substr(word.size()),
+                            [](char c) { return c >= '0' && c <= '9'; }))
+      return {word, false};
+  return {name, false};
+}
+
+TpRule rule(Cut cut, uint32_t axes, bool half, const Facts& facts) {
+  switch (cut) {
+    case Cut::kWhole:
+      return TpRule::replicated();
+    case Cut::kRows:
+      return TpRule::split(axes);
+    case Cut::kColumns:
+      return TpRule::split(axes + 1);
+    case Cut::kGated:
+      if (half) return TpRule::split(axes);
+      if (!facts.gated) return {};
+      return TpRule::split(axes, *facts.gated ? 2 : 1);
+  }
+  return {};
+}
+
+// Norms are whole wherever they stand, but for the one inside of a mixer,
+// which normalises what each rank holds.
+bool is_norm(std::string_view module, std::string_view word) {
+  return module.ends_with("norm") || module.ends_with("_norm") ||
+         module.ends_with("layernorm") || word.starts_with("layer_norm_");
+}
+
+TpRule mixer_rule(const Key& key, std::string_view module,
+                  std::string_view word) {
+  if (module == "norm") return TpRule::split(key.axes());
+  if (word == "A_log" || word == "D" || word == "dt_bias")
+    return TpRule::split(key.axes());
+  return {};
+}
+
+}  // namespace
+
+TpRule tp_rule(std::string_view text, const Facts& facts) {
+  const Key key = parse_key(text);
+  std::string_view path = key.name;
+  const bool mixer = path.find("mixer.") != path.npos;
+  // in_proj.weight.z: one key for each part of the rows.
+  if (mixer && (path.find("in_proj.weight.") != path.npos ||
+                path.find("conv1d.weight.") != path.npos ||
+                path.find("conv1d.bias.") != path.npos))
+    path = without_last(path);
+  const Parameter what = parameter(last(path));
+  const std::string_view module = last(without_last(path));
+  if (mixer)
+    if (const TpRule found = mixer_rule(key, module, what.word);
+        found.state != TpRule::State::kUnknown)
+      return found;
+  if (is_norm(module, what.word) || what.word == "gate_weight")
+    return TpRule::replicated();
+  if (what.word == "softmax_offset") return TpRule::split(key.axes());
+  // Whole under transformer_engine, cut by rows in the local spec.
+  if (module == "linear_q_down_proj" || module == "linear_kv_down_proj")
+    return facts.local_spec == true ? TpRule::split(key.axes())
+                                    : TpRule::replicated();
+  for (const Row& row : kRows)
+    if (row.module == module)
+      return rule(what.word == "weight" ? row.weight : row.bias, key.axes(),
+                  what.half, facts);
+  return {};
+}
+
+namespace {
+
+// fc1 has twice the rows that fc2 has columns: it is gated. Nothing if that
+// can't be told.
+std::optional<bool> gated_by_shapes(const std::vector<Tensor>& tensors) {
+  std::unordered_map<std::string, uint64_t> columns;  // of fc2, by its module
+  const auto module_of = [](std::string_view name, std::string_view word) {
+    const size_t at = name.rfind(word);
+    return std::string(at == name.npos ? name.substr(0, 0)
+                                       : name.substr(0, at));
+  };
+  // The layer's own weight: linear_fc2.post_layernorm.weight is a norm's.
+  const auto is = [](const Tensor& tensor, std::string_view word) {
+    const std::string_view name = last(tensor.name);
+    return tensor.kind != Kind::optim && tensor.shape.size() >= 2 &&
+           std::string_view(tensor.name)
+               .substr(0, tensor.name.size() - name.size())
+               .ends_with(word) &&
+           parameter(name).word == "weight" && !parameter(name).half;
+  };
+  for (const Tensor& tensor : tensors)
+    if (is(tensor, "linear_fc2."))
+      columns[module_of(tensor.name, "linear_fc2.")] = tensor.shape.back();
+  for (const Tensor& tensor : tensors) {
+    if (!is(tensor, "linear_fc1.")) continue;
+    const auto fc2 = columns.find(module_of(tensor.name, "linear_fc1."));
+    if (fc2 == columns.end() || fc2->second == 0) continue;
+    const uint64_t rows = tensor.shape[tensor.shape.size() - 2];
+    if (rows == fc2->second) return false;
+    if (rows / 2 == fc2->second && rows % 2 == 0) return true;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void infer_facts(const std::vector<Tensor>& tensors, Facts& facts) {
+  if (!facts.gated) facts.gated = gated_by_shapes(tensors);
+  uint64_t layers = 0, experts = 0;
+  bool embedding = false, output = false;
+  for (const Tensor& tensor : tensors) {
+    if (tensor.kind == Kind::optim) continue;
+    const Key key = parse_key(tensor.name);
+    embedding |= key.name == "embedding.word_embeddings.weight";
+    output |= key.name == "output_layer.weight";
+    const bool decoder = key.name.starts_with("decoder.");
+    if (decoder && key.layer) layers = std::max(layers, *key.layer + 1);
+    if (decoder && key.layer_axis && !tensor.shape.empty())
+      layers = std::max(layers, tensor.shape[0]);
+    if (key.expert) experts = std::max(experts, *key.expert + 1);
+    const size_t axis = key.layer_axis ? 1 : 0;
+    if (key.expert_axis && tensor.shape.size() > axis)
+      experts = std::max(experts, tensor.shape[axis]);
+  }
+  if (!facts.num_layers && layers != 0) facts.num_layers = layers;
+  if (!facts.num_experts && experts != 0) facts.num_experts = experts;
+  if (!facts.untied && embedding) facts.untied = output;
+}
+
+}  // namespace ckpt::megatron

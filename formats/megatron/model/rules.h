@@ -1,0 +1,28 @@
+// How tensor-parallel ranks share the parameters of Megatron's modules.
+//
+//   rows         …linear_qkv.weight   equal parts of dimension 0
+//   columns      …linear_proj.weight  equal parts of dimension 1
+//   gated rows   …linear_fc1.weight   [gate; up]: equal parts of each half
+//   replicated   norms, routers, biases of what is split by columns
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "formats/megatron/model/facts.h"
+#include "formats/megatron/model/keys.h"
+
+namespace ckpt::megatron {
+
+// For tensors of the model and their optimizer state, under sharded keys and
+// under module names. The dimension counts prepended axes too. Experts are
+// cut by the expert tensor parallel size. kUnknown for modules that are not
+// in the table, and for fc1 while nobody knows whether it is gated.
+TpRule tp_rule(std::string_view key, const Facts& facts);
+
+// Fills in what the args don't say from names and shapes: gated, num_layers,
+// num_experts, untied.
+void infer_facts(const std::vector<Tensor>& tensors, Facts& facts);
+
+}  // namespace ckpt::megatron

@@ -1,0 +1,67 @@
+// The common part of a checkpoint: the values that all ranks share.
+//
+//   common.pt              one dict              every core, but for
+//   common_state/shard_0_1 [the dict]            core 0.19 and later
+//
+//     args                 argparse.Namespace
+//     iteration            7
+//     optimizer            {"optimizer": {"param_groups": […]}, …}
+//     content_metadata     {"distrib_optim_sharding_type": …}
+//
+// Each entry is an object of the catalog, named by its key. The small tensors
+// inside of the values are carried with the catalog's skeleton.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ckpt/catalog.h"
+#include "containers/torch/item.h"
+#include "formats/format.h"
+#include "formats/megatron/model/facts.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::megatron {
+
+inline constexpr char kCommonFile[] = "common.pt";
+inline constexpr char kCommonObject[] = "common_state/shard_0_1";
+inline constexpr char kArgs[] = "args";
+
+struct Common {
+  std::shared_ptr<const pickle::Document> document;  // null: there is none
+  pickle::Id root = pickle::kNoId;                   // the dict
+  std::string path;                                  // for messages
+};
+
+// Reads common.pt. Adds the file, its checksums and globals to the catalog,
+// and sets the catalog's skeleton. Throws input_error if it holds no dict.
+Common read_common_file(const std::string& path, Catalog& catalog,
+                        const formats::ReadOptions& options);
+
+// The same for the item of newer cores, opened: a list of the one dict.
+Common read_common_item(const torch::OpenedObject& opened,
+                        const std::string& path, Catalog& catalog);
+
+// One object for each entry, before the objects that are there.
+void add_common_objects(const Common& common, Catalog& catalog);
+
+// What the args say, if the catalog has any.
+Facts facts_of(const Catalog& catalog);
+
+// True for what goes into the common part: no entry of a grid of ranks or
+// layers, and no item of its own in a Megatron checkpoint.
+bool is_common(const Catalog& source, const Object& object);
+
+// common.pt for a target.
+struct CommonTarget {
+  std::string copy_of;  // the source's file, which serves as it is; or …
+  std::string bytes;    // … a new one
+  std::vector<std::string> changed;  // entries of the args
+  std::vector<Problem> problems;     // what had to be left out
+};
+// From the source's common objects, which somebody has opened. Apart from
+// `changes` to the args all values stay what they are.
+CommonTarget plan_common(const Catalog& source,
+                         const std::vector<ArgChange>& changes);
+
+}  // namespace ckpt::megatron

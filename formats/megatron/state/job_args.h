@@ -1,0 +1,27 @@
+// The args of a job that loads what another dialect's checkpoint became.
+//
+//   {"num_layers": 32, "hidden_size": 4096, …}       what the model says
+//     ─► argparse.Namespace(num_layers=32, …,        the same, and
+//          tensor_model_parallel_size=8, …,          the target's topology
+//          consumed_train_samples=0, no_save_optim=True, …)   a fresh start
+//
+// Without them Megatron's loaders stop, or compare with nothing. An entry
+// that the source has stays as it is, but for the target's topology.
+#pragma once
+
+#include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+#include "formats/megatron/model/facts.h"
+
+namespace ckpt::megatron {
+
+// Puts "args", "checkpoint_version" and "iteration" in front of the objects.
+// A source without args gets none, and a note: they can't be made up.
+void make_job_args(Catalog& catalog, const Facts& facts, const Layout& layout);
+
+// Sets params_dtype, bf16 and fp16 to the dtype of the model's weights, if
+// they are there.
+void set_dtype_args(pickle::Document& document, pickle::Id args,
+                    const Catalog& catalog);
+
+}  // namespace ckpt::megatron

@@ -1,0 +1,47 @@
+#include "formats/olmo_core/v1/review.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "formats/olmo_core/review.h"
+#include "formats/olmo_core/v1/v1.h"
+#include "lib/text/format.h"
+
+namespace ckpt::olmo_core::v1 {
+namespace {
+
+using text::printable;
+
+// Generation 2 has no underscores before the name of a state.
+void rename_state(Tensor& tensor) {
+  if (tensor.param.empty() || tensor.state.empty())
+    throw unfaithful_error({{}, printable(tensor.name)},
+                           "is optimizer state, but not of a parameter that "
+                           "is known by name")
+        .with_hint("leave the optimizer out: --model-only");
+  if (tensor.state.starts_with("__")) tensor.state.erase(0, 2);
+  tensor.name = std::string(kState) + tensor.param + ".__" + tensor.state;
+}
+
+}  // namespace
+
+Catalog review_v1(Catalog source) {
+  if (source.format == kFormat) return source;
+  source = review_names(std::move(source));
+  std::unordered_map<std::string, std::string> renamed;
+  for (Tensor& tensor : source.tensors) {
+    if (tensor.kind != Kind::optim) continue;
+    const std::string before = tensor.name;
+    rename_state(tensor);
+    if (tensor.name != before) renamed.emplace(before, tensor.name);
+  }
+  if (!source.skeleton) return source;
+  for (auto& [node, name] : source.skeleton->tensors) {
+    const auto found = renamed.find(name);
+    if (found != renamed.end()) name = found->second;
+  }
+  return source;
+}
+
+}  // namespace ckpt::olmo_core::v1

@@ -1,0 +1,187 @@
+#include "formats/run_state.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "formats/runs/pattern.h"
+#include "lib/pickle/value.h"
+#include "lib/text/format.h"
+
+namespace ckpt::runs {
+namespace {
+
+using pickle::Document;
+using pickle::Id;
+using pickle::kNoId;
+using pickle::Type;
+
+constexpr std::string_view kOptimizer = "optimizer";
+constexpr std::string_view kGroups = "optimizer.param_groups.";
+
+class Builder {
+ public:
+  explicit Builder(Catalog& catalog) : catalog_(catalog) {}
+
+  void build() {
+    rebuild_ = document_->add_global("torch._utils", "_rebuild_tensor_v2");
+    const Id id = document_->add_container(
+        Type::kTuple, {document_->add_string("storage"),
+                       document_->add_global("torch", "FloatStorage"),
+                       document_->add_string("0"), document_->add_string("cpu"),
+                       document_->add_int(0)});
+    args_ =
+        document_->add_container(Type::kTuple, {document_->add_persistent(id)});
+    root_ = document_->add_container(Type::kDict);
+    for (const Tensor& tensor : catalog_.tensors)
+      if (tensor.kind != Kind::optim) add_tensor(root_, tensor.name, tensor);
+    for (const Tensor& tensor : catalog_.tensors)
+      if (tensor.kind == Kind::optim) add_state(tensor);
+    for (Object& object : catalog_.objects) add_object(object);
+    const Id groups = add_groups();
+    document_->set_root(root_);
+    skeleton_.root = root_;
+    skeleton_.document = document_;
+    for (Object& object : catalog_.objects)
+      if (const auto moved = moved_.find(&object); moved != moved_.end()) {
+        object.document = document_;
+        object.node = moved->second;
+        object.bytes = 0;
+      }
+    if (groups != kNoId)
+      catalog_.objects.push_back({"optimizer.param_groups", document_, groups});
+    catalog_.skeleton = std::move(skeleton_);
+    catalog_.load_objects = nullptr;
+  }
+
+ private:
+  void add_tensor(Id dict, std::string_view key, const Tensor& tensor) {
+    const Id node = document_->add_call(rebuild_, args_);
+    document_->set(dict, key, node);
+    skeleton_.tensors.emplace_back(node, tensor.name);
+  }
+
+  Id dict_at(Id dict, const std::string& key) {
+    const auto [known, fresh] = dicts_.try_emplace({dict, key}, kNoId);
+    if (fresh) {
+      known->second = document_->add_container(Type::kDict);
+      document_->set(dict, key, known->second);
+    }
+    return known->second;
+  }
+
+  Id optimizer() { return dict_at(root_, std::string(kOptimizer)); }
+
+  // By state and groups together torch's reader knows an optimizer. Those of
+  // several models have their own names.
+  Id add_groups() {
+    if (!dicts_.contains({root_, std::string(kOptimizer)}) ||
+        document_->find(optimizer(), "param_groups") != kNoId)
+      return kNoId;
+    const Id list = document_->add_container(Type::kList);
+    document_->set(optimizer(), "param_groups", list);
+    return list;
+  }
+
+  void add_state(const Tensor& tensor) {
+    if (tensor.param.empty() || tensor.state.empty())
+      return add_tensor(root_, tensor.name, tensor);
+    add_tensor(dict_at(dict_at(optimizer(), "state"), tensor.param),
+               tensor.state, tensor);
+  }
+
+  Id import(const Object& object) {
+    const Document& source = *object.document;
+    if (!substitutes_.contains(&source)) {
+      auto& subs = substitutes_[&source];
+      if (catalog_.skeleton && catalog_.skeleton->document.get() == &source)
+        for (const auto& [node, bytes] : catalog_.skeleton->storages) {
+          const Id copy = document_->add_persistent(
+              document_->import(source, source.items(node)[0]));
+          subs[node] = copy;
+          skeleton_.storages.emplace_back(copy, bytes);
+        }
+    }
+    return document_->import(source, object.node, substitutes_[&source]);
+  }
+
+  // "optimizer.param_groups.0.lr" is a value of a list's dict.
+  void add_object(Object& object) {
+    if (object.document == nullptr) return;
+    const Id value = import(object);
+    moved_[&object] = value;
+    const std::string_view name = object.name;
+    if (name == "optimizer.param_groups")
+      return document_->set(optimizer(), "param_groups", value);
+    if (name.starts_with(kGroups)) {
+      const std::string_view rest = name.substr(kGroups.size());
+      const size_t dot = rest.find('.');
+      const auto index = whole_number(rest.substr(0, dot));
+      if (index && dot != rest.npos) {
+        Id& list = group_list_;
+        if (list == kNoId) {
+          list = document_->add_container(Type::kList);
+          document_->set(optimizer(), "param_groups", list);
+        }
+        constexpr size_t kMostGroups = 100'000;
+        while (groups_.size() <= std::min(*index, kMostGroups)) {
+          groups_.push_back(document_->add_container(Type::kDict));
+          document_->append(list, groups_.back());
+        }
+        if (*index < groups_.size())
+          return document_->set(groups_[*index], rest.substr(dot + 1), value);
+      }
+    }
+    document_->set(root_, name, value);
+  }
+
+  Catalog& catalog_;
+  std::shared_ptr<Document> document_ = std::make_shared<Document>();
+  Skeleton skeleton_;
+  Id rebuild_ = kNoId, args_ = kNoId, root_ = kNoId, group_list_ = kNoId;
+  std::vector<Id> groups_;
+  std::map<std::pair<Id, std::string>, Id> dicts_;
+  std::map<const Object*, Id> moved_;
+  std::map<const Document*, std::unordered_map<Id, Id>> substitutes_;
+};
+
+}  // namespace
+
+Catalog as_state_dict(Catalog source) {
+  if (!source.run) return source;
+  load_objects(source);
+  for (Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::optim && !tensor.param.empty() &&
+        tensor.name == tensor.param + "." + tensor.state)
+      tensor.name = "optimizer.state." + tensor.name;
+  Builder(source).build();
+  return source;
+}
+
+Catalog model_only(Catalog source) {
+  const bool weights = std::ranges::any_of(
+      source.tensors,
+      [](const Tensor& tensor) { return tensor.kind == Kind::model; });
+  if (!source.run || !weights) return source;  // --optim-only
+  size_t count = 0;
+  uint64_t bytes = 0;
+  std::erase_if(source.tensors, [&](const Tensor& tensor) {
+    if (tensor.kind == Kind::model) return false;
+    ++count;
+    bytes += byte_size(tensor);
+    return true;
+  });
+  if (count > 0)
+    source.problems.push_back(
+        {Problem::Severity::kWarning,
+         "optimizer_left_out",
+         source.path,
+         {},
+         fmt::format("{} tensors of the optimizer's state and the like ({}) "
+                     "have no place in a directory of weights; they are left "
+                     "out (--to dcp and --to torch keep them)",
+                     count, text::iec_size(bytes))});
+  return source;
+}
+
+}  // namespace ckpt::runs

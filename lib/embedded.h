@@ -1,0 +1,31 @@
+// Data files of a room, compiled into its library: models/families/*.json is a
+// family each, formats/runs/*.json are tables. CMake makes the definitions
+// (cmake/embed.cmake).
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace ckpt {
+
+struct Embedded {
+  std::string_view name;  // the file's name without .json: "llama"
+  std::string_view text;
+};
+
+}  // namespace ckpt
+
+namespace ckpt::families {
+
+std::span<const Embedded> embedded();
+// The text of a file by that name; empty if there is none.
+std::string_view embedded_text(std::string_view name);
+
+}  // namespace ckpt::families
+
+namespace ckpt::runs {
+
+std::span<const Embedded> embedded();
+std::string_view embedded_text(std::string_view name);
+
+}  // namespace ckpt::runs

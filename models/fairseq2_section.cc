@@ -1,0 +1,58 @@
+#include "models/fairseq2_section.h"
+
+#include <algorithm>
+
+#include "lib/embedded.h"
+
+namespace ckpt::families {
+namespace {
+
+using Json = nlohmann::json;
+
+// Not parsed as a Family: all that a reader of shards needs is this part.
+Json section_of(const Embedded& file) {
+  const Json json = Json::parse(file.text);
+  const auto dialects = json.find("dialects");
+  if (dialects == json.end() || !dialects->contains("fairseq2")) return {};
+  Json section = dialects->at("fairseq2");
+  section.emplace("family", file.name);
+  return section;
+}
+
+bool has_rules(const Embedded& file) {
+  return file.text.find("\"tp_rules\"") != file.text.npos;
+}
+
+Json find_rules(std::string_view name) {
+  for (const Embedded& file : embedded()) {
+    if (!has_rules(file)) continue;
+    Json section = section_of(file);
+    if (section.contains("tp_rules") && section.at("family") == name)
+      return section;
+  }
+  return {};
+}
+
+}  // namespace
+
+Json fairseq2_section(std::string_view family) {
+  Json own;
+  for (const Embedded& file : embedded())
+    if (file.name == family) own = section_of(file);
+  // Most files have the name that fairseq2 has.
+  if (own.contains("tp_rules") && own.at("family") == family) return own;
+  if (Json section = find_rules(family); !section.is_null()) return section;
+  if (own.is_null() || own.contains("tp_rules")) return own;
+  return find_rules(own.at("family").get_ref<const std::string&>());
+}
+
+std::vector<std::string> fairseq2_families() {
+  std::vector<std::string> names;
+  for (const Embedded& file : embedded())
+    if (has_rules(file))
+      names.push_back(section_of(file).at("family").get<std::string>());
+  std::ranges::sort(names);
+  return names;
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,164 @@
+#include "models/family.h"
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "lib/embedded.h"
+#include "lib/io/file.h"
+#include "lib/text/glob.h"
+#include "models/located.h"
+#include "models/numbers.h"
+
+namespace ckpt::families {
+namespace {
+
+using FamilyPtr = std::shared_ptr<const Family>;
+constexpr uint64_t kMaxFile = uint64_t{1} << 20;
+
+// Not every file that is compiled in is a family.
+bool is_family_file(const Embedded& file) {
+  return file.text.substr(0, 64).find("\"ckpt-family/2\"") != file.text.npos;
+}
+
+FamilyPtr embedded_family(const Embedded& file) {
+  return Family::from_text(file.text, std::string(file.name) + ".json");
+}
+
+const std::vector<FamilyPtr>& all_families() {
+  static const std::vector<FamilyPtr> all = [] {
+    std::vector<FamilyPtr> families;
+    for (const Embedded& file : embedded())
+      if (is_family_file(file)) families.push_back(embedded_family(file));
+    return families;
+  }();
+  return all;
+}
+
+const Embedded* find_file(std::string_view name) {
+  for (const Embedded& file : embedded())
+    if (file.name == name && is_family_file(file)) return &file;
+  return nullptr;
+}
+
+bool contains(const std::vector<std::string>& list, const Json& value) {
+  return value.is_string() &&
+         std::ranges::count(list, value.get_ref<const std::string&>()) > 0;
+}
+
+bool names_type(const HfSide& hf, const Json& config) {
+  const auto type = config.find("model_type");
+  return type != config.end() && contains(hf.model_types, *type);
+}
+
+bool names_architecture(const HfSide& hf, const Json& config) {
+  const auto found = config.find("architectures");
+  if (found == config.end() || !found->is_array()) return false;
+  return std::ranges::any_of(
+      *found, [&](const Json& one) { return contains(hf.architectures, one); });
+}
+
+FamilyPtr find_if(const Json& config,
+                  bool (*matches)(const HfSide&, const Json&)) {
+  const auto& all = all_families();
+  const auto found = std::ranges::find_if(
+      all, [&](const FamilyPtr& f) { return matches(f->hf(), config); });
+  return found == all.end() ? nullptr : *found;
+}
+
+// fairseq2's own name of a family.
+std::string fairseq2_name(const Family& family) {
+  const Json& section = family.fairseq2();
+  if (section.is_null()) return {};
+  return section.value("family", family.name());
+}
+
+// Does the configuration choose this one of those that share the name?
+bool chosen(const FamilyPtr& family, const Dialect& dialect,
+            const Json& config) {
+  const std::string condition = dialect.section.value("chosen", "");
+  if (condition.empty()) return true;
+  return Numbers(family, dialect, "fairseq2", config, "model.yaml")
+      .holds(condition);
+}
+
+}  // namespace
+
+FamilyPtr Family::by_name(const std::string& name) {
+  if (const Embedded* file = find_file(name)) return embedded_family(*file);
+  // Or a model_type of transformers': olmo3 is of family olmo2.
+  for (const FamilyPtr& family : all_families())
+    if (std::ranges::count(family->hf().model_types, name) != 0) return family;
+  throw usage_error({}, "no family '{}'", name)
+      .with_hint(known_names(name, names()) +
+                 "; --family-file FILE brings one of your own");
+}
+
+bool Family::exists(std::string_view name) {
+  return find_file(name) != nullptr;
+}
+
+FamilyPtr Family::from_file(const std::string& path) {
+  return from_text(io::read_file(path, kMaxFile), path);
+}
+
+FamilyPtr Family::for_config(const Json& config) {
+  if (!config.is_object()) return nullptr;
+  if (FamilyPtr family = find_if(config, names_type)) return family;
+  if (FamilyPtr family = find_if(config, names_architecture)) return family;
+  const auto text = config.find("text_config");
+  if (text == config.end() || !text->is_object()) return nullptr;
+  return find_if(*text, names_type);
+}
+
+FamilyPtr Family::for_fairseq2(const std::string& name, const Json& config) {
+  for (const FamilyPtr& family : all_families()) {
+    const Dialect* dialect = family->dialect("fairseq2");
+    if (dialect && fairseq2_name(*family) == name &&
+        chosen(family, *dialect, config))
+      return family;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> Family::names() {
+  std::vector<std::string> all;
+  for (const Embedded& file : embedded())
+    if (is_family_file(file)) all.emplace_back(file.name);
+  std::ranges::sort(all);
+  return all;
+}
+
+const Dialect* Family::dialect(std::string_view name) const {
+  const auto found = std::ranges::find(dialects_, name, &Dialect::name);
+  if (found == dialects_.end() || found->rules.empty()) return nullptr;
+  return &*found;
+}
+
+const Json& Family::fairseq2() const {
+  static const Json none;
+  const auto found = std::ranges::find(dialects_, "fairseq2", &Dialect::name);
+  return found == dialects_.end() ? none : found->section;
+}
+
+std::string Family::normal_name(std::string_view hf_name) const {
+  for (const auto& [from, to] : hf_.prefixes)
+    if (hf_name.starts_with(from))
+      return to + std::string(hf_name.substr(from.size()));
+  return std::string(hf_name);
+}
+
+bool Family::repeats(std::string_view hf_name) const {
+  return std::ranges::any_of(hf_.repeats, [&](const HfSide::Repeat& repeat) {
+    return hf_name.starts_with("model.layers.") &&
+           hf_name.ends_with("." + repeat.name);
+  });
+}
+
+bool Family::ignored(std::string_view name,
+                     const std::vector<std::string>& patterns) {
+  return std::ranges::any_of(patterns, [&](const std::string& pattern) {
+    return text::Glob(pattern).matches(name);
+  });
+}
+
+}  // namespace ckpt::families

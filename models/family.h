@@ -1,0 +1,138 @@
+// A model family: how its tensors are named and arranged in each dialect. One
+// FILE.json of this folder is one family (docs/families.md has the schema);
+// --family-file brings one of the user's.
+//
+//                     hf  (the names of transformers' files)
+//          ┌──────┬────┴──┬──────────┐      one Dialect each: rules that make
+//        mcore   meta  fairseq2  olmo_core      its tensors from those of hf
+//
+// So any dialect goes to any other by way of hf.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ckpt/dtype.h"
+#include "models/expr.h"
+
+namespace ckpt::families {
+
+// One step from hf to the dialect: t vocab cat qkv qkv_cat rope_interleave
+// add const index deinterleave reshape. "copy" is no step.
+struct Op {
+  std::string name;
+  Json params = Json::object();  // {"heads": "$ng"}: expressions, or numbers
+};
+
+// How tensor-parallel ranks cut the dialect's tensor.
+struct TpCut {
+  std::string dim;      // an expression
+  uint32_t parts = 1;   // the dimension is cut inside each of these
+  bool expert = false;  // by the expert tensor-parallel ranks
+};
+
+// One tensor of the dialect, or one for each value of the indices in `to`.
+struct Rule {
+  std::string to;               // "decoder.layers.{l}.mlp.router.weight"
+  std::vector<std::string> hf;  // what it is made of; empty: of nothing
+  std::vector<Op> ops;          // applied in order; inverted: from the last
+  std::optional<TpCut> tp;      // none: every rank has all of it
+  std::string when;             // an expression; "": always
+  bool optional = false;        // may be missing, on either side
+  bool alias = false;           // a second copy: made, but not read back
+  std::optional<DType> dtype;   // pinned, whatever the model's is
+  std::string each;   // an index: hf[0] stands for the list of all its values
+  uint32_t line = 0;  // of the family's file
+};
+
+// An expression for each side ("hf", "mcore" …), or for any: "".
+using Variable = std::map<std::string, std::string, std::less<>>;
+
+struct Dialect {
+  std::string name;  // "mcore"
+  std::vector<Rule> rules;
+  std::vector<std::string> ignore;  // globs of its names that are no error
+  std::map<std::string, std::string, std::less<>> index;  // "l" -> "$L"
+  std::map<std::string, Variable, std::less<>> vars;      // "$L" -> …
+  // Tables (config_table() in numbers.h evaluates them), or null: the
+  // dialect's own configuration from hf's, and config.json's fields from the
+  // dialect's.
+  Json config;
+  Json hf_config;
+  std::vector<std::string> notes;
+  Json section;  // all of it, as the file has it
+};
+
+// The hf side.
+struct HfSide {
+  std::vector<std::string> model_types;
+  std::vector<std::string> architectures;
+  std::vector<std::string> ignore;  // globs of buffers (buffers.h)
+  // Second copies that files have beside a tensor: "model.layers.61." +
+  // `name` where "model.layers.61." + `beside` is.
+  struct Repeat {
+    std::string beside, name, of;
+  };
+  std::vector<Repeat> repeats;
+  // The first `from` that a name begins with is replaced by `to` before
+  // anything else.
+  std::vector<std::pair<std::string, std::string>> prefixes;
+  // The objects of config.json in which names are looked up; "" is all of it.
+  std::vector<std::string> config_roots{""};
+};
+
+class Family {
+ public:
+  // Throws usage_error with a suggestion if there is none.
+  static std::shared_ptr<const Family> by_name(const std::string& name);
+  static bool exists(std::string_view name);
+  // --family-file. Throws usage_error "FILE:LINE:COLUMN: …".
+  static std::shared_ptr<const Family> from_file(const std::string& path);
+  // `source` is the file's name in messages.
+  static std::shared_ptr<const Family> from_text(std::string_view text,
+                                                 const std::string& source);
+  // By model_type and architectures of a config.json, its text_config too.
+  // Null if no family has them.
+  static std::shared_ptr<const Family> for_config(const Json& config);
+  // By the name that fairseq2 has for it (qwen is qwen2 or qwen3), and the
+  // configuration of model.yaml. Null if there is none with rules.
+  static std::shared_ptr<const Family> for_fairseq2(const std::string& name,
+                                                    const Json& config);
+  static std::vector<std::string> names();  // of all that come with ckpt
+
+  const std::string& name() const { return name_; }
+  const std::string& source() const { return source_; }
+  const std::vector<std::string>& notes() const { return notes_; }
+  const HfSide& hf() const { return hf_; }
+  // Null if the family has no such dialect, or no rules for it.
+  const Dialect* dialect(std::string_view name) const;
+  const std::vector<Dialect>& dialects() const { return dialects_; }
+  // What fairseq2 alone knows: tp_rules, buffers, tied, shapes … Null if it
+  // does not know the family.
+  const Json& fairseq2() const;
+
+  // With the first prefix replaced.
+  std::string normal_name(std::string_view hf_name) const;
+  // True for a name that HfSide::repeats has.
+  bool repeats(std::string_view hf_name) const;
+  // Names that `patterns` (HfSide::ignore, Dialect::ignore) leave alone: *
+  // matches dots too.
+  static bool ignored(std::string_view name,
+                      const std::vector<std::string>& patterns);
+
+ private:
+  friend class FamilyReader;
+  std::string name_;
+  std::string source_;
+  std::vector<std::string> notes_;
+  HfSide hf_;
+  std::vector<Dialect> dialects_;
+};
+
+}  // namespace ckpt::families

@@ -1,0 +1,73 @@
+#include "models/key_table.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "models/fairseq2_section.h"
+
+namespace ckpt::families {
+namespace {
+
+bool is_number(std::string_view text) {
+  return !text.empty() &&
+         std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// "decoder.layers.7.x" -> "decoder.layers.{i}.x"
+std::string template_of(std::string_view key) {
+  std::string text;
+  while (true) {
+    const size_t dot = key.find('.');
+    const std::string_view part = key.substr(0, dot);
+    text += is_number(part) ? "{i}" : part;
+    if (dot == key.npos) return text;
+    text += '.';
+    key.remove_prefix(dot + 1);
+  }
+}
+
+// A product of fields of the configuration: "num_layers*head_dim".
+std::optional<uint64_t> product(std::string_view expression,
+                                const Config& config) {
+  uint64_t value = 1;
+  while (true) {
+    const size_t sign = expression.find('*');
+    const auto factor = whole_number(config, expression.substr(0, sign));
+    if (!factor) return std::nullopt;
+    const auto all = checked_mul(value, *factor);
+    if (!all) return std::nullopt;
+    value = *all;
+    if (sign == expression.npos) return value;
+    expression.remove_prefix(sign + 1);
+  }
+}
+
+}  // namespace
+
+KeyTable KeyTable::for_family(const std::string& family, const Config& config) {
+  KeyTable table;
+  const auto section = fairseq2_section(family);
+  if (!section.contains("shapes")) return table;
+  for (const auto& row : section.at("shapes")) {
+    Shape shape;
+    bool known = true;
+    for (const auto& expression : row.at("shape")) {
+      const auto size = expression.is_string()
+                            ? product(expression.get<std::string>(), config)
+                            : std::optional(expression.get<uint64_t>());
+      known = known && size.has_value();
+      shape.push_back(size.value_or(0));
+    }
+    if (known) table.shapes_.emplace(row.at("name").get<std::string>(), shape);
+  }
+  return table;
+}
+
+std::optional<Shape> KeyTable::shape(std::string_view key) const {
+  if (shapes_.empty()) return std::nullopt;
+  const auto found = shapes_.find(template_of(key));
+  if (found == shapes_.end()) return std::nullopt;
+  return found->second;
+}
+
+}  // namespace ckpt::families

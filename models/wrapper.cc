@@ -1,0 +1,162 @@
+#include "models/wrapper.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include "models/family.h"
+
+namespace ckpt::families {
+namespace {
+
+// Before the whole model.
+constexpr std::string_view kOuter[] = {
+    "state_dict.", "model_state_dict.", "app.", "model.", "module.",
+};
+// Before any module.
+constexpr std::string_view kInner[] = {"_orig_mod.", "_forward_module.",
+                                       "_fsdp_wrapped_module.",
+                                       "_checkpoint_wrapped_module."};
+constexpr std::string_view kEmbeddings[] = {"embed_tokens.weight", "wte.weight",
+                                            "embed_in.weight",
+                                            "word_embeddings.weight"};
+constexpr size_t kMostWords = 8;
+
+using Patterns = std::unordered_set<std::string>;
+
+// "model.layers.3.x" and "model.layers.{l}.x" as "model.layers.#.x".
+std::string numberless(std::string_view name) {
+  std::string text;
+  size_t depth = 0;
+  for (size_t i = 0; i < name.size(); ++i) {
+    const char c = name[i];
+    if (c == '{' && depth++ == 0) text += '#';
+    const bool digit = c >= '0' && c <= '9';
+    const bool starts = i == 0 || name[i - 1] == '.';
+    if (depth == 0 && digit && starts) {
+      size_t end = i;
+      while (end < name.size() && name[end] >= '0' && name[end] <= '9') ++end;
+      if (end == name.size() || name[end] == '.') {
+        text += '#';
+        i = end - 1;
+        continue;
+      }
+    }
+    if (depth == 0) text += c;
+    if (c == '}' && depth > 0) --depth;
+  }
+  return text;
+}
+
+Patterns patterns_of(const Family& family) {
+  Patterns patterns;
+  for (const Dialect& dialect : family.dialects())
+    for (const Rule& rule : dialect.rules)
+      for (const std::string& name : rule.hf) patterns.insert(numberless(name));
+  return patterns;
+}
+
+bool is_family(const Family& family, const std::vector<std::string>& names) {
+  const Patterns patterns = patterns_of(family);
+  return std::ranges::all_of(names, [&](const std::string& name) {
+    return patterns.contains(numberless(family.normal_name(name))) ||
+           Family::ignored(name, family.hf().ignore) || family.repeats(name);
+  });
+}
+
+bool is_any_family(const std::vector<std::string>& names) {
+  return std::ranges::any_of(Family::names(), [&](const std::string& family) {
+    return is_family(*Family::by_name(family), names);
+  });
+}
+
+// Without what stands before modules.
+std::string without_inner(std::string name) {
+  for (const std::string_view word : kInner)
+    for (size_t at = 0; (at = name.find(word, at)) != name.npos;)
+      if (at == 0 || name[at - 1] == '.')
+        name.erase(at, word.size());
+      else
+        at += word.size();
+  return name;
+}
+
+// The names after `prefix`, of all that have it.
+std::vector<std::string> behind(const std::vector<std::string>& names,
+                                const std::string& prefix) {
+  std::vector<std::string> found;
+  for (const std::string& name : names)
+    if (name.starts_with(prefix)) found.push_back(name.substr(prefix.size()));
+  return found;
+}
+
+// The words that lead to the embedding; nothing if none do.
+std::optional<std::string> find_prefix(const std::vector<std::string>& names) {
+  const auto embedding = std::ranges::find_if(names, [](const auto& name) {
+    return std::ranges::any_of(
+        kEmbeddings, [&](std::string_view end) { return name.ends_with(end); });
+  });
+  if (embedding == names.end()) return std::nullopt;
+  std::string prefix;
+  for (size_t words = 0; words <= kMostWords; ++words) {
+    if (is_any_family(behind(names, prefix))) return prefix;
+    const std::string_view rest =
+        std::string_view(*embedding).substr(prefix.size());
+    const auto next = std::ranges::find_if(
+        kOuter, [&](std::string_view word) { return rest.starts_with(word); });
+    if (next == std::end(kOuter)) return std::nullopt;
+    prefix += *next;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool unwrap(Catalog& catalog) {
+  std::vector<std::string> names;
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind == Kind::model) names.push_back(without_inner(tensor.name));
+  const auto prefix = find_prefix(names);
+  if (!prefix) return false;
+  const auto unwrapped = [&](const std::string& name) {
+    std::string inner = without_inner(name);
+    return inner.starts_with(*prefix) ? inner.substr(prefix->size()) : name;
+  };
+  std::unordered_set<std::string> taken;
+  uint64_t changed = 0;
+  std::string example;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind != Kind::model) {
+      taken.insert(tensor.name);
+      continue;
+    }
+    const std::string name = unwrapped(tensor.name);
+    if (!taken.insert(name).second) return false;  // two would be one
+    if (name == tensor.name) continue;
+    ++changed;
+    if (example.empty() && tensor.name.ends_with(name))
+      example = tensor.name.substr(0, tensor.name.size() - name.size());
+  }
+  if (changed == 0) return false;
+  for (Tensor& tensor : catalog.tensors) {
+    if (tensor.kind == Kind::model) tensor.name = unwrapped(tensor.name);
+    if (!tensor.param.empty()) tensor.param = unwrapped(tensor.param);
+  }
+  for (Claim& claim : catalog.claims) {
+    claim.exact = unwrapped(claim.exact);
+    claim.rounded = unwrapped(claim.rounded);
+  }
+  catalog.skeleton.reset();
+  catalog.dialect = "hf";
+  catalog.assumptions.push_back(fmt::format(
+      "the prefix '{}' is taken off {} names: what is left are transformers'",
+      example.empty() ? *prefix : example, changed));
+  return true;
+}
+
+}  // namespace ckpt::families
