@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+"""The job scripts of examples/, run as their schedulers would run them.
+
+A scheduler is a few variables and a shell: Slurm's are set here, Kubernetes'
+arguments and GitHub's steps are read from their files, and everything ends in
+checkpoints that must be the same as the source.
+"""
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from support import DATA, HERE, Failure, Skip, Suite, check, check_equal
+
+CKPT = None
+ROOT = HERE.parent.parent
+EXAMPLES = ROOT / "examples"
+SOURCE = DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt"
+STATUS_AGAIN = {0, 6}  # done, or worth another try
+
+
+def load_yaml(path):
+    for extra in sorted((ROOT / ".venv").glob("transformers_*")):
+        sys.path.append(str(extra))
+    try:
+        import yaml
+    except ImportError as error:
+        raise Skip("PyYAML is not to be had") from error
+    return yaml.safe_load(path.read_text())
+
+
+def environment(work, **more):
+    """A PATH on which `ckpt` is the binary under test."""
+    tools = work / "tools"
+    tools.mkdir(exist_ok=True)
+    link = tools / "ckpt"
+    if not link.exists():
+        link.symlink_to(os.path.abspath(CKPT.path))
+    return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", **more}
+
+
+def run(argv, **more):
+    return subprocess.run(argv, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=120, **more)
+
+
+def done(argv, **more):
+    result = run(argv, **more)
+    check(result.returncode == 0,
+          f"{argv} ended with {result.returncode}:\n{result.stderr[-2000:]}")
+    return result
+
+
+def same(a, b):
+    done([CKPT.path, "verify", str(a), str(b)])
+
+
+# --------------------------------------------------------------------- Slurm
+def slurm_environment(work, task, restarts=0):
+    log = work / "scontrol.log"
+    fake = work / "tools" / "scontrol"
+    env = environment(
+        work, SLURM_ARRAY_TASK_ID=str(task), SLURM_ARRAY_JOB_ID="77",
+        SLURM_CPUS_PER_TASK="2", SLURM_RESTART_COUNT=str(restarts))
+    fake.write_text(f'#!/bin/sh\necho "$@" >>{shlex.quote(str(log))}\n')
+    fake.chmod(0o755)
+    return env, log
+
+
+def slurm_array(work):
+    targets = [work / f"out{n}" for n in (1, 2)]
+    (work / "list").write_text(
+        "".join(f"{SOURCE} {target}\n" for target in targets))
+    script = ["bash", EXAMPLES / "slurm/array.sbatch", work / "list"]
+    for task, target in enumerate(targets, 1):
+        env, log = slurm_environment(work, task)
+        done([*script, "--tp", "2"], env=env)
+        same(SOURCE, target)
+    # A task that is started once more finds its work done.
+    again = done([*script, "--tp", "2"], env=env)
+    check("exists already" in again.stderr, again.stderr)
+    check(not log.exists(), "a task that was done was requeued")
+
+
+def slurm_preempted(work):
+    target = work / "out"
+    (work / "list").write_text(f"{SOURCE} {target}\n")
+    script = ["bash", EXAMPLES / "slurm/array.sbatch", work / "list",
+              "--tp", "8"]
+    env, log = slurm_environment(work, 1)
+    first = subprocess.Popen([*map(str, script), "--max-rate", "1KB"],
+                             env=env, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(work.glob(".out*")) and first.poll() is None:
+        check(time.monotonic() < deadline, "nothing was staged in a minute")
+        time.sleep(0.02)
+    time.sleep(0.3)
+    first.send_signal(signal.SIGTERM)  # --signal=B:TERM@120
+    _, said = first.communicate(timeout=60)
+    check_equal(first.returncode, 143, f"status of the preempted task: {said}")
+    check_equal(log.read_text(), "requeue 77_1\n", "what Slurm was told")
+    check(not target.exists(), "a preempted task published something")
+    env, log = slurm_environment(work, 1, restarts=1)
+    done(script, env=env)
+    same(SOURCE, target)
+    check(not list(work.glob(".out*")), "the staging directory is left")
+
+
+def slurm_refused(work):
+    """What another try can't mend is not tried again."""
+    (work / "list").write_text(f"{SOURCE} {work / 'out'}\n")
+    env, log = slurm_environment(work, 1)
+    result = run(["bash", EXAMPLES / "slurm/array.sbatch", work / "list",
+                  "--tp", "7"], env=env)
+    check_equal(result.returncode, 5, result.stderr)
+    check(not log.exists(), "a task that can't succeed was requeued")
+
+
+def slurm_ranks(work):
+    """srun of one task; jobs of several are in ranks_test.py."""
+    env = environment(work)
+    fake = work / "tools" / "srun"
+    fake.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    fake.chmod(0o755)
+    done(["bash", EXAMPLES / "slurm/ranks.sbatch", SOURCE, work / "hf", "--to",
+          "safetensors"], env=env)
+    same(SOURCE, work / "hf")
+
+
+# ---------------------------------------------------------------- Kubernetes
+def kubernetes(work):
+    job = load_yaml(EXAMPLES / "kubernetes/job.yaml")
+    pod = job["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    mount = container["volumeMounts"][0]["mountPath"]
+    shutil.copytree(SOURCE, work / "step_5000")
+    args = [arg.replace(mount, str(work)) for arg in container["args"]]
+    for _ in range(2):  # a pod that is started again succeeds too
+        done([CKPT.path, *args])
+    same(SOURCE, work / "step_5000_tp8")
+    known = set(re.findall(r"^ *(\d+)  ", run([CKPT.path, "--help"]).stdout,
+                           re.M))
+    rule = job["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]
+    check_equal(set(rule["values"]), {int(n) for n in known} - STATUS_AGAIN,
+                "exit statuses that end the job")
+    check_equal(rule["containerName"], container["name"], "its container")
+    check_equal(pod["volumes"][0]["name"],
+                container["volumeMounts"][0]["name"], "its volume")
+
+
+# ---------------------------------------------------------------------- make
+def makefile(work):
+    if not shutil.which("make"):
+        raise Skip("no make")
+    tree, out = work / "run", work / "models"
+    for step in (100, 200):
+        shutil.copytree(SOURCE / "step_100", tree / f"step_{step}")
+    shutil.copy(SOURCE / "model.yaml", tree)
+    for step in (100, 200):
+        shutil.copy(SOURCE / "model.yaml", tree / f"step_{step}")
+    argv = ["make", "-f", EXAMPLES / "make/Makefile", f"RUN={tree}",
+            f"OUT={out}", f"CKPT={CKPT.path}"]
+    done(argv, cwd=work)
+    for step in (100, 200):
+        proof = json.loads((out / f"step_{step}.same.json").read_text())
+        check(proof["ok"], f"step {step}: {proof}")
+    again = done(argv, cwd=work)
+    check("convert" not in again.stdout, "make did it again: " + again.stdout)
+    done([*argv, "verify"], cwd=work)
+
+
+# -------------------------------------------------------------------- GitHub
+def action_steps(work, **inputs):
+    """Runs the composite action as a runner does; status, outputs, summary."""
+    action = load_yaml(ROOT / "action.yml")
+    values = {name: row.get("default", "") for name, row in
+              action["inputs"].items()} | inputs
+    paths = {name: work / name for name in ("GITHUB_OUTPUT",
+                                            "GITHUB_STEP_SUMMARY")}
+    for path in paths.values():
+        path.write_text("")
+    status = 0
+    for step in action["runs"]["steps"]:
+        check_equal(step["shell"], "bash", "the shell of " + step["name"])
+        given = {key: re.sub(r"\$\{\{ inputs\.(\w+) \}\}",
+                             lambda match: values[match[1]], value)
+                 for key, value in step.get("env", {}).items()}
+        check("${{" not in step["run"],
+              "an input in a script is code that a stranger can write")
+        env = environment(work, **given,
+                          **{k: str(v) for k, v in paths.items()})
+        status = status or run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c",
+             step["run"]], env=env, cwd=work).returncode
+    return (status, paths["GITHUB_OUTPUT"].read_text(),
+            paths["GITHUB_STEP_SUMMARY"].read_text())
+
+
+def action_good(work):
+    status, outputs, summary = action_steps(work, path=str(SOURCE),
+                                            against=str(SOURCE))
+    check_equal(status, 0, summary)
+    check_equal(outputs, "ok=true\n", "outputs")
+    for part in ("### ckpt inspect", "format      fairseq2",
+                 "no problems found", "0 differences"):
+        check(part in summary, f"{part!r} is not in\n{summary}")
+
+
+def action_bad(work):
+    copy = work / "copy"
+    shutil.copytree(SOURCE, copy)
+    shard = next(copy.rglob("tp_02/*.pt"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    status, outputs, summary = action_steps(work, path=str(copy))
+    check(status != 0, "a damaged checkpoint passed")
+    check_equal(outputs, "ok=false\n", "outputs")
+    check("tp_02" in summary, "the summary doesn't name the file: " + summary)
+
+
+# ---------------------------------------------------------------- pre-commit
+def pre_commit(work):
+    hooks = {hook["id"]: hook
+             for hook in load_yaml(ROOT / ".pre-commit-hooks.yaml")}
+    evil = work / "evil.bin"
+    evil.write_bytes(b"\x80\x04cos\nsystem\n(\x8c\x04truetR.")
+    good = DATA / "safetensors/hf_sharded/ckpt"
+    files = [str(path) for path in sorted(good.glob("*.safetensors"))]
+    scan = hooks["ckpt-scan"]
+    for path in [*files, str(evil)]:
+        check(re.search(scan["files"], path), f"{path} would not be scanned")
+    command = shlex.split(scan["entry"])
+    env = environment(work)
+    done([*command, *files], env=env)
+    check_equal(run([*command, *files, str(evil)], env=env).returncode, 8,
+                "status for a file that runs code")
+    pickles = hooks["no-pickles"]
+    check(re.search(pickles["files"], "a/model.pt"), "a pickle may pass")
+    check(not re.search(pickles["files"], files[0]), "safetensors may not")
+
+
+# ------------------------------------------------------------- site's things
+def version():
+    return re.search(r"project\(ckpt VERSION ([0-9.]+)",
+                     (ROOT / "CMakeLists.txt").read_text())[1]
+
+
+def module_files(_):
+    """Lmod's and Environment Modules' say the same."""
+    lua = (EXAMPLES / f"modulefiles/{version()}.lua").read_text()
+    tcl = (EXAMPLES / f"modulefiles/{version()}").read_text()
+    of_lua = set(re.findall(r'prepend_path\("(\w+)", pathJoin\(root, "(.*?)"',
+                            lua))
+    of_tcl = set(re.findall(r"^prepend-path (\w+) \$root/(\S+)", tcl, re.M))
+    check_equal(of_tcl, of_lua, "what the Tcl module sets")
+    check(("PATH", "bin") in of_lua, "ckpt is not on the PATH")
+    check(f"ckpt-{version()}-linux-" in lua and
+          f"ckpt-{version()}-linux-" in tcl, "the version of the root")
+    if not shutil.which("tclsh"):
+        return
+    program = ("proc module-whatis args {}; proc conflict args {}\n"
+               "proc prepend-path {name value} {puts \"$name $value\"}\n" + tcl)
+    said = subprocess.run(["tclsh"], input=program, text=True,
+                          capture_output=True, check=True).stdout
+    check_equal(len(said.splitlines()), len(of_tcl), "paths that Tcl set")
+
+
+# find_package and pkg_check_modules of CMakeLists.txt -> Spack's name.
+SPACK = {"PkgConfig": "pkgconfig", "Threads": None, "ZLIB": "zlib-api",
+         "fmt": "fmt", "spdlog": "spdlog", "CLI11": "cli11",
+         "nlohmann_json": "nlohmann-json", "simdjson": "simdjson",
+         "yaml-cpp": "yaml-cpp", "isal": "isa-l"}
+
+
+def spack(_):
+    text = (EXAMPLES / "spack/packages/ckpt/package.py").read_text()
+    calls = [node for node in ast.walk(ast.parse(text))
+             if isinstance(node, ast.Call) and
+             getattr(node.func, "id", "") == "depends_on"]
+    has = {re.split(r"[@ +~]", call.args[0].value)[0] for call in calls}
+    cmake = (ROOT / "CMakeLists.txt").read_text()
+    needs = re.findall(r"(?:find_package|pkg_check_modules)\((\S+) REQUIRED",
+                       cmake)
+    check(len(needs) >= 8, f"found only {needs} in CMakeLists.txt")
+    for name in needs:
+        if name not in SPACK:
+            raise Failure(f"no Spack name is known for {name}")
+        check(SPACK[name] is None or SPACK[name] in has,
+              f"the Spack recipe lacks {SPACK[name]}")
+    for option in re.findall(r'"(CKPT_\w+)"', text):
+        check(option == "CKPT_TESTS" or
+              option.removeprefix("CKPT_WITH_") in ("TORCH", "MPI", "CUDA",
+                                                    "CURL"),
+              f"no such option: {option}")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for case in (slurm_array, slurm_preempted, slurm_refused, slurm_ranks,
+                 kubernetes, makefile, action_good, action_bad, pre_commit,
+                 module_files, spack):
+        suite.add(case.__name__, case)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
