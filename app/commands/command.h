@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "app/options/options.h"
 #include "ckpt/error.h"
@@ -26,6 +27,9 @@ class Command {
   OutputOptions output;
 };
 
+using Commands = std::vector<std::unique_ptr<Command>>;
+
+std::unique_ptr<Command> make_completion();
 std::unique_ptr<Command> make_convert();
 std::unique_ptr<Command> make_diff();
 std::unique_ptr<Command> make_doctor();
@@ -33,6 +37,7 @@ std::unique_ptr<Command> make_family();
 std::unique_ptr<Command> make_fetch();
 std::unique_ptr<Command> make_inspect();
 std::unique_ptr<Command> make_ls();
+std::unique_ptr<Command> make_man();
 std::unique_ptr<Command> make_reshard();
 std::unique_ptr<Command> make_run();
 std::unique_ptr<Command> make_scan();

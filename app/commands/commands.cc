@@ -13,7 +13,6 @@
 #include "lib/text/format.h"
 
 namespace ckpt::app {
-namespace {
 
 Commands all_commands() {
   Commands commands;
@@ -31,8 +30,20 @@ Commands all_commands() {
   commands.push_back(make_family());
   commands.push_back(make_run());
   commands.push_back(make_doctor());
+  commands.push_back(make_man());
+  commands.push_back(make_completion());
   return commands;
 }
+
+void declare_options(Command& command, CLI::App& app, bool& help) {
+  app.set_help_flag();  // ours is printed by help.cc
+  command.add_options(app);
+  app.add_flag("-h,--help", help, "Help: -h is short, --help is complete")
+      ->group("Output");
+  add_output_options(app, command.output);
+}
+
+namespace {
 
 bool is_any_of(const std::string& word,
                std::initializer_list<std::string_view> words) {
@@ -41,12 +52,8 @@ bool is_any_of(const std::string& word,
 
 int run_command(Command& command, std::vector<std::string> words) {
   CLI::App app;
-  app.set_help_flag();  // ours is printed by help.cc
   bool help = false;
-  command.add_options(app);
-  app.add_flag("-h,--help", help, "Help: -h is short, --help is complete")
-      ->group("Output");
-  add_output_options(app, command.output);
+  declare_options(command, app, help);
   if (std::ranges::find(words, "--help") != words.end()) {
     print(command_help(command, app));
     return 0;

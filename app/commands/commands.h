@@ -4,7 +4,16 @@
 #include <string>
 #include <vector>
 
+#include "app/commands/command.h"
+
 namespace ckpt::app {
+
+// New ones, in the order of the help.
+Commands all_commands();
+
+// All that a command takes, what every command takes included. `help` must
+// outlive `app`.
+void declare_options(Command& command, CLI::App& app, bool& help);
 
 // Words after "ckpt". Returns the exit status; throws what the command throws.
 int run_words(std::vector<std::string> words);

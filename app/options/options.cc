@@ -192,8 +192,11 @@ void add_output_options(CLI::App& app, OutputOptions& options) {
          "auto (a bar, or in a log a line each minute), always, never, json",
          [&](const std::string& s) {
            options.progress_json = s == "json";
-           options.progress =
-               s == "json" ? When::kAlways : when_of("--progress", s);
+           options.progress = choice<When>("--progress", s,
+                                           {{"auto", When::kAuto},
+                                            {"always", When::kAlways},
+                                            {"never", When::kNever},
+                                            {"json", When::kAlways}});
          })
       ->group(group);
 }

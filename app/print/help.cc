@@ -34,19 +34,6 @@ std::string heading(std::string_view text) {
   return styled(text, Style::kBold) + "\n";
 }
 
-std::string usage_line(const Command& command, const CLI::App& app) {
-  std::string line = fmt::format("usage: ckpt {}", command.name());
-  for (const CLI::Option* option : app.get_options()) {
-    if (!option->get_positional()) continue;
-    const std::string name = option->get_name(true);
-    line += option->get_required() ? " " + name : " [" + name + "]";
-  }
-  for (const CLI::Option* option : app.get_options())
-    if (!option->get_positional() && option->get_required())
-      line += " --" + option->get_lnames()[0] + " " + option->get_type_name();
-  return line + " [options]";
-}
-
 // "-n, --dry-run", "    --keys GLOB"
 std::string option_names(const CLI::Option& option) {
   if (option.get_positional()) return option.get_name(true);
@@ -143,6 +130,21 @@ std::string formats_table() {
 
 }  // namespace
 
+std::string_view exit_statuses() { return kExitStatus; }
+
+std::string usage_text(const Command& command, const CLI::App& app) {
+  std::string line = fmt::format("ckpt {}", command.name());
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->get_positional()) continue;
+    const std::string name = option->get_name(true);
+    line += option->get_required() ? " " + name : " [" + name + "]";
+  }
+  for (const CLI::Option* option : app.get_options())
+    if (!option->get_positional() && option->get_required())
+      line += " --" + option->get_lnames()[0] + " " + option->get_type_name();
+  return line + " [options]";
+}
+
 std::string main_help(const Commands& commands) {
   std::string text =
       "ckpt opens any large-model training checkpoint, says what is in it,\n"
@@ -150,7 +152,7 @@ std::string main_help(const Commands& commands) {
       "usage: ckpt COMMAND ... [options]\n\n";
   text += heading("Commands");
   for (const auto& command : commands)
-    text += fmt::format("  {:<9} {}\n", command->name(), command->help());
+    text += fmt::format("  {:<10} {}\n", command->name(), command->help());
   text += "\n" + heading("Examples");
   for (const auto& command : commands) {
     const std::string_view all = command->examples();
@@ -174,7 +176,7 @@ std::string short_help(const Command& command, const CLI::App& app) {
       "dry-run", "overwrite", "resume",     "verify", "deep",  "json"};
   std::string text =
       fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
-  text += usage_line(command, app) + "\n\n";
+  text += "usage: " + usage_text(command, app) + "\n\n";
   size_t left_out = 0;
   for (const CLI::Option* option : app.get_options()) {
     const bool common = option->get_positional() ||
@@ -202,7 +204,7 @@ std::vector<std::string> long_options(const CLI::App& app) {
 std::string command_help(const Command& command, const CLI::App& app) {
   std::string text =
       fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
-  text += usage_line(command, app) + "\n";
+  text += "usage: " + usage_text(command, app) + "\n";
   std::vector<std::string> groups;
   for (const CLI::Option* option : app.get_options())
     if (std::ranges::find(groups, option->get_group()) == groups.end())
@@ -223,8 +225,11 @@ std::string version_text() {
   Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
   for (const ModuleUse& module : kModules) {
     const std::string path = find_module(module.name);
-    table.row({std::string(module.name), std::string(module.what),
-               path.empty() ? "not available" : text::printable(path)});
+    std::string state = path.empty() ? "not available" : text::printable(path);
+    if (const std::string problem = path.empty() ? "" : module_problem(path);
+        !problem.empty())
+      state = "can't be opened: " + text::printable(problem);
+    table.row({std::string(module.name), std::string(module.what), state});
   }
   return "ckpt " CKPT_VERSION "\noptional modules:\n" + table.text(0);
 }
@@ -264,10 +269,10 @@ Error wrong_options(const Command& command, const CLI::App& app,
   }
   if (!extras.empty())
     return usage_error({}, "unexpected argument '{}'", extras.front())
-        .with_hint(usage_line(command, app));
+        .with_hint("usage: " + usage_text(command, app));
   const bool lacks = message.ends_with(" is required");
   return usage_error({}, "{}", reworded(message))
-      .with_hint(lacks ? usage_line(command, app) : help);
+      .with_hint(lacks ? "usage: " + usage_text(command, app) : help);
 }
 
 }  // namespace ckpt::app

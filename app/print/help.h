@@ -13,10 +13,12 @@ class App;
 
 namespace ckpt::app {
 
-using Commands = std::vector<std::unique_ptr<Command>>;
-
 // `ckpt --help`: commands, formats, exit statuses.
 std::string main_help(const Commands& commands);
+// "ckpt inspect PATH [options]"
+std::string usage_text(const Command& command, const CLI::App& app);
+// The exit statuses, one a line.
+std::string_view exit_statuses();
 // `ckpt COMMAND -h`: one screen.
 std::string short_help(const Command& command, const CLI::App& app);
 // The names of all options, without dashes.

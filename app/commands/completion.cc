@@ -1,0 +1,47 @@
+// Completion of command lines, made from the options themselves.
+#include "app/print/completion.h"
+
+#include <CLI/CLI.hpp>
+
+#include "app/commands/command.h"
+#include "app/print/console.h"
+
+namespace ckpt::app {
+namespace {
+
+class Completion : public Command {
+ public:
+  std::string_view name() const override { return "completion"; }
+  std::string_view help() const override {
+    return "print the script by which a shell completes ckpt";
+  }
+  std::string_view examples() const override {
+    return "source <(ckpt completion bash)\n"
+           "ckpt completion zsh > ~/.zfunc/_ckpt   # a directory of $fpath\n"
+           "ckpt completion fish > ~/.config/fish/completions/ckpt.fish";
+  }
+  void add_options(CLI::App& app) override {
+    app.add_option("SHELL", shell_, "bash, zsh or fish")
+        ->required()
+        ->check(CLI::IsMember({"bash", "zsh", "fish"}))
+        ->group("Arguments");
+  }
+  ExitCode run() override {
+    const std::vector<CommandRow> table = option_table();
+    print(shell_ == "bash"  ? bash_completion(table)
+          : shell_ == "zsh" ? zsh_completion(table)
+                            : fish_completion(table));
+    return ExitCode::kDone;
+  }
+
+ private:
+  std::string shell_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_completion() {
+  return std::make_unique<Completion>();
+}
+
+}  // namespace ckpt::app

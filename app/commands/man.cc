@@ -1,0 +1,86 @@
+// The manual, made from the options themselves.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fstream>
+
+#include "app/commands/command.h"
+#include "app/print/console.h"
+#include "app/print/man_page.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+#include "lib/text/suggest.h"
+
+namespace ckpt::app {
+namespace {
+
+class Man : public Command {
+ public:
+  std::string_view name() const override { return "man"; }
+  std::string_view help() const override {
+    return "print the manual, or write it as pages for man(1)";
+  }
+  std::string_view examples() const override {
+    return "ckpt man convert | man -l -\n"
+           "ckpt man --dir ~/.local/share/man/man1   # all pages";
+  }
+  void add_options(CLI::App& app) override {
+    app.add_option("COMMAND", command_, "Its page (default: of ckpt itself)")
+        ->group("Arguments");
+    app.add_option("--dir", directory_, "Write all pages there")
+        ->type_name("DIR")
+        ->group("Output");
+  }
+  ExitCode run() override {
+    const std::vector<CommandRow> table = option_table();
+    if (!directory_.empty()) {
+      write_all(table);
+    } else if (command_.empty()) {
+      print(main_page(table));
+    } else {
+      print(command_page(row_of(table)));
+    }
+    return ExitCode::kDone;
+  }
+
+ private:
+  const CommandRow& row_of(const std::vector<CommandRow>& table) const {
+    std::vector<std::string> names;
+    for (const CommandRow& row : table) {
+      if (row.name == command_) return row;
+      names.push_back(row.name);
+    }
+    const std::string near = text::nearest(command_, names);
+    throw usage_error({}, "there is no command '{}'", text::printable(command_))
+        .with_hint(near.empty() ? "ckpt --help lists them"
+                                : fmt::format("did you mean {}?", near));
+  }
+
+  void write_all(const std::vector<CommandRow>& table) const {
+    std::error_code failure;
+    std::filesystem::create_directories(directory_, failure);
+    if (failure)
+      throw io_error(directory_, "can't create the directory", failure.value());
+    write("ckpt.1", main_page(table));
+    for (const CommandRow& row : table)
+      write("ckpt-" + row.name + ".1", command_page(row));
+  }
+
+  void write(const std::string& name, const std::string& page) const {
+    const std::string path = io::join(directory_, name);
+    std::ofstream file(path, std::ios::binary);
+    file << page;
+    file.close();
+    if (!file) throw io_error(path, "can't write the page", errno);
+  }
+
+  std::string command_;
+  std::string directory_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_man() { return std::make_unique<Man>(); }
+
+}  // namespace ckpt::app

@@ -1,0 +1,16 @@
+// Pages for man(1): one for each command, and one that leads to them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "app/print/option_table.h"
+
+namespace ckpt::app {
+
+// ckpt(1)
+std::string main_page(const std::vector<CommandRow>& table);
+// ckpt-inspect(1)
+std::string command_page(const CommandRow& row);
+
+}  // namespace ckpt::app

@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Man pages and completions against what the commands themselves say.
+
+Shells complete here as they do at a prompt: bash by its own function, fish by
+`complete -C`. What is offered must be what --help lists, and must be accepted.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+
+from support import DATA, HERE, Skip, Suite, check, check_equal
+
+CKPT = None
+ROOT = HERE.parent.parent
+SAMPLE = DATA / "safetensors/hf_sharded/ckpt"
+
+
+def commands():
+    listed = CKPT.ok("--help").out.split("Commands\n")[1].split("\n\n")[0]
+    return [line.split()[0] for line in listed.splitlines()]
+
+
+def long_options(command):
+    text = CKPT.ok(command, "--help").out.split("\nExamples\n")[0]
+    return set(re.findall(r"^ +(?:-\w, )?(--[a-z][a-z-]*)", text, re.M))
+
+
+# -------------------------------------------------------------------- shells
+def shell_environment(folder):
+    link = folder / "ckpt"
+    if not link.exists():
+        link.symlink_to(CKPT.path)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def bash(folder, *words):
+    """What bash offers for the last word."""
+    script = folder / "ckpt.bash"
+    if not script.exists():
+        script.write_text(CKPT.ok("completion", "bash").out)
+    program = ('source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+               '_ckpt; printf "%s\\n" "${COMPREPLY[@]}"')
+    run = subprocess.run(
+        ["bash", "-c", program, "-", str(script), "ckpt", *map(str, words)],
+        env=shell_environment(folder), capture_output=True, text=True,
+        timeout=60)
+    check(run.returncode == 0, run.stderr)
+    return [line for line in run.stdout.splitlines() if line]
+
+
+def fish(folder, line):
+    if not shutil.which("fish"):
+        raise Skip("no fish")
+    script = folder / "ckpt.fish"
+    script.write_text(CKPT.ok("completion", "fish").out)
+    run = subprocess.run(
+        ["fish", "--no-config", "-c", f"source {script}; complete -C '{line}'"],
+        env=shell_environment(folder), capture_output=True, text=True,
+        timeout=60)
+    check(run.returncode == 0 and not run.stderr, run.stderr)
+    return [row.split("\t")[0] for row in run.stdout.splitlines()]
+
+
+def test_bash_commands(folder):
+    check_equal(bash(folder, ""), [*commands(), "--help", "--version"],
+                "commands")
+    check_equal(bash(folder, "re"), ["reshard"], "commands that begin with re")
+
+
+def test_bash_options(folder):
+    for command in commands():
+        offered = bash(folder, command, "--")
+        check_equal(set(offered), long_options(command),
+                    f"options of {command}")
+        check_equal(len(offered), len(set(offered)), "offered twice")
+    check_equal(bash(folder, "convert", SAMPLE, "out", "--over"),
+                ["--overwrite"], "after arguments")
+    check_equal(bash(folder, "convert", "--tp", "--over"), [], "a number")
+
+
+def test_bash_values(folder):
+    check_equal(bash(folder, "inspect", "--color", ""),
+                ["always", "auto", "never"], "--color")
+    check_equal(bash(folder, "convert", "a", "b", "--to", "mega"),
+                ["megatron_legacy", "megatron_torch_dist", "megatron_zarr"],
+                "--to")
+    check("llama" in bash(folder, "inspect", "--family", ""), "--family")
+    check_equal(bash(folder, "family", ""), ["list", "show", "check"], "family")
+    check_equal(bash(folder, "completion", "z"), ["zsh"], "completion")
+    check_equal(bash(folder, "inspect", ""), [], "files are bash's own")
+
+
+def test_tensor_names(folder):
+    names = CKPT.ok("ls", SAMPLE).out.split()
+    for words in (("ls", SAMPLE, ""), ("show", SAMPLE, ""),
+                  ("inspect", SAMPLE, "--keys", ""),
+                  ("convert", SAMPLE, "out", "--exclude", "")):
+        check_equal(bash(folder, *words), names, f"{words}")
+    check_equal(bash(folder, "show", folder / "nothing", ""), [],
+                "of no checkpoint")
+    check_equal(set(fish(folder, f"ckpt show {SAMPLE} ")) & set(names),
+                set(names), "fish")
+
+
+def test_words_are_accepted(folder):
+    """Each word that is offered parses: the path is what is missing."""
+    script = CKPT.ok("completion", "bash").out
+    seen = 0
+    for command, line in (("inspect", ["nowhere"]),
+                          ("convert", ["nowhere", "out", "--to", "torch"])):
+        part = script.split(f"    {command})\n")[1].split("esac")[0]
+        for names, words in re.findall(r"^ +(\S+)\) words='(.*)' ;;", part,
+                                       re.M):
+            option = names.split("|")[-1]
+            for word in words.split():
+                argv = [part for part in line]
+                if option == "--to":
+                    argv = argv[:-2]
+                result = CKPT.run(command, *argv, option, word, cwd=folder)
+                check(result.code in (3, 7),
+                      f"{command} {option} {word}: {result.code} {result.err}")
+                seen += 1
+    check(seen > 60, f"only {seen} words were tried")
+
+
+def test_fish(folder):
+    check_equal(set(fish(folder, "ckpt ")), set(commands()), "commands")
+    offered = {word for word in fish(folder, "ckpt reshard --")
+               if word.startswith("--")}
+    check_equal(offered, long_options("reshard"), "options of reshard")
+    check_equal(fish(folder, "ckpt inspect --color a"), ["always", "auto"],
+                "--color")
+
+
+def test_zsh(folder):
+    script = folder / "_ckpt"
+    script.write_text(CKPT.ok("completion", "zsh").out)
+    text = script.read_text()
+    for command in commands():
+        body = text.split(f"_ckpt_{command}() {{\n")[1].split("\n}\n")[0]
+        check_equal(set(re.findall(r"'\*?(--[a-z][a-z-]*)\[", body)),
+                    long_options(command), f"options of {command}")
+    if not shutil.which("zsh"):
+        raise Skip("no zsh")
+    run = subprocess.run(
+        ["zsh", "-f", "-c",
+         f"autoload -Uz compinit && compinit -u -d {folder}/dump && "
+         f"source {script} && print ${{_comps[ckpt]}}"],
+        capture_output=True, text=True, timeout=60)
+    check_equal((run.stdout.strip(), run.stderr), ("_ckpt", ""), "zsh")
+
+
+# ----------------------------------------------------------------- man pages
+def plain(roff):
+    return roff.replace("\\-", "-").replace("\\e", "\\").replace("\\&", "")
+
+
+def test_man_pages(folder):
+    CKPT.ok("man", "--dir", folder / "man1")
+    pages = {page.stem: page for page in (folder / "man1").iterdir()}
+    check_equal(set(pages), {"ckpt", *(f"ckpt-{c}" for c in commands())},
+                "pages")
+    for command in commands():
+        text = pages[f"ckpt-{command}"].read_text()
+        check_equal(text, CKPT.ok("man", command).out, "as it is printed")
+        options = set(re.findall(r"^\.TP\n.*?\\fB(--[a-z-]+)\\fR", plain(text),
+                                 re.M))
+        check_equal(options, long_options(command), f"options of {command}")
+    if not shutil.which("mandoc"):
+        return
+    for page in pages.values():
+        run = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", page],
+                             capture_output=True, text=True, timeout=60)
+        said = [line for line in run.stdout.splitlines()
+                if "missing date" not in line]
+        check(not said, f"{said}")
+
+
+def test_environment(_):
+    """Each variable of ours that the program reads is in the manual."""
+    text = plain(CKPT.ok("man").out)
+    read = set()
+    for room in ("lib", "api", "app", "reshard"):
+        for path in (ROOT / room).rglob("*.cc"):
+            read |= set(re.findall(r'"(CKPT_[A-Z_]+)"', path.read_text()))
+    read = {name for name in read
+            if not name.startswith("CKPT_CUDA") and name != "CKPT_VERSION"}
+    check("CKPT_MODULE_PATH" in read, "the search found nothing")
+    for name in sorted(read):
+        check(name in text, f"{name} is not in ckpt(1)")
+
+
+def test_mistakes(_):
+    for argv, word in ((("man", "inpsect"), "inspect"),
+                       (("completion", "tcsh"), "bash"),
+                       (("inspect", "x", "--progress", "jsno"), "json")):
+        result = CKPT.run(*argv)
+        check(result.code == 2 and word in result.err,
+              f"{argv}: {result.code} {result.err}")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for case in (test_bash_commands, test_bash_options, test_bash_values,
+                 test_tensor_names, test_words_are_accepted, test_fish,
+                 test_zsh, test_man_pages, test_environment, test_mistakes):
+        suite.add(case.__name__.removeprefix("test_"), case)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
