@@ -89,6 +89,11 @@ std::string find_module(std::string_view name) {
   return {};
 }
 
+std::string module_problem(const std::string& path) {
+  // Left open: not every library survives to be closed.
+  return ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) ? "" : ::dlerror();
+}
+
 Error module_error(std::string_view name, const std::string& path,
                    const std::string& problem) {
   return resource_error({path, {}}, "the module for {} {}", known(name).what,

@@ -18,6 +18,11 @@ std::vector<std::string> module_directories();
 // nothing.
 std::string find_module(std::string_view name);
 
+// Why the module at `path` can't be opened, as the loader says it; "" if it
+// can: it may have been built where its libraries were, and they are gone.
+// Opens it, which takes libtorch a tenth of a second.
+std::string module_problem(const std::string& path);
+
 // An open module; it stays open until the program ends.
 class Module {
  public:

@@ -83,10 +83,13 @@ void build_rows(Rows& rows) {
                            {"cuda", "--device cuda"}};
   for (const Use& use : kUses) {
     const std::string path = find_module(use.module);
+    const std::string problem =
+        path.empty() ? "not available" : module_problem(path);
     rows.push_back({"module " + std::string(use.module),
-                    path.empty() ? "not available" : path, !path.empty(),
-                    path.empty() ? "only needed for " + std::string(use.what)
-                                 : std::string()});
+                    problem.empty() ? path : problem, problem.empty(),
+                    problem.empty()
+                        ? std::string()
+                        : "only needed for " + std::string(use.what)});
   }
 }
 
