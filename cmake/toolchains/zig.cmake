@@ -33,3 +33,15 @@ set(ENV{PKG_CONFIG_PATH} "")
 set(ckpt_flags "-ffile-prefix-map=${ckpt_root}/= -ffunction-sections -fdata-sections")
 set(CMAKE_C_FLAGS_INIT "${ckpt_flags}")
 set(CMAKE_CXX_FLAGS_INIT "${ckpt_flags}")
+
+# What runs the program that was built, to make its man pages.
+if(CKPT_ZIG_ARCH STREQUAL CMAKE_HOST_SYSTEM_PROCESSOR)
+  set(CMAKE_CROSSCOMPILING_EMULATOR env)
+else()
+  find_program(CKPT_QEMU qemu-${CKPT_ZIG_ARCH}-static)
+  if(CKPT_QEMU)
+    # The glibc of Debian's libc6-arm64-cross.
+    set(CMAKE_CROSSCOMPILING_EMULATOR
+      ${CKPT_QEMU};-L;/usr/${CKPT_ZIG_ARCH}-linux-gnu)
+  endif()
+endif()

@@ -16,24 +16,26 @@ from . import errors
 _HERE = Path(__file__).parent
 
 
-def _file(variable: str, installed: str, found: Optional[str]) -> str:
-    """What the environment names, else what `cmake --install` put under the
-    same prefix, else what the system finds."""
+def _file(variable: str, name: str, places: tuple[str, ...],
+          found: Optional[str]) -> str:
+    """What the environment names, else what a wheel has in this package or
+    `cmake --install` put under the same prefix, else what the system finds."""
     named = os.environ.get(variable)
     if named:
         return named
-    for above in _HERE.parents[:6]:
-        if (above / installed).exists():
-            return str(above / installed)
+    for above in (_HERE, *_HERE.parents[:6]):
+        for place in places:
+            if (above / place / name).is_file():
+                return str(above / place / name)
     if found:
         return found
-    raise ImportError(f"{installed} is not installed; set {variable} to "
+    raise ImportError(f"{name} is not installed; set {variable} to "
                       "where it is")
 
 
 def binary() -> str:
     """The path of the command line tool."""
-    return _file("CKPT_BINARY", "bin/ckpt", shutil.which("ckpt"))
+    return _file("CKPT_BINARY", "ckpt", ("bin",), shutil.which("ckpt"))
 
 
 class TensorRow(ctypes.Structure):
@@ -85,8 +87,10 @@ def library() -> ctypes.CDLL:
     """Opened once. ctypes releases the GIL while a call runs."""
     global _library
     if _library is None:
-        opened = ctypes.CDLL(_file("CKPT_LIBRARY", "lib/libckpt.so",
-                                   ctypes.util.find_library("ckpt")))
+        opened = ctypes.CDLL(_file(
+            "CKPT_LIBRARY", "libckpt.so",
+            ("lib", "lib64", f"lib/{os.uname().machine}-linux-gnu"),
+            ctypes.util.find_library("ckpt")))
         for name, (result, arguments) in _CALLS.items():
             call = getattr(opened, name)
             call.restype, call.argtypes = result, arguments
