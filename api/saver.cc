@@ -10,6 +10,7 @@
 #include "ckpt/sharded.h"
 #include "ckpt/trees.h"
 #include "formats/megatron/model/keys.h"
+#include "formats/traits.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt {
@@ -136,7 +137,7 @@ std::vector<Object> entries_of(const std::string& json) {
 
 Catalog catalog_of(std::vector<RankState> ranks, const std::string& format) {
   std::vector<ShardedTensor> shards;
-  Objects objects(format.starts_with("megatron_"));
+  Objects objects(formats::traits_of(format).sharded_objects);
   for (RankState& rank : ranks) {
     for (ShardedTensor& shard : rank.tensors)
       shards.push_back(std::move(shard));

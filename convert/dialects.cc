@@ -3,25 +3,11 @@
 
 #include "convert/translate.h"
 #include "convert/values.h"
+#include "formats/traits.h"
 #include "lib/text/glob.h"
 
 namespace ckpt::families {
 namespace {
-
-struct FormatRow {
-  std::string_view format, dialect;
-};
-constexpr FormatRow kFormats[] = {
-    {"megatron_torch_dist", "mcore"},
-    {"megatron_zarr", "mcore"},
-    {"megatron_legacy", "mcore"},
-    {"meta", "meta"},
-    {"fairseq2", "fairseq2"},
-    {"olmo_core", "olmo_core"},
-    {"olmo_core_v1", "olmo_core"},
-    {"modelopt", "hf"},
-    {"vllm", "vllm"},
-};
 
 // A name that models of one dialect alone have.
 struct NameRow {
@@ -49,17 +35,23 @@ constexpr NameRow kNames[] = {
 }  // namespace
 
 std::string_view dialect_of_format(std::string_view format) {
-  for (const FormatRow& row : kFormats)
-    if (row.format == format) return row.dialect;
-  return {};
+  return formats::traits_of(format).dialect;
+}
+
+std::string_view owner_of(std::string_view dialect) {
+  if (dialect == "mcore") return "Megatron";
+  if (dialect == "olmo_core") return "OLMo-core";
+  if (dialect == "olmo_legacy") return "OLMo";
+  if (dialect == "vllm") return "vLLM";
+  if (dialect == "meta") return "Meta";
+  return dialect;
 }
 
 std::string_view dialect_of(const Catalog& catalog) {
-  // Containers of a dialect that is told by names all the same.
-  const bool open =
-      catalog.format == "modelopt" || catalog.format == "olmo_core_v1" ||
-      (catalog.format == "vllm" && catalog.dialect == "hf");  // unfused
-  const auto dialect = dialect_of_format(catalog.format);
+  const formats::Traits& traits = formats::traits_of(catalog.format);
+  const bool unfused = traits.unfuse && catalog.dialect == "hf";
+  const bool open = traits.mixed_dialects || unfused;
+  const auto dialect = traits.dialect;
   if (!dialect.empty() && !open) return dialect;
   for (const NameRow& row : kNames) {
     const text::Glob glob{std::string(row.glob)};

@@ -6,6 +6,8 @@
 #include "ckpt/error.h"
 #include "convert/facts.h"
 #include "convert/facts_table.h"
+#include "convert/translate.h"
+#include "convert/values.h"
 #include "lib/text/format.h"
 
 namespace ckpt::families {
@@ -210,8 +212,10 @@ std::string flag_value(const Json& value) {
 
 }  // namespace
 
-std::vector<std::string> load_flags(const Json& args) {
+std::vector<std::string> load_flags(const Catalog& target) {
   std::vector<std::string> flags;
+  if (dialect_of_format(target.format) != "mcore") return flags;
+  const Json args = values_of(target, "mcore").values;
   if (!args.is_object()) return flags;
   for (const auto& [key, flag] : facts_table().at("load_with").items()) {
     const auto found = args.find(key);

@@ -36,6 +36,8 @@ struct TranslateOptions {
 
 // The dialect of a format that has just one; "" for a container of any.
 std::string_view dialect_of_format(std::string_view format);
+// As messages call it: "Megatron".
+std::string_view owner_of(std::string_view dialect);
 // By the format, or by the names of the tensors; "" if neither tells.
 std::string_view dialect_of(const Catalog& catalog);
 

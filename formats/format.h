@@ -12,6 +12,7 @@
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
 #include "containers/torch/limits.h"
+#include "formats/traits.h"
 
 namespace ckpt::formats {
 
@@ -79,6 +80,7 @@ struct Format {
   std::string_view what;  // one line for --help
   std::unique_ptr<Reader> reader;
   std::unique_ptr<Writer> writer;
+  Traits traits;
 };
 const std::vector<Format>& all_formats();
 

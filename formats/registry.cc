@@ -11,8 +11,10 @@
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/file_list.h"
 #include "formats/format.h"
+#include "formats/megatron/integrity.h"
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/megatron.h"
+#include "formats/megatron/model/keys.h"
 #include "formats/megatron/zarr.h"
 #include "formats/meta/meta.h"
 #include "formats/modelopt/modelopt.h"
@@ -24,6 +26,7 @@
 #include "formats/torch/torch.h"
 #include "formats/tried.h"
 #include "formats/unsharded.h"
+#include "formats/vllm/unfuse.h"
 #include "formats/vllm/vllm.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
@@ -38,43 +41,112 @@ namespace {
 
 using text::printable;
 
+bool stacks_layers(std::string_view name) {
+  return megatron::parse_key(name).layer_axis;
+}
+
+Traits megatron_traits() {
+  return {.dialect = "mcore",
+          .grid = "megatron",
+          .options = Traits::Options::kMegatron,
+          .sharded_objects = true,
+          .typed_config = true,
+          .pads_rows = true,
+          .check_files = megatron::check_integrity_file};
+}
+
+Traits megatron_dist_traits() {
+  Traits traits = megatron_traits();
+  traits.optimizer_forms = true;
+  traits.stacks_layers = stacks_layers;
+  return traits;
+}
+
+Traits megatron_legacy_traits() {
+  Traits traits = megatron_traits();
+  traits.virtual_stages = true;
+  return traits;
+}
+
 std::vector<Format> make_formats() {
   std::vector<Format> formats;
   // In the order they are tried: what is more special comes first.
-  formats.push_back({"fairseq2", "fairseq2's native checkpoints",
-                     fairseq2::make_reader(), fairseq2::make_writer()});
+  formats.push_back({"fairseq2",
+                     "fairseq2's native checkpoints",
+                     fairseq2::make_reader(),
+                     fairseq2::make_writer(),
+                     {.dialect = "fairseq2", .reads_rules = true}});
   formats.push_back({"megatron_legacy",
                      "Megatron-LM's ranks, one directory each (mp_rank_XX)",
                      megatron::make_legacy_reader(),
-                     megatron::make_legacy_writer()});
+                     megatron::make_legacy_writer(), megatron_legacy_traits()});
+  formats.push_back({"megatron_torch_dist",
+                     "Megatron-Core's distributed checkpoints",
+                     megatron::make_dist_reader(), megatron::make_dist_writer(),
+                     megatron_dist_traits()});
+  formats.push_back({"megatron_zarr",
+                     "the same of the zarr backend (cores up to 0.15)",
+                     megatron::make_zarr_reader(), megatron::make_zarr_writer(),
+                     megatron_dist_traits()});
   formats.push_back(
-      {"megatron_torch_dist", "Megatron-Core's distributed checkpoints",
-       megatron::make_dist_reader(), megatron::make_dist_writer()});
-  formats.push_back(
-      {"megatron_zarr", "the same of the zarr backend (cores up to 0.15)",
-       megatron::make_zarr_reader(), megatron::make_zarr_writer()});
-  formats.push_back({"olmo_core", "OLMo-core's checkpoints since 1.0 (on DCP)",
-                     olmo_core::make_reader(), olmo_core::make_writer()});
-  formats.push_back({"olmo_core_v1", "OLMo-core's checkpoints up to 0.1.0",
+      {"olmo_core",
+       "OLMo-core's checkpoints since 1.0 (on DCP)",
+       olmo_core::make_reader(),
+       olmo_core::make_writer(),
+       {.dialect = "olmo_core", .flat_objects = true, .unshards_apart = true}});
+  formats.push_back({"olmo_core_v1",
+                     "OLMo-core's checkpoints up to 0.1.0",
                      olmo_core::v1::make_reader(),
-                     olmo_core::v1::make_writer()});
-  formats.push_back({"dcp", "PyTorch distributed checkpoints (.distcp)",
-                     dcp::make_reader(), dcp::make_writer()});
-  formats.push_back({"modelopt", "ModelOpt's shards and files of whole blocks",
-                     modelopt::make_reader(), modelopt::make_writer()});
-  formats.push_back({"meta", "Meta's ranks of Llama (consolidated.NN.pth)",
-                     meta::make_reader(), meta::make_writer()});
-  formats.push_back({"vllm", "vLLM's tensor-parallel ranks (sharded_state)",
-                     vllm::make_reader(), vllm::make_writer()});
-  formats.push_back(
-      {"safetensors", "safetensors: one file, or a Hugging Face directory",
-       safetensors::make_reader(), with_forms(safetensors::make_writer())});
-  formats.push_back({"deepspeed", "DeepSpeed's checkpoints: ZeRO, universal",
-                     deepspeed::make_reader(), deepspeed::make_writer()});
-  formats.push_back({"torch", "torch.save: .pt, .pth, .bin, .ckpt",
-                     torch::make_reader(), with_forms(torch::make_writer())});
-  formats.push_back({"run", "the folder of a step, as its trainer left it",
-                     runs::make_run_reader(), runs::make_run_writer()});
+                     olmo_core::v1::make_writer(),
+                     {.dialect = "olmo_core",
+                      .mixed_dialects = true,
+                      .unshards_apart = true}});
+  formats.push_back({"dcp",
+                     "PyTorch distributed checkpoints (.distcp)",
+                     dcp::make_reader(),
+                     dcp::make_writer(),
+                     {.any_tensors = true, .flat_objects = true}});
+  formats.push_back({"modelopt",
+                     "ModelOpt's shards and files of whole blocks",
+                     modelopt::make_reader(),
+                     modelopt::make_writer(),
+                     {.dialect = "hf",
+                      .mixed_dialects = true,
+                      .repeats_tied_head = true,
+                      .options = Traits::Options::kBlocks}});
+  formats.push_back({"meta",
+                     "Meta's ranks of Llama (consolidated.NN.pth)",
+                     meta::make_reader(),
+                     meta::make_writer(),
+                     {.dialect = "meta", .keeps_names = false}});
+  formats.push_back({"vllm",
+                     "vLLM's tensor-parallel ranks (sharded_state)",
+                     vllm::make_reader(),
+                     vllm::make_writer(),
+                     {.dialect = "vllm",
+                      .takes = "hf",
+                      .unfuse = vllm::unfuse,
+                      .computes_rotary = "vLLM"}});
+  formats.push_back({"safetensors",
+                     "safetensors: one file, or a Hugging Face directory",
+                     safetensors::make_reader(),
+                     with_forms(safetensors::make_writer()),
+                     {.any_tensors = true, .is_container = true}});
+  formats.push_back({"deepspeed",
+                     "DeepSpeed's checkpoints: ZeRO, universal",
+                     deepspeed::make_reader(),
+                     deepspeed::make_writer(),
+                     {.target_ranks = Traits::Ranks::kNone}});
+  formats.push_back({"torch",
+                     "torch.save: .pt, .pth, .bin, .ckpt",
+                     torch::make_reader(),
+                     with_forms(torch::make_writer()),
+                     {.any_tensors = true, .is_container = true}});
+  formats.push_back({"run",
+                     "the folder of a step, as its trainer left it",
+                     runs::make_run_reader(),
+                     runs::make_run_writer(),
+                     {.target_ranks = Traits::Ranks::kSources}});
   return formats;
 }
 
@@ -349,6 +421,13 @@ std::string meant_format(std::string_view name) {
 const std::vector<Format>& all_formats() {
   static const std::vector<Format> formats = make_formats();
   return formats;
+}
+
+const Traits& traits_of(std::string_view name) {
+  static const Traits defaults;
+  for (const Format& format : all_formats())
+    if (format.name == name) return format.traits;
+  return defaults;
 }
 
 const Format& find_format(std::string_view name) {

@@ -10,6 +10,7 @@
 #include "ckpt/error.h"
 #include "convert/translate.h"
 #include "formats/peft/config.h"
+#include "formats/traits.h"
 
 namespace ckpt::app {
 namespace {
@@ -67,9 +68,7 @@ class Convert : public Command {
  private:
   // Its parts mean something beside their base alone.
   void check_adapter(const Catalog& source) const {
-    const bool plain = target_.to == "safetensors" || target_.to == "torch" ||
-                       target_.to == "dcp";  // tensors by name, files beside
-    if (plain) return;
+    if (formats::traits_of(target_.to).any_tensors) return;
     if (const auto config = peft::config_of(source))
       throw unfaithful_error({source.path, {}},
                              "an adapter ({}), which {} does not hold",

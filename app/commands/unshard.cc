@@ -4,6 +4,7 @@
 #include "app/commands/write.h"
 #include "app/options/target_name.h"
 #include "ckpt/error.h"
+#include "formats/traits.h"
 #include "formats/unsharded.h"
 
 namespace ckpt::app {
@@ -47,8 +48,7 @@ class Unshard : public Command {
  private:
   void check_options() const {
     const bool file = !file_format(request_.target_path).empty();
-    if (!container_.empty() && container_ != "safetensors" &&
-        container_ != "torch")
+    if (!container_.empty() && !formats::traits_of(container_).is_container)
       throw usage_error({}, "--to '{}': expected safetensors or torch",
                         container_)
           .with_hint("ckpt convert SRC DST --to " + container_ +
@@ -67,15 +67,16 @@ class Unshard : public Command {
   // OLMo-core's own unshard writes model and optimizer apart; other formats
   // become a directory as Hugging Face's.
   void set_directory(const Catalog& source, Layout& layout) const {
-    const bool grid = has_grid(source.format);
-    layout.format = container_.empty() ? (grid ? "safetensors" : source.format)
-                                       : container_;
-    const bool olmo = source.format.starts_with("olmo_core");
+    const formats::Traits& traits = formats::traits_of(source.format);
+    if (!container_.empty())
+      layout.format = container_;
+    else
+      layout.format = traits.is_container ? source.format : "safetensors";
     if (per_tensor_)
       layout.form = formats::kTensors;
-    else if (olmo && request_.write.max_shard_size > 0)
+    else if (traits.unshards_apart && request_.write.max_shard_size > 0)
       layout.form = formats::kChunks;
-    else if (olmo)
+    else if (traits.unshards_apart)
       layout.form = formats::kFiles;
   }
 

@@ -25,6 +25,7 @@
 #include "convert/quantize.h"
 #include "convert/quantized.h"
 #include "formats/format.h"
+#include "formats/traits.h"
 #include "formats/unsharded.h"
 #include "lib/io/file.h"
 #include "lib/io/read_count.h"
@@ -138,7 +139,7 @@ void find_places(Catalog& source, bool dry_run) {
 
 void quantize(const WriteRequest& request, Catalog& source,
               const Layout& layout) {
-  if (layout.format != "safetensors" && layout.format != "torch")
+  if (!formats::traits_of(layout.format).is_container)
     throw unfaithful_error({request.target_path, {}},
                            "--quantize: fp8 checkpoints are safetensors or "
                            "torch files, not {}",
@@ -161,18 +162,14 @@ void check_apart(const std::string& source, const std::string& target) {
       .with_hint("write beside it, check the result, then rename it");
 }
 
-bool has_grid(std::string_view format) {
-  return format != "safetensors" && format != "torch";
-}
-
 bool same_grid(std::string_view source, std::string_view target) {
-  constexpr std::string_view kMegatron = "megatron_";
-  // What is written of it, universal checkpoints, has no ranks.
-  if (target == "deepspeed") return false;
-  if (target == "run") return true;  // the trainer's own
-  return has_grid(target) &&
-         (source == target ||
-          (source.starts_with(kMegatron) && target.starts_with(kMegatron)));
+  using Ranks = formats::Traits::Ranks;
+  const formats::Traits& traits = formats::traits_of(target);
+  if (traits.target_ranks != Ranks::kAsAsked)
+    return traits.target_ranks == Ranks::kSources;
+  if (traits.is_container) return false;
+  return source == target || (!traits.grid.empty() &&
+                              formats::traits_of(source).grid == traits.grid);
 }
 
 void add_request_options(CLI::App& app, WriteRequest& request,
@@ -195,7 +192,7 @@ Catalog open_for_write(const WriteRequest& request) {
   io::watch::begin();
   Catalog source = open_source(request.source_path, request.source);
   const formats::ReadOptions& read = request.source.read;
-  if (source.format != "fairseq2" &&
+  if (!formats::traits_of(source.format).reads_rules &&
       (!read.family.empty() || !read.shard_dims_file.empty())) {
     families::Rules rules;
     if (!read.family.empty() && !families::Rules::is_family(read.family))

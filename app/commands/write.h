@@ -41,11 +41,8 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
 // usage_error.
 void check_apart(const std::string& source, const std::string& target);
 
-// True if checkpoints of that format have files for each rank.
-bool has_grid(std::string_view format);
-
 // True if a checkpoint of one format goes into the other with the topology
-// that it has: the formats are one, or both are Megatron's. Between others
+// that it has: the formats are one, or of one grid. Between others
 // (the writers of a dcp, fairseq2's ranks) the sizes mean different things. A
 // format without files for each rank holds whole tensors; what is asked of it
 // all the same is refused by write_checkpoint.

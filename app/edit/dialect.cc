@@ -10,7 +10,7 @@
 #include "containers/hf/hf.h"
 #include "convert/translate.h"
 #include "convert/values.h"
-#include "formats/vllm/unfuse.h"
+#include "formats/traits.h"
 #include "lib/text/glob.h"
 #include "models/buffers.h"
 #include "models/wrapper.h"
@@ -36,10 +36,6 @@ families::Overrides overrides_of(const DialectOptions& options,
   return set;
 }
 
-bool is_container(std::string_view format) {
-  return format == "safetensors" || format == "torch";
-}
-
 // Something says that another dialect is wanted, if not which.
 bool is_asked(const families::TranslateOptions& options) {
   return !options.family.empty() || !options.family_file.empty() ||
@@ -49,13 +45,13 @@ bool is_asked(const families::TranslateOptions& options) {
 // What only a conversion between dialects looks at.
 void check_unused(const DialectOptions& options, uint64_t vocab_size,
                   const std::string& to_format, std::string_view from) {
-  const bool megatron = to_format.starts_with("megatron_");
+  const bool takes_size = formats::traits_of(to_format).pads_rows;
   for (const auto& [name, given] :
        {std::pair{"--config-from", !options.config_from.empty()},
         std::pair{"--set", !options.set.empty()},
         std::pair{"--drop", !options.drop.empty()},
         std::pair{"--allow-missing", !options.allow_missing.empty()},
-        std::pair{"--vocab-size", vocab_size != 0 && !megatron}}) {
+        std::pair{"--vocab-size", vocab_size != 0 && !takes_size}}) {
     if (!given) continue;
     if (from.empty())
       throw usage_error({}, "{}: the tensors' names are of no known dialect",
@@ -106,18 +102,9 @@ std::string hindrance(const Catalog& source, std::string_view from,
   return {};
 }
 
-std::string_view owner_of(std::string_view dialect) {
-  if (dialect == "mcore") return "Megatron";
-  if (dialect == "olmo_core") return "OLMo-core";
-  if (dialect == "olmo_legacy") return "OLMo";
-  if (dialect == "vllm") return "vLLM";
-  if (dialect == "meta") return "Meta";
-  return dialect;
-}
-
 void keep_names(std::string_view from, const std::string& why) {
   spdlog::warn("names stay those of {}: {} (--dialect keep is silent)",
-               owner_of(from), why);
+               families::owner_of(from), why);
 }
 
 Catalog translated(Catalog source, const families::TranslateOptions& options) {
@@ -137,11 +124,12 @@ Catalog translated(Catalog source, const families::TranslateOptions& options) {
 // `why`: what hinders it, if the names stay.
 Catalog try_hf(Catalog source, std::string_view from,
                families::TranslateOptions options, std::string& why) {
-  if (from != "vllm") why = hindrance(source, from, options);
+  const auto unfuse = formats::traits_of(source.format).unfuse;
+  if (!unfuse) why = hindrance(source, from, options);
   if (why.empty()) {
     try {
       Catalog copy = source;
-      if (from == "vllm") return vllm::unfuse(std::move(copy));
+      if (unfuse) return unfuse(std::move(copy));
       options.to = "hf";
       return translated(std::move(copy), options);
     } catch (const Error& error) {
@@ -155,10 +143,12 @@ Catalog try_hf(Catalog source, std::string_view from,
   return source;
 }
 
-// modelopt has a tied head a second time: elsewhere it is not there.
+// A tied head that stands a second time: elsewhere it is not there.
 void leave_tied_head(Catalog& source) {
   const families::Values config = families::values_of(source, "hf");
-  if (source.format != "modelopt" || config.source.empty()) return;
+  if (!formats::traits_of(source.format).repeats_tied_head ||
+      config.source.empty())
+    return;
   const auto tie = config.values.find("tie_word_embeddings");
   if (tie == config.values.end() || *tie != true) return;
   const Tensor* embedding = source.find("model.embed_tokens.weight");
@@ -173,8 +163,10 @@ void leave_tied_head(Catalog& source) {
       "tie_word_embeddings");
 }
 
-// vLLM computes rotary frequencies: those that are left out are what it has.
-DialectOptions leave_frequencies(Catalog& source, DialectOptions options) {
+// Rotary frequencies that the target's loader computes: those that are left
+// out are what it has.
+DialectOptions leave_frequencies(Catalog& source, std::string_view loader,
+                                 DialectOptions options) {
   const auto is_one = [](const Tensor& tensor) {
     return tensor.name.ends_with(".rotary_emb.inv_freq");
   };
@@ -188,7 +180,8 @@ DialectOptions leave_frequencies(Catalog& source, DialectOptions options) {
     });
     dropped = dropped || !wanted;
     if (wanted)
-      source.redundant.push_back({tensor, {}, {}, "vLLM computes it"});
+      source.redundant.push_back(
+          {tensor, {}, {}, fmt::format("{} computes it", loader)});
   }
   prove_buffers(source, families::theta_of(source));
   std::erase_if(source.tensors, is_one);
@@ -200,8 +193,8 @@ DialectOptions leave_frequencies(Catalog& source, DialectOptions options) {
 std::string wanted_dialect(const std::string& asked,
                            const std::string& to_format) {
   if (!asked.empty()) return asked;
-  if (to_format == "vllm") return "hf";
-  return std::string(families::dialect_of_format(to_format));
+  const formats::Traits& traits = formats::traits_of(to_format);
+  return std::string(traits.takes.empty() ? traits.dialect : traits.takes);
 }
 
 }  // namespace
@@ -260,18 +253,20 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
   if (partial) translate.allow_missing.emplace_back("*");
   translate.to = wanted_dialect(options.dialect, to_format);
   const bool asked = !options.dialect.empty() || is_asked(translate);
+  const formats::Traits& target = formats::traits_of(to_format);
   if (!translate.to.empty() || to_format == "safetensors" ||
-      (to_format == "torch" && asked))
+      (target.is_container && asked))
     if (families::unwrap(source)) spdlog::info("{}", source.assumptions.back());
   std::string from(families::dialect_of(source));
-  if (from == "vllm" && to_format != "vllm" &&
-      (!translate.to.empty() || asked)) {
-    source = vllm::unfuse(std::move(source));
+  const formats::Traits& origin = formats::traits_of(source.format);
+  const bool fused = origin.unfuse && from == origin.dialect;
+  if (fused && from != target.dialect && (!translate.to.empty() || asked)) {
+    source = origin.unfuse(std::move(source));
     from = "hf";
   }
-  if (translate.to.empty() && is_container(to_format) && !from.empty() &&
+  if (translate.to.empty() && target.is_container && !from.empty() &&
       from != "hf") {
-    if (!asked && source.format != "meta") {
+    if (!asked && origin.keeps_names) {
       std::string why;
       source = try_hf(std::move(source), from, translate, why);
       if (why.empty()) return source;
@@ -281,7 +276,7 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
     }
     translate.to = "hf";
   }
-  if (from == "hf" && to_format != "modelopt") leave_tied_head(source);
+  if (from == "hf" && !target.repeats_tied_head) leave_tied_head(source);
   const bool copies_config = from == "hf" && !options.config_from.empty() &&
                              (translate.to.empty() || translate.to == "hf");
   if (copies_config) {
@@ -294,11 +289,12 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
   // Names that no dialect has: the format's writer says what it makes of them.
   const bool foreign = from.empty() && options.dialect.empty();
   if (translate.to.empty() || translate.to == from || foreign ||
-      from == "vllm") {
-    check_unused(from == "hf" && to_format == "vllm"
-                     ? leave_frequencies(source, options)
-                     : options,
-                 vocab_size, to_format, from);
+      (fused && from == origin.dialect)) {
+    check_unused(
+        from == "hf" && !target.computes_rotary.empty()
+            ? leave_frequencies(source, target.computes_rotary, options)
+            : options,
+        vocab_size, to_format, from);
     return source;
   }
   return translated(std::move(source), translate);

@@ -12,8 +12,8 @@
 #include "app/options/engine.h"
 #include "app/print/progress.h"
 #include "ckpt/error.h"
-#include "formats/megatron/integrity.h"
 #include "formats/scan/scan.h"
+#include "formats/traits.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
 #include "reshard/crc_check.h"
@@ -79,9 +79,9 @@ class Check {
 
   // What a writer's own manifest says about whole files.
   void integrity_file(const Catalog& catalog) {
-    if (!catalog.format.starts_with("megatron_")) return;
-    megatron::IntegrityCheck found =
-        megatron::check_integrity_file(catalog.path, make_progress(output_));
+    const auto check = formats::traits_of(catalog.format).check_files;
+    if (!check) return;
+    formats::FileCheck found = check(catalog.path, make_progress(output_));
     report_.bytes += found.bytes;
     for (Problem& problem : found.problems) add(std::move(problem));
   }

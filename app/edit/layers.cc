@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
+#include "formats/traits.h"
 
 namespace ckpt::app {
 namespace {
@@ -178,11 +179,8 @@ std::optional<uint32_t> layer_of(const Tensor& tensor) {
 }
 
 uint64_t stacked_layers(const Catalog& catalog, const Tensor& tensor) {
-  if (catalog.format != "megatron_torch_dist" &&
-      catalog.format != "megatron_zarr")
-    return 0;
-  if (tensor.shape.empty() || !megatron::parse_key(tensor.name).layer_axis)
-    return 0;
+  const auto stacks = formats::traits_of(catalog.format).stacks_layers;
+  if (!stacks || tensor.shape.empty() || !stacks(tensor.name)) return 0;
   return tensor.shape[0];
 }
 

@@ -6,6 +6,7 @@
 
 #include "app/edit/layers.h"
 #include "ckpt/error.h"
+#include "formats/traits.h"
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"
 
@@ -131,8 +132,8 @@ void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers) {
       follow_sidecar(layers, sidecar);
     else if (sidecar.name == "model.yaml")
       follow_yaml(layers, sidecar);
-  // Megatron's own args are a class; those made from a config.json are not.
-  if (catalog.format.starts_with("megatron")) return;
+  // Those of a class are written anew; those made from a config.json are not.
+  if (formats::traits_of(catalog.format).typed_config) return;
   for (Object& object : catalog.objects) {
     if ((object.name != "args" && object.name != "params") || !object.document)
       continue;

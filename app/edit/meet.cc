@@ -12,7 +12,7 @@
 #include "convert/translate.h"
 #include "convert/values.h"
 #include "formats/megatron/model/canonical.h"
-#include "formats/vllm/unfuse.h"
+#include "formats/traits.h"
 #include "models/buffers.h"
 #include "models/wrapper.h"
 
@@ -40,15 +40,17 @@ void lend_config(const Catalog& from, Catalog& to) {
     to.sidecars.push_back(std::move(*config));
 }
 
-bool is_vllm(const Catalog& catalog) {
-  return families::dialect_of(catalog) == "vllm";
+// Several parameters in one tensor, to be taken apart first.
+bool is_fused(const Catalog& catalog) {
+  const formats::Traits& traits = formats::traits_of(catalog.format);
+  return traits.unfuse && families::dialect_of(catalog) == traits.dialect;
 }
 
 bool unfuse_one(Catalog& fused, Catalog& other) {
   lend_config(other, fused);
   try {
     Catalog copy = fused;
-    fused = vllm::unfuse(std::move(copy));
+    fused = formats::traits_of(fused.format).unfuse(std::move(copy));
     return true;
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUnfaithful) throw;
@@ -166,9 +168,9 @@ bool models_meet(Catalog& a, Catalog& b, const std::string& family) {
   if (names_of(a) != names_of(b))
     for (Catalog* catalog : {&a, &b})
       if (families::unwrap(*catalog)) met = true;
-  if (is_vllm(a) != is_vllm(b)) {
-    Catalog& fused = is_vllm(a) ? a : b;
-    Catalog& other = is_vllm(a) ? b : a;
+  if (is_fused(a) != is_fused(b)) {
+    Catalog& fused = is_fused(a) ? a : b;
+    Catalog& other = is_fused(a) ? b : a;
     if (families::dialect_of(other).empty()) return false;
     if (names_of(a) == names_of(b)) return false;
     if (!unfuse_one(fused, other)) return false;

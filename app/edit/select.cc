@@ -9,6 +9,7 @@
 #include "app/edit/blocks.h"
 #include "app/edit/layers.h"
 #include "ckpt/error.h"
+#include "formats/traits.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 #include "lib/text/suggest.h"
@@ -228,8 +229,7 @@ void leave_out_objects(Catalog& catalog, const SelectOptions& options,
 // own: optim.param_groups.0.lr.
 void leave_out_options(Catalog& catalog, const SelectOptions& options,
                        Selection& selection) {
-  if (!options.model_only ||
-      (catalog.format != "dcp" && catalog.format != "olmo_core"))
+  if (!options.model_only || !formats::traits_of(catalog.format).flat_objects)
     return;
   const size_t before = catalog.objects.size();
   const size_t gone = std::erase_if(catalog.objects, [](const Object& object) {

@@ -15,6 +15,7 @@
 #include "app/options/rate.h"
 #include "app/print/console.h"
 #include "ckpt/error.h"
+#include "formats/format.h"
 #include "formats/megatron/state/optimizer.h"
 #include "formats/modelopt/owners.h"
 #include "formats/tried.h"
@@ -299,11 +300,12 @@ void add_optim_option(CLI::App& app, std::string& optim) {
 void check_optim(const std::string& optim, std::string_view format) {
   if (optim.empty()) return;
   megatron::check_optimizer_type(optim);
-  if (format != "megatron_torch_dist" && format != "megatron_zarr")
-    throw usage_error({},
-                      "--optim is for megatron_torch_dist and megatron_zarr, "
-                      "not for {}",
-                      format);
+  if (formats::traits_of(format).optimizer_forms) return;
+  std::vector<std::string_view> with;
+  for (const formats::Format& one : formats::all_formats())
+    if (one.traits.optimizer_forms) with.push_back(one.name);
+  throw usage_error({}, "--optim is for {}, not for {}",
+                    fmt::join(with, " and "), format);
 }
 
 void add_memory_option(CLI::App& app, uint64_t& max_mem) {

@@ -13,8 +13,7 @@
 namespace ckpt::app {
 namespace {
 
-constexpr std::string_view kModelopt = "modelopt";
-constexpr std::string_view kLegacy = "megatron_legacy";
+using Options = formats::Traits::Options;
 
 // Lists of blocks stand for ranks; files of blocks have none.
 void settle_blocks(const WriteRequest& request, const TargetOptions& options,
@@ -37,10 +36,6 @@ void settle_blocks(const WriteRequest& request, const TargetOptions& options,
     layout.form = "blocks";
   else if (asked || fixed)
     layout.form = "shards";
-}
-
-bool is_megatron(std::string_view format) {
-  return format.starts_with("megatron_");
 }
 
 // "9,8,8,7"
@@ -92,7 +87,8 @@ void settle_experts(const TargetOptions& options, Layout& layout) {
 
 void settle_megatron(const TargetOptions& options, Layout& layout) {
   const Layout::Megatron& wanted = options.megatron;
-  if (!is_megatron(layout.format)) {
+  const formats::Traits& traits = formats::traits_of(layout.format);
+  if (traits.options != Options::kMegatron) {
     for (const auto& [name, given] :
          {std::pair{"--make-vocab-size-divisible-by",
                     wanted.vocab_multiple != 0},
@@ -105,7 +101,7 @@ void settle_megatron(const TargetOptions& options, Layout& layout) {
                           layout.format);
     return;
   }
-  if (wanted.vpp > 1 && layout.format != kLegacy)
+  if (wanted.vpp > 1 && !traits.virtual_stages)
     throw usage_error({}, "--vpp {}: {} has no virtual stages", wanted.vpp,
                       layout.format)
         .with_hint("any job loads it, whatever its virtual stages are");
@@ -140,10 +136,15 @@ void add_megatron_options(CLI::App& app, TargetOptions& options) {
       ->group("Megatron");
 }
 
+bool has_no_ranks(std::string_view format) {
+  return formats::traits_of(format).target_ranks ==
+         formats::Traits::Ranks::kNone;
+}
+
 // A step of a trainer stays one, but for a single file and DeepSpeed's
 // partitions, which have formats of their own.
 std::string own_format(const WriteRequest& request, const Catalog& source) {
-  const bool step = source.run && source.format != "deepspeed" &&
+  const bool step = source.run && !has_no_ranks(source.format) &&
                     io::is_directory(source.path) &&
                     file_format(request.target_path).empty();
   return step ? "run" : source.format;
@@ -187,7 +188,7 @@ Layout make_layout(const WriteRequest& request, const TargetOptions& options,
   layout.topology = options.topology.resolve(source.topology);
   if (!options.to.empty() && !same_grid(source.format, layout.format))
     layout.topology = options.topology.alone();
-  if (layout.format == kModelopt)
+  if (formats::traits_of(layout.format).options == Options::kBlocks)
     settle_blocks(request, options, layout);
   else if (options.block_files)
     throw usage_error({}, "--block-files is for modelopt, not for {}",

@@ -9,7 +9,6 @@
 #include "app/print/progress.h"
 #include "app/print/table.h"
 #include "convert/facts.h"
-#include "convert/values.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -56,9 +55,7 @@ void write_lines(JsonWriter& json, const WriteReport& report) {
 
 // What Megatron's own --use-checkpoint-args leaves out.
 std::vector<std::string> load_flags(const WriteReport& report) {
-  if (!report.target->catalog.format.starts_with("megatron_")) return {};
-  return families::load_flags(
-      families::values_of(report.target->catalog, "mcore").values);
+  return families::load_flags(report.target->catalog);
 }
 
 std::string as_json(const WriteReport& report) {

@@ -95,9 +95,9 @@ uint64_t sum_of(const std::string& directory,
 
 }  // namespace
 
-IntegrityCheck check_integrity_file(const std::string& directory,
-                                    const Progress& progress) {
-  IntegrityCheck result;
+formats::FileCheck check_integrity_file(const std::string& directory,
+                                        const Progress& progress) {
+  formats::FileCheck result;
   const std::string path = io::join(directory, kManifest);
   if (!io::is_file(path)) return result;
   std::vector<Listed> listed;

@@ -6,21 +6,14 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
-#include "ckpt/catalog.h"
-#include "lib/progress.h"
+#include "formats/traits.h"
 
 namespace ckpt::megatron {
 
-struct IntegrityCheck {
-  std::vector<Problem> problems;
-  uint64_t bytes = 0;  // that were read
-};
-
 // Reads every file that the manifest of a directory lists. Nothing to do if
 // there is no manifest. One that is damaged is a problem, not an error.
-IntegrityCheck check_integrity_file(const std::string& directory,
-                                    const Progress& progress);
+formats::FileCheck check_integrity_file(const std::string& directory,
+                                        const Progress& progress);
 
 }  // namespace ckpt::megatron

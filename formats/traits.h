@@ -1,0 +1,84 @@
+// What a format says of itself, so that nobody above asks for it by name. The
+// defaults are those of a framework's format whose ranks write it: a new row
+// without them is refused what it does not claim, never taken for what it is
+// not.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "lib/progress.h"
+
+namespace ckpt::formats {
+
+// What a checkpoint's own digests of whole files say of them.
+struct FileCheck {
+  std::vector<Problem> problems;
+  uint64_t bytes = 0;  // that were read
+};
+
+struct Traits {
+  // Names and arrangement of its tensors ("mcore"); "": as whoever wrote the
+  // tensors has them.
+  std::string_view dialect = {};
+  // Some of its checkpoints have another dialect: names tell which.
+  bool mixed_dialects = false;
+  // What its writer is given, where that is not `dialect` (vLLM's fuses).
+  std::string_view takes = {};
+  // The way back: its dialect becomes "hf". Null: by the family's rules.
+  Catalog (*unfuse)(Catalog source) = nullptr;
+  // Who makes rotary frequencies when it loads: they are left out. "": nobody.
+  std::string_view computes_rotary = {};
+  // A tied output layer stands in it a second time.
+  bool repeats_tied_head = false;
+  // In a container its tensors may keep the names that they have.
+  bool keeps_names = true;
+
+  // Any tensors by their names, files beside them; nothing is asked of them.
+  bool any_tensors = false;
+  // Such a thing without ranks: one file, or Hugging Face's directory.
+  bool is_container = false;
+
+  // Formats of one grid take over each other's topology; "": those of the same
+  // name alone.
+  std::string_view grid = {};
+  enum class Ranks : uint8_t {
+    kAsAsked,  // a target has those that are asked for, or the source's
+    kNone,     // a target has none, whatever the source has
+    kSources,  // a target has the source's, whatever format that is
+  };
+  Ranks target_ranks = Ranks::kAsAsked;
+
+  // Which options of the target it has, beside --tp --pp --dp --ep.
+  enum class Options : uint8_t { kNone, kMegatron, kBlocks };
+  Options options = Options::kNone;
+  bool virtual_stages = false;   // --vpp
+  bool optimizer_forms = false;  // --optim
+
+  // Its reader takes --family and --shard-dims; else they are applied later.
+  bool reads_rules = false;
+  // True for names whose first dimension is layers. Null: layers are numbers
+  // in names.
+  bool (*stacks_layers)(std::string_view name) = nullptr;
+  // Options of an optimizer are an object each: optim.param_groups.0.lr.
+  bool flat_objects = false;
+  // Objects that ranks hold a part of each are named key/shard_I_N.
+  bool sharded_objects = false;
+  // Its configuration is an object of a class, which is written anew.
+  bool typed_config = false;
+  // Rows that pad a vocabulary come and go.
+  bool pads_rows = false;
+  // Its own `unshard` writes model and optimizer apart.
+  bool unshards_apart = false;
+  // Digests of whole files in it. Null: there are none.
+  FileCheck (*check_files)(const std::string& directory,
+                           const Progress& progress) = nullptr;
+};
+
+// Of a format by its command-line name; the defaults for other names.
+const Traits& traits_of(std::string_view format);
+
+}  // namespace ckpt::formats
