@@ -29,6 +29,7 @@ Commands all_commands() {
   commands.push_back(make_fetch());
   commands.push_back(make_family());
   commands.push_back(make_run());
+  commands.push_back(make_wait());
   commands.push_back(make_doctor());
   commands.push_back(make_man());
   commands.push_back(make_completion());

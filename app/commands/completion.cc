@@ -5,6 +5,7 @@
 
 #include "app/commands/command.h"
 #include "app/print/console.h"
+#include "app/print/json_writer.h"
 
 namespace ckpt::app {
 namespace {
@@ -28,9 +29,17 @@ class Completion : public Command {
   }
   ExitCode run() override {
     const std::vector<CommandRow> table = option_table();
-    print(shell_ == "bash"  ? bash_completion(table)
-          : shell_ == "zsh" ? zsh_completion(table)
-                            : fish_completion(table));
+    const std::string script = shell_ == "bash"  ? bash_completion(table)
+                               : shell_ == "zsh" ? zsh_completion(table)
+                                                 : fish_completion(table);
+    if (output.json) {
+      JsonWriter json;
+      json.begin_document("completion").member("shell", shell_);
+      json.member("text", script).end_object();
+      print(std::move(json).text());
+    } else {
+      print(script);
+    }
     return ExitCode::kDone;
   }
 

@@ -7,6 +7,7 @@
 
 #include "app/commands/command.h"
 #include "app/print/console.h"
+#include "app/print/json_writer.h"
 #include "app/print/man_page.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -34,13 +35,20 @@ class Man : public Command {
   }
   ExitCode run() override {
     const std::vector<CommandRow> table = option_table();
+    JsonWriter json;
+    json.begin_document("man");
     if (!directory_.empty()) {
-      write_all(table);
-    } else if (command_.empty()) {
-      print(main_page(table));
+      json.key("files").begin_array();
+      for (const std::string& path : write_all(table)) json.value(path);
+      json.end_array();
     } else {
-      print(command_page(row_of(table)));
+      const std::string page =
+          command_.empty() ? main_page(table) : command_page(row_of(table));
+      json.member("text", page);
+      if (!output.json) print(page);
     }
+    json.end_object();
+    if (output.json) print(std::move(json).text());
     return ExitCode::kDone;
   }
 
@@ -57,22 +65,26 @@ class Man : public Command {
                                 : fmt::format("did you mean {}?", near));
   }
 
-  void write_all(const std::vector<CommandRow>& table) const {
+  std::vector<std::string> write_all(
+      const std::vector<CommandRow>& table) const {
     std::error_code failure;
     std::filesystem::create_directories(directory_, failure);
     if (failure)
       throw io_error(directory_, "can't create the directory", failure.value());
-    write("ckpt.1", main_page(table));
+    std::vector<std::string> paths = {write("ckpt", main_page(table))};
     for (const CommandRow& row : table)
-      write("ckpt-" + row.name + ".1", command_page(row));
+      paths.push_back(write("ckpt-" + row.name, command_page(row)));
+    return paths;
   }
 
-  void write(const std::string& name, const std::string& page) const {
-    const std::string path = io::join(directory_, name);
+  // Its path.
+  std::string write(const std::string& name, const std::string& page) const {
+    std::string path = io::join(directory_, name + ".1");
     std::ofstream file(path, std::ios::binary);
     file << page;
     file.close();
     if (!file) throw io_error(path, "can't write the page", errno);
+    return path;
   }
 
   std::string command_;

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""`ckpt wait`: a save is played file by file, and slower than it settles."""
+
+import json
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+from support import DATA, Suite, check, check_equal
+
+CKPT = None
+SAVES = {"fairseq2": DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt",
+         "safetensors": DATA / "safetensors/hf_sharded/ckpt"}
+
+
+def play(source, target, pause):
+    """Each file grows in two halves; the index or the yaml comes last."""
+    files = sorted((p for p in source.rglob("*") if p.is_file()),
+                   key=lambda p: p.suffix in (".json", ".yaml"))
+    for file in files:
+        place = target / file.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        data = file.read_bytes()
+        with open(place, "wb") as out:
+            out.write(data[:len(data) // 2])
+            out.flush()
+            time.sleep(pause)
+            out.write(data[len(data) // 2:])
+
+
+def test_save(folder, name):
+    """Not before the last byte, and soon after it."""
+    target = folder / "save"
+    ended = []
+
+    def save():
+        time.sleep(0.3)
+        play(SAVES[name], target, 0.1)
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    result = CKPT.run("wait", target, "--settle", "0.5s", "--timeout", "60s")
+    now = time.monotonic()
+    check(ended, "it answered while files were written")
+    thread.join()
+    check_equal(result.code, 0, result.err)
+    check(now - ended[0] < 20, f"{now - ended[0]:.1f} s after the end")
+    check(result.out.startswith(str(target)), result.out)
+
+
+def test_never(folder):
+    """Half a checkpoint and no checkpoint at all: 1, and why."""
+    half = folder / "half"
+    shutil.copytree(SAVES["safetensors"], half)
+    shard = next(half.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-10])
+    for path, word in ((half, shard.name), (folder / "nothing", "nothing")):
+        result = CKPT.run("wait", path, "--timeout", "1s", "--settle", "0")
+        check_equal(result.code, 1, result.err)
+        check(word in result.err, result.err)
+        result = CKPT.run("wait", path, "--timeout", "0.1s", "--settle", "0",
+                          "--json")
+        document = json.loads(result.out)
+        check_equal((document["finished"], document["schema"]),
+                    (False, "ckpt/wait/1"), "the document")
+        check(document["why"], "no reason")
+
+
+def test_finished(folder):
+    result = CKPT.ok("wait", SAVES["safetensors"], "--settle", "0", "--json")
+    check(json.loads(result.out)["finished"], result.out)
+
+
+def test_interrupted(folder):
+    child = subprocess.Popen([CKPT.path, "wait", str(folder / "nothing")])
+    time.sleep(0.5)
+    child.send_signal(signal.SIGINT)
+    check_equal(child.wait(timeout=20), 130, "status")
+
+
+def test_mistakes(folder):
+    for argv in (("--timeout", "soon"), ("--timeout", "-1s"),
+                 ("--settle", "3 days"), ("--settle", "nan")):
+        result = CKPT.run("wait", folder, *argv)
+        check(result.code == 2 and argv[0] in result.err,
+              f"{argv}: {result.code} {result.err}")
+    check_equal(CKPT.run("wait", "https://example.com/x").code, 2, "a URL")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for name in SAVES:
+        suite.add(f"save: {name}", test_save, name)
+    for case in (test_never, test_finished, test_interrupted, test_mistakes):
+        suite.add(case.__name__, case)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
