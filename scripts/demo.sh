@@ -31,9 +31,17 @@ case $# in
     ;;
 esac
 
+# A package that scripts/package.sh made, or was put into dist, needs no build.
+package=$(find dist -name "ckpt-*-linux-$(uname -m).tar.gz" 2>/dev/null |
+  sort -V | tail -1)
+bin=$PWD/build/bin
 # Quiet when there is nothing to build.
 log=$(mktemp)
-if [ -x build/bin/ckpt ]; then
+if [ -n "$package" ] && [ ! -x build/bin/ckpt ]; then
+  mkdir -p .cache/package
+  tar -xzf "$package" -C .cache/package --strip-components=1
+  bin=$PWD/.cache/package/bin
+elif [ -x build/bin/ckpt ]; then
   scripts/build.sh --target ckpt >"$log" 2>&1 || {
     cat "$log" >&2
     exit 1
@@ -42,7 +50,7 @@ else
   scripts/build.sh --target ckpt
 fi
 rm -f "$log"
-PATH=$PWD/build/bin:$PATH
+PATH=$bin:$PATH
 
 show() {
   printf '\n$ %s\n' "$*"
@@ -58,5 +66,5 @@ show ckpt verify "$src" "$dst"
 show ckpt unshard "$src" "$dst.safetensors"
 show ckpt verify "$src" "$dst.safetensors"
 if [ $# = 0 ]; then
-  printf '\nYour own: scripts/demo.sh SRC DST, or build/bin/ckpt --help\n'
+  printf '\nYour own: scripts/demo.sh SRC DST, or %s --help\n' "$bin/ckpt"
 fi
