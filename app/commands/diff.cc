@@ -8,6 +8,7 @@
 #include "app/edit/compare.h"
 #include "app/edit/meet.h"
 #include "app/edit/select.h"
+#include "app/options/source.h"
 #include "app/print/console.h"
 #include "app/print/diff_text.h"
 #include "app/print/facts.h"

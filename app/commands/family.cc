@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands/command.h"
+#include "app/options/source.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/table.h"

@@ -10,6 +10,7 @@
 #include "app/edit/select.h"
 #include "app/keep.h"
 #include "app/options/engine.h"
+#include "app/options/source.h"
 #include "app/print/console.h"
 #include "app/print/contents.h"
 #include "app/print/facts.h"

@@ -7,6 +7,7 @@
 
 #include "app/commands/command.h"
 #include "app/edit/select.h"
+#include "app/options/source.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/steps.h"

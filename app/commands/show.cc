@@ -9,6 +9,7 @@
 
 #include "app/commands/command.h"
 #include "app/edit/slice.h"
+#include "app/options/source.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/report.h"

@@ -11,6 +11,7 @@
 #include "app/edit/meet.h"
 #include "app/edit/select.h"
 #include "app/options/engine.h"
+#include "app/options/source.h"
 #include "app/print/console.h"
 #include "app/print/facts.h"
 #include "app/print/report.h"

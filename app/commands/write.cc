@@ -14,6 +14,7 @@
 #include "app/keep.h"
 #include "app/options/engine.h"
 #include "app/options/plan_file.h"
+#include "app/options/source.h"
 #include "app/options/target_name.h"
 #include "app/options/words.h"
 #include "app/print/console.h"

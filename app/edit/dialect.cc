@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "app/edit/buffers.h"
+#include "app/options/source.h"
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "convert/translate.h"

@@ -117,11 +117,4 @@ TopologyOptions::Axis parse_axis(const std::string& option,
 // Bytes of "5GB" or "5GiB"; the error names the option.
 uint64_t size_value(const std::string& option, const std::string& text);
 
-// Problems as log lines: damage and warnings as warnings, notes at -v.
-void log_problems(const std::vector<Problem>& problems);
-
-// formats::open with the options, and its problems as log lines (damage and
-// warnings as warnings, notes at -v), its assumptions at -v.
-Catalog open_source(const std::string& path, const SourceOptions& options);
-
 }  // namespace ckpt::app

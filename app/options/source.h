@@ -1,0 +1,19 @@
+// A source as the options say, opened, and what is to be said of it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "app/options/options.h"
+#include "ckpt/catalog.h"
+
+namespace ckpt::app {
+
+// Problems as log lines: damage and warnings as warnings, notes at -v.
+void log_problems(const std::vector<Problem>& problems);
+
+// formats::open with the options, and its problems as log lines (damage and
+// warnings as warnings, notes at -v), its assumptions at -v.
+Catalog open_source(const std::string& path, const SourceOptions& options);
+
+}  // namespace ckpt::app
