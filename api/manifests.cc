@@ -19,9 +19,13 @@ Manifest manifest_of(const Prepared& prepared,
                      const reshard::RunResult& result) {
   const reshard::Plan& plan = prepared.plan;
   Manifest manifest;
-  manifest.format = prepared.target.catalog.format;
-  manifest.source_path = prepared.source.path;
-  manifest.source_format = prepared.source.format;
+  if (prepared.known) {
+    manifest = *prepared.known;
+  } else {
+    manifest.format = prepared.target.catalog.format;
+    manifest.source_path = prepared.source.path;
+    manifest.source_format = prepared.source.format;
+  }
   for (const TargetFile& file : prepared.target.files)
     manifest.files[file.path] = file.size;
   const std::set<std::string> decoded = decoded_tensors(prepared.source);

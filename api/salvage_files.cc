@@ -55,6 +55,13 @@ bool is_structure(std::string_view file) {
          formats::is_index_name(name, ".bin");
 }
 
+// "0", "3.1": a chunk of a zarr array.
+bool is_chunk(std::string_view file) {
+  const std::string name = io::base_name(file);
+  return !name.empty() &&
+         name.find_first_not_of("0123456789.") == std::string::npos;
+}
+
 bool has_local_header(const io::Handle& file) {
   const std::string head =
       file.read_string(0, std::min<uint64_t>(file.size(), 1 << 16));
@@ -293,6 +300,7 @@ void SalvageFiles::find_missing() {
   }
   for (const std::string& name : names_) missing.erase(name);
   for (const std::string& name : missing) give_up(name, "it is missing");
+  find_lost_structure();
   const bool dist = std::ranges::any_of(
       names_, [](const std::string& name) { return name == "common.pt"; });
   const auto has = [&](const std::string& name) {
@@ -300,6 +308,37 @@ void SalvageFiles::find_missing() {
   };
   if (dist && has(".metadata") && !has("metadata.json"))
     give_up("metadata.json", "it is missing");
+}
+
+// Data whose description is gone, and no other file tells what it held.
+void SalvageFiles::find_lost_structure() {
+  std::set<std::string> there, told;
+  for (const std::string& name : shadow_.files()) {
+    there.insert(name);
+    if (name.ends_with(".metadata"))  // of a rank: __0.metadata
+      there.insert((fs::path(name).parent_path() / ".metadata").string());
+  }
+  for (const salvage::Note& note : report_.lost) told.insert(note.file);
+  const bool zarr = std::ranges::any_of(there, [](const std::string& name) {
+    return io::base_name(name) == ".zarray";
+  });
+  const auto need = [&](const fs::path& folder, const char* name,
+                        const char* why) {
+    const std::string file = (folder / name).string();
+    if (!there.contains(file) && told.insert(file).second)
+      report_.lost.push_back({file, why, false});
+  };
+  for (const std::string& name : there) {
+    const fs::path folder = fs::path(name).parent_path();
+    if (name.ends_with(".distcp"))
+      need(folder, ".metadata",
+           "it is missing; it alone has the names of the tensors, their shapes "
+           "and which part of them each item of the .distcp files is");
+    if (zarr && is_chunk(name))
+      need(folder, ".zarray",
+           "it is missing; it alone has the dtype, the shape and the grid of "
+           "this array's chunks");
+  }
 }
 
 // Shards without an index get one; what an index names and no shard has is

@@ -48,6 +48,7 @@ class SalvageFiles {
   void give_up(const std::string& file, const std::string& why);
   bool rebuild_index(const std::string& file);
   void find_missing();
+  void find_lost_structure();
   void check_indexes();
   void check_items();
   void check_items(const std::string& metadata);

@@ -2,9 +2,11 @@
 // public API share.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "ckpt/ckpt.h"
+#include "lib/manifest.h"
 #include "lib/progress.h"
 #include "reshard/engine.h"
 #include "reshard/plan_size.h"
@@ -22,6 +24,9 @@ struct Prepared {
   uint64_t assumed = 0;         // items that were not opened
   reshard::PlanSize plan_size;  // of the whole, whatever is in `plan`
   bool sums = false;  // digests are asked for, whatever the options say
+  // What the manifest says of tensors that are not in `plan`, where whole files
+  // are copied, and where they come from.
+  std::optional<Manifest> known;
 
   uint64_t file_bytes() const;
 };

@@ -60,6 +60,7 @@ class Salvage : public Command {
   bool dry_run_ = false;
   bool overwrite_ = false;
   bool no_fsync_ = false;
+  bool no_manifest_ = false;
   SourceOptions source_;
   EngineOptions engine_;
 };
@@ -87,6 +88,8 @@ void Salvage::add_options(CLI::App& app) {
       ->group(group);
   app.add_flag("--no-fsync", no_fsync_, "Do not wait for the disk")
       ->group(group);
+  app.add_flag("--no-manifest", no_manifest_, "Write no .ckpt-manifest.json")
+      ->group(group);
   add_source_options(app, source_);
   add_engine_options(app, engine_);
 }
@@ -103,6 +106,7 @@ library::SalvageOptions Salvage::options() const {
   options.save.max_mem = engine_.max_mem;
   options.save.overwrite = overwrite_;
   options.save.sync = !no_fsync_;
+  options.save.manifest = !no_manifest_;
   return options;
 }
 

@@ -12,10 +12,12 @@ import re
 import shutil
 import struct
 import zlib
+from pathlib import Path
 
 from support import DATA, Suite, check, check_equal, read_safetensors
 
 CKPT = None
+MANIFEST = ".ckpt-manifest.json"
 
 # Format, case, what is opened below ckpt/ ("": the folder).
 CASES = [
@@ -199,7 +201,7 @@ def try_one(folder, source, file, damage, like, want, counts):
             check(out.exists(), f"{what}: --partial wrote nothing")
             same_but_listed(want, digests(out), report, what)
     left = [p.name for p in folder.iterdir() if p.name not in (
-        broken.name, out.name)]
+        broken.name, out.name, out.name + MANIFEST)]
     check(not left, f"{what}: {left} is left behind")
 
 
@@ -233,8 +235,12 @@ def test_sound(folder, format, case, name):
     got = {p.relative_to(out): p.read_bytes() for p in files_of(out)}
     for path, data in want.items():
         check(got.pop(path, None) == data, f"{path} is not as it was")
-    check(set(map(str, got)) <= {"model.safetensors.index.json"},
+    check(set(map(str, got)) <= {"model.safetensors.index.json", MANIFEST},
           f"{set(got)} is new")
+    manifest = out / MANIFEST if out.is_dir() else Path(f"{out}{MANIFEST}")
+    want = json.loads(manifest.read_text())["tensors"]
+    check_equal(set(want), set(digests(source)), "tensors of the manifest")
+    CKPT.run("verify", out, "-q").want(0)
 
 
 # --------------------------------------------------- what exactly is listed
@@ -345,6 +351,78 @@ def test_manifest(folder):
     check_equal(digests(out), digests(source), "healed")
 
 
+def test_own_manifest(folder):
+    """What was salvaged is certified by a manifest if it is whole; a flipped
+    byte of it is found then. What is not whole has none."""
+    source = DATA / "hf/llama/ckpt"
+    broken, out = copy(source, folder / "broken"), folder / "out"
+    file = sorted(broken.glob("*.safetensors"))[0]
+    data = file.read_bytes()
+    salvage(broken, out)[0].want(0)
+    CKPT.run("verify", out, "-q").want(0)
+    for name in (file.name, "config.json"):
+        bytes_ = bytearray((out / name).read_bytes())
+        bytes_[-5] ^= 4
+        (out / name).write_bytes(bytes_)
+        CKPT.run("verify", out, "-q").want(1)
+        salvage(broken, out, "--overwrite")[0].want(0)
+    file.write_bytes(data[:-7])
+    salvage(broken, out, "--overwrite", "--partial", "zeros")[0].want(1)
+    check(not (out / MANIFEST).exists(), "what is not whole has a manifest")
+    file.write_bytes(data)
+    salvage(broken, out, "--overwrite", "--no-manifest")[0].want(0)
+    check(not (out / MANIFEST).exists(), "--no-manifest wrote one")
+
+
+def test_tied(folder):
+    """Two names of one tensor: the manifest has the same digest for both, and
+    the sound one heals the other."""
+    from safetensors.torch import load_file, save_file
+
+    plain = folder / "plain.safetensors"
+    weights = load_file(sorted((DATA / "hf/llama/ckpt").glob(
+        "*.safetensors"))[0])
+    name = "a.copy"  # stands first in the file
+    weights[name] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, plain)
+    broken, out = folder / "broken.safetensors", folder / "out.safetensors"
+    CKPT.ok("convert", plain, broken, "--to", "safetensors", "-q")
+    want = read_safetensors(broken)
+    data = bytearray(broken.read_bytes())
+    at = data.index(want[name].data)
+    data[at + 5] ^= 4
+    broken.write_bytes(data)
+    result, report = salvage(broken, out)
+    result.want(0)
+    check(any("same digest" in note["what"] for note in report["rebuilt"]),
+          f"{report}")
+    got = read_safetensors(out)
+    for tensor, value in want.items():
+        check_equal(got[tensor].data, value.data, tensor)
+
+
+# What no other file of a checkpoint tells, and what is said of it.
+UNKNOWN = [
+    ("dcp", "fsdp2_w2_adamw", ".metadata", "names"),
+    ("megatron_torch_dist", "gpt_tp2_pp2_v0161", ".metadata", "names"),
+    ("megatron_zarr", "gpt_zarr_tp2_pp2_v0090", ".zarray", "shape"),
+]
+
+
+def test_unknown(folder, format, case, name, word):
+    """Lost, and no other step to tell: the file is named with what it alone
+    knew, and nothing is written."""
+    broken = copy(DATA / format / case / "ckpt", folder / "broken")
+    lost = sorted(broken.rglob(name))[0]
+    lost.unlink()
+    result, report = salvage(broken, folder / "out")
+    check(result.code in (4, 5), f"{result}")
+    said = result.err + result.out
+    check(name in said and word in said, f"{word}: {result}")
+    check("--like" in said, f"{result}")
+    check(not (folder / "out").exists(), f"{result}")
+
+
 def test_link_to_nothing(folder):
     """A half-deleted cache: the link is there, the file is not."""
     source = DATA / "safetensors/hf_sharded/ckpt"
@@ -388,8 +466,11 @@ def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for test in (test_cut_safetensors, test_lost_directory, test_lost_pickle,
-                 test_index, test_manifest, test_link_to_nothing, test_bad, test_dry_run):
+                 test_index, test_manifest, test_own_manifest, test_tied,
+                 test_link_to_nothing, test_bad, test_dry_run):
         suite.add(test.__name__[5:], test)
+    for case in UNKNOWN:
+        suite.add("unknown " + "/".join(case[:3]), test_unknown, *case)
     for format, case, name in CASES:
         if not source_of(format, case, name).exists():
             continue

@@ -1,0 +1,96 @@
+// The steps of salvage_checkpoint, and what they know of one checkpoint.
+//
+//   salvage.cc           opens what is left, proves it, publishes it
+//   salvage_items.cc     records and items of archives: frames, checksums
+//   salvage_elements.cc  elements that are gone, and where a copy is
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/gone.h"
+#include "api/salvage.h"
+#include "api/salvage_files.h"
+#include "ckpt/error.h"
+#include "lib/manifest.h"
+#include "reshard/engine.h"
+
+namespace ckpt::library {
+
+class Salvager {
+ public:
+  Salvager(const std::string& source, const std::string& target,
+           const SalvageOptions& options, const Progress& progress);
+  Salvaged run();
+
+ private:
+  using Elements = std::vector<FlatRange>;
+
+  // salvage.cc
+  void work();
+  Error of_source(const Error& error) const;
+  std::string first_lost() const;
+  void open();
+  void check_names();
+  void prove();
+  void seal();
+  void finish();
+
+  // salvage_items.cc
+  void locate_all();
+  void check_objects();
+  void replace_object(const Object& object, const Error& error);
+  void rebuild_item(const Tensor& tensor, Piece& piece, const Error& error);
+  void check_crcs();
+  void remember_crc(const std::string& file, const StoredCrc& crc);
+
+  // salvage_elements.cc
+  const std::vector<salvage::Range>& gone_of(const Piece& piece) const;
+  void find_gone();
+  void put(const Tensor& tensor, const Piece& piece, const Elements& elements,
+           const std::function<std::string(uint64_t, uint64_t)>& bytes);
+  void from_replicas();
+  void copy_replica(size_t t, size_t a, size_t b);
+  const Manifest* manifest();
+  const Manifest::Entry* entry_of(const Tensor& tensor);
+  Digest digest_of(const Catalog& catalog, Tensor tensor);
+  void check_digests();
+  void from_tied();
+  void from_like();
+  bool take_same(const Catalog& from, const Tensor& other, size_t t);
+  void take_piece(const Catalog& from, const Tensor& other, size_t t, size_t p);
+  void list_gone();
+  void list(const Tensor& tensor, const Piece& piece, const Elements& elements);
+  bool is_gone(size_t t) const;
+
+  // The file of a catalog's file, if bytes of it can be given up.
+  std::string file_of(uint32_t index) const;
+
+  static Catalog catalog_without_tensors(const Catalog& catalog);
+  bool writes() const {
+    return report_.whole() || options_.fill != Fill::kRefuse;
+  }
+
+  const std::string& source_;
+  const std::string& target_;
+  const SalvageOptions& options_;
+  const Progress& progress_;
+  Salvaged report_;
+  SalvageFiles files_;
+  Catalog catalog_;
+  reshard::RunOptions run_;
+  std::vector<std::vector<Elements>> gone_;  // by tensor, by piece
+  std::optional<Manifest> manifest_;
+  bool looked_ = false;
+  Manifest proven_;  // of DST
+};
+
+// True for what a file may be blamed for: another may have it right.
+inline bool is_answer(const Error& error) {
+  return error.code() == ExitCode::kDamaged ||
+         error.code() == ExitCode::kUnfaithful;
+}
+
+}  // namespace ckpt::library
