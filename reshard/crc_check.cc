@@ -87,6 +87,11 @@ std::optional<Problem> check_one(const StoredCrc& stored,
                 progress.advance(part.size());
               });
   } catch (const Error& error) {
+    if (error.code() == ExitCode::kIo)  // a sector: whose it is
+      throw Error(error.code(),
+                  {problem.file, tensors_in(catalog, {stored})[0]},
+                  fmt::format("record {}: {}", stored.record, error.problem()),
+                  error.hint());
     if (error.code() != ExitCode::kDamaged) throw;
     problem.kind = "unreadable";
     problem.message =

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "ckpt/error.h"
 #include "lib/interrupt.h"
 #include "lib/trace.h"
 
@@ -73,6 +74,23 @@ void Mover::add_target(uint32_t tensor, const Digest& part) {
 }
 
 const Outcome& Mover::run(const Item& item) {
+  try {
+    return move(item);
+  } catch (const Error& error) {
+    const std::string& path = error.where().path;
+    if (error.code() != ExitCode::kIo || !error.where().tensor.empty() ||
+        std::ranges::none_of(
+            files_, [&path](const File& file) { return file.path == path; }))
+      throw;
+    // A sector that can't be read: whose it is.
+    const uint32_t tensor = item.gather ? plan_.gathers[item.index].tensor
+                                        : plan_.jobs[item.index].tensor;
+    throw Error(error.code(), {path, plan_.tensors[tensor].name},
+                error.problem(), error.hint());
+  }
+}
+
+const Outcome& Mover::move(const Item& item) {
   outcome_.clear();
   outcome_.item = item.number;
   if (item.gather) {

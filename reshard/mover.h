@@ -89,6 +89,7 @@ class Mover {
   void cast_block(const Job& job, uint64_t row, uint64_t rows);
   void write_lane(const Job& job, uint32_t target, uint64_t row, uint64_t rows);
   // gather.cc
+  const Outcome& move(const Item& item);
   void run_gather(const Gather& gather);
   void emit_tile(const Gather& gather, const Dims& begin, const Dims& shape);
 

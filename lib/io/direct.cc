@@ -1,6 +1,7 @@
 #include "lib/io/direct.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <linux/stat.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -67,7 +68,9 @@ uint64_t DirectFile::read(uint64_t offset, std::span<std::byte> buffer) const {
     const ssize_t n = ::pread(fd_, buffer.data() + done, buffer.size() - done,
                               static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw io_error(path_, "cannot read", errno);
+    if (n < 0)
+      throw io_error(path_, fmt::format("cannot read byte {}", offset + done),
+                     errno);
     if (n == 0) break;
     done += static_cast<uint64_t>(n);
     if (done % align_ != 0) break;  // only the end of a file is uneven

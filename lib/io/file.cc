@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -226,7 +227,9 @@ void Handle::read(uint64_t offset, std::span<std::byte> buffer) const {
       return ::pread(file_->fd, buffer.data() + done, buffer.size() - done,
                      static_cast<off_t>(base_ + offset + done));
     });
-    if (n < 0) throw io_error(path_, "cannot read", errno);
+    if (n < 0)
+      throw io_error(path_, fmt::format("cannot read byte {}", offset + done),
+                     errno);
     if (n == 0)
       throw input_error({path_, {}}, "file ends at byte {}, wanted bytes {}-{}",
                         offset + done, offset, offset + buffer.size());

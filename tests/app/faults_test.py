@@ -10,6 +10,8 @@ recorded and replayed up to each of them, without what was not synced.
 import hashlib
 import os
 import random
+import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -28,6 +30,7 @@ ERRORS = {"EIO": 5, "ENOSPC": 28, "EDQUOT": 122, "ESTALE": 116}
 WRITES = ["write", "truncate", "fsync", "fdatasync", "rename", "unlink",
           "rmdir", "mkdir", "sync_file_range", "copy_file_range", "close",
           "open", "opendir", "readdir", "link"]
+TENSOR = re.compile(r"layers\.\d+\.weight")
 READS = ["open", "read", "close", "opendir", "readdir"]
 
 
@@ -319,21 +322,65 @@ def power_cuts(folder):
     return cuts
 
 
+def bad_sectors(folder):
+    """Reads that fail: the file and the byte are named and, where elements are
+    read, the tensor; nothing is written."""
+    plain = folder / "plain.safetensors"
+    make_source(plain, 1)
+    archive = folder / "made.pt"
+    run([CKPT, "convert", plain, archive, "--to", "torch", "-q"])
+    commands_ = {"convert": ["--to", "dcp"], "verify": [], "salvage": []}
+    tried = 0
+    for source in (plain, archive):
+        for command, more in commands_.items():
+            target = folder / "out"
+            words = [CKPT, command, source, *([target] * (command != "verify")),
+                     *more, "-j", "1", "--io", "buffered"]
+            done, counts = counts_of(words, source, folder)
+            remove(target)
+            check(f"bad_sectors: {command}", done.returncode == 0, done.stderr)
+            last = counts.get("read", 0)
+            check(f"bad_sectors: {command} reads", last > 2, counts)
+            for number in sorted({1, 2, last // 2, last - 1, last}):
+                what = f"bad_sectors: {command} {source.name}, read {number}"
+                done = run(words, source, FAULTS=f"read@{number}+=5")
+                tried += 1
+                check(what, done.returncode == 6, f"{done.returncode} "
+                      f"{done.stderr}")
+                check(f"{what}: where", source.name in done.stderr and
+                      re.search(r"cannot read byte \d+: Input/output error",
+                                done.stderr), done.stderr)
+                if number == last // 2 and command != "salvage":
+                    check(f"{what}: whose", TENSOR.search(done.stderr),
+                          done.stderr)
+                check(f"{what}: nothing is written", not target.exists())
+                remove(target)
+                remove(folder / ".out.ckpt-staging")
+    return tried
+
+
+def remove(path):
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def limits(folder):
     """Of the system, not of the disk."""
     source = folder / "many"
     source.mkdir()
     weights = {}
-    for i in range(300):
+    for i in range(2000):
         text = (b'{"t%d":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
                 % i)
-        file = f"model-{i + 1:05d}-of-00300.safetensors"
+        file = f"model-{i + 1:05d}-of-02000.safetensors"
         (source / file).write_bytes(struct.pack("<Q", len(text)) + text
                                     + struct.pack("<I", i))
         weights[f"t{i}"] = file
     import json
     (source / "model.safetensors.index.json").write_text(json.dumps(
-        {"metadata": {"total_size": 1200}, "weight_map": weights}))
+        {"metadata": {"total_size": 8000}, "weight_map": weights}))
     plain = folder / "plain.safetensors"
     make_source(plain, 24)
     shell = {
@@ -371,6 +418,7 @@ def main():
         sys.exit(f"no {SHIM}: build the target ckpt_faults")
     with tempfile.TemporaryDirectory(prefix="ckpt_faults_") as temp:
         for test, more in ((power_cuts, []), (limits, []),
+                           (bad_sectors, []),
                            (all_faults, [args.share])):
             place = Path(temp) / test.__name__
             place.mkdir()
