@@ -106,7 +106,7 @@ class Assembly {
     add_tensors(all);
   }
 
-  void take_indexed(const std::string& directory, const Index& index) {
+  void take_indexed(const std::string& directory, Index& index) {
     std::vector<std::vector<std::string_view>> found;
     for (const Header& header : headers_) {
       auto& names = found.emplace_back();
@@ -117,7 +117,7 @@ class Assembly {
     check_unique(selected);
     add_tensors(selected);
     formats::check_total_size(index, bytes(), catalog_.problems);
-    keep_index_metadata(index);
+    keep_index_metadata(std::move(index.metadata));
   }
 
   void keep_metadata() {
@@ -225,9 +225,9 @@ class Assembly {
     }
   }
 
-  // What an index says besides total_size, which is made anew.
-  void keep_index_metadata(const Index& index) {
-    nlohmann::json rest = index.metadata;
+  // What an index says besides total_size, which is made anew. Moved here, for
+  // a hostile one is large.
+  void keep_index_metadata(nlohmann::json rest) {
     if (!rest.is_object()) return;
     rest.erase("total_size");
     if (rest.empty()) return;
@@ -243,7 +243,7 @@ class Assembly {
 
 void read_indexed(const std::string& directory, const std::string& index_file,
                   Assembly& assembly, std::vector<std::string>& unread) {
-  const Index index = formats::read_index(directory, index_file);
+  Index index = formats::read_index(directory, index_file);
   assembly.read_files(io::join_each(directory, index.files));
   assembly.take_indexed(directory, index);
   std::erase_if(unread, [&](const std::string& name) {

@@ -24,36 +24,22 @@ Id add_scalar(Document& document, const Value& value) {
   }
 }
 
-Id add_value(Document& document, const Value& value) {
-  if (value.is_array()) return document.add_container(Type::kList);
-  if (value.is_object()) return document.add_container(Type::kDict);
-  return add_scalar(document, value);
-}
-
 }  // namespace
 
+// What is inside comes first, so that a list has its room at once. No deeper
+// than JSON is read (lib/text/scan.h).
 Id from_json(Document& document, const Value& value) {
-  struct Open {
-    const Value* value;
-    Id id;
-  };
-  const Id root = add_value(document, value);
-  std::vector<Open> open{{&value, root}};
-  while (!open.empty()) {
-    const Open container = open.back();
-    open.pop_back();
-    if (!container.value->is_structured()) continue;
-    for (auto it = container.value->begin(); it != container.value->end();
-         ++it) {
-      const Id item = add_value(document, *it);
-      if (container.value->is_array())
-        document.append(container.id, item);
-      else
-        document.set(container.id, it.key(), item);
-      if (it->is_structured() && !it->empty()) open.push_back({&*it, item});
-    }
+  if (value.is_array()) {
+    std::vector<Id> items;
+    items.reserve(value.size());
+    for (const Value& item : value) items.push_back(from_json(document, item));
+    return document.add_container(Type::kList, items);
   }
-  return root;
+  if (!value.is_object()) return add_scalar(document, value);
+  const Id dict = document.add_container(Type::kDict);
+  for (const auto& [key, item] : value.items())
+    document.set(dict, key, from_json(document, item));
+  return dict;
 }
 
 }  // namespace ckpt::pickle
