@@ -29,12 +29,25 @@ bool is_escape(std::string_view text, size_t at) {
          hex_value(text[at + 1]) >= 0 && hex_value(text[at + 2]) >= 0;
 }
 
+// Where "://" stands behind a scheme; npos if the text begins with none:
+// "/login?next=https://host" has none of its own.
+size_t scheme_end(std::string_view text) {
+  const size_t colon = text.find("://");
+  if (colon == text.npos || colon == 0) return text.npos;
+  for (const char c : text.substr(0, colon))
+    if (c != '+' && c != '-' && c != '.' &&
+        !(static_cast<unsigned char>(c) < 128 &&
+          std::isalnum(static_cast<unsigned char>(c))))
+      return text.npos;
+  return colon;
+}
+
 }  // namespace
 
 Url parse_url(std::string_view text) {
   Url url;
   text = text.substr(0, text.find('#'));
-  const size_t colon = text.find("://");
+  const size_t colon = scheme_end(text);
   if (colon == text.npos) {
     url.path = std::string(text);
     return url;
@@ -126,7 +139,7 @@ std::string normal(std::string_view url) {
 
 std::string resolve_reference(const std::string& base,
                               std::string_view location) {
-  if (location.find("://") != location.npos) return std::string(location);
+  if (scheme_end(location) != location.npos) return std::string(location);
   const Url url = parse_url(base);
   if (location.starts_with("//"))
     return url.scheme + ":" + std::string(location);

@@ -25,7 +25,8 @@ struct Url {
   }
 };
 
-// Of anything with "://"; what lacks is empty. Fragments are dropped.
+// Of anything; what lacks is empty, and without a scheme all is path. Fragments
+// are dropped.
 Url parse_url(std::string_view text);
 
 // RFC 3986: all but unreserved characters become %XX; of a path, slashes stay.

@@ -58,6 +58,19 @@ def seeds():
     yield "rules", b'\1{"*.weight": 0, "*.bias": null}'
     for path in files("config.json"):
         yield "rules", b"\2" + path.read_bytes()
+    for path in files("adapter_config.json"):
+        yield "rules", b"\3" + path.read_bytes()
+    for path in files("config.json"):
+        if b"quantization_config" in path.read_bytes():
+            yield "rules", b"\4" + path.read_bytes()
+    for i, text in enumerate((
+            b"https://user:pass@host:8443/a%20b//c.safetensors?sig=a%2Fb",
+            b"<ListBucketResult><Contents><Key>a&amp;b</Key><Size>1</Size>"
+            b"</Contents><NextContinuationToken>x</NextContinuationToken>"
+            b"</ListBucketResult>",
+            b"[profile a]\nregion = eu\n[default]\naws_access_key_id=A\n",
+            b"//host/a?b", b"/a?b=https://c", b"c/../d")):
+        yield "net", bytes([min(i, 3)]) + text
     digest = b"f738b9d6a91d19a825813aec5ef226f8"
     yield "manifest", (
         b'\0{"ckpt_manifest": 1, "format": "torch", "source": {"path": "a", '

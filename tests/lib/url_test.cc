@@ -1,0 +1,23 @@
+#include "lib/net/url.h"
+
+#include <doctest/doctest.h>
+
+using namespace ckpt::net;
+
+TEST_CASE("a URL's parts, and what may be shown of them") {
+  const Url url = parse_url("https://user:pw@host:8443/a/b.bin?sig=abc#end");
+  CHECK(url.scheme == "https");
+  CHECK(url.userinfo == "user:pw");
+  CHECK(url.shown() == "https://host:8443/a/b.bin");
+  CHECK(url.query == "sig=abc");
+}
+
+TEST_CASE("a URL in a query is no scheme: a finding of net_fuzz") {
+  CHECK(resolve_reference("https://a/b/c", "/login?next=https://d/e") ==
+        "https://a/login?next=https://d/e");
+  CHECK(resolve_reference("https://a/b/c", "d?next=https://d/e") ==
+        "https://a/b/d?next=https://d/e");
+  CHECK(resolve_reference("https://a/b/c", "https://d/e") == "https://d/e");
+  CHECK(resolve_reference("https://a/b/c", "//d/e") == "https://d/e");
+  CHECK(parse_url("/login?next=https://d/e").scheme.empty());
+}
