@@ -7,6 +7,8 @@
 #include <immintrin.h>
 #endif
 
+#include "lib/cpu.h"
+
 namespace ckpt {
 namespace {
 
@@ -44,8 +46,7 @@ using Multiply = uint32_t (*)(uint32_t, uint32_t);
 
 Multiply pick_multiply() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
-    return multiply_pclmul;
+  if (cpu_features().pclmul && cpu_features().sse41) return multiply_pclmul;
 #endif
   return multiply_portable;
 }

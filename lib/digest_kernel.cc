@@ -6,6 +6,8 @@
 #include <immintrin.h>
 #endif
 
+#include "lib/cpu.h"
+
 namespace ckpt::digest_detail {
 namespace {
 
@@ -122,8 +124,8 @@ struct Sums512 {
 std::vector<NamedKernel> find_kernels() {
   std::vector<NamedKernel> kernels = {{"portable", portable}};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) kernels.push_back({"avx2", avx2});
-  if (__builtin_cpu_supports("avx512f")) kernels.push_back({"avx512", avx512});
+  if (cpu_features().avx2) kernels.push_back({"avx2", avx2});
+  if (cpu_features().avx512f) kernels.push_back({"avx512", avx512});
 #endif
   return kernels;
 }

@@ -4,11 +4,11 @@
 #include <cstring>
 #include <vector>
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
 #include "ckpt/catalog.h"
+#include "lib/cpu.h"
 #include "reshard/numbers.h"
 
 namespace ckpt::reshard {
@@ -181,21 +181,13 @@ CastKernel kernel(std::string_view name) {
   return {name, widen_step<Set>, narrow_step<Set>};
 }
 
-#if defined(__x86_64__)
-// Not all compilers' __builtin_cpu_supports knows it.
-bool has_f16c() {
-  uint32_t a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
-#endif
-
 std::vector<CastKernel> find_kernels() {
   std::vector<CastKernel> kernels = {kernel<Portable>("portable")};
 #if defined(__x86_64__)
-  if (!__builtin_cpu_supports("avx2") || !has_f16c()) return kernels;
+  if (!cpu_features().avx2 || !cpu_features().f16c) return kernels;
   kernels.push_back(kernel<Avx2>("avx2"));
-  if (__builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+  if (cpu_features().avx512bw && cpu_features().avx512dq &&
+      cpu_features().avx512vl)
     kernels.push_back(kernel<Avx512>("avx512"));
 #endif
   return kernels;

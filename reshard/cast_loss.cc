@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ckpt/catalog.h"
+#include "lib/cpu.h"
 #include "reshard/cast_kernel.h"
 
 namespace ckpt::reshard {
@@ -128,7 +129,7 @@ template <class Int>
 template <class Int>
 Look best_look() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return look_avx2<Int>;
+  if (cpu_features().avx2) return look_avx2<Int>;
 #endif
   return look_portable<Int>;
 }

@@ -8,6 +8,7 @@
 #include <immintrin.h>
 #endif
 
+#include "lib/cpu.h"
 #include "reshard/low_rank.h"
 
 namespace ckpt::reshard {
@@ -106,9 +107,9 @@ void product_by(const float* left, const float* right, uint64_t rows,
 
 Product best_product() {
 #if defined(__x86_64__)
-  if (!__builtin_cpu_supports("fma")) return product_portable;
-  if (__builtin_cpu_supports("avx512f")) return product_by<strip_avx512>;
-  if (__builtin_cpu_supports("avx2")) return product_by<strip_avx2>;
+  if (!cpu_features().fma) return product_portable;
+  if (cpu_features().avx512f) return product_by<strip_avx512>;
+  if (cpu_features().avx2) return product_by<strip_avx2>;
 #endif
   return product_portable;
 }

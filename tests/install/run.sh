@@ -19,3 +19,17 @@ cmake --build "$work/build" >"$work/log" 2>&1 ||
 export LD_LIBRARY_PATH=$work/prefix/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 "$work/build/consumer" "$checkpoint" | grep " bytes in "
 "$work/prefix/bin/ckpt" inspect "$checkpoint" >/dev/null
+
+# What is installed opens where it lies now: libtorch is found by RUNPATH.
+if "$work/prefix/bin/ckpt" --version | grep "can't be opened"; then
+  exit 1
+fi
+mkdir "$work/broken"
+echo "no library" >"$work/broken/libckpt_mpi.so"
+CKPT_LAUNCHER=none CKPT_MODULE_PATH=$work/broken \
+  "$work/prefix/bin/ckpt" --version | grep -q "mpi .*can't be opened" ||
+  { echo "--version lists a module that can't be opened" >&2; exit 1; }
+for file in man/man1/ckpt-inspect.1 bash-completion/completions/ckpt \
+  zsh/site-functions/_ckpt fish/vendor_completions.d/ckpt.fish; do
+  test -s "$work/prefix/share/$file"
+done

@@ -354,12 +354,30 @@ def start_time(packages, work):
     assert median < 50, f"{median} ms"
 
 
+def kernels(packages, work):
+    """The fast loops of this processor are chosen, as in any other build."""
+    flags = set(re.findall(r"\w+", re.search(
+        r"^flags.*", Path("/proc/cpuinfo").read_text(), re.M)[0]))
+    if not {"avx2", "f16c"} <= flags:
+        raise Skip("this processor has no AVX2")
+    want = "avx512" if {"avx512bw", "avx512dq", "avx512vl"} <= flags \
+        else "avx2"
+    with tarfile.open(packages.archive) as tar:
+        name = next(n for n in tar.getnames() if n.endswith("bin/ckpt"))
+        (work / "ckpt").write_bytes(tar.extractfile(name).read())
+    (work / "ckpt").chmod(0o755)
+    said = json.loads(run([work / "ckpt", "doctor", "--json"]))
+    casts = [row["value"] for row in said["checks"] if row["name"] == "casts"]
+    assert casts == [want], f"casts by {casts}, this processor has {want}"
+
+
 def cases(packages, roots):
     yield "contents", contents, ()
     yield "sbom", sbom, ()
     yield "checksums", checksums, ()
     yield "packed again", packed_again, ()
     yield "start", start_time, ()
+    yield "kernels", kernels, ()
     yield "wheel", wheel, ()
     for path in sorted(roots.iterdir() if roots else []):
         if not (path / "bin/sh").exists():

@@ -1,0 +1,23 @@
+// What this processor and its kernel can do, for code that has faster loops
+// for some processors. Not by __builtin_cpu_supports: zig's runtime has a stub
+// that says no to everything, and g++ 11 does not know f16c.
+#pragma once
+
+namespace ckpt {
+
+struct CpuFeatures {
+  bool sse41 = false;
+  bool pclmul = false;
+  bool avx2 = false;
+  bool fma = false;
+  bool f16c = false;
+  bool avx512f = false;
+  bool avx512bw = false;
+  bool avx512dq = false;
+  bool avx512vl = false;
+};
+
+// Asked once. All false on other processors than x86-64.
+const CpuFeatures& cpu_features();
+
+}  // namespace ckpt
