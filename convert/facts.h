@@ -65,6 +65,9 @@ std::vector<FactDifference> say_facts(
 // The flags that Megatron's training needs beside --use-checkpoint-args, which
 // does not read them from the args: {"--norm-epsilon", "1e-06", …}.
 std::vector<std::string> load_flags(const Catalog& target);
+// What no flag says to its GPTModel: {"softmax_scale": 0.0625, …}. Whoever
+// builds the model sets it in code.
+Json load_code(const Catalog& target);
 
 // The keys of a configuration in one dialect that are no facts and not known
 // to change nothing: "block.layer_norm.frobnicate".

@@ -145,10 +145,19 @@ class Sayer {
         return;
       }
     }
-    if (value.is_null())
+    if (value.is_null() && !needs_null(key))
       table_.erase(key);
     else
       table_[key] = std::move(value);
+  }
+
+  // True where the class has a default other than none in families of a trait.
+  bool needs_null(const std::string& key) const {
+    const Json& nulls = facts_table().at("nulls");
+    if (!nulls.contains(side_)) return false;
+    const Json& keys = nulls.at(side_);
+    const auto trait = keys.find(key);
+    return trait != keys.end() && traits_.contains(trait->get<std::string>());
   }
 
   std::string possible(const std::string& name) const {
@@ -192,38 +201,49 @@ std::vector<FactDifference> say_facts(
 namespace {
 
 // What Megatron takes without the flag.
-bool is_default(const std::string& key, const Json& value, const Json& args) {
+bool is_default(const std::string& key, const Json& value) {
   if (value.is_null() || value == Json(key == "bias_gelu_fusion")) return true;
   if (key == "norm_epsilon") return value == 1e-5;
-  if (key == "moe_router_score_function") return value == "softmax";
-  if (key != "kv_channels") return false;
-  const Json width = args.value("hidden_size", Json());
-  const Json heads = args.value("num_attention_heads", Json());
-  return width.is_number_integer() && heads.is_number_integer() && heads > 0 &&
-         width.get<int64_t>() / heads.get<int64_t>() == value;
+  return key == "moe_router_score_function" && value == "softmax";
 }
 
-std::string flag_value(const Json& value) {
+// (3, 0) is said as 3,0: its parser cuts at commas.
+std::string flag_value(const std::string& key, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
-  std::string text = value.dump();
-  if (!value.is_array() || value.size() != 2 || value[0] < 2) return text;
-  return "(" + text.substr(1, text.size() - 2) + ")";  // a window
+  const std::string text = value.dump();
+  if (key != "window_size" || !value.is_array()) return text;
+  return text.substr(1, text.size() - 2);
+}
+
+Json args_in(const Catalog& target) {
+  if (dialect_of_format(target.format) != "mcore") return Json::object();
+  Json args = values_of(target, "mcore").values;
+  return args.is_object() ? args : Json::object();
 }
 
 }  // namespace
 
 std::vector<std::string> load_flags(const Catalog& target) {
   std::vector<std::string> flags;
-  if (dialect_of_format(target.format) != "mcore") return flags;
-  const Json args = values_of(target, "mcore").values;
-  if (!args.is_object()) return flags;
+  const Json args = args_in(target);
   for (const auto& [key, flag] : facts_table().at("load_with").items()) {
     const auto found = args.find(key);
-    if (found == args.end() || is_default(key, *found, args)) continue;
+    if (found == args.end() || is_default(key, *found)) continue;
     flags.push_back(flag);
-    if (!found->is_boolean()) flags.push_back(flag_value(*found));
+    if (!found->is_boolean()) flags.push_back(flag_value(key, *found));
   }
   return flags;
+}
+
+Json load_code(const Catalog& target) {
+  Json values = Json::object();
+  const Json args = args_in(target);
+  for (const auto& [key, without] : facts_table().at("load_in_code").items()) {
+    const auto found = args.find(key);
+    if (found != args.end() && !found->is_null() && *found != without)
+      values[key] = *found;
+  }
+  return values;
 }
 
 }  // namespace ckpt::families

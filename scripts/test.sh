@@ -48,6 +48,14 @@ old_olmo_core=$venv/olmo_core_0.1.0
     </dev/null >&2 ||
   say "note: ai2-olmo-core 0.1.0 is not to be had; it loads nothing"
 
+# Its models are built from configurations that this package reads.
+extensions=$venv/dataclass_extensions
+[ -d "$extensions/dataclass_extensions" ] ||
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
+    -q --no-deps --target "$extensions" dataclass-extensions==0.5.0 \
+    </dev/null >&2 ||
+  say "note: dataclass-extensions is not to be had; OLMo-core builds nothing"
+
 # Trainers' own code: adapters are merged by peft, steps resumed by accelerate.
 venv_install --no-deps peft==0.18.0 accelerate==1.15.0 psutil==7.2.2 ||
   say "note: peft and accelerate are not to be had; they load nothing"

@@ -3,6 +3,11 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
 #include "app/options/ranks.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
@@ -53,9 +58,28 @@ void write_lines(JsonWriter& json, const WriteReport& report) {
   json.end_array();
 }
 
-// What Megatron's own --use-checkpoint-args leaves out.
-std::vector<std::string> load_flags(const WriteReport& report) {
-  return families::load_flags(report.target->catalog);
+// As a shell takes it.
+std::string quoted(const std::string& word) {
+  const bool plain = std::ranges::all_of(word, [](unsigned char c) {
+    return std::isalnum(c) != 0 || std::strchr("-_.,=+/", c) != nullptr;
+  });
+  return plain ? word : "'" + word + "'";
+}
+
+void say_loading(const WriteReport& report) {
+  const Catalog& target = report.target->catalog;
+  std::vector<std::string> flags = families::load_flags(target);
+  std::ranges::transform(flags, flags.begin(), quoted);
+  if (!flags.empty())
+    say(text::printable(fmt::format("load with --use-checkpoint-args {}",
+                                    fmt::join(flags, " "))));
+  const families::Json code = families::load_code(target);
+  std::string list;
+  for (const auto& [name, value] : code.items())
+    list += fmt::format("{}{} {}", list.empty() ? "" : ", ", name,
+                        families::shown_fact(value));
+  if (!list.empty())
+    say(text::printable("no flag of Megatron-LM says it to GPTModel: " + list));
 }
 
 std::string as_json(const WriteReport& report) {
@@ -93,9 +117,12 @@ std::string as_json(const WriteReport& report) {
     json.end_object();
   }
   json.end_array();
+  const Catalog& target = report.target->catalog;
   json.key("load_with").begin_array();
-  for (const std::string& flag : load_flags(report)) json.value(flag);
+  for (const std::string& flag : families::load_flags(target)) json.value(flag);
   json.end_array();
+  json.key("load_in_code");
+  json.tree(nlohmann::ordered_json(families::load_code(target)));
   write_lines(json, report);
   write_ranks(json);
   json.end_object();
@@ -152,9 +179,7 @@ void show(const WriteReport& report, const OutputOptions& output) {
         report.verified
             ? std::string(", verified")
             : "; next: ckpt verify " + text::printable(report.target_path)));
-    if (const auto flags = load_flags(report); !flags.empty())
-      say(text::printable(fmt::format("load with --use-checkpoint-args {}",
-                                      fmt::join(flags, " "))));
+    say_loading(report);
   }
 }
 

@@ -146,7 +146,7 @@ def check_defaults():
     sys.path.insert(0, os.path.join(HERE, "..", "generators"))
     import hf_defaults
 
-    path = os.path.join(HERE, "..", "..", "formats", "families",
+    path = os.path.join(HERE, "..", "..", "models", "families",
                         "hf_defaults.json")
     with open(path) as file:
         assert json.load(file) == hf_defaults.defaults(), \

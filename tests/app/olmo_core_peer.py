@@ -5,11 +5,14 @@ every element against the truth. Its jobs:
     {"kind": "load", "path": checkpoint, "world": 3, "flattened": true,
      "expected": [safetensors…]}
     {"kind": "unshard", "path": checkpoint, "out": folder}
+    {"kind": "logits", "path": checkpoint, "tokens": [[…]], "out": file}
 
 load     a model sharded by FSDP2 and its AdamW, by load_model_and_optim_state
 unshard  unshard_checkpoint: model.pt, and optim.pt if there is an optimizer
+logits   what its transformer computes, built from config.json
 """
 
+import json
 import sys
 import tempfile
 import types
@@ -54,6 +57,7 @@ def know_the_rest():
 
     for name in ("rich", "rich.progress", "rich.console", "rich.highlighter",
                  "rich.text", "rich.traceback", "rich.pretty", "rich.syntax",
+                 "rich.table",
                  "rich.logging", "cached_path", "cached_path.schemes",
                  "requests", "requests.adapters", "requests.exceptions",
                  "bettermap", "dataclass_extensions", "yaml", "omegaconf"):
@@ -206,10 +210,37 @@ def unshard(_, job):
         optim=any(key.startswith("optim.") for key in keys))
 
 
+def logits(_, job):
+    import torch
+
+    # Its configurations are read by this package; what stood in for it is in
+    # the modules that were imported with it.
+    for name in [n for n in sys.modules if n.split(".")[0] in (
+            "olmo_core", "dataclass_extensions")]:
+        del sys.modules[name]
+    sys.path.insert(0, str(Path(sys.prefix) / "dataclass_extensions"))
+    from olmo_core.distributed.checkpoint import load_state_dict
+    from olmo_core.nn.transformer import TransformerConfig
+
+    path = Path(job["path"])
+    config = json.loads((path / "config.json").read_text())["model"]
+    model = TransformerConfig.from_dict(config).build(init_device="cpu").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    state = {"model": model.state_dict()}
+    load_state_dict(str(path / "model_and_optim"), state)
+    model.load_state_dict(state["model"], strict=True)
+    with torch.no_grad():
+        torch.save(model(torch.tensor(job["tokens"])), job["out"])
+
+
 def run_job(job):
     """None, or what went wrong."""
     if job["kind"] == "unshard":
         return on_processes(unshard, 1, job)
+    if job["kind"] == "logits":
+        return on_processes(logits, 1, job)
     with tempfile.TemporaryDirectory() as folder:
         return on_processes(load, job["world"], job, folder + "/store")
 

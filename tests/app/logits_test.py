@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""The model that ckpt wrote, run by the code that it was written for: the
+logits are those of transformers on the source, within 1e-5 of their largest.
+
+Megatron: GPTModel of megatron-core, with its local modules, built from the
+written args by Megatron's own names. Once from all of them, once from what
+--use-checkpoint-args reads and the flags that `load_with` says.
+OLMo-core: its own transformer, built from the written config.json.
+Meta: the architecture of its published inference code, told in our words.
+
+Each peer is also given a model in which two heads have changed places: its
+logits must be others, or the comparison could not tell.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from peer import Peer
+from support import Failure, Skip, Suite, check
+
+CKPT = None
+TRANSFORMERS = Path(sys.prefix) / "transformers_5.12.1"
+EXTENSIONS = Path(sys.prefix) / "dataclass_extensions"
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 32.0,
+          "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+        "original_max_position_embeddings": 16}
+HALF = {"rope_type": "default", "rope_theta": 500.0,
+        "partial_rotary_factor": 0.5}
+
+# What GPTModel can be: family, and what is changed in its tiny model.
+MEGATRON = {
+    "llama": ("llama", {}),
+    "llama, all heads alike": ("llama", dict(num_key_value_heads=4)),
+    "llama, tied": ("llama", dict(tie_word_embeddings=True)),
+    "llama, biases": ("llama", dict(attention_bias=True, mlp_bias=True)),
+    "llama, wide heads": ("llama", dict(head_dim=16)),
+    "llama, epsilon": ("llama", dict(rms_norm_eps=0.1)),
+    "llama, theta": ("llama", dict(rope_parameters={
+        "rope_type": "default", "rope_theta": 500.0})),
+    "llama, llama3": ("llama", dict(rope_parameters=LLAMA3)),
+    "llama, linear": ("llama", dict(rope_parameters=LINEAR)),
+    "llama, yarn": ("llama", dict(rope_parameters=YARN)),
+    "llama, yarn with betas": ("llama", dict(rope_parameters=dict(
+        YARN, beta_fast=16.0, mscale=0.7, mscale_all_dim=0.5))),
+    "qwen2": ("qwen2", dict(use_sliding_window=False)),
+    "qwen2, windows": ("qwen2", dict(use_sliding_window=True)),
+    "qwen3": ("qwen3", {}),
+    "mistral": ("mistral", {}),
+    "mistral, window": ("mistral", dict(sliding_window=4)),
+    "mixtral": ("mixtral", {}),
+    "qwen2_moe": ("qwen2_moe", dict(norm_topk_prob=False)),
+    "qwen2_moe, normalized": ("qwen2_moe", dict(norm_topk_prob=True)),
+    "qwen2_moe, some dense": ("qwen2_moe", dict(decoder_sparse_step=2)),
+    "qwen3_moe": ("qwen3_moe", dict(norm_topk_prob=True)),
+    "qwen3_moe, not normalized": ("qwen3_moe", dict(norm_topk_prob=False)),
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v2, scaled": ("deepseek_v2", dict(routed_scaling_factor=3.0)),
+    "deepseek_v2, no query rank": ("deepseek_v2", dict(q_lora_rank=None)),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3, no groups": ("deepseek_v3", dict(n_group=1, topk_group=1)),
+    "deepseek_v3, yarn": ("deepseek_v3", dict(rope_parameters=dict(
+        YARN, mscale=1.0, mscale_all_dim=1.0))),
+    "gpt2": ("gpt2", {}),
+    "gpt2, gelu": ("gpt2", dict(activation_function="gelu")),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox, tanh": ("gpt_neox", dict(hidden_act="gelu_pytorch_tanh")),
+    "phi3": ("phi3", {}),
+    "phi3, half rotary": ("phi3", dict(rope_parameters=HALF)),
+    "phi3, window": ("phi3", dict(sliding_window=4)),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2, window": ("starcoder2", dict(sliding_window=4)),
+}
+OLMO_CORE = {
+    "llama": ("llama", {}),
+    "llama, llama3": ("llama", dict(rope_parameters=LLAMA3)),
+    "llama, linear": ("llama", dict(rope_parameters=LINEAR)),
+    "llama, yarn": ("llama", dict(rope_parameters=YARN)),
+    "llama, tied": ("llama", dict(tie_word_embeddings=True)),
+    "qwen3": ("qwen3", dict(use_sliding_window=False)),
+    "olmo2": ("olmo2", {}),
+    "olmo2, theta": ("olmo2", dict(rope_parameters={
+        "rope_type": "default", "rope_theta": 500.0})),
+    "olmo3": ("olmo3", {}),
+}
+META = {
+    "llama": ("llama", {}),
+    "llama, llama3": ("llama", dict(rope_parameters=LLAMA3)),
+    "llama, theta": ("llama", dict(rope_parameters={
+        "rope_type": "default", "rope_theta": 500.0})),
+    "llama, epsilon": ("llama", dict(rms_norm_eps=0.1)),
+    "mistral": ("mistral", {}),
+    "mistral, window": ("mistral", dict(sliding_window=4)),
+}
+
+
+def tokens():
+    return [[i * 7 % 64 for i in range(24)]]
+
+
+def model(folder, family, changes, swap):
+    """The tiny model's directory and logits; `swap` of two heads' queries
+    comes after the logits."""
+    import torch
+    from facts_models import config_of, logits_of, model_of
+
+    made = model_of(config_of(family, **changes))
+    logits = logits_of(made)
+    if swap:
+        swap_heads(torch, made)
+    made.save_pretrained(folder / "source")
+    return logits
+
+
+# Names end so; the rows that a head has there.
+QUERIES = {"q_proj.weight": 8, "q_b_proj.weight": 12, "qkv_proj.weight": 8,
+           "query_key_value.weight": 24, "c_attn.weight": 8}
+
+
+def swap_heads(torch, made):
+    """The first two heads of each layer change places in what makes queries,
+    and nowhere else."""
+    done = 0
+    for name, value in made.state_dict().items():
+        rows = next((n for end, n in QUERIES.items() if name.endswith(end)), 0)
+        if not rows:
+            continue
+        weight = value.T if name.endswith("c_attn.weight") else value
+        with torch.no_grad():
+            first = weight[:rows].clone()
+            weight[:rows] = weight[rows:2 * rows]
+            weight[rows:2 * rows] = first
+        done += 1
+    check(done, "no queries to swap")
+
+
+def off(got, want):
+    check(got.shape == want.shape, f"{got.shape}, not {want.shape}")
+    return float((got - want).abs().max() / want.abs().max())
+
+
+def hold(got, want, swap):
+    rows = want.shape[-1]
+    check(not got[..., rows:].any(), "rows that pad the vocabulary are not 0")
+    distance = off(got[..., :rows], want)
+    if swap:
+        check(distance > 1e-3, f"two heads changed places, and it does not "
+                               f"show: {distance:.2g}")
+    else:
+        check(distance <= 1e-5, f"logits are off by {distance:.2g}")
+
+
+def asked(peer, folder, **job):
+    """The logits of a peer."""
+    import torch
+
+    out = folder / "logits.pt"
+    wrong = peer.ask(dict(job, tokens=tokens(), out=str(out)))
+    if wrong:
+        raise Failure(wrong)
+    return torch.load(out)
+
+
+def test_megatron(folder, family, changes, way, swap):
+    if importlib.util.find_spec("megatron") is None:
+        raise Skip("megatron-core is not installed")
+    want = model(folder, family, changes, swap)
+    result = CKPT.ok("convert", folder / "source", folder / "there", "--to",
+                     "megatron_torch_dist", "--json", "--no-fsync")
+    said = result.json()
+    job = dict(flags=None, code={})
+    if way == "flags":
+        job = dict(flags=said["load_with"], code=said["load_in_code"])
+    hold(asked(GPT, folder, path=str(folder / "there"), **job), want, swap)
+
+
+def test_olmo_core(folder, family, changes, swap):
+    if not EXTENSIONS.is_dir():
+        raise Skip("dataclass-extensions is not installed")
+    want = model(folder, family, changes, swap)
+    CKPT.ok("convert", folder / "source", folder / "there", "-q", "--to",
+            "olmo_core", "--no-fsync")
+    hold(asked(OLMO, folder, kind="logits", path=str(folder / "there")),
+         want, swap)
+
+
+def test_meta(folder, family, changes, swap):
+    import torch
+    from meta_model import logits_of_meta
+
+    want = model(folder, family, changes, swap)
+    CKPT.ok("convert", folder / "source", folder / "there", "-q", "--to",
+            "meta", "--no-fsync")
+    hold(logits_of_meta(folder / "there", torch.tensor(tokens())), want, swap)
+
+
+def prepare(suite, ckpt):
+    global CKPT, GPT, OLMO
+    CKPT = ckpt
+    GPT, OLMO = Peer("logits_peer.py"), Peer("olmo_core_peer.py")
+    if not TRANSFORMERS.is_dir():
+        raise SystemExit("skipped: transformers is not installed")
+    sys.path.insert(0, str(TRANSFORMERS))
+    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+    for name, (family, changes) in MEGATRON.items():
+        suite.add(f"megatron {name}", test_megatron, family, changes, "args",
+                  False)
+        suite.add(f"megatron by flags {name}", test_megatron, family, changes,
+                  "flags", False)
+        if name == family:
+            suite.add(f"megatron {name}, heads swapped", test_megatron, family,
+                      changes, "args", True)
+    for peer, test, table in (("olmo_core", test_olmo_core, OLMO_CORE),
+                              ("meta", test_meta, META)):
+        for name, (family, changes) in table.items():
+            suite.add(f"{peer} {name}", test, family, changes, False)
+            if name == family:
+                suite.add(f"{peer} {name}, heads swapped", test, family,
+                          changes, True)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
