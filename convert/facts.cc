@@ -63,6 +63,7 @@ class Reader {
       for (const auto& [name, sides] : group.at("facts").items())
         if (const Json* how = expression(name, sides))
           add(name, *how, group, facts);
+    add_carried(facts);
     return facts;
   }
 
@@ -74,6 +75,21 @@ class Reader {
     auto found = sides.find(side_);
     if (found == sides.end()) found = sides.find("");
     return found == sides.end() ? nullptr : &*found;
+  }
+
+  // What changes the function and has a name in config.json alone: Megatron's
+  // args hold it as ckpt_config, for the way back and for who builds the model.
+  void add_carried(Facts& facts) const {
+    const Json keys = values_.at("trait").value("carry", Json::array());
+    if (keys.empty() || (side_ != "hf" && side_ != "mcore")) return;
+    Json from = values_;
+    if (side_ == "mcore") from = values_.value("ckpt_config", Json());
+    if (!from.is_object()) return;
+    for (const Json& key : keys) {
+      const auto name = key.get<std::string>();
+      facts["config." + name] = {from.value(name, Json()), source_of(name),
+                                 false};
+    }
   }
 
   void add(const std::string& name, const Json& how, const Json& group,
@@ -160,7 +176,11 @@ class Reader {
 }  // namespace
 
 bool in_ledger(const Family& family) {
-  return facts_table().at("families").contains(family.name());
+  const Json& known = facts_table().at("families");
+  return family.traits().is_object() || known.contains(family.name()) ||
+         std::ranges::any_of(family.bases(), [&](const std::string& base) {
+           return known.contains(base);
+         });
 }
 
 Facts read_facts(const std::shared_ptr<const Family>& family,

@@ -170,7 +170,13 @@ std::string model_type_of(const Family& family, const Json& values) {
 Json traits_of(const Family& family, const Json& values) {
   const Json& families = facts_table().at("families");
   Json traits = Json::object();
+  for (size_t i = family.bases().size(); i > 0; --i)
+    merge(traits, at(families, family.bases()[i - 1].c_str()));
   merge(traits, at(families, family.name().c_str()));
+  merge(traits, family.traits());
+  if (family.traits().is_object())
+    for (const auto& [key, value] : family.traits().items())
+      if (value.is_null()) traits.erase(key);
   const std::string type = model_type_of(family, values);
   if (type != family.name()) merge(traits, at(families, type.c_str()));
   return traits;

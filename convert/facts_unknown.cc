@@ -95,6 +95,20 @@ void find_unknown(const Known& known, const Json& table, bool nested,
   }
 }
 
+// The keys that the family's variables are made of.
+std::set<std::string> keys_of_variables(const Family& family) {
+  std::set<std::string> keys;
+  for (const Dialect& dialect : family.dialects())
+    for (const auto& variable : dialect.vars) {
+      const auto how = variable.second.find("hf");
+      if (how == variable.second.end()) continue;
+      const Expr parsed(how->second);
+      for (const std::string& name : parsed.names())
+        keys.insert(name.substr(0, name.find('.')));
+    }
+  return keys;
+}
+
 std::vector<std::string> unknown_of_hf(const Family& family,
                                        const Json& config) {
   std::vector<std::string> unknown;
@@ -103,12 +117,14 @@ std::vector<std::string> unknown_of_hf(const Family& family,
   std::vector<text::Glob> inert;
   for (const Json& glob : facts_table().at("inert").at("hf"))
     inert.emplace_back(glob.get<std::string>());
+  const std::set<std::string> numbers = keys_of_variables(family);
   for (const auto& item : config.items()) {
     const std::string& key = item.key();
     const auto matches = [&](const text::Glob& glob) {
       return glob.matches(key);
     };
-    if (!known.contains(key) && std::ranges::none_of(inert, matches))
+    if (!known.contains(key) && !numbers.contains(key) &&
+        std::ranges::none_of(inert, matches))
       unknown.push_back(key);
   }
   return unknown;

@@ -92,6 +92,7 @@ class Sayer {
     const auto before = missing();
     for (const Json& group : facts_table().at("groups"))
       if (side_ == "mcore" || concerns(group, before)) write(group);
+    write_carried();
     const Facts said = read_facts(family_, side_, {table_, ""});
     const auto after = differing(facts_, said, side_);
     if (!after.empty()) refuse(after);
@@ -132,6 +133,17 @@ class Sayer {
     if (std::none_of(facts.begin(), facts.end(), said)) return;
     for (const auto& [key, entry] : writes->at(side_).items())
       put(key, made(entry, scope_));
+  }
+
+  void write_carried() {
+    for (const Json& key : traits_.value("carry", Json::array())) {
+      const auto name = key.get<std::string>();
+      const auto fact = facts_.find("config." + name);
+      if (fact == facts_.end()) continue;
+      if (side_ == "hf") put(name, fact->second.value);
+      if (side_ == "mcore" && !fact->second.value.is_null())
+        table_["ckpt_config"][name] = fact->second.value;
+    }
   }
 
   void put(const std::string& key, Json value) {

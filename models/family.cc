@@ -1,6 +1,8 @@
 #include "models/family.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include "ckpt/error.h"
 #include "lib/embedded.h"
@@ -24,14 +26,21 @@ FamilyPtr embedded_family(const Embedded& file) {
   return Family::from_text(file.text, std::string(file.name) + ".json");
 }
 
-const std::vector<FamilyPtr>& all_families() {
-  static const std::vector<FamilyPtr> all = [] {
-    std::vector<FamilyPtr> families;
-    for (const Embedded& file : embedded())
-      if (is_family_file(file)) families.push_back(embedded_family(file));
-    return families;
-  }();
-  return all;
+// Read when they are asked for: there are many, and a command needs one.
+FamilyPtr family_of(const Embedded& file) {
+  static std::mutex mutex;
+  static std::map<std::string_view, FamilyPtr> read;
+  const std::lock_guard lock(mutex);
+  FamilyPtr& family = read[file.name];
+  if (!family) family = embedded_family(file);
+  return family;
+}
+
+std::vector<FamilyPtr> all_families() {
+  std::vector<FamilyPtr> families;
+  for (const Embedded& file : embedded())
+    if (is_family_file(file)) families.push_back(family_of(file));
+  return families;
 }
 
 const Embedded* find_file(std::string_view name) {
@@ -57,12 +66,28 @@ bool names_architecture(const HfSide& hf, const Json& config) {
       *found, [&](const Json& one) { return contains(hf.architectures, one); });
 }
 
+// Whether the file's text has one of the words that a configuration names its
+// class by: no other file needs to be read.
+bool may_name(const Embedded& file, const Json& config) {
+  const auto has = [&](const Json& word) {
+    return word.is_string() && file.text.find('"' + word.get<std::string>() +
+                                              '"') != file.text.npos;
+  };
+  const auto type = config.find("model_type");
+  if (type != config.end() && has(*type)) return true;
+  const auto classes = config.find("architectures");
+  return classes != config.end() && classes->is_array() &&
+         std::ranges::any_of(*classes, has);
+}
+
 FamilyPtr find_if(const Json& config,
                   bool (*matches)(const HfSide&, const Json&)) {
-  const auto& all = all_families();
-  const auto found = std::ranges::find_if(
-      all, [&](const FamilyPtr& f) { return matches(f->hf(), config); });
-  return found == all.end() ? nullptr : *found;
+  for (const Embedded& file : embedded()) {
+    if (!is_family_file(file) || !may_name(file, config)) continue;
+    FamilyPtr family = family_of(file);
+    if (matches(family->hf(), config)) return family;
+  }
+  return nullptr;
 }
 
 // fairseq2's own name of a family.
@@ -84,13 +109,18 @@ bool chosen(const FamilyPtr& family, const Dialect& dialect,
 }  // namespace
 
 FamilyPtr Family::by_name(const std::string& name) {
-  if (const Embedded* file = find_file(name)) return embedded_family(*file);
+  if (const Embedded* file = find_file(name)) return family_of(*file);
   // Or a model_type of transformers': olmo3 is of family olmo2.
   for (const FamilyPtr& family : all_families())
     if (std::ranges::count(family->hf().model_types, name) != 0) return family;
   throw usage_error({}, "no family '{}'", name)
       .with_hint(known_names(name, names()) +
                  "; --family-file FILE brings one of your own");
+}
+
+std::string_view Family::text_of(std::string_view name) {
+  const Embedded* file = find_file(name);
+  return file ? std::string_view(file->text) : std::string_view();
 }
 
 bool Family::exists(std::string_view name) {

@@ -113,6 +113,11 @@ class Family {
   // Null if the family has no such dialect, or no rules for it.
   const Dialect* dialect(std::string_view name) const;
   const std::vector<Dialect>& dialects() const { return dialects_; }
+  // What the ledger of facts (convert/facts.h) is to know of it beside
+  // facts.json: the file's "traits" over those of the families it extends.
+  const Json& traits() const { return traits_; }
+  // The families that it extends, the nearest one first.
+  const std::vector<std::string>& bases() const { return bases_; }
   // What fairseq2 alone knows: tp_rules, buffers, tied, shapes … Null if it
   // does not know the family.
   const Json& fairseq2() const;
@@ -128,11 +133,15 @@ class Family {
 
  private:
   friend class FamilyReader;
+  // The file of a family that comes with ckpt; empty if there is none.
+  static std::string_view text_of(std::string_view name);
   std::string name_;
   std::string source_;
   std::vector<std::string> notes_;
   HfSide hf_;
   std::vector<Dialect> dialects_;
+  Json traits_;
+  std::vector<std::string> bases_;
 };
 
 }  // namespace ckpt::families

@@ -6,6 +6,7 @@
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 #include "models/buffers.h"
+#include "models/extends.h"
 
 namespace ckpt::families {
 namespace {
@@ -209,9 +210,8 @@ class FamilyReader {
   explicit FamilyReader(const Located& file) : root_(file.root()) {}
 
   std::shared_ptr<const Family> read(const std::string& source) {
-    check_schema();
-    root_.only(
-        {"schema", "family", "notes", "hf", "index", "vars", "dialects"});
+    root_.only({"schema", "family", "notes", "hf", "index", "vars", "dialects",
+                "traits"});
     family_->source_ = source;
     family_->name_ = root_.member("family").text();
     if (!is_word(family_->name_))
@@ -222,15 +222,48 @@ class FamilyReader {
     if (dialects.members().empty()) dialects.fail("no dialect");
     for (const auto& [name, section] : dialects.members())
       read_dialect(name, section);
+    if (const auto traits = root_.find("traits")) {
+      if (!traits->is_object()) traits->fail("expected an object");
+      family_->traits_ = traits->json();
+    }
     return family_;
   }
 
+  // The file's own text, and in its place that of the families it extends.
+  static std::shared_ptr<const Family> read_all(Located& file,
+                                                const std::string& source) {
+    check_schema(file.root());
+    std::vector<std::string> bases;
+    complete(file, bases);
+    FamilyReader reader(file);
+    reader.family_->bases_ = std::move(bases);
+    return reader.read(source);
+  }
+
  private:
-  void check_schema() {
-    const Value schema = root_.member("schema");
+  static constexpr size_t kMostBases = 8;
+
+  static void check_schema(const Value& root) {
+    const Value schema = root.member("schema");
     if (schema.text() != "ckpt-family/2")
       schema.fail("expected \"ckpt-family/2\", found \"" +
                   text::printable(schema.text()) + "\"");
+  }
+
+  static void complete(Located& file, std::vector<std::string>& bases) {
+    const auto extends = file.root().find("extends");
+    if (!extends) return;
+    const std::string name = extends->text();
+    const std::string_view text = Family::text_of(name);
+    if (text.empty())
+      extends->fail("no family " + text::printable(name),
+                    known_names(name, Family::names()));
+    bases.push_back(name);
+    if (bases.size() > kMostBases)
+      extends->fail("families extend each other without end");
+    Located base{std::string(text), name + ".json"};
+    complete(base, bases);
+    inherit(file, base);
   }
 
   void read_dialect(const std::string& name, const Value& section) {
@@ -308,8 +341,8 @@ class FamilyReader {
 
 std::shared_ptr<const Family> Family::from_text(std::string_view text,
                                                 const std::string& source) {
-  const Located file(std::string(text), source);
-  return FamilyReader(file).read(source);
+  Located file(std::string(text), source);
+  return FamilyReader::read_all(file, source);
 }
 
 }  // namespace ckpt::families

@@ -33,6 +33,7 @@ class Located {
   uint32_t line(size_t offset) const;
 
  private:
+  friend class Inheritance;  // extends.h
   friend class LocatedParser;
   friend class Value;
   // Where a value begins, and those in it: the shape of the document again.

@@ -14,7 +14,12 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 
 TYPES = ("llama qwen2 qwen3 mistral mixtral qwen2_moe qwen3_moe deepseek_v2 "
          "deepseek_v3 gemma gemma2 gemma3_text gpt2 gpt_neox olmo olmo2 olmo3 "
-         "olmoe phi3 starcoder2 falcon").split()
+         "olmoe phi3 starcoder2 falcon ministral3 ministral granite granitemoe "
+         "granitemoeshared smollm3 seed_oss exaone4 cohere cohere2 glm glm4 "
+         "stablelm apertus nemotron arcee jais2 helium ernie4_5 "
+         "hunyuan_v1_dense phi phimoe gptj gpt_bigcode glm4_moe dots1 "
+         "solar_open minimax_m2 ernie4_5_moe hunyuan_v1_moe llama4_text "
+         "gpt_oss glm4_moe_lite glm_moe_dsa deepseek_v32 youtu").split()
 # Lists that follow from other keys, and what no model is without.
 DERIVED = ["layer_types", "mlp_only_layers", "transformers_version",
            "architectures"]

@@ -32,6 +32,10 @@ constexpr Row kRows[] = {
     {"linear_fc1", Cut::kGated, Cut::kGated},
     {"linear_fc2", Cut::kColumns},
     {"router"},
+    {"linear_wq_b"},  // the indexer of sparse attention
+    {"linear_wk"},
+    {"linear_weights_proj"},
+    {"activation_func"},  // numbers of xIELU
     {"eh_proj", Cut::kRows, Cut::kRows},
     {"conv1d", Cut::kRows, Cut::kRows},  // state space models
     {"in_proj", Cut::kRows, Cut::kRows},

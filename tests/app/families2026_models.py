@@ -1,0 +1,88 @@
+"""Tiny models of transformers, one for each model type that this year's hubs
+have: every parameter random, so that none can stand in for another.
+"""
+
+import warnings
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+warnings.filterwarnings("ignore")
+transformers.logging.set_verbosity_error()
+
+BASE = dict(vocab_size=64, hidden_size=32, intermediate_size=48,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
+            pad_token_id=0)
+HEAD = dict(head_dim=8)
+ROUTED = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=8,
+              n_shared_experts=1, n_group=1, topk_group=1)
+MLA = dict(num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=8,
+           qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
+# Not what the older classes call their sizes.
+GPT = dict(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_inner=48,
+           n_positions=64, bos_token_id=1, eos_token_id=2)
+STACKED = dict(num_local_experts=4, num_experts_per_tok=2)
+GRANITE = dict(embedding_multiplier=12.0, attention_multiplier=0.125,
+               residual_multiplier=0.25, logits_scaling=8.0)
+DEEP = dict(num_hidden_layers=4)
+
+# What a type's tiny model has beside BASE (GPT, where n_embd is its width).
+TYPES = {
+    # like Llama
+    "ministral3": HEAD, "ministral": dict(HEAD, sliding_window=4),
+    "granite": GRANITE,
+    "granitemoe": dict(STACKED, **GRANITE),
+    "granitemoeshared": dict(STACKED, **GRANITE, shared_intermediate_size=16),
+    "smollm3": DEEP, "seed_oss": HEAD,
+    "exaone4": dict(DEEP, sliding_window=4),
+    "cohere": dict(logit_scale=0.5), "cohere2": dict(DEEP, sliding_window=4),
+    "glm": HEAD, "glm4": HEAD,
+    "stablelm": dict(use_qkv_bias=True),
+    "apertus": {}, "nemotron": {}, "arcee": {}, "jais2": {}, "helium": HEAD,
+    "ernie4_5": HEAD, "hunyuan_v1_dense": HEAD, "phi": {}, "phimoe": STACKED,
+    "gptj": dict(GPT, rotary_dim=4), "gpt_bigcode": GPT,
+    # mixtures
+    "glm4_moe": dict(HEAD, **ROUTED, first_k_dense_replace=1, use_qk_norm=True),
+    "dots1": dict(ROUTED, first_k_dense_replace=1, norm_topk_prob=True),
+    "solar_open": dict(HEAD, **ROUTED),
+    "minimax_m2": dict(HEAD, **STACKED),
+    "ernie4_5_moe": dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=8,
+                         moe_num_shared_experts=1, moe_layer_start_index=1),
+    "hunyuan_v1_moe": dict(HEAD, num_experts=4, moe_topk=2),
+    "llama4_text": dict(HEAD, num_local_experts=4, num_experts_per_tok=1,
+                        interleave_moe_layer_step=2, intermediate_size_mlp=40,
+                        num_hidden_layers=4),
+    "gpt_oss": dict(HEAD, **STACKED, sliding_window=4),
+    # latent attention
+    "glm4_moe_lite": dict(MLA, **ROUTED),
+    "glm_moe_dsa": dict(MLA, **ROUTED, index_topk=8, index_head_dim=8,
+                        index_n_heads=2),
+    "deepseek_v32": dict(MLA, **ROUTED, index_topk=8, index_head_dim=8,
+                         index_n_heads=2),
+    "youtu": MLA,
+}
+
+
+def config_of(model_type, **changes):
+    own = TYPES[model_type]
+    base = {} if "n_embd" in own else BASE
+    return AutoConfig.for_model(model_type, **{**base, **own, **changes})
+
+
+def model_of(config, seed=0):
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, value in sorted(model.state_dict().items()):
+            if value.is_floating_point() and "inv_freq" not in name:
+                value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
+    return model
+
+
+def logits_of(model):
+    tokens = torch.arange(24)[None] * 7 % 64
+    with torch.no_grad():
+        return model.eval()(tokens, use_cache=False).logits

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""This year's model types, from transformers to Megatron's names and back.
+
+A tiny model of each type, every parameter random, as transformers saves it:
+to Megatron's distributed checkpoint on one and two ranks, compared there, and
+home bit for bit, with config.json beside it and with it taken away. What then
+comes home computes the same logits in transformers.
+"""
+
+import json
+import os
+import sys
+
+from support import Skip, Suite, check, check_equal, compare, read_safetensors
+
+sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
+os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+CKPT = None  # set by prepare
+
+
+def models():
+    try:
+        import torch
+
+        import families2026_models
+    except ImportError as error:
+        raise Skip(str(error)) from error
+    torch.set_num_threads(1)
+    return families2026_models
+
+
+def tensors_of(directory):
+    tensors = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        tensors.update(read_safetensors(path))
+    return tensors
+
+
+def config_of(directory):
+    return json.loads((directory / "config.json").read_text())
+
+
+def there_and_back(folder, model_type):
+    tiny = models()
+    model = tiny.model_of(tiny.config_of(model_type))
+    source = folder / "source"
+    model.save_pretrained(source)
+    want = tensors_of(source)
+    for tp in (1, 2):
+        there, back = folder / f"there{tp}", folder / f"back{tp}"
+        result = CKPT.ok("convert", source, there, "--to", "megatron_torch_dist",
+                         "--tp", tp, "--strict-config", "--no-fsync")
+        check("warning" not in result.err, result.err)
+        CKPT.ok("verify", source, there)
+        CKPT.ok("convert", there, back, "-q", "--to", "safetensors",
+                "--no-fsync")
+        compare(tensors_of(back), want, f"tp {tp}")
+        check_equal(config_of(back), config_of(source), "config.json")
+    for path in list(there.rglob("*config.json")):
+        path.unlink()
+    alone = folder / "alone"
+    CKPT.ok("convert", there, alone, "-q", "--to", "safetensors", "--no-fsync")
+    compare(tensors_of(alone), want, "without config.json")
+    check_equal(config_of(alone)["model_type"], config_of(source)["model_type"],
+                "model_type")
+    same_function(tiny, type(model), source, alone)
+
+
+def same_function(tiny, kind, source, alone):
+    """The config.json that ckpt made describes the model that was saved."""
+    import torch
+
+    a, b = (tiny.logits_of(kind.from_pretrained(path, dtype=torch.float32))
+            for path in (source, alone))
+    check(torch.isfinite(a).all(), "logits of the source are no numbers")
+    off = float((a - b).abs().max() / a.abs().max())
+    check(off < 1e-5, f"logits differ by {off:.2g}: config.json is "
+          + (alone / "config.json").read_text())
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    try:
+        types = list(models().TYPES)
+    except Skip as skip:
+        print("skipped:", skip)
+        sys.exit(0)
+    for model_type in types:
+        suite.add(model_type, there_and_back, model_type)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
