@@ -20,7 +20,7 @@ struct Known {
 };
 
 constexpr Known kKnown[] = {
-    {"torch", "statistics, numeric comparisons and casts of integers",
+    {"torch", "casts from integers",
      "scripts/build.sh installs torch==2.13.0 (CPU is enough) and builds it"},
     {"mpi", "runs of several ranks",
      "install an MPI (libopenmpi-dev or a site's module) and run "

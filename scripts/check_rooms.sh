@@ -58,6 +58,10 @@ print='(std::(cout|cerr|clog)|fmt::print|[^nf:_a-z](f|v|vf)?printf|[^_a-z]f?puts
 forbid 'only app prints' "$print|std::(cout|cerr|clog)" ${all%app}
 
 # shellcheck disable=SC2086
+forbid "zig's runtime answers no to it: ask lib/cpu.h" \
+  '__builtin_cpu_(supports|is)\(' $all
+
+# shellcheck disable=SC2086
 forbid 'no marks left behind' '\b(TODO|FIXME|XXX)\b' $all tests
 
 [ $status -ne 0 ] || echo "rooms: ok"
