@@ -72,6 +72,20 @@ std::string Salvager::first_lost() const {
              : "; lost: " + report_.lost[0].file + ": " + report_.lost[0].what;
 }
 
+std::string Salvager::next_step() const {
+  const std::string like =
+      "--like OTHER, an older or newer step of the same run, tells what was "
+      "where";
+  const std::string folder = files_.folder_without_common();
+  if (folder.empty()) return like;
+  return like +
+         "; common.pt is lost, which alone has the arguments and the states of "
+         "training: `ckpt convert " +
+         (folder == "." ? source_ : io::join(source_, folder)) +
+         " DST --from dcp --to megatron_torch_dist` makes one of what the "
+         "tensors say";
+}
+
 void Salvager::open() {
   try {
     std::string from = options_.from;
@@ -82,9 +96,7 @@ void Salvager::open() {
     if (error.code() == ExitCode::kMissing)
       throw input_error({source_, {}}, "what is left is no checkpoint{}",
                         first_lost())
-          .with_hint(
-              "--from names the format; --like OTHER, an older or newer "
-              "step of the same run, tells what was where");
+          .with_hint("--from names the format; " + next_step());
     if (!is_answer(error)) throw;
     throw input_error({source_, error.where().tensor},
                       "what is left can't be read: {}{}", error.problem(),

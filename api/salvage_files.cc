@@ -310,6 +310,20 @@ void SalvageFiles::find_missing() {
     give_up("metadata.json", "it is missing");
 }
 
+std::string SalvageFiles::folder_without_common() const {
+  const std::vector<std::string> files = shadow_.files();
+  for (const std::string& file : files) {
+    const fs::path folder = fs::path(file).parent_path();
+    const auto has = [&](const char* name) {
+      return std::ranges::count(files, (folder / name).string()) > 0;
+    };
+    if (file.ends_with(".distcp") && has("metadata.json") && has(".metadata") &&
+        !has("common.pt"))
+      return folder.empty() ? "." : folder.string();
+  }
+  return {};
+}
+
 // Data whose description is gone, and no other file tells what it held.
 void SalvageFiles::find_lost_structure() {
   std::set<std::string> there, told;

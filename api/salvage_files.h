@@ -32,6 +32,9 @@ class SalvageFiles {
   std::map<std::string, std::vector<salvage::Range>> gone;
   std::map<std::string, std::vector<LateCrc>> crcs;
 
+  // Where Megatron's items are and its common.pt is not, relative; or "".
+  std::string folder_without_common() const;
+
   // A file of the shadow to write into: a link becomes a copy first.
   io::Handle edit(const std::string& file);
   // Of a file in the shadow: what it is a link to, or it itself.

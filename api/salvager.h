@@ -32,6 +32,7 @@ class Salvager {
   void work();
   Error of_source(const Error& error) const;
   std::string first_lost() const;
+  std::string next_step() const;
   void open();
   void check_names();
   void prove();

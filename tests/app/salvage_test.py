@@ -423,6 +423,21 @@ def test_unknown(folder, format, case, name, word):
     check(not (folder / "out").exists(), f"{result}")
 
 
+def test_lost_common(folder):
+    """Megatron's common.pt: what it alone had is said, and the command that
+    makes another one of the tensors gives all of them."""
+    source = DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt"
+    broken, out = copy(source, folder / "broken"), folder / "out"
+    next(broken.rglob("common.pt")).unlink()
+    result, _ = salvage(broken, out)
+    result.want(4)
+    command = re.search(r"`ckpt (convert \S+ DST [^`]*)`", result.err)
+    check(command and "common.pt" in result.err, f"{result}")
+    CKPT.ok(*[out if word == "DST" else word
+              for word in command[1].split()], "-q")
+    check_equal(digests(out), digests(source), "tensors")
+
+
 def test_link_to_nothing(folder):
     """A half-deleted cache: the link is there, the file is not."""
     source = DATA / "safetensors/hf_sharded/ckpt"
@@ -467,6 +482,7 @@ def prepare(suite, ckpt):
     CKPT = ckpt
     for test in (test_cut_safetensors, test_lost_directory, test_lost_pickle,
                  test_index, test_manifest, test_own_manifest, test_tied,
+                 test_lost_common,
                  test_link_to_nothing, test_bad, test_dry_run):
         suite.add(test.__name__[5:], test)
     for case in UNKNOWN:
