@@ -81,6 +81,15 @@ size_t after_string(const std::string& text, size_t at) {
   return std::min(at + 1, text.size());
 }
 
+// True if a string with its quotes is `key`, however it is written:
+// "quantization\u005fconfig" is one too.
+bool spells(std::string_view string, const std::string& key) {
+  if (string.find('\\') == string.npos)
+    return string.size() >= 2 && string.substr(1, string.size() - 2) == key;
+  const Value value = Value::parse(string, nullptr, false);
+  return value.is_string() && value.get_ref<const std::string&>() == key;
+}
+
 // Past the value that begins at `at`.
 size_t after_value(const std::string& text, size_t at) {
   int depth = 0;
@@ -139,7 +148,7 @@ std::string without_member(const std::string& text, const std::string& key) {
     const size_t end = after_string(out, at);
     const size_t colon = out.find_first_not_of(kBlank, end);
     const bool is_key = colon != out.npos && out[colon] == ':' &&
-                        out.compare(at + 1, end - at - 2, key) == 0;
+                        spells(std::string_view(out).substr(at, end - at), key);
     if (!is_key) {
       at = end;
       continue;

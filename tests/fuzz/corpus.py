@@ -63,6 +63,7 @@ def seeds():
     for path in files("config.json"):
         if b"quantization_config" in path.read_bytes():
             yield "rules", b"\4" + path.read_bytes()
+    yield "rules", b'\4{"quantization\\u005fconfig": {"bits": 4}, "a": 1}'
     for i, text in enumerate((
             b"https://user:pass@host:8443/a%20b//c.safetensors?sig=a%2Fb",
             b"<ListBucketResult><Contents><Key>a&amp;b</Key><Size>1</Size>"
