@@ -8,6 +8,7 @@
 #include "app/commands/command.h"
 #include "app/options/source.h"
 #include "app/print/console.h"
+#include "app/print/facts.h"
 #include "app/print/json_writer.h"
 #include "app/print/table.h"
 #include "convert/check.h"
@@ -242,12 +243,14 @@ void FamilyCommand::print_checks(
 }
 
 std::string check_json(const FamilyPtr& family,
-                       const std::vector<DialectCheck>& checks) {
+                       const std::vector<DialectCheck>& checks,
+                       const families::Facts& facts) {
   JsonWriter json;
   const bool ok = std::ranges::all_of(
       checks, [](const DialectCheck& check) { return check.findings.empty(); });
   json.begin_document("family").member("ok", ok).member("family",
                                                         family->name());
+  write_facts(json, facts);
   json.key("dialects").begin_array();
   for (const DialectCheck& check : checks) {
     json.begin_object().member("dialect", check.dialect);
@@ -287,10 +290,14 @@ ExitCode FamilyCommand::check() const {
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::model) tensors.emplace(tensor.name, tensor.shape);
   const auto checks = check_all(family, config, tensors);
-  if (output.json)
-    print(check_json(family, checks));
-  else
+  const families::Facts facts = families::read_facts(family, "hf", config);
+  if (output.json) {
+    print(check_json(family, checks, facts));
+  } else {
     print_checks(family, checks);
+    print("facts:\n");
+    print_facts(facts);
+  }
   size_t problems = 0;
   for (const DialectCheck& check : checks) problems += check.findings.size();
   if (checks.empty())

@@ -113,21 +113,10 @@ void Inspect::add_options(CLI::App& app) {
   add_engine_options(app, engine_);
 }
 
-// Those that the model has: what is off is told by --json alone.
-void print_facts(const Catalog& catalog) {
-  for (const auto& [name, fact] : known_facts(catalog)) {
-    const std::string value = families::shown_fact(fact.value);
-    if (value == "none" || value == "0") continue;
-    print(
-        text::printable(fmt::format("  {} {} ({})", name, value, fact.source)) +
-        "\n");
-  }
-}
-
 void Inspect::print_text(const Catalog& catalog) const {
   const size_t width = stdout_is_terminal() ? stdout_width() : 0;
   print(summary_text(catalog, width));
-  if (output.verbosity > 0) print_facts(catalog);
+  if (output.verbosity > 0) print_facts(known_facts(catalog));
   if (tree_) {
     print(tree_text(catalog, width));
   } else if (shards_) {

@@ -23,4 +23,10 @@ std::string fact_text(const families::FactDifference& fact);
 // {"kind": "fact", "name": …, "a": …, "b": …, "tensor": "", "message": …}
 void write_fact(JsonWriter& json, const families::FactDifference& fact);
 
+// Those that the model has, a line each: what is off is told by --json alone.
+void print_facts(const families::Facts& facts);
+
+// "facts": {name: {"value": …, "source": …}, …}
+void write_facts(JsonWriter& json, const families::Facts& facts);
+
 }  // namespace ckpt::app

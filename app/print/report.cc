@@ -250,13 +250,7 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   json.member("parameters", sums.parameters);
   if (parts.bytes_read) json.member("bytes_read", *parts.bytes_read);
   if (parts.header_bytes) json.member("header_bytes_read", *parts.header_bytes);
-  json.key("facts").begin_object();
-  for (const auto& [name, fact] : parts.facts) {
-    json.key(name).begin_object().key("value");
-    json.tree(nlohmann::ordered_json(fact.value));
-    json.member("source", fact.source).end_object();
-  }
-  json.end_object();
+  write_facts(json, parts.facts);
   write_quantized(json, quantized_of(catalog));
   json.key("tensors").begin_array();
   for (const Tensor& tensor : catalog.tensors)
