@@ -1,0 +1,335 @@
+#!/usr/bin/env python3
+"""Faults that once turned a model into another without a word, each a case of
+its own and named by the fault. The models are transformers' own, tiny and
+random; what comes back has its logits, or the command said no with status 5.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from support import Suite, check, check_equal, read_safetensors
+
+CKPT = None
+TRANSFORMERS = Path(sys.prefix) / "transformers_5.12.1"
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 32.0,
+          "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+        "original_max_position_embeddings": 16}
+
+
+def model(folder, family, **changes):
+    """The directory of a tiny model, and its logits."""
+    from facts_models import config_of, logits_of, model_of
+
+    made = model_of(config_of(family, **changes))
+    made.save_pretrained(folder)
+    return folder, logits_of(made)
+
+
+def same_logits(folder, want):
+    from facts_models import logits_at
+
+    got = logits_at(folder)
+    off = float((got - want).abs().max() / want.abs().max())
+    check(off < 1e-5, f"logits are off by {off:.2g}")
+
+
+def take_config(folder):
+    for name in ("config.json", "generation_config.json"):
+        for path in folder.rglob(name):
+            path.unlink()
+
+
+def config_at(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def edit_config(folder, **changes):
+    (folder / "config.json").write_text(
+        json.dumps({**config_at(folder), **changes}))
+
+
+def edit_args(folder, **changes):
+    """As another run of Megatron would have written them."""
+    import torch
+
+    [common] = folder.rglob("common.pt")
+    state = torch.load(common, weights_only=False)
+    for name, value in changes.items():
+        setattr(state["args"], name, value)
+    torch.save(state, common)
+
+
+def refused(source, target, *options, word=""):
+    result = CKPT.run("convert", source, target, *options).want(5)
+    check(word in result.err, f"no word of {word}: {result.err}")
+    return result
+
+
+# ------------------------------------------------------ there, and back again
+def survives(folder, family, changes, target, kept):
+    """Logits after the way back, from config.json or from args alone."""
+    source, want = model(folder / "source", family, **changes)
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", source, there, "-q", "--to", target)
+    if not kept:
+        take_config(there)
+    CKPT.ok("convert", there, back, "-q", "--to", "safetensors", "--family",
+            family)
+    same_logits(back, want)
+    CKPT.ok("verify", source, there)
+
+
+SURVIVE = {
+    "scaled rope is lost in Meta's": (
+        "llama", dict(rope_parameters=LLAMA3), "meta", True),
+    "scaled rope is lost in fairseq2's": (
+        "llama", dict(rope_parameters=LLAMA3), "fairseq2", True),
+    "scaled rope is lost in Megatron's args": (
+        "llama", dict(rope_parameters=LLAMA3), "megatron_torch_dist", False),
+    "linear rope is lost in Megatron's args": (
+        "llama", dict(rope_parameters=LINEAR), "megatron_torch_dist", False),
+    "yarn is lost in Megatron's args": (
+        "llama", dict(rope_parameters=YARN), "megatron_torch_dist", False),
+    "gelu of a llama becomes silu": (
+        "llama", dict(hidden_act="gelu_pytorch_tanh"), "megatron_torch_dist",
+        True),
+    "olmo3 becomes olmo2": ("olmo3", {}, "olmo_core", True),
+    "args leave out windows": (
+        "mistral", dict(sliding_window=None), "megatron_torch_dist", False),
+    "args leave out expert groups and scaling": (
+        "deepseek_v3", dict(routed_scaling_factor=3.0, norm_topk_prob=True),
+        "megatron_torch_dist", False),
+    "args leave out query_pre_attn_scalar": (
+        "gemma2", dict(query_pre_attn_scalar=64), "megatron_torch_dist",
+        False),
+    "args leave out mixtral's head_dim": (
+        "mixtral", dict(head_dim=16), "megatron_torch_dist", False),
+    "args leave out that q_lora_rank is none": (
+        "deepseek_v3", dict(q_lora_rank=None), "megatron_torch_dist", False),
+    "mistral's window and base are lost in fairseq2's": (
+        "mistral", dict(sliding_window=4), "fairseq2", True),
+}
+
+
+# ---------------------------------------------------------------- it says no
+REFUSED = {
+    "longrope goes to Megatron without a word": (
+        "phi3", dict(rope_parameters={
+            "rope_type": "longrope", "rope_theta": 10000.0,
+            "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+            "original_max_position_embeddings": 16}),
+        "megatron_torch_dist", "rope"),
+    "parallel residual goes to Megatron without a word": (
+        "gpt_neox", dict(use_parallel_residual=True), "megatron_torch_dist",
+        "parallel_residual"),
+    "clip_qkv goes to Megatron without a word": (
+        "olmo", dict(clip_qkv=0.05), "megatron_torch_dist", "clip_qkv"),
+    "inverse layer scaling goes to Megatron without a word": (
+        "gpt2", dict(scale_attn_by_inverse_layer_idx=True),
+        "megatron_torch_dist", "inverse_layer_scale"),
+    "yarn is lost in Meta's": (
+        "llama", dict(rope_parameters=YARN), "meta", "rope_type"),
+    "fairseq2 has another epsilon": (
+        "llama", dict(rms_norm_eps=0.1), "fairseq2", "norm_epsilon"),
+}
+
+
+def says_no(folder, family, changes, target, word):
+    source, _ = model(folder / "source", family, **changes)
+    refused(source, folder / "there", "--to", target, word=word)
+    check(not (folder / "there").exists(), "something was written")
+
+
+# What another run's args may say that a llama is not.
+OTHERS = {
+    "zero-centred gamma": dict(apply_layernorm_1p=True),
+    "interleaved rotary": dict(rotary_interleaved=True),
+    "LayerNorm": dict(normalization="LayerNorm"),
+    "squared relu": dict(swiglu=False, squared_relu=True),
+    "layers without rotary": dict(no_rope_freq=4),
+    "sinks": dict(softmax_type="learnable"),
+}
+
+
+def args_of_others(folder, changes):
+    source, _ = model(folder / "source", "llama")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
+    take_config(there)
+    edit_args(there, **changes)
+    refused(there, folder / "back", "--to", "safetensors", "--family", "llama")
+
+
+def heads_of_others(folder):
+    source, _ = model(folder / "source", "llama")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
+    other, _ = model(folder / "other", "llama", num_attention_heads=2,
+                     head_dim=16)
+    refused(there, folder / "back", "--to", "safetensors", "--config-from",
+            other, word="head_dim is 8")
+
+
+# -------------------------------------------------------------------- others
+def args_by_megatrons_names(folder):
+    """gemma has no swiglu, and the names are those of Megatron's reader."""
+    import torch
+
+    source, _ = model(folder / "source", "gemma2")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
+    [common] = there.rglob("common.pt")
+    args = vars(torch.load(common, weights_only=False)["args"])
+    check_equal(args["swiglu"], False, "swiglu")
+    check_equal(args["apply_layernorm_1p"], True, "apply_layernorm_1p")
+    check_equal(args["norm_epsilon"], 1e-6, "norm_epsilon")
+    check_equal(list(args["window_size"]), [5, 0], "window_size")
+
+
+def layers_follow(folder):
+    source, _ = model(folder / "source", "llama", num_hidden_layers=4)
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "safetensors", "--layers",
+            "0-1")
+    check_equal(config_at(there)["num_hidden_layers"], 2, "num_hidden_layers")
+
+
+def config_is_rewritten(folder):
+    source, _ = model(folder / "source", "gpt_neox")
+    before = config_at(source)
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
+    CKPT.ok("convert", there, back, "-q", "--to", "safetensors")
+    check_equal(config_at(back), before, "config.json")
+    check((back / "generation_config.json").exists(),
+          "generation_config.json is lost")
+
+
+def dtype_follows(folder):
+    source, _ = model(folder / "source", "llama")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "safetensors", "--dtype",
+            "bf16")
+    config = config_at(there)
+    check_equal(config.get("dtype", config.get("torch_dtype")), "bfloat16",
+                "dtype of config.json")
+
+
+def router_bias_keeps_f32(folder):
+    source, _ = model(folder / "source", "deepseek_v3")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "safetensors", "--dtype",
+            "bf16")
+    kinds = {name: t.dtype for p in there.glob("*.safetensors")
+             for name, t in read_safetensors(p).items()
+             if name.endswith("e_score_correction_bias")}
+    check(kinds and set(kinds.values()) == {"f32"}, str(kinds))
+
+
+def rows_that_are_not_zero(folder):
+    """Rows past vocab_size with values are not cut unless it is said."""
+    source, _ = model(folder / "source", "llama")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
+    take_config(there)
+    edit_args(there, vocab_size=60)
+    result = CKPT.run("convert", there, folder / "back", "--to", "safetensors",
+                      "--family", "llama")
+    check(result.code == 5, f"rows with values were cut\n{result}")
+
+
+def foreign_names(folder, target):
+    source, want = model(folder / "source", "llama")
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", source, there, "-q", "--to", target)
+    CKPT.ok("convert", there, back, "-q", "--to", "safetensors")
+    same_logits(back, want)
+
+
+def verify_says_same(folder, target):
+    source, _ = model(folder / "source", "llama", tie_word_embeddings=True)
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", target)
+    CKPT.ok("verify", source, there)
+
+
+def vocabulary_of_torch_dist(folder):
+    source, _ = model(folder / "source", "llama")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
+    CKPT.ok("reshard", there, folder / "again", "-q",
+            "--make-vocab-size-divisible-by", 96)
+
+
+def wrapped(folder, prefix):
+    """A state of a wrapped module, saved by torch."""
+    import torch
+    from safetensors.torch import load_file
+
+    source, want = model(folder / "source", "llama")
+    state = load_file(source / "model.safetensors")
+    wrapped_at = folder / "wrapped"
+    wrapped_at.mkdir()
+    torch.save({prefix + k: v for k, v in state.items()},
+               wrapped_at / "pytorch_model.bin")
+    shutil.copy(source / "config.json", wrapped_at)
+    CKPT.ok("convert", wrapped_at, folder / "there", "-q", "--to",
+            "megatron_torch_dist")
+    CKPT.ok("convert", folder / "there", folder / "back", "-q", "--to",
+            "safetensors")
+    same_logits(folder / "back", want)
+
+
+def facts_are_shown(folder):
+    source, _ = model(folder / "source", "llama", rope_parameters=LLAMA3)
+    shown = CKPT.ok("inspect", source, "--json").json()["facts"]
+    check_equal(shown["rope_factor"]["value"], 32.0, "rope_factor")
+    check("config.json" in shown["rope_factor"]["source"], str(shown))
+    result = CKPT.ok("family", "check", source)
+    check("rope_factor" in result.out, f"no facts\n{result}")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    if not TRANSFORMERS.is_dir():
+        raise SystemExit("skipped: transformers is not installed")
+    sys.path.insert(0, str(TRANSFORMERS))
+    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+    for name, case in SURVIVE.items():
+        suite.add(name, survives, *case)
+    for name, case in REFUSED.items():
+        suite.add(name, says_no, *case)
+    for name, changes in OTHERS.items():
+        suite.add(f"args that contradict the family are taken: {name}",
+                  args_of_others, changes)
+    suite.add("a config.json with other heads is taken", heads_of_others)
+    suite.add("args have names that Megatron does not read",
+              args_by_megatrons_names)
+    suite.add("num_layers stays 4 after --layers 0-1", layers_follow)
+    suite.add("config.json is rewritten", config_is_rewritten)
+    suite.add("config.json's dtype stays", dtype_follows)
+    suite.add("the router's bias is cast", router_bias_keeps_f32)
+    suite.add("rows that are not zero are cut", rows_that_are_not_zero)
+    for target in ("fairseq2", "olmo_core", "vllm", "meta"):
+        suite.add(f"{target} keeps foreign names in safetensors",
+                  foreign_names, target)
+    for target in ("vllm", "megatron_torch_dist", "olmo_core", "modelopt"):
+        suite.add(f"verify says different after {target}", verify_says_same,
+                  target)
+    suite.add("a vocabulary of torch_dist can't be padded",
+              vocabulary_of_torch_dist)
+    for prefix in ("model.", "app.", "module.", "_orig_mod.",
+                   "_forward_module."):
+        suite.add(f"a wrapper stops the conversion: {prefix}", wrapped, prefix)
+    suite.add("facts are not shown", facts_are_shown)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
