@@ -141,10 +141,11 @@ bool has_no_ranks(std::string_view format) {
          formats::Traits::Ranks::kNone;
 }
 
-// A step of a trainer stays one, but for a single file and DeepSpeed's
-// partitions, which have formats of their own.
+// A step of a trainer stays one, but for a single file, DeepSpeed's partitions
+// and Megatron's directories, which have formats of their own.
 std::string own_format(const WriteRequest& request, const Catalog& source) {
   const bool step = source.run && !has_no_ranks(source.format) &&
+                    !source.format.starts_with("megatron") &&
                     io::is_directory(source.path) &&
                     file_format(request.target_path).empty();
   return step ? "run" : source.format;

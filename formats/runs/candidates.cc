@@ -7,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "containers/torch/container.h"
+#include "formats/runs/components.h"
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
@@ -34,11 +35,23 @@ bool has_signature(const Trainer& trainer, const std::string& folder) {
          lacks(trainer, folder).empty();
 }
 
-// A Lightning file: by its name and its first bytes; what is in it shows when
-// it is opened.
+bool is_step_name(const Trainer& trainer, const std::string& path) {
+  const std::string name = io::base_name(path);
+  const auto fits = [&](const std::string& pattern) {
+    return match(pattern.substr(pattern.rfind('/') + 1), name).has_value();
+  };
+  return std::ranges::any_of(trainer.steps, fits) ||
+         std::ranges::any_of(trainer.last, fits);
+}
+
+// One file: by its name and its first bytes; what is in it shows when it is
+// opened.
 bool is_lone_step(const Trainer& trainer, const std::string& path) {
-  return trainer.lone_files && path.ends_with(".ckpt") && io::is_file(path) &&
-         torch::sniff(path).what == torch::Sniffed::kTorchZip;
+  const Pickled& pickled = trainer.pickled;
+  if (pickled.sign.empty() || !io::is_file(path)) return false;
+  const bool named = pickled.ending.empty() ? is_step_name(trainer, path)
+                                            : path.ends_with(pickled.ending);
+  return named && torch::sniff(path).what == torch::Sniffed::kTorchZip;
 }
 
 std::optional<uint64_t> tracked(const std::string& path) {
@@ -68,8 +81,17 @@ std::string lacks(const Trainer& trainer, const std::string& folder) {
 std::vector<std::string> roles_in(const Trainer& trainer,
                                   const std::string& folder) {
   std::vector<std::string> found;
-  for (const std::string& role : trainer.roles)
-    if (has_signature(trainer, io::join(folder, role))) found.push_back(role);
+  const auto& signature = trainer.role_signature.empty()
+                              ? trainer.signature
+                              : trainer.role_signature;
+  for (const std::string& role : trainer.roles) {
+    const std::string path = io::join(folder, role);
+    if (!signature.empty() && io::is_directory(path) &&
+        std::ranges::none_of(signature, [&](const std::string& pattern) {
+          return names_like(path, pattern).empty();
+        }))
+      found.push_back(role);
+  }
   return found;
 }
 
@@ -84,10 +106,24 @@ std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
               .skipped = {},
               .others = {}};
   if (is_lone_step(trainer, path)) {
-    found.why = "is a .ckpt file";
+    found.why = fmt::format("{} is such a file by its name",
+                            printable(io::base_name(path)));
+    return found;
+  }
+  if (!trainer.role_signature.empty()) {
+    if (!io::is_directory(path) || !lacks(trainer, path).empty())
+      return std::nullopt;
+    found.roles = roles_in(trainer, path);
+    if (found.roles.empty()) return std::nullopt;
+    found.why = fmt::format("{} in {}/", printable(trainer.role_signature[0]),
+                            found.roles[0]);
     return found;
   }
   if (has_signature(trainer, path)) {
+    if (!trainer.components.file.empty()) {
+      found.roles = component_folders(trainer, path);
+      if (found.roles.empty()) return std::nullopt;
+    }
     found.why = fmt::format(
         "{} in it",
         printable(names_like(path, trainer.signature[0]).front().path));

@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "formats/runs/candidates.h"
+#include "formats/runs/pattern.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -77,11 +78,24 @@ std::optional<Found> find_at(const Trainer& trainer, const std::string& path) {
 
 }  // namespace
 
+std::optional<uint64_t> number_in_name(const Trainer& trainer,
+                                       const Found& found) {
+  if (found.number) return found.number;
+  const std::string name = io::base_name(found.step);
+  const std::string above = io::base_name(io::parent(found.step));
+  for (const std::string& pattern : trainer.steps) {
+    const std::string last = pattern.substr(pattern.rfind('/') + 1);
+    for (const std::string& one : {name, above})
+      if (const auto numbers = match(last, one)) return numbers->at("N");
+  }
+  return std::nullopt;
+}
+
 std::optional<Found> find_run(const std::string& path,
                               const std::string& only) {
   if (!only.empty()) return find_at(find_trainer(only), path);
   for (const Trainer& trainer : trainers()) {
-    if (io::is_file(path) && !trainer.lone_files) continue;
+    if (io::is_file(path) && trainer.pickled.sign.empty()) continue;
     if (auto found = find_at(trainer, path)) return found;
   }
   return std::nullopt;

@@ -34,6 +34,10 @@ struct Found {
 std::optional<Found> find_run(const std::string& path,
                               const std::string& only = {});
 
+// By its name: "global_step_10", or the folder of a role below it.
+std::optional<uint64_t> number_in_name(const Trainer& trainer,
+                                       const Found& found);
+
 // A step of a root, for listings.
 struct Step {
   std::string path;

@@ -21,20 +21,6 @@ using formats::ReadOptions;
 using text::printable;
 using Severity = Problem::Severity;
 
-// "global_step_10", or the folder of a role below it.
-std::optional<uint64_t> number_in_name(const Trainer& trainer,
-                                       const Found& found) {
-  if (found.number) return found.number;
-  const std::string name = io::base_name(found.step);
-  const std::string above = io::base_name(io::parent(found.step));
-  for (const std::string& pattern : trainer.steps) {
-    const std::string last = pattern.substr(pattern.rfind('/') + 1);
-    for (const std::string& one : {name, above})
-      if (const auto numbers = match(last, one)) return numbers->at("N");
-  }
-  return std::nullopt;
-}
-
 bool has_object(const Catalog& catalog, const std::string& beginning) {
   return std::ranges::any_of(catalog.objects, [&](const Object& object) {
     return object.name.starts_with(beginning);
@@ -57,70 +43,124 @@ void adopt_whole(Catalog& catalog, const Trainer& trainer) {
                     .step = number_of(catalog, trainer.step_object)};
 }
 
-// Lightning's file: everything in one pickle.
-void adopt_lightning(Catalog& catalog, const ReadOptions& options) {
-  constexpr std::string_view kModel = "state_dict.";
+// The value of nested dicts at "a.b"; kNoId if there is none.
+pickle::Id value_at(const Skeleton& skeleton, const std::string& path) {
+  pickle::Id value = skeleton.root;
+  for (size_t at = 0; at <= path.size() && value != pickle::kNoId;) {
+    const size_t dot = std::min(path.find('.', at), path.size());
+    value = skeleton.document->find(value, path.substr(at, dot - at));
+    at = dot + 1;
+  }
+  return value;
+}
+
+std::optional<uint64_t> step_in(const Skeleton& skeleton,
+                                const std::string& path) {
+  const pickle::Id value = value_at(skeleton, path);
+  if (path.empty() || value == pickle::kNoId) return std::nullopt;
+  const auto number = skeleton.document->as_int(value);
+  if (!number || *number < 0) return std::nullopt;
+  return static_cast<uint64_t>(*number);
+}
+
+// State dicts of optimizers in a pickle, and the beginnings of their names.
+using StateDicts = std::vector<std::pair<std::string, pickle::Id>>;
+
+StateDicts state_dicts_in(const Skeleton& skeleton, const std::string& path) {
+  const pickle::Document& document = *skeleton.document;
+  const pickle::Id all = value_at(skeleton, path);
+  StateDicts found;
+  if (all == pickle::kNoId) return found;
+  if (document.is(all, pickle::Type::kList)) {
+    const auto items = document.items(all);
+    for (size_t i = 0; i < items.size(); ++i)
+      found.emplace_back(fmt::format("{}.{}.", path, i), items[i]);
+  } else if (const auto pairs = document.as_pairs(all)) {
+    for (size_t i = 0; i + 1 < pairs->size(); i += 2)
+      if (document.is((*pairs)[i], pickle::Type::kString))
+        found.emplace_back(
+            fmt::format("{}.{}.", path, document.text((*pairs)[i])),
+            (*pairs)[i + 1]);
+  }
+  return found;
+}
+
+using Renamed = std::map<std::string, std::string>;
+
+void name_pickled_optimizer(Catalog& catalog, const std::string& prefix,
+                            pickle::Id state_dict,
+                            const std::vector<const Tensor*>& model,
+                            const ReadOptions& options, Renamed& renamed) {
+  // The tensors of one optimizer stand together in the pickle.
+  Range range{catalog.tensors.size(), 0};
+  for (size_t t = 0; t < catalog.tensors.size(); ++t) {
+    if (!catalog.tensors[t].name.starts_with(prefix)) continue;
+    range.begin = std::min(range.begin, t);
+    range.end = t + 1;
+  }
+  if (range.end == 0) return;
+  std::vector<std::string> before;
+  for (size_t t = range.begin; t < range.end; ++t)
+    before.push_back(catalog.tensors[t].name);
+  const auto groups =
+      read_groups(*catalog.skeleton->document, state_dict, catalog.path);
+  if (!groups) {
+    for (size_t t = range.begin; t < range.end; ++t) {
+      Tensor& tensor = catalog.tensors[t];
+      if (!tensor.param.empty() && !tensor.state.empty())
+        tensor.name = tensor.param + "." + tensor.state;
+    }
+  } else {
+    const Names names = named(catalog, range, *groups, "module", model, true,
+                              {}, options, catalog.path);
+    if (!names.why_not.empty()) {
+      leave_numbered(catalog, range, "", catalog.path, names.why_not);
+    } else {
+      apply(catalog, range, names, "");
+      catalog.assumptions.push_back(
+          fmt::format("optimizer: numbers are parameters by {}", names.why));
+    }
+  }
+  for (size_t t = range.begin; t < range.end; ++t)
+    renamed[before[t - range.begin]] = catalog.tensors[t].name;
+}
+
+// Lightning's file, Composer's: everything in one pickle.
+void adopt_pickle(Catalog& catalog, const Trainer& trainer,
+                  const ReadOptions& options) {
+  const Pickled& pickled = trainer.pickled;
   std::vector<Tensor> copies;
-  std::map<std::string, std::string> renamed;
+  Renamed renamed;
   for (Tensor& tensor : catalog.tensors) {
     if (tensor.kind == Kind::optim) continue;
-    if (!tensor.name.starts_with(kModel)) {
+    if (!tensor.name.starts_with(pickled.model)) {
       tensor.kind = Kind::other;
       continue;
     }
     const std::string before = tensor.name;
     tensor.kind = Kind::model;
-    tensor.name = unwrapped(tensor.name.substr(kModel.size()));
+    tensor.name = unwrapped(tensor.name.substr(pickled.model.size()));
     renamed[before] = tensor.name;
     copies.push_back(tensor);
   }
   std::vector<const Tensor*> model;
   for (const Tensor& copy : copies) model.push_back(&copy);
-  const pickle::Document& document = *catalog.skeleton->document;
-  const pickle::Id list =
-      document.find(catalog.skeleton->root, "optimizer_states");
-  const size_t count =
-      document.is(list, pickle::Type::kList) ? document.items(list).size() : 0;
-  for (size_t i = 0; i < count; ++i) {
-    const std::string prefix = fmt::format("optimizer_states.{}.", i);
-    const pickle::Id one = document.items(list)[i];
-    // The tensors of one optimizer stand together in the pickle.
-    Range range{catalog.tensors.size(), 0};
-    for (size_t t = 0; t < catalog.tensors.size(); ++t) {
-      if (!catalog.tensors[t].name.starts_with(prefix)) continue;
-      range.begin = std::min(range.begin, t);
-      range.end = t + 1;
-    }
-    if (range.end == 0) continue;
-    std::vector<std::string> before;
-    for (size_t t = range.begin; t < range.end; ++t)
-      before.push_back(catalog.tensors[t].name);
-    const auto groups = read_groups(document, one, catalog.path);
-    if (!groups) {
-      for (size_t t = range.begin; t < range.end; ++t) {
-        Tensor& tensor = catalog.tensors[t];
-        if (!tensor.param.empty() && !tensor.state.empty())
-          tensor.name = tensor.param + "." + tensor.state;
-      }
-    } else {
-      const Names names = named(catalog, range, *groups, "module", model, true,
-                                {}, options, catalog.path);
-      if (!names.why_not.empty()) {
-        leave_numbered(catalog, range, "", catalog.path, names.why_not);
-      } else {
-        apply(catalog, range, names, "");
-        catalog.assumptions.push_back(
-            fmt::format("optimizer: numbers are parameters by {}", names.why));
-      }
-    }
-    for (size_t t = range.begin; t < range.end; ++t)
-      renamed[before[t - range.begin]] = catalog.tensors[t].name;
-  }
+  for (const auto& [prefix, id] :
+       state_dicts_in(*catalog.skeleton, pickled.optimizers))
+    name_pickled_optimizer(catalog, prefix, id, model, options, renamed);
   for (auto& [node, name] : catalog.skeleton->tensors)
     if (const auto found = renamed.find(name); found != renamed.end())
       name = found->second;
-  catalog.run =
-      Run{.trainer = "lightning", .step = number_of(catalog, "global_step")};
+  catalog.run = Run{.trainer = trainer.name,
+                    .step = step_in(*catalog.skeleton, trainer.step_object)};
+}
+
+bool is_pickle_of(const Catalog& catalog, const Trainer& trainer) {
+  const Pickled& pickled = trainer.pickled;
+  return !pickled.sign.empty() && has_object(catalog, pickled.sign) &&
+         std::ranges::any_of(catalog.tensors, [&](const Tensor& tensor) {
+           return tensor.name.starts_with(pickled.model);
+         });
 }
 
 }  // namespace
@@ -131,12 +171,12 @@ void adopt(Catalog& catalog, const std::string& only,
     return only.empty() || only == name;
   };
   if (catalog.run) return;
-  if (catalog.format == "torch" && catalog.skeleton && wanted("lightning") &&
-      has_object(catalog, "pytorch-lightning_version") &&
-      std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
-        return tensor.name.starts_with("state_dict.");
-      }))
-    return adopt_lightning(catalog, options);
+  if (catalog.format == "torch" && catalog.skeleton) {
+    for (const Trainer& trainer : trainers())
+      if (wanted(trainer.name) && is_pickle_of(catalog, trainer))
+        return adopt_pickle(catalog, trainer, options);
+    return;
+  }
   if (catalog.format != "dcp") return;
   for (const Trainer& trainer : trainers())
     if (!trainer.objects.empty() && wanted(trainer.name) &&
@@ -146,12 +186,31 @@ void adopt(Catalog& catalog, const std::string& only,
       return adopt_whole(catalog, trainer);
 }
 
+namespace {
+
+// One container, as its own reader reads it.
+Catalog read_sole(const Found& found, const ReadOptions& options) {
+  const Sole& sole = found.trainer->sole;
+  const auto names = names_like(found.step, sole.at + "/");
+  const std::string path = sole.at.empty() || names.empty()
+                               ? found.step
+                               : io::join(found.step, names.back().path);
+  Catalog catalog =
+      formats::find_format(sole.format).reader->read_catalog(path, options);
+  catalog.run = Run{.trainer = found.trainer->name, .step = {}};
+  return catalog;
+}
+
+}  // namespace
+
 std::optional<Catalog> read_run(const Found& found, const std::string& path,
                                 const ReadOptions& options) {
   const Trainer& trainer = *found.trainer;
   Catalog catalog;
   const bool lone = !io::is_directory(found.step);
-  if (lone || !trainer.objects.empty()) {
+  if (!trainer.sole.format.empty()) {
+    catalog = read_sole(found, options);
+  } else if (lone || !trainer.objects.empty()) {
     catalog = formats::find_format(lone ? "torch" : "dcp")
                   .reader->read_catalog(found.step, options);
     adopt(catalog, trainer.name, options);
@@ -159,6 +218,8 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
   } else {
     catalog = read_step(found, options);
     catalog.run = Run{.trainer = trainer.name, .step = {}};
+  }
+  if (!lone && trainer.objects.empty()) {
     if (!trainer.step_file.empty())
       catalog.run->step =
           number_in(io::join(found.step, trainer.step_file), trainer.step_key);

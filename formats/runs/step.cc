@@ -13,6 +13,7 @@
 #include "containers/hf/hf.h"
 #include "formats/dcp/objects.h"
 #include "formats/runs/checks.h"
+#include "formats/runs/components.h"
 #include "formats/runs/merge.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/nanotron.h"
@@ -66,15 +67,26 @@ class Reading {
 
   Catalog read() {
     catalog_.path = found_.step;
-    const bool several = found_.roles.size() > 1;
     if (found_.roles.empty()) read_folder("", "");
     for (const std::string& role : found_.roles)
-      read_folder(role, several ? role + "." : "");
+      read_folder(role, name_of(role));
+    check_components(trainer_, found_.step, catalog_);
     finish();
     return std::move(catalog_);
   }
 
  private:
+  bool has_components() const { return !trainer_.components.file.empty(); }
+
+  // What stands before a role's names: nothing, if there is one alone. A
+  // folder "_actor" is that of the actor.
+  std::string name_of(std::string_view role) const {
+    const bool alone = found_.roles.size() == 1 && !has_components();
+    if (alone || role.empty()) return {};
+    if (role.starts_with('_')) role.remove_prefix(1);
+    return std::string(role) + ".";
+  }
+
   // A folder with one model, or several numbered ones.
   void read_folder(const std::string& sub, const std::string& role) {
     folder_ = sub.empty() ? found_.step : io::join(found_.step, sub);
@@ -253,6 +265,7 @@ class Reading {
     }
     if (source == nullptr) return missing_optimizer(prefix);
     if (source->read == "ranks") return read_rank_optimizer(*source, prefix);
+    if (is_of_other_step(*source, numbers)) return;
     Catalog one = read_container(*source, numbers);
     keep(*source, fill(source->at, numbers), one);
     if (one.load_objects) lazy_ = true;
@@ -272,11 +285,33 @@ class Reading {
     }
     const std::string path = io::join(folder_, fill(source->at, numbers));
     const auto skeleton = std::exchange(one.skeleton, std::nullopt);
+    const std::string inside = source->key.empty() ? "" : source->key + ".";
+    for (Tensor& tensor : one.tensors)
+      if (tensor.name.starts_with(inside)) tensor.name.erase(0, inside.size());
     for (Object& object : one.objects)
-      object.name = prefix + "optimizer." + object.name;
+      object.name = prefix + (inside.empty() ? "optimizer." : "") + object.name;
     const size_t begin = Merger(catalog_).add(std::move(one));
     name_optimizer(*source, prefix, path, begin,
                    skeleton ? skeleton->document : nullptr);
+  }
+
+  // torchtune keeps the state of its newest unfinished epoch alone, beside the
+  // folders of all.
+  bool is_of_other_step(const Source& source, const Numbers& numbers) {
+    if (source.next_step.empty()) return false;
+    const std::string path = io::join(folder_, fill(source.at, numbers));
+    const auto next = number_in(path, source.next_step);
+    const auto step = number_in_name(trainer_, found_);
+    if (!next || !step || *next == *step + 1) return false;
+    catalog_.problems.push_back(
+        {Severity::kWarning,
+         "stale_part",
+         path,
+         {},
+         fmt::format("is of another step ({} is {}, {} would be of this one): "
+                     "the optimizer is left out",
+                     printable(source.next_step), *next, *step + 1)});
+    return true;
   }
 
   void missing_optimizer(const std::string& prefix) {
@@ -288,7 +323,12 @@ class Reading {
                       const std::shared_ptr<const pickle::Document>& document) {
     const Range range{begin, catalog_.tensors.size()};
     std::optional<Groups> groups;
-    if (document) groups = read_groups(*document, document->root(), path);
+    if (document)
+      groups = read_groups(*document,
+                           source.key.empty()
+                               ? document->root()
+                               : document->find(document->root(), source.key),
+                           path);
     if (!groups) {
       // By name already: {"state": {"model.w": …}}.
       Namer(source, prefix).name(std::span(catalog_.tensors).subspan(begin));
@@ -390,6 +430,7 @@ class Reading {
     if (!io::is_directory(folder)) return;
     // Of several models there is no one configuration.
     if (found_.roles.size() > 1 && sub != found_.roles[0]) return;
+    if (has_components() && !sub.empty()) return;
     formats::add_sidecars(home.empty() ? folder_ : folder, catalog_);
   }
 
@@ -398,7 +439,7 @@ class Reading {
       return read_.contains(sidecar.path);
     });
     if (catalog_.family.empty()) catalog_.family = options_.family;
-    const std::string first = found_.roles.empty()
+    const std::string first = found_.roles.empty() || has_components()
                                   ? found_.step
                                   : io::join(found_.step, found_.roles[0]);
     if (catalog_.dialect != "nanotron")

@@ -21,7 +21,9 @@ Source read_source(const Json& json) {
           .order = json.value("order", "names"),
           .prefixes = json.value("prefixes", Strings{""}),
           .optimizers = json.value("optimizers", Strings{}),
-          .others = json.value("others", Strings{})};
+          .others = json.value("others", Strings{}),
+          .key = json.value("key", ""),
+          .next_step = json.value("next_step", "")};
 }
 
 Part read_part(const Json& json) {
@@ -37,19 +39,22 @@ Trainer read_trainer(const Json& json) {
   Trainer trainer{.name = json.at("name"),
                   .what = json.at("what"),
                   .signature = json.at("signature"),
+                  .role_signature = json.value("role_signature", Strings{}),
                   .objects = json.value("objects", Strings{}),
                   .steps = json.value("steps", Strings{}),
                   .last = json.value("last", Strings{}),
                   .tracker = json.value("tracker", ""),
                   .roles = json.value("roles", Strings{}),
                   .homes = json.value("homes", Strings{}),
-                  .lone_files = json.value("lone_files", false),
                   .weights_beside = json.value("weights_beside", false),
                   .of_ranks = json.value("of_ranks", Strings{}),
                   .reset_hint = json.value("reset_hint", ""),
                   .step_file = {},
                   .step_key = {},
                   .step_object = {},
+                  .sole = {},
+                  .pickled = {},
+                  .components = {},
                   .models = {},
                   .optimizers = {},
                   .parts = {}};
@@ -57,7 +62,18 @@ Trainer read_trainer(const Json& json) {
   trainer.step_file = step.value("file", "");
   trainer.step_key = step.value("key", "");
   trainer.step_object = step.value("object", "");
-  for (const Json& one : json.at("models"))
+  const Json sole = json.value("sole", Json::object());
+  trainer.sole = {.format = sole.value("format", ""),
+                  .at = sole.value("at", "")};
+  const Json pickled = json.value("pickled", Json::object());
+  trainer.pickled = {.sign = pickled.value("sign", ""),
+                     .model = pickled.value("model", ""),
+                     .optimizers = pickled.value("optimizers", ""),
+                     .ending = pickled.value("ending", "")};
+  const Json components = json.value("components", Json::object());
+  trainer.components = {.file = components.value("file", ""),
+                        .weighted = components.value("weighted", Strings{})};
+  for (const Json& one : json.value("models", Json::array()))
     trainer.models.push_back(read_source(one));
   for (const Json& one : json.value("optimizers", Json::array()))
     trainer.optimizers.push_back(read_source(one));

@@ -23,6 +23,9 @@ struct Source {
   std::vector<std::string> prefixes;
   std::vector<std::string> optimizers;
   std::vector<std::string> others;  // of neither
+  std::string key;  // where in a pickle the optimizer's state dict is
+  // A number in it that is the step's plus one; any other is of another save.
+  std::string next_step;
 };
 
 // A file that holds values.
@@ -38,10 +41,33 @@ struct Part {
   std::string world;  // a JSON file: this key holds the number of ranks
 };
 
+// Everything of a step in one container, which its own reader reads whole.
+struct Sole {
+  std::string format;  // "": the trainer has parts instead
+  std::string at;      // a pattern: the container's folder in the step
+};
+
+// Everything of a step in one file of torch.save.
+struct Pickled {
+  std::string sign;        // an object that such a file has; "": no such files
+  std::string model;       // the beginning of the model's names
+  std::string optimizers;  // keys of a list or dict of state dicts, "a.b"
+  std::string ending;      // of files' names; "": those of `steps` and `last`
+};
+
+// A folder of models beside each other, each with a configuration of its own.
+struct Components {
+  std::string file;  // the JSON file that lists them; "": there are none
+  // Ends of classes that have weights; none: all that have a config.json.
+  std::vector<std::string> weighted;
+};
+
 struct Trainer {
   std::string name;
   std::string what;
   std::vector<std::string> signature;  // patterns; all of them are there
+  // Not empty: of each role's folder, `signature` is of the step alone.
+  std::vector<std::string> role_signature;
   // Not empty: an object of one of these beginnings has to be in the container.
   std::vector<std::string> objects;
   std::vector<std::string> steps;  // patterns of a root's folders (and files)
@@ -49,14 +75,16 @@ struct Trainer {
   std::string tracker;             // a file of the root that has the number
   std::vector<std::string> roles;  // sub-folders, each with a model of its own
   std::vector<std::string> homes;  // sub-folders with config and tokenizer
-  bool lone_files = false;         // a step may be one file
   bool weights_beside = false;     // the root may hold a final model
   std::vector<std::string> of_ranks;  // objects that are of so many ranks
   std::string reset_hint;             // what to do without them
   std::string step_file;              // where the step's number is …
   std::string step_key;               // … a path in it, "a.b"
   std::string step_object;            // or an object of the container
-  std::vector<Source> models;         // the first that is there
+  Sole sole;
+  Pickled pickled;
+  Components components;
+  std::vector<Source> models;  // the first that is there
   std::vector<Source> optimizers;
   std::vector<Part> parts;
 };

@@ -1,0 +1,361 @@
+#!/usr/bin/env python3
+"""Run folders of trainers that are not among the goldens.
+
+torch's own functions write them here, called as the trainers' savers call them
+(read in their sources; docs/formats/runs.md says where); folders of DeepSpeed
+and Megatron are goldens of these, put where the trainer puts them.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+from support import DATA, Suite, check, check_equal, digest
+
+CKPT = None  # set by prepare
+DEEPSPEED = DATA / "deepspeed" / "zero1_dp2" / "ckpt"
+MEGATRON = DATA / "megatron_torch_dist"
+
+
+def train(seed=3):
+    """A model after two steps, and its AdamW."""
+    import torch
+
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        model(torch.randn(3, 6)).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def wanted(model, optimizer, prefix=""):
+    names = {id(p): n for n, p in model.named_parameters()}
+    found = {prefix + n: t for n, t in model.state_dict().items()}
+    for p, states in optimizer.state.items():
+        for key, value in states.items():
+            found[f"{prefix}{names[id(p)]}.{key}"] = value
+    return found
+
+
+def raw(tensor):
+    return digest(tensor.detach().contiguous().numpy().tobytes())
+
+
+def check_run(path, trainer, tensors, step=None):
+    found = CKPT.inspect(path, "--digest")
+    check_equal(found["trainer"], {"name": trainer, "step": step}, "trainer")
+    got = {t["name"]: t["digest"] for t in found["tensors"]}
+    check_equal(sorted(got), sorted(tensors), "names")
+    for name, tensor in tensors.items():
+        check_equal(got[name], raw(tensor), name)
+    bad = [p for p in found["problems"] if p["severity"] == "damage"]
+    check_equal(bad, [], "problems")
+    return found
+
+
+def save_dcp(value, path):
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(value, checkpoint_id=str(path), no_dist=True)
+
+
+def nemo_rl_role(folder, seed):
+    from torch.distributed.checkpoint.state_dict import (
+        get_model_state_dict, get_optimizer_state_dict)
+
+    model, optimizer = train(seed)
+    save_dcp({"model": get_model_state_dict(model)}, folder / "weights")
+    save_dcp({"optim": {"optim": get_optimizer_state_dict(model, optimizer)}},
+             folder / "optimizer")
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "tokenizer_config.json").write_text("{}")
+    return model, optimizer
+
+
+def test_nemo_rl(folder):
+    import torch
+
+    step = folder / "run" / "step_7"
+    policy = nemo_rl_role(step / "policy", 3)
+    (step / "training_info.json").write_text('{"step": 7}')
+    (step / "config.yaml").write_text("policy: tiny\n")
+    torch.save({"i": 14}, step / "train_dataloader.pt")
+    # A newer one, of which the rename is still to come.
+    shutil.copytree(step, step.with_name("tmp_step_9"))
+    for path in (step, step.parent):
+        check_run(path, "nemo_rl", wanted(*policy), 7)
+    value = nemo_rl_role(step / "value", 5)
+    found = check_run(step, "nemo_rl", {
+        **wanted(*policy, "policy."), **wanted(*value, "value.")}, 7)
+    parts = {Path(f["path"]).name: f["part"] for f in found["file_list"]}
+    check_equal(parts["train_dataloader.pt"], "dataloader", "parts")
+    (step / "policy/optimizer/.metadata").unlink()
+    result = CKPT.run("inspect", step).want(4)
+    check("did not finish" in result.err, f"{result}")
+
+
+def megatron_source():
+    for case in sorted(MEGATRON.iterdir()):
+        for path in sorted(case.rglob("metadata.json")):
+            if path.with_name(".metadata").is_file():
+                return path.parent
+    raise AssertionError("no golden of torch_dist")
+
+
+def check_as_alone(path, trainer, step):
+    """What Megatron's reader says of the directory, with the trainer."""
+    found = CKPT.inspect(path, "--digest")
+    check_equal(found["trainer"], {"name": trainer, "step": step}, "trainer")
+    alone = CKPT.inspect(megatron_source(), "--digest", "--trainer", "none")
+    check_equal([(t["name"], t["kind"], t["digest"])
+                 for t in found["tensors"]],
+                [(t["name"], t["kind"], t["digest"])
+                 for t in alone["tensors"]], "tensors")
+    return found
+
+
+def test_nemo(folder):
+    root = folder / "run"
+    step = root / "model--val_loss=1.50-step=20-consumed_samples=40.0-last"
+    shutil.copytree(megatron_source(), step / "weights")
+    (step / "context").mkdir()
+    (step / "context" / "io.json").write_text("{}")
+    (step / "context" / "model.yaml").write_text("model: tiny\n")
+    for path in (step, root):
+        check_as_alone(path, "nemo", 20)
+    CKPT.ok("verify", step)
+
+
+def test_megatron_bridge(folder):
+    import torch
+
+    step = folder / "run" / "iter_0000020"
+    shutil.copytree(megatron_source(), step)
+    (step / "run_config.yaml").write_text("model: tiny\n")
+    torch.save({"step": torch.tensor(20)}, step / "train_state.pt")
+    (step.parent / "latest_checkpointed_iteration.txt").write_text("20")
+    for path in (step, step.parent):
+        check_as_alone(path, "megatron_bridge", 20)
+
+
+def test_nemo_rl_megatron(folder):
+    step = folder / "run" / "step_3"
+    shutil.copytree(megatron_source(), step / "policy/weights/iter_0000000")
+    (step / "training_info.json").write_text('{"step": 3}')
+    check_as_alone(step.parent, "nemo_rl_megatron", 3)
+
+
+def test_openrlhf(folder):
+    root = folder / "ckpt"
+    for role in ("_actor", "_critic"):
+        shutil.copytree(DEEPSPEED, root / role)
+    alone = CKPT.inspect(DEEPSPEED, "--digest", "--trainer", "none")
+    want = {f"{role}.{t['name']}": t["digest"] for t in alone["tensors"]
+            for role in ("actor", "critic")}
+    found = CKPT.inspect(root, "--digest")
+    check_equal(found["trainer"]["name"], "openrlhf", "trainer")
+    got = {t["name"]: t["digest"] for t in found["tensors"]}
+    check_equal(len(got), len(want), "tensors")
+    models = {t["name"] for t in alone["tensors"] if t["kind"] == "model"}
+    for name in models:
+        check_equal(got[f"actor.{name}"], want[f"actor.{name}"], name)
+        check_equal(got[f"critic.{name}"], want[f"critic.{name}"], name)
+    # DeepSpeed's own folder is nobody's run.
+    check_equal(CKPT.inspect(DEEPSPEED)["trainer"], None, "DeepSpeed alone")
+
+
+def composer_state(model, optimizer, by_name):
+    """Composer's State.state_dict() (read at 008dac7)."""
+    states = optimizer.state_dict()
+    if by_name:
+        from torch.distributed.checkpoint.state_dict import (
+            get_optimizer_state_dict)
+
+        states = get_optimizer_state_dict(model, optimizer)
+    return {"state": {
+        "model": model.state_dict(), "optimizers": {"DecoupledAdamW": states},
+        "timestamp": {"Timestamp": {"epoch": 1, "batch": 8}},
+        "rank_zero_seed": 3, "run_name": "tiny"}, "rng": [{"python": 1}]}
+
+
+def test_composer_file(folder):
+    import torch
+
+    root = folder / "run"
+    root.mkdir()
+    model, optimizer = train()
+    state = composer_state(model, optimizer, False)
+    older = root / "ep1-ba4-rank0.pt"
+    torch.save({**state, "state": {
+        **state["state"], "timestamp": {"Timestamp": {"batch": 4}}}}, older)
+    step = root / "ep1-ba8-rank0.pt"
+    torch.save(state, step)
+    want = wanted(model, optimizer)
+    for path in (step, root):
+        check_run(path, "composer", want, 8)
+    (root / "latest-rank0.pt").symlink_to(older.name)
+    check_run(root, "composer", want, 4)
+    renamed = folder / "mine.pt"
+    shutil.copy(step, renamed)
+    check_run(renamed, "composer", want, 8)
+    out = folder / "model.safetensors"
+    CKPT.ok("convert", step, out, "--model-only")
+    got = {t["name"] for t in CKPT.inspect(out)["tensors"]}
+    check_equal(got, set(model.state_dict()), "model")
+
+
+def test_composer_shards(folder):
+    root = folder / "run"
+    model, optimizer = train()
+    save_dcp(composer_state(model, optimizer, True), root / "ep1-ba8")
+    for path in (root / "ep1-ba8", root):
+        check_run(path, "composer", wanted(model, optimizer), 8)
+
+
+def save_weights(tensors, path):
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, str(path), metadata={"format": "pt"})
+    (path.parent / "config.json").write_text('{"tiny": true}')
+
+
+def save_recipe(root, model, optimizer, epoch, by_name):
+    """FullModelHFCheckpointer.save_checkpoint, intermediate (torchtune 0.6):
+    the epoch's folder, and the recipe's state without the model."""
+    import torch
+
+    folder = root / f"epoch_{epoch}"
+    name = "model-00001-of-00001.safetensors"
+    save_weights({f"hf.{n}": t for n, t in model.state_dict().items()},
+                 folder / name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({
+        "metadata": {"total_size": 1},
+        "weight_map": {f"hf.{n}": name for n in model.state_dict()}}))
+    states = optimizer.state_dict()
+    if by_name:
+        from torch.distributed.checkpoint.state_dict import (
+            get_optimizer_state_dict)
+
+        states = get_optimizer_state_dict(model, optimizer)
+    (root / "recipe_state").mkdir(exist_ok=True)
+    torch.save({"optimizer": states, "seed": 3, "epochs_run": epoch + 1,
+                "total_epochs": 9, "max_steps_per_epoch": 2},
+               root / "recipe_state" / "recipe_state.pt")
+
+
+def test_torchtune(folder):
+    """The model has Hugging Face's names, the optimizer torchtune's."""
+    root = folder / "out"
+    model, optimizer = train()
+    for epoch in (9, 10):
+        save_recipe(root, model, optimizer, epoch, True)
+    want = {name if name not in model.state_dict() else f"hf.{name}": t
+            for name, t in wanted(model, optimizer).items()}
+    for path in (root / "epoch_10", root):
+        check_run(path, "torchtune", want, 10)
+    # The state is of the newest epoch alone.
+    alone = {n: t for n, t in want.items() if n.startswith("hf.")}
+    found = check_run(root / "epoch_9", "torchtune", alone, 9)
+    check([p for p in found["problems"] if p["kind"] == "stale_part"],
+          f"{found['problems']}")
+    # By number, and nothing proves the order of torchtune's modules.
+    save_recipe(root, model, optimizer, 10, False)
+    found = CKPT.inspect(root)
+    names = {t["name"] for t in found["tensors"] if t["kind"] == "optim"}
+    check(all(n.startswith("optimizer.state.") for n in names), names)
+    check([p for p in found["problems"] if p["kind"] == "numbered_state"],
+          f"{found['problems']}")
+
+
+def random_weights(seed, **shapes):
+    import torch
+
+    torch.manual_seed(seed)
+    return {f"{name}.weight": torch.randn(shape)
+            for name, shape in shapes.items()}
+
+
+def test_diffusers(folder):
+    root = folder / "model"
+    parts = {"unet": random_weights(1, conv_in=(4, 3), conv_out=(3, 4)),
+             "vae": random_weights(2, conv_in=(4, 3)),
+             "text_encoder": random_weights(3, embed=(7, 4))}
+    for name, tensors in parts.items():
+        file = ("model.safetensors" if name == "text_encoder"
+                else "diffusion_pytorch_model.safetensors")
+        save_weights(tensors, root / name / file)
+    (root / "scheduler").mkdir()
+    (root / "scheduler/scheduler_config.json").write_text("{}")
+    (root / "model_index.json").write_text(json.dumps({
+        "_class_name": "StableDiffusionPipeline",
+        "unet": ["diffusers", "UNet2DConditionModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+        "text_encoder": ["transformers", "CLIPTextModel"],
+        "scheduler": ["diffusers", "DDIMScheduler"],
+        "safety_checker": [None, None]}))
+    want = {f"{part}.{n}": t for part, tensors in parts.items()
+            for n, t in tensors.items()}
+    check_run(root, "diffusers", want)
+    CKPT.ok("verify", root)
+    check_missing(root, "vae/diffusion_pytorch_model.safetensors", "vae")
+    shutil.rmtree(root / "scheduler")
+    result = CKPT.run("verify", root).want(1)
+    check("scheduler" in result.out + result.err, f"{result}")
+    (root / "model_index.json").write_text(
+        '{"../unet": ["diffusers", "UNet2DModel"]}')
+    result = CKPT.run("inspect", root).want(4)
+    check("outside" in result.err, f"{result}")
+
+
+def check_missing(root, name, word):
+    """A component without its weights is damage, and named."""
+    aside = root.parent / "aside"
+    (root / name).rename(aside)
+    result = CKPT.run("verify", root).want(1)
+    check(word in result.out + result.err, f"{result}")
+    aside.rename(root / name)
+    CKPT.ok("verify", root)
+
+
+def test_sentence_transformers(folder):
+    root = folder / "model"
+    parts = {"": random_weights(1, embeddings=(7, 4)),
+             "2_Dense": random_weights(2, linear=(3, 4))}
+    for name, tensors in parts.items():
+        save_weights(tensors, root / name / "model.safetensors")
+    (root / "1_Pooling").mkdir()
+    (root / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}')
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"),
+             ("2_Dense", "Dense"), ("3_Normalize", "Normalize")]
+    (root / "modules.json").write_text(json.dumps([
+        {"idx": i, "name": str(i), "path": path,
+         "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds)]))
+    want = {f"{part}.{n}" if part else n: t for part, tensors in parts.items()
+            for n, t in tensors.items()}
+    check_run(root, "sentence_transformers", want)
+    CKPT.ok("verify", root)
+    check_missing(root, "2_Dense/model.safetensors", "2_Dense")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    suite.add("torchtune", test_torchtune)
+    suite.add("NeMo-RL", test_nemo_rl)
+    suite.add("NeMo-RL with Megatron", test_nemo_rl_megatron)
+    suite.add("NeMo 2", test_nemo)
+    suite.add("Megatron-Bridge", test_megatron_bridge)
+    suite.add("OpenRLHF", test_openrlhf)
+    suite.add("Composer, one file", test_composer_file)
+    suite.add("Composer, shards", test_composer_shards)
+    suite.add("diffusers", test_diffusers)
+    suite.add("sentence-transformers", test_sentence_transformers)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
