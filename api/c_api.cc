@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C interface: every call catches what the library throws and hands it out
 // as JSON.
 #include <cstdlib>

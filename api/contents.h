@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a manifest says about bytes that are no tensor's.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a write has to know of elements that are made as they are read.
 #pragma once
 

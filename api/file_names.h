@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The names of a target's files, before the first byte of them is written.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From bytes of files that are gone to elements of tensors, and back.
 #pragma once
 

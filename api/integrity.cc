@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Is a checkpoint whole? What megatron-core checks when it saves and loads,
 // asked of what is stored.
 #include <sys/stat.h>

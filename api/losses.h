@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Casts that lose values: what was asked for, and what is refused.
 #pragma once
 

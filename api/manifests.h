@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The manifests of a run: the one that the target gets, and the one that the
 // source may have.
 #pragma once

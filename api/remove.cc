@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Takes tensors out of a distributed checkpoint where it stands. The order of
 // the steps is what makes it safe: the old index serves until the new one is
 // whole and on the disk, and nothing that an index names is ever deleted.

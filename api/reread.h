@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sources whose tensors reach the target under other names, or in other
 // arrangements: what was read of them on the way adds up to nothing that the
 // source's own manifest knows.

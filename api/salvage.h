@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is left of a damaged checkpoint, as a sound one of the same format.
 //
 //   source ─► files repaired ─► shadow ─► the format's own reader

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The files of a damaged checkpoint, each repaired as far as it can be by
 // itself, in a Shadow.
 #pragma once

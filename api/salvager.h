@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The steps of salvage_checkpoint, and what they know of one checkpoint.
 //
 //   salvage.cc           opens what is left, proves it, publishes it

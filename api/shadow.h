@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint that is being put together beside DST, out of links to sound
 // files and rebuilt ones, so that the ordinary readers judge it before
 // anything is written.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a distributed checkpoint holds, and loads of parts of it.
 #include "ckpt/sharded.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is asked of a checkpoint as a whole.
 #include <algorithm>
 #include <unordered_map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a source catalog to a published target: what the commands and the
 // public API share.
 #pragma once

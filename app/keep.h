@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What lives as long as the process, and is not taken apart at its end.
 //
 // A command ends where the process does. To give back a catalog of 100,000

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What surrounds a command: signals, limits, ranks, and how it ended.
 #include <sys/resource.h>
 

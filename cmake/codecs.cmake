@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Decompressors that only some checkpoints need: zarr chunks, DCP items. For
 # each that is found: CKPT_HAVE_<NAME>, CKPT_<NAME>_TARGET. zlib is always there.
 find_package(BZip2 QUIET)

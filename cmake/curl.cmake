@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # libcurl's headers, for URLs as sources. The library itself is opened when the
 # first URL is (lib/net/curl.cc), never linked: it brings forty others.
 set(CKPT_HAVE_CURL OFF)

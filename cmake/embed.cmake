@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Data files of a room, compiled into its library: lib/embedded.h.
 #
 #   ckpt_embed(TARGET NAMESPACE FILE...)

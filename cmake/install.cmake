@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake --install: the binary, its modules, the library, and a CMake package
 # so that find_package(ckpt) gives ckpt::ckpt.
 include(CMakePackageConfigHelpers)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The optional packages: libtorch, MPI, CUDA. For each, CKPT_WITH_<NAME> is
 #   AUTO  use it if it is there      ON  fail if it is not      OFF  don't look
 # and this file sets CKPT_HAVE_<NAME> and CKPT_<NAME>_FOUND_AS, a phrase for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Headers that most files include, parsed once for each target: with clang a
 # whole build from nothing takes a quarter less. Off where a compiler gains
 # little (g++), and so that one build at least shows a missing #include.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Each folder of a target as one file: headers are parsed and templates are
 # compiled once, which halves what a build costs. Off in the debug preset, where
 # files are compiled again one by one and a missing #include shows.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where payload lies, as far as a dry run has to know.
 //
 // An index says where each item begins and ends; where in it the elements are,

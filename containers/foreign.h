@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a file is that is none of ours, told from its first bytes or its name,
 // so that an error can say more than "unknown".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a user should know of a conversion that went through.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Does a model of hf fit its family? Every tensor by its name and shape, with
 // nothing left over: what a conversion would need.
 #pragma once

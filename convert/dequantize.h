@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantized weights as the numbers that they stand for.
 //
 //   a.weight (f8 [r, c]) + a.weight_scale_inv ─┐

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which dialect a checkpoint speaks, and of which family it is.
 #include <algorithm>
 

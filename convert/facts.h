@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ledger of facts: what changes the function of a model, whatever dialect
 // says it. facts.json has one expression a dialect for each, with what absence
 // means there; hf_defaults.json has the defaults of transformers' classes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OLMo-core's configuration, as the ledger's expressions read and write it:
 //
 //   model.block                       one block for all layers

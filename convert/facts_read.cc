@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Configurations, as the ledger's expressions read them.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // facts.json, parsed. Of this room alone.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The keys of a configuration that the ledger does not know.
 #include <algorithm>
 #include <set>

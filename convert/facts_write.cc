@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A configuration made to say the facts of another.
 #include <fmt/format.h>
 

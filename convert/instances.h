@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules of a dialect for one model: every tensor by its name, with the
 // tensors of hf that it is made of.
 #pragma once

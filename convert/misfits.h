@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What does not fit a family's rules, collected: a user wants to see all of it
 // at once.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a checkpoint says of its model besides tensors, in one dialect and in
 // another: config.json, Megatron's args, params.json, model.yaml.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensors of a model by name, in order, with those that rules have used.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The steps of family rules, done to views (docs/formats/dialects.md calls them
 // operations): what an hf tensor is in another dialect, and back.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --quantize: weights as fp8 codes and the scales of their blocks, as DeepSeek
 // and Qwen publish them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights that are codes, and the scales that make numbers of them.
 #pragma once
 

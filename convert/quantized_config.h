@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What config.json says of quantized weights.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations on shapes alone.
 #include <algorithm>
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint as another dialect names and arranges it. No byte moves: the
 // pieces of the source become those of the target's tensors, in one plan with
 // whatever topology the target has.

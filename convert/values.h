@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a checkpoint keeps the numbers of its model.
 #pragma once
 

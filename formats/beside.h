@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What becomes of each file of a source: its tensors and values are converted,
 // it is carried as it is, or it is left out with a reason. Nothing is dropped
 // in silence.

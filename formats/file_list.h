@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every file of what was opened, and which part of a training run it is.
 //
 //   path opened         what is listed, relative to

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a format is: a Reader that finds tensors from headers, and a Writer
 // that decides where the bytes of a target go. Neither touches payload.
 #pragma once

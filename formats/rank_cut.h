@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a tensor is cut for tensor-parallel ranks whose files hold one part
 // each, where the parts need not be equal groups (TpRule has only those).
 //

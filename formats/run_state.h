@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A run as one nested state dict, which DCP and torch files hold:
 //
 //   {"model.layers.0.w": tensor, …                 the model, at the top

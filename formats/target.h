@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What writers begin a target with and add to it, whatever their format.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a format says of itself, so that nobody above asks for it by name. The
 // defaults are those of a framework's format whose ranks write it: a new row
 // without them is refused what it does not claim, never taken for what it is

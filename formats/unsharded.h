@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Directories of whole tensors in other forms than Hugging Face's, as
 // OLMo-core's unshard_checkpoint writes them:
 //

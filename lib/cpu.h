@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What this processor and its kernel can do, for code that has faster loops
 // for some processors. Not by __builtin_cpu_supports: zig's runtime has a stub
 // that says no to everything, and g++ 11 does not know f16c.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/crc32.h"
 
 #include <isa-l/crc.h>

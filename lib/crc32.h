@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CRC-32 (zip's polynomial) of bytes that arrive in any order.
 #pragma once
 

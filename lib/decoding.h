@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements that no file holds: a quantized weight's numbers, made of its codes
 // and scales as they are read. A File that is_decoded() has one; its bytes are
 //

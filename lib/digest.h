@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The linear content hash of a tensor (docs/digest.md): any sharding, any
 // order of pieces adds up to the same number.
 //

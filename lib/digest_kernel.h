@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inner loop of the digest, once per instruction set:
 //
 //   s_a += word[k] * t_a[i + k]    k = 0 .. n-1,  i + n <= 1024

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data files of a room, compiled into its library: models/families/*.json is a
 // family each, formats/runs/*.json are tables. CMake makes the definitions
 // (cmake/embed.cmake).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The word that errors in JSON have for an exit status.
 #pragma once
 

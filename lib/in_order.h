@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many small reads at once, and what they give in order: the headers of tens
 // of thousands of files.
 //

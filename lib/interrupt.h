@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SIGINT and SIGTERM, as a question that long loops ask.
 //
 // Outside an InterruptScope a signal ends the process at once, with 128 +

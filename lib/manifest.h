@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // .ckpt-manifest.json: what a target held when it was written, so that
 // `verify` finds rot later.
 //

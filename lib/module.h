@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optional modules: shared libraries that are opened when a command first
 // needs one, so that the program starts in milliseconds and works where they
 // are missing.

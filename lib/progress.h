@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long work tells whoever watches how far it is. A value with four
 // functions, all of them optional: the default one is silence.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SHA-256 (FIPS 180-4), for checksums that others have stored. What ckpt
 // itself promises about content is in digest.h.
 #pragma once

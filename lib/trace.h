@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each thread did when, for chrome://tracing and Perfetto:
 //
 //   {"traceEvents":[

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/tree_memory.h"
 
 #include <unistd.h>

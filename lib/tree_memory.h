@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What value trees take: the documents of pickles and of JSON texts, which
 // grow with what a file says, not with its size. All that is alive in the
 // process counts against one limit, and room is asked for before it is

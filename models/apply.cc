@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules -> the tensors of a catalog.
 #include <algorithm>
 #include <unordered_map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buffers that a family's `ignore` lists: no parameters, since their values
 // follow from the model's numbers. Which is proven from their bytes.
 #pragma once

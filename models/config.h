@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model's configuration: the scalars of a config file by dotted key, such
 // as "encoder_config.model_dim".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tables of a family that make one configuration from another's numbers.
 #include "ckpt/error.h"
 #include "models/numbers.h"

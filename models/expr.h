@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The expressions of family files: sizes, conditions and names, computed from
 // the numbers of a model's configuration.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Text -> tree: precedence climbing.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A family that says how it differs from another: "extends": "llama".
 //
 //   base   {"vars": {"$L": …, "$F": …}, "dialects": {"mcore": …, "meta": …}}

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "models/fairseq2_section.h"
 
 #include <algorithm>

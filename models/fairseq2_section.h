@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the family files say of fairseq2: tp_rules, buffers, tied, shapes,
 // config_defaults.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model family: how its tensors are named and arranged in each dialect. One
 // FILE.json of this folder is one family (docs/families.md has the schema);
 // --family-file brings one of the user's.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a family file says of fairseq2 alone: how it cuts tensors, which of
 // them are buffers or one and the same, their shapes, its defaults.
 #include <algorithm>

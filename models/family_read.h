@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A family file -> a Family, with every mistake at its line.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules of a family file: their fields, and what goes together.
 #include <algorithm>
 #include <array>

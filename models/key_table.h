@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a family's key table says of a model with a given configuration: the
 // shapes of its tensors and the number of its layers. A file that lacks rows
 // or a whole pipeline stage shows here, when nothing else does.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A JSON document that knows where each of its values stands, so that an
 // error in a file that people write points at its line.
 //

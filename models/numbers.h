@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The numbers of one model as one side of a family has them: layers, heads,
 // experts … from its configuration, by the family's variables.
 //

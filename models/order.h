@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order of a model's tensors: embeddings, layers by number, the rest.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The regular expressions of family files, matched against whole keys.
 //
 // The subset that the files use: literals, \. and other escaped punctuation,

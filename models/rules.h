@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the tensors of a model are split over tensor-parallel ranks: rules per
 // model family (the fairseq2 part of models/families/*.json) or from the user.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tensor as an arrangement of stored elements: what a dialect does to
 // another's tensors, without touching one of their bytes.
 //

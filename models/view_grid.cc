@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The factors behind a view's shape.
 //
 //   split   [6] by 3   ─►  [2, 3]   a part [1, 5) of it becomes

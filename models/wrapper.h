@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prefixes that trainers put before a model's names: the attribute of an
 // application, DistributedDataParallel's "module.", torch.compile's
 // "_orig_mod.", the key of a state dict.

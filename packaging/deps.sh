@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds the libraries that a portable ckpt has linked in, as static archives:
 # Debian's source packages, pinned in sources.sha256, by the compiler of the
 # PyPI wheel ziglang against glibc 2.28. What is already built is left alone.
@@ -10,7 +11,7 @@
 set -euo pipefail
 . "$(dirname "$0")/../scripts/common.sh"
 
-usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' packaging/deps.sh; }
+usage() { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//p}' packaging/deps.sh; }
 
 arch=$(uname -m)
 jobs=$(nproc)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packs what `cmake --install` made into a wheel, a .tar.gz and a .deb.
 
     pack.py --stage DIR --arch x86_64 --sbom FILE --notices FILE --out DIR

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The SPDX bill of materials of a portable build, from sources.sha256.
 
     sbom.py --arch x86_64 --binary FILE --out FILE [--notices FILE --licenses DIR]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is coming: the reads of an item before it is run, so that the disk has
 // them under way while the item before it is moved.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Drop-behind: a run larger than memory must not push everybody's files out of
 // the page cache, nor pile up dirty pages until the kernel stops all writers.
 //

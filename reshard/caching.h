@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a run leaves in the page cache, and what it reads around it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Takes bytes to target files that other processes write.
 //
 //   worker ── Output::write ─┬─ own file: pwritev

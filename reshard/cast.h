@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversion between element types, exactly as PyTorch's .to() rounds. From
 // float to float by loops of our own (cast_kernel.h); integers and complex
 // numbers by libtorch itself, in the optional torch module.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "reshard/cast_kernel.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Casts between floating-point types on the processor: the rules of
 // numbers.h in loops, once per instruction set. All give the same bits, of an
 // element wherever it stands; the tests run each that the processor has.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a cast loses: finite values that the target's type has no room for,
 // and values that it rounds to zero. Counted on the source's elements while
 // they are in the cache.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Joins dimensions that no piece splits.
 #pragma once
 

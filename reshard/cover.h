@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Proof that a target's files are filled exactly: literals and pieces touch
 // every byte once.
 #pragma once

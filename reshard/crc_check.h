@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checking the checksums that a container stores (zip records).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One thread's reads of elements that are made as they are read
 // (lib/decoding.h).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers to fp8 in blocks of 128x128, as DeepGEMM's cast by blocks does it:
 //
 //   amax = max(|x| of the block, 1e-4)      all in f32

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From codes to numbers, a line at a time in f32: loops once per instruction
 // set, as casts have them (cast_kernel.h). All give the same bits.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One thread's reads around the page cache, of the source files that can be
 // read so.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a plan: sweeps the sources front to back in blocks that fit a core's
 // cache, and does everything that has to be done to a byte (digest, CRC,
 // cast) while it is hot. Memory is bounded whatever the model.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Open files by path; the least recently used is closed when there are too
 // many. Reopening costs more than reading a header, so keep what fits.
 #pragma once

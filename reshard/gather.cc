@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements with strides of their own (transposed and permuted views): the box
 // is halved until a tile and the file range that it touches fit the buffers;
 // then one read, and a copy element by element.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What lets the same lines compile for the host and for a GPU.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which parts of a plan are done: a file in the staging directory, so that a
 // run which was stopped, killed or out of space goes on where it was.
 //

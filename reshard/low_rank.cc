@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "reshard/low_rank.h"
 
 #include <algorithm>

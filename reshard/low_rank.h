@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A matrix plus a product of two small ones, made block by block: weights
 // that an adapter (LoRA) changes, as one file in the order of rows.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The product of an adapter's factors, once per instruction set. All give the
 // same bits: each element is added up alone, in the order of the rank, and
 // fma rounds once whether an instruction or a library does it.

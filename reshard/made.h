@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files that are on no disk: their bytes are made of other files' while they
 // are read. A plan sees one as any other file, so what is made can be cut,
 // joined, cast and digested like what is stored.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The heart of the planner: the boxes of one tensor become jobs.
 //
 // First dimensions that no piece splits are joined, so that nearly every

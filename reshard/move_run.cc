@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contiguous bytes: one read, then one write for each target that wants them.
 #include <algorithm>
 

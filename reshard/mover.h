@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One worker: its buffers, its reader, and the three ways to move bytes.
 #pragma once
 

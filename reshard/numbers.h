@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Casts between floating-point types, element by element, with the bits that
 // PyTorch gives on the CPU. The processor's casts and the GPU's are made of
 // these.

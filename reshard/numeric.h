@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers about elements: what `inspect --stats` shows, and how far two tensors
 // are apart. Sums are of doubles; their last digits depend on how many threads
 // added them up.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the engine's bytes go: files that exist already with their full size,
 // memory, or nowhere.
 #pragma once

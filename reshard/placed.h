@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pieces as the planner works with them: plain boxes of elements with byte
 // strides, flat ranges cut into boxes, replicas told apart.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From two catalogs to byte copies. Pure: values in, values out; no file is
 // opened, so a plan can be printed, compared and tested alone.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How large a plan is, without holding it.
 //
 // A plan of millions of pieces takes as much memory as the two catalogs that it

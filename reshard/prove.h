@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Proves a catalog's claims: that fp32 main weights, rounded to the dtype of
 // the weights in use, are those weights, bit for bit.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Constants and second copies: what is left out has to be what it is said to
 // be.
 #include <fmt/format.h>

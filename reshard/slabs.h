@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cutting the boxes of a matrix into slabs of rows.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checking the checksums that a source stores while its bytes pass by: a
 // damaged byte must not be copied as if it were sound.
 #pragma once

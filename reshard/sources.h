@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading a catalog's files: handles that stay open, compressed ranges as
 // files of their own.
 #pragma once

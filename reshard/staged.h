@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an earlier run wrote, before its journal is believed. Files may have
 // been cut, flipped, deleted or filled with zeros since: by hands, by a disk,
 // by a kernel that could not write their pages and let go of them.

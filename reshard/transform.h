@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stored elements -> logical elements, in place: byte order, the sign flips
 // that torch keeps as the neg and conj bits of a view, and the one that some
 // dialects add to the weights of norms.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements as numbers, whatever their type: for statistics, comparisons and
 // for people. No module is needed.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Work in byte-sized pieces, handed to threads so that a thread stays with
 // one source file while there is another for the next thread, and two threads
 // seldom write to one file.

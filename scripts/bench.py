@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times `ckpt reshard` against `cp -r` of the same bytes, in alternation.
 
 Called by scripts/bench.sh. Medians by the clock and by processor time; the

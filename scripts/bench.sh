@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # How fast is it? Makes checkpoints and times ckpt in turn with cp -r of the same
 # bytes and with the peers' own tools; writes docs/benchmarks.md.
 #
@@ -21,7 +22,7 @@
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/bench.sh; }
+usage() { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/bench.sh; }
 
 gib=
 quick=no

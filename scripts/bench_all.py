@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """All promises about speed and memory, measured on one machine in one run.
 
 Called by scripts/bench.sh. Prints as it goes and writes a page of Markdown:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is measured: one line for each promise, with what it is held against.
 
 A case runs in turn with the copy of its source (`cp -r`), or with another

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What is not in the page cache: `ckpt --io MODE` in turn with cat and cp -r,
 and what a run larger than memory leaves of another file in the page cache.
 

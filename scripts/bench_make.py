@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes what the benchmark reads: checkpoints of a size, with random bytes.
 
 Every folder is made once and kept until the benchmark removes all of them.

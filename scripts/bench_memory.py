@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Keeps memory from going back to a virtual machine's host.
 
     bench_memory.py BYTES

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bars of ratios as an SVG picture, each with the mark of what is promised."""
 
 from html import escape

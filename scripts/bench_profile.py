@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the processor time of a command goes, by perf."""
 
 import re

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times `ckpt` where checkpoints are largest, against what is promised: rows
 11 to 14 of the table of promises.
 

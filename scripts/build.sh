@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds ckpt: installs what is missing, configures, compiles. Running it
 # again takes seconds. The binary is build/bin/ckpt.
 #
@@ -9,7 +10,7 @@
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/build.sh; }
+usage() { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/build.sh; }
 
 preset=release
 torch=yes

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Refuses a binary that would not start on an older Linux: libraries besides
 # glibc's own, symbols newer than glibc 2.28, a place where it was built, or
 # more than 12 MB.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Which room may include which (docs/architecture.md, "Rooms"), and who may
 # print. Prints the lines that break a rule; exit status 1 if any. Each room is
 # a CMake target too, which links only what stands here.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Shared by the other scripts; sourced, not run.
 # shellcheck shell=bash disable=SC2034  # others read what is assigned here
 

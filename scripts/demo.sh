@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The main job, on a small checkpoint that fairseq2 wrote (4-way tensor
 # parallel), or on your own:
 #
@@ -10,7 +11,7 @@ set -euo pipefail
 here=$PWD
 . "$(dirname "$0")/common.sh"
 
-usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/demo.sh; }
+usage() { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/demo.sh; }
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$here/$1" ;; esac; }
 
 case $# in

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the fuzzers, with the address and undefined-behaviour sanitizers:
 #
 #   scripts/fuzz.sh [--seconds N] [--jobs N] [TARGET...]     default: all, 60 s
@@ -15,7 +16,7 @@ while [ $# -gt 0 ]; do
   case "$1" in
     --seconds) seconds=$2; shift 2 ;;
     --jobs) jobs=$2; shift 2 ;;
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '3,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) targets+=("$1"); shift ;;
   esac
 done

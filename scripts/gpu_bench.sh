@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # What a GPU is worth here: the kernels of --device cuda against a copy on the
 # device, the bus, and whole runs against --device cpu. Where there is no GPU
 # it says so; its exit status is 77 then.
@@ -16,7 +17,7 @@ while [ $# -gt 0 ]; do
     --build) build=${2:?--build needs a directory}; shift ;;
     --dir) dir=${2:?--dir needs a directory}; shift ;;
     --mib) mib=${2:?--mib needs a number}; shift ;;
-    *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/gpu_bench.sh; exit 2 ;;
+    *) sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/gpu_bench.sh; exit 2 ;;
   esac
   shift
 done

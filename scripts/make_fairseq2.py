@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes a llama-like bf16 checkpoint as fairseq2 writes it, for benchmarks.
 
     .venv/bin/python scripts/make_fairseq2.py DST [--gib 4] [--tp 4] [--dp 1]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes a checkpoint of any size with a file for each rank; payload is holes.
 
     scripts/make_rank_files.py DST [--kind fairseq2|safetensors]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes a sharded checkpoint of any size whose payload is holes.
 
     scripts/make_sparse.py DST [--kind dcp|megatron_torch_dist]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes what users install, in dist/: a wheel, a .tar.gz and a .deb of one
 # portable binary, their bill of materials, and SHA256SUMS. The first run
 # compiles everything; what is unchanged is left alone.
@@ -9,7 +10,7 @@
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/package.sh; }
+usage() { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/package.sh; }
 
 arch=$(uname -m)
 out=dist

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Everything a release needs but publishing it: versions that agree, the tests,
 # packages that were tried where users install them, a second build that makes
 # the same bytes. Ends with the commands that publish, for a person to run.
@@ -7,7 +8,7 @@
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/release.sh; }
+usage() { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/release.sh; }
 
 ci=yes
 case ${1:-} in

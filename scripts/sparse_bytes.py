@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bytes that make_sparse.py writes: items of torch.save without their
 payload, and the pickle of a .metadata file.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds ckpt if needed and runs all tests: C++ units, and Python tests that
 # hold the binary against what torch and safetensors read and write.
 #
@@ -7,7 +8,7 @@
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/test.sh; }
+usage() { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/test.sh; }
 
 preset=release
 jobs=$(nproc)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a command is. commands.cc lists all of them; one file defines each.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All commands, and how a line of words becomes a run of one.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Completion of command lines, made from the options themselves.
 #include "app/print/completion.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What this build, this machine and a file system can do for ckpt.
 #include <fcntl.h>
 #include <fmt/format.h>

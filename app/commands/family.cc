@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Families: what they are, what one says, and whether a model fits its own.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All files below a URL, byte by byte, into a directory. What is there from a
 // run that was stopped is gone on with:
 //

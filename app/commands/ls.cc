@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names for pipes: tensors of a checkpoint, or the steps of a training root.
 #include <fmt/format.h>
 #include <regex.h>

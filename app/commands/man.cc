@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The manual, made from the options themselves.
 #include <fmt/format.h>
 

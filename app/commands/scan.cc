@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What would run if these files were loaded elsewhere? The verdict alone, for
 // CI.
 #include "formats/scan/scan.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values: of a tensor, as NumPy prints them, or of an object, as YAML.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waits until somebody else's save has finished.
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>

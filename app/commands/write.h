@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What convert, reshard and unshard have in common: a catalog becomes a
 // checkpoint at DST, or a dry run says what it would be.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --adapter: weights of a base model with those of adapters added.
 #pragma once
 

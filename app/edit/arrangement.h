@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Why two tensors differ that should be one: the mistakes that conversions
 // make fit all shapes, and the loss shows them days later.
 #pragma once

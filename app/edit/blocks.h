@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --blocks: what a rank keeps that owns some decoder blocks, as ModelOpt
 // divides models. Beside the blocks it keeps the input embedding if block 0 is
 // its own, final norm and head if the last block is, and what belongs to no

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buffers that a translation left out: their bytes, against what the model's
 // numbers make of them.
 #pragma once

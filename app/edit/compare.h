@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two checkpoints, tensor by tensor, whatever their topologies.
 #pragma once
 

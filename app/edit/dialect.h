@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names and arrangement of the target: --dialect and what a conversion between
 // dialects has to be told.
 #pragma once

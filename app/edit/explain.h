@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What two tensors of unlike values still have in common, proven from their
 // bytes: the sentences that spare a user an afternoon.
 #pragma once

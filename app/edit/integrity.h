@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Is one checkpoint whole, and as it was written?
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --layers: which layer a tensor belongs to.
 //
 //   model.layers.7.mlp.weight            its name says so: layer 7

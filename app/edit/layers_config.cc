@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --layers: configurations say as many layers as are kept.
 #include <fmt/format.h>
 

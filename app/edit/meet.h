@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two checkpoints that are to be compared, brought to names that both have.
 #pragma once
 

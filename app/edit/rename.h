@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --rename RULES.json: new names for tensors.
 //
 //   {"model.layers.*.weight": "decoder.layers.*.weight",   each * of the left

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NAME[SLICE] as NumPy has it: [0], [:4], [2:8,-1], [..., ::2]. Steps forward
 // only; a bare number takes its dimension away.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine with the options of a command line.
 #pragma once
 

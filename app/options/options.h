@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options that several commands share: what they parse into, and what their
 // values mean. Wrong values throw a usage_error that names the option.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `--dry-run -o plan.json`: a command that was looked at, to be run later as
 // it was seen, or not at all.
 //

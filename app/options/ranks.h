@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A job of several processes (mpirun, srun), as the command line sees it: rank
 // 0 runs the command and is the only one that prints.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --max-rate: how fast payload moves at most, so that a job beside this one
 // keeps its share of the file system.
 #pragma once

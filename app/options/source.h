@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A source as the options say, opened, and what is to be said of it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What reshard and convert are told about the target.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the name of a target says about it.
 #pragma once
 

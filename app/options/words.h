@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The words of a command line before any option is parsed: what people type
 // that is neither an option nor a path as it stands.
 #pragma once

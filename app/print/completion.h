@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scripts by which shells complete a command line of ckpt.
 #pragma once
 

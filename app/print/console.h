@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // stdout for data, stderr for everything else; colour and width of both.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `inspect --digest` and `--stats` show to people.
 #pragma once
 

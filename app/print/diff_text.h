@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Differences as people read them: a line for each pattern of names.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Facts of models (convert/facts.h), as commands show and compare
 // them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `inspect --html`: one self-contained page. It loads nothing, and every name
 // in it is escaped.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What does not change in `inspect --html`: the style, and the script that
 // draws. One file, nothing fetched, nothing sent.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes one JSON document front to back: no tree in memory, so that 100,000
 // tensors cost their bytes and no more.
 //

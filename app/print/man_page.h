@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages for man(1): one for each command, and one that leads to them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "app/print/option_table.h"
 
 #include <CLI/CLI.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every command with its options as rows: what man pages and completions are
 // made of. It is read from the commands themselves, so it holds what they take.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors as people think of them: one row for the same tensor of all layers.
 //
 //   layers.0.attn.q_proj.weight  bf16 [4096, 4096]

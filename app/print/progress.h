@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How far work is. On a terminal a bar: one line, redrawn at most ten times a
 // second and gone at the end. In a log a line each minute; with --progress
 // always one for each tenth; with --progress json lines of JSON, one a second

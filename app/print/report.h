@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The JSON documents on stdout. Stable: keys are only ever added.
 #pragma once
 

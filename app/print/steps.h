@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The steps of a training root, for listings: of a trainer that is known
 // (formats/runs), else what is named as the step that was followed to.
 #pragma once

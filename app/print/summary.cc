@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The block on top of `inspect`: where, what and how large.
 #include <fmt/format.h>
 #include <sys/stat.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Text for people: aligned columns, patterns of names, sizes.
 #pragma once
 

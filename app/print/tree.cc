@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `inspect --tree`: the patterns of names as a tree.
 #include <fmt/format.h>
 

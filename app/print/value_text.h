@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The canonical JSON of an object, as people (and Python) write it:
 //
 //   {"betas": {"!tuple": [{"!float": "0.9"}, …]}}   ->   {betas: (0.9, …)}

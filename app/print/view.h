@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `inspect` shows to people.
 #pragma once
 

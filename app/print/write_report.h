@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a writing command says when it is done, or would do.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The canonical JSON of an object (lib/pickle/json.h) as YAML.
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # zig's clang, libc++ and glibc stubs: what is linked runs wherever that
 # version of glibc or a newer one is. A zig-TARGET.cmake names the processor;
 # packaging/deps.sh has made the libraries that are found here.

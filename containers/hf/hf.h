@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What Hugging Face libraries keep beside the weights, whatever container
 // these are in: config.json, tokenizer files and the like.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cache of the Hugging Face hub's client, given as a directory:
 //
 //   models--ORG--NAME/

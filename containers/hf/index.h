@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The index of a checkpoint that is spread over files, as Hugging Face
 // libraries write it for safetensors and for torch .bin files:
 //

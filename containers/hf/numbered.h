@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sets of files that are numbered x of N: model-00001-of-00003.safetensors.
 #pragma once
 

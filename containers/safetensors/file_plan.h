@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans one safetensors file: which bytes its header has and where in it the
 // data of each tensor lie.
 #pragma once

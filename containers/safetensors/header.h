@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The header of a .safetensors file.
 //
 //   0        8              8+n                     end of file

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tree's values as a catalog's: ties, objects, and the skeleton that a
 // torch file is written back from.
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A file of torch.save, opened: its pickle as a value tree, and where each
 // storage's bytes lie. No payload is read.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small tensors that a reader has to look into: steps, scales, meshes.
 #include <algorithm>
 #include <cstring>

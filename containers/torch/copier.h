@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies a value tree with some entries left out, renamed or replaced by
 // tensors. Sharing and cycles are kept; nothing recurses. Private to this
 // room.

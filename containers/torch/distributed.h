@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DTensor and ShardedTensor: a rank's part of a tensor, and where in the
 // whole it lies. Private to this room.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans one file of torch.save: a value tree with placeholders for tensors
 // becomes the exact bytes of everything but the payload.
 //

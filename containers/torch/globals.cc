@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The globals that torch.load(weights_only=True) allows, as torch 2.13 has
 // them, in the names of Python 3.
 #include <algorithm>

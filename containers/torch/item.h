@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A torch zip archive inside of a bigger file: an item of a .distcp file, or
 // the .pt file of one object.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "containers/torch/item_ends.h"
 
 #include <array>

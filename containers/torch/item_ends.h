@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A torch zip archive of one tensor, from its first and last bytes alone: what
 // torch itself writes, and nothing else. Private to this room.
 //

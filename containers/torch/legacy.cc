@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The legacy stream (before torch 1.6): pickles and storages one after
 // another, with no framing.
 //

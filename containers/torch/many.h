@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of torch.save by the thousand, one for each rank: opened many at a
 // time, without a read for each record in them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which of torch's rebuild functions a node calls. Private to this room.
 #pragma once
 

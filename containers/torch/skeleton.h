@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A torch source's nesting, written back: the value tree with placeholders
 // for the tensors that stay, without the values that were left out. Private
 // to this room.

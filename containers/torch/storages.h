@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Persistent ids -> storages: what the three containers share. Private to
 // this room.
 #pragma once

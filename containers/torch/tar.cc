@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tar container of torch <= 0.1.9; read-only.
 //
 //   storages   pickle n; n times: pickle (key, location, storage class),

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors from torch's rebuild functions, recognised by name and checked;
 // nothing is called.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dotted names for what a value tree holds: tensors, and the largest subtrees
 // that hold no tensor (objects).
 //

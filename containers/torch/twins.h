@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What was made of files, for others that say the same: the ranks of a stage
 // by the hundred have one data.pkl, byte for byte, and one directory but for
 // checksums (lib/zip/outline.h).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order and the names in which values are visited: what the reader lists
 // and the writer finds again. Private to this room.
 #pragma once

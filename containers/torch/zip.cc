@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The zip container: records below one root directory.
 //
 //   <root>/data.pkl       the value

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A zarr v2 array: a directory with a description and a file for each chunk.
 //
 //   <directory>/.zarray     JSON: shape, chunks, dtype, compressor, order …

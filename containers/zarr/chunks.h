@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which chunks an array has, as pieces of a tensor.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // zarr's names for element types, and fill values as bytes.
 //
 //   "<f4"  byte order (< little, > big, | none), kind, bytes of an element

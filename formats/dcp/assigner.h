@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rank writes what several ranks hold: the one of them that writes
 // least so far, the lowest of equals. What is cut counts for what all of it
 // takes, a value for one byte (torch, since 2.3). Private to this room.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which boxes of a tensor a rank holds, as FSDP2 over tensor parallelism cuts
 // on a mesh of dp x tp ranks: rank = dp * tp_ranks + tp.
 //

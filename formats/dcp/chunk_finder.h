@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the chunk of a tensor that begins at given offsets. Private to this
 // room.
 #pragma once

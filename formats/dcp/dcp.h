@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The dcp format: what torch.distributed.checkpoint writes.
 #pragma once
 

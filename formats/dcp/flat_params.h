@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an index says after FSDP's flat tensors became parameters: entries and
 // planner paths of the new names, for the nest that is made of them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A nested state dict as flat keys, the way DefaultSavePlanner of torch >= 2.4
 // flattens it.
 //

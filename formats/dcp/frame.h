@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The frame of an item: everything of torch.save(tensor) but the payload.
 //
 //   | head: data.pkl, version marks, header of data/0 | payload | tail |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The object graph of .metadata: dataclass instances, known by their class and
 // their fields. Private to this room.
 //

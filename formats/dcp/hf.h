@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What torch's HuggingFaceStorageWriter writes: safetensors files that hold
 // parts of tensors, and no index. Private to this room.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One file of torch's HuggingFaceStorageWriter: safetensors with the parts of
 // tensors that one rank held. Private to this room.
 //

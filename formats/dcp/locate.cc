@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opens the archives of pieces: hundreds of thousands of small zips in big
 // files, each read once, front to back, by all processors.
 #include <fcntl.h>

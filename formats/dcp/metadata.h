@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The .metadata file of a PyTorch distributed checkpoint: which boxes each
 // tensor is made of, and in which file the archive of each box lies.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an index says, as a catalog: pieces whose payload is found later.
 #include <algorithm>
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pickle of a .metadata file, written front to back: a checkpoint has up
 // to millions of chunks, so no value tree is built for it. Classes and texts
 // are spelled out once and referred to afterwards.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The nested state dict that a flat checkpoint was made from: planner_data
 // gives each name its path, and a torch file can be written as torch's own
 // converter writes it. Also used by olmo_core.

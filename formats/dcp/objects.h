@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The objects of a distributed checkpoint, each a torch.save archive of its
 // own inside of a .distcp file. Private to this room.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A directory of torch.distributed.checkpoint, in any of its flavours
 // (directory.h).
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lays out the files of a PyTorch distributed checkpoint: what torch's
 // FileSystemWriter would write, one file (or more) for each rank, and the
 // .metadata that finds everything.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // storage_data of a .metadata file: in which file, and where in it, the item
 // of each chunk and of each object lies. Private to this room.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One index from those that ranks wrote each for itself. Private to this room.
 #pragma once
 

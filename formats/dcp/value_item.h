@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torch.save of a value that is no tensor. Also used by olmo_core.
 #pragma once
 

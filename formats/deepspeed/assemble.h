@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Puts the files of all ranks together: whole tensors in a catalog.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The partitions of one model-parallel rank against its model states.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of DeepSpeed: ZeRO 0-3 and universal ones.
 //
 //   save/latest                              text: the tag

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which directory of a path is a checkpoint of DeepSpeed, and what its files
 // are (deepspeed.h).
 #pragma once

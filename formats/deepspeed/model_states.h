@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's *_model_states.pt: the module (for ZeRO 1 and 2 in 16 bit: views
 // into few flat storages; for ZeRO 3 empty), the names and shapes of what the
 // optimizer has, frozen parameters, and what the trainer stored with it.

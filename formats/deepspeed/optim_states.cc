@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/deepspeed/optim_states.h"
 
 #include "ckpt/error.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's *_optim_states.pt: flat vectors, of which each rank holds a part.
 //
 //   ZeRO 1, 2   a group's parameters, one after the other, padded, and cut

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pieces of whole tensors from what ranks hold: ranges of flat vectors and
 // slices, placed by the rules of rules.h.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the tensor-parallel slices of a parameter are joined: the client's
 // universal_checkpoint_info, lists of patterns for names of parameters.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parameters of a universal checkpoint: one archive for each state.
 //
 //   zero/NAME/fp32.pt      {"param": tensor, "cat_dim": 0, …}, or, of ZeRO 3,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a universal checkpoint (universal.h), which DeepSpeed loads at any
 // topology, as its own conversion does:
 //

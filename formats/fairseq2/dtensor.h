@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DTensors as torch 2.13 pickles them, for the optimizer files of FSDP2.
 //
 //   _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is beside the model and the optimizer: trainer state, positions of the
 // data readers, scores, model.yaml.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "containers/torch/container.h"
 #include "formats/fairseq2/extras.h"
 #include "lib/io/file.h"

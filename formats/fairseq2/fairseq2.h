@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fairseq2 format: native checkpoints of 0.5 and later, and those of 0.3
 // and 0.4 (read only).
 #pragma once

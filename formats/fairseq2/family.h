@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whose rules apply to a checkpoint: --shard-dims, then --family, model.yaml,
 // or what the names and shapes prove.
 #pragma once

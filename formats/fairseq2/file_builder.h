@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One file of the target: tensors are added, then the file is planned and the
 // target's tensors get their pieces in it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FSDP1's flat parameters: what each rank's slice of a parameter is.
 //
 //   unit: | p0 | pad | p1 | p2 | pad | p3 | pad |      one layer, or the rest

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which parameter a number in an optimizer file means.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a rank's part of a tensor lies in the whole: the one place that knows
 // how fairseq2 cuts.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Model files: one flat dict of tensors per rank.
 //
 //   sdp_00.pt   {"decoder.layers.0.ffn.inner_proj.weight": tensor, …}

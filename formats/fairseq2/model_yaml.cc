@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/fairseq2/model_yaml.h"
 
 #include <yaml-cpp/eventhandler.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // model.yaml: the family and the configuration of a model.
 //
 //   name: checkpoint

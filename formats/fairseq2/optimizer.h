@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optimizer files: torch's Optimizer.state_dict(), one per rank.
 //
 //   {"state": {0: {"step": tensor, "exp_avg": tensor, …}, 1: …},

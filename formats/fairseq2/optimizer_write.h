@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optimizer files of a target, in the encodings of optimizer.h.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order of a model's modules, and which pipeline stage they are in.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From the ranks' tensors to whole ones.
 //
 //   sdp_00 ┐ rows                     tp_00 ┐ dim

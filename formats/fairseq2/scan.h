@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The directories of a fairseq2 checkpoint.
 //
 //   base/model.yaml                                  family, configuration

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Flat parameters as the parameters that they are made of: only names, shapes
 // and pieces change.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What fairscale keeps beside its shards: FullyShardedDataParallel's
 // local_metadata_dict(), which fairseq and metaseq put into each rank's file.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FSDP's flat parameters (torch's FSDP1, fairscale): the parameters of a
 // module one after the other in one vector, which the ranks share out evenly.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/fsdp/rank_files.h"
 
 #include <algorithm>

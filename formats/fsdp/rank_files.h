@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of which each rank wrote one set: which number in their names is the
 // rank.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // integrity.json, which cores from 0.17.1 on can write beside a checkpoint:
 //
 //   {"algorithm": "sha256", "files": {".metadata": "4f03…", …}}

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Legacy Megatron-LM checkpoints: one directory for each rank.
 #pragma once
 

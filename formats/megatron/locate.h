@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From what the user names to the directory of one checkpoint.
 //
 //   <save>/latest_checkpointed_iteration.txt   "7" or "release"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which backend of which version can be read and written: the registry that
 // Megatron-Core kept as get_default_strategy(action, backend, version).
 //

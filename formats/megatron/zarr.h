@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The zarr backend of Megatron-Core's distributed checkpoints (cores up to
 // 0.15).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each of Meta's tensors is, and how ranks share it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which files of a directory make up a checkpoint.
 //
 //   consolidated.00.pth … consolidated.NN.pth    all of them, without a gap

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Meta's own checkpoints of Llama, and Mistral's, which have the same names.
 //
 //   params.json             dim, n_layers, n_heads, n_kv_heads, vocab_size …

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // params.json: the numbers of a model that its tensors alone don't tell.
 //
 //   {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Do the tensors agree with config.json?
 #pragma once
 

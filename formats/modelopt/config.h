@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What config.json says of the blocks: how many there are, and for
 // heterogeneous models what each of them has.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which files of a directory make up a checkpoint. As the peer does, the first
 // that is there:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NVIDIA Model Optimizer's checkpoints: Hugging Face names, and files by
 // decoder block. Tensors are never cut.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which part of a model a tensor is, by its Hugging Face name, and which of
 // the block files it stands in. The tables are data: modelopt_names.json.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rank keeps what.
 //
 //   block b               the rank that owns b

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A source as ModelOpt would hold it: who owns what, the order of the model's
 // modules, the head of a tied model.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // config.json: the experiment, of which the model's block tells the family.
 //
 //   {"model": {"block": {"name": "reordered_norm",

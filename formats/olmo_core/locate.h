@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which directory of a path is a checkpoint of OLMo-core.
 //
 //   step7/model_and_optim/.metadata    a trainer's checkpoint

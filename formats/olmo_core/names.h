@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys of the index, and the names that tensors have in a catalog.
 //
 //   key                                  name in the catalog      kind

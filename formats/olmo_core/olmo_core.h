@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The olmo_core format: what OLMo-core writes since 1.0.0, a distributed
 // checkpoint of PyTorch in folders of its own.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint of OLMo-core since 1.0.0 (olmo_core.h).
 #include <algorithm>
 #include <set>

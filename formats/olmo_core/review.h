@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint of another format, with the names that OLMo-core has for its
 // parts.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/olmo_core/shards.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How tensor parallelism cuts the parameters, and which ranks wrote a
 // checkpoint, as far as its boxes tell.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What lies beside model_and_optim: the trainer's state of each rank, the
 // configuration, lists of data files. All of it is carried as it is.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensors of an adapter, by the modules of the base model that they
 // change.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // adapter_config.json: what PEFT trained, of which model, and how it is
 // scaled.
 //

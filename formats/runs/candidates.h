@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What may be a step of a root, and what is one. Private to this room.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a step lacks, or has of another save. Private to this room.
 #pragma once
 

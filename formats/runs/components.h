@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Models beside each other in one folder, each with a configuration of its
 // own. Private to this room.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/containers.h"
 
 #include "formats/runs/run.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The containers of a step, each as its own reader made it. Private to this
 // room.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the newest step of a training run is, and which trainer wrote it.
 //
 //   run/                              checkpoints/

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Catalogs of several containers as one: files, pieces and ties get new
 // numbers, names are the caller's business.
 #pragma once

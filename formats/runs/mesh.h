@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A DTensor in a pickle, and the mesh that it says it is spread over.
 //
 //   _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor,

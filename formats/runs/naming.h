@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The names of a container's tensors as those of a run: the prefixes of
 // trainers.json and the words of wrappers taken off.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // nanotron's folder of a step: a safetensors file for each parameter and
 // tensor-parallel rank, which says in its metadata where its slices lie.
 //

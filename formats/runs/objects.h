@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The files of a step that hold values: scheduler, RNG, trainer state.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An optimizer's numbers as names of parameters, where something proves which
 // is which; otherwise its state stays numbered.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order in which a model registers its parameters. torch's optimizers
 // number them so; a safetensors file is sorted by name and has lost it.
 #pragma once

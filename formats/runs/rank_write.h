@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // verl's files of ranks, written for another number of them: the value tree of
 // rank 0's file with each DTensor's local part and mesh in place of its own.
 // Private to this room.

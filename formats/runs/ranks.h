@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // verl's files, one for each rank: parts of DTensors, whole tensors (of one
 // rank), or runs of FSDP1's flat parameters.
 #pragma once

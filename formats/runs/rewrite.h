@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A step written again as its trainer's own loader takes it, for another
 // number of ranks.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A training run's step as one checkpoint: the model, its optimizer by the
 // names of parameters, and what the trainer kept beside them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/same_file.h"
 
 #include <algorithm>

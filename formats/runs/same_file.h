@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files written as they are, byte for byte, and their tensors found in them:
 // containers that have no ranks. Private to this room.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers of an optimizer as parameters, where the order is known and the
 // groups are not: which parameters stand in which group.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the folder of a step: its containers, then the files beside them.
 #pragma once
 

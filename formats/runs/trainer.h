@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trainers as data: what each leaves in the folder of a step. trainers.json
 // has them (docs/formats/runs.md says what its fields mean); nothing here
 // looks at a file.

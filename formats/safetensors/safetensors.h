@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The safetensors format: one file, or a directory as Hugging Face keeps it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A damaged file and what is known of it: which bytes the sound file has, and
 // from where they come.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A safetensors file that was cut, or whose header has a hole.
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A zip of torch.save that was cut, or lost its directory, or has records
 // that are not what their checksums say.
 #include <algorithm>

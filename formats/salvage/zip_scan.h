@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The records of a zip archive without its directory: from local headers, and
 // from whatever directory entries are left.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Zip and tar archives, whole and broken.
 #include <fmt/format.h>
 #include <zlib.h>

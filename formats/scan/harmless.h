@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The globals that a pickle may name without running code that its reader
 // does not know: what torch.load(weights_only=True) allows, and the classes
 // that trainers leave in checkpoints.

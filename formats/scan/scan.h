@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What code would run if the files of a checkpoint were loaded elsewhere?
 //
 // Files are judged by their content, whatever they are called:

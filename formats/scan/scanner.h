@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One file's parts, one inside the other. Private to this room.
 #pragma once
 

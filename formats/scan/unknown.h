@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values that would run code where they are loaded do not go into new files,
 // unless somebody asks for it (--keep-unknown-globals).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The same tensors in the files of several ranks. A DTensor or ShardedTensor
 // says which part of the whole it is; of FSDP's flat parameters each file has
 // a plain run of elements, and the ranks' order is theirs.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The torch format: what torch.save writes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What config.json says of a model that its tensors alone don't tell.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Hugging Face model as vLLM holds it.
 //
 //   q_proj, k_proj, v_proj      qkv_proj       [q | k | v]

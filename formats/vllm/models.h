@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Models of which it is known how vLLM arranges them.
 #pragma once
 

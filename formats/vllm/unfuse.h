@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The way back of fuse.h: what vLLM holds, as a Hugging Face model.
 //
 //   qkv_proj       q_proj, k_proj, v_proj

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // vLLM's sharded_state: the parameters of each tensor-parallel rank as vLLM
 // holds them in memory, so that a rank reads its own files and nothing else.
 //

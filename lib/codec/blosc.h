@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A chunk of c-blosc 1, read block by block.
 //
 //   0        1          2      3         4       8          12

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The decompressors of other libraries behind one interface. They know
 // nothing of files and declared sizes: stream.h does.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A compressed range of a file as a readable file of its plain bytes.
 //
 //   file   | ... | packed_size bytes at packed_offset | ... |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads that nobody waits for yet: a disk or a server that is asked for many
 // things at once is faster than one that is asked for one after the other.
 #pragma once

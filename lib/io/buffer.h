@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that payload passes through: touched by every copy into and out of
 // the page cache, so worth its own pages.
 //

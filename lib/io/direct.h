@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files that are read around the page cache (O_DIRECT): a third of the
 // processor time for what is not in it (docs/performance.md), and nobody
 // else's files have to leave it.

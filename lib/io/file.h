@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files by position: open, read, write, copy. Loops over short transfers and
 // EINTR live here and nowhere else. No payload is ever mapped.
 #pragma once

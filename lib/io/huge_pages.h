@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Huge pages (2 MiB) for metadata: the catalog of 100,000 tensors is 70 MiB,
 // and to be given that in pages of 4 KiB took a fifth of `inspect`.
 #pragma once

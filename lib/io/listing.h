@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Directories that are looked at again and again: each format is asked whether
 // a directory is its own, and each lists it. With 16,384 files in it a listing
 // takes 15 ms, and there are a dozen formats.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One writer for each target. The lock is a file beside the target that
 // outlives the rename which publishes it:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many bytes this process has read from files so far, whatever for. Who
 // loads a part of a checkpoint can show what it cost.
 #pragma once

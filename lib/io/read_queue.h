@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Direct reads of one thread, asked for before they are needed: a disk, an
 // array or a server gives its bandwidth only to who has many requests under
 // way.

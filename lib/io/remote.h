@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The seam to what lies on other machines: a path that begins with a scheme is
 // answered by lib/net, every other one by the file system. Local files pay one
 // look at the path when they are opened, and nothing after that.

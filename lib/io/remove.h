@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Removing what stands below a name. Never follows a symbolic link, and never
 // throws: what can't be removed (NFS keeps files that are open as .nfsXXXX) is
 // left, and the first reason is returned.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Putting a new name in place of nothing, of an empty directory, or of what
 // stands there, without a moment in which the name is half-done.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // io_uring, as far as reads need it. Builds without liburing have none.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A target under construction: a directory beside DST that becomes DST by one
 // rename when it is whole. DST never exists half-done.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether what was read is still there. From begin() on, each file that
 // Handle::open_read opens is remembered as it was then: size, times, inode,
 // device. A source that is rewritten while it is copied gives a mixture of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waiting for dirty pages of a range, without the file's metadata.
 #pragma once
 

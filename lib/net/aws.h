@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Credentials as AWS's tools find them: the environment, profile files, a web
 // identity. The metadata services of machines are not asked.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks of files that are in memory or on their way, of all files together.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libcurl, opened when the first URL is: a program that reads local files
 // starts without it and without the forty libraries that it brings.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a reply means in words.
 #include <fmt/format.h>
 

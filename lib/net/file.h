@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An open file on a server: a few blocks of it in memory, the rest by ranges.
 //
 //   small reads   fetch a block of 64 KiB or more, which is kept: headers and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Requests for bytes. One thread runs all of them (libcurl's multi interface),
 // so that many are under way at once; who wants an answer waits for it.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // hf://ORG/NAME[@REVISION][/PATH], hf://datasets/ORG/NAME…: the Hugging Face
 // hub.
 //

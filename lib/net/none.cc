@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A build without libcurl's headers: URLs are known and refused.
 #include "ckpt/error.h"
 #include "lib/io/remote.h"

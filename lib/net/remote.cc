@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The seam's side here: which store answers, and what is remembered of its
 // answers. A format is found by a dozen readers that all look at the same
 // names, and a server is asked once.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // s3://BUCKET/KEY and gs://BUCKET/KEY: objects by the API of S3. A directory
 // is what keys have in common up to a slash:
 //

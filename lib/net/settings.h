@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What of the transport the environment can change.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each scheme knows of its own: what stands where, and how bytes of it
 // are asked for.
 #pragma once

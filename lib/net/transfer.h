@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One request under way, as the thread that runs it sees it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // URLs in their parts, and what of them may be shown.
 //
 //   https://user:pass@host:8443/a/b.safetensors?sig=abc

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // https:// (and http:// on this machine): files by ranges. A directory is what
 // ends with a slash and answers with a page of links, as nginx, Apache and
 // Python's http.server list one.

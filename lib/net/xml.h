@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The little of XML that storage servers answer in: elements without
 // attributes that matter, text with the five entities.
 #pragma once

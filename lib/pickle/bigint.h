@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Integers beyond 64 bits, as pickles hold them: little-endian two's
 // complement, or decimal text.
 #pragma once

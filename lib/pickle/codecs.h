@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The text encodings that pickles use.
 #pragma once
 

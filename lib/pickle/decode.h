@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pickle protocols 0-5 -> value tree. A stack machine that executes nothing:
 // GLOBAL makes a name, REDUCE makes a kCall of it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names, calls and what is done to their results.
 #include <tuple>
 

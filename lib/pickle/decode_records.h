@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Records (value.h), read from their opcodes as one: an index of 10^8 opcodes
 // is little else than these, spelled by protocol 4 without a choice.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers and texts of the pickle opcodes.
 #include <algorithm>
 #include <charconv>

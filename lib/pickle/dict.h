@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys of dicts, compared and hashed as Python does: 1, 1.0 and True are one
 // key; "1" and b"1" are two. Three shortcuts bound what hostile keys cost,
 // and no dict that Python wrote can tell them apart: opaque objects, tuples

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Value tree -> pickle, protocol 2, in the opcodes that
 // torch.load(weights_only=True) takes wherever the values allow it.
 #pragma once

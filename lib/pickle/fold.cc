@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Protocol 2 has no opcodes for bytes, sets and so on: Python writes them as
 // calls of well-known functions.
 //

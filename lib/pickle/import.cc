@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deep copies between documents, without recursion: first a node for every
 // value that is reached, then their elements.
 #include <algorithm>

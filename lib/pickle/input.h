@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of a pickle, in memory or read from a file in blocks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The canonical JSON of a value tree, for people and for tests
 // (docs: torch_pickle, section 13).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The work behind to_json(): values wait on a stack, each with the place in
 // the result where its JSON goes.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls of well-known globals as what they make; others as "!object".
 #include <array>
 #include <bit>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The globals whose meaning this program knows. Everything else stays a name.
 #pragma once
 

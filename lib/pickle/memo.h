@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The unpickler's memo. Indices are dense in practice, but may be anything:
 // those far out go to a hash map.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names that Python 2 had for what Python 3 moved. Pickles of protocol 0 to 2
 // use the old ones, whoever wrote them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // numpy arrays and scalars as their pickles describe them.
 //
 //   scalar(dtype, bytes)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The opcodes of protocol 2 for values without parts.
 #pragma once
 

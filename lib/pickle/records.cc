@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Records: instances without the dict of their fields. An index has a few
 // shapes of them, a million times each.
 #include <algorithm>

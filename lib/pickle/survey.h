@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What encode() has to know of each value before it writes the first one.
 #pragma once
 

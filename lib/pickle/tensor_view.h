@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A strided tensor as its pickle describes it: the arguments of torch's
 // rebuild functions, looked at through their wrappers. What it is worth is
 // not checked here; formats/torch does that against the file.

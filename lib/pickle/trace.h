@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What loading a pickle would import and call, without a value tree.
 //
 // decode() makes values and is strict; this follows the unpickler's stack,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which global is meant, and what is done to it.
 #include <tuple>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The value tree that pickles decode to and are encoded from. Data, never a
 // program: a call is kept as "this global, with these arguments", and nobody
 // here ever calls it.

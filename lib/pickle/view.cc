@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading comfort: what a value is, without knowing how it was made.
 #include <algorithm>
 

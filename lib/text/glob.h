@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --keys and --exclude patterns: * (any run, dots too), ? and [abc] as in a
 // shell; {a,b} alternatives; the whole name must match.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Characters that no name may show to people as they are.
 #pragma once
 

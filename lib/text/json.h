@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JSON documents, read strictly: duplicate keys, trailing bytes, a BOM,
 // comments, nesting deeper than 128 and bad UTF-8 are errors that name the
 // file and the byte.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names by number, for lookups and duplicates among 10^5 names that may be
 // hostile: sorted by hash, then by name, so that names chosen to collide cost
 // comparisons and no quadratic time.

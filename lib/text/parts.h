@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A long text that is read part by part: who scans it needs to hold a part of
 // it only, which stays in the second-level cache.
 //

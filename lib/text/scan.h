@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A strict JSON scanner that pulls values one by one, for headers and indexes
 // of 100,000 entries: no tree, no allocation per value.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // "Did you mean": the nearest of some names, for error hints.
 #pragma once
 

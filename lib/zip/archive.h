@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Zip archives as torch writes and people re-zip them.
 //
 //   | local header | name | extra | data | descriptor | … | central directory

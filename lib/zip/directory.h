@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the central directory of an archive is, as its end records say.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fixed parts of a zip archive; all numbers are little-endian.
 //
 //   local header      u32 PK\3\4 | u16 needed | u16 flags | u16 method

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Archives that differ in payload and not much else: the files of a
 // checkpoint's ranks, hundreds of which hold tensors of the same names and
 // shapes.

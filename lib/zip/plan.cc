@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where everything in a new archive goes, to the byte as torch 2.13 does it
 // (docs/formats/torch_pickle.md section 3), so that its readers may compute
 // offsets instead of reading them.

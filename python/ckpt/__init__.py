@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ckpt: open, verify and rewrite the checkpoints of large models.
 
     import ckpt

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Elements in memory that anything with DLPack takes without a copy."""
 
 from __future__ import annotations

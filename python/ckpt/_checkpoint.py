@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An open checkpoint: its headers were read, its payload was not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands, as functions. Each runs the `ckpt` binary that comes with this
 package in a process of its own: a bound of memory, a crash or a signal there
 is not one here, and other threads go on meanwhile."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """libckpt by its C interface (ckpt/c.h)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors in memory, written as a checkpoint."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.distributed.checkpoint over any format that ckpt reads.
 
     state = {"model.embed_tokens.weight": parameter, ...}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes wrong, as exceptions with the fields of ckpt's errors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What libckpt_cuda.so offers: the work on one block of a plan, done by a GPU,
 // and the exchange between GPUs, behind plain C so that the program needs no
 // CUDA to start.

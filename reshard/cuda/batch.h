@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From the work that the program asks for to tasks of kernels. Pure.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One block of an item as a value: what is read, what the device does with it,
 // what is written. Pure; cuda/mover.h carries it out.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an exchange between ranks needs of the library that carries it.
 // comm_nccl.cc does it with NCCL; comm_host.cc for tests, between processes and
 // threads of one machine. Everything throws std::runtime_error that says what

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The exchange by sockets of one machine, for tests: between processes, or
 // threads that play ranks. As with NCCL a group is done when all of it is, one
 // follows the other, a send waits for its receiver as soon as it is larger than

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The exchange by NCCL: one communicator that never blocks its caller.
 #include <nccl.h>
 

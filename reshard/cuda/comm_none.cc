@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Builds without NCCL have no exchange between GPUs.
 #include <stdexcept>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of runs and of single elements. Each function is one thread's part of
 // one unit.
 #pragma once

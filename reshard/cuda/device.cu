@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device of a ring, with CUDA.
 #include <stdexcept>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a ring needs of a device. device.cu does it with CUDA; device_host.cc
 // for tests, with memory and loops. Everything throws std::runtime_error that
 // says what failed.

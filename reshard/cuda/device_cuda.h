@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A stream of CUDA's, for the files that call CUDA or NCCL themselves.
 #pragma once
 

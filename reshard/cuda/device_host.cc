@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A device made of memory, for tests: what a stream is given is done when it
 // is waited for, so that nothing can be right that did not wait, and each
 // kernel runs as loops over blocks and threads.

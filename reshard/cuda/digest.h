@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Digests (docs/digest.md) of runs of bytes: each thread sums up vectors of 16
 // bytes, a block of threads adds its sums to the task's.
 //

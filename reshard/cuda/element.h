@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Casts of one element of the types that the module knows by number.
 //
 // Every source is first one of four wide kinds, without loss:

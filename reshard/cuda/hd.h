@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What kernels are written in, so that the same lines compile for the device
 // and, with loops for threads, for the host.
 #pragma once

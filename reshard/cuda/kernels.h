@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One unit's work of each kernel for one thread, by the launch: what device.cu
 // runs in threads and device_host.cc in loops.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA module, opened when --device cuda first asks for it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One worker with a GPU: a ring of blocks (cuda/abi.h), of which one is read
 // or written by this thread while the others are carried and worked on.
 //

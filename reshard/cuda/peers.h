@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The exchange between ranks' GPUs in rounds (abi.h):
 //
 //   pinned ─upload─► device ─one group of sends and receives─► peers' devices

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The slots of one worker: buffers on both sides and a stream each.
 //
 //   pinned, up     | in (bytes + margin) | tasks |

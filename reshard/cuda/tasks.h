@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What kernels work on: descriptions of copies, casts, transposes and digests
 // of one block, as they lie in device memory. batch.cc makes them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Transposes, tile by tile through shared memory.
 //
 //   source, y fastest         shared [x][y]          target, x fastest

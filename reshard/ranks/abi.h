@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What libckpt_mpi.so offers: messages between the processes of a job, behind
 // plain C so that the module may be built for another MPI than the one that
 // the program was built with.

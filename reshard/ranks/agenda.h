@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which round a message of an exchange belongs to. Its two ends agree on that
 // alone, and yet all its parcels of a round stand together at each rank:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What rank 0 waits for while all work at a task: who has answered, what failed
 // first, who gives no sign of life.
 #pragma once

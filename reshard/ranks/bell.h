@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Wakes the thread that talks to the other ranks when there is something to
 // say; else it looks for messages now and then.
 #pragma once

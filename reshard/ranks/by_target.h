@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --exchange read: who does what by the files that are written. Pure.
 //
 //   target files  | a    | b       | c | d       |

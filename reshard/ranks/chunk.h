@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes for another rank's files, as one message of an exchange carries them:
 //
 //   | u64 offset | u64 count | u32 file | u32 0 | count bytes | next piece … |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Between the thread that works and the one that talks to the other ranks.
 #pragma once
 

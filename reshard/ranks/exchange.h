@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --exchange send, two-stage loading: each byte is read by one rank, each file
 // is written by one rank, and what they need of each other goes in messages of
 // bounded size.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What went wrong on one rank, as another one says it.
 #pragma once
 

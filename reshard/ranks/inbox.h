@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages that come to a rank in an exchange (exchange.h), and the thread
 // that writes what is in them.
 //

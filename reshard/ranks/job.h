@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A job of several processes: rank 0 decides, the others do what it sends.
 //
 //   rank 0    command ── plan ── tasks ─┬─ own part ── sums ── publish ── end

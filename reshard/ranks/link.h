@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What carries messages between the processes ("ranks") of a job. An interface
 // so that a job runs over MPI, over threads in tests, and one day over
 // something else.

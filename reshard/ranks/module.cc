@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libckpt_mpi.so: ranks/abi.h for whatever MPI it is built with. Point to point
 // only: a process that failed can't leave the others in a collective.
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What ranks say to each other about messages of an exchange.
 #pragma once
 

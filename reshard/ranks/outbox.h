@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages on their way out of a rank, in an exchange (exchange.h).
 //
 //   free ─► open ──────► sealed ─► asked ─► sending ─► free ┄┄► written

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values in messages. All ranks run one program on machines of one kind, so
 // that numbers go as they lie in memory; what is taken out is checked against
 // the message's end all the same.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Signs of life between rank 0 and the others, while they work at a task. The
 // threads that talk give them (job.cc): they wait for no disk, so that a rank
 // in a long system call is heard and only a process that is stopped is silent.

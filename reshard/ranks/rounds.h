@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Payload of an exchange from GPU to GPU: slots are pinned memory, and what
 // they hold goes up to this rank's GPU, by NCCL to the receiver's, and down
 // there.

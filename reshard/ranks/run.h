@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plan run by all ranks of a job: the same bytes, sums and errors as by
 // reshard::run.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What one rank needs to do its part of a plan: the jobs of its items, the
 // files and records that they touch. Tensors, digest slots and target files
 // keep their numbers, so that journals and sums of all ranks speak of the same

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who does what: the items of a plan, dealt out by bytes. Pure.
 //
 //   items   | 0      | 1      | 2      | 3      | 4  |      front to back

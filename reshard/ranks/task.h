@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A task: what a rank is told to do, as bytes, and what comes of it, as bytes.
 // Rank 0 does its own part by the same functions.
 #pragma once

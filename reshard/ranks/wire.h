@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What carries the payload of an exchange from a slot of its sender to one of
 // its receiver: messages of the link, or rounds between GPUs (rounds.h).
 #pragma once

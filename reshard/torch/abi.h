@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What libckpt_torch.so offers: everything that needs libtorch, behind plain C
 // so that the module may be built by another compiler than the program.
 //

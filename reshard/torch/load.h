@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The torch module, opened when it is first needed.
 #pragma once
 

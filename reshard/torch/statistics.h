@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the torch module computes once elements are doubles. Plain loops that
 // compilers turn into vector code; no torch here.
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Adapters (PEFT) added to weights: the same bits as peft's merge_and_unload.
 
 peft makes each adapter here, loads it and merges it. What it computes is said

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Each malformed or malicious file has the outcome that EXPECT.tsv requires.
 
 Besides the outcome: no crash, no run-away time or memory, nothing executed,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways to break a checkpoint of many files, each on a copy of a golden.
 
 A breakage changes the copy in place and returns a Wound: what was hit, and

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Each golden of many files, broken in every way that applies to it.
 
 Required, whatever is broken: an exit status of the documented ones, bounded

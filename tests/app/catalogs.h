@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Catalogs made by hand for the tests of the app room.
 #pragma once
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Man pages and completions against what the commands themselves say.
 
 Shells complete here as they do at a prompt: bash by its own function, fish by

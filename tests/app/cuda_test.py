@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """--device cuda writes the bytes that --device cpu writes.
 
     cuda_test.py --ckpt build/bin/ckpt [--gpu]

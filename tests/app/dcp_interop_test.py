@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Distributed checkpoints that ckpt writes are loaded by torch: in one
 process, as DTensors of other meshes, and by its converters."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests of distributed checkpoints share: a reader of .metadata of its
 own, torch's loading in one process, and groups of processes."""
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ckpt over DeepSpeed's checkpoints, ZeRO 0 to 3 and universal.
 
 Expectations come from DeepSpeed's own conversions (expected*.safetensors:

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`ckpt diff`: a screen for two steps, and sentences that the bytes prove.
 
 torch makes the changes; what diff says of each must name it, and of a change

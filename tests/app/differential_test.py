@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What torch (weights_only) or safetensors load from a mutant is what ckpt
 loads from it, or ckpt refuses.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of many ranks under tests/data, as units of golden_cases: DCP,
 Megatron, OLMo-core.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Independent readers of DCP, Megatron's torch_dist and zarr directories.
 
 They use torch and numpy, never ckpt: what ckpt wrote and what the peers wrote

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ckpt over DCP and Megatron checkpoints: objects, topologies, damage.
 
 What all formats have in common (listing, unshard, digests) is in

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The pages in docs: links lead somewhere, the site lists every page, figures
 that pages share agree."""
 

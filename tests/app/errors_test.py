@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What ckpt says when something is wrong: substance, exit status, and that
 docs/errors.md shows exactly that. `--update` writes the page anew."""
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The job scripts of examples/, run as their schedulers would run them.
 
 A scheduler is a few variables and a shell: Slurm's are set here, Kubernetes'

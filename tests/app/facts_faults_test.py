@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Faults that once turned a model into another without a word, each a case of
 its own and named by the fault. The models are transformers' own, tiny and
 random; what comes back has its logits, or the command said no with status 5.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny models of transformers for the tests of facts: every parameter random,
 so that whatever changes the function of a model shows in its logits.
 """

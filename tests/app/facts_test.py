@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger of facts against transformers itself.
 
 Mutation: a tiny model with every parameter random; a field of its config is

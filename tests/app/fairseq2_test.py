@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """fairseq2's own loader reads what ckpt writes, at every topology.
 
 fairseq2's native extension isn't needed to load checkpoints; an empty module

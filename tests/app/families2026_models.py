@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny models of transformers, one for each model type that this year's hubs
 have: every parameter random, so that none can stand in for another.
 """

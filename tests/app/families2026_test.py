@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """This year's model types, from transformers to Megatron's names and back.
 
 A tiny model of each type, every parameter random, as transformers saves it:

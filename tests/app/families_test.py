@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ckpt between dialects: what the peers say a model is in each of them, and
 the way back, over containers and topologies.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ckpt family: every model that transformers wrote fits its family, what does
 not fit is named, and the example of docs/families.md works on a model of its
 architecture."""

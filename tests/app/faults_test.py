@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every call that can fail, fails: the n-th of each kind, in each command.
 
 tests/support/faults.cc stands below ckpt as a disk that errs. Whatever

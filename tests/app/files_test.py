@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Files beside the tensors: each file of what is opened is listed, and each
 is carried, converted, or left out with a reason."""
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Flat parameters of FSDP: torch's local state dicts, in DCP and as one file
 per rank, and fairscale's shards.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checkpoints under tests/data: for each, what must come out of it.
 
 A Unit is one thing that ckpt opens: a file of a case, or its whole ckpt

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Black-box tests of ckpt over checkpoints that their own writers made."""
 
 import shutil

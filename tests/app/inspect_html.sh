@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The page loads nothing, names in it are escaped, and only a page is replaced.
 ckpt inspect bad/pickle/key_escape_sequences.pt --html "$TMP/page.html" >"$TMP/out"
 grep -o '{"name":"w[^}]*}' "$TMP/page.html"

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What ckpt writes is loaded by torch and by safetensors, and random
 checkpoints survive every change of topology."""
 

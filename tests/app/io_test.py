@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """How bytes travel: what --trace says about a run, and what a file system
 that shares blocks (XFS) holds afterwards. Never how long it takes.
 """

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every command's JSON fits its schema in docs/schema, errors included.
 
 The schemas use a small part of JSON Schema, which this file checks itself:

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """GPTModel of megatron-core on a CPU, built from what a checkpoint says by
 Megatron's own names, with its weights: writes its logits. Jobs:
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The model that ckpt wrote, run by the code that it was written for: the
 logits are those of transformers on the source, within 1e-5 of their largest.
 

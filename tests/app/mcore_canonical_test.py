@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Models under Megatron-Core's canonical names become checkpoints of
 Megatron's formats.
 

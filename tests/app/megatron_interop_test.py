@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What ckpt writes as megatron_torch_dist is loaded by megatron-core itself, on
 one to four processes, at other topologies than it was written for, and every
 element is the one that the goldens say."""

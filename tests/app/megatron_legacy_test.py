@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Ranks' files that ckpt writes are those that Megatron-LM itself wrote.
 
 Each golden case holds a checkpoint and, under other/, the same model written

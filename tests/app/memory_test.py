@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What metadata takes in memory: the values of a pickle, a JSON text or a YAML
 file take 16 bytes for each byte of it at most, and no more than --max-mem; or
 the command ends with 7 and says how much it would take.

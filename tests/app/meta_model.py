@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The architecture of Meta's published inference code, and of Mistral's with
 its names, told from params.json and consolidated.*.pth alone.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ckpt over Meta's checkpoints: files of torch.save for 1, 2 and more ranks;
 ranks that share key/value heads, proven by attention itself; what is broken.
 """

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What people type by mistake, and what they must be told.
 
 A row: the command line, its exit status, what the first line says (after

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ckpt over ModelOpt's checkpoints: its own files for other worlds, which
 ckpt must write byte for byte; block files; owners of blocks; what is broken.
 """

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A family file with a wrong rule fails its golden: all mutants are caught.
 
 Each rule of each dialect is broken in every way below, one at a time, and the

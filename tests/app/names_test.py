@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Names of tensors that are hard on files and on people.
 
 Every format that is written gets tensors with names such as `metadata.json`,

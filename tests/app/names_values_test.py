@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Names and values of models: prefixes of wrapped ones, native checkpoints,
 buffers and towers, casts beside scales and pins, rows past the vocabulary.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """OLMo-core itself, on CPUs: loads a checkpoint on several processes and holds
 every element against the truth. Its jobs:
 

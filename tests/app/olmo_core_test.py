@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ckpt over OLMo-core's checkpoints: its own unsharded files, the files beside
 the tensors, training runs, and OLMo-core itself loading what ckpt wrote.
 

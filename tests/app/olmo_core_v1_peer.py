@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """OLMo-core 0.1.0 itself, on CPUs: reads what ckpt wrote. Needs the package
 on PYTHONPATH. Its jobs:
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ckpt over checkpoints of OLMo-core 0.1.0: against the peer's own files byte
 for byte, through a reader that is not ckpt's, damaged in ten ways, and loaded
 by OLMo-core 0.1.0 itself.

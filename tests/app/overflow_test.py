@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Casts that lose values, and values that would run code, on their way into
 new files: refused, or done as asked and said.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The page of `inspect --html`: its data, its safety, and its drawing.
 
 The page is parsed here; its script runs in node, if there is one, with areas

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every ordered pair of formats: ckpt writes the one from the other, says that
 both are the same, and the way back has the source's bytes.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What a part of a checkpoint costs: with --keys, --layers or --blocks no byte
 of other tensors is read. As the engine counts its reads (--json), and as the
 kernel saw them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs beside the tests in which a peer lives. They import it once, which
 takes longer than most of what it is then asked: jobs come as lines of JSON,
 and each is answered with null or with what went wrong.

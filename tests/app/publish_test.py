@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What happens to a run from outside: names that come to stand where it
 publishes, second writers, sources that change. Windows of microseconds are
 held open by stopping the process at a system call (tests/support/faults.cc).

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The Python package against torch and safetensors.
 
 Expected values are the goldens' own (what the peers wrote), or what torch and

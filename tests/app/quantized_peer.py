@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantized weights as their makers describe them, in plain torch: random
 codes and scales, and the numbers that they stand for.
 

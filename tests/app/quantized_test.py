@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Quantized weights become numbers on the way: each way of quantizing, shapes
 that blocks don't divide, each dtype, in one file, in many, in pieces.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Many processes under mpirun write what one process writes.
 
     ranks_test.py --ckpt build/bin/ckpt [--kills 60] [--all send,gpus]

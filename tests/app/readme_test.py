@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The examples in README.md and docs/guides are what ckpt prints. `--update`
 writes them anew.
 

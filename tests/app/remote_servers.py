@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-ins of servers on loopback: files by ranges, the hub's API, and the
 faults that networks and servers have. Nothing here leaves the machine."""
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Sources on other machines: https by ranges, the Hugging Face hub, S3. All
 servers are on loopback; what they are asked for is counted."""
 

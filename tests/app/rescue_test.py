@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Old optimizer state, made loadable: megatron-core 0.16.1 loads what
 `ckpt convert --optim fully_reshardable` makes of it into a GPTModel and its
 distributed optimizer, at topologies that the source did not have.

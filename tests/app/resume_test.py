@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A run that is killed goes on with --resume and gives the same bytes.
 
     resume_test.py --ckpt build/bin/ckpt

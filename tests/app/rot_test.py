@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A flipped bit in any file that ckpt wrote is found by `ckpt verify`."""
 
 import random

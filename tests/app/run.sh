@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Command lines and exactly what they print: X.sh runs in tests/data, with
 # ckpt on the PATH and an empty directory $TMP; X.out is its output, stdout
 # and stderr together. --update writes the .out files anew.

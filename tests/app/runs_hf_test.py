@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A trainer's step as a model of transformers: it loads, and says the same.
 
 The logits are held against those of a model that has the expected tensors (of

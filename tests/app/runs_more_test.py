@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Run folders of trainers that are not among the goldens.
 
 torch's own functions write them here, called as the trainers' savers call them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real loaders resume a step: what runs_write_test.py starts in processes.
 
     runs_peer.py KIND DIR OUT WORLD RANK PORT

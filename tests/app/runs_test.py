@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ckpt over run folders: what trainers leave, whole.
 
 Each case of tests/data/runs was written by its trainer; the expectations are

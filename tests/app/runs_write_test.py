@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A trainer's step, written again for another number of ranks.
 
 The tensors are those of the live objects (tests/data/runs), and the real

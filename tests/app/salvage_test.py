@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every golden, damaged in each of its files, goes through `ckpt salvage`.
 
 What comes back is bit-equal to what the peers say, what does not is listed:

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`ckpt scan`: what loading a file elsewhere would run.
 
 The hostile pickles below are put together from opcodes, after the published

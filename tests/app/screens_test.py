@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What a terminal of 60, 80, 120 and 200 columns shows, and a pipe.
 
 tests/app/screens/WIDTH.out has the screens; CKPT_UPDATE_SCREENS=1 writes them

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What is no regular file: each file of a checkpoint of each format becomes a
 FIFO, a device, a socket, a directory or a link to nothing. The answer comes
 at once, with a message."""

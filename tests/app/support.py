@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the Python tests share: running ckpt, independent readers, a harness.
 
 Nothing here uses ckpt to judge ckpt: safetensors files are parsed below from

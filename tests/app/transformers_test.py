@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """transformers loads what ckpt wrote, and the model says what it said before.
 
 Each golden model goes through Megatron's format, or another dialect, and back;

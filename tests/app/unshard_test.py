@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Directories of whole tensors as OLMo-core's own unshard writes them: one
 file of each kind, one file for each tensor, chunks.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What a wrong command line is told.
 try() { echo "\$ ckpt $*"; ckpt "$@" | head -3; echo "[exit ${PIPESTATUS[0]}]"; }
 good=safetensors/hf_sharded/ckpt

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Models in vLLM's sharded_state, experts among them: against what vLLM 0.33.0
 makes of Hugging Face's tensors, and back to them bit for bit.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ckpt over vLLM's sharded_state: against an emulation of what vLLM's layers
 take from a Hugging Face model, and of how its loader reads the files.
 

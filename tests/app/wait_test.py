@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`ckpt wait`: a save is played file by file, and slower than it settles."""
 
 import json

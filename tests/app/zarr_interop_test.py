@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Zarr checkpoints: ckpt reads what zarr-python writes, with any codec, and
 zarr-python and torch read what ckpt writes."""
 

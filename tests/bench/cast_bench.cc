@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GiB of source that are cast in a second of processor time, with each
 // instruction set that the processor has. Source and target together are 1 MiB
 // and stay in the cache, as the engine's blocks do; both begin at odd bytes.

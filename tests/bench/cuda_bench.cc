@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of --device cuda against cudaMemcpy on the device, and the bus:
 //
 //   cuda_bench              a table; scripts/gpu_bench.sh runs it

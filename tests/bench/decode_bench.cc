@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GB of bf16 that are made of quantized weights in a second of processor time:
 // codes and scales stand in memory, the engine's blocks of 1 MiB are read one
 // after the other.

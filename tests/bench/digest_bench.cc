@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GiB/s of what runs over every byte: digest and CRC-32. The block of 1 MiB
 // stays in the cache, as the engine's blocks do.
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long 100,000 tensors take to open: the header of one safetensors file,
 // the catalog made of it, and an index of as many names. The aim is 60 ms for
 // a header in a Release build (an inspect starts in milliseconds).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long a plan takes when pieces count by the million: a large model's
 // tensors as 16,384 ranks hold them, to be written by fewer. Near-linear: a
 // piece more must cost the same at a hundred thousand pieces and at millions.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a job of many ranks would share a checkpoint, without running it: the
 // imbalance, what rank 0 sends, what the largest share holds in memory; with
 // --exchange send also the payload and the messages between ranks.

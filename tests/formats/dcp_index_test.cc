@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // .metadata files made by hand: indexes that torch would not write this way,
 // or that are meant to hurt.
 #include <doctest/doctest.h>

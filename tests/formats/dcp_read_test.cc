@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The dcp reader: torch's own checkpoints, malformed ones, and the small
 // archives inside of .distcp files.
 #include <doctest/doctest.h>

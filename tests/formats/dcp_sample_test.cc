@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A dry run opens one item of each file of a dcp checkpoint: what it then
 // assumes must be what a run finds, as far as a plan's sums go.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the dcp writer lays out: boxes of ranks, and files that the reader
 // finds everything in again. (tests/app/dcp_interop_test.py: torch does too.)
 #include <doctest/doctest.h>

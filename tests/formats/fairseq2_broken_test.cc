@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Goldens with one defect each: what is said, and the exit class.
 #include <doctest/doctest.h>
 

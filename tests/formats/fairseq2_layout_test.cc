@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How fairseq2 cuts: against brute force, and against numbers from torch.
 #include <doctest/doctest.h>
 

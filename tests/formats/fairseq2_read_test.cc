@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every golden of fairseq2's own making, put together from its pieces and
 // compared with the peer's full tensors.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is laid out, filled in plainly, against the files that fairseq2 itself
 // wrote for the same weights at that topology.
 #include <doctest/doctest.h>

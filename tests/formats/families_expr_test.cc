@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expressions: expectations are those of the rules' reference interpreter, in
 // Python, where a row does not say otherwise.
 #include <doctest/doctest.h>

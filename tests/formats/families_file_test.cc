@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Family files with mistakes: each is shown at its line and column.
 #include <doctest/doctest.h>
 

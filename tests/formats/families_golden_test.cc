@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The family files against models that their peers wrote: every name that the
 // rules make, and no other.
 #include <doctest/doctest.h>

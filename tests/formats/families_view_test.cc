@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Views against arrays: random arrangements, done once to pieces and once to
 // the elements themselves.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Flat buffers as megatron-core itself laid them out: the goldens' case.json
 // lists where each parameter was, bucket by bucket.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every spelling of a model's names comes out as one.
 #include <doctest/doctest.h>
 

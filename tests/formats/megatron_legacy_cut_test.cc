@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parts of ranks as pieces of whole tensors, and back.
 #include <doctest/doctest.h>
 

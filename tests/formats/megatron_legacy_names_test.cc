@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names, groups and stages of legacy Megatron checkpoints.
 #include <doctest/doctest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Malformed and hostile files: each has the outcome that EXPECT.tsv asks for,
 // soon, and without a crash.
 #include <doctest/doctest.h>

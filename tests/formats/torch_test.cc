@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every golden of torch.save: names, dtypes, shapes and bytes as torch itself
 // put them into expected.safetensors, whatever the container.
 #include "formats/torch/torch.h"

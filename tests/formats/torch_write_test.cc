@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the writer lays out, read again: the same tensors and the same values
 // around them.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as a compressed stream: it is refused with an Error, or what comes
 // out is the same however it is read, and never more than was asked for.
 //

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Seeds for the fuzzers, made of tests/data: corpus.py OUT.
 
 One folder for each target. Inputs that were found to be wrong once lie in

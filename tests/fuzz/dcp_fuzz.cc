@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as the index of a checkpoint, or as an item of a data file: the
 // reader refuses them with an Error, or what it lists can be looked at.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as the index of a sharded checkpoint, beside two shards: refused
 // with an Error, or the names in it stay inside of the directory.
 #include "ckpt/error.h"

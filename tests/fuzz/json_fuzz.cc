@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as JSON: what we take, nlohmann's own parser takes and reads the
 // same; what we refuse and it takes, is refused for one of our own rules.
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as our own manifest (first byte even) or journal (odd): refused
 // with an Error, or what is read is written the same again.
 #include "ckpt/error.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as what servers and users' settings say of remote files.
 //
 //   input   first byte mod 4: a URL, an answer in XML, a file of profiles, a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes: decode refuses them with an Error, or what it gives can be
 // shown, copied, and written as a pickle that decodes to the same bytes.
 #include <cstdio>

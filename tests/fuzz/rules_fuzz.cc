@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as one of the files that users write or that say what a model is.
 //
 //   input   first byte mod 5: a family file, a rules file (--shard-dims), a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as a file: the reader refuses them with an Error, or what it
 // lists can be shown and laid out as a file again.
 #include <sys/mman.h>

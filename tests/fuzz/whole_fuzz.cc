@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small checkpoint with one of its files changed, from opening it to a plan
 // that reads all of it: refused with an Error, or every element has a place
 // inside of a file.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as model.yaml.
 #include "ckpt/error.h"
 #include "formats/fairseq2/model_yaml.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as .zarray: refused with an Error, or the array has a shape, a
 // grid and an element that can be counted.
 #include "ckpt/error.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as a zip archive: refused with an Error, or its records lie inside
 // of the file and can be read. The scan that salvage makes without a directory
 // agrees with the directory on what both find.

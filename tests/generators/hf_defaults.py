@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes models/families/hf_defaults.json: what transformers takes for a key
 that a config.json does not have, for each model type.
 

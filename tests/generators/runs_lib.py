@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by runs_*.py: what a trainer left in a folder becomes a case (case.json, ckpt/, expected.safetensors, expected_optim.safetensors).
 
 Every generator runs its trainer in a fresh, relative, neutral directory, so that no path  gets into pickles; finish() refuses a case where one did.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints the names of a checkpoint's tensors and the bytes of the first.
 #include <ckpt/ckpt.h>
 #include <ckpt/version.h>

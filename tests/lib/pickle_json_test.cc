@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The goldens' object trees, as an independent reader shows them.
 #include <doctest/doctest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Records say what the instances would say that they stand for, whatever the
 // bytes are.
 #include <doctest/doctest.h>

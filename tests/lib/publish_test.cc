@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts that publishing is made of: locks, renames, removal, a look back
 // at what was read.
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The packages in dist/, installed where users install them.
 
     packages_test.py --dist dist [--roots DIR]

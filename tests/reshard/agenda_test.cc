@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that agree on rounds two by two, over messages that take their time,
 // with a device that does one round after the other.
 #include "reshard/ranks/agenda.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What casts lose, against the casts themselves, element by element.
 #include "reshard/cast_loss.h"
 

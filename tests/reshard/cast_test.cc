@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Casts as the engine uses them: our own against the torch module's, bit by
 // bit, which torch_module_test.py holds against torch itself.
 #include "reshard/cast.h"

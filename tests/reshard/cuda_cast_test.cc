@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Casts of the CUDA module against torch's.
 #include <doctest/doctest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies and digests of the CUDA module.
 #include <doctest/doctest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rounds of the CUDA module between ranks.
 #include <doctest/doctest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans on the CUDA module against the processor's runs of them.
 #include <doctest/doctest.h>
 

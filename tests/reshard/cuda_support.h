@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests of the CUDA module share. They are run twice: with
 // CKPT_CUDA_HOST=1, where loops on the host stand for the GPU
 // (reshard/cuda/abi.h), and without, on a machine that has one.

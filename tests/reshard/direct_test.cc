@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads around the page cache give what reads through it give. Expectations
 // come from the content of random tensors, not from another run.
 #include <doctest/doctest.h>

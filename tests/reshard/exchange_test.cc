@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Payload between ranks: messages, and what happens when they stop.
 #include <doctest/doctest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Payload between ranks in rounds, whose GPUs are doubles.
 #include <doctest/doctest.h>
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """libckpt_torch.so against torch itself: casts of every pair of types, bit by
 bit; statistics and comparisons against plain Python."""
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors put together, and targets written, element by element: slow, plain
 // and independent of the engine.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/casts.h"
 
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What casts are tested with: values where rounding has something to decide,
 // and torch's own casts of them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A matrix whose rows are in one file and whose columns are in many: work in
 // which all ranks of an exchange send to all.
 #pragma once

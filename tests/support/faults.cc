@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A disk that fails, to be loaded before the C library (LD_PRELOAD). It sits
 // below every call that the program makes of files under one directory:
 //

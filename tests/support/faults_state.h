@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is to befall which call: the settings of the failing disk (faults.cc).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of tests/data, and the tables beside them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The payload of catalogs, read and written in the plainest way: no plan, no
 // engine, whole tensors in memory. What a Reader found and a Writer laid out
 // can be looked at without trusting anything else.

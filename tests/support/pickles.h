@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pickles for tests: those inside torch files, and trees compared.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random tensors cut into random pieces, for property tests. The content of a
 // tensor is a function of its name and the element's index, so what a piece
 // must hold is known without asking the code under test.

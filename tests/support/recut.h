@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint cut in two unrelated ways: the plans that the engine, ranks and
 // GPUs are held against. Without casts the target's files are what files_of()
 // says (random_catalog.h).

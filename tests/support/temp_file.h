@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files and directories that vanish at the end of a test.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that are threads of one process: what a job does, without a launcher.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes zip archives with torch's own writer and keeps all but their payload.
 
     python zip_skeleton.py DIRECTORY       (needs torch, 5 GB of memory, 13 GB of disk)

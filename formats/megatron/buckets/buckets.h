@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Flat buffers of the distributed optimizer, seen as the parameters that they
 // hold.
 //

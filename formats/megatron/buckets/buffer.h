@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Does one stored gradient buffer hold these parameters, in this order?
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds which parameters a checkpoint's gradient buffers hold, and where. The
 // files don't say; what they say narrows it down until one answer is left:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The names of flat buffers in a distributed checkpoint, and the buffers that
 // a checkpoint has.
 //

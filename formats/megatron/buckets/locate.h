@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pieces that are parts of archives: a stored chunk of a bucket may hold
 // several boxes (gate and up of a gated layer). Until its archive is located,
 // such a piece has the archive's offset plus the bytes of payload before it:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each model-parallel rank holds of the model, parameter by parameter,
 // in the order of its modules.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the objects beside flat buffers say about them.
 //
 //   optimizer.distributed.dp_group_idx_0.per_bucket_numel_unpadded

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The boxes of a tensor that the ranks of a topology write.
 //
 //   layer axis     one box for each layer

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the two containers of Megatron-Core's distributed checkpoints share:
 // a catalog that holds global tensors and objects under their sharded keys
 // becomes one that says what they are.

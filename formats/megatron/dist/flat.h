@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Flattened tensors of cores 0.8 to 0.15, which torch_dist stores under
 // another shape.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The objects of a distributed checkpoint when it is written for another
 // topology.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A distributed checkpoint of the torch_dist backend.
 //
 //   metadata.json                the backend; written last

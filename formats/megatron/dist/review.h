@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A source as a distributed checkpoint sees it: sharded keys, optimizer state
 // parameter by parameter, a vocabulary that the ranks divide. No byte moves.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What stands beside the tensors and objects of a distributed checkpoint that
 // is written, whatever its backend: common.pt, files that are carried along,
 // the tracker above. Private to this room.

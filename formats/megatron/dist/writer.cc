@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A distributed checkpoint of the torch_dist backend, for a topology of the
 // user's choice. The plainest form, which every core since 0.9 loads:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a tensor is cut into the chunks of a zarr array: all of one size, and
 // none over the edge, since a chunk is what one rank of Megatron writes.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What lies in the directory of a zarr checkpoint. Private to this room.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint of the zarr backend, for a topology of the user's choice: what
 // cores up to 0.15 write themselves, byte for byte but for common.pt.
 #include <algorithm>

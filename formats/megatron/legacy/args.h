@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // args for another topology: what follows from it is changed, every other
 // entry is carried, known or not.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole tensors from the parts of all ranks.
 #pragma once
 

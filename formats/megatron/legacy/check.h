@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Can the ranks of a target share each tensor?
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a rank's part to pieces of the whole tensor, without moving a byte.
 //
 //   rows, 2 ranks        gated rows                columns

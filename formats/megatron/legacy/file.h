@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One file of the target while it is built: a value tree with placeholders,
 // and which parts of which tensors fill them.
 #pragma once

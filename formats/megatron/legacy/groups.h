@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which optimizer, which of its parameter groups and which gradient buffer a
 // parameter of a rank is in. The files only number parameters; the numbers
 // follow from the model's order, from weight decay and from who is an expert.

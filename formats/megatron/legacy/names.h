@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names of module parameters in a rank's file, and in the whole model.
 //
 //   decoder.layers.0.mlp.experts.linear_fc1.weight1     in mp_rank_00_001_003

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a rank's layer and expert numbers to those of the whole model.
 //
 //   chunks in the order (virtual stage, pipeline stage); 5 layers, pp=2 vpp=2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a legacy Megatron checkpoint holds beside the tensors of the model and
 // the optimizer, as objects of the catalog: for people, and for the writer.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rank of the target holds what: state dicts cut by pipeline stage,
 // layers and experts numbered as each rank numbers them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's files of a legacy Megatron checkpoint, opened: what its state
 // dicts hold under the rank's own names.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/megatron/legacy/rank_write.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The source with as many rows of vocabulary as the target's ranks want.
 //
 //   | true rows | padding |      a multiple of make_vocab_size_divisible_by *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The directories of a legacy Megatron checkpoint.
 //
 //   ROOT/latest_checkpointed_iteration.txt      "5", or "release"

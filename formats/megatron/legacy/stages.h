@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layers over pipeline stages, for another number of stages than the source's.
 //
 //   24 layers, pp=4           6 6 6 6

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The optimizer's state of one rank of a legacy Megatron checkpoint, by the
 // names of the rank's parameters.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of LegacyStatesWriter. Private to legacy_states_write.cc and
 // legacy_flat_write.cc.
 #pragma once

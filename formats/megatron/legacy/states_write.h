@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The optimizer's state of one rank, in the form of the source: numbered
 // parameters, or flat buffers in a file of their own.
 #pragma once

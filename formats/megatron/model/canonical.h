@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Megatron's formats and the names that dialects meet in.
 //
 //   file of one rank      sharded key                     canonical

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model under canonical names on its way into one of Megatron's formats: the
 // vocabulary padded, args for the job that will load it, modules in order and
 // in the spelling of their spec.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What Megatron's training arguments say about a checkpoint.
 //
 //   args   argparse.Namespace (a call whose state is a dict), or a plain dict

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Experts of the first grouped layer (GroupedMLP, until 2026): all those of a
 // rank in two matrices, in an order of their own.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The grammar of Megatron's names.
 //
 //   chained_1. optimizer.state.exp_avg. module. decoder.layers.3.mlp…weight

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order in which Megatron's modules list their parameters, which is the
 // order that gradient buffers keep (reversed). It is stored nowhere; it
 // follows from the order in which modules make their parts:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names of the megatron.legacy models (all checkpoints before 2023), as
 // Megatron-Core's modules call the same parameters.
 //

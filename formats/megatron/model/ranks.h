@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rank of a Megatron job holds what.
 //
 //   rank = tp + TP * (dp + DP * pp)        experts: x + ETP * (e + EP * edp)

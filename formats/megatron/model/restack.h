@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Between the names of modules, as ranks have them, and the sharded keys of
 // distributed checkpoints.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How tensor-parallel ranks share the parameters of Megatron's modules.
 //
 //   rows         …linear_qkv.weight   equal parts of dimension 0

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One model, spelled in several ways. Inside of a layer:
 //
 //   canonical (transformer_engine)               local modules

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors seen as layers of one, and back. Pieces change, bytes don't move.
 //
 //   stack   a (4, 3), b (4, 3)  ─►  (2, 4, 3) along a new axis

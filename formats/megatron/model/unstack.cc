@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The way back: halves joined, layers and experts apart, modules named.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Padding of the vocabulary: Megatron stores word embeddings and output
 // layers with rows that nobody uses, so that the ranks divide them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The flat order of a gradient buffer: where Megatron's distributed optimizer
 // keeps each parameter of one rank, one chunk and one dtype pair.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The common part of a checkpoint: the values that all ranks share.
 //
 //   common.pt              one dict              every core, but for

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // common.pt of a target, from the objects of a source.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The args of a job that loads what another dialect's checkpoint became.
 //
 //   {"num_layers": 32, "hidden_size": 4096, …}       what the model says

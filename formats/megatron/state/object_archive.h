@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The archive of an object, for a backend that keeps it in another form.
 //
 //   torch_dist  an item of a .distcp file   torch.save([value])

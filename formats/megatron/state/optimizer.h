@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optimizer state in the form that a target asks for.
 //
 //   plain                       fp32_param.<K>, exp_avg.<K> …; common_step

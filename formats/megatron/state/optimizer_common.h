@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The common part of a catalog, to be changed: a copy of its values in one
 // document, the bytes of small tensors with it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the common part says about an optimizer: hyper-parameters of its
 // parameter groups, the loss scale.
 //

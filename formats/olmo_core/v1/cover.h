@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pieces of one tensor out of what its files hold: replicas may overlap in
 // any way, holes are damage. Private to v1_shards.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a tensor is cut over the ranks of a checkpoint of olmo_core_v1.
 //
 //   plain     [[0, n]] of the first rank only

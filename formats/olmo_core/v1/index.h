@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // metadata.json of olmo_core_v1: which elements of a tensor are in which file.
 //
 //   {"tensors": {"emb.weight": {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which directories of a path are a checkpoint of olmo_core_v1.
 //
 //   step100/model/metadata.json  step100/optim/metadata.json

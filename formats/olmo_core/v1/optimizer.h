@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The optimizer's part: helper tensors become objects, states get their
 // parameters. Private to v1_*.
 #pragma once

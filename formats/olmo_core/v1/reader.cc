@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint of OLMo-core up to 0.1.0 (v1.h).
 #include <algorithm>
 #include <set>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint of another format, with the names that OLMo-core 0.1.0 has for
 // its parts, and with the groups of its optimizer. Private to v1_*.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A box as runs of the row-major elements of its tensor.
 //
 //   tensor [4, 6], box [2, 3] at [1, 2]:   [8, 11)  [14, 17)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/olmo_core/v1/shards.h"
 
 #include <unordered_map>

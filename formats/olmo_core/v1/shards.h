@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From an index and the headers of the ranks' files to pieces.
 //
 //   index       emb.weight [11, 7]: rank_0 [[0, 39]], rank_1 [[39, 77]]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What lies beside model/ and optim/: the trainer's state of each rank,
 // config.yaml. All of it is carried as it is.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The optimizer as torch has it, for torch files:
 //
 //   state.emb.weight.__exp_avg      {"state": {7: {"exp_avg": tensor}},

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The olmo_core_v1 format: what OLMo-core wrote up to 0.1.0.
 //
 //   step100/

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a checkpoint of OLMo-core 0.1.0 (v1.h).
 #include <algorithm>
 #include <tuple>

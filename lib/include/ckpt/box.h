@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shapes and boxes: integer geometry with checked 64-bit arithmetic.
 //
 // Everything here counts elements, not bytes; row-major order throughout.

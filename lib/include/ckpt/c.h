@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The library for callers that speak C, or by way of it (Python's ctypes):
  * open a checkpoint, look at its tensors, read parts of them, write tensors
  * that lie in memory.

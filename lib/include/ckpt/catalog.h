@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one model that every room speaks: what tensors a checkpoint holds and
 // where their bytes lie.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The library: open a checkpoint, read parts of it, cut shards for a rank,
 // write it for another topology or in another format. Beside it: sharded.h
 // (saves and loads of many ranks), trees.h (values that are no tensors).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element types. Each has one row in dtype.cc: its name here (as `inspect`
 // prints it), its size in bits, and its names in safetensors and torch.
 #pragma once

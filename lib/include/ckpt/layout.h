@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The target: what a checkpoint is to be written as.
 //
 //   source Catalog + Layout ─► Writer::lay_out ─► Target

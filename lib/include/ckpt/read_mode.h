@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How payload is read from source files.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of many ranks, as megatron-core's dist_checkpointing and torch's
 // DCP see them: names ("keys") of global tensors, boxes that ranks hold of
 // them, objects on grids of ranks, and a common part that no rank owns.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes of the four kinds of model parallelism.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # spack repo add examples/spack && spack install ckpt+mpi
 from spack.package import *
 
