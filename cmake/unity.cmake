@@ -14,6 +14,10 @@ function(ckpt_unity target)
   cmake_parse_arguments(arg "" "" "PARTS;APART" ${ARGN})
   set_target_properties(${target} PROPERTIES
     UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  # g++ warns of classes that have a member of an anonymous namespace's, if the
+  # file is not the one that it was given.
+  target_compile_options(${target} PRIVATE
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
   get_target_property(sources ${target} SOURCES)
   list(REMOVE_ITEM sources ${arg_APART})
   foreach(source IN LISTS sources)
