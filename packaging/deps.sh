@@ -110,7 +110,7 @@ ar=$PWD/packaging/zig-ar
 toolchain=$PWD/cmake/toolchains/zig-$arch.cmake
 export CKPT_DEPS=$prefix
 # Paths in assertions say nothing about this machine.
-flags=(-O2 -DNDEBUG -fPIC -ffunction-sections -fdata-sections
+flags=(-O2 -g0 -DNDEBUG -fPIC -ffunction-sections -fdata-sections
   "-ffile-prefix-map=$work/=")
 
 quietly() {

@@ -30,8 +30,8 @@ set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
 set(ENV{PKG_CONFIG_LIBDIR} ${ckpt_deps}/lib/pkgconfig)
 set(ENV{PKG_CONFIG_PATH} "")
 
-# The same bytes wherever the tree lies.
-set(ckpt_flags "-ffile-prefix-map=${ckpt_root}/= -ffunction-sections -fdata-sections")
+# The same bytes wherever the tree lies. zig means -g unless told otherwise.
+set(ckpt_flags "-g0 -ffile-prefix-map=${ckpt_root}/= -ffunction-sections -fdata-sections")
 set(CMAKE_C_FLAGS_INIT "${ckpt_flags}")
 set(CMAKE_CXX_FLAGS_INIT "${ckpt_flags}")
 
