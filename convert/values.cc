@@ -6,6 +6,8 @@
 #include "ckpt/error.h"
 #include "formats/fairseq2/model_yaml.h"
 #include "formats/megatron/model/facts.h"
+#include "formats/modelopt/modelopt.h"
+#include "formats/traits.h"
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"
 #include "lib/text/json.h"
@@ -141,6 +143,11 @@ double theta_of(const Catalog& catalog) {
         return theta->get<double>();
   }
   return kUsual;
+}
+
+bool repeats_tied_head(const Catalog& catalog) {
+  return formats::traits_of(catalog.format).repeats_tied_head ||
+         modelopt::is_lone_shard(catalog);
 }
 
 }  // namespace ckpt::families

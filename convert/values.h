@@ -25,6 +25,8 @@ std::optional<Sidecar> config_sidecar(const Catalog& catalog);
 // A file of that kind: --config-from.
 Values values_of_file(const std::string& path, std::string_view side);
 
+// True for what ModelOpt wrote: a tied output layer stands in it twice.
+bool repeats_tied_head(const Catalog& catalog);
 // The base of rotary frequencies; 10000 if the checkpoint does not say it.
 double theta_of(const Catalog& catalog);
 

@@ -148,9 +148,7 @@ Catalog try_hf(Catalog source, std::string_view from,
 // A tied head that stands a second time: elsewhere it is not there.
 void leave_tied_head(Catalog& source) {
   const families::Values config = families::values_of(source, "hf");
-  if (!formats::traits_of(source.format).repeats_tied_head ||
-      config.source.empty())
-    return;
+  if (!families::repeats_tied_head(source) || config.source.empty()) return;
   const auto tie = config.values.find("tie_word_embeddings");
   if (tie == config.values.end() || *tie != true) return;
   const Tensor* embedding = source.find("model.embed_tokens.weight");

@@ -187,4 +187,12 @@ RankFiles rank_files(const std::string& directory,
   return result;
 }
 
+bool is_lone_shard(const Catalog& source) {
+  const std::string index = io::join(source.path, kIndexName);
+  return source.files.size() == 1 &&
+         io::base_name(source.files[0].path) ==
+             "model-00001-of-00001.safetensors" &&
+         io::is_file(index) && ends_with_brace(index);
+}
+
 }  // namespace ckpt::modelopt

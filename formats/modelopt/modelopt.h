@@ -34,6 +34,10 @@ inline constexpr std::string_view kBlocks = "blocks";
 inline constexpr std::string_view kPickledShards = "pickled shards";
 inline constexpr std::string_view kPickledBlocks = "pickled blocks";
 
+// One rank's shard alone looks like Hugging Face's: true if it is ModelOpt's
+// all the same, by how the index ends.
+bool is_lone_shard(const Catalog& source);
+
 std::unique_ptr<formats::Reader> make_reader();
 std::unique_ptr<formats::Writer> make_writer();
 

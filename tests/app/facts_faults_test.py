@@ -268,6 +268,32 @@ def vocabulary_of_torch_dist(folder):
             "--make-vocab-size-divisible-by", 96)
 
 
+def tied_head_through_modelopt(folder):
+    source, want = model(folder / "source", "llama", tie_word_embeddings=True)
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", source, there, "-q", "--to", "modelopt", "--pp", 1)
+    CKPT.ok("convert", there, back, "-q", "--to", "safetensors")
+    check_equal(sorted(names_in(back)), sorted(names_in(source)), "names")
+    same_logits(back, want)
+
+
+def names_in(folder):
+    return [name for path in folder.glob("*.safetensors")
+            for name in read_safetensors(path)]
+
+
+def heads_that_ranks_cannot_share(folder):
+    source, _ = model(folder / "source", "llama", hidden_size=48, head_dim=8,
+                      num_attention_heads=6, num_key_value_heads=3)
+    result = CKPT.ok("convert", source, folder / "there", "--to",
+                     "megatron_torch_dist", "--tp", 2)
+    check("3 query groups" in result.err and
+          "--tensor-model-parallel-size 1, 3, 6" in result.err, result.err)
+    result = CKPT.ok("convert", source, folder / "fits", "--to",
+                     "megatron_torch_dist", "--tp", 3)
+    check("query groups" not in result.err, result.err)
+
+
 def wrapped(folder, prefix):
     """A state of a wrapped module, saved by torch."""
     import torch
@@ -326,6 +352,10 @@ def prepare(suite, ckpt):
                   target)
     suite.add("a vocabulary of torch_dist can't be padded",
               vocabulary_of_torch_dist)
+    suite.add("a tied head comes back from modelopt as another parameter",
+              tied_head_through_modelopt)
+    suite.add("tp that shares no heads is taken without a word",
+              heads_that_ranks_cannot_share)
     for prefix in ("model.", "app.", "module.", "_orig_mod.",
                    "_forward_module."):
         suite.add(f"a wrapper stops the conversion: {prefix}", wrapped, prefix)

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/megatron/dist/review.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "ckpt/error.h"
@@ -46,6 +49,28 @@ void warn_of_names(Catalog& catalog) {
   catalog.problems.push_back(
       {Problem::Severity::kWarning, "foreign_names", catalog.path, "",
        "no tensor has a name of Megatron's: its models will not find them"});
+}
+
+// The files are global: any job loads them. But ranks of a size that does not
+// share the heads evenly are those of no model.
+void warn_of_heads(Catalog& catalog, const Facts& facts, uint64_t tp) {
+  if (tp <= 1) return;
+  const uint64_t heads = facts.num_attention_heads.value_or(tp);
+  const uint64_t groups = facts.num_query_groups.value_or(tp);
+  const auto fits = [&](uint64_t ranks) {
+    return heads % ranks == 0 &&
+           (groups % ranks == 0 || (groups != 0 && ranks % groups == 0));
+  };
+  if (fits(tp)) return;
+  std::vector<uint64_t> sizes;
+  for (uint64_t ranks = 1; ranks <= 64; ++ranks)
+    if (fits(ranks)) sizes.push_back(ranks);
+  catalog.problems.push_back(
+      {Problem::Severity::kWarning, "heads", catalog.path, "",
+       fmt::format("{} heads in {} query groups can't be shared by tp={}: "
+                   "Megatron builds no such model; load it with "
+                   "--tensor-model-parallel-size {}",
+                   heads, groups, tp, fmt::join(sizes, ", "))});
 }
 
 // What the legacy reader adds for its own writer is no value of training.
@@ -101,6 +126,7 @@ namespace {
 Catalog review_canonical(Catalog source, const Layout& layout) {
   const Facts facts = settle_canonical(source, layout);
   stack_modules(source, facts);
+  warn_of_heads(source, facts, layout.topology.tp);
   return source;
 }
 
@@ -121,6 +147,7 @@ Catalog review_for_dist(Catalog source, const Layout& layout) {
   }
   recognise(source, facts);
   warn_of_names(source);
+  warn_of_heads(source, facts, layout.topology.tp);
   convert_optimizer(source, wanted);
   if (layout.topology.tp != 0 && !ask_vocabulary(source, facts, layout, false))
     pad_vocabulary(source, facts, layout.topology.tp);
