@@ -199,7 +199,7 @@ def test_ignore_lists(folder):
         for side in sides:
             patterns |= set(side.get("ignore", ()))
             for rule in side.get("rules", ()):
-                names |= {rule["to"], *rule["hf"]}
+                names |= {rule["to"], *(rule["hf"] or ())}
     check(len(names) > 300 and patterns, "the family files are read wrongly")
     for pattern, name in itertools.product(patterns, names):
         plain = name.replace("{", "").replace("}", "")
