@@ -2,6 +2,7 @@
 #include "convert/model_config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -88,6 +89,26 @@ void set_dtype(const std::string& dtype, Json& config) {
     if (value.is_object()) set_dtype(dtype, value);
     if (key == "dtype") value = dtype;
   }
+}
+
+// Facts that Megatron has no argument for are kept under names of ours, for
+// the way back; a model that is built from the args does not know them.
+void warn_of_own_args(const Json& args, Catalog& catalog) {
+  std::vector<std::string> own;
+  for (const auto& [key, value] : args.items()) {
+    if (!key.starts_with("ckpt_") || value.is_null() || value == false)
+      continue;
+    if (!value.is_object()) own.push_back(key);
+    if (value.is_object())
+      for (const auto& [inner, unused] : value.items()) own.push_back(inner);
+  }
+  if (own.empty()) return;
+  catalog.problems.push_back(
+      {Problem::Severity::kWarning, "not_in_gptmodel", catalog.path, "",
+       fmt::format("Megatron's GPTModel has no argument for {}: the weights "
+                   "and the way back are whole, but what trains from these "
+                   "args needs code that reads them",
+                   fmt::join(own, ", "))});
 }
 
 }  // namespace
@@ -320,6 +341,7 @@ void Configuration::write_args(Catalog& catalog) const {
   if (std::ranges::none_of(catalog.tensors, is_mtp))
     args.erase("mtp_num_layers");
   say_facts(family_, "mcore", facts_, "Megatron's args", args);
+  warn_of_own_args(args, catalog);
   for (const char* key : kTokenIds)
     if (const auto id = carried_.values.find(key); id != carried_.values.end())
       args["ckpt_token_ids"][key] = *id;
