@@ -33,8 +33,11 @@ case $# in
 esac
 
 # A package that scripts/package.sh made, or was put into dist, needs no build.
-package=$(find dist -name "ckpt-*-linux-$(uname -m).tar.gz" 2>/dev/null |
-  sort -V | tail -1)
+package=
+if [ -d dist ]; then
+  package=$(find dist -name "ckpt-*-linux-$(uname -m).tar.gz" | sort -V |
+    tail -1)
+fi
 bin=$PWD/build/bin
 # Quiet when there is nothing to build.
 log=$(mktemp)

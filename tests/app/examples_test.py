@@ -301,12 +301,67 @@ def spack(_):
               f"no such option: {option}")
 
 
+def clone(work, name):
+    """The scripts and the demo's checkpoint, as a clean clone has them, with a
+    build that puts the binary under test where the real one puts it."""
+    top = work / name
+    shutil.copytree(ROOT / "scripts", top / "scripts")
+    shutil.copytree(SOURCE, top / SOURCE.relative_to(ROOT))
+    (top / "scripts/build.sh").write_text(
+        "#!/bin/sh\nmkdir -p build/bin && touch built &&\n"
+        f"ln -sf {shlex.quote(os.path.abspath(CKPT.path))} build/bin/ckpt\n")
+    return top
+
+
+def demo_builds(work):
+    """README's first command where nothing was built or packaged yet, where
+    a dist folder holds no package, and once more after a build."""
+    for name, dist in (("bare", False), ("dist", True)):
+        top = clone(work, name)
+        if dist:
+            (top / "dist").mkdir()
+            (top / "dist/notes.txt").write_text("")
+        for _ in range(2):
+            result = done([top / "scripts/demo.sh"], cwd=work)
+            check(result.stdout.count("\n$ ckpt ") == 5,
+                  f"not five commands:\n{result.stdout}")
+        check((top / "built").exists(), "the demo built nothing")
+
+
+def demo_unpacks(work):
+    """A package in dist needs no build; the newest is taken."""
+    top = clone(work, "clone")
+    machine = os.uname().machine
+    for version, works in (("0.9.0", False), ("0.10.0", True)):
+        package = f"ckpt-{version}-linux-{machine}"
+        tools = work / package / "bin"
+        tools.mkdir(parents=True)
+        (tools / "ckpt").symlink_to(
+            os.path.abspath(CKPT.path) if works else "/bin/false")
+        (top / "dist").mkdir(exist_ok=True)
+        done(["tar", "-czf", top / f"dist/{package}.tar.gz", "-C", work,
+              package])
+    done([top / "scripts/demo.sh"])
+    check(not (top / "built").exists(), "the demo built beside a package")
+
+
+def demo_own(work):
+    """Paths are the caller's, wherever the script stands."""
+    top = clone(work, "clone")
+    shutil.copytree(SOURCE, work / "mine")
+    done([top / "scripts/demo.sh", "mine", "out"], cwd=work)
+    check((work / "out").is_dir() and (work / "out.safetensors").is_file(),
+          "the demo left no out and out.safetensors")
+    result = run([top / "scripts/demo.sh", "mine"], cwd=work)
+    check_equal(result.returncode, 2, "one argument")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for case in (slurm_array, slurm_preempted, slurm_refused, slurm_ranks,
                  kubernetes, makefile, action_good, action_bad, pre_commit,
-                 module_files, spack):
+                 module_files, spack, demo_builds, demo_unpacks, demo_own):
         suite.add(case.__name__, case)
 
 
