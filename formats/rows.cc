@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// The formats, a row each: a new one adds its row here and its folder.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "formats/dcp/dcp.h"
+#include "formats/deepspeed/deepspeed.h"
+#include "formats/fairseq2/fairseq2.h"
+#include "formats/format.h"
+#include "formats/megatron/integrity.h"
+#include "formats/megatron/legacy.h"
+#include "formats/megatron/megatron.h"
+#include "formats/megatron/model/keys.h"
+#include "formats/megatron/zarr.h"
+#include "formats/meta/meta.h"
+#include "formats/modelopt/modelopt.h"
+#include "formats/olmo_core/olmo_core.h"
+#include "formats/olmo_core/v1/v1.h"
+#include "formats/runs/rewrite.h"
+#include "formats/safetensors/safetensors.h"
+#include "formats/torch/torch.h"
+#include "formats/unsharded.h"
+#include "formats/vllm/unfuse.h"
+#include "formats/vllm/vllm.h"
+#include "lib/text/format.h"
+#include "lib/text/suggest.h"
+
+namespace ckpt::formats {
+namespace {
+
+bool stacks_layers(std::string_view name) {
+  return megatron::parse_key(name).layer_axis;
+}
+
+Traits megatron_traits() {
+  return {.dialect = "mcore",
+          .grid = "megatron",
+          .options = Traits::Options::kMegatron,
+          .sharded_objects = true,
+          .typed_config = true,
+          .pads_rows = true,
+          .check_files = megatron::check_integrity_file};
+}
+
+Traits megatron_dist_traits() {
+  Traits traits = megatron_traits();
+  traits.optimizer_forms = true;
+  traits.stacks_layers = stacks_layers;
+  return traits;
+}
+
+Traits megatron_legacy_traits() {
+  Traits traits = megatron_traits();
+  traits.virtual_stages = true;
+  return traits;
+}
+
+std::vector<Format> make_formats() {
+  std::vector<Format> formats;
+  // In the order they are tried: what is more special comes first.
+  formats.push_back({"fairseq2",
+                     "fairseq2's native checkpoints",
+                     fairseq2::make_reader(),
+                     fairseq2::make_writer(),
+                     {.dialect = "fairseq2", .reads_rules = true}});
+  formats.push_back({"megatron_legacy",
+                     "Megatron-LM's ranks, one directory each (mp_rank_XX)",
+                     megatron::make_legacy_reader(),
+                     megatron::make_legacy_writer(), megatron_legacy_traits()});
+  formats.push_back({"megatron_torch_dist",
+                     "Megatron-Core's distributed checkpoints",
+                     megatron::make_dist_reader(), megatron::make_dist_writer(),
+                     megatron_dist_traits()});
+  formats.push_back({"megatron_zarr",
+                     "the same of the zarr backend (cores up to 0.15)",
+                     megatron::make_zarr_reader(), megatron::make_zarr_writer(),
+                     megatron_dist_traits()});
+  formats.push_back(
+      {"olmo_core",
+       "OLMo-core's checkpoints since 1.0 (on DCP)",
+       olmo_core::make_reader(),
+       olmo_core::make_writer(),
+       {.dialect = "olmo_core", .flat_objects = true, .unshards_apart = true}});
+  formats.push_back({"olmo_core_v1",
+                     "OLMo-core's checkpoints up to 0.1.0",
+                     olmo_core::v1::make_reader(),
+                     olmo_core::v1::make_writer(),
+                     {.dialect = "olmo_core",
+                      .mixed_dialects = true,
+                      .unshards_apart = true}});
+  formats.push_back({"dcp",
+                     "PyTorch distributed checkpoints (.distcp)",
+                     dcp::make_reader(),
+                     dcp::make_writer(),
+                     {.any_tensors = true, .flat_objects = true}});
+  formats.push_back({"modelopt",
+                     "ModelOpt's shards and files of whole blocks",
+                     modelopt::make_reader(),
+                     modelopt::make_writer(),
+                     {.dialect = "hf",
+                      .mixed_dialects = true,
+                      .repeats_tied_head = true,
+                      .options = Traits::Options::kBlocks}});
+  formats.push_back({"meta",
+                     "Meta's ranks of Llama (consolidated.NN.pth)",
+                     meta::make_reader(),
+                     meta::make_writer(),
+                     {.dialect = "meta", .keeps_names = false}});
+  formats.push_back({"vllm",
+                     "vLLM's tensor-parallel ranks (sharded_state)",
+                     vllm::make_reader(),
+                     vllm::make_writer(),
+                     {.dialect = "vllm",
+                      .takes = "hf",
+                      .unfuse = vllm::unfuse,
+                      .computes_rotary = "vLLM"}});
+  formats.push_back({"safetensors",
+                     "safetensors: one file, or a Hugging Face directory",
+                     safetensors::make_reader(),
+                     with_forms(safetensors::make_writer()),
+                     {.any_tensors = true, .is_container = true}});
+  formats.push_back({"deepspeed",
+                     "DeepSpeed's checkpoints: ZeRO, universal",
+                     deepspeed::make_reader(),
+                     deepspeed::make_writer(),
+                     {.target_ranks = Traits::Ranks::kNone}});
+  formats.push_back({"torch",
+                     "torch.save: .pt, .pth, .bin, .ckpt",
+                     torch::make_reader(),
+                     with_forms(torch::make_writer()),
+                     {.any_tensors = true, .is_container = true}});
+  formats.push_back({"run",
+                     "the folder of a step, as its trainer left it",
+                     runs::make_run_reader(),
+                     runs::make_run_writer(),
+                     {.target_ranks = Traits::Ranks::kSources}});
+  return formats;
+}
+
+std::vector<std::string> format_names() {
+  std::vector<std::string> names;
+  for (const Format& format : all_formats()) names.emplace_back(format.name);
+  return names;
+}
+
+// What a format is called elsewhere, for who asks for it by that name.
+std::string meant_format(std::string_view name) {
+  struct Called {
+    std::vector<std::string_view> names;
+    std::string_view hint;
+  };
+  static const std::vector<Called> elsewhere = {
+      {{"hf", "huggingface", "hugging_face", "transformers"},
+       "the format of Hugging Face's files is safetensors; --dialect hf gives "
+       "their names"},
+      {{"megatron", "megatron_core", "megatron_lm", "mcore", "torch_dist"},
+       "Megatron's: megatron_torch_dist, megatron_legacy (mp_rank_XX) or "
+       "megatron_zarr"},
+      {{"pt", "pth", "bin", "pytorch"}, "did you mean torch?"},
+      {{"distcp", "fsdp", "fsdp2"}, "did you mean dcp?"},
+      {{"olmo"}, "did you mean olmo_core?"},
+      {{"gguf"},
+       "ckpt has no GGUF; llama.cpp makes it from Hugging Face's files: "
+       "safetensors with --dialect hf"}};
+  for (const Called& called : elsewhere)
+    if (std::ranges::find(called.names, name) != called.names.end())
+      return std::string(called.hint);
+  if (const std::string near = text::nearest(name, format_names());
+      !near.empty())
+    return fmt::format("did you mean {}?", near);
+  return fmt::format("formats: {}", fmt::join(format_names(), ", "));
+}
+
+}  // namespace
+
+const std::vector<Format>& all_formats() {
+  static const std::vector<Format> formats = make_formats();
+  return formats;
+}
+
+const Traits& traits_of(std::string_view name) {
+  static const Traits defaults;
+  for (const Format& format : all_formats())
+    if (format.name == name) return format.traits;
+  return defaults;
+}
+
+const Format& find_format(std::string_view name) {
+  for (const Format& format : all_formats())
+    if (format.name == name) return format;
+  throw usage_error({}, "unknown format \"{}\"", text::printable(name))
+      .with_hint(meant_format(name));
+}
+
+}  // namespace ckpt::formats

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/unrecognized.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "ckpt/error.h"
+#include "containers/foreign.h"
+#include "lib/io/file.h"
+#include "lib/io/listing.h"
+#include "lib/io/remote.h"
+#include "lib/text/format.h"
+#include "lib/text/suggest.h"
+
+namespace ckpt::formats {
+namespace {
+
+using text::printable;
+
+constexpr std::string_view kShowTried = "; -v shows what was tried";
+
+std::string known_formats() {
+  std::vector<std::string_view> names;
+  for (const Format& format : all_formats())
+    if (format.name != "run")  // is told by its parts
+      names.push_back(format.name);
+  return fmt::format("ckpt reads {}", fmt::join(names, ", "));
+}
+
+// "meta-llama/Llama-3-8B", not a path of ours.
+bool is_hub_name(const std::string& path) {
+  const size_t slash = path.find('/');
+  const auto plain = [](std::string_view part) {
+    return !part.empty() && part[0] != '.' && part[0] != '-' &&
+           std::ranges::all_of(part, [](unsigned char c) {
+             return std::isalnum(c) || c == '.' || c == '-' || c == '_';
+           });
+  };
+  return slash != path.npos && plain(std::string_view(path).substr(0, slash)) &&
+         plain(std::string_view(path).substr(slash + 1));
+}
+
+// What could have been meant, if a path does not exist.
+std::string missing_hint(const std::string& path) {
+  const std::string directory = io::parent(path);
+  try {
+    if (io::is_url(path)) return {};
+    if (!io::is_directory(directory)) {
+      if (is_hub_name(path))
+        return fmt::format("a model of the Hugging Face hub is hf://{}",
+                           printable(path));
+      std::string above = directory;
+      while (!io::is_directory(above) && above != io::parent(above))
+        above = io::parent(above);
+      return fmt::format("{} is the last directory of that path that exists",
+                         printable(above));
+    }
+    const std::string near =
+        text::nearest(io::base_name(path), io::list_directory(directory));
+    if (!near.empty())
+      return fmt::format("did you mean {}?",
+                         printable(io::join(directory, near)));
+  } catch (const Error&) {
+    // It can't be looked at or listed: no suggestion then.
+  }
+  return {};
+}
+
+// Checkpoints inside of a directory that is none, a few levels down:
+// "step_10 (fairseq2)". `left` bounds how many directories are looked at.
+void checkpoints_below(const std::string& path, const std::string& shown,
+                       int depth, size_t& left,
+                       std::vector<std::string>& found) {
+  std::vector<std::string> names;
+  try {
+    names = io::list_directory(path);
+  } catch (const Error&) {
+    return;  // it can't be listed, so it is no suggestion
+  }
+  for (const std::string& name : names) {
+    const std::string below = io::join(path, name);
+    const std::string title = shown.empty() ? name : shown + "/" + name;
+    if (!io::is_directory(below) && depth > 0) continue;
+    if (left == 0) return;
+    --left;
+    bool known = false;
+    for (const Format& format : all_formats()) {
+      try {
+        if (!format.reader || !format.reader->supports(below).yes) continue;
+      } catch (const Error&) {
+        continue;
+      }
+      found.push_back(fmt::format("{} ({})", printable(title), format.name));
+      known = true;
+      break;
+    }
+    if (!known && depth < 3 && io::is_directory(below))
+      checkpoints_below(below, title, depth + 1, left, found);
+  }
+}
+
+// "below it are: a (dcp), b (dcp) and 7 more"; "" if there are none.
+std::string below_text(const std::string& path) {
+  constexpr size_t kShown = 6, kMostTried = 200;
+  size_t left = kMostTried;
+  std::vector<std::string> found;
+  checkpoints_below(path, "", 0, left, found);
+  if (found.empty()) return {};
+  const size_t more = found.size() - std::min(found.size(), kShown);
+  found.resize(found.size() - more);
+  return fmt::format("below it {}: {}{}", found.size() == 1 ? "is" : "are",
+                     fmt::join(found, ", "),
+                     more ? fmt::format(" and {} more", more) : "");
+}
+
+// What the names in a directory say that it is.
+std::string foreign_directory(const std::string& path,
+                              const std::vector<std::string>& names) {
+  for (const ForeignDirectory& row : foreign_directories())
+    for (const std::string& name : names)
+      if (row.exact ? name == row.name : name.ends_with(row.name))
+        return fmt::format("{}: {}", row.foreign.what, row.foreign.hint);
+  constexpr size_t kMostTried = 64;
+  for (size_t i = 0; i < std::min(names.size(), kMostTried); ++i) {
+    const auto foreign = recognise_file(io::join(path, names[i]));
+    if (foreign)
+      return fmt::format("{} is {}{}{}", printable(names[i]), foreign->what,
+                         foreign->hint.empty() ? "" : ": ", foreign->hint);
+  }
+  return {};
+}
+
+}  // namespace
+
+void check_path(const std::string& path) {
+  const bool pipe = path == "/dev/stdin";
+  if (!pipe && (io::is_file(path) || io::is_directory(path))) return;
+  if (pipe || path == "-" || path.starts_with("/dev/fd/") ||
+      path.starts_with("/proc/self/fd/"))
+    throw missing_error({path, {}}, "a checkpoint can't be read from a pipe")
+        .with_hint("save it to a file first; a file named -: ./-");
+  throw missing_error({path, {}}, "no such file or directory")
+      .with_hint(missing_hint(path));
+}
+
+void empty_file(const std::string& path) {
+  throw missing_error({path, {}}, "an empty file (0 bytes)")
+      .with_hint("fetch or copy the file again");
+}
+
+void unknown_file(const Detection& detection) {
+  const std::string& path = detection.path;
+  if (const auto foreign = recognise_file(path))
+    throw missing_error({path, {}}, "not a checkpoint: this is {}",
+                        foreign->what)
+        .with_hint(foreign->hint.empty() ? known_formats()
+                                         : std::string(foreign->hint));
+  if (io::file_size(path) == 0) empty_file(path);
+  throw missing_error({path, {}}, "not a recognized checkpoint")
+      .with_hint(known_formats() + std::string(kShowTried));
+}
+
+void unknown_directory(const Detection& detection) {
+  const std::string& path = detection.path;
+  const std::vector<std::string> names = io::list_directory(path);
+  if (names.empty())
+    throw missing_error({path, {}}, "an empty directory")
+        .with_hint(known_formats());
+  std::string hint = below_text(path);
+  if (hint.empty()) hint = foreign_directory(path, names);
+  // A format that nearly took it says why it did not.
+  std::string near;
+  for (const auto& [name, why] : detection.tried)
+    if (near.empty() && (why.find("incomplete save") != why.npos ||
+                         why.find("name the one") != why.npos ||
+                         why.find("not a torch.save file") != why.npos ||
+                         why.find("nor 'release'") != why.npos))
+      near = fmt::format(" ({}: {})", name, why);
+  if (hint.empty()) hint = known_formats();
+  throw missing_error({path, {}}, "not a recognized checkpoint{}", near)
+      .with_hint(hint + std::string(kShowTried));
+}
+
+}  // namespace ckpt::formats
