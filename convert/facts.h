@@ -55,13 +55,26 @@ std::vector<FactDifference> differing(const Facts& a, const Facts& b);
 std::vector<FactDifference> differing(const Facts& a, const Facts& b,
                                       const std::string& side);
 
+// What a configuration says only nearly, and what not at all.
+struct Unsaid {
+  std::vector<FactDifference> near, allowed;
+};
 // Makes `table`, a configuration in the dialect `side`, say the facts of the
 // source: keys are added, changed and taken away. Throws unfaithful_error for
-// all that it can't say. `what`: the table's name in messages. Returns facts
-// that are near there, not the same.
-std::vector<FactDifference> say_facts(
-    const std::shared_ptr<const Family>& family, const std::string& side,
-    const Facts& facts, const std::string& what, Json& table);
+// all that it can't say and that no glob of `allow` matches. `what`: the
+// table's name in messages.
+Unsaid say_facts(const std::shared_ptr<const Family>& family,
+                 const std::string& side, const Facts& facts,
+                 const std::string& what, const std::vector<std::string>& allow,
+                 Json& table);
+
+// Facts of Megatron's args that no argument of Megatron's says: they have names
+// of ours there, for the way back, and a GPTModel that is built from the args
+// is another model. `b` of each is what Megatron can say.
+std::vector<FactDifference> own_args(const Json& args);
+
+// True if --allow-unsaid names the fact.
+bool is_allowed(const std::vector<std::string>& globs, const std::string& fact);
 
 // The flags that Megatron's training needs beside --use-checkpoint-args, which
 // does not read them from the args: {"--norm-epsilon", "1e-06", …}.

@@ -79,25 +79,37 @@ Json made(const Json& entry, const FactScope& scope) {
 class Sayer {
  public:
   Sayer(const std::shared_ptr<const Family>& family, const std::string& side,
-        const Facts& facts, std::string what, Json& table)
+        const Facts& facts, std::string what,
+        const std::vector<std::string>& allow, Json& table)
       : family_(family),
         side_(side),
         facts_(facts),
         what_(std::move(what)),
+        allow_(allow),
         table_(table),
         traits_(traits_of(*family, table)),
         scope_(facts, traits_) {}
 
-  std::vector<FactDifference> run() {
+  Unsaid run() {
     choose_type();
     const auto before = missing();
     for (const Json& group : facts_table().at("groups"))
       if (side_ == "mcore" || concerns(group, before)) write(group);
     write_carried();
     const Facts said = read_facts(family_, side_, {table_, ""});
-    const auto after = differing(facts_, said, side_);
+    Unsaid all{.near = differing(facts_, said), .allowed = {}};
+    auto after = differing(facts_, said, side_);
+    const auto among = [](const std::vector<FactDifference>& some) {
+      return [&some](const FactDifference& one) {
+        return std::ranges::count(some, one.name, &FactDifference::name) != 0;
+      };
+    };
+    std::erase_if(all.near, among(after));
+    for (FactDifference& one : after)
+      if (is_allowed(allow_, one.name)) all.allowed.push_back(one);
+    std::erase_if(after, among(all.allowed));
     if (!after.empty()) refuse(after);
-    return differing(facts_, said);
+    return all;
   }
 
  private:
@@ -197,6 +209,7 @@ class Sayer {
   std::string side_;
   const Facts& facts_;
   std::string what_;
+  const std::vector<std::string>& allow_;
   Json& table_;
   Json traits_;
   FactScope scope_;
@@ -204,11 +217,12 @@ class Sayer {
 
 }  // namespace
 
-std::vector<FactDifference> say_facts(
-    const std::shared_ptr<const Family>& family, const std::string& side,
-    const Facts& facts, const std::string& what, Json& table) {
+Unsaid say_facts(const std::shared_ptr<const Family>& family,
+                 const std::string& side, const Facts& facts,
+                 const std::string& what, const std::vector<std::string>& allow,
+                 Json& table) {
   if (facts.empty() || !in_ledger(*family)) return {};
-  return Sayer(family, side, facts, what, table).run();
+  return Sayer(family, side, facts, what, allow, table).run();
 }
 
 namespace {

@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "convert/facts_olmo.h"
+#include "convert/facts_table.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "models/order.h"
@@ -91,29 +92,19 @@ void set_dtype(const std::string& dtype, Json& config) {
   }
 }
 
-// Facts that Megatron has no argument for are kept under names of ours, for
-// the way back; a model that is built from the args does not know them.
-void warn_of_own_args(const Json& args, Catalog& catalog) {
-  std::vector<std::string> own;
-  for (const auto& [key, value] : args.items()) {
-    if (!key.starts_with("ckpt_") || value.is_null() || value == false)
-      continue;
-    if (!value.is_object()) own.push_back(key);
-    if (value.is_object())
-      for (const auto& [inner, unused] : value.items()) own.push_back(inner);
-  }
-  if (own.empty()) return;
+void warn_of_unsaid(const std::vector<FactDifference>& unsaid,
+                    const std::string& what, Catalog& catalog) {
+  if (unsaid.empty()) return;
+  std::string list;
+  for (const FactDifference& one : unsaid)
+    list += fmt::format("{}{} is {}", list.empty() ? "" : ", ", one.name,
+                        shown_fact(one.a));
   catalog.problems.push_back(
-      {Problem::Severity::kWarning, "not_in_gptmodel", catalog.path, "",
-       fmt::format("Megatron's GPTModel has no argument for {}: the weights "
-                   "and the way back are whole, but what trains from these "
-                   "args needs code that reads them",
-                   fmt::join(own, ", "))});
+      {Problem::Severity::kWarning, "unsaid", catalog.path, "",
+       fmt::format("{} can't say all of the model: {}; what is built from it "
+                   "alone computes something else",
+                   what, text::printable(list))});
 }
-
-}  // namespace
-
-namespace {
 
 // Where the numbers of a model stand, in each dialect.
 std::string_view file_of(std::string_view dialect) {
@@ -209,7 +200,9 @@ const Numbers& Configuration::numbers(const Dialect& dialect) {
     table_ = config_table(dialect.hf_config, *in_);
   if (own && table_.is_object()) table_.update(token_ids());
   if (own && table_.is_object() && carried_.source.empty() && !options_.lenient)
-    say_facts(family_, "hf", facts_, "config.json", table_);
+    unsaid_ = say_facts(family_, "hf", facts_, kHfConfig, options_.allow_unsaid,
+                        table_)
+                  .allowed;
   return *in_;
 }
 
@@ -268,6 +261,7 @@ void Configuration::finish(Catalog& catalog) const {
   for (const std::string& line : unknown_)
     catalog.problems.push_back(
         {Problem::Severity::kWarning, "unknown_key", catalog.path, "", line});
+  warn_of_unsaid(unsaid_, kHfConfig, catalog);
   if (from_ == "mcore" && options_.to != "mcore")
     std::erase_if(catalog.objects, is_told_otherwise);
   if (options_.to == "hf") return write_hf(catalog);
@@ -332,6 +326,45 @@ void Configuration::write_hf(Catalog& catalog) const {
        "needs one: --config-from DIR copies another's"});
 }
 
+std::vector<FactDifference> Configuration::say(const std::string& side,
+                                               const std::string& what,
+                                               Json& table,
+                                               Catalog& catalog) const {
+  Unsaid unsaid =
+      say_facts(family_, side, facts_, what, options_.allow_unsaid, table);
+  warn_of_unsaid(unsaid.allowed, what, catalog);
+  return std::move(unsaid.near);
+}
+
+// Such args are for the way back alone. Whoever wants the tensors under
+// Megatron's names, for code of their own, says so.
+void Configuration::check_own_args(const Json& args, Catalog& catalog) const {
+  if (options_.lenient) return;
+  std::vector<FactDifference> own = own_args(args);
+  const bool elsewhere =
+      traits_of(*family_, args).value("layers_elsewhere", false);
+  const auto refused = std::ranges::find_if(own, [&](const auto& one) {
+    return !elsewhere && !is_allowed(options_.allow_unsaid, one.name);
+  });
+  if (refused == own.end())
+    return warn_of_unsaid(own, "Megatron's args", catalog);
+  std::string list, allow;
+  for (const FactDifference& one : own) {
+    if (is_allowed(options_.allow_unsaid, one.name)) continue;
+    list += fmt::format("{}{} is {}", list.empty() ? "" : "; ", one.name,
+                        shown_fact(one.a));
+    allow += fmt::format(" --allow-unsaid {}", one.name);
+  }
+  const std::string can =
+      refused->b.is_string() ? refused->b.get<std::string>() : "no such thing";
+  throw unfaithful_error({catalog.path, {}},
+                         "Megatron's GPTModel has no argument for this: {}",
+                         text::printable(list))
+      .with_hint(fmt::format("it can say: {}; for code of your own that knows "
+                             "it:{}",
+                             can, allow));
+}
+
 void Configuration::write_args(Catalog& catalog) const {
   if (!out_) return;
   Json args = config_table(out_->dialect().config, *out_);
@@ -340,8 +373,8 @@ void Configuration::write_args(Catalog& catalog) const {
   };
   if (std::ranges::none_of(catalog.tensors, is_mtp))
     args.erase("mtp_num_layers");
-  say_facts(family_, "mcore", facts_, "Megatron's args", args);
-  warn_of_own_args(args, catalog);
+  say("mcore", "Megatron's args", args, catalog);
+  check_own_args(args, catalog);
   for (const char* key : kTokenIds)
     if (const auto id = carried_.values.find(key); id != carried_.values.end())
       args["ckpt_token_ids"][key] = *id;
@@ -353,7 +386,7 @@ void Configuration::write_args(Catalog& catalog) const {
 void Configuration::write_params(Catalog& catalog) const {
   if (!out_) return;
   Json params = config_table(out_->dialect().config, *out_);
-  say_facts(family_, "meta", facts_, kParams, params);
+  say("meta", kParams, params, catalog);
   add_object(catalog, "params", params);
 }
 
@@ -387,8 +420,7 @@ void Configuration::write_yaml(Catalog& catalog) const {
   std::string text =
       "name: checkpoint\nmodel_family: " + name + "\nmodel_config:";
   Json config = config_table(out_->dialect().config, *out_);
-  for (const FactDifference& one :
-       say_facts(family_, "fairseq2", facts_, kYaml, config))
+  for (const FactDifference& one : say("fairseq2", kYaml, config, catalog))
     note_near(catalog, one);
   write_yaml_value(config, text, 2);
   add_text(catalog, kYaml, std::move(text));
@@ -407,7 +439,7 @@ void Configuration::write_olmo(Catalog& catalog) const {
   Json config = config_table(out_->dialect().config, *out_);
   set_dtype(torch_name(dtype_of(catalog)), config);
   complete_olmo(facts_, config);
-  say_facts(family_, "olmo_core", facts_, "OLMo-core's config.json", config);
+  say("olmo_core", "OLMo-core's config.json", config, catalog);
   for (const char* key : kTokenIds)
     if (const auto id = carried_.values.find(key); id != carried_.values.end())
       config["dataset"]["tokenizer"][key] = *id;

@@ -37,6 +37,12 @@ class Configuration {
   void write_args(Catalog& catalog) const;
   void write_params(Catalog& catalog) const;
   void write_yaml(Catalog& catalog) const;
+  // Has the target's configuration say the facts; warns of what it does not
+  // say and need not.
+  std::vector<FactDifference> say(const std::string& side,
+                                  const std::string& what, Json& table,
+                                  Catalog& catalog) const;
+  void check_own_args(const Json& args, Catalog& catalog) const;
   void note_near(Catalog& catalog, const FactDifference& one) const;
   void write_olmo(Catalog& catalog) const;
   Json token_ids() const;
@@ -49,7 +55,8 @@ class Configuration {
   Values own_;      // the source's, of its dialect
   Values carried_;  // config.json beside it, or from --config-from
   Facts facts_;     // what either of them says
-  std::vector<std::string> unknown_;  // keys of config.json
+  std::vector<std::string> unknown_;    // keys of config.json
+  std::vector<FactDifference> unsaid_;  // what config.json need not say
   Json table_;  // hf_config of the source's dialect, or null
   std::optional<Numbers> in_, out_;
 };

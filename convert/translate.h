@@ -30,6 +30,8 @@ struct TranslateOptions {
   std::vector<std::string> drop;
   std::vector<std::string> allow_missing;
   bool strict_config = false;  // unknown keys of config.json are refused
+  // Globs of facts that the target may leave unsaid.
+  std::vector<std::string> allow_unsaid;
   std::optional<DType> dtype;  // --dtype: what config.json is to say
   // For comparisons: what does not fit stays as it is, under its own name.
   bool lenient = false;

@@ -53,6 +53,7 @@ void check_unused(const DialectOptions& options, uint64_t vocab_size,
         std::pair{"--set", !options.set.empty()},
         std::pair{"--drop", !options.drop.empty()},
         std::pair{"--allow-missing", !options.allow_missing.empty()},
+        std::pair{"--allow-unsaid", !options.allow_unsaid.empty()},
         std::pair{"--vocab-size", vocab_size != 0 && !takes_size}}) {
     if (!given) continue;
     if (from.empty())
@@ -234,6 +235,12 @@ void add_dialect_options(CLI::App& app, DialectOptions& options) {
       ->type_name("GLOB")
       ->allow_extra_args(false)
       ->group(group);
+  app.add_option("--allow-unsaid", options.allow_unsaid,
+                 "Facts of the model that the target may leave unsaid: names "
+                 "as errors and `inspect -v` have them")
+      ->type_name("GLOB")
+      ->allow_extra_args(false)
+      ->group(group);
 }
 
 Catalog into_dialect(Catalog source, const DialectOptions& options,
@@ -249,6 +256,7 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
                                        .drop = options.drop,
                                        .allow_missing = options.allow_missing,
                                        .strict_config = options.strict_config,
+                                       .allow_unsaid = options.allow_unsaid,
                                        .dtype = dtype};
   if (partial) translate.allow_missing.emplace_back("*");
   translate.to = wanted_dialect(options.dialect, to_format);

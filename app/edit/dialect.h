@@ -17,7 +17,7 @@ class App;
 
 namespace ckpt::app {
 
-// --dialect --family-file --config-from --set --drop --allow-missing
+// --dialect --family-file --config-from --set --drop --allow-missing --allow-unsaid
 struct DialectOptions {
   std::string dialect;  // "": what the target's format is for; "keep"
   std::string family_file;
@@ -26,6 +26,7 @@ struct DialectOptions {
   std::vector<std::string> drop;
   bool strict_config = false;
   std::vector<std::string> allow_missing;
+  std::vector<std::string> allow_unsaid;
 };
 
 void add_dialect_options(CLI::App& app, DialectOptions& options);

@@ -8,6 +8,7 @@ import warnings
 
 import torch
 import transformers
+from families2026_models import TYPES, UNSAID  # noqa: F401
 from transformers import AutoConfig, AutoModelForCausalLM
 
 warnings.filterwarnings("ignore")
@@ -49,6 +50,7 @@ FAMILIES = {
     "olmoe": dict(num_experts=4, num_experts_per_tok=2),
     "phi3": {},
     "starcoder2": {},
+    **TYPES,
 }
 
 YARN = {"rope_type": "yarn", "factor": 4.0,
@@ -103,12 +105,13 @@ SKIP = {"vocab_size", "max_position_embeddings", "n_positions"}
 
 
 def config_of(family, **changes):
-    base = {} if family == "gpt2" else dict(BASE)
+    own = FAMILIES[family]
+    base = {} if "n_embd" in own else dict(BASE)
     # What fairseq2's code has.
     if family in ("llama", "mistral"):
         base["rms_norm_eps"] = 1e-5
     return AutoConfig.for_model(
-        family, **{**base, **FAMILIES[family], **changes})
+        family, **{**base, **own, "attn_implementation": "eager", **changes})
 
 
 def values_for(config, field):

@@ -65,6 +65,22 @@ TYPES = {
     "youtu": MLA,
 }
 
+# What GPTModel of Megatron has no argument for: the args hold it for the way
+# back, and the conversion has to be asked for (--allow-unsaid).
+UNSAID = {
+    "ministral3": ["rope_llama4_beta"],
+    "granite": ["config.embedding_multiplier", "config.logits_scaling",
+                "config.residual_multiplier"],
+    "cohere": ["parallel_residual", "config.logit_scale"],
+    "cohere2": ["parallel_residual", "config.logit_scale"],
+    "phi": ["parallel_residual"], "gptj": ["parallel_residual"],
+    "phimoe": ["router"], "apertus": ["activation"],
+    "hunyuan_v1_dense": ["qk_norm"], "hunyuan_v1_moe": ["qk_norm"],
+    "llama4_text": ["config.attention_chunk_size",
+                    "config.attn_temperature_tuning"],
+}
+UNSAID["granitemoe"] = UNSAID["granitemoeshared"] = UNSAID["granite"]
+
 
 def config_of(model_type, **changes):
     own = TYPES[model_type]
