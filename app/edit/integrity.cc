@@ -13,6 +13,7 @@
 #include "app/options/engine.h"
 #include "app/print/progress.h"
 #include "ckpt/error.h"
+#include "formats/loose_files.h"
 #include "formats/scan/scan.h"
 #include "formats/traits.h"
 #include "lib/io/file.h"
@@ -316,6 +317,8 @@ VerifyReport check_integrity(const std::string& path,
     if (selection.dropped || !selection.warning.empty()) check.only_some();
     check.headers(catalog);
     check.pickles(catalog);
+    for (Problem& problem : formats::check_loose_files(catalog))
+      check.add(std::move(problem));
     locate(catalog);
     load_objects(catalog);
     if (!options.quick) {

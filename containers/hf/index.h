@@ -76,8 +76,10 @@ std::vector<Located> select_indexed(
     std::span<const std::vector<std::string_view>> found,
     std::vector<Problem>& problems);
 
-// Warns ("total_size") if the index says another sum than `bytes`.
-void check_total_size(const Index& index, uint64_t bytes,
+// Warns ("total_size") if the index says another sum of bytes than one of
+// `sums`, of which the first is the files'. Writers count tied weights once or
+// by each of their names, as their version has it.
+void check_total_size(const Index& index, std::span<const uint64_t> sums,
                       std::vector<Problem>& problems);
 
 // The text of an index: two spaces, sorted keys, ASCII, a newline at the end.

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
 #include "containers/torch/container.h"
 #include "formats/fairseq2/extras.h"
+#include "formats/rank_holes.h"
 #include "lib/io/file.h"
 
 namespace ckpt::fairseq2 {
@@ -13,15 +21,52 @@ void add_sidecar(Catalog& catalog, std::string name, const std::string& path) {
   catalog.sidecars.push_back({std::move(name), path, size});
 }
 
-// The files PREFIX<n>.pt of a directory of the step.
-void add_files(const Location& location, const std::string& directory,
-               const std::string& prefix, Catalog& catalog) {
+// The files PREFIX<n>.pt of a directory of the step; their numbers. Nothing if
+// there is no such directory.
+std::optional<std::set<uint64_t>> add_files(const Location& location,
+                                            const std::string& directory,
+                                            const std::string& prefix,
+                                            Catalog& catalog) {
   const std::string path = join(location.path, directory);
-  if (!io::is_directory(path)) return;
+  if (!io::is_directory(path)) return std::nullopt;
+  std::set<uint64_t> numbers;
   for (const std::string& name : io::list_directory(path)) {
-    if (number_in(name, prefix, ".pt"))
+    if (const auto number = number_in(name, prefix, ".pt")) {
       add_sidecar(catalog, join(directory, name), join(path, name));
+      numbers.insert(*number);
+    }
   }
+  return numbers;
+}
+
+uint64_t end_of(const std::set<uint64_t>& numbers) {
+  return numbers.empty() ? 0 : *numbers.rbegin() + 1;
+}
+
+// Each process has a trainer file, each data-parallel rank a data reader's. A
+// resume asks for them, so a missing one is found now. Replicas of HSDP leave
+// no other trace than these files: the larger count of the two is believed.
+void add_rank_files(const Location& location, Catalog& catalog) {
+  const auto trainer = add_files(location, "trainer", "rank_", catalog);
+  const auto readers = add_files(location, "data_reader", "dp_", catalog);
+  const Topology& grid = catalog.topology;
+  const uint64_t model = uint64_t{grid.tp} * grid.pp;
+  uint64_t dp = grid.dp;
+  if (readers) dp = std::max(dp, end_of(*readers));
+  if (trainer) dp = std::max(dp, (end_of(*trainer) + model - 1) / model);
+  dp = (dp + grid.dp - 1) / grid.dp * grid.dp;
+  const auto check = [&](const std::set<uint64_t>& have, uint64_t wanted,
+                         const char* directory, const char* prefix) {
+    formats::check_rank_files(
+        have, wanted,
+        [&](uint64_t rank) {
+          return join(join(location.path, directory),
+                      numbered(prefix, rank) + ".pt");
+        },
+        fmt::format("pp={} tp={} dp={}", grid.pp, grid.tp, dp), catalog);
+  };
+  if (trainer) check(*trainer, dp * model, "trainer", "rank_");
+  if (readers) check(*readers, dp, "data_reader", "dp_");
 }
 
 // The first process's values; the random states among them are tensors, which
@@ -47,6 +92,34 @@ void note(Catalog& catalog, const char* kind, const std::string& path,
           const char* message) {
   catalog.problems.push_back(
       {Problem::Severity::kNote, kind, path, "", message});
+}
+
+// rank_<dp>[.<tp>].pt and metadata[.<tp>].pt: what one tensor-parallel rank
+// has, the others have too.
+void check_old_files(const Location& location, Catalog& catalog) {
+  if (catalog.topology.tp == 1) return;
+  std::map<std::string, std::set<uint64_t>> ranks;  // by what is before ".<tp>"
+  uint64_t processes = 0;
+  for (const std::string& name : io::list_directory(location.path)) {
+    const std::string stem = name.substr(0, name.rfind(".pt"));
+    const size_t dot = stem.rfind('.');
+    if (dot == stem.npos || !name.ends_with(".pt")) continue;
+    const auto tp = number_in(stem.substr(dot), ".");
+    if (!tp) continue;
+    ranks[stem.substr(0, dot)].insert(*tp);
+    if (const auto dp = number_in(stem.substr(0, dot), "rank_"))
+      processes = std::max(processes, *dp + 1);
+  }
+  for (uint64_t dp = 0; dp < processes; ++dp)
+    ranks["rank_" + std::to_string(dp)];
+  for (const auto& entry : ranks)
+    formats::check_rank_files(
+        entry.second,
+        std::max<uint64_t>(catalog.topology.tp, end_of(entry.second)),
+        [&](uint64_t tp) {
+          return join(location.path, fmt::format("{}.{}.pt", entry.first, tp));
+        },
+        fmt::format("tp={}", catalog.topology.tp), catalog);
 }
 
 // Files of 0.3 and 0.4 that hold the rest of a training run.
@@ -75,10 +148,12 @@ void read_extras(const Location& location, const std::string& model_yaml,
     if (location.level == Level::kBase && io::is_file(path))
       add_sidecar(catalog, score, path);
   }
-  if (location.old) return note_old_files(location, catalog);
+  if (location.old) {
+    check_old_files(location, catalog);
+    return note_old_files(location, catalog);
+  }
   if (location.level == Level::kModel) return;
-  add_files(location, "trainer", "rank_", catalog);
-  add_files(location, "data_reader", "dp_", catalog);
+  add_rank_files(location, catalog);
   add_trainer_objects(join(location.path, "trainer/rank_00.pt"), catalog,
                       options);
   if (const std::string hg = join(location.path, "hg"); io::is_directory(hg))

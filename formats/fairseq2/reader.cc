@@ -5,6 +5,7 @@
 #include "formats/fairseq2/extras.h"
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/fairseq2/family.h"
+#include "formats/fairseq2/lost_ranks.h"
 #include "formats/fairseq2/model.h"
 #include "formats/fairseq2/optimizer.h"
 #include "formats/fairseq2/scan.h"
@@ -78,6 +79,7 @@ Catalog Reader::read_catalog(const std::string& path,
                 order.push_back(parameter_order(stage, catalog));
               });
   if (yaml) check_config(options, *yaml, catalog);
+  check_rows(grid, catalog);
   const std::string optimizer = io::join(location.path, "optimizer");
   if (location.level != Level::kModel && !location.old &&
       io::is_directory(optimizer))

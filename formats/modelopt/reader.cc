@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <tuple>
 #include <unordered_map>
@@ -241,8 +242,11 @@ class Assembly {
   void finish() {
     uint64_t bytes = 0;  // copies count; parts of real files: no overflow
     for (const Found& found : found_) bytes += byte_size(found.tensor);
+    uint64_t once = 0;
+    for (const Tensor& tensor : catalog_.tensors) once += byte_size(tensor);
     if (!index_.path.empty())
-      formats::check_total_size(index_, bytes, catalog_.problems);
+      formats::check_total_size(index_, std::array{bytes, once},
+                                catalog_.problems);
     if (metadata_)
       catalog_.objects.push_back(
           {std::string(safetensors::kMetadata), metadata_, metadata_->root()});

@@ -144,6 +144,7 @@ class OlmoReader final : public formats::Reader {
     note_names(names.dialect, metadata, catalog);
     note_strays(found.data, metadata, catalog);
     add_sidecars(found.home, catalog);
+    check_train_files(found.home, catalog, options);
     read_family(io::join(found.home, "config.json"), catalog);
     return catalog;
   }

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/olmo_core/sidecars.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <set>
 
 #include "ckpt/error.h"
+#include "containers/torch/container.h"
 #include "formats/file_list.h"
 #include "formats/olmo_core/locate.h"
 #include "formats/olmo_core/olmo_core.h"
+#include "formats/rank_holes.h"
 #include "lib/io/file.h"
+#include "lib/pickle/value.h"
 
 namespace ckpt::olmo_core {
 namespace {
@@ -84,6 +90,39 @@ class Collector {
 
 void add_sidecars(const std::string& home, Catalog& catalog) {
   Collector(home, catalog).collect();
+}
+
+void check_train_files(const std::string& home, Catalog& catalog,
+                       const torch::Limits& limits) {
+  std::set<uint64_t> have;
+  std::string first;
+  for (const Sidecar& sidecar : catalog.sidecars) {
+    const auto rank = train_rank(sidecar.name);
+    if (!rank) continue;
+    if (have.insert(*rank).second && first.empty()) first = sidecar.path;
+  }
+  // Rank 0's is what all ranks take where the number of ranks has changed.
+  if (have.empty() || have == std::set<uint64_t>{0}) return;
+  uint64_t world = 0;
+  // A file that can't be read is found by who reads all of them.
+  try {
+    Catalog aside;
+    const torch::Container file = torch::open_container(first, aside, limits);
+    const pickle::Document& document = *file.document;
+    const auto size =
+        document.as_int(document.find(document.root(), "world_size"));
+    if (size && *size > 0 && *size <= int64_t{kMostFiles})
+      world = static_cast<uint64_t>(*size);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kDamaged) throw;
+  }
+  formats::check_rank_files(
+      have, std::max(world, *have.rbegin() + 1),
+      [&](uint64_t rank) {
+        return io::join(home, fmt::format("train/rank{}.pt", rank));
+      },
+      world ? fmt::format("world_size {}", world) : "a gap in their numbers",
+      catalog);
 }
 
 std::optional<uint32_t> train_rank(std::string_view sidecar) {

@@ -8,12 +8,19 @@
 #include <string_view>
 
 #include "ckpt/catalog.h"
+#include "containers/torch/limits.h"
 
 namespace ckpt::olmo_core {
 
 // All other files below a checkpoint's directory, folders included; links to
 // folders are not followed (a problem says so).
 void add_sidecars(const std::string& home, Catalog& catalog);
+
+// train/rank0.pt … of all processes are there: each says how many there were
+// (world_size). Nothing to do if there are none (save_model_and_optim_state), or
+// rank 0's alone.
+void check_train_files(const std::string& home, Catalog& catalog,
+                       const torch::Limits& limits);
 
 // The rank of "train/rank3.pt".
 std::optional<uint32_t> train_rank(std::string_view sidecar);

@@ -50,25 +50,31 @@ void check_mixed(const std::string& folder) {
           "--trainer none --from safetensors (or torch)");
 }
 
-void check_missing_optimizer(const Trainer& trainer, const std::string& folder,
-                             Catalog& catalog) {
+void check_together(const Trainer& trainer, const std::string& folder,
+                    const Source* optimizer, Catalog& catalog) {
   if (trainer.optimizers.empty()) return;
+  const auto damage = [&](const std::string& path, std::string message) {
+    catalog.problems.push_back(
+        {Severity::kDamage, "missing_part", path, {}, std::move(message)});
+  };
+  const bool inside = std::ranges::any_of(
+      catalog.tensors,
+      [](const Tensor& tensor) { return tensor.kind == Kind::optim; });
   for (const Part& part : trainer.parts) {
     if (part.with != "optimizer") continue;
     const auto names = names_like(folder, part.file);
-    const bool inside = std::ranges::any_of(
-        catalog.tensors,
-        [](const Tensor& tensor) { return tensor.kind == Kind::optim; });
-    if (names.empty() || inside) continue;
-    catalog.problems.push_back(
-        {Severity::kDamage,
-         "missing_part",
-         folder,
-         {},
-         fmt::format("{} is there and no optimizer ({}), which is written "
-                     "together with it",
-                     printable(names[0].path),
-                     trainer.optimizers.back().file)});
+    if (!names.empty() && !optimizer && !inside)
+      damage(folder,
+             fmt::format("{} is there and no optimizer ({}), which is written "
+                         "together with it",
+                         printable(names[0].path),
+                         trainer.optimizers.back().file));
+    // Who loads the two asks for both, and goes on without either.
+    if (names.empty() && optimizer)
+      damage(io::join(folder, part.file),
+             fmt::format("is missing; it is written together with {}, which "
+                         "is not loaded without it",
+                         optimizer->file));
   }
 }
 

@@ -20,9 +20,10 @@ void check_mixed(const std::string& folder);
 
 // The rest are problems of the catalog.
 
-// An optimizer is missing whose scheduler is there.
-void check_missing_optimizer(const Trainer& trainer, const std::string& folder,
-                             Catalog& catalog);
+// An optimizer (null: there is none) and its scheduler: one of the two is
+// missing.
+void check_together(const Trainer& trainer, const std::string& folder,
+                    const Source* optimizer, Catalog& catalog);
 
 // "tp-{t}-of-{T}_dp-{d}-of-{D}": as many files as the sizes give.
 void check_grid(const Part& part, const std::string& folder,

@@ -264,7 +264,8 @@ class Reading {
         break;
       }
     }
-    if (source == nullptr) return missing_optimizer(prefix);
+    if (prefix.empty()) check_together(trainer_, folder_, source, catalog_);
+    if (source == nullptr) return;
     if (source->read == "ranks") return read_rank_optimizer(*source, prefix);
     if (is_of_other_step(*source, numbers)) return;
     Catalog one = read_container(*source, numbers);
@@ -313,10 +314,6 @@ class Reading {
                      "the optimizer is left out",
                      printable(source.next_step), *next, *step + 1)});
     return true;
-  }
-
-  void missing_optimizer(const std::string& prefix) {
-    if (prefix.empty()) check_missing_optimizer(trainer_, folder_, catalog_);
   }
 
   void name_optimizer(const Source& source, const std::string& prefix,

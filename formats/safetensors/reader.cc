@@ -117,7 +117,8 @@ class Assembly {
         formats::select_indexed(directory, index, found, catalog_.problems);
     check_unique(selected);
     add_tensors(selected);
-    formats::check_total_size(index, bytes(), catalog_.problems);
+    formats::check_total_size(
+        index, std::array{bytes(), bytes() + tied_bytes()}, catalog_.problems);
     keep_index_metadata(std::move(index.metadata));
   }
 
@@ -181,6 +182,21 @@ class Assembly {
     uint64_t sum = 0;  // of parts of real files: can't overflow
     for (const Tensor& tensor : catalog_.tensors) sum += byte_size(tensor);
     return sum;
+  }
+
+  // safetensors holds one of several names of a tensor. Of a model without an
+  // output layer that is the embedding; writers may have counted both.
+  uint64_t tied_bytes() const {
+    uint64_t bytes = 0;
+    for (const Tensor& tensor : catalog_.tensors) {
+      if (tensor.name.ends_with("lm_head.weight")) return 0;
+      if (tensor.name.ends_with("embed_tokens.weight") ||
+          tensor.name.ends_with("wte.weight") ||
+          tensor.name.ends_with("embed_in.weight") ||
+          tensor.name.ends_with("word_embeddings.weight"))
+        bytes = byte_size(tensor);
+    }
+    return bytes;
   }
 
   // torch DCP's rank 0 can write whole tensors, all at offset 0, under the

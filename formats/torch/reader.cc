@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -139,7 +140,8 @@ class Assembly {
         file.tree.tensors.push_back(tree.tensors[t]);
       add(file);
     }
-    formats::check_total_size(index, bytes(), catalog_.problems);
+    formats::check_total_size(index, std::array{bytes(true), bytes(false)},
+                              catalog_.problems);
   }
 
   // Files of ranks: parts of the same tensors.
@@ -230,11 +232,12 @@ class Assembly {
     return stored;
   }
 
-  uint64_t bytes() const {
+  // `once`: one of several names of a tensor counts.
+  uint64_t bytes(bool once) const {
     uint64_t sum = 0;
     std::set<uint32_t> ties;
     for (const Tensor& tensor : catalog_.tensors)
-      if (tensor.tie == 0 || ties.insert(tensor.tie).second)
+      if (tensor.tie == 0 || !once || ties.insert(tensor.tie).second)
         sum += byte_size(tensor);
     return sum;
   }

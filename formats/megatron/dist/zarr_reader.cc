@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <set>
 
 #include "ckpt/error.h"
 #include "containers/zarr/array.h"
 #include "formats/dcp/objects.h"
+#include "formats/megatron/buckets/key.h"
 #include "formats/megatron/dist/catalog.h"
 #include "formats/megatron/dist/zarr_scan.h"
 #include "formats/megatron/locate.h"
@@ -110,6 +112,36 @@ Common read_common(const std::string& directory, Catalog& catalog,
           "without it Megatron can't load the checkpoint; fetch it again");
 }
 
+// What cuts a rank's flat buffers into parameters are objects of their own,
+// which Megatron asks for by name; without an index nothing else says that
+// they were there. per_bucket_numel_unpadded came later than the others.
+void check_bucket_objects(Catalog& catalog) {
+  std::set<std::string> prefixes, there;
+  for (const Tensor& tensor : catalog.tensors)
+    if (const auto key = parse_bucket_key(tensor.name))
+      prefixes.insert(object_prefix({key->chain, key->group}));
+  if (prefixes.empty()) return;
+  bool unpadded = false;
+  constexpr std::string_view kUnpadded = "per_bucket_numel_unpadded";
+  for (const Object& object : catalog.objects) {
+    std::string key = object.name.substr(0, object.name.rfind("/shard_"));
+    unpadded = unpadded || key.ends_with(kUnpadded);
+    there.insert(std::move(key));
+  }
+  for (const std::string& prefix : prefixes)
+    for (const std::string_view name :
+         {std::string_view("optimizer"), std::string_view("per_bucket_numel"),
+          kUnpadded}) {
+      const std::string key = prefix + std::string(name);
+      if (there.contains(key) || (name == kUnpadded && !unpadded)) continue;
+      catalog.problems.push_back(
+          {Problem::Severity::kDamage, "missing_object",
+           io::join(catalog.path, key), key,
+           "is missing, but flat buffers that it is about are there; Megatron "
+           "can't load them without it"});
+    }
+}
+
 Catalog ZarrReader::read_catalog(const std::string& path,
                                  const ReadOptions& options) const {
   const DistFound found = locate_or_throw(path);
@@ -125,6 +157,7 @@ Catalog ZarrReader::read_catalog(const std::string& path,
   check_config(found, catalog);
   scan_zarr(found.path, catalog);
   check_cut_grids(catalog);
+  check_bucket_objects(catalog);
   const bool restricted = options.restrict_globals;
   catalog.load_objects = [restricted](Catalog& all) {
     dcp::open_objects(all, restricted);

@@ -60,7 +60,7 @@ void refuse_unreadable(const Catalog& catalog,
     for (const Piece& piece : tensor.pieces) {
       const auto found = unreadable.find(piece.extent.file);
       if (piece.extent.archive == 0 || found == unreadable.end()) continue;
-      throw unfaithful_error(
+      throw resource_error(
           {catalog.files[piece.extent.file].path, printable(tensor.name)},
           "{}: ckpt does not read chunks that were written with it",
           found->second)

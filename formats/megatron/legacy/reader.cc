@@ -217,6 +217,21 @@ void tell_strays(const LegacyScan& scan, Catalog& catalog) {
                                             scan.strays.size() - kMost)});
 }
 
+// The distributed optimizer writes beside every model file. One that lacks it
+// has lost it: a pipeline stage without its optimizer would train on from
+// nothing.
+void check_optimizers(const std::vector<LegacyDir>& dirs) {
+  const auto lost = std::ranges::find_if(
+      dirs, [](const LegacyDir& dir) { return dir.optimizer_file.empty(); });
+  const auto count = static_cast<size_t>(std::ranges::count_if(
+      dirs, [](const LegacyDir& dir) { return !dir.optimizer_file.empty(); }));
+  if (lost == dirs.end() || count == 0) return;
+  throw missing_error({io::join(lost->path, "distrib_optim.pt"), {}},
+                      "is missing: {} of {} ranks have theirs", count,
+                      dirs.size())
+      .with_hint("fetch it again; for the weights alone move the others away");
+}
+
 // Width of an expert's hidden layer, if args say it.
 std::optional<uint64_t> expert_ffn(const LegacyRank& rank) {
   const pickle::Document& document = rank.document();
@@ -263,6 +278,7 @@ Catalog LegacyReader::read_catalog(const std::string& path,
   LegacyScan scan = scan_legacy(place.path);
   const Facts facts = find_facts(scan.dirs, catalog, options);
   resolve_legacy(scan.dirs, facts, place.path);
+  check_optimizers(scan.dirs);
   LegacySizes sizes = legacy_sizes(facts, place.path);
 
   std::vector<LegacyRank> ranks;

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/loose_files.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string_view>
+
+#include "ckpt/error.h"
+#include "lib/io/file.h"
+#include "lib/text/json.h"
+
+namespace ckpt::formats {
+namespace {
+
+// Tokenizers have some ten MiB; what is longer is data, not a document.
+constexpr uint64_t kMostJson = uint64_t{64} << 20;
+
+bool ends_with_any(std::string_view path,
+                   std::span<const std::string_view> ends) {
+  return std::ranges::any_of(
+      ends, [&](std::string_view end) { return path.ends_with(end); });
+}
+
+// Files that hold something, whoever wrote them. A rank that had nothing to
+// save leaves an empty .distcp, and locks of zarr are empty.
+bool must_hold(const SourceFile& file) {
+  constexpr auto kEnds = std::to_array<std::string_view>(
+      {".pt", ".pth", ".bin", ".pkl", ".ckpt", ".json", ".safetensors"});
+  return ends_with_any(file.path, kEnds);
+}
+
+}  // namespace
+
+std::vector<Problem> check_loose_files(const Catalog& catalog) {
+  constexpr auto kSeverity = Problem::Severity::kDamage;
+  std::vector<Problem> problems;
+  std::set<std::string_view> read;
+  for (const File& file : catalog.files) read.insert(file.path);
+  for (const SourceFile& file : catalog.file_list) {
+    const std::string path = io::join(catalog.file_root, file.path);
+    if (read.contains(path) || !must_hold(file) || !io::is_file(path)) continue;
+    if (file.bytes == 0) {
+      problems.push_back({kSeverity,
+                          "empty_file",
+                          path,
+                          {},
+                          "is empty; its writer leaves no such file empty"});
+    } else if (file.path.ends_with(".json") && file.bytes <= kMostJson) {
+      try {
+        text::parse_python_json(io::read_file(path, kMostJson), path);
+      } catch (const Error& error) {
+        if (error.code() != ExitCode::kDamaged) throw;
+        problems.push_back(
+            {kSeverity, "unreadable_json", path, {}, error.problem()});
+      }
+    }
+  }
+  return problems;
+}
+
+}  // namespace ckpt::formats
