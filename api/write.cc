@@ -198,7 +198,7 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
                         reshard::Journal& journal, uint64_t work,
                         const SaveOptions& options, const Progress& progress) {
   Target& target = prepared.target;
-  reshard::RunOptions run = run_options(prepared.plan, options);
+  reshard::RunOptions run = run_options(prepared, options);
   run.progress = progress;
   run.journal = &journal;
   run.check_crcs = !options.ignore_checksums;
@@ -287,37 +287,50 @@ void publish(const Prepared& prepared, io::Staging& staging,
                  staging.leftover());
 }
 
-// What a catalog holds in memory, in the main: pieces count by the million.
-uint64_t catalog_bytes(const Catalog& catalog) {
-  uint64_t bytes = catalog.files.size() * sizeof(File) +
-                   catalog.crcs.size() * sizeof(StoredCrc);
-  for (const Tensor& tensor : catalog.tensors)
-    bytes += sizeof(Tensor) + tensor.pieces.size() * sizeof(Piece);
-  return bytes;
+reshard::RunOptions limits(const Prepared& prepared,
+                           const SaveOptions& options) {
+  reshard::RunOptions run;
+  run.threads = options.threads;
+  run.max_mem = options.max_mem - io::share_remote_memory(options.max_mem);
+  reshard::make_room(prepared.held, prepared.path, run.max_mem);
+  run.io = options.io;
+  return run;
 }
 
-// What is known of the target's files besides payload.
-uint64_t known_bytes(const Target& target) {
-  uint64_t bytes = 0;
-  for (const TargetFile& file : target.files) {
-    for (const Literal& literal : file.literals)
-      bytes += sizeof(Literal) + literal.bytes.size();
-    bytes += file.shared.size() * sizeof(SharedLiteral) +
-             file.carried.size() * sizeof(CarriedRange);
-    for (const LateCrc& crc : file.crcs)
-      bytes += sizeof(LateCrc) + crc.at.size() * sizeof(uint64_t);
-  }
-  return bytes;
+// A source that was rewritten is seldom read again.
+reshard::RunOptions writing(const Prepared& prepared,
+                            const SaveOptions& options) {
+  reshard::RunOptions run = limits(prepared, options);
+  run.reads_once = true;
+  if (options.cuda) run.device = &reshard::CudaModule::get();
+  return run;
 }
 
-void make_plan(const Catalog& source, Prepared& prepared, bool compare) {
-  if (prepared.shown_only) {
-    prepared.plan = reshard::make_plan_sums(source, prepared.target, compare,
-                                            prepared.plan_size);
-  } else {
+// Large plans are counted before they are made: what doesn't fit into the bound
+// is refused before it takes the memory.
+void make_plan(const Catalog& source, Prepared& prepared,
+               const SaveOptions& options) {
+  constexpr uint64_t kCounted = 1 << 17;
+  const bool compare = !options.allow_replica_mismatch;
+  prepared.held = reshard::held_bytes(source) +
+                  reshard::held_bytes(prepared.target) +
+                  prepared.assumed * sizeof(StoredCrc);
+  const auto check = [&] {
+    prepared.held += prepared.plan_size.bytes();
+    limits(prepared, options);
+  };
+  if (!prepared.shown_only &&
+      reshard::piece_count(source, prepared.target.catalog) < kCounted) {
     prepared.plan = reshard::make_plan(source, prepared.target, compare);
     prepared.plan_size.add(prepared.plan);
+    return check();
   }
+  prepared.plan = reshard::make_plan_sums(source, prepared.target, compare,
+                                          prepared.plan_size);
+  check();
+  if (!prepared.shown_only)
+    prepared.plan = reshard::make_plan_of_size(source, prepared.target, compare,
+                                               prepared.plan_size);
 }
 
 }  // namespace
@@ -343,6 +356,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   }
   source = format.writer->review(std::move(source), layout);
   Prepared prepared;
+  prepared.path = path;
   prepared.shown_only = use == Use::kShow;
   if (prepared.shown_only)
     prepared.assumed = formats::assume_places(source);
@@ -371,46 +385,27 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
     throw unfaithful_error({source.path, {}}, "there is nothing to write");
   {
     const trace::Span span("plan");
-    make_plan(source, prepared, !options.allow_replica_mismatch);
+    make_plan(source, prepared, options);
   }
   prepared.source = std::move(source);
-  prepared.path = path;
   prepared.single_file = prepared.target.files.front().path.empty();
   return prepared;
 }
 
-namespace {
-
-reshard::RunOptions limits(const SaveOptions& options) {
-  reshard::RunOptions run;
-  run.threads = options.threads;
-  run.max_mem = options.max_mem - io::share_remote_memory(options.max_mem);
-  run.io = options.io;
-  return run;
-}
-
-// A source that was rewritten is seldom read again.
-reshard::RunOptions writing(const SaveOptions& options) {
-  reshard::RunOptions run = limits(options);
-  run.reads_once = true;
-  if (options.cuda) run.device = &reshard::CudaModule::get();
-  return run;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 void prove(const Prepared& prepared, const SaveOptions& options,
            const Progress& progress) {
-  reshard::RunOptions run = limits(options);
+  reshard::RunOptions run = limits(prepared, options);
   run.progress = progress;
   reshard::prove_claims(prepared.source, run);
   reshard::prove_redundant(prepared.source, run);
 }
 
-reshard::RunOptions run_options(const reshard::Plan& plan,
+reshard::RunOptions run_options(const Prepared& prepared,
                                 const SaveOptions& options) {
-  reshard::RunOptions run = writing(options);
-  for (const reshard::PlannedTensor& tensor : plan.tensors) {
+  reshard::RunOptions run = writing(prepared, options);
+  for (const reshard::PlannedTensor& tensor : prepared.plan.tensors) {
     if (!tensor.casts()) continue;
     const reshard::Caster caster;
     caster.check(tensor.source_dtype, tensor.target_dtype, tensor.name);
@@ -423,16 +418,13 @@ reshard::RunOptions run_options(const reshard::Plan& plan,
 }
 
 uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
-  reshard::RunOptions run = writing(options);
+  reshard::RunOptions run = writing(prepared, options);
   const reshard::Plan& plan = prepared.plan;
   const uint64_t messages = ranks::exchange_memory(run.max_mem) +
                             io::share_remote_memory(options.max_mem);
   run.max_mem -= ranks::exchange_memory(run.max_mem);
   const uint64_t making = leave_room(prepared.source, run);
-  return messages + making + reshard::buffer_bytes(plan, run) +
-         prepared.plan_size.bytes() + catalog_bytes(prepared.source) +
-         prepared.assumed * sizeof(StoredCrc) +
-         catalog_bytes(prepared.target.catalog) + known_bytes(prepared.target);
+  return messages + making + reshard::buffer_bytes(plan, run) + prepared.held;
 }
 
 void check_target(const Prepared& prepared, const SaveOptions& options) {

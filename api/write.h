@@ -24,6 +24,7 @@ struct Prepared {
   bool shown_only = false;      // then it can't be run
   uint64_t assumed = 0;         // items that were not opened
   reshard::PlanSize plan_size;  // of the whole, whatever is in `plan`
+  uint64_t held = 0;            // bytes of the catalogs and of the plan
   bool sums = false;  // digests are asked for, whatever the options say
   // What the manifest says of tensors that are not in `plan`, where whole files
   // are copied, and where they come from.
@@ -47,7 +48,7 @@ void prove(const Prepared& prepared, const SaveOptions& options,
            const Progress& progress);
 
 // Engine options for a plan, cast module loaded if it casts.
-reshard::RunOptions run_options(const reshard::Plan& plan,
+reshard::RunOptions run_options(const Prepared& prepared,
                                 const SaveOptions& options);
 
 // Bytes that a run holds at most: buffers and plan.

@@ -108,7 +108,7 @@ void Output::settle(uint32_t file, uint64_t offset, uint64_t count) const {
 CrcPart Output::crc_of(uint32_t file, uint64_t offset,
                        std::span<const iovec> parts,
                        std::optional<uint32_t> known) const {
-  const std::vector<LateCrc>& crcs = target_->files[file].crcs;
+  const std::vector<LateCrc>& crcs = target_->files[file].crcs.get();
   const auto record = std::ranges::upper_bound(crcs, offset, {}, &LateCrc::end);
   if (record == crcs.end() || offset < record->begin) return {};
   uint32_t value = 0;
@@ -173,7 +173,7 @@ void Output::write_literals(uint32_t file) {
 }
 
 std::vector<Output::Patch> Output::patches_of(uint32_t file) const {
-  const std::vector<LateCrc>& crcs = target_->files[file].crcs;
+  const std::vector<LateCrc>& crcs = target_->files[file].crcs.get();
   std::vector<Patch> patches;
   for (size_t i = 0; i < crcs.size(); ++i)
     for (const uint64_t at : crcs[i].at)

@@ -50,6 +50,14 @@ class Planner {
     plan_replicas(cells);
   }
 
+  void reserve(const PlanSize& size) {
+    plan_.tensors.reserve(size.tensors);
+    plan_.jobs.reserve(size.jobs);
+    plan_.lanes.reserve(size.lanes);
+    plan_.moves.reserve(size.moves);
+    plan_.gathers.reserve(size.gathers);
+  }
+
   // With the sums, and the jobs in no order.
   Plan counted() {
     count_bytes(plan_);
@@ -231,21 +239,17 @@ std::vector<std::span<const Pair>> cut_runs(std::span<const Pair> pairs,
 
 }  // namespace
 
-void PlanSize::add(const Plan& plan) {
-  jobs += plan.jobs.size();
-  lanes += plan.lanes.size();
-  moves += plan.moves.size();
-  gathers += plan.gathers.size();
-}
-
-uint64_t PlanSize::bytes() const {
-  return jobs * sizeof(Job) + lanes * sizeof(Lane) + moves * sizeof(Move) +
-         gathers * sizeof(Gather);
-}
-
 Plan make_plan(const Catalog& source, const Target& target,
                bool compare_replicas) {
   Planner planner(source, compare_replicas);
+  plan_pairs(pair_up(source, target), source, target, planner);
+  return planner.finish();
+}
+
+Plan make_plan_of_size(const Catalog& source, const Target& target,
+                       bool compare_replicas, const PlanSize& size) {
+  Planner planner(source, compare_replicas);
+  planner.reserve(size);
   plan_pairs(pair_up(source, target), source, target, planner);
   return planner.finish();
 }
@@ -264,6 +268,7 @@ Plan make_plan_sums(const Catalog& source, const Target& target,
   }
   for (const Pair& pair : pairs) whole.add_tensor(*pair.from, pair.to->dtype);
   Plan plan = whole.finish();
+  size.tensors += plan.tensors.size();
   std::mutex mutex;
   parallel_for(runs.size(), [&](size_t run) {
     Planner planner(source, compare_replicas);
@@ -271,6 +276,7 @@ Plan make_plan_sums(const Catalog& source, const Target& target,
     const Plan part = planner.counted();
     const std::lock_guard lock(mutex);
     size.add(part);
+    size.tensors -= part.tensors.size();  // they are counted
     plan.bytes_read += part.bytes_read;
     plan.bytes_written += part.bytes_written;
   });

@@ -7,20 +7,38 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "reshard/plan.h"
 
 namespace ckpt::reshard {
 
 struct PlanSize {
+  uint64_t tensors = 0;
   uint64_t jobs = 0;
   uint64_t lanes = 0;
   uint64_t moves = 0;
   uint64_t gathers = 0;
 
   void add(const Plan& plan);
-  uint64_t bytes() const;  // that the plan would take
+  uint64_t bytes()
+      const;  // that the plan takes, and the items that it is cut in
 };
+
+// What a catalog holds in memory, in the main: pieces count by the million.
+uint64_t held_bytes(const Catalog& catalog);
+// What a target does, with all that is known of its files before the payload.
+uint64_t held_bytes(const Target& target);
+
+// Takes `held`, bytes of catalogs and plan, from `max_mem`, and leaves the rest
+// to the buffers. Few are no burden: they lie in what any process has beside
+// its bound. The limit of both is --max-mem; where nobody gave it, `held` has
+// that of values (lib/tree_memory.h), for an index may be larger than buffers
+// need to be. Throws resource_error, naming a bound that is enough.
+void make_room(uint64_t held, const std::string& path, uint64_t& max_mem);
+
+// Pieces of both sides: what a plan's size follows.
+uint64_t piece_count(const Catalog& source, const Catalog& target);
 
 // Pieces that are planned at a time: so few are no burden.
 inline constexpr uint64_t kKeptPieces = 1 << 14;
@@ -31,5 +49,10 @@ inline constexpr uint64_t kKeptPieces = 1 << 14;
 Plan make_plan_sums(const Catalog& source, const Target& target,
                     bool compare_replicas, PlanSize& size,
                     uint64_t kept = kKeptPieces);
+
+// As make_plan, of a plan that is known to have `size`: nothing is allocated
+// twice.
+Plan make_plan_of_size(const Catalog& source, const Target& target,
+                       bool compare_replicas, const PlanSize& size);
 
 }  // namespace ckpt::reshard

@@ -264,7 +264,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                      .bytes_written = prepared.file_bytes()};
   if (request.write.dry_run) {
     library::check_target(prepared, options);
-    library::run_options(prepared.plan, options);  // refused as a run would be
+    library::run_options(prepared, options);  // refused as a run would be
     report.peak_memory = library::peak_memory(prepared, options);
     if (!request.write.plan_file.empty())
       write_plan(request.write.plan_file, request.source_path,

@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "lib/io/read_count.h"
 #include "reshard/cuda/load.h"
+#include "reshard/plan_size.h"
 #include "reshard/ranks/run.h"
 #include "reshard/values.h"
 
@@ -62,6 +63,10 @@ Reading read_all(Catalog& catalog, const EngineOptions& engine,
   if (engine.cuda) options.device = &reshard::CudaModule::get();
   options.threads = engine.threads;
   options.max_mem = engine.max_mem;
+  reshard::PlanSize size;
+  size.add(plan);
+  reshard::make_room(reshard::held_bytes(catalog) + size.bytes(), catalog.path,
+                     options.max_mem);
   options.io = engine.io;
   options.progress = make_progress(output);
   StatsOf stats(catalog);

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "containers/torch/same_lists.h"
 #include "lib/io/file.h"
 #include "lib/pickle/encode.h"
 #include "lib/text/format.h"
@@ -242,6 +243,7 @@ FilePlan plan_file(const Document& tree, Id root,
   plan.file.size = archive.size;
   plan.file.literals = std::move(archive.literals);
   plan.file.crcs = std::move(archive.crcs);
+  share_lists(plan.file);
   for (size_t i = 0; i < slots.size(); ++i)
     plan.data_offsets.push_back(
         archive.data_offsets[first + composer.record_of(i)]);

@@ -17,7 +17,7 @@ Frame make_frame(DType dtype, const Shape& shape) {
   frame.size = plan.file.size;
   frame.data_offset = plan.data_offsets.at(0);
   frame.payload = byte_size(dtype, shape).value_or(0);
-  std::vector<Literal>& literals = plan.file.literals;
+  std::vector<Literal>& literals = plan.file.literals.own();
   if (literals.size() != (frame.payload ? 2 : 1) || literals[0].offset != 0)
     throw bug_error({}, "{} literals around one tensor", literals.size());
   frame.head =
@@ -25,7 +25,7 @@ Frame make_frame(DType dtype, const Shape& shape) {
   if (frame.payload == 0) return frame;
   frame.tail =
       std::make_shared<const std::string>(std::move(literals[1].bytes));
-  frame.crcs = std::move(plan.file.crcs.at(0).at);
+  frame.crcs = std::move(plan.file.crcs.own().at(0).at);
   return frame;
 }
 

@@ -204,10 +204,10 @@ void Save::State::make_files(uint32_t ranks, bool skip_empty) {
     file_of[rank] = static_cast<uint32_t>(target.files.size());
     TargetFile& file = target.files.emplace_back();
     file.path = relative(file_name(rank));
-    file.literals.reserve(count.objects);
+    file.literals.own().reserve(count.objects);
     file.carried.reserve(count.carried);
     file.shared.reserve(count.frames);
-    file.crcs.reserve(count.pieces);
+    file.crcs.own().reserve(count.pieces);
   }
 }
 

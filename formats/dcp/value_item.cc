@@ -101,7 +101,7 @@ std::string value_item(const Catalog& source, const std::string& name,
   if (plan.file.literals.size() != 1 ||
       plan.file.literals[0].bytes.size() != plan.file.size)
     throw bug_error({source.path, name}, "an object with gaps");
-  return std::move(plan.file.literals[0].bytes);
+  return std::move(plan.file.literals.own()[0].bytes);
 }
 
 }  // namespace ckpt::dcp

@@ -75,6 +75,7 @@ class Planner {
     add_end(directory, at() - directory);
     plan_.size = at();
     skip(0);
+    for (Literal& literal : plan_.literals) literal.bytes.shrink_to_fit();
     return std::move(plan_);
   }
 

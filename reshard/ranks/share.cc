@@ -141,7 +141,7 @@ class Maker {
   // Bytes [begin, end) of a file may be written: their checksums are needed.
   void touch(uint32_t file, uint64_t begin, uint64_t end) {
     if (!target_ || file == kNone) return;
-    const std::vector<LateCrc>& crcs = target_->files[file].crcs;
+    const std::vector<LateCrc>& crcs = target_->files[file].crcs.get();
     std::vector<uint32_t>& touched = share_.target_crcs[file];
     auto crc = std::ranges::upper_bound(crcs, begin, {}, &LateCrc::end);
     for (; crc != crcs.end() && crc->begin < end; ++crc) {

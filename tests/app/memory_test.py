@@ -10,9 +10,11 @@ begins with its parent's, so this one stays small: files are made in blocks."""
 import json
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 
-from support import DATA, Suite, check
+from support import DATA, HERE, Suite, check
 
 CKPT = None  # set by prepare
 MIB = 1 << 20
@@ -202,6 +204,65 @@ def test_unpacked(folder):
     check(little.rss <= base() + 200 * MIB, f"{little.rss / MIB:.0f} MiB")
 
 
+def write_many(path, count):
+    """A safetensors file of `count` tensors of four bytes."""
+    header = ",".join(
+        f'"layers.{i}.weight":{{"dtype":"F32","shape":[1],'
+        f'"data_offsets":[{4 * i},{4 * i + 4}]}}' for i in range(count))
+    text = ("{" + header + "}").encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(bytes(4 * count))
+    return path
+
+
+def many_tensors(folder):
+    source = write_many(folder / "many.safetensors", 150_000)
+    return "40MiB", ["convert", source, folder / "out.safetensors"]
+
+
+def many_ranks(folder):
+    source = folder / "ranks"
+    subprocess.run(
+        [sys.executable, HERE.parent.parent / "scripts/make_rank_files.py",
+         "--kind", "fairseq2", "--model", "8b", "--tp", "8", "--pp", "1",
+         "--dp", "64", source], check=True, stdout=subprocess.DEVNULL)
+    return "16MiB", ["reshard", source, folder / "out", "--tp", "4", "--dp",
+                     "64", "--dry-run"]
+
+
+def enough_for(result):
+    found = re.search(r"--max-mem (\d+MiB)", result.err)
+    check(found, f"no figure: {result}")
+    return found[1]
+
+
+def test_plan(folder, make):
+    """Headers and plan count towards --max-mem: they fit, or nothing is begun
+    and the figure that is named is enough."""
+    little, argv = make(folder)
+    target = argv[2]
+    asked = [["--dry-run"], []] if "--dry-run" not in argv else [[]]
+    for more in asked:
+        refused = CKPT.run(*argv, *more, "-q", "--max-mem", little).want(7)
+        check(not target.exists(), f"{target} was begun")
+        bound = enough_for(refused)
+        most = base() + int(bound[:-3]) * MIB + 64 * MIB
+        check(refused.rss <= most, f"refused: {refused}")
+        done = CKPT.run(*argv, *more, "-q", "--max-mem", bound).want(0)
+        print(f"  {bound} asked, {done.rss / MIB:.0f} MiB taken", flush=True)
+        check(done.rss <= most, f"{done.rss / MIB:.0f} MiB: {done}")
+    if target.exists():
+        checked, bound = None, little
+        while checked is None or checked.code == 7:
+            check(checked is None or enough_for(checked) != bound, f"{checked}")
+            bound = enough_for(checked) if checked else bound
+            checked = CKPT.run("verify", target, "--max-mem", bound)
+        checked.want(0)
+        check(bound != little, "verify was content with too little")
+
+
 def main():
     suite = Suite(__doc__)
     for i, name in enumerate(PICKLES):
@@ -209,6 +270,8 @@ def main():
     for make in (numbers, texts):
         suite.add(f"values: {make.__name__}", test_values, make)
     suite.add("objects", test_objects)
+    for make in (many_tensors, many_ranks):
+        suite.add(f"plan: {make.__name__}", test_plan, make)
     for kind in JSONS:
         suite.add(f"json: {kind}", test_json, kind)
     suite.add("yaml", test_yaml)

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "containers/torch/same_lists.h"
 
 namespace ckpt::megatron {
 
@@ -94,7 +95,8 @@ void LegacyFile::finish(Target& target, pickle::Id root,
       torch::plan_file(document, root, slots_, torch::archive_root_of(path));
   plan.file.path = path;
   add_gaps(plan, plan.file);
-  std::ranges::sort(plan.file.literals, {}, &Literal::offset);
+  std::ranges::sort(plan.file.literals.own(), {}, &Literal::offset);
+  torch::share_lists(plan.file);
   const auto file = static_cast<uint32_t>(target.files.size());
   for (Pending& pending : pending_) {
     Tensor& tensor = target.catalog.tensors[pending.tensor];

@@ -8,10 +8,12 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -82,12 +84,58 @@ struct CarriedRange {
   uint64_t source_offset = 0;
 };
 
+// A list that files may have in common: those of ranks whose shards are alike
+// differ in payload alone, and of a thousand ranks a list is held once. Copies
+// are cheap; a change makes the list its holder's own.
+template <typename T>
+class SharedList {
+ public:
+  using const_iterator = typename std::vector<T>::const_iterator;
+
+  SharedList() = default;
+  // Implicit: a list is what files are given.
+  SharedList(std::vector<T> list)
+      : list_(std::make_shared<std::vector<T>>(std::move(list))) {}
+  SharedList(std::initializer_list<T> list)
+      : SharedList(std::vector<T>(list)) {}
+
+  const std::vector<T>& get() const {
+    static const std::vector<T> none;
+    return list_ ? *list_ : none;
+  }
+  std::vector<T>& own() {
+    if (!list_ || list_.use_count() != 1)
+      list_ = std::make_shared<std::vector<T>>(get());
+    return *list_;
+  }
+  void push_back(T value) { own().push_back(std::move(value)); }
+
+  // To find a list again while somebody holds it.
+  using Watch = std::weak_ptr<std::vector<T>>;
+  Watch watch() const { return list_; }
+  static std::optional<SharedList> from(const Watch& watch) {
+    SharedList list;
+    list.list_ = watch.lock();
+    if (!list.list_) return std::nullopt;
+    return list;
+  }
+
+  size_t size() const { return get().size(); }
+  bool empty() const { return get().empty(); }
+  const T& operator[](size_t i) const { return get()[i]; }
+  const_iterator begin() const { return get().begin(); }
+  const_iterator end() const { return get().end(); }
+
+ private:
+  std::shared_ptr<std::vector<T>> list_;
+};
+
 struct TargetFile {
   std::string path;  // relative to the target directory; "" if it is DST
   uint64_t size = 0;
-  std::vector<Literal> literals;      // sorted by offset
+  SharedList<Literal> literals;       // sorted by offset
   std::vector<SharedLiteral> shared;  // sorted by offset
-  std::vector<LateCrc> crcs;
+  SharedList<LateCrc> crcs;
   std::vector<CarriedRange> carried;  // sorted by offset
   // A byte-for-byte copy of this file (a sidecar); then nothing else is set
   // but path and size.

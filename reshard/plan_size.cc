@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reshard/plan_size.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "ckpt/error.h"
+#include "lib/text/format.h"
+#include "lib/tree_memory.h"
+#include "reshard/work.h"
+
+namespace ckpt::reshard {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+// What any process has beside its bound covers this much of catalogs and plan.
+constexpr uint64_t kFree = 16 * kMiB;
+// Buffers of two threads that still read and write a MiB at a time.
+constexpr uint64_t kLeastBuffers = 8 * kMiB;
+
+// A tensor in the lists that are made beside a plan: found by its name, with
+// its digests, in the manifest.
+constexpr uint64_t kBeside = 160;
+
+// Short strings lie in the string itself.
+uint64_t bytes_of(const std::string& text) {
+  constexpr uint64_t kShort = 15, kHeader = 16;
+  return text.size() <= kShort ? 0 : text.size() + kHeader;
+}
+
+uint64_t bytes_of(const std::vector<Literal>& literals) {
+  uint64_t bytes = literals.size() * sizeof(Literal);
+  for (const Literal& literal : literals) bytes += literal.bytes.capacity();
+  return bytes;
+}
+
+uint64_t bytes_of(const std::vector<LateCrc>& crcs) {
+  uint64_t bytes = crcs.size() * sizeof(LateCrc);
+  for (const LateCrc& crc : crcs) bytes += crc.at.size() * sizeof(uint64_t);
+  return bytes;
+}
+
+}  // namespace
+
+void PlanSize::add(const Plan& plan) {
+  tensors += plan.tensors.size();
+  jobs += plan.jobs.size();
+  lanes += plan.lanes.size();
+  moves += plan.moves.size();
+  gathers += plan.gathers.size();
+}
+
+uint64_t PlanSize::bytes() const {
+  return tensors * (sizeof(PlannedTensor) + kBeside) +
+         jobs * (sizeof(Job) + sizeof(Item)) + lanes * sizeof(Lane) +
+         moves * sizeof(Move) + gathers * (sizeof(Gather) + sizeof(Item));
+}
+
+uint64_t held_bytes(const Catalog& catalog) {
+  uint64_t bytes = catalog.files.size() * sizeof(File) +
+                   catalog.crcs.size() * sizeof(StoredCrc);
+  for (const Tensor& tensor : catalog.tensors)
+    bytes += sizeof(Tensor) + bytes_of(tensor.name) + bytes_of(tensor.param) +
+             bytes_of(tensor.state) + tensor.pieces.size() * sizeof(Piece);
+  return bytes;
+}
+
+uint64_t held_bytes(const Target& target) {
+  uint64_t bytes = held_bytes(target.catalog);
+  std::unordered_set<const void*> seen;  // lists that files have in common
+  for (const TargetFile& file : target.files) {
+    const std::vector<Literal>& literals = file.literals.get();
+    const std::vector<LateCrc>& crcs = file.crcs.get();
+    if (seen.insert(literals.data()).second) bytes += bytes_of(literals);
+    if (seen.insert(crcs.data()).second) bytes += bytes_of(crcs);
+    bytes += sizeof(TargetFile) + file.shared.size() * sizeof(SharedLiteral) +
+             file.carried.size() * sizeof(CarriedRange) +
+             crcs.size() * sizeof(uint32_t);  // the sums as they grow
+  }
+  return bytes;
+}
+
+void make_room(uint64_t held, const std::string& path, uint64_t& max_mem) {
+  if (held <= kFree) return;
+  held -= kFree;
+  const uint64_t limit = std::max(max_mem, tree_memory::limit());
+  if (limit >= held && limit - held >= kLeastBuffers) {
+    max_mem = std::min(max_mem, limit - held);
+    return;
+  }
+  const uint64_t enough = (held + 2 * kLeastBuffers + kMiB - 1) / kMiB;
+  throw resource_error({path, {}},
+                       "the headers of both sides and the plan take {} of "
+                       "memory, the limit is {}",
+                       text::iec_size(held + kFree), text::iec_size(limit))
+      .with_hint(fmt::format("--max-mem {}MiB is enough", enough));
+}
+
+uint64_t piece_count(const Catalog& source, const Catalog& target) {
+  uint64_t pieces = 0;
+  for (const Catalog* catalog : {&source, &target})
+    for (const Tensor& tensor : catalog->tensors)
+      pieces += tensor.pieces.size();
+  return pieces;
+}
+
+}  // namespace ckpt::reshard
