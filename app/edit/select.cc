@@ -8,6 +8,7 @@
 #include <set>
 
 #include "app/edit/blocks.h"
+#include "app/edit/experts.h"
 #include "app/edit/layers.h"
 #include "ckpt/error.h"
 #include "formats/traits.h"
@@ -272,6 +273,8 @@ Selection select(Catalog& catalog, const SelectOptions& options) {
     selection.warning = keep_rows(catalog, parse_layers(options.layers));
     follow_layers(catalog, parse_layers(options.layers));
   }
+  if (!options.experts.empty())
+    selection.notes.push_back(keep_experts(catalog, options.experts));
   for (const std::string& note : selection.notes)
     catalog.assumptions.push_back(note);
   if (!selection.warning.empty())

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 
+#include "app/edit/experts.h"
 #include "app/edit/select.h"
 #include "app/options/ranks.h"
 #include "app/options/rate.h"
@@ -240,6 +241,13 @@ void add_select_options(CLI::App& app, SelectOptions& options) {
          [&](const std::string& s) {
            parse_layers(s);  // refused here, before anything is opened
            options.layers = s;
+         })
+      ->group("Selection");
+  valued(app, "--experts", "LIST",
+         "Only these experts (0-31,40), counted anew from 0",
+         [&](const std::string& s) {
+           parse_experts(s);  // refused here, too
+           options.experts = s;
          })
       ->group("Selection");
   app.add_option_function<std::vector<std::string>>(

@@ -39,11 +39,12 @@ struct SourceOptions {
   formats::ReadOptions read;
 };
 
-// --keys --exclude --layers --blocks --model-only --optim-only; see select.h
+// --keys --exclude --layers --experts --blocks --model-only --optim-only; see select.h
 struct SelectOptions {
   std::vector<std::string> keys = {};
   std::vector<std::string> exclude = {};
   std::string layers = {};
+  std::string experts = {};
   std::string blocks = {};  // lists of several ranks: "0-3,8/4-7"
   bool model_only = false;
   bool optim_only = false;
