@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "api/memory.h"
+#include "api/naming.h"
 #include "api/write.h"
 #include "ckpt/ckpt.h"
 #include "formats/fairseq2/layout.h"
@@ -38,6 +39,14 @@ Preview preview_of(library::Prepared prepared, const SaveOptions& options) {
   preview.peak_memory = library::peak_memory(prepared, options);
   preview.target = std::move(prepared.target);
   return preview;
+}
+
+library::Prepared prepare(const Catalog& source, Layout layout,
+                          const std::string& path, const SaveOptions& options) {
+  Naming naming = options.naming;
+  if (!naming.dtype) naming.dtype = options.dtype;
+  Catalog named = library::into_dialect(source, naming, layout.format);
+  return library::prepare(std::move(named), std::move(layout), path, options);
 }
 
 // The global shape of which the ranks hold the shards.
@@ -81,10 +90,15 @@ void check_reshard(std::span<const TensorData> shards, const Topology& source,
 
 }  // namespace
 
+Catalog into_dialect(Catalog source, const std::string& format,
+                     const Naming& naming) {
+  return library::into_dialect(std::move(source), naming, format);
+}
+
 Preview plan(const Catalog& source, Layout layout, const std::string& path,
              const SaveOptions& options) {
   library::Prepared prepared =
-      library::prepare(source, std::move(layout), path, options);
+      prepare(source, std::move(layout), path, options);
   library::prove(prepared, options, {});
   return preview_of(std::move(prepared), options);
 }
@@ -92,7 +106,7 @@ Preview plan(const Catalog& source, Layout layout, const std::string& path,
 Preview run(const Catalog& source, Layout layout, const std::string& path,
             const SaveOptions& options) {
   library::Prepared prepared =
-      library::prepare(source, std::move(layout), path, options);
+      prepare(source, std::move(layout), path, options);
   library::prove(prepared, options, {});
   library::execute(prepared, options, progress_of(options));
   return preview_of(std::move(prepared), options);
@@ -100,7 +114,9 @@ Preview run(const Catalog& source, Layout layout, const std::string& path,
 
 Preview save(std::span<const ShardedTensor> shards, Layout layout,
              const std::string& path, const SaveOptions& options) {
-  return run(library::catalog_of(shards), std::move(layout), path, options);
+  SaveOptions as_named = options;
+  as_named.naming = {.dialect = "keep"};
+  return run(library::catalog_of(shards), std::move(layout), path, as_named);
 }
 
 std::future<Preview> save_async(std::vector<ShardedTensor> shards,

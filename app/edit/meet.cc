@@ -8,7 +8,7 @@
 #include <set>
 #include <unordered_set>
 
-#include "app/edit/buffers.h"
+#include "api/buffers.h"
 #include "ckpt/error.h"
 #include "convert/translate.h"
 #include "convert/values.h"
@@ -66,7 +66,7 @@ void bring(Catalog& catalog, const std::string& family) {
   options.lenient = true;
   const double theta = families::theta_of(catalog);
   catalog = families::translate(std::move(catalog), options);
-  prove_buffers(catalog, theta);
+  library::prove_buffers(catalog, theta);
 }
 
 bool has_numbers(const Catalog& catalog) {

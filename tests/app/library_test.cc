@@ -180,6 +180,66 @@ TEST_CASE("plan: says what run would write") {
   CHECK(std::filesystem::file_size(path) == preview.bytes_written);
 }
 
+// Names, shapes and bytes are those of `expected`, an HF checkpoint.
+void check_same_model(const std::string& path, const Checkpoint& expected) {
+  const Checkpoint back = open(path);
+  CHECK(back.catalog().tensors.size() == expected.catalog().tensors.size());
+  for (const Tensor& tensor : expected.catalog().tensors) {
+    INFO(tensor.name);
+    REQUIRE(back.catalog().find(tensor.name));
+    CHECK(back.read(tensor.name).shape == tensor.shape);
+    CHECK(back.read(tensor.name).bytes == expected.read(tensor.name).bytes);
+  }
+}
+
+TEST_CASE("run: a source of another dialect is converted, there and back") {
+  const test::TempDir dir;
+  for (const std::string model : {"qwen3_bf16", "qwen3_moe_bf16"}) {
+    const std::string folder = CKPT_TEST_DATA "/hf/" + model;
+    const Checkpoint source = open(folder + "/ckpt");
+    for (const std::string format :
+         {"megatron_torch_dist", "megatron_legacy"}) {
+      INFO(model, " ", format);
+      const Layout there{.format = format, .topology = {.tp = 2}};
+      const std::string path = dir.file(model + format);
+      const Preview preview = run(source.catalog(), there, path);
+      CHECK(plan(source.catalog(), there, path + "2").bytes_written ==
+            preview.bytes_written);
+      const Checkpoint written = open(path);
+      CHECK(written.catalog().topology.tp == 2);
+      if (format == "megatron_torch_dist")
+        CHECK(written.catalog().find("decoder.final_layernorm.weight"));
+      run(written.catalog(), {.format = "safetensors"}, path + "_hf",
+          {.naming = {.dialect = "hf"}});
+      check_same_model(path + "_hf", source);
+    }
+  }
+}
+
+TEST_CASE("run: names are kept where that is asked, and what lacks is said") {
+  const test::TempDir dir;
+  const std::string model = CKPT_TEST_DATA "/hf/qwen3_bf16/ckpt";
+  const Checkpoint source = open(model);
+  run(source.catalog(), {.format = "dcp"}, dir.file("kept"),
+      {.naming = {.dialect = "keep"}});
+  check_same_model(dir.file("kept"), source);
+  // The tensors alone: nothing says what they mean.
+  std::filesystem::copy_file(model + "/model.safetensors",
+                             dir.file("bare.safetensors"));
+  const Checkpoint bare = open(dir.file("bare.safetensors"));
+  const Layout megatron{.format = "megatron_torch_dist"};
+  CHECK_THROWS_AS(run(bare.catalog(), megatron, dir.file("none")), Error);
+  CHECK_FALSE(std::filesystem::exists(dir.file("none")));
+  std::vector<std::string> said;
+  Naming naming{.config_from = model};
+  naming.note = [&](const std::vector<Problem>& problems) {
+    for (const Problem& problem : problems) said.push_back(problem.message);
+  };
+  run(bare.catalog(), megatron, dir.file("lent"), {.naming = naming});
+  CHECK(std::filesystem::exists(dir.file("lent")));
+  CHECK_FALSE(said.empty());
+}
+
 TEST_CASE("load: metadata and plain tensors of a sharded checkpoint") {
   const auto metadata = load_tensors_metadata(kCase + "/ckpt");
   const auto tensors = load_plain_tensors(kCase + "/ckpt");

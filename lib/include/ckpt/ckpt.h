@@ -122,6 +122,27 @@ enum class Overflow : uint8_t {
   kInf,       // an infinity, as PyTorch has it
 };
 
+// Under which names the target has the tensors, and what a conversion between
+// dialects has to be told (docs/families.md).
+struct Naming {
+  // hf, mcore, meta, fairseq2, olmo_core; "": the one of the target's format,
+  // the source's where that takes any; "keep": the source's in any case.
+  std::string dialect;
+  std::string family;       // "": as the source says
+  std::string family_file;  // rules of a family that ckpt does not know
+  std::string config_from;  // directory with the model's config.json
+  std::map<std::string, std::string> set;  // numbers of the model: {"nh", "32"}
+  uint64_t vocab_size = 0;  // rows of the vocabulary that are in use; 0: all
+  std::vector<std::string> drop;  // globs: tensors that may be left out,
+  std::vector<std::string> allow_missing;  // or may be missing,
+  std::vector<std::string> allow_unsaid;   // and facts that may be left unsaid
+  bool strict_config = false;  // refuse keys of config.json that are not known
+  bool partial = false;  // tensors were left out before: others may be missing
+  std::optional<DType> dtype;  // what config.json is to say
+  // Gets what was found and assumed on the way, and what can't be done.
+  std::function<void(const std::vector<Problem>& problems)> note = {};
+};
+
 struct SaveOptions {
   uint32_t threads = 0;                  // 0: as many as processors
   uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers, bytes
@@ -145,6 +166,9 @@ struct SaveOptions {
   std::function<void(uint64_t done, uint64_t total)> progress;
   // Gets what whoever started the run should know: one sentence a call.
   std::function<void(const std::string& line)> note = {};
+  // plan() and run(): a source of other names than the target's format has is
+  // converted. save() keeps the names that it is given.
+  Naming naming = {};
 };
 
 // What a run would do.
@@ -154,6 +178,12 @@ struct Preview {
   uint64_t bytes_written = 0;  // whole files
   uint64_t peak_memory = 0;    // buffers, catalogs and plan, bytes
 };
+
+// The source under the names, and with the configuration, that `format` has. No
+// byte moves: tensors are made of the source's pieces. Throws unfaithful_error,
+// naming tensor, fact or number, for what the target can't have.
+Catalog into_dialect(Catalog source, const std::string& format,
+                     const Naming& naming = {});
 
 // Lays the target out and proves that every byte has one source; writes
 // nothing. `path` names the target only.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "app/edit/buffers.h"
+#include "api/buffers.h"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 #include "reshard/numbers.h"
 #include "reshard/read.h"
 
-namespace ckpt::app {
+namespace ckpt::library {
 namespace {
 
 constexpr uint64_t kTile = uint64_t{4} << 20;
@@ -87,4 +87,4 @@ void prove_buffers(Catalog& catalog, double theta) {
   std::erase_if(catalog.redundant, families::is_unproven);
 }
 
-}  // namespace ckpt::app
+}  // namespace ckpt::library
