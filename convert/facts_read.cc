@@ -72,7 +72,13 @@ void settle_yarn(const Json& values, Json& rope) {
 // Both spellings: rope_parameters of v5, rope_theta and rope_scaling of v4.
 Json hf_rope(const Json& values, const Json& defaults) {
   Json rope = Json::object();
-  merge(rope, at(defaults, "rope"));
+  const Json& usual = at(defaults, "rope");
+  // Any rope of its own takes the place of the class's scaling.
+  if (!truthy(at(values, "rope_parameters")) &&
+      !truthy(at(values, "rope_scaling")))
+    merge(rope, usual);
+  for (const char* key : {"rope_theta", "partial_rotary_factor"})
+    if (!at(usual, key).is_null()) rope[key] = at(usual, key);
   const Json* parameters = &at(values, "rope_parameters");
   if (at(*parameters, "full_attention").is_object())
     parameters = &at(*parameters, "full_attention");

@@ -27,10 +27,13 @@ DERIVED = ["layer_types", "mlp_only_layers", "transformers_version",
 
 
 def theta(config):
-    """(rope base, fraction) of a class, in the spelling of its v4."""
+    """Rope base and fraction of a class, in the spelling of its v4; and the
+    scaling that it has where a config.json has neither rope_parameters nor
+    rope_scaling."""
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
-    return {"rope_theta": rope.get("rope_theta", 10000.0),
+    scaled = rope if rope.get("rope_type", "default") != "default" else {}
+    return {**scaled, "rope_theta": rope.get("rope_theta", 10000.0),
             "partial_rotary_factor": rope.get("partial_rotary_factor")}
 
 
