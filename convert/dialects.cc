@@ -65,6 +65,21 @@ std::string_view dialect_of(const Catalog& catalog) {
   return {};
 }
 
+namespace {
+
+// What ckpt noted in OLMo-core's configuration, which names no family.
+std::shared_ptr<const Family> noted_family(const Json& config) {
+  if (!config.is_object()) return nullptr;
+  const Json note = config.value("ckpt", Json());
+  if (!note.is_object()) return nullptr;
+  const Json name = note.value("family", Json());
+  if (!name.is_string() || !Family::exists(name.get<std::string>()))
+    return nullptr;
+  return Family::by_name(name.get<std::string>());
+}
+
+}  // namespace
+
 std::shared_ptr<const Family> find_family(const Catalog& source,
                                           const TranslateOptions& options) {
   if (!options.family_file.empty())
@@ -93,6 +108,9 @@ std::shared_ptr<const Family> find_family(const Catalog& source,
         name != args.values.end() && name->is_string() &&
         Family::exists(name->get<std::string>()))
       return Family::by_name(name->get<std::string>());
+  if (dialect_of_format(source.format) == "olmo_core")
+    if (auto family = noted_family(values_of(source, "olmo_core").values))
+      return family;
   if (source.family.empty()) return nullptr;
   return known(source.family);
 }

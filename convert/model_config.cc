@@ -446,6 +446,7 @@ void Configuration::write_olmo(Catalog& catalog) const {
   if (const auto most = facts_.find("max_positions");
       most != facts_.end() && most->second.value.is_number_integer())
     config["ckpt"]["max_position_embeddings"] = most->second.value;
+  config["ckpt"]["family"] = family_->name();
   add_text(catalog, kHfConfig, config.dump(2) + "\n");
 }
 
