@@ -164,6 +164,10 @@ class Sayer {
       const Json& own = hf_defaults(model_type_of(*family_, table_));
       const bool rotary = key.starts_with("ro") || key.starts_with("partial");
       if (!own.contains(key) && !rotary) return;
+      // Absence would mean the scaling of the class.
+      if (key == "rope_scaling" && value.is_null() &&
+          own.value("rope", Json::object()).contains("rope_type"))
+        value = {{"rope_type", "default"}};
       // Absence would mean the default of the class.
       if (value.is_null() && own.contains(key) && !own.at(key).is_null()) {
         table_[key] = nullptr;
@@ -253,9 +257,13 @@ Json args_in(const Catalog& target) {
 std::vector<std::string> load_flags(const Catalog& target) {
   std::vector<std::string> flags;
   const Json args = args_in(target);
+  const Json& of_latent = facts_table().at("load_with_mla");
+  const bool latent = args.value("multi_latent_attention", Json()) == true;
   for (const auto& [key, flag] : facts_table().at("load_with").items()) {
     const auto found = args.find(key);
     if (found == args.end() || is_default(key, *found)) continue;
+    // A run's args have all the defaults of Megatron's argument reader.
+    if (!latent && std::ranges::count(of_latent, Json(key)) != 0) continue;
     flags.push_back(flag);
     if (!found->is_boolean()) flags.push_back(flag_value(key, *found));
   }

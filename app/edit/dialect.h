@@ -17,7 +17,8 @@ class App;
 
 namespace ckpt::app {
 
-// --dialect --family-file --config-from --set --drop --allow-missing --allow-unsaid
+// --dialect --family-file --config-from --set --drop --allow-missing
+// --allow-unsaid
 struct DialectOptions {
   std::string dialect;  // "": what the target's format is for; "keep"
   std::string family_file;
