@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Faults that once turned a model into another without a word, in what other
+programs wrote: args of another run, a tower beside the language model, scaled
+fp8, wrapped modules, ranks' files. Each is a case of its own, as in
+facts_faults_test.py, and is named by the fault.
+"""
+
+import json
+import shutil
+import sys
+
+import facts_faults_test as faults
+from facts_faults_test import (
+    LLAMA3, YARN, config_at, edit_args, model, refused, same_logits,
+    take_config)
+from support import DATA, Suite, check, check_equal, compare, read_safetensors
+
+CKPT = None  # set by prepare
+MEGATRON = ("--to", "megatron_torch_dist")
+HF = ("--to", "safetensors")
+
+
+def tensors_in(folder):
+    return {name: tensor for path in folder.glob("*.safetensors")
+            for name, tensor in read_safetensors(path).items()}
+
+
+def torch_state(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+# ------------------------------------------------------------ a tower beside
+def vision_tower(folder):
+    """Gemma 3 of transformers' with its tower: carried where names are
+    transformers', refused by name where they are Megatron's."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    config = Gemma3Config(
+        text_config=dict(
+            vocab_size=64, hidden_size=32, intermediate_size=48,
+            num_hidden_layers=2, num_attention_heads=4, head_dim=8,
+            num_key_value_heads=2, sliding_window=6,
+            max_position_embeddings=64),
+        vision_config=dict(
+            hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+            num_attention_heads=2, image_size=16, patch_size=4),
+        mm_tokens_per_image=4, image_token_index=60, boi_token_index=61,
+        eoi_token_index=62)
+    source = folder / "source"
+    Gemma3ForConditionalGeneration(config).float().save_pretrained(source)
+    want = tensors_in(source)
+    tower = [n for n in want if "vision_tower" in n or "projector" in n]
+    check(len(want) - len(tower) > 20 and len(tower) == 50, sorted(want))
+    CKPT.ok("convert", source, folder / "torch", "--to", "torch", "-q")
+    CKPT.ok("convert", folder / "torch", folder / "back", *HF, "-q")
+    compare(tensors_in(folder / "back"), want, "by way of torch")
+    result = refused(source, folder / "no", *MEGATRON, word="vision_tower")
+    check("50 not known" in result.err, result.err)
+    refused(source, folder / "no", *MEGATRON, "--drop", "*vision_tower*",
+            word="multi_modal_projector")
+    CKPT.ok("convert", source, folder / "text", *MEGATRON, "--drop",
+            "*vision_tower*", "--drop", "*projector*")
+
+
+# ------------------------------------------------------- args of another run
+def from_args(folder, family, args, changes=None):
+    """A model of another run's args, without a config.json: where they are."""
+    source, want = model(folder / "source", family, **(changes or {}))
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", *MEGATRON)
+    take_config(there)
+    edit_args(there, **args)
+    return there, want
+
+
+def partial_rotary(folder):
+    """Megatron's rotary_percent is transformers' partial_rotary_factor."""
+    there, _ = from_args(folder, "llama", dict(rotary_percent=0.5))
+    _, want = model(folder / "half", "llama", rope_parameters={
+        "rope_type": "default", "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5})
+    CKPT.ok("convert", there, folder / "back", *HF, "-q", "--family", "llama")
+    same_logits(folder / "back", want)
+
+
+ARGS = {
+    "another softmax scale": (
+        "llama", dict(softmax_scale=0.5), "query_scale is 4"),
+    "a sigmoid router": (
+        "mixtral", dict(moe_router_score_function="sigmoid"),
+        "router_score is sigmoid"),
+    "groups of experts": (
+        "mixtral", dict(moe_router_num_groups=2, moe_router_group_topk=1),
+        "router_groups is 2"),
+    "a bias of the router": (
+        "mixtral", dict(moe_router_enable_expert_bias=True), "expert_bias"),
+}
+
+
+def args_say(folder, family, args, word):
+    there, _ = from_args(folder, family, args)
+    refused(there, folder / "back", *HF, "--family", family, word=word)
+
+
+# ---------------------------------------------------------------- OLMo's own
+def olmo_config(folder):
+    """What comes back from OLMo-core is transformers' config.json."""
+    source, want = model(folder / "source", "olmo3")
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", source, there, "--to", "olmo_core", "-q")
+    check("model_type" not in config_at(there), "HF's config.json in OLMo's")
+    CKPT.ok("convert", there, back, *HF, "-q")
+    config = config_at(back)
+    check_equal(config["model_type"], "olmo3", "model_type")
+    check("block" not in json.dumps(config), "OLMo's configuration")
+    same_logits(back, want)
+
+
+def olmo_windows(folder, kept):
+    source, want = model(folder / "source", "olmo3")
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", source, there, "--to", "fairseq2", "-q")
+    if not kept:
+        take_config(there)
+    CKPT.ok("convert", there, back, *HF, "-q")
+    same_logits(back, want)
+    check(4 in [config_at(back)["num_hidden_layers"]], "layers")
+    check_equal(config_at(back)["sliding_window"], 6, "sliding_window")
+
+
+def olmo_yarn(folder):
+    source, _ = model(folder / "source", "olmo3", rope_parameters=YARN)
+    refused(source, folder / "there", "--to", "fairseq2", word="rope")
+
+
+# ---------------------------------------------------------------- fp8 scales
+def scaled_fp8(folder):
+    """--dtype on block-scaled codes gives the weights that they mean; scales
+    are never cast, kept or dropped apart from them."""
+    import torch
+    from safetensors.torch import save_file
+
+    source, _ = model(folder / "source", "llama")
+    state, plain = torch_state(source), {}
+    for name, weight in list(state.items()):
+        plain[name] = weight.bfloat16()
+        if not name.endswith("_proj.weight"):
+            continue
+        scale = weight.abs().max().reshape(1, 1) / 448
+        codes = (weight / scale).to(torch.float8_e4m3fn)
+        state[name], state[name + "_scale_inv"] = codes, scale
+        plain[name] = (codes.float() * scale).bfloat16()
+    save_file(state, source / "model.safetensors", {"format": "pt"})
+    faults.edit_config(source, quantization_config={
+        "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic"})
+    back = folder / "back"
+    CKPT.ok("convert", source, back, *HF, "-q", "--dtype", "bf16")
+    got = torch_state(back)
+    check_equal(sorted(got), sorted(plain), "names")
+    for name, weight in plain.items():
+        check(torch.equal(got[name], weight), name)
+    check("quantization_config" not in config_at(back), "still said quantized")
+    for option in ("--drop", "--exclude"):
+        refused(source, folder / "no", *(MEGATRON if option == "--drop"
+                                         else HF), option, "*_scale_inv")
+
+
+# -------------------------------------------------------------- ranks' files
+def verify_legacy(folder):
+    source = DATA / "megatron_legacy/llama_te_tp2_pp2/ckpt"
+    CKPT.ok("convert", source, folder / "there", *MEGATRON, "-q")
+    CKPT.ok("verify", source, folder / "there")
+
+
+def vocabulary(folder, options, rows):
+    """torch_dist to torch_dist with other rows, of a run of other ranks."""
+    source, want = model(folder / "source", "llama")
+    CKPT.ok("convert", source, folder / "a", *MEGATRON, "-q", "--tp", 2)
+    CKPT.ok("convert", folder / "a", folder / "b", *MEGATRON, "-q", *options)
+    document = CKPT.ok("inspect", folder / "b", "--json").json()
+    [shape] = [t["shape"] for t in document["tensors"]
+               if t["name"] == "embedding.word_embeddings.weight"]
+    check_equal(shape[0], rows, "rows")
+    CKPT.ok("convert", folder / "b", folder / "back", *HF, "-q")
+    same_logits(folder / "back", want)
+    CKPT.ok("verify", source, folder / "b")
+
+
+# ------------------------------------------------------------------- wrapped
+PREFIXES = ("model.", "model.model.", "app.model.", "module.", "_orig_mod.",
+            "_forward_module.", "state_dict.", "module._orig_mod.")
+
+
+def wrapped_dcp(folder, prefix):
+    """A wrapped module's state, saved by torch.distributed.checkpoint."""
+    import torch.distributed.checkpoint as dcp
+
+    source, want = model(folder / "source", "llama")
+    there = folder / "dcp"
+    dcp.save({prefix + k: v for k, v in torch_state(source).items()},
+             checkpoint_id=there, no_dist=True)
+    result = CKPT.ok("convert", there, folder / "back", *HF, "--dialect", "hf",
+                     "--config-from", source)
+    same_logits(folder / "back", want)
+    check("error" not in result.err, result.err)
+    CKPT.ok("convert", there, folder / "there", *MEGATRON, "-q",
+            "--config-from", source)
+    CKPT.ok("verify", source, folder / "there")
+
+
+def wrapped_zero3(folder, prefix):
+    """Parameters of a wrapped module, cut by DeepSpeed's third stage."""
+    import torch
+    from deepspeed_test import load_states
+
+    golden = DATA / "runs/hf_trainer_zero3_w2"
+    source = folder / "source"
+    shutil.copytree(golden / "ckpt/checkpoint-3", source)
+    for path in source.rglob("*_model_states.pt"):
+        states = load_states(path)
+        states["module"] = {prefix + k: v for k, v in
+                            states["module"].items()}
+        states["param_shapes"] = [
+            {prefix + k: v for k, v in group.items()}
+            for group in states["param_shapes"]]
+        torch.save(states, path)
+    CKPT.ok("convert", source, folder / "back", *HF, "-q", "--model-only")
+    compare(tensors_in(folder / "back"),
+            read_safetensors(golden / "expected.safetensors"), "names")
+
+
+# --------------------------------------------------------------------- shown
+def shown_everywhere(folder):
+    source, _ = model(folder / "source", "llama", rope_parameters=LLAMA3)
+    for command in (("inspect", source), ("family", "check", source)):
+        facts = CKPT.ok(*command, "--json").json()["facts"]
+        check_equal(facts["rope_factor"]["value"], 32.0, str(command))
+        check("config.json rope_parameters.factor" in
+              facts["rope_factor"]["source"], facts)
+    for command in (("inspect", source, "-v"), ("family", "check", source)):
+        text = CKPT.ok(*command).out
+        check("rope_factor" in text and "rope_parameters.factor" in text, text)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    faults.prepare(Suite(""), ckpt)  # its paths, and its ckpt
+    suite.add("a vision tower vanishes", vision_tower)
+    suite.add("partial rotary of the args is lost", partial_rotary)
+    for name, case in ARGS.items():
+        suite.add(f"args that contradict the family are taken: {name}",
+                  args_say, *case)
+    suite.add("OLMo's configuration becomes HF's config.json", olmo_config)
+    for kept in (True, False):
+        suite.add("OLMo 3's windows are lost in fairseq2's, config.json "
+                  + ("kept" if kept else "away"), olmo_windows, kept)
+    suite.add("OLMo 3's yarn is lost in fairseq2's", olmo_yarn)
+    suite.add("scales of fp8 are rounded apart from their weights", scaled_fp8)
+    suite.add("verify says different after legacy to torch_dist",
+              verify_legacy)
+    for options, rows in (
+            (("--make-vocab-size-divisible-by", 96), 192),  # of two ranks
+            (("--make-vocab-size-divisible-by", 48, "--tp", 2), 96),
+            (("--vocab-size", 64), 256)):  # 128 for each
+        suite.add("a vocabulary of torch_dist can't be "
+                  + " ".join(map(str, options)), vocabulary, options, rows)
+    for prefix in PREFIXES:
+        suite.add(f"a wrapper stops DCP: {prefix}", wrapped_dcp, prefix)
+        suite.add(f"a wrapper stops ZeRO-3: {prefix}", wrapped_zero3, prefix)
+    suite.add("facts are not shown with their sources", shown_everywhere)
+
+
+if __name__ == "__main__":
+    sys.argv[0] = __file__
+    Suite(__doc__).main(prepare)
