@@ -131,7 +131,8 @@ class Cutter {
 }  // namespace
 
 bool has_rule(const Tensor& tensor, const Key& key) {
-  if (!key.rooted || tensor.tp.state == State::kUnknown) return false;
+  if (!key.rooted && !key.tower) return false;
+  if (tensor.tp.state == State::kUnknown) return false;
   return tensor.tp.state != State::kSplit ||
          tensor.tp.dim < tensor.shape.size();
 }

@@ -34,7 +34,7 @@ void recognise(Catalog& catalog, const Facts& facts) {
       tensor.param = key.model;
       tensor.state = key.state;
     }
-    if (key.rooted && tensor.tp.state == TpRule::State::kUnknown)
+    if ((key.rooted || key.tower) && tensor.tp.state == TpRule::State::kUnknown)
       tensor.tp = tp_rule(tensor.name, facts);
   }
 }

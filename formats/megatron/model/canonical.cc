@@ -91,7 +91,8 @@ bool has_sharded_keys(const Catalog& catalog) {
     return true;
   return std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
     const Key key = parse_key(tensor.name);
-    return tensor.kind == Kind::model && key.rooted && key.axes() != 0;
+    return tensor.kind == Kind::model && (key.rooted || key.tower) &&
+           key.axes() != 0;
   });
 }
 
@@ -115,6 +116,8 @@ void to_canonical(Catalog& catalog) {
 
 bool is_canonical(std::string_view name) {
   const Key key = parse_key(name);
+  if (key.tower)
+    return key.prefix.empty() && key.state.empty() && key.axes() == 0;
   if (!key.rooted || !key.prefix.empty() || !key.state.empty() ||
       key.axes() != 0 || place_of(key) == Where::kAnywhere)
     return false;

@@ -20,6 +20,7 @@ namespace ckpt::megatron {
 namespace {
 
 constexpr std::string_view kDialect = "mcore";
+constexpr std::string_view kLanguage = "language_model.";
 
 bool is_megatron(const Catalog& catalog) {
   return catalog.format.starts_with("megatron_");
@@ -90,6 +91,24 @@ void spell_local(Catalog& catalog) {
   }
 }
 
+// Beside towers the language model has a name of its own.
+void wrap_language(Catalog& catalog) {
+  const auto is_tower = [](const Tensor& tensor) {
+    return parse_key(tensor.name).tower;
+  };
+  if (std::ranges::none_of(catalog.tensors, is_tower)) return;
+  for (Tensor& tensor : catalog.tensors) {
+    if (tensor.kind == Kind::optim && !tensor.param.empty()) {
+      if (parse_key(tensor.param).rooted)
+        tensor.param = std::string(kLanguage) + tensor.param;
+      tensor.name =
+          fmt::format("optimizer.state.{}.{}", tensor.state, tensor.param);
+    } else if (parse_key(tensor.name).rooted) {
+      tensor.name = std::string(kLanguage) + tensor.name;
+    }
+  }
+}
+
 // {"format": "pt"} of a safetensors file says nothing of the model.
 void drop_container_mark(Catalog& catalog) {
   std::erase_if(catalog.objects, [](const Object& object) {
@@ -105,7 +124,10 @@ void drop_container_mark(Catalog& catalog) {
 bool speaks_canonical(const Catalog& source) {
   if (is_megatron(source)) return false;
   if (source.dialect == kDialect) return true;
-  if (std::ranges::none_of(source.tensors, is_model)) return false;
+  if (std::ranges::none_of(source.tensors, [](const Tensor& tensor) {
+        return is_model(tensor) && parse_key(tensor.name).rooted;
+      }))
+    return false;
   if (std::ranges::any_of(source.tensors, [](const Tensor& tensor) {
         return is_model(tensor) && !is_canonical(tensor.name);
       }))
@@ -131,6 +153,7 @@ Facts settle_canonical(Catalog& source, const Layout& layout) {
   for (Tensor& tensor : source.tensors)
     if (tensor.kind != Kind::other) tensor.tp = tp_rule(tensor.name, facts);
   sort_modules(source, facts.local_spec == true);
+  wrap_language(source);
   source.dialect = kDialect;
   return facts;
 }

@@ -15,6 +15,14 @@ constexpr std::string_view kChained = "chained_";
 constexpr std::string_view kRoots[] = {"embedding", "encoder", "decoder",
                                        "output_layer", "mtp"};
 
+// What stands beside the language model, in Megatron's own models and in
+// Megatron-Bridge's.
+constexpr std::string_view kTowers[] = {
+    "vision_model",          "vision_tower",         "visual",
+    "multi_modal_projector", "multimodal_projector", "vision_projection",
+    "audio_model",           "audio_tower",
+};
+
 // Layers, experts, ranks: so that one more never overflows.
 constexpr uint64_t kMostNumber = uint64_t{1} << 40;
 
@@ -47,14 +55,20 @@ size_t find_component(std::string_view text, std::string_view word, size_t at) {
   return text.npos;
 }
 
-// Nothing if it has none of the roots.
-std::optional<size_t> prefix_size(std::string_view model) {
-  for (size_t at = 0; at < model.size();) {
-    const std::string_view word = component(model, at);
-    if (std::ranges::find(kRoots, word) != std::end(kRoots)) return at;
+// Where the first root is; a tower's parts may be called like roots.
+void parse_root(Key& key) {
+  size_t begin = 0;
+  for (size_t at = 0; at < key.model.size();) {
+    const std::string_view word = component(key.model, at);
+    key.rooted = std::ranges::find(kRoots, word) != std::end(kRoots);
+    key.tower = std::ranges::find(kTowers, word) != std::end(kTowers);
+    begin = at;
+    if (key.rooted || key.tower) break;
     at += word.size() + 1;
   }
-  return std::nullopt;
+  if (!key.rooted && !key.tower) begin = 0;
+  key.prefix = key.model.substr(0, begin);
+  key.name = key.model.substr(begin);
 }
 
 void parse_layer(Key& key) {
@@ -127,10 +141,7 @@ Key parse_key(std::string_view text) {
     }
   }
   key.model = key.state.empty() ? text : rest;
-  const std::optional<size_t> prefix = prefix_size(key.model);
-  key.rooted = prefix.has_value();
-  key.prefix = key.model.substr(0, prefix.value_or(0));
-  key.name = key.model.substr(key.prefix.size());
+  parse_root(key);
   parse_layer(key);
   parse_expert(key);
   return key;
@@ -181,6 +192,7 @@ std::string object_key(std::string_view key, std::span<const uint64_t> offset,
 }
 
 Where place_of(const Key& key) {
+  if (key.tower) return Where::kAnywhere;
   if (key.name.starts_with("embedding.")) return Where::kFirst;
   if (key.name.starts_with("mtp.") || key.name.starts_with("output_layer.") ||
       key.name.starts_with("decoder.final_"))

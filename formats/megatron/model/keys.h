@@ -24,6 +24,9 @@
 
 namespace ckpt::megatron {
 
+//   vision_tower.encoder.layers.3.mlp.fc1.weight   of a module beside the
+//   language model, whose own names then begin with language_model.
+
 // All views are into the text that was parsed.
 struct Key {
   std::string_view chain;          // "chained_1.", or ""
@@ -32,6 +35,7 @@ struct Key {
   std::string_view prefix;         // "module.", or ""
   std::string_view name;           // the model's key without it
   bool rooted = false;             // is one of Megatron's module trees
+  bool tower = false;              // of another modality, beside that tree
   std::optional<uint64_t> layer;   // numbered
   std::optional<uint64_t> expert;  // numbered
   bool layer_axis = false;         // prepended; before …

@@ -89,18 +89,21 @@ class Restacker {
     collect([](const Key& key) { return key.expert; },
             [](const std::string& name) { return without_expert(name); },
             false);
-    if (homogeneous())
-      collect(
-          [](const Key& key) {
-            return is_stack(key) ? key.layer : std::nullopt;
-          },
-          [](const std::string& name) { return without_layer(name); }, true);
+    find_homogeneous();
+    collect(
+        [this](const Key& key) {
+          return is_stack(key) && counts_.contains(std::string(stack_of(key)))
+                     ? key.layer
+                     : std::nullopt;
+        },
+        [](const std::string& name) { return without_layer(name); }, true);
     finish();
   }
 
  private:
   // mtp keeps its numbers.
   static bool is_stack(const Key& key) {
+    if (key.tower) return key.name.starts_with("vision_model.decoder.layers.");
     return key.name.starts_with("decoder.layers.") ||
            key.name.starts_with("encoder.layers.");
   }
@@ -217,30 +220,34 @@ class Restacker {
     return made;
   }
 
-  // All layers have the same parameters, with the same shapes and dtypes.
-  bool homogeneous() {
-    if (facts_.numbered_layers == true) return false;
+  // Stacks whose layers all have the same parameters, with the same shapes and
+  // dtypes.
+  void find_homogeneous() {
+    if (facts_.numbered_layers == true) return;
     struct Seen {
       const Tensor* first = nullptr;
       std::set<uint64_t> layers;
     };
     std::map<std::string, Seen> seen;
     std::map<std::string, std::set<uint64_t>> stacks;
+    std::set<std::string> mixed;
     for (const Tensor& tensor : catalog_.tensors) {
       const Key key = parse_key(tensor.name);
       if (!key.layer || !is_stack(key) || !key.state.empty()) continue;
+      const std::string stack(stack_of(key));
       Seen& one = seen[without_layer(tensor.name)];
       if (!one.first) one.first = &tensor;
       if (one.first->shape != tensor.shape || one.first->dtype != tensor.dtype)
-        return false;
+        mixed.insert(stack);
       one.layers.insert(*key.layer);
-      stacks[std::string(stack_of(key))].insert(*key.layer);
+      stacks[stack].insert(*key.layer);
     }
-    for (const auto& [stack, layers] : stacks) counts_[stack] = layers.size();
-    return std::ranges::all_of(seen, [&](const auto& item) {
-      const Key key = parse_key(item.first);
-      return item.second.layers == stacks.at(std::string(stack_of(key)));
-    });
+    for (const auto& [name, one] : seen) {
+      const std::string stack(stack_of(parse_key(name)));
+      if (one.layers != stacks.at(stack)) mixed.insert(stack);
+    }
+    for (const auto& [stack, layers] : stacks)
+      if (!mixed.contains(stack)) counts_[stack] = layers.size();
   }
 
   void finish() {

@@ -94,6 +94,13 @@ bool is_norm(std::string_view module, std::string_view word) {
          module.ends_with("layernorm") || word.starts_with("layer_norm_");
 }
 
+// Towers of Megatron's own modules; the others are transformers' modules, which
+// every rank has whole.
+bool is_megatrons(const Key& key) {
+  return key.name.starts_with("vision_model.decoder.") ||
+         key.name.starts_with("vision_model.merger.");
+}
+
 TpRule mixer_rule(const Key& key, std::string_view module,
                   std::string_view word) {
   if (module == "norm") return TpRule::split(key.axes());
@@ -106,6 +113,7 @@ TpRule mixer_rule(const Key& key, std::string_view module,
 
 TpRule tp_rule(std::string_view text, const Facts& facts) {
   const Key key = parse_key(text);
+  if (key.tower && !is_megatrons(key)) return TpRule::replicated();
   std::string_view path = key.name;
   const bool mixer = path.find("mixer.") != path.npos;
   // in_proj.weight.z: one key for each part of the rows.
@@ -126,11 +134,13 @@ TpRule tp_rule(std::string_view text, const Facts& facts) {
   if (module == "linear_q_down_proj" || module == "linear_kv_down_proj")
     return facts.local_spec == true ? TpRule::split(key.axes())
                                     : TpRule::replicated();
+  Facts own = facts;
+  if (key.tower) own.gated = false;
   for (const Row& row : kRows)
     if (row.module == module)
       return rule(what.word == "weight" ? row.weight : row.bias, key.axes(),
-                  what.half, facts);
-  return {};
+                  what.half, own);
+  return key.tower ? TpRule::replicated() : TpRule{};
 }
 
 namespace {
@@ -157,7 +167,7 @@ std::optional<bool> gated_by_shapes(const std::vector<Tensor>& tensors) {
     if (is(tensor, "linear_fc2."))
       columns[module_of(tensor.name, "linear_fc2.")] = tensor.shape.back();
   for (const Tensor& tensor : tensors) {
-    if (!is(tensor, "linear_fc1.")) continue;
+    if (!is(tensor, "linear_fc1.") || parse_key(tensor.name).tower) continue;
     const auto fc2 = columns.find(module_of(tensor.name, "linear_fc1."));
     if (fc2 == columns.end() || fc2->second == 0) continue;
     const uint64_t rows = tensor.shape[tensor.shape.size() - 2];
@@ -176,6 +186,7 @@ void infer_facts(const std::vector<Tensor>& tensors, Facts& facts) {
   for (const Tensor& tensor : tensors) {
     if (tensor.kind == Kind::optim) continue;
     const Key key = parse_key(tensor.name);
+    if (key.tower) continue;
     embedding |= key.name == "embedding.word_embeddings.weight";
     output |= key.name == "output_layer.weight";
     const bool decoder = key.name.starts_with("decoder.");

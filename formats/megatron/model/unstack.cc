@@ -76,7 +76,8 @@ void spread(Catalog& catalog, bool Key::*axis, std::string_view word,
   std::vector<Tensor> all;
   for (Tensor& tensor : catalog.tensors) {
     const Key key = parse_key(tensor.name);
-    if (!key.rooted || !(key.*axis) || tensor.shape.empty()) {
+    const bool known = key.rooted || key.tower;
+    if (!known || !(key.*axis) || tensor.shape.empty()) {
       all.push_back(std::move(tensor));
       continue;
     }
