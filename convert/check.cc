@@ -32,7 +32,9 @@ class Checker {
   DialectCheck run() {
     try {
       table_ = table_of(numbers_);
-      for (const Instance& one : instances(numbers_.dialect(), numbers_))
+      NamesThere names;
+      for (const auto& [name, shape] : there_) names.hf.push_back(name);
+      for (const Instance& one : instances(numbers_.dialect(), numbers_, names))
         check(one);
       for (const auto& [name, shape] : there_)
         if (!used_.contains(name) &&

@@ -91,6 +91,7 @@ std::shared_ptr<const Family> find_family(const Catalog& source,
     std::shared_ptr<const Family> family;
     if (native) family = Family::for_fairseq2(name, values.values);
     if (!family && Family::exists(name)) family = Family::by_name(name);
+    if (family && !native && !family->fits_text(values.values)) family.reset();
     return family;
   };
   if (!options.family.empty()) {

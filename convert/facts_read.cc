@@ -118,7 +118,10 @@ Json mcore_window(const Json& values) {
 void prepare_hf(const Json& defaults, Json& values,
                 std::vector<std::string>& defaulted) {
   const Json text = at(values, "text_config");
+  const Json tied = at(values, "tie_word_embeddings");
   merge(values, text);
+  // The model's, which its language model's class does not look at.
+  if (!tied.is_null()) values["tie_word_embeddings"] = tied;
   values["rope"] = hf_rope(values, defaults);
   for (const auto& [key, value] : defaults.items()) {
     if (values.contains(key)) continue;
@@ -164,6 +167,7 @@ const Json& hf_defaults(const std::string& model_type) {
 }
 
 std::string model_type_of(const Family& family, const Json& values) {
+  if (!family.hf().text_type.empty()) return family.hf().text_type;
   const auto& types = family.hf().model_types;
   for (const Json* place : {&values, &at(values, "text_config")}) {
     const Json& type = at(*place, "model_type");
@@ -184,6 +188,8 @@ Json traits_of(const Family& family, const Json& values) {
   if (family.traits().is_object())
     for (const auto& [key, value] : family.traits().items())
       if (value.is_null()) traits.erase(key);
+  for (const std::string& key : family.hf().outer)
+    traits["carry"].push_back(key);
   const std::string type = model_type_of(family, values);
   if (type != family.name()) merge(traits, at(families, type.c_str()));
   return traits;

@@ -119,15 +119,21 @@ std::vector<std::string> unknown_of_hf(const Family& family,
   for (const Json& glob : facts_table().at("inert").at("hf"))
     inert.emplace_back(glob.get<std::string>());
   const std::set<std::string> numbers = keys_of_variables(family);
-  for (const auto& item : config.items()) {
-    const std::string& key = item.key();
-    const auto matches = [&](const text::Glob& glob) {
-      return glob.matches(key);
-    };
-    if (!known.contains(key) && !numbers.contains(key) &&
-        std::ranges::none_of(inert, matches))
-      unknown.push_back(key);
-  }
+  const auto look = [&](const Json& object, const std::string& before) {
+    for (const auto& item : object.items()) {
+      const std::string& key = item.key();
+      const auto matches = [&](const text::Glob& glob) {
+        return glob.matches(key);
+      };
+      if (!known.contains(key) && !numbers.contains(key) &&
+          std::ranges::none_of(inert, matches) &&
+          std::ranges::count(family.hf().outer, key) == 0)
+        unknown.push_back(before + key);
+    }
+  };
+  look(config, "");
+  const auto text = config.find("text_config");
+  if (text != config.end() && text->is_object()) look(*text, "text_config.");
   return unknown;
 }
 

@@ -153,7 +153,11 @@ class Sayer {
       const auto name = key.get<std::string>();
       const auto fact = facts_.find("config." + name);
       if (fact == facts_.end()) continue;
-      if (side_ == "hf") put(name, fact->second.value);
+      const bool outer = std::ranges::count(family_->hf().outer, name) != 0;
+      if (side_ == "hf" && outer && !fact->second.value.is_null())
+        table_[name] = fact->second.value;
+      else if (side_ == "hf")
+        put(name, fact->second.value);
       if (side_ == "mcore" && !fact->second.value.is_null())
         table_["ckpt_config"][name] = fact->second.value;
     }

@@ -2,6 +2,7 @@
 #include "convert/instances.h"
 
 #include <algorithm>
+#include <set>
 
 #include "ckpt/error.h"
 
@@ -28,17 +29,20 @@ std::vector<std::string> indices_in(const std::string& name,
 
 class Expander {
  public:
-  Expander(const Dialect& dialect, const Numbers& numbers)
-      : dialect_(dialect), numbers_(numbers) {}
+  Expander(const Dialect& dialect, const Numbers& numbers,
+           const NamesThere& there)
+      : dialect_(dialect), numbers_(numbers), there_(there) {}
 
   std::vector<Instance> run() {
     check_requirements();
     for (const Rule& rule : dialect_.rules) {
+      if (rule.rest()) continue;
       rule_ = &rule;
       names_ = indices_in(rule.to, dialect_);
       index_.clear();
       repeat(0);
     }
+    add_rest();
     return std::move(all_);
   }
 
@@ -85,6 +89,27 @@ class Expander {
     all_.push_back(std::move(one));
   }
 
+  void add_rest() {
+    const bool any = std::ranges::any_of(dialect_.rules, &Rule::rest);
+    if (!any) return;
+    std::set<std::string> taken;
+    for (const Instance& one : all_) {
+      taken.insert(one.to);
+      taken.insert(one.hf.begin(), one.hf.end());
+    }
+    for (const Rule& rule : dialect_.rules) {
+      if (!rule.rest() || !numbers_.holds(rule.when)) continue;
+      const std::string to = rule.to.substr(0, rule.to.size() - 2);
+      const std::string hf = rule.hf[0].substr(0, rule.hf[0].size() - 2);
+      for (const std::string& name : there_.hf)
+        if (name.starts_with(hf) && taken.insert(name).second)
+          all_.push_back({&rule, {}, to + name.substr(hf.size()), {name}});
+      for (const std::string& name : there_.dialect)
+        if (name.starts_with(to) && taken.insert(name).second)
+          all_.push_back({&rule, {}, name, {hf + name.substr(to.size())}});
+    }
+  }
+
   void spell_out(std::vector<std::string>& names) {
     const uint64_t count = numbers_.count(rule_->each);
     claim(count);
@@ -106,6 +131,7 @@ class Expander {
 
   const Dialect& dialect_;
   const Numbers& numbers_;
+  const NamesThere& there_;
   const Rule* rule_ = nullptr;
   std::vector<std::string> names_;
   Indices index_;
@@ -115,9 +141,9 @@ class Expander {
 
 }  // namespace
 
-std::vector<Instance> instances(const Dialect& dialect,
-                                const Numbers& numbers) {
-  return Expander(dialect, numbers).run();
+std::vector<Instance> instances(const Dialect& dialect, const Numbers& numbers,
+                                const NamesThere& there) {
+  return Expander(dialect, numbers, there).run();
 }
 
 }  // namespace ckpt::families

@@ -17,9 +17,16 @@ struct Instance {
   std::vector<std::string> hf;  // "each" spelled out
 };
 
+// The names that there are, on one of the two sides: what "**" stands for.
+struct NamesThere {
+  std::vector<std::string> hf, dialect;
+};
+
 // In the order of the rules, with those left out whose `when` does not hold.
 // Optional and alias ones are among them. Throws unfaithful_error for a
-// missing number, and if there are more than four million names.
-std::vector<Instance> instances(const Dialect& dialect, const Numbers& numbers);
+// missing number, and if there are more than four million names. Rules with
+// "**" come last, once for each name there that no other rule has.
+std::vector<Instance> instances(const Dialect& dialect, const Numbers& numbers,
+                                const NamesThere& there = {});
 
 }  // namespace ckpt::families

@@ -288,15 +288,43 @@ Json Configuration::hf_config(const Catalog& catalog) const {
   Json config = table_;
   config[carried_.source.empty() ? "torch_dtype" : "dtype"] =
       torch_name(dtype_of(catalog));
-  if (carried_.source.empty()) return config;
+  if (carried_.source.empty()) return nested(std::move(config));
   // It agrees, and says more than a table can: kept key for key.
   Json kept = carried_.values;
   for (const char* key : {"dtype", "torch_dtype"})
     if (kept.contains(key)) kept[key] = config["dtype"];
-  if (!options_.set.empty())
+  if (options_.set.empty()) return kept;
+  const auto correct = [&](Json& object) {
     for (const auto& [key, value] : config.items())
-      if (kept.contains(key) && !kept[key].is_null()) kept[key] = value;
+      if (object.contains(key) && !object[key].is_null()) object[key] = value;
+  };
+  correct(kept);
+  const auto text = kept.find("text_config");
+  if (text == kept.end() || !text->is_object()) return kept;
+  const Json type = text->value("model_type", Json());
+  correct(*text);
+  if (!type.is_null()) (*text)["model_type"] = type;
   return kept;
+}
+
+// What is of the language model goes into an object of its own.
+Json Configuration::nested(Json config) const {
+  const HfSide& hf = family_->hf();
+  if (hf.text_type.empty() || !config.is_object()) return config;
+  constexpr const char* kTop[] = {"architectures", "model_type", "dtype",
+                                  "torch_dtype", "tie_word_embeddings"};
+  Json whole = Json::object();
+  const auto take = [&](const std::string& key) {
+    const auto found = config.find(key);
+    if (found == config.end()) return;
+    whole[key] = *found;
+    config.erase(found);
+  };
+  for (const char* key : kTop) take(key);
+  for (const std::string& key : hf.outer) take(key);
+  config["model_type"] = hf.text_type;
+  whole["text_config"] = std::move(config);
+  return whole;
 }
 
 void Configuration::write_hf(Catalog& catalog) const {
@@ -341,6 +369,12 @@ std::vector<FactDifference> Configuration::say(const std::string& side,
 void Configuration::check_own_args(const Json& args, Catalog& catalog) const {
   if (options_.lenient) return;
   std::vector<FactDifference> own = own_args(args);
+  // Of towers, beside which GPTModel is the language model.
+  std::erase_if(own, [&](const FactDifference& one) {
+    return std::ranges::any_of(
+        family_->hf().outer,
+        [&](const std::string& key) { return one.name == "config." + key; });
+  });
   const bool elsewhere =
       traits_of(*family_, args).value("layers_elsewhere", false);
   const auto refused = std::ranges::find_if(own, [&](const auto& one) {

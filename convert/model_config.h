@@ -33,6 +33,7 @@ class Configuration {
   void complete(const Dialect& dialect);
   DType dtype_of(const Catalog& catalog) const;
   Json hf_config(const Catalog& catalog) const;
+  Json nested(Json config) const;
   void write_hf(Catalog& catalog) const;
   void write_args(Catalog& catalog) const;
   void write_params(Catalog& catalog) const;

@@ -181,6 +181,17 @@ View index_of(const Op& op, const Instance& instance, const View& view) {
   return view.slice(0, at->second, 1).reshape(rest);
 }
 
+// Older files have some matrices as [columns, rows].
+View upright(const Op& op, const Params& params, const View& view) {
+  const Shape shape{params("rows", "0"), params("columns", "0")};
+  if (view.shape() == shape && shape[0] != shape[1]) return view;
+  if (view.shape() == Shape{shape[1], shape[0]} && shape[0] != shape[1])
+    return transposed(view);
+  throw unfaithful_error({}, "{}: shape {}, {} or its transpose is wanted{}",
+                         op.name, to_string(view.shape()), to_string(shape),
+                         shape[0] == shape[1] ? ", which look the same" : "");
+}
+
 std::vector<View> step(const Op& op, const Params& params,
                        const Instance& instance, std::vector<View> views) {
   const std::string& name = op.name;
@@ -203,6 +214,7 @@ std::vector<View> step(const Op& op, const Params& params,
   if (name == "deinterleave") return {swap_rows(op, view, 1, false)};
   if (name == "add") return {view.transform(arithmetic(op, true))};
   if (name == "index") return {index_of(op, instance, view)};
+  if (name == "upright") return {upright(op, params, view)};
   if (name == "reshape") return {view.reshape(Shape(params.list("to")))};
   throw bug_error({}, "no operation {}", name);
 }
@@ -210,7 +222,7 @@ std::vector<View> step(const Op& op, const Params& params,
 std::vector<View> undo(const Op& op, const Params& params, const View& view,
                        size_t count, const Numbers& numbers) {
   const std::string& name = op.name;
-  if (name == "copy" || name == "index") return {view};
+  if (name == "copy" || name == "index" || name == "upright") return {view};
   if (name == "t") return {transposed(view)};
   if (name == "vocab") {
     const uint64_t rows = numbers.whole("$V", {}, "rows of the vocabulary");

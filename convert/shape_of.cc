@@ -56,6 +56,7 @@ class Shaper {
     if (op.name == "deinterleave") check_rows(shape, 2, "pairs of rows");
     if (op.name == "index") return without_first(op, shape);
     if (op.name == "reshape") return reshape(op, shape);
+    if (op.name == "upright") return upright(op, shape);
     return shape;
   }
 
@@ -171,6 +172,14 @@ class Shaper {
     if (element_count(from) != element_count(to))
       fail("{} does not become {}", to_string(from), to_string(to));
     return to;
+  }
+
+  Shape upright(const Op& op, const Shape& shape) const {
+    const Shape wanted{size(op, "rows", "0"), size(op, "columns", "0")};
+    if (shape != wanted && shape != Shape{wanted[1], wanted[0]})
+      fail("{} where {} or its transpose is expected", to_string(shape),
+           to_string(wanted));
+    return wanted;
   }
 
   void check_cut(const Shape& shape) const {

@@ -39,7 +39,8 @@ class Translation {
     Misfits misfits;
     std::vector<std::pair<Instance, Tensor>> aliases;
     std::map<std::string, std::map<uint64_t, View>> stacks;
-    for (const Instance& one : instances(numbers.dialect(), numbers)) {
+    for (const Instance& one :
+         instances(numbers.dialect(), numbers, {{}, names_of(model)})) {
       const Tensor* tensor = model.find(one.to);
       if (!tensor) {
         if (!one.rule->optional && !one.rule->alias && !allow_.match(one.to))
@@ -83,7 +84,8 @@ class Translation {
     Misfits misfits;
     const uint64_t spare =
         numbers.dialect().name == "mcore" ? kAnyNumber : kSome;
-    for (const Instance& one : instances(numbers.dialect(), numbers)) {
+    for (const Instance& one :
+         instances(numbers.dialect(), numbers, {names_of(hf), {}})) {
       std::vector<const Tensor*> from;
       if (!sources_of(one, hf, from, misfits)) continue;
       try {
@@ -119,6 +121,12 @@ class Translation {
   }
 
  private:
+  static std::vector<std::string> names_of(const NamedTensors& tensors) {
+    std::vector<std::string> names;
+    for (const Tensor& tensor : tensors.tensors()) names.push_back(tensor.name);
+    return names;
+  }
+
   // Files of transformers' have these copies, and its readers want them.
   static void add_repeats(const HfSide::Repeat& repeat, NamedTensors& hf) {
     const Tensor* first = hf.find(repeat.of);

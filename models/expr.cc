@@ -265,6 +265,7 @@ class ExprRun {
     }
     if (node.text == "has") return has(*first, second);
     if (node.text == "pick") return pick(*first, second);
+    if (node.text == "length") return first->is_array() ? first->size() : 0;
     return first1(*first);
   }
 

@@ -58,6 +58,7 @@ struct Function {
 constexpr auto kFunctions = std::to_array<Function>({{"has", 2},
                                                      {"pick", 2},
                                                      {"first1", 1},
+                                                     {"length", 1},
                                                      {"int", 1},
                                                      {"ceil_to", 2},
                                                      {"sqrt", 1}});

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace ckpt::families {
 
@@ -14,9 +17,12 @@ class Inheritance {
 
   void run() {
     keep_named_dialects();
+    wrap();
     merge(mine_.root_, mine_.places_, base_root_, 0);
-    mine_.root_.erase("extends");
-    mine_.places_.members.erase("extends");
+    for (const char* done : {"extends", "wraps"}) {
+      mine_.root_.erase(done);
+      mine_.places_.members.erase(done);
+    }
     for (auto& [name, dialect] : mine_.root_["dialects"].items())
       name_hf_config(dialect, mine_.places_.members["dialects"].members[name]);
   }
@@ -47,6 +53,36 @@ class Inheritance {
       for (const auto& [key, item] : value.items())
         place.members[key] = place_of(item);
     return place;
+  }
+
+  // The base is one part of this model: its names there.
+  void wrap() {
+    const auto wraps = mine_.root_.find("wraps");
+    if (wraps == mine_.root_.end()) return;
+    std::vector<std::pair<std::string, std::string>> pairs;
+    for (const Value& pair : mine_.root().member("wraps").items()) {
+      const std::vector<std::string> both = texts(pair);
+      if (both.size() != 2 || both[0].empty())
+        pair.fail("expected [\"from\", \"to\"]");
+      pairs.emplace_back(both[0], both[1]);
+    }
+    if (Json& hf = base_root_["hf"]; hf.is_object())
+      for (const char* own : {"prefixes", "repeats"}) hf.erase(own);
+    for (Json& dialect : base_root_["dialects"]) {
+      if (!dialect.contains("rules")) continue;
+      for (Json& rule : dialect["rules"])
+        for (Json& name : rule["hf"]) name = wrapped(name, pairs);
+    }
+  }
+
+  static Json wrapped(
+      const Json& name,
+      const std::vector<std::pair<std::string, std::string>>& pairs) {
+    if (!name.is_string()) return name;
+    const auto text = name.get<std::string>();
+    for (const auto& [from, to] : pairs)
+      if (text.starts_with(from)) return to + text.substr(from.size());
+    return name;
   }
 
   static bool is_list_of_layers(const Json& value) {

@@ -10,6 +10,9 @@
 
 namespace ckpt::families {
 
+// "wraps": [["model.", "language_model.model."]] of `mine` says what the base's
+// names in hf are there: the base is a part of the model.
+//
 // Completes `mine` with what `base`, a whole family, has. Objects are merged
 // by key, null takes a key away, other values replace. Rules are merged by
 // their "to": those of `mine` replace all that the base has for that tensor,

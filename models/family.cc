@@ -55,14 +55,25 @@ bool contains(const std::vector<std::string>& list, const Json& value) {
          std::ranges::count(list, value.get_ref<const std::string&>()) > 0;
 }
 
+// A model of several modalities is that of its language model.
+bool names_text(const HfSide& hf, const Json& config) {
+  if (hf.text_type.empty()) return true;
+  const auto text = config.find("text_config");
+  if (text == config.end() || !text->is_object()) return true;
+  const auto type = text->find("model_type");
+  return type == text->end() || *type == Json(hf.text_type);
+}
+
 bool names_type(const HfSide& hf, const Json& config) {
   const auto type = config.find("model_type");
-  return type != config.end() && contains(hf.model_types, *type);
+  return type != config.end() && contains(hf.model_types, *type) &&
+         names_text(hf, config);
 }
 
 bool names_architecture(const HfSide& hf, const Json& config) {
   const auto found = config.find("architectures");
-  if (found == config.end() || !found->is_array()) return false;
+  if (found == config.end() || !found->is_array() || !names_text(hf, config))
+    return false;
   return std::ranges::any_of(
       *found, [&](const Json& one) { return contains(hf.architectures, one); });
 }
@@ -169,6 +180,10 @@ const Json& Family::fairseq2() const {
   static const Json none;
   const auto found = std::ranges::find(dialects_, "fairseq2", &Dialect::name);
   return found == dialects_.end() ? none : found->section;
+}
+
+bool Family::fits_text(const Json& config) const {
+  return !config.is_object() || names_text(hf_, config);
 }
 
 std::string Family::normal_name(std::string_view hf_name) const {

@@ -48,7 +48,10 @@ struct Rule {
   bool optional = false;        // may be missing, on either side
   bool alias = false;           // a second copy: made, but not read back
   std::optional<DType> dtype;   // pinned, whatever the model's is
-  std::string each;   // an index: hf[0] stands for the list of all its values
+  std::string each;  // an index: hf[0] stands for the list of all its values
+  // "vision_tower.**" of "visual.**": all tensors whose names begin so and that
+  // no other rule has, as they are.
+  bool rest() const { return to.ends_with("**"); }
   uint32_t line = 0;  // of the family's file
 };
 
@@ -86,6 +89,10 @@ struct HfSide {
   std::vector<std::pair<std::string, std::string>> prefixes;
   // The objects of config.json in which names are looked up; "" is all of it.
   std::vector<std::string> config_roots{""};
+  // A model of several modalities: the model type of its text_config, and the
+  // keys of config.json that stand beside that one.
+  std::string text_type;
+  std::vector<std::string> outer;
 };
 
 class Family {
@@ -123,6 +130,8 @@ class Family {
   // does not know the family.
   const Json& fairseq2() const;
 
+  // False for a config.json whose text_config is another model's.
+  bool fits_text(const Json& config) const;
   // With the first prefix replaced.
   std::string normal_name(std::string_view hf_name) const;
   // True for a name that HfSide::repeats has.

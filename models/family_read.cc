@@ -53,7 +53,7 @@ std::vector<HfSide::Repeat> read_repeats(const Value& value) {
 
 HfSide read_hf(const Value& value) {
   value.only({"model_type", "architectures", "ignore", "prefixes",
-              "config_roots", "repeats"});
+              "config_roots", "repeats", "text_type", "outer"});
   HfSide hf;
   hf.model_types = texts(value.member("model_type"), true);
   hf.architectures = texts(value.member("architectures"), true);
@@ -62,6 +62,11 @@ HfSide read_hf(const Value& value) {
     hf.repeats = read_repeats(*repeats);
   if (const auto roots = value.find("config_roots"))
     hf.config_roots = texts(*roots);
+  if (const auto type = value.find("text_type")) hf.text_type = type->text();
+  if (const auto outer = value.find("outer")) {
+    if (hf.text_type.empty()) outer->fail("needs \"text_type\"");
+    hf.outer = texts(*outer);
+  }
   if (const auto prefixes = value.find("prefixes")) {
     for (const Value& pair : prefixes->items()) {
       const std::vector<std::string> both = texts(pair);

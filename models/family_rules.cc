@@ -34,6 +34,7 @@ const std::vector<Shape>& shapes() {
       {"index", {"index@"}, {}},
       {"deinterleave", {}, {}},
       {"reshape", {"to[]", "from[]"}, {}},
+      {"upright", {"rows", "columns"}, {}},
   };
   return all;
 }
@@ -64,6 +65,7 @@ class RuleReader {
     if (const auto flag = value_.find("alias")) rule_.alias = flag->flag();
     if (const auto dtype = value_.find("dtype")) read_dtype(*dtype);
     check_sources();
+    check_rest();
     return std::move(rule_);
   }
 
@@ -226,6 +228,25 @@ class RuleReader {
       if (name == "qkv" || name == "cat" || name == "const")
         value_.member("op").fail(name + " can only be the first operation");
     }
+  }
+
+  // "**" stands for names as they are, at their end.
+  void check_rest() const {
+    const Value hf = value_.member("hf");
+    const auto stars = [](const std::string& name) {
+      return name.find('*') != name.npos;
+    };
+    if (!stars(rule_.to) && std::ranges::none_of(rule_.hf, stars)) return;
+    const auto ends = [&](const std::string& name) {
+      return name.size() > 3 && name.ends_with(".**") &&
+             name.find('*') == name.size() - 2 && name.find('{') == name.npos;
+    };
+    if (!ends(rule_.to) || rule_.hf.size() != 1 || !ends(rule_.hf[0]))
+      hf.fail(
+          "\"**\" is the end of both names, behind a dot: "
+          "\"visual.**\"");
+    if (!rule_.ops.empty() || rule_.tp || rule_.alias || rule_.dtype)
+      hf.fail("what \"**\" stands for is whole and stays as it is");
   }
 
   const Value& value_;
