@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny models of transformers that see: every parameter random."""
+
+import warnings
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+warnings.filterwarnings("ignore")
+transformers.logging.set_verbosity_error()
+
+TEXT = dict(vocab_size=64, hidden_size=32, intermediate_size=48,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=8, max_position_embeddings=64, bos_token_id=1,
+            eos_token_id=2, pad_token_id=0)
+# Towers of Qwen's, and those like SigLIP.
+QWEN = dict(depth=2, hidden_size=16, embed_dim=16, num_heads=2,
+            intermediate_size=24, patch_size=4, out_hidden_size=32)
+QWEN3 = dict(QWEN, deepstack_visual_indexes=[0], num_position_embeddings=16)
+SIGLIP = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+              num_attention_heads=2, patch_size=4, image_size=16)
+IDS = dict(image_token_id=60, video_token_id=61, vision_start_token_id=62,
+           vision_end_token_id=63)
+INDICES = dict(image_token_index=60, boi_token_index=61, eoi_token_index=62)
+SECTIONS = {"rope_type": "default", "rope_theta": 500.0,
+            "mrope_section": [2, 1, 1]}
+ROPED = dict(TEXT, rope_parameters=SECTIONS)
+
+
+def clip(text, **more):
+    return dict(text_config=dict(TEXT, model_type=text, **more),
+                vision_config=dict(SIGLIP, projection_dim=16,
+                                   model_type="clip_vision_model"),
+                image_token_index=60, image_seq_length=16)
+
+
+def pixtral(text, **more):
+    return dict(text_config=dict(TEXT, model_type=text, **more),
+                vision_config=dict(SIGLIP, head_dim=8), image_token_index=60)
+
+
+def intern(text):
+    return dict(text_config=dict(TEXT, model_type=text),
+                vision_config=dict(SIGLIP, patch_size=[4, 4],
+                                   image_size=[16, 16]),
+                image_token_id=60, image_seq_length=4)
+
+
+# What is behind a comma is the language model.
+TYPES = {
+    "qwen2_vl": dict(text_config=ROPED, vision_config=dict(QWEN, hidden_size=32),
+                     **IDS),
+    "qwen2_5_vl": dict(text_config=ROPED, vision_config=dict(
+        QWEN, fullatt_block_indexes=[1]), **IDS),
+    "qwen3_vl": dict(text_config=ROPED, vision_config=QWEN3, **IDS),
+    "qwen3_vl, tied": dict(text_config=TEXT, vision_config=QWEN3,
+                           tie_word_embeddings=True, **IDS),
+    "qwen3_vl_moe": dict(text_config=dict(
+        ROPED, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8),
+        vision_config=QWEN3, **IDS),
+    "gemma3": dict(text_config=dict(TEXT, sliding_window=4),
+                   vision_config=SIGLIP, mm_tokens_per_image=4, **INDICES),
+    "mistral3, mistral": pixtral("mistral", sliding_window=None),
+    "mistral3, ministral3": pixtral("ministral3"),
+    "llava, llama": clip("llama", rope_parameters={
+        "rope_type": "default", "rope_theta": 500.0}),
+    "llava, mistral": clip("mistral"),
+    "llava, qwen2": clip("qwen2"),
+    "internvl, qwen2": intern("qwen2"),
+    "internvl, qwen3": intern("qwen3"),
+    "internvl, llama": intern("llama"),
+    "llama4": dict(text_config=dict(
+        TEXT, num_local_experts=4, num_experts_per_tok=1,
+        interleave_moe_layer_step=2, intermediate_size_mlp=40),
+        vision_config=dict(SIGLIP, vision_output_dim=24, projector_input_dim=24,
+                           projector_output_dim=24), **INDICES),
+}
+
+# As in families2026_models.py.
+UNSAID = {
+    "mistral3, ministral3": ["rope_llama4_beta"],
+    "llama4": ["config.attention_chunk_size",
+               "config.attn_temperature_tuning"],
+}
+
+
+def config_of(name):
+    return AutoConfig.for_model(name.split(",")[0], **TYPES[name])
+
+
+def model_of(config, seed=0):
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(config).float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, value in sorted(model.state_dict().items()):
+            if value.is_floating_point() and "inv_freq" not in name:
+                value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
+    return model
+
+
+def logits_of(model):
+    tokens = torch.arange(24)[None] * 7 % 59
+    with torch.no_grad():
+        return model.eval()(input_ids=tokens, use_cache=False).logits

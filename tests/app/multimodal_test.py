@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Models that see, from transformers to Megatron's names and back.
+
+A tiny model of each type, every parameter random, as transformers saves it:
+to Megatron's distributed checkpoint on one and two ranks, compared there, and
+home bit for bit, with config.json beside it and with it taken away. The
+language model's names begin with language_model., those of the tower are what
+Megatron-Bridge has for them, or transformers' own.
+"""
+
+import json
+import os
+import sys
+
+from support import Skip, Suite, check, check_equal, compare, read_safetensors
+
+sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
+os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+CKPT = None  # set by prepare
+
+# Where Megatron-Bridge (0.4, July 2026) puts the tower of each: the names that
+# begin so, and no others beside language_model.
+TOWERS = {
+    "qwen2_vl": {"visual."}, "qwen2_5_vl": {"visual."},
+    "qwen3_vl": {"vision_model.decoder.layers.",
+                 "vision_model.decoder.deepstack_merger_list.0.",
+                 "vision_model.merger.", "vision_model.patch_embed.proj.",
+                 "vision_model.pos_embed."},
+    "gemma3": {"vision_tower.", "multi_modal_projector.proj.",
+               "multi_modal_projector.mm_soft_embed_norm."},
+    "mistral3": {"vision_tower.", "multi_modal_projector."},
+    # It has none of these: transformers' names.
+    "llava": {"vision_tower.", "multi_modal_projector."},
+    "internvl": {"vision_tower.", "multi_modal_projector."},
+    "llama4": {"vision_model.", "multi_modal_projector."},
+}
+TOWERS["qwen3_vl_moe"] = TOWERS["qwen3_vl"]
+
+
+def models():
+    try:
+        import torch
+
+        import multimodal_models
+    except ImportError as error:
+        raise Skip(str(error)) from error
+    torch.set_num_threads(1)
+    return multimodal_models
+
+
+def tensors_of(directory):
+    tensors = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        tensors.update(read_safetensors(path))
+    return tensors
+
+
+def config_of(directory):
+    return json.loads((directory / "config.json").read_text())
+
+
+def saved(folder, name):
+    tiny = models()
+    model = tiny.model_of(tiny.config_of(name))
+    model.save_pretrained(folder)
+    return tiny, model, tensors_of(folder)
+
+
+def names_at(directory):
+    """As torch reads them."""
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    [path] = directory.rglob(".metadata")
+    there = FileSystemReader(path.parent).read_metadata().state_dict_metadata
+    return [name for name, what in there.items()
+            if isinstance(what, TensorStorageMetadata)]
+
+
+def check_names(directory, name):
+    towers = TOWERS[name.split(",")[0]]
+    used = set()
+    for tensor in names_at(directory):
+        if tensor.startswith("language_model."):
+            continue
+        owners = {t for t in towers if tensor.startswith(t)}
+        check(owners, f"{tensor} is none of Megatron's")
+        used |= owners
+    check_equal(used, towers, "parts of the tower")
+
+
+def there_and_back(folder, name):
+    source = folder / "source"
+    tiny, model, want = saved(source, name)
+    for tp in (1, 2):
+        there, back = folder / f"there{tp}", folder / f"back{tp}"
+        CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist",
+                "--tp", tp, "--strict-config", "--no-fsync",
+                *(word for fact in tiny.UNSAID.get(name, ())
+                  for word in ("--allow-unsaid", fact)))
+        check_names(there, name)
+        CKPT.ok("verify", source, there)
+        CKPT.ok("convert", there, back, "-q", "--to", "safetensors",
+                "--no-fsync")
+        compare(tensors_of(back), want, f"tp {tp}")
+        check_equal(config_of(back), config_of(source), "config.json")
+    for path in list(there.rglob("*config.json")):
+        path.unlink()
+    alone = folder / "alone"
+    CKPT.ok("convert", there, alone, "-q", "--to", "safetensors", "--no-fsync")
+    compare(tensors_of(alone), want, "without config.json")
+    same_function(tiny, type(model), source, alone)
+
+
+def same_function(tiny, kind, source, alone):
+    """The config.json that ckpt made describes the model that was saved."""
+    import torch
+    from transformers import AutoConfig
+
+    a, b = (AutoConfig.from_pretrained(p).to_dict() for p in (source, alone))
+    for key in a.keys() | b.keys():
+        if key not in ("text_config", "_name_or_path", "transformers_version"):
+            check_equal(b.get(key), a.get(key), key)
+    check_equal(b["text_config"]["model_type"], a["text_config"]["model_type"],
+                "the language model's type")
+    a, b = (tiny.logits_of(kind.from_pretrained(path, dtype=torch.float32))
+            for path in (source, alone))
+    check(torch.isfinite(a).all(), "logits of the source are no numbers")
+    off = float((a - b).abs().max() / a.abs().max())
+    check(off < 1e-5, f"logits differ by {off:.2g}: config.json is "
+          + (alone / "config.json").read_text())
+
+
+def other_containers(folder, name):
+    """Names stay where no dialect is asked for."""
+    source = folder / "source"
+    _, _, want = saved(source, name)
+    for form in ("dcp", "torch"):
+        there, back = folder / form, folder / (form + "_back")
+        CKPT.ok("convert", source, there, "-q", "--to", form, "--no-fsync")
+        CKPT.ok("convert", there, back, "-q", "--to", "safetensors",
+                "--no-fsync")
+        compare(tensors_of(back), want, form)
+
+
+# The layouts that releases of transformers have had.
+LAYOUTS = {
+    "qwen2_5_vl": [("model.", "model.language_model."),
+                   ("visual.", "model.visual.")],
+    "gemma3": [("language_model.lm_head.", "lm_head."),
+               ("language_model.model.", "model.language_model."),
+               ("vision_tower.", "model.vision_tower."),
+               ("multi_modal_projector.", "model.multi_modal_projector.")],
+    "llava, llama": [("language_model.lm_head.", "lm_head."),
+                     ("language_model.model.", "model.language_model."),
+                     ("vision_tower.", "vision_tower.vision_model.")],
+}
+
+
+def other_layout(folder, name):
+    from safetensors.torch import load_file, save_file
+
+    source = folder / "source"
+    _, _, want = saved(source, name)
+    path = source / "model.safetensors"
+    renamed = {}
+    for tensor, value in load_file(path).items():
+        new = next((to + tensor[len(old):] for old, to in LAYOUTS[name]
+                    if tensor.startswith(old)), tensor)
+        renamed[new] = value
+    check(set(renamed) != set(want), "no name is another")
+    save_file(renamed, path)
+    CKPT.ok("convert", source, folder / "there", "-q", "--to",
+            "megatron_torch_dist", "--no-fsync")
+    CKPT.ok("convert", folder / "there", folder / "back", "-q", "--to",
+            "safetensors", "--no-fsync")
+    compare(tensors_of(folder / "back"), want, "another layout")
+
+
+def transposed_experts(folder):
+    """Hub files of Qwen3-VL-MoE have experts as [expert, in, out]."""
+    from safetensors.torch import load_file, save_file
+
+    source = folder / "source"
+    _, _, want = saved(source, "qwen3_vl_moe")
+    path = source / "model.safetensors"
+    tensors = {name: value.transpose(1, 2).contiguous()
+               if ".experts." in name else value
+               for name, value in load_file(path).items()}
+    save_file(tensors, path)
+    CKPT.ok("convert", source, folder / "there", "-q", "--to",
+            "megatron_torch_dist", "--no-fsync")
+    CKPT.ok("convert", folder / "there", folder / "back", "-q", "--to",
+            "safetensors", "--no-fsync")
+    compare(tensors_of(folder / "back"), want, "as transformers 5 has them")
+
+
+def nothing_is_left_out(folder):
+    """A tensor that no rule has is named, and nothing is written."""
+    from safetensors.torch import load_file, save_file
+
+    source = folder / "source"
+    saved(source, "gemma3")
+    path = source / "model.safetensors"
+    tensors = load_file(path)
+    tensors["audio_tower.extra.weight"] = tensors[
+        "vision_tower.post_layernorm.weight"].clone()
+    save_file(tensors, path)
+    result = CKPT.run("convert", source, folder / "there", "--to",
+                      "megatron_torch_dist").want(5)
+    check("audio_tower.extra.weight" in result.err, result.err)
+    check(not (folder / "there").exists(), "something was written")
+
+
+def unknown_language(folder):
+    """LLaVA around a language model that no family file is for."""
+    source = folder / "source"
+    saved(source, "llava, llama")
+    config = config_of(source)
+    config["text_config"]["model_type"] = "mamba"
+    (source / "config.json").write_text(json.dumps(config))
+    CKPT.run("convert", source, folder / "there", "--to",
+             "megatron_torch_dist").want(5)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    try:
+        types = list(models().TYPES)
+    except Skip as skip:
+        print("skipped:", skip)
+        sys.exit(0)
+    for name in types:
+        suite.add(name, there_and_back, name)
+    for name in TOWERS:
+        suite.add(f"{name}, other containers", other_containers,
+                  next(t for t in types if t.split(",")[0] == name))
+    for name in LAYOUTS:
+        suite.add(f"{name}, another layout", other_layout, name)
+    suite.add("experts of older files", transposed_experts)
+    suite.add("a tensor that no rule has", nothing_is_left_out)
+    suite.add("a language model that is not known", unknown_language)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
