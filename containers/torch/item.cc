@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "containers/torch/item.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "containers/torch/distributed.h"
 #include "containers/torch/item_ends.h"
 #include "containers/torch/storages.h"
 #include "lib/codec/stream.h"
@@ -51,6 +54,23 @@ std::string what_it_is(const pickle::Document& document) {
   std::string what(pickle::name(document.type(root)));
   const std::string callable = document.callable_name(root);
   return callable.empty() ? what : what + " " + printable(callable);
+}
+
+// The class of a tensor that only it can put together; "" for other values.
+std::string subclass_name(const pickle::Document& document) {
+  const pickle::Id root = document.root();
+  if (!document.is_call(root, "torch._tensor", "_rebuild_from_type_v2"))
+    return {};
+  const pickle::Id args = document.call(root).args;
+  if (!document.is(args, pickle::Type::kTuple)) return {};
+  const auto items = document.items(args);
+  if (items.size() < 2 || is_distributed_class(document, items[1]) ||
+      !document.is(items[1], pickle::Type::kGlobal) ||
+      !document.is_global(items[0], "torch._utils",
+                          "_rebuild_wrapper_subclass"))
+    return {};
+  return std::string(document.module(items[1])) + "." +
+         std::string(document.text(items[1]));
 }
 
 }  // namespace
@@ -194,6 +214,14 @@ LocatedTensor TensorLocator::locate_slowly(uint64_t offset, uint64_t length,
     const Container container = open_item(item, number_, offset, crcs);
     const pickle::Document& document = *container.document;
     const auto ref = as_tensor(document, document.root(), container.storages);
+    if (const std::string subclass = subclass_name(document); !subclass.empty())
+      throw unfaithful_error(
+          {file_.path(), printable(name)},
+          "is a tensor subclass ({}) that the index does not tell from a plain "
+          "tensor: it is too small, or in several parts",
+          printable(subclass))
+          .with_hint(
+              fmt::format("leave it out: --exclude '{}'", printable(name)));
     if (!ref || ref->distributed)
       throw input_error({}, "it is no tensor (but: {})", what_it_is(document));
     check_tensor(file_.path(), offset, ref->dtype, ref->shape, dtype, shape,

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an index says, as a catalog: pieces whose payload is found later.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "ckpt/error.h"
 #include "containers/assume.h"
 #include "containers/torch/container.h"
+#include "containers/torch/item.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/objects.h"
+#include "formats/dcp/subclass.h"
 #include "lib/io/file.h"
+#include "lib/pickle/value.h"
+#include "lib/text/format.h"
 
 namespace ckpt::dcp {
 namespace {
@@ -22,8 +28,8 @@ constexpr uint64_t kMostRatio = 100;
 
 class Adder {
  public:
-  Adder(Metadata& metadata, Catalog& catalog)
-      : metadata_(metadata), catalog_(catalog) {}
+  Adder(Metadata& metadata, Catalog& catalog, bool restricted)
+      : metadata_(metadata), catalog_(catalog), restricted_(restricted) {}
 
   void add() {
     first_file_ = static_cast<uint32_t>(catalog_.files.size());
@@ -34,7 +40,8 @@ class Adder {
            .size = metadata_.sizes[f]});
     catalog_.tensors.reserve(catalog_.tensors.size() +
                              metadata_.tensors.size());
-    for (TensorEntry& entry : metadata_.tensors) add_tensor(entry);
+    for (TensorEntry& entry : metadata_.tensors)
+      if (!add_subclass(entry)) add_tensor(entry);
     catalog_.objects.reserve(catalog_.objects.size() + metadata_.bytes.size());
     for (const BytesEntry& entry : metadata_.bytes) add_object(entry);
     catalog_.problems.insert(catalog_.problems.end(),
@@ -44,6 +51,52 @@ class Adder {
   }
 
  private:
+  // An item that is shorter than its elements holds something else: a tensor
+  // subclass, or it is damaged, which locate tells.
+  bool add_subclass(const TensorEntry& entry) {
+    if (entry.chunks.size() != 1) return false;
+    const Chunk& chunk = entry.chunks[0];
+    if (chunk.stored.transforms != kNoTransforms ||
+        chunk.stored.length >= byte_size(entry.dtype, entry.size).value_or(0) ||
+        chunk.box != Box::whole(entry.size))
+      return false;
+    const Extent extent = place(chunk.stored, 0);
+    const io::Handle item =
+        io::Handle::open_read(catalog_.files[extent.file].path)
+            .slice(extent.offset, extent.archive);
+    torch::Container opened;
+    try {
+      opened = torch::open_item(item, extent.file, extent.offset,
+                                &catalog_.crcs, nullptr);
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kDamaged) throw;
+      return false;
+    }
+    const auto subclass =
+        subclass_of(*opened.document, opened.document->root());
+    if (!subclass || subclass->dtype != entry.dtype ||
+        subclass->shape != entry.size)
+      return false;
+    for (Tensor& part : parts_of(opened, opened.document->root(), entry.name)) {
+      part.pinned = part.dtype;  // what its elements are, the class knows
+      catalog_.tensors.push_back(std::move(part));
+    }
+    if (restricted_) torch::check_globals(opened.globals, item.path());
+    torch::add_globals(catalog_, opened.globals);
+    catalog_.problems.push_back(
+        {Problem::Severity::kNote, "tensor_subclass",
+         catalog_.files[extent.file].path, entry.name,
+         fmt::format("is a {}: its parts are shown",
+                     text::printable(subclass->class_name))});
+    catalog_.objects.push_back({.name = entry.name,
+                                .document = opened.document,
+                                .node = opened.document->root(),
+                                .file = extent.file,
+                                .offset = extent.offset,
+                                .bytes = extent.archive});
+    return true;
+  }
+
   // Takes the chunks: a checkpoint has millions of them.
   void add_tensor(TensorEntry& entry) {
     Tensor& tensor = catalog_.tensors.emplace_back();
@@ -103,6 +156,7 @@ class Adder {
 
   Metadata& metadata_;
   Catalog& catalog_;
+  const bool restricted_;
   uint32_t first_file_ = 0;
 };
 
@@ -110,7 +164,7 @@ class Adder {
 
 void add_to_catalog(Metadata& metadata, Catalog& catalog,
                     const formats::ReadOptions& options) {
-  Adder(metadata, catalog).add();
+  Adder(metadata, catalog, options.restrict_globals).add();
   catalog.locate = formats::Locate{
       locate_items, [](Catalog& all) { return sample_items(all); }};
   catalog.load_objects = [restricted = options.restrict_globals](Catalog& all) {

@@ -9,6 +9,7 @@
 #include "containers/torch/item.h"
 #include "formats/dcp/frame.h"
 #include "formats/dcp/metadata_write.h"
+#include "formats/dcp/subclass.h"
 #include "formats/dcp/value_item.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
@@ -27,6 +28,7 @@ struct ObjectItem {
   uint64_t length = 0;
   std::string bytes;  // empty: carried
   CarriedRange carried;
+  std::optional<Tensor> listed;  // a tensor subclass: what the index says
 };
 
 // What torch calls the elements of a tensor; scales of quantized ones are
@@ -54,6 +56,13 @@ struct Save::State {
   Target& target;
   SaveOptions options;
   std::vector<ObjectItem> objects;
+  // Tensors in archives of objects: the object's name, the piece with an
+  // offset from the archive's first byte.
+  struct Part {
+    std::string object;
+    Piece piece;
+  };
+  std::unordered_map<uint32_t, Part> parts;
   // In the order of the calls; what has no path follows.
   std::vector<std::pair<std::string, std::vector<PathElement>>> paths;
   std::vector<TargetFile> files;  // added whole
@@ -75,7 +84,9 @@ struct Save::State {
 
   void make_files(uint32_t ranks, bool skip_empty);
   void place_objects();
+  void carry(const ObjectItem& object, TargetFile& file);
   void place_tensors();
+  void place_parts();
   void add_metadata();
   void collect_entries();
   void write_state_dict(MetadataWriter& writer) const;
@@ -137,6 +148,27 @@ void Save::add_object(const std::string& name, const Object& object,
   state_->objects.push_back(std::move(item));
 }
 
+void Save::add_subclass(const std::string& name, const Object& object,
+                        uint32_t rank) {
+  const Subclass subclass = subclass_of(object).value();
+  add_object(name, object, rank);
+  Tensor& listed = state_->objects.back().listed.emplace();
+  listed.name = name;
+  listed.dtype = subclass.dtype;
+  listed.shape = subclass.shape;
+  listed.requires_grad = subclass.requires_grad;
+  listed.pieces.push_back({.box = Box::whole(listed.shape),
+                           .flat = std::nullopt,
+                           .extent = {},
+                           .transform = kNoTransform});
+}
+
+void Save::add_part(uint32_t tensor, const Object& object, const Piece& piece) {
+  Piece inside = piece;
+  inside.extent.offset -= object.offset;
+  state_->parts.emplace(tensor, State::Part{object.name, std::move(inside)});
+}
+
 void Save::add_archive(const std::string& name, std::string bytes,
                        uint32_t rank) {
   state_->objects.push_back({.name = name, .rank = rank});
@@ -171,6 +203,19 @@ void Save::finish(uint32_t ranks, bool skip_empty) {
   for (TargetFile& file : state.files)
     state.target.files.push_back(std::move(file));
   state.add_metadata();
+  state.place_parts();
+}
+
+void Save::State::place_parts() {
+  for (auto& [tensor, part] : parts) {
+    const auto object =
+        std::ranges::find(objects, part.object, &ObjectItem::name);
+    if (object == objects.end())
+      throw bug_error({{}, part.object}, "parts of no object");
+    part.piece.extent.file = file_of[object->rank];
+    part.piece.extent.offset += object->offset;
+    target.catalog.tensors.at(tensor).pieces = {std::move(part.piece)};
+  }
 }
 
 void Save::State::make_files(uint32_t ranks, bool skip_empty) {
@@ -211,6 +256,37 @@ void Save::State::make_files(uint32_t ranks, bool skip_empty) {
   }
 }
 
+// What lies between the parts is carried, the parts are tensors to the plan.
+void Save::State::carry(const ObjectItem& object, TargetFile& file) {
+  std::vector<std::pair<uint64_t, uint64_t>> holes;  // of the archive
+  for (const auto& [tensor, part] : parts)
+    if (part.object == object.name) {
+      const Tensor& about = target.catalog.tensors[tensor];
+      const uint64_t begin = part.piece.extent.offset;
+      if (!part.piece.extent.strides.empty())
+        throw unfaithful_error({{}, printable(about.name)},
+                               "is no contiguous part of {}", object.name);
+      holes.emplace_back(begin, begin + byte_size(about));
+    }
+  std::ranges::sort(holes);
+  uint64_t at = 0;
+  const auto take = [&](uint64_t end) {
+    if (end < at || end > object.length)
+      throw unfaithful_error({{}, printable(object.name)},
+                             "its parts share bytes: it can't be written");
+    CarriedRange range = object.carried;
+    range.offset += at;
+    range.source_offset += at;
+    range.size = end - at;
+    if (range.size != 0) file.carried.push_back(range);
+  };
+  for (const auto& [begin, end] : holes) {
+    take(begin);
+    at = end;
+  }
+  take(object.length);
+}
+
 void Save::State::place_objects() {
   for (ObjectItem& object : objects) {
     TargetFile& file = target.files[file_of[object.rank]];
@@ -220,7 +296,7 @@ void Save::State::place_objects() {
       file.literals.push_back({object.offset, std::move(object.bytes)});
     } else {
       object.carried.offset = object.offset;
-      file.carried.push_back(object.carried);
+      carry(object, file);
     }
     end_of[object.rank] += object.length;
   }
@@ -262,10 +338,12 @@ void Save::State::collect_entries() {
     entries.push_back(entry);
   };
   entries.reserve(target.catalog.tensors.size() + objects.size());
-  for (const Tensor& tensor : target.catalog.tensors)
-    add(tensor.name, {.name = tensor.name, .tensor = &tensor});
+  for (uint32_t t = 0; t < target.catalog.tensors.size(); ++t)
+    if (const Tensor& tensor = target.catalog.tensors[t]; !parts.contains(t))
+      add(tensor.name, {.name = tensor.name, .tensor = &tensor});
   for (const ObjectItem& object : objects)
-    add(object.name, {.name = object.name});
+    add(object.name, {.name = object.name,
+                      .tensor = object.listed ? &*object.listed : nullptr});
 
   std::vector<Entry> ordered;
   ordered.reserve(entries.size());
@@ -312,7 +390,10 @@ void Save::State::write_planner(MetadataWriter& writer) const {
 void Save::State::write_storage(MetadataWriter& writer) {
   writer.begin_storage();
   for (const ObjectItem& object : objects)
-    writer.add_stored(object.name, 0, std::nullopt,
+    writer.add_stored(object.name, 0,
+                      object.listed
+                          ? std::optional(object.listed->pieces[0].box.offset)
+                          : std::nullopt,
                       {file_name(object.rank), object.offset, object.length});
   // The rank of each file.
   std::vector<std::string> names(target.catalog.files.size());

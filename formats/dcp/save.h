@@ -43,6 +43,13 @@ class Save {
   // `wrap`: the value is put in a list of one (Megatron's objects).
   void add_object(const std::string& name, const Object& object, uint32_t rank,
                   bool wrap = false);
+  // The same of an object that is a tensor subclass: the index lists it as
+  // the tensor that it stands for.
+  void add_subclass(const std::string& name, const Object& object,
+                    uint32_t rank);
+  // A tensor that lies in such an archive, at `piece` of the source: it is
+  // where its archive comes, and no entry of the index.
+  void add_part(uint32_t tensor, const Object& object, const Piece& piece);
   // An object's archive that the caller made.
   void add_archive(const std::string& name, std::string bytes, uint32_t rank);
   // torch.save of a value.

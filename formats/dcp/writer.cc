@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "ckpt/error.h"
 #include "containers/torch/file_plan.h"
@@ -10,6 +11,7 @@
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/flatten.h"
 #include "formats/dcp/save.h"
+#include "formats/dcp/subclass.h"
 #include "formats/dcp/value_item.h"
 #include "formats/run_state.h"
 #include "formats/target.h"
@@ -61,7 +63,13 @@ bool is_whole_on_ranks(const Tensor& tensor, const Catalog& source) {
 class Builder {
  public:
   Builder(const Catalog& source, const Layout& layout)
-      : source_(source), mesh_(mesh_of(layout)), assigner_(mesh_.ranks()) {}
+      : source_(source),
+        mesh_(mesh_of(layout)),
+        assigner_(mesh_.ranks()),
+        parts_(find_parts(source)) {
+    for (const auto& [part, object] : parts_)
+      wholes_.insert(&source.objects[object]);
+  }
 
   Target build() {
     start();
@@ -72,6 +80,9 @@ class Builder {
     Save save(source_, target_, {});
     add_entries(save, entries_of(flat));
     for (auto& [name, path] : flat.paths) save.set_path(name, std::move(path));
+    for (const auto& [part, object] : parts_)
+      save.add_part(part, source_.objects[object],
+                    source_.tensors[part].pieces.at(0));
     save.finish(mesh_.ranks());
     add_sidecars();
     return std::move(target_);
@@ -142,9 +153,10 @@ class Builder {
       if (!by_name.emplace(name, entry).second) throw name_clash(name);
     };
     for (uint32_t t = 0; t < source_.tensors.size(); ++t)
-      add(source_.tensors[t].name, {.tensor = t});
+      if (!parts_.contains(t)) add(source_.tensors[t].name, {.tensor = t});
     for (const FlatValue& value : flat.values)
-      if (value.object->bytes || can_write(*value.object, value))
+      if (is_selected(*value.object) &&
+          (value.object->bytes || can_write(*value.object, value)))
         add(value.name, {.value = &value});
     const auto take = [&](const std::string& name) {
       const auto found = by_name.find(name);
@@ -158,11 +170,18 @@ class Builder {
     return entries;
   }
 
+  // A tensor subclass goes with its parts.
+  bool is_selected(const Object& object) const {
+    return wholes_.contains(&object) || !subclass_of(object);
+  }
+
   // Every rank has every value; one writes it.
   void add_value(Save& save, const FlatValue& value) {
     const Object& object = *value.object;
     const uint32_t rank = assigner_.take({0, 1, mesh_.ranks()}, 1);
-    if (object.bytes)
+    if (wholes_.contains(&object))
+      save.add_subclass(value.name, object, rank);
+    else if (object.bytes)
       save.add_object(value.name, object, rank);
     else
       save.add_value(value.name, *object.document, value.node, rank);
@@ -276,6 +295,9 @@ class Builder {
   Assigner assigner_;
   Target target_;
   std::vector<std::vector<Dims>> empties_;  // offsets, by tensor
+  // Tensors that are parts of subclasses, and these.
+  const std::unordered_map<uint32_t, uint32_t> parts_;
+  std::unordered_set<const Object*> wholes_;
 };
 
 class DcpWriter final : public formats::Writer {

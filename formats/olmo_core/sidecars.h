@@ -17,8 +17,8 @@ namespace ckpt::olmo_core {
 void add_sidecars(const std::string& home, Catalog& catalog);
 
 // train/rank0.pt … of all processes are there: each says how many there were
-// (world_size). Nothing to do if there are none (save_model_and_optim_state), or
-// rank 0's alone.
+// (world_size). Nothing to do if there are none (save_model_and_optim_state),
+// or rank 0's alone.
 void check_train_files(const std::string& home, Catalog& catalog,
                        const torch::Limits& limits);
 

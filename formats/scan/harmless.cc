@@ -162,6 +162,11 @@ constexpr Row kRows[] = {
     {"omegaconf.nodes", kInstance,
      "AnyNode BooleanNode BytesNode EnumNode FloatNode IntegerNode "
      "InterpolationResultNode PathNode StringNode"},
+    // Tensor subclasses: made by torch, which fills their __dict__.
+    {"torchao.dtypes", kValue | pickle::kArgument, "AffineQuantizedTensor"},
+    {"torchao.dtypes.nf4tensor", kValue | pickle::kArgument, "NF4Tensor"},
+    {"torchao.quantization", kValue | pickle::kArgument,
+     "Float8Tensor Int4Tensor Int8Tensor IntxUnpackedToInt8Tensor"},
     {"transformers.debug_utils", kCalled, "DebugOption"},
     {"transformers.integrations.deepspeed", kInstance,
      "HfDeepSpeedConfig HfTrainerDeepSpeedConfig"},

@@ -159,7 +159,7 @@ def judge(name, result, text, wrong):
     why = row_of(UNSEEN, name, "unseen")
     if why is None:
         wrong.append(f"{name}: verify finds it whole without")
-  
+
 
 def test_deleted(folder, case):
     copy = folder / "copy"
