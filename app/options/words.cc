@@ -8,6 +8,7 @@
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
+#include "lib/io/upload.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -34,8 +35,12 @@ struct Fetch {
 };
 
 constexpr auto kFetches = std::to_array<Fetch>({
-    {"az", "copy it first: az storage copy, or rclone copy"},
-    {"abfss", "copy it first: az storage copy, or rclone copy"},
+    {"az",
+     "s3://, gs://, hf:// and https:// open; copy it first: az storage copy, "
+     "or rclone copy"},
+    {"abfss",
+     "s3://, gs://, hf:// and https:// open; copy it first: az storage copy, "
+     "or rclone copy"},
     {"ftp", "download it first: curl -LO URL"},
 });
 
@@ -213,11 +218,11 @@ void check_target_name(const std::string& target) {
         .with_hint(
             "its parts are written in any order: give a file or directory" +
             std::string(target == "-" ? " (one named -: ./-)" : ""));
-  if (io::is_url(target))
-    throw usage_error({target, {}}, "a target is written on this machine")
+  if (io::is_url(target) && !io::is_target_url(target))
+    throw usage_error({target, {}}, "can be read, not written")
         .with_hint(
-            "write to a directory first, then copy that: aws s3 sync DIR URL, "
-            "hf upload, rclone copy");
+            "targets are paths, s3:// and gs://; for others write to a "
+            "directory first, then copy that: hf upload, rclone copy");
   if (target.empty() || target.ends_with('/')) return;
   std::string lower;
   for (const char c : target)

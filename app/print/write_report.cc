@@ -16,6 +16,7 @@
 #include "app/print/table.h"
 #include "convert/facts.h"
 #include "lib/io/file.h"
+#include "lib/io/upload.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -59,6 +60,24 @@ void write_lines(JsonWriter& json, const WriteReport& report) {
   json.end_array();
 }
 
+struct Sending {
+  uint64_t parts = 0;
+  uint64_t part = 0;  // the largest one's bytes
+  uint64_t requests = 0;
+};
+
+// With two looks at the target, the claim and the manifest.
+Sending sending(const WriteReport& report) {
+  Sending all{.requests = 5};
+  for (const TargetFile& file : report.target->files) {
+    const io::UploadCost cost = io::upload_cost(file.size);
+    all.parts += cost.parts;
+    all.part = std::max(all.part, std::min(cost.part, file.size));
+    all.requests += cost.requests;
+  }
+  return all;
+}
+
 // As a shell takes it.
 std::string quoted(const std::string& word) {
   const bool plain = std::ranges::all_of(word, [](unsigned char c) {
@@ -83,6 +102,18 @@ void say_loading(const WriteReport& report) {
     say(text::printable("no flag of Megatron-LM says it to GPTModel: " + list));
 }
 
+void write_plan_facts(JsonWriter& json, const WriteReport& report) {
+  json.member("peak_memory", report.peak_memory);
+  if (!io::is_target_url(report.target_path)) return;
+  const Sending all = sending(report);
+  json.key("upload").begin_object();
+  json.member("objects", uint64_t{report.target->files.size()});
+  json.member("parts", all.parts);
+  json.member("part_bytes", all.part);
+  json.member("requests", all.requests);
+  json.end_object();
+}
+
 std::string as_json(const WriteReport& report) {
   JsonWriter json;
   json.begin_document(report.command);
@@ -95,7 +126,7 @@ std::string as_json(const WriteReport& report) {
   json.member("header_bytes_read", report.header_bytes);
   json.member("bytes_written", report.bytes_written);
   if (report.dry_run)
-    json.member("peak_memory", report.peak_memory);
+    write_plan_facts(json, report);
   else
     json.member("seconds", report.seconds)
         .member("peak_memory", peak_memory())
@@ -150,6 +181,15 @@ std::string dry_run_text(const WriteReport& report) {
       text::iec_size(report.bytes_read), report.bytes_read,
       text::iec_size(report.bytes_written), report.bytes_written,
       text::iec_size(report.peak_memory));
+  if (io::is_target_url(report.target_path)) {
+    const Sending all = sending(report);
+    text += fmt::format(
+        "uploads {}, {} of at most {}, in about {} requests; written in the "
+        "spool on this machine first\n",
+        text::counted(report.target->files.size(), "object"),
+        text::counted(all.parts, "part"), text::iec_size(all.part),
+        all.requests);
+  }
   for (const std::string& line : report.source->assumptions)
     text += "assumed: " + text::printable(line) + "\n";
   for (const std::string& line : report.target->assumptions)

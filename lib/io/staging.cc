@@ -9,14 +9,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <set>
 
 #include "ckpt/error.h"
 #include "lib/io/remove.h"
 #include "lib/io/rename.h"
 #include "lib/io/retry.h"
+#include "lib/io/upload.h"
 #include "lib/io/writeback.h"
 #include "lib/parallel.h"
+#include "lib/sha256.h"
 #include "lib/trace.h"
 
 namespace ckpt::io {
@@ -24,6 +27,7 @@ namespace {
 
 constexpr std::string_view kLock = "lock";
 constexpr std::string_view kJournal = "journal";
+constexpr std::string_view kUpload = "upload";
 
 bool exists(const std::string& path) {
   struct stat facts;
@@ -96,9 +100,66 @@ std::string stripped(std::string target) {
   return target;
 }
 
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value ? value : "";
+}
+
+// A directory of this user alone: its names can be foreseen by others.
+std::string open_spool() {
+  std::string above = environment("CKPT_SPOOL");
+  if (above.empty()) above = environment("TMPDIR");
+  if (above.empty()) above = "/var/tmp";
+  const std::string spool = join(above, fmt::format("ckpt-{}", ::geteuid()));
+  if (::mkdir(spool.c_str(), 0700) != 0 && errno != EEXIST)
+    throw io_error(spool, "cannot create the directory", errno)
+        .with_hint(
+            "what is uploaded is written on this machine first: set CKPT_SPOOL "
+            "to a directory with room for all of it");
+  struct stat facts;
+  if (::lstat(spool.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode) ||
+      facts.st_uid != ::geteuid() || (facts.st_mode & 022) != 0)
+    throw unsafe_error({spool, {}}, "is not a directory of this user alone")
+        .with_hint("set CKPT_SPOOL to a directory of your own");
+  return spool;
+}
+
+// Beside this path the target is staged. The same for each run of one target.
+std::string place_of(const std::string& target) {
+  if (!is_target_url(target)) return target;
+  Sha256 sum;
+  sum.update(std::as_bytes(std::span(target)));
+  return join(open_spool(), sum.hex().substr(0, 16) + "-" + base_name(target));
+}
+
+Error bad_target(const std::string& target) {
+  return usage_error({target, {}}, "names no object in a bucket")
+      .with_hint("s3://BUCKET/NAME, gs://BUCKET/NAME");
+}
+
+void check_remote(const std::string& target, const StagingOptions& options) {
+  const size_t slash = target.find('/', 5);
+  if (slash == target.npos || slash == 5 || slash + 1 == target.size())
+    throw bad_target(target);
+  const Standing there = look_at_target(target);
+  if (there == Standing::kDirectory && options.single_file)
+    throw usage_error({target, {}}, "is a directory, the target is one file");
+  if (there == Standing::kFile && !options.single_file)
+    throw usage_error({target, {}}, "is a file, the target is a directory")
+        .with_hint("choose another name for the target");
+  if (there == Standing::kNothing || options.overwrite) return;
+  // An earlier run's objects, some of which may be there.
+  if (options.resume &&
+      is_publishing(join(beside(place_of(target), ".ckpt-staging"), kUpload),
+                    target))
+    return;
+  throw exists_already(target);
+}
+
 }  // namespace
 
 void Staging::check(const std::string& target, const StagingOptions& options) {
+  if (is_target_url(target)) return check_remote(stripped(target), options);
   check_target(target, options);
   const std::string above = parent(target);
   if (!is_directory(above))
@@ -109,11 +170,14 @@ void Staging::check(const std::string& target, const StagingOptions& options) {
 Staging::Staging(const std::string& target, const StagingOptions& options)
     : options_(options),
       target_((check(stripped(target), options), stripped(target))),
-      root_(beside(target_, ".ckpt-staging")),
-      aside_(beside(target_, ".ckpt-journal")),
-      lock_(target_) {
-  restore_replaced(root_ + ".old", target_);
-  check_target(target_, options_);  // nobody else makes it from here on
+      place_(place_of(target_)),
+      root_(beside(place_, ".ckpt-staging")),
+      aside_(beside(place_, ".ckpt-journal")),
+      lock_(place_) {
+  if (place_ == target_) {
+    restore_replaced(root_ + ".old", target_);
+    check_target(target_, options_);  // nobody else makes it from here on
+  }
   open_root();
 }
 
@@ -144,7 +208,12 @@ void Staging::open_root() {
   if (left_over && !options_.resume) clear();
 }
 
-void Staging::clear() { throw_if(remove_others(root_, {}), root_); }
+void Staging::clear() {
+  if (place_ != target_) abandon_upload(upload_record());
+  throw_if(remove_others(root_, {}), root_);
+}
+
+std::string Staging::upload_record() const { return join(root_, kUpload); }
 
 void Staging::share_lock() const {
   const std::string path = join(root_, kLock);
@@ -164,7 +233,9 @@ Handle join_staging(const std::string& root) {
 std::string Staging::journal_path() const { return join(root_, kJournal); }
 
 Staging::~Staging() {
-  if (!published_ && !keep_) remove_tree(root_);
+  if (published_ || keep_) return;
+  if (place_ != target_) abandon_upload(upload_record());
+  remove_tree(root_);
 }
 
 void Staging::check_space(uint64_t bytes) const {
@@ -173,9 +244,12 @@ void Staging::check_space(uint64_t bytes) const {
   const uint64_t free = uint64_t{facts.f_bavail} * facts.f_frsize;
   if (free < bytes)
     throw Error(
-        ExitCode::kIo, {parent(target_), {}},
+        ExitCode::kIo, {parent(place_), {}},
         fmt::format("the target needs {} bytes, {} are free", bytes, free),
-        "free some space, or choose a target on another file system");
+        place_ == target_
+            ? "free some space, or choose a target on another file system"
+            : "what is uploaded is written on this machine first: set "
+              "CKPT_SPOOL to a directory with room for all of it");
 }
 
 void Staging::make_parents(const std::string& relative_path) {
@@ -288,7 +362,20 @@ void Staging::finish() {
   }
 }
 
+// What was sent stays when this fails, and is known by the record.
+void Staging::publish_remote() {
+  upload(root_, target_, files_,
+         {.single_file = options_.single_file,
+          .overwrite = options_.overwrite,
+          .record = upload_record(),
+          .companions = options_.companions});
+  published_ = true;
+  if (const std::error_code why = remove_tree(root_))
+    leftover_ = root_ + ": " + why.message();
+}
+
 void Staging::publish() {
+  if (place_ != target_) return publish_remote();
   if (exists(journal_path())) replace_by_rename(journal_path(), aside_);
   try {
     remove_strangers();

@@ -8,6 +8,10 @@
 //   DIR/.NAME.ckpt-journal    the journal, for the moment of the rename
 //   DIR/NAME                  appears at publish()
 //
+// A target on another machine (s3:// gs://) is staged here too, in a directory
+// of the spool (CKPT_SPOOL, else TMPDIR, else /var/tmp), and publish() uploads
+// it (lib/io/upload.h); `upload` there says what was begun.
+//
 // What stands under the name of the staging directory is made by ckpt or
 // refused: no symbolic link is followed, there or below.
 #pragma once
@@ -91,10 +95,13 @@ class Staging {
   void sync_directories() const;
   void publish_directory();
   void publish_files();
+  void publish_remote();
+  std::string upload_record() const;
   void finish();
 
   StagingOptions options_;
   std::string target_;
+  std::string place_;  // beside which the staging is: target_, or in the spool
   std::string root_;
   std::string aside_;  // the journal's place during the rename
   TargetLock lock_;

@@ -19,6 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 std::atomic<uint64_t> requests_made = 0;
 std::atomic<uint64_t> bytes_come = 0;
+std::atomic<uint64_t> bytes_sent = 0;
 
 // Of the process: a retry costs ten, a request that ended well gives one back.
 constexpr int kMostBudget = 1000;
@@ -46,7 +47,7 @@ class Client {
     std::unique_lock lock(mutex_);
     while (!transfer.done) {
       ended_.wait_for(lock, std::chrono::milliseconds(100));
-      if (!transfer.done && interrupted()) {
+      if (!transfer.done && !transfer.request.heedless && interrupted()) {
         lock.unlock();
         cancel(transfer);
         throw Interrupted("");
@@ -213,7 +214,11 @@ void count_traffic(uint64_t requests, uint64_t bytes) {
   bytes_come.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-Traffic traffic() { return {requests_made, bytes_come}; }
+void count_sent(uint64_t bytes) {
+  bytes_sent.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+Traffic traffic() { return {requests_made, bytes_come, bytes_sent}; }
 
 Ticket start(Request request) {
   return Client::get().start(std::move(request));

@@ -64,6 +64,12 @@ Error changed_error(const std::string& path, const std::string& what) {
 void check_status(const Request& request, const Response& response) {
   if (response.status >= 200 && response.status < 300) return;
   const Where where{request.path, {}};
+  const std::string code = reason(response);
+  if (code == "ExpiredToken" || code == "TokenRefreshRequired")
+    throw Error(
+        ExitCode::kIo, where,
+        fmt::format("the credentials have expired ({})", describe(response)),
+        "get new ones, then run it again");
   switch (response.status) {
     case 401:
     case 403:

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "lib/io/file.h"
 
 namespace ckpt::net {
 
@@ -38,6 +39,15 @@ struct Request {
   std::string path;  // for messages: without secrets
   std::string url;
   bool head = false;
+  // Of requests that change something: "PUT", "POST", "DELETE"; else "". What
+  // is sent is `text`, or bytes of a file, read as they go.
+  std::string method = {};
+  std::string text = {};
+  std::shared_ptr<const io::Handle> body = {};
+  uint64_t body_begin = 0;
+  uint64_t body_bytes = 0;
+  uint64_t patience = 0;  // seconds in which nothing may come; 0: as usual
+  bool heedless = false;  // goes on after a signal: it cleans up
   std::vector<std::string> headers;  // "Name: value"
   // Of the URL's own host: dropped when another one is redirected to.
   std::vector<std::string> secret_headers;
@@ -95,7 +105,8 @@ Error changed_error(const std::string& path, const std::string& what);
 
 struct Traffic {
   uint64_t requests = 0;
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;  // that came
+  uint64_t sent = 0;   // of bodies, tries that failed included
 };
 Traffic traffic();
 

@@ -2,6 +2,7 @@
 // A build without libcurl's headers: URLs are known and refused.
 #include "ckpt/error.h"
 #include "lib/io/remote.h"
+#include "lib/io/upload.h"
 
 namespace ckpt::io {
 namespace {
@@ -25,5 +26,14 @@ std::string take_secrets(const std::string& url) {
 }
 uint64_t share_remote_memory(uint64_t) { return 0; }
 RemoteTraffic remote_traffic() { return {}; }
+
+Standing look_at_target(const std::string& url) { refuse(url); }
+void upload(const std::string&, const std::string& target,
+            const std::vector<std::string>&, const UploadOptions&) {
+  refuse(target);
+}
+void abandon_upload(const std::string&) noexcept {}
+bool is_publishing(const std::string&, const std::string&) { return false; }
+UploadCost upload_cost(uint64_t) { return {}; }
 
 }  // namespace ckpt::io

@@ -23,6 +23,7 @@ struct Known {
   std::unordered_map<std::string, std::shared_ptr<const NetFile>> files;
   std::unordered_map<std::string, std::optional<std::vector<std::string>>>
       lists;
+  std::vector<std::shared_ptr<const NetFile>> old;
 };
 
 Known& known() {
@@ -68,6 +69,26 @@ struct stat as_stat(const Facts& facts) {
 }
 
 }  // namespace
+
+Request Store::write_request(const std::string& path, const std::string&,
+                             const std::string&, const std::string&) {
+  throw usage_error({path, {}}, "can be read, not written")
+      .with_hint("targets are paths, s3:// and gs://");
+}
+
+void forget_all() {
+  Known& all = known();
+  {
+    const std::lock_guard lock(all.mutex);
+    all.facts.clear();
+    all.lists.clear();
+    // Blocks are known by the file's place in memory, which is not used again.
+    for (auto& [path, file] : all.files) all.old.push_back(std::move(file));
+    all.files.clear();
+  }
+  store_of("s3://").forget();
+  store_of("gs://").forget();
+}
 
 std::string last_name(const std::string& path) {
   return path.substr(path.rfind('/') + 1);

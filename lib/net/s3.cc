@@ -22,7 +22,7 @@ namespace ckpt::net {
 namespace {
 
 constexpr size_t kMostNames = 1'000'000;
-// SHA-256 of nothing: the body of every request here.
+// SHA-256 of nothing: the body of requests that only ask.
 constexpr std::string_view kEmptySum =
     "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
@@ -125,6 +125,22 @@ class ObjectStore final : public Store {
     return ask(path, place.bucket, "/" + encode_path(place.key), "");
   }
 
+  // The region is the right one: a target is looked at first.
+  Request write_request(const std::string& path, const std::string& method,
+                        const std::string& query,
+                        const std::string& sha256) override {
+    const Place place = parse_place(path);
+    Request made = ask(path, place.bucket, "/" + encode_path(place.key), query,
+                       sha256.empty() ? kEmptySum : std::string_view(sha256));
+    made.method = method;
+    return made;
+  }
+
+  void forget() override {
+    const std::lock_guard lock(mutex_);
+    listings_.clear();
+  }
+
  private:
   const Access& access() {
     const std::lock_guard lock(access_mutex_);
@@ -133,7 +149,8 @@ class ObjectStore final : public Store {
   }
 
   Request ask(const std::string& path, const std::string& bucket,
-              const std::string& key, const std::string& query) {
+              const std::string& key, const std::string& query,
+              std::string_view sum = kEmptySum) {
     const Access& how = access();
     const std::string region = region_of(bucket);
     Request made;
@@ -156,7 +173,7 @@ class ObjectStore final : public Store {
       made.signing = Signing{fmt::format("aws:amz:{}:s3", region),
                              how.credentials->key, how.credentials->secret};
       made.secret_headers.push_back(
-          fmt::format("x-amz-content-sha256: {}", kEmptySum));
+          fmt::format("x-amz-content-sha256: {}", sum));
       if (!how.credentials->session.empty())
         made.secret_headers.push_back("X-Amz-Security-Token: " +
                                       how.credentials->session);

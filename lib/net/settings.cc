@@ -28,6 +28,7 @@ Settings read_settings() {
   read_number("CKPT_NET_BACKOFF_MS", 0, 60'000, all.backoff_ms);
   read_number("CKPT_NET_STALL", 1, 3600, all.stall_seconds);
   read_number("CKPT_NET_CONNECTIONS", 1, 256, all.connections);
+  read_number("CKPT_NET_PART_MIB", 5, 5120, all.part_mib);
   all.allow_http = environment("CKPT_NET_ALLOW_HTTP") == "1";
   for (const char* name : {"AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE",
                            "CURL_CA_BUNDLE", "SSL_CERT_FILE"})

@@ -12,8 +12,9 @@ struct Settings {
   uint64_t backoff_ms = 200;    // CKPT_NET_BACKOFF_MS, doubled each time
   uint64_t stall_seconds = 30;  // CKPT_NET_STALL: less than 1 KiB/s so long
   uint64_t connections = 16;    // CKPT_NET_CONNECTIONS, to one host
-  bool allow_http = false;      // CKPT_NET_ALLOW_HTTP=1: not to loopback alone
-  std::string ca_file;          // SSL_CERT_FILE and what others call it
+  uint64_t part_mib = 16;   // CKPT_NET_PART_MIB, of what is sent; 5 at least
+  bool allow_http = false;  // CKPT_NET_ALLOW_HTTP=1: not to loopback alone
+  std::string ca_file;      // SSL_CERT_FILE and what others call it
 };
 
 // Throws a usage_error for what is no number.

@@ -38,6 +38,15 @@ class Store {
       const std::string& path) = 0;
   // For bytes of a file: URL, headers, signature.
   virtual Request request(const std::string& path) = 0;
+  // That writes or removes an object, or asks about an upload: `path` is its
+  // URL, `query` sorted by name, `sha256` of the body. By default nothing can
+  // be written.
+  virtual Request write_request(const std::string& path,
+                                const std::string& method,
+                                const std::string& query,
+                                const std::string& sha256);
+  // What was looked up may have changed: by this process.
+  virtual void forget() {}
   // A reply with bytes came. May throw that it is of another version.
   virtual void arrived(const std::string&, const Response&) {}
   // A request was refused. True if the next one will be another one.
@@ -66,5 +75,7 @@ void check_scheme(const std::string& url, const std::string& path);
 // The last component, and what is before it.
 std::string last_name(const std::string& path);
 std::string folder_of(const std::string& path);
+// What was looked up is asked for again from here on.
+void forget_all();
 
 }  // namespace ckpt::net

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdio>
 #include <cstring>
 #include <random>
 
@@ -130,17 +131,21 @@ void Transfer::prepare(CURL* handle) {
 #endif
   set(CURLOPT_CONNECTTIMEOUT, 20L);
   set(CURLOPT_LOW_SPEED_LIMIT, 1024L);
-  set(CURLOPT_LOW_SPEED_TIME, static_cast<long>(settings().stall_seconds));
+  set(CURLOPT_LOW_SPEED_TIME,
+      static_cast<long>(request.patience ? request.patience
+                                         : settings().stall_seconds));
   set(CURLOPT_TCP_KEEPALIVE, 1L);
   // Small requests share a connection where the server speaks HTTP/2. Large
   // ones get their own: what limits one connection limits all its streams.
-  const bool large = request.into.size() >= kLargeRange;
+  const bool large =
+      request.into.size() >= kLargeRange || request.body_bytes >= kLargeRange;
   set(CURLOPT_HTTP_VERSION,
       long{large ? CURL_HTTP_VERSION_1_1 : CURL_HTTP_VERSION_2TLS});
   if (large) set(CURLOPT_BUFFERSIZE, 256L << 10);
   if (!settings().ca_file.empty())
     set(CURLOPT_CAINFO, settings().ca_file.c_str());
   if (request.head) set(CURLOPT_NOBODY, 1L);
+  if (!request.method.empty()) prepare_body(handle);
   set_headers(handle);
   if (own_host_ && request.signing) {
     set(CURLOPT_AWS_SIGV4, request.signing->scheme.c_str());
@@ -158,6 +163,53 @@ void Transfer::prepare(CURL* handle) {
   set(CURLOPT_WRITEFUNCTION, &Transfer::on_body);
   set(CURLOPT_WRITEDATA, this);
   count_traffic(1, 0);
+}
+
+// libcurl signs the method by its name, and takes the body's sum from the
+// header x-amz-content-sha256: so each attempt reads the body once.
+void Transfer::prepare_body(CURL* handle) {
+  const Curl& c = curl();
+  sent_ = 0;
+  c.easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+  if (request.method == "DELETE") return;
+  const uint64_t size = request.body ? request.body_bytes : request.text.size();
+  c.easy_setopt(handle, CURLOPT_UPLOAD, 1L);
+  c.easy_setopt(handle, CURLOPT_INFILESIZE_LARGE,
+                static_cast<curl_off_t>(size));
+  c.easy_setopt(handle, CURLOPT_READFUNCTION, &Transfer::on_send);
+  c.easy_setopt(handle, CURLOPT_READDATA, this);
+  c.easy_setopt(handle, CURLOPT_SEEKFUNCTION, &Transfer::on_seek);
+  c.easy_setopt(handle, CURLOPT_SEEKDATA, this);
+  if (size >= kLargeRange)
+    c.easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, 256L << 10);
+}
+
+size_t Transfer::on_send(char* data, size_t size, size_t count, void* self) {
+  auto& transfer = *static_cast<Transfer*>(self);
+  const Request& asked = transfer.request;
+  const uint64_t all = asked.body ? asked.body_bytes : asked.text.size();
+  const size_t now =
+      std::min<uint64_t>(size * count, all - std::min(all, transfer.sent_));
+  if (now == 0) return 0;
+  if (!asked.body) {
+    std::memcpy(data, asked.text.data() + transfer.sent_, now);
+  } else {
+    try {
+      asked.body->read(asked.body_begin + transfer.sent_,
+                       std::as_writable_bytes(std::span(data, now)));
+    } catch (const std::exception&) {
+      return CURL_READFUNC_ABORT;
+    }
+  }
+  transfer.sent_ += now;
+  count_sent(now);
+  return now;
+}
+
+int Transfer::on_seek(void* self, curl_off_t offset, int origin) {
+  if (origin != SEEK_SET) return CURL_SEEKFUNC_CANTSEEK;
+  static_cast<Transfer*>(self)->sent_ = static_cast<uint64_t>(offset);
+  return CURL_SEEKFUNC_OK;
 }
 
 size_t Transfer::on_header(char* data, size_t size, size_t count, void* self) {
@@ -281,7 +333,9 @@ bool Transfer::again(std::string what, bool always) {
   }
   Error failure(
       ExitCode::kIo, {request.path, {}},
-      fmt::format("{}, after {} tries", what, failures_),
+      fmt::format("{}{}, after {} tries",
+                  request.method.empty() ? "" : "cannot be written: ", what,
+                  failures_),
       response.status == 429
           ? "the server allows fewer requests: run it again later, or with "
             "CKPT_NET_CONNECTIONS=2"
@@ -377,10 +431,11 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
     return again(fmt::format("the reply was cut after {} of {} bytes",
                              response.got, request.into.size()));
   if (code != CURLE_OK) return again(curl_failure(code).problem());
-  if (status >= 300 && status < 400 && !response.header("location").empty())
+  if (status >= 300 && status < 400 && request.method.empty() &&
+      !response.header("location").empty())
     return redirect();
   if (is_passing(status)) return again(describe(response));
-  if (status == 412)
+  if (status == 412 && request.method.empty())
     return fail(changed_error(request.path, "the server has another version"));
   if (into_range_ && response.got < request.into.size() &&
       !(response.total && request.begin + response.got == *response.total)) {

@@ -39,6 +39,9 @@ class Transfer {
  private:
   static size_t on_header(char* data, size_t size, size_t count, void* self);
   static size_t on_body(char* data, size_t size, size_t count, void* self);
+  static size_t on_send(char* data, size_t size, size_t count, void* self);
+  static int on_seek(void* self, curl_off_t offset, int origin);
+  void prepare_body(CURL* handle);
   void add_header(std::string_view line);
   bool check_head();  // once, before the first byte of the body
   bool take(std::span<const char> bytes);
@@ -54,6 +57,7 @@ class Transfer {
   bool own_host_ = true;  // secrets may be sent to it
   int redirects_ = 0;
   uint64_t failures_ = 0;
+  uint64_t sent_ = 0;    // of the body, in this attempt
   uint64_t before_ = 0;  // response.got when the attempt began
   bool head_checked_ = false;
   bool into_range_ = false;
@@ -68,5 +72,6 @@ class Transfer {
 bool take_retry();
 void give_retry();
 void count_traffic(uint64_t requests, uint64_t bytes);
+void count_sent(uint64_t bytes);
 
 }  // namespace ckpt::net

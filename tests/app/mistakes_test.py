@@ -182,7 +182,7 @@ ROWS = (
     ("unshard tp4 out.nemo", 2, "out.nemo: ckpt does not write NeMo", "pack it"),
     ("unshard tp4 out.tar.gz", 2, "out.tar.gz: ckpt does not write", "pack it"),
     ("unshard tp4 out.pkl", 2, "out.pkl: ckpt does not write", "name it .pt"),
-    ("unshard tp4 s3://b/x", 2, "s3://b/x: a target is written on this machine", ""),
+    ("unshard tp4 hf://b/x", 2, "hf://b/x: can be read, not written", ""),
     ("reshard tp4 llama --tp 2", 5, "llama: already exists", "--overwrite"),
     ("reshard tp4 tp4 --tp 2", 2, "tp4: the target would replace the source",
      "write beside it"),

@@ -660,8 +660,9 @@ def test_refused(folder):
     """What can't be a source or a target says so."""
     write_model(folder / "m.safetensors", layers(1, 10))
     for args, code, text in (
-            (("convert", folder / "m.safetensors", "s3://b/out"), 2,
-             "a target is written on this machine"),
+            (("convert", folder / "m.safetensors", "hf://b/out", "--to",
+              "dcp"), 2,
+             "can be read, not written"),
             (("inspect", "az://c/m"), 2, "not supported yet"),
             (("fetch", folder, folder / "x"), 2, "is no URL"),
             (("inspect", "hf://org"), 3, "no such file"),

@@ -1,0 +1,458 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Targets on other machines: s3:// and gs:// on a real server, with a proxy
+between that does harm. What is there is read back by curl."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from pathlib import Path
+
+import remote_test as remote
+from remote_test import KEY, S3, SECRET, layers, write_model
+from support import DATA, Skip, Suite, check, check_equal
+from upload_proxy import Proxy
+
+SERVER = None  # one for all cases
+CASES = 0  # each has a folder in one bucket: buckets take the server's room
+PART = 5 << 20
+
+
+def run(*args, env):
+    return remote.run(*args, env=env)
+
+
+class Place:
+    """A bucket behind a proxy."""
+
+    def __init__(self, folder):
+        global CASES
+        CASES += 1
+        self.base = f"case{CASES}/"
+        self.proxy = Proxy(SERVER.url)
+        spool = folder / "spool"
+        spool.mkdir()
+        self.spool = spool
+        self.env = {**remote.CLEAN, **SERVER.env,
+                    "AWS_ENDPOINT_URL": self.proxy.url,
+                    "CKPT_SPOOL": str(spool), "CKPT_NET_PART_MIB": "5",
+                    "CKPT_NET_RETRIES": "3", "CKPT_NET_STALL": "2"}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.proxy.__exit__()
+
+    def curl(self, *args):
+        return subprocess.run(
+            ["curl", "-sSf", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user",
+             f"{KEY}:{SECRET}", *args], capture_output=True)
+
+    def keys(self, prefix=""):
+        done = self.curl(f"{SERVER.url}/bucket?list-type=2&prefix="
+                         + urllib.parse.quote(self.base + prefix, safe=""))
+        text = done.stdout.decode()
+        return sorted(k.removeprefix(self.base)
+                      for k in re.findall("<Key>(.*?)</Key>", text)
+                      if not k.endswith("/"))
+
+    def get(self, key):
+        done = self.curl(f"{SERVER.url}/bucket/{self.base}{key}")
+        check(done.returncode == 0, f"{key}: {done.stderr}")
+        return done.stdout
+
+    def uploads(self):
+        done = self.curl(f"{SERVER.url}/bucket?uploads=")
+        return [u for u in re.findall("<Upload>(.*?)</Upload>",
+                                      done.stdout.decode(), re.DOTALL)
+                if f"<Key>{self.base}" in u]
+
+    def url(self, key):
+        return f"s3://bucket/{self.base}{key}"
+
+    def left(self):
+        return [p for p in self.spool.rglob("*") if p.is_file()]
+
+
+def same_as(place, prefix, folder):
+    """What is below a prefix is what is in a directory, byte for byte; of the
+    manifest, which names its source, that it is there."""
+    want = {str(p.relative_to(folder)): p for p in folder.rglob("*")
+            if p.is_file()}
+    got = [k.removeprefix(prefix + "/") for k in place.keys(prefix + "/")]
+    check_equal(got, sorted(want), "objects")
+    for name, path in want.items():
+        if not name.endswith(".ckpt-manifest.json"):
+            check(place.get(f"{prefix}/{name}") == path.read_bytes(),
+                  f"{name} differs")
+
+
+CONVERSIONS = [("safetensors/hf_sharded", "dcp"),
+               ("dcp/fsdp2_w2_adamw", "safetensors"),
+               ("torch_pt/sharded_bin", "torch"),
+               ("megatron_torch_dist/gpt_tp2_pp2_v0161",
+                "megatron_torch_dist")]
+
+
+def test_convert(folder, case, form):
+    """A target is what it would be on this machine, and verifies there."""
+    with Place(folder) as place:
+        source = DATA / case / "ckpt"
+        rest = ("--to", form, "--allow-replica-mismatch", "-q")
+        run("convert", source, folder / "new", *rest, env=place.env).want(0)
+        run("convert", source, place.url("runs/new"), *rest,
+            env=place.env).want(0)
+        same_as(place, "runs/new", folder / "new")
+        run("verify", place.url("runs/new"), env=place.env).want(0)
+        run("verify", source, place.url("runs/new"), env=place.env).want(0)
+        run("convert", place.url("runs/new"), place.url("runs/again"), *rest,
+            env=place.env).want(0)
+        run("verify", place.url("runs/new"), place.url("runs/again"),
+            env=place.env).want(0)
+        check(not place.uploads() and not place.left(), "leavings")
+        check("hunter2" not in str(place.proxy.seen), "a secret in a URL")
+
+
+def big(folder, count=3, size=4 << 20):
+    path = folder / "src" / "model.safetensors"
+    write_model(path, layers(count, size))
+    return path
+
+
+def send(place, source, key="new", *rest, **extra):
+    return run("convert", source, place.url(key), "--to", "safetensors",
+               "-q", *rest, env={**place.env, **extra})
+
+
+def test_parts(folder):
+    """Large files go in parts, bytes go once, and nothing is seen before."""
+    with Place(folder) as place:
+        source = big(folder)
+        early = []
+
+        def look(what, number, path):
+            if what == "part":
+                early.extend(place.keys("new/"))
+        place.proxy.fault = look
+        send(place, source).want(0)
+        check(not early, f"seen before all parts stood: {early}")
+        run("convert", source, folder / "new", "--to", "safetensors", "-q",
+            env=place.env).want(0)
+        same_as(place, "new", folder / "new")
+        size = sum(p.stat().st_size for p in (folder / "new").iterdir())
+        check(place.proxy.count["part"] == -(-(source.stat().st_size) // PART),
+              place.proxy.count)
+        check(place.proxy.sent < size * 1.02, f"{place.proxy.sent} of {size}")
+        order = [w for w, _ in place.proxy.seen]
+        last = max(i for i, w in enumerate(order) if w == "part")
+        check(order.index("complete") > last, "completed before all parts")
+        puts = [p for w, p in place.proxy.seen if w == "put"]
+        check(puts[-1].endswith(".ckpt-manifest.json"), f"last: {puts}")
+        one = run("convert", source, place.url("one.safetensors"), "--to",
+                  "safetensors", env=place.env).want(0)
+        check(place.get("one.safetensors") ==
+              next((folder / "new").glob("*.safetensors")).read_bytes(),
+              str(one))
+
+
+# what goes wrong, with which requests, for how many of them at first
+PASSING = {
+    "503 in a part": ("part", 2, ("status", 503, "SlowDown")),
+    "429 in a part": ("part", 2, ("status", 429, "TooMany")),
+    "500 at the begin": ("begin", 1, ("status", 500, "InternalError")),
+    "500 at the end": ("complete", 1, ("status", 500, "InternalError")),
+    "a part is cut": ("part", 2, ("cut",)),
+    "a part's answer is lost": ("part", 2, ("lost",)),
+    "a part stalls": ("part", 1, ("stall", 10)),
+    "a part's byte flips": ("part", 1, ("flip",)),
+    "an object's byte flips": ("put", 1, ("flip",)),
+    "another ETag": ("part", 2, ("etag", '"' + "0" * 32 + '"')),
+    "the last answer is lost": ("complete", 1, ("lost",)),
+    "an object's answer is lost": ("put", 3, ("lost",)),
+}
+
+
+def test_passing(folder, name):
+    """What passes is tried again; what is there is right."""
+    with Place(folder) as place:
+        source = big(folder)
+        kind, most, fault = PASSING[name]
+        place.proxy.fault = lambda what, number, path: (
+            fault if what == kind and number <= most else None)
+        send(place, source).want(0)
+        place.proxy.fault = None
+        run("convert", source, folder / "new", "--to", "safetensors", "-q",
+            env=place.env).want(0)
+        same_as(place, "new", folder / "new")
+        check(not place.uploads(), "uploads left")
+
+
+LASTING = {
+    "503": ("part", ("status", 503, "SlowDown"), 6, "HTTP 503 SlowDown"),
+    "403": ("part", ("status", 403, "AccessDenied"), 6, "access is refused"),
+    "404": ("begin", ("status", 404, "NoSuchBucket"), 3, "NoSuchBucket"),
+    "expired": ("part", ("status", 400, "ExpiredToken"), 6, "expired"),
+    "cut": ("part", ("cut",), 6, "after 4 tries"),
+    "stall": ("part", ("stall", 30), 6, "1 KiB/s"),
+    "flip": ("part", ("flip",), 6, "other bytes"),
+    "etag": ("part", ("etag", '"' + "0" * 32 + '"'), 6, "other bytes"),
+    "complete fails": ("complete", ("body", b"<?xml?><Error><Code>Internal"
+                                    b"Error</Code></Error>"), 6,
+                       "InternalError"),
+    "complete refused": ("complete", ("status", 403, "AccessDenied"), 6,
+                         "access is refused"),
+}
+
+
+def test_lasting(folder, name):
+    """What lasts ends the run with its own words; nothing of the model is
+    published, and --resume goes on with the parts that stand."""
+    with Place(folder) as place:
+        source = big(folder)
+        kind, fault, code, words = LASTING[name]
+        place.proxy.fault = lambda what, number, path: (
+            fault if what == kind and (kind != "part" or number > 2) else None)
+        done = send(place, source, CKPT_NET_STALL="1", CKPT_NET_CONNECTIONS="1")
+        check_equal(done.code, code, done.err)
+        check(words in done.err, done.err)
+        check("hunter2" not in done.err, "a secret")
+        seen = [k for k in place.keys("new/") if ".ckpt-upload" not in k]
+        check(not seen, f"published: {seen}")
+        place.proxy.fault = None
+        if code == 3:
+            check(not place.left(), "staging left")
+            return
+        check("--resume" in done.err, done.err)
+        place.proxy.forget()
+        send(place, source, "new", "--resume").want(0)
+        check(place.proxy.count.get("parts"), "nobody asked for the parts")
+        if kind == "complete":
+            check("part" not in place.proxy.count, "parts again")
+        run("convert", source, folder / "new", "--to", "safetensors", "-q",
+            env=place.env).want(0)
+        same_as(place, "new", folder / "new")
+        check(not place.uploads() and not place.left(), "leavings")
+
+
+def test_abandoned(folder):
+    """Without --resume an earlier run's uploads are aborted."""
+    with Place(folder) as place:
+        source = big(folder)
+        place.proxy.fault = lambda what, number, path: (
+            ("status", 403, "AccessDenied") if what == "complete" else None)
+        check_equal(send(place, source).code, 6, "status")
+        check_equal(len(place.uploads()), 1, "uploads kept")
+        place.proxy.fault = None
+        # other options: --resume refuses, and keeps
+        done = send(place, source, "new", "--resume", "--keys", "layers.0.*")
+        check(done.code not in (0, 70), str(done))
+        check_equal(len(place.uploads()), 1, "uploads after a refusal")
+        # a fresh run: the claim of the dead one is in the way, and named
+        done = send(place, source)
+        check_equal(done.code, 5, done.err)
+        check_equal(place.keys("new/"), ["new/.ckpt-upload"], "objects")
+        send(place, source, "new", "--resume").want(0)
+        check(not place.uploads() and not place.left(), "leavings")
+
+
+def test_cleared(folder):
+    """A fresh run aborts what an earlier one began, and begins anew."""
+    with Place(folder) as place:
+        source = big(folder)
+        place.proxy.fault = lambda what, number, path: (
+            ("status", 403, "AccessDenied") if what == "part" and number > 1
+            else None)
+        check_equal(send(place, source, CKPT_NET_CONNECTIONS="1").code, 6,
+                    "status")
+        check_equal(len(place.uploads()), 1, "uploads kept")
+        place.proxy.fault = None
+        place.proxy.forget()
+        send(place, source).want(0)
+        check_equal(place.proxy.count.get("abort"), 1, "aborts")
+        check_equal(place.proxy.count.get("part"), 3, "parts")
+        check(not place.uploads() and not place.left(), "leavings")
+
+
+def test_exists(folder):
+    """What stands there stays, but for --overwrite."""
+    with Place(folder) as place:
+        source = big(folder, 1, 1000)
+        send(place, source).want(0)
+        before = {k: place.get(k) for k in place.keys("new/")}
+        done = send(place, source)
+        check_equal(done.code, 5, done.err)
+        check("already exists" in done.err, done.err)
+        done = send(place, source, "new", "--dry-run")
+        check_equal(done.code, 5, done.err)
+        check_equal({k: place.get(k) for k in place.keys("new/")}, before,
+                    "objects")
+        other = folder / "other" / "model.safetensors"
+        write_model(other, layers(3, 3000), 7)
+        run("convert", other, place.url("new"), "--to", "dcp", "-q",
+            "--overwrite", env=place.env).want(0)
+        run("convert", other, folder / "want", "--to", "dcp", "-q",
+            env=place.env).want(0)
+        same_as(place, "new", folder / "want")
+        # what is no checkpoint is not removed
+        (folder / "x").write_text("x")
+        SERVER.put(folder / "x", f"bucket/{place.base}notes/x")
+        done = send(place, source, "notes", "--overwrite")
+        check_equal(done.code, 5, done.err)
+        check_equal(place.keys("notes/"), ["notes/x"], "notes")
+
+
+def test_raced(folder):
+    """What comes to stand there during the run stays as it is."""
+    with Place(folder) as place:
+        source = big(folder)
+
+        def put(what, number, path):
+            if what == "part" and number == 1:
+                SERVER.put(source, f"bucket/{place.base}new/model.safetensors")
+        place.proxy.fault = put
+        done = send(place, source)
+        check_equal(done.code, 5, done.err)
+        check_equal(place.keys("new/"), ["new/model.safetensors"], "objects")
+        check(place.get("new/model.safetensors") == source.read_bytes(),
+              "it was changed")
+
+
+def test_claimed(folder):
+    """Of two runs that end together one goes on."""
+    with Place(folder) as place:
+        source = big(folder, 1, 1000)
+        first = send(place, source, "probe")
+        first.want(0)
+        (folder / "claim").write_text("another")
+
+        def put(what, number, path):
+            if what == "put" and path.endswith("/.ckpt-upload"):
+                SERVER.put(folder / "claim",
+                           f"bucket/{place.base}new/.ckpt-upload")
+                return ("status", 412, "PreconditionFailed")
+        place.proxy.fault = put
+        done = send(place, source)
+        check_equal(done.code, 6, done.err)
+        check("another run" in done.err, done.err)
+        check_equal(place.keys("new/"), ["new/.ckpt-upload"], "objects")
+
+
+def test_interrupt(folder):
+    """Ctrl-C in the middle of an upload: nothing appears, --resume goes on."""
+    with Place(folder) as place:
+        source = big(folder, 9)
+        place.proxy.delay = 0.3
+        child = subprocess.Popen(
+            [remote.CKPT.path, "convert", str(source), place.url("new"),
+             "--to", "safetensors", "-q"], env={
+                 **os.environ, **place.env, "CKPT_NET_CONNECTIONS": "1"},
+            stderr=subprocess.PIPE, text=True)
+        end = time.monotonic() + 60
+        while place.proxy.count.get("part", 0) < 3 and time.monotonic() < end:
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        err = child.communicate(timeout=60)[1]
+        check_equal(child.returncode, 130, err)
+        check("--resume" in err, err)
+        check(not place.keys("new/"), "objects")
+        place.proxy.delay = 0
+        place.proxy.forget()
+        send(place, source, "new", "--resume").want(0)
+        check(place.proxy.count["part"] <= 8, place.proxy.count)
+        run("verify", source, place.url("new"), env=place.env).want(0)
+
+
+def test_gs(folder):
+    """gs:// by HMAC."""
+    with Place(folder) as place:
+        source = big(folder)
+        env = {**place.env, "GS_ENDPOINT_URL": place.proxy.url,
+               "GS_ACCESS_KEY_ID": KEY, "GS_SECRET_ACCESS_KEY": SECRET,
+               "AWS_ACCESS_KEY_ID": ""}
+        url = f"gs://bucket/{place.base}new"
+        run("convert", source, url, "--to", "safetensors", "-q",
+            env=env).want(0)
+        run("verify", source, url, env=env).want(0)
+        run("convert", source, folder / "new", "--to", "safetensors", "-q",
+            env=env).want(0)
+        same_as(place, "new", folder / "new")
+
+
+def test_refused(folder):
+    """What can't be written says so."""
+    source = big(folder, 1, 1000)
+    with Place(folder) as place:
+        for url in ("hf://org/model", "https://host/x", "az://c/x"):
+            done = run("convert", source, url, "--to", "dcp", env=place.env)
+            check_equal(done.code, 2, url + done.err)
+            check("s3://" in done.err, done.err)
+        for url in ("s3://bucket", "s3://", "gs:///x"):
+            done = run("convert", source, url, "--to", "dcp", env=place.env)
+            check_equal(done.code, 2, url + done.err)
+        run("convert", source, f"file://{folder}/filed", "--to", "dcp",
+            env=place.env).want(0)
+        done = send(place, source, "new",
+                    AWS_SECRET_ACCESS_KEY="hunter3hunter3")
+        check_equal(done.code, 6, done.err)
+        check("HTTP 403" in done.err and "hunter" not in done.err, done.err)
+        place.env["CKPT_NET_PART_MIB"] = "1"
+        check_equal(send(place, source).code, 2, "parts of 1 MiB")
+
+
+def test_dry_run(folder):
+    """--dry-run says what would be sent, and sends nothing."""
+    with Place(folder) as place:
+        source = big(folder)
+        done = run("convert", source, place.url("new"), "--to", "safetensors",
+                   "-n", env=place.env).want(0)
+        text = done.out + done.err
+        check(re.search(r"3 parts of .*5\.0 MiB", text), text)
+        check("requests" in text, text)
+        check(not [w for w, _ in place.proxy.seen
+                   if w in ("put", "part", "begin")], place.proxy.seen)
+
+
+def main():
+    suite = Suite(__doc__)
+    for case, form in CONVERSIONS:
+        suite.add("convert " + case, test_convert, case, form)
+    for test in (test_parts, test_abandoned, test_cleared, test_exists, test_raced,
+                 test_claimed, test_interrupt, test_gs, test_refused,
+                 test_dry_run):
+        suite.add(test.__name__.removeprefix("test_"), test)
+    for name in PASSING:
+        suite.add("passing " + name, test_passing, name)
+    for name in LASTING:
+        suite.add("lasting " + name, test_lasting, name)
+
+    def prepare(_, ckpt):
+        global SERVER
+        remote.CKPT = ckpt
+        probe = ckpt.run("inspect", "http://127.0.0.1:1/x",
+                         env={"CKPT_NET_RETRIES": "0"})
+        if probe.code == 7 or not shutil.which("curl"):
+            print("skipped: " + probe.err.strip())
+            sys.exit(0)
+        try:
+            SERVER = S3(Path(home))
+            SERVER.put(None, "bucket")
+        except Skip as why:
+            print(f"skipped: {why}")
+            sys.exit(0)
+    with tempfile.TemporaryDirectory(prefix="ckpt_test_") as home:
+        try:
+            suite.main(prepare)
+        finally:
+            if SERVER:
+                SERVER.__exit__()
+
+
+if __name__ == "__main__":
+    main()
