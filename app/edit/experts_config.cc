@@ -9,6 +9,7 @@
 #include <set>
 
 #include "app/edit/experts.h"
+#include "app/edit/layers.h"
 #include "ckpt/error.h"
 #include "formats/megatron/model/facts.h"
 #include "formats/traits.h"
@@ -127,17 +128,6 @@ bool follow(Table& config, const std::string& path, uint64_t before,
     if (mixture) check(table, path, kept);
   });
   return changed;
-}
-
-// A run's config.json that no reader asked for would be carried as it is.
-void take_config(Catalog& catalog) {
-  for (SourceFile& file : catalog.file_list) {
-    if (file.path != "config.json" || file.sidecar) continue;
-    file.sidecar = true;
-    catalog.sidecars.push_back({.name = file.path,
-                                .path = io::join(catalog.file_root, file.path),
-                                .size = file.bytes});
-  }
 }
 
 bool is_config(const Sidecar& sidecar) {

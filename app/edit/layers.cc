@@ -140,8 +140,8 @@ bool keep_object(Object& object, const std::set<uint32_t>& layers) {
 
 }  // namespace
 
-std::set<uint32_t> parse_layers(const std::string& text) {
-  std::set<uint32_t> layers;
+std::vector<uint32_t> parse_layer_order(const std::string& text) {
+  std::vector<uint32_t> layers;
   std::string_view rest = text;
   while (true) {
     const size_t comma = rest.find(',');
@@ -153,23 +153,38 @@ std::set<uint32_t> parse_layers(const std::string& text) {
     if (last < first)
       throw usage_error({}, "--layers {}: {} comes before {}", text, last,
                         first);
-    for (uint32_t layer = first; layer <= last; ++layer) layers.insert(layer);
+    if (layers.size() + (last - first) >= kMostLayers)
+      throw usage_error({}, "--layers {}: more than {} layers", text,
+                        kMostLayers);
+    for (uint32_t layer = first; layer <= last; ++layer)
+      layers.push_back(layer);
     if (comma == rest.npos) return layers;
     rest.remove_prefix(comma + 1);
   }
 }
 
-std::optional<uint32_t> layer_of(std::string_view name) {
+std::set<uint32_t> parse_layers(const std::string& text) {
+  const std::vector<uint32_t> order = parse_layer_order(text);
+  return {order.begin(), order.end()};
+}
+
+std::optional<LayerPlace> layer_place(std::string_view name) {
   bool after_word = false;
-  while (!name.empty()) {
-    const size_t dot = name.find('.');
-    const std::string_view part = name.substr(0, dot);
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
     if (after_word)
-      if (const auto number = parse_number(part)) return number;
+      if (const auto number = parse_number(part))
+        return LayerPlace{*number, begin, end};
     after_word = std::ranges::find(kLayerWords, part) != std::end(kLayerWords);
-    name = dot == name.npos ? std::string_view() : name.substr(dot + 1);
+    begin = end + 1;
   }
   return std::nullopt;
+}
+
+std::optional<uint32_t> layer_of(std::string_view name) {
+  const auto place = layer_place(name);
+  return place ? std::optional(place->layer) : std::nullopt;
 }
 
 std::optional<uint32_t> layer_of(const Tensor& tensor) {

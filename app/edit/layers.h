@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ckpt/catalog.h"
 
@@ -21,10 +22,19 @@ inline constexpr uint32_t kMostLayers = 100'000;
 
 // "0-15,20" -> {0, …, 15, 20}
 std::set<uint32_t> parse_layers(const std::string& text);
+// "0-2,1-3" -> {0, 1, 2, 1, 2, 3}: as it was typed.
+std::vector<uint32_t> parse_layer_order(const std::string& text);
 
 // The layer that a tensor belongs to: N of "layers.N", "blocks.N", "h.N" …
 // in its dotted name; nothing if it belongs to none.
 std::optional<uint32_t> layer_of(std::string_view name);
+// … and where in the name its digits are.
+struct LayerPlace {
+  uint32_t layer = 0;
+  size_t begin = 0;
+  size_t end = 0;
+};
+std::optional<LayerPlace> layer_place(std::string_view name);
 // Optimizer state goes with its parameter, whatever its own name is.
 std::optional<uint32_t> layer_of(const Tensor& tensor);
 
@@ -39,5 +49,9 @@ std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers);
 // Configurations that go with the tensors say as many layers as are kept, if
 // these are the first ones: num_hidden_layers, and lists with one value each.
 void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers);
+
+// A run's config.json that no reader asked for becomes a sidecar: it would be
+// carried as it is.
+void take_config(Catalog& catalog);
 
 }  // namespace ckpt::app

@@ -126,8 +126,19 @@ void follow_yaml(const std::set<uint32_t>& layers, Sidecar& sidecar) {
 
 }  // namespace
 
+void take_config(Catalog& catalog) {
+  for (SourceFile& file : catalog.file_list) {
+    if (file.path != "config.json" || file.sidecar) continue;
+    file.sidecar = true;
+    catalog.sidecars.push_back({.name = file.path,
+                                .path = io::join(catalog.file_root, file.path),
+                                .size = file.bytes});
+  }
+}
+
 void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers) {
   if (layers.empty()) return;
+  take_config(catalog);
   for (Sidecar& sidecar : catalog.sidecars)
     if (sidecar.name == "config.json" && sidecar.size <= kMostConfig)
       follow_sidecar(layers, sidecar);

@@ -9,6 +9,7 @@
 
 #include "app/edit/blocks.h"
 #include "app/edit/experts.h"
+#include "app/edit/layer_order.h"
 #include "app/edit/layers.h"
 #include "ckpt/error.h"
 #include "formats/traits.h"
@@ -243,6 +244,11 @@ void leave_out_options(Catalog& catalog, const SelectOptions& options,
       before));
 }
 
+std::vector<uint32_t> parse_order(const SelectOptions& options) {
+  return options.layers.empty() ? std::vector<uint32_t>()
+                                : parse_layer_order(options.layers);
+}
+
 }  // namespace
 
 Selection select(Catalog& catalog, const SelectOptions& options) {
@@ -269,7 +275,9 @@ Selection select(Catalog& catalog, const SelectOptions& options) {
                            "the selection leaves none of the {} tensors",
                            before)
         .with_hint(selection.notes.back());
-  if (!options.layers.empty()) {
+  if (const auto order = parse_order(options); counts_anew(order)) {
+    selection.notes.push_back(order_layers(catalog, order));
+  } else if (!order.empty()) {
     selection.warning = keep_rows(catalog, parse_layers(options.layers));
     follow_layers(catalog, parse_layers(options.layers));
   }

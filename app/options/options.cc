@@ -237,7 +237,8 @@ void add_select_options(CLI::App& app, SelectOptions& options) {
   add_list(app, "--exclude", options.exclude,
            "No tensors or objects of these names");
   valued(app, "--layers", "LIST",
-         "Only these layers (0-15,20) and what is in no layer",
+         "Only these layers (0-15,20) and what is in no layer; repeats make a "
+         "deeper model",
          [&](const std::string& s) {
            parse_layers(s);  // refused here, before anything is opened
            options.layers = s;

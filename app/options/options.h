@@ -39,7 +39,8 @@ struct SourceOptions {
   formats::ReadOptions read;
 };
 
-// --keys --exclude --layers --experts --blocks --model-only --optim-only; see select.h
+// --keys --exclude --layers --experts --blocks --model-only --optim-only; see
+// select.h
 struct SelectOptions {
   std::vector<std::string> keys = {};
   std::vector<std::string> exclude = {};
