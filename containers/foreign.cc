@@ -95,6 +95,7 @@ constexpr auto kDirectories = std::to_array<ForeignDirectory>({
     {"_CHECKPOINT_METADATA", true, {"an Orbax checkpoint", kOrbax}},
     {"_METADATA", true, {"an Orbax checkpoint", kOrbax}},
     {"manifest.ocdbt", true, {"an Orbax checkpoint", kOrbax}},
+    {"orbax.checkpoint", true, {"an Orbax checkpoint", kOrbax}},
     {"saved_model.pb", true, {"a TensorFlow SavedModel", kTensorFlow}},
     {".ckpt.index", false, {"a TensorFlow checkpoint", kTensorFlow}},
     {".data-00000-of-00001", false, {"a TensorFlow checkpoint", kTensorFlow}},

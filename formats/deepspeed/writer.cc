@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes a universal checkpoint (universal.h), which DeepSpeed loads at any
-// topology, as its own conversion does:
+// number of ranks, as its own conversion does. At any stage it does not: the
+// loaders of ZeRO 1 and 2 take dicts, that of ZeRO 3 flat tensors, and the
+// model states are those of the source's stage:
 //
 //   latest_universal
 //   TAG_universal/zero/NAME/*.pt, zero/optimizer_state.pt

@@ -64,6 +64,8 @@ def make_scene(at):
     write(at / "frozen.pb", b"\x08\x01" + bytes(100))
     write(at / "orbax/_METADATA", "{}")
     write(at / "orbax/manifest.ocdbt", "x")
+    write(at / "orbax1/orbax.checkpoint", "")
+    write(at / "orbax1/pytree/manifest.ocdbt", "x")
     write(at / "tf/saved_model.pb", b"\x08\x01")
     write(at / "tf/variables/variables.index", "x")
     write(at / "tf1/model.ckpt.index", "x")
@@ -235,6 +237,8 @@ ROWS = (
     ("inspect a.nemo", 3, "a.nemo: not a checkpoint: this is a NeMo archive",
      "tar -xf"),
     ("inspect orbax", 3, "orbax: not a recognized checkpoint",
+     "orbax.checkpoint"),
+    ("inspect orbax1", 3, "orbax1: not a recognized checkpoint",
      "orbax.checkpoint"),
     ("inspect tf", 3, "tf: not a recognized checkpoint", "from_tf=True"),
     ("inspect tf1", 3, "tf1: not a recognized checkpoint", "from_tf=True"),
