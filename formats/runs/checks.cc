@@ -50,52 +50,123 @@ void check_mixed(const std::string& folder) {
           "--trainer none --from safetensors (or torch)");
 }
 
+namespace {
+
+bool has_optimizer(const Catalog& catalog) {
+  return std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
+    return tensor.kind == Kind::optim;
+  });
+}
+
+bool is_there(const Part& part, const std::string& folder) {
+  return !names_like(folder, part.file).empty() ||
+         (!part.instead.empty() && !names_like(folder, part.instead).empty());
+}
+
+void damage(Catalog& catalog, const char* kind, const std::string& path,
+            std::string message) {
+  catalog.problems.push_back(
+      {Severity::kDamage, kind, path, {}, std::move(message)});
+}
+
+// Turns the digits of a grid's place by one; false after the last.
+bool next_place(Numbers& place) {
+  for (auto& [key, value] : place) {
+    if (key.size() != 1 || key[0] < 'a') continue;  // a size
+    const auto upper = static_cast<char>(key[0] - 'a' + 'A');
+    const auto size = place.find(std::string(1, upper));
+    if (size == place.end()) continue;
+    if (++value < size->second) return true;
+    value = 0;
+  }
+  return false;
+}
+
+}  // namespace
+
 void check_together(const Trainer& trainer, const std::string& folder,
                     const Source* optimizer, Catalog& catalog) {
-  if (trainer.optimizers.empty()) return;
-  const auto damage = [&](const std::string& path, std::string message) {
-    catalog.problems.push_back(
-        {Severity::kDamage, "missing_part", path, {}, std::move(message)});
-  };
-  const bool inside = std::ranges::any_of(
-      catalog.tensors,
-      [](const Tensor& tensor) { return tensor.kind == Kind::optim; });
+  const bool inside = has_optimizer(catalog);
+  const bool own = !trainer.optimizers.empty();
   for (const Part& part : trainer.parts) {
-    if (part.with != "optimizer") continue;
-    const auto names = names_like(folder, part.file);
-    if (!names.empty() && !optimizer && !inside)
-      damage(folder,
+    if (part.with.empty()) continue;
+    const bool there = is_there(part, folder);
+    if (part.with != "optimizer") {
+      if (!there && !names_like(folder, part.with).empty())
+        damage(
+            catalog, "missing_part", io::join(folder, part.file),
+            fmt::format("is missing; {} is not loaded without it", part.with));
+      continue;
+    }
+    if (there && own && !optimizer && !inside)
+      damage(catalog, "missing_part", folder,
              fmt::format("{} is there and no optimizer ({}), which is written "
                          "together with it",
-                         printable(names[0].path),
-                         trainer.optimizers.back().file));
+                         part.file, trainer.optimizers.back().file));
     // Who loads the two asks for both, and goes on without either.
-    if (names.empty() && optimizer)
-      damage(io::join(folder, part.file),
+    if (!there && (optimizer || (inside && !own)))
+      damage(catalog, "missing_part", io::join(folder, part.file),
              fmt::format("is missing; it is written together with {}, which "
                          "is not loaded without it",
-                         optimizer->file));
+                         optimizer ? optimizer->file : "the optimizer"));
+  }
+}
+
+void note_absent(const Part& part, const std::string& folder,
+                 const std::vector<Name>& names, Catalog& catalog) {
+  // Without an optimizer nobody resumes from it.
+  if (part.without.empty() || !names.empty() || is_there(part, folder) ||
+      !has_optimizer(catalog))
+    return;
+  catalog.problems.push_back(
+      {Severity::kNote,
+       "absent_part",
+       io::join(folder, fill(part.file, {{"i", 0}})),
+       {},
+       fmt::format("is not there{}: {}",
+                   part.instead.empty() ? "" : ", nor " + part.instead,
+                   part.without)});
+}
+
+void check_numbers(const Part& part, const std::string& folder,
+                   const std::vector<Name>& names, Catalog& catalog) {
+  if (!has(part.file, "i")) return;
+  for (uint64_t i = 0; i < names.size(); ++i) {
+    if (names[i].numbers.at("i") == i) continue;
+    return damage(catalog, "missing_part",
+                  io::join(folder, fill(part.file, {{"i", i}})),
+                  "is missing, files of higher numbers are there");
   }
 }
 
 void check_grid(const Part& part, const std::string& folder,
                 const std::vector<Name>& names, Catalog& catalog) {
   if (!has(part.file, "T")) return;
-  uint64_t wanted = 1;
   if (names.empty()) {
-    if (!io::is_directory(io::join(folder, io::parent(part.file)))) return;
-  } else {
-    for (const auto& [key, size] : names[0].numbers)
-      if (key[0] >= 'A' && key[0] <= 'Z')
-        wanted = checked_mul(wanted, size).value_or(UINT64_MAX);
+    const std::string above = io::join(folder, io::parent(part.file));
+    if (!part.demanded || !io::is_directory(above)) return;
+    return damage(catalog, "missing_rank", above,
+                  fmt::format("holds no file {}", part.file));
+  }
+  uint64_t wanted = 1;
+  Numbers place = names[0].numbers;
+  for (auto& [key, value] : place) {
+    if (key[0] >= 'A' && key[0] <= 'Z')
+      wanted = checked_mul(wanted, value).value_or(UINT64_MAX);
+    else
+      value = 0;
   }
   if (names.size() == wanted) return;
-  catalog.problems.push_back({Severity::kDamage,
-                              "missing_rank",
-                              io::join(folder, io::parent(part.file)),
-                              {},
-                              fmt::format("holds {} files {}, of {} ranks",
-                                          names.size(), part.file, wanted)});
+  // The first place that no file has; at most one more than there are files.
+  for (size_t tries = 0; tries <= names.size(); ++tries) {
+    if (std::ranges::none_of(
+            names, [&](const Name& name) { return name.numbers == place; }))
+      break;
+    if (!next_place(place)) break;
+  }
+  damage(catalog, "missing_rank", io::join(folder, fill(part.file, place)),
+         fmt::format("is missing: {} files of {} ranks are there", names.size(),
+                     wanted));
 }
 
 void check_ranks(const Part& part, const std::string& folder,

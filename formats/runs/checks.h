@@ -20,10 +20,18 @@ void check_mixed(const std::string& folder);
 
 // The rest are problems of the catalog.
 
-// An optimizer (null: there is none) and its scheduler: one of the two is
-// missing.
+// What is written and loaded together: an optimizer (null: none of its own)
+// and its scheduler, an adapter and its configuration.
 void check_together(const Trainer& trainer, const std::string& folder,
                     const Source* optimizer, Catalog& catalog);
+
+// A part that the loader does without: a note, so that nobody has to look.
+void note_absent(const Part& part, const std::string& folder,
+                 const std::vector<Name>& names, Catalog& catalog);
+
+// Registered objects count from 0.
+void check_numbers(const Part& part, const std::string& folder,
+                   const std::vector<Name>& names, Catalog& catalog);
 
 // "tp-{t}-of-{T}_dp-{d}-of-{D}": as many files as the sizes give.
 void check_grid(const Part& part, const std::string& folder,

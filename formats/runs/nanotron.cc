@@ -371,6 +371,7 @@ class Reading {
       const auto name = index ? names.find(*index) : names.end();
       const auto entry =
           name == names.end() ? entries_.end() : entries_.find(name->second);
+      if (name != names.end() && entry == entries_.end()) lost(name->second);
       if (entry == entries_.end()) {
         tensor.name = fmt::format("optimizer.tp{}.{}", tp, tensor.name);
         catalog_.tensors.push_back(std::move(tensor));
@@ -378,6 +379,19 @@ class Reading {
       }
       add_cut(path, tp, entry->second, std::move(tensor), known);
     }
+  }
+
+  // The optimizer names its parameters as the files do, tied ones too.
+  [[noreturn]] void lost(const std::string& name) const {
+    std::string place = name;
+    std::ranges::replace(place, '.', '/');
+    const size_t leaf = place.rfind('/') + 1;
+    place.insert(leaf, "model_");
+    throw input_error(
+        {io::join(folder_, "model/" + place + ".safetensors"), {}},
+        "is missing: the optimizer has states of {} that no file holds",
+        printable(name))
+        .with_hint("fetch all files of model/ again");
   }
 
   // A state of one rank: cut as its parameter is, or (a step) the same for all.

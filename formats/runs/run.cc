@@ -243,6 +243,16 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
          {},
          fmt::format("{} is newer, but its save did not finish; {} is read",
                      printable(name), printable(io::base_name(found.step)))});
+  if (found.step != path && !trainer.without_tracker.empty() &&
+      !io::is_file(io::join(path, trainer.tracker)))
+    catalog.problems.push_back(
+        {Severity::kWarning,
+         "no_tracker",
+         io::join(path, trainer.tracker),
+         {},
+         fmt::format("is not there: {}; {} is read, the newest by number",
+                     trainer.without_tracker,
+                     printable(io::base_name(found.step)))});
   if (found.weights_beside)
     catalog.problems.push_back(
         {Severity::kWarning,

@@ -404,6 +404,7 @@ class Reading {
         part.above && !sub.empty() ? found_.step : folder_;
     const std::string before = part.above ? "" : role;
     const std::vector<Name> names = names_like(folder, part.file);
+    if (part.carried) return note_absent(part, folder, names, catalog_);
     for (const Name& name : names) {
       const std::string path = io::join(folder, name.path);
       if (!read_.insert(path).second) continue;
@@ -416,6 +417,8 @@ class Reading {
       }
     }
     check_ranks(part, folder, names, catalog_);
+    check_numbers(part, folder, names, catalog_);
+    note_absent(part, folder, names, catalog_);
     // Containers of no ranks: of those who kept their random numbers.
     if (part.part == "rng" && has(part.file, "r") && names.size() > 1)
       catalog_.topology.dp =

@@ -30,8 +30,11 @@ Source read_source(const Json& json) {
 Part read_part(const Json& json) {
   return {.file = json.at("file"),
           .part = json.at("part"),
+          .carried = json.value("carried", false),
           .above = json.value("above", false),
           .with = json.value("with", ""),
+          .instead = json.value("instead", ""),
+          .without = json.value("without", ""),
           .demanded = json.value("demanded", false),
           .world = json.value("world", "")};
 }
@@ -45,6 +48,7 @@ Trainer read_trainer(const Json& json) {
                   .steps = json.value("steps", Strings{}),
                   .last = json.value("last", Strings{}),
                   .tracker = json.value("tracker", ""),
+                  .without_tracker = json.value("without_tracker", ""),
                   .roles = json.value("roles", Strings{}),
                   .homes = json.value("homes", Strings{}),
                   .weights_beside = json.value("weights_beside", false),

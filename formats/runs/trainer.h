@@ -31,10 +31,15 @@ struct Source {
 
 // A file that holds values.
 struct Part {
-  std::string file;    // a pattern; {r}: one for each rank
-  std::string part;    // file_list's word for it
-  bool above = false;  // in the folder above that of the role
-  std::string with;    // "optimizer": it is written together with that
+  std::string file;      // a pattern; {r}: one for each rank
+  std::string part;      // file_list's word for it
+  bool carried = false;  // the model's: looked for here, read as a sidecar
+  bool above = false;    // in the folder above that of the role
+  // "optimizer", or a pattern: what is not loaded without this file.
+  std::string with;
+  std::string instead;  // a pattern: what does as well
+  // Its loader does without it, and what comes of that; "": nobody misses it.
+  std::string without;
   // Of files of ranks, when the number of ranks changes: false: they are left
   // out and start afresh; true: the loader demands one for each rank, and new
   // ranks get those of the old ones in turn.
@@ -74,6 +79,7 @@ struct Trainer {
   std::vector<std::string> steps;  // patterns of a root's folders (and files)
   std::vector<std::string> last;   // names that win over numbers
   std::string tracker;             // a file of the root that has the number
+  std::string without_tracker;     // what the trainer does without that
   std::vector<std::string> roles;  // sub-folders, each with a model of its own
   std::vector<std::string> homes;  // sub-folders with config and tokenizer
   bool weights_beside = false;     // the root may hold a final model

@@ -24,11 +24,15 @@ TRAINERS = {
     "lightning": "lightning", "nanotron": "nanotron",
     "torchtitan": "torchtitan", "verl": "verl",
 }
-# Files of a step without which it is another step, not a damaged one.
-OPTIONAL = re.compile(
-    r"config\.json|tokenizer|generation_config|README|zero_to|training_args"
-    r"|trainer_state|latest|scheduler|custom_checkpoint|data\.pt|\.json$"
-    r"|rng_state\.pth|optimizer\.pt")
+# Files that no loader of the trainer opens; nothing in the others says that
+# there were such.
+CARRIED = re.compile(
+    r"tokenizer(_config)?\.json$|generation_config\.json$|README\.md$"
+    r"|zero_to_(fp32|torch)\.py$")
+# A folder without its signature is no step of the trainer (exit 3).
+SIGNATURE = re.compile(
+    r"trainer_state\.json$|checkpoint_metadata\.json$|meta\.pt$"
+    r"|(step-\d+|\.ckpt)/\.metadata$|\.ckpt$")
 
 
 def facts(case):
@@ -124,26 +128,110 @@ def test_none(folder, case):
         check_equal(result.json()["trainer"], None, "trainer")
 
 
-def test_drop(folder, case):
-    """Without any one of its files: an answer, never a silent success."""
+def names_it(text, name):
+    """By its name, or as that of a rank (DeepSpeed, nanotron)."""
+    base = Path(name).name
+    if base in text:
+        return True
+    rank = re.search(r"[a-z]_rank_(\d+)_mp|tp-rank-(\d+)-of", base)
+    return rank is not None and re.search(
+        rf"rank(s of)? ({rank[1] or rank[2]} |0 )|zero_pp_rank_{rank[1]}_"
+        rf"|of 1 data-parallel ranks", text) is not None
+
+
+def answer(path):
+    """Damage and the rest of what is said of a path, as text."""
+    result = CKPT.run("verify", path, "--json")
+    check(result.code in (0, 1, 3, 4), f"{result}")
+    if result.code != 0:
+        return result.code, result.out + result.err
+    return 0, json.dumps(CKPT.inspect(path)["problems"])
+
+
+def test_drop(folder, case, root):
+    """Without any one of its files: the answer names it, as damage or as what
+    the loader does without."""
     copy = folder / "ckpt"
     shutil.copytree(root_of(case), copy)
-    files = sorted(p for p in copy.rglob("*") if p.is_file())
-    silent = []
-    for file in files:
+    opened = copy if root else copy / step_of(case).relative_to(root_of(case))
+    older = re.compile(r"checkpoint[-_]9/|step=8\.ckpt")
+    for file in sorted(p for p in copy.rglob("*") if p.is_file()):
         name = str(file.relative_to(copy))
+        beside = not root and opened not in file.parents
+        if beside or older.search(name) or file == opened:
+            continue
         aside = folder / "aside"
         file.rename(aside)
-        result = CKPT.run("verify", copy, "--json")
-        check(result.code in (0, 1, 3, 4), f"without {name}: {result}")
-        if result.code == 0:
-            if not OPTIONAL.search(name):
-                silent.append(name)
-        else:
-            text = result.out + result.err
-            check(text.strip(), f"without {name}: no message")
+        code, text = answer(opened)
         aside.rename(file)
-    check_equal(silent, [], "files that nobody misses")
+        if code == 3 or (code == 0 and not root and SIGNATURE.search(name)):
+            # Then it is containers, and nobody's step.
+            check(SIGNATURE.search(name), f"without {name}: {text}")
+        elif code != 0 or not CARRIED.search(name):
+            check(names_it(text, name), f"without {name}: {code}, {text}")
+
+
+def test_drop_all(folder):
+    """All files of a kind: none of them is left to tell that there are."""
+    for case, pattern, code, word in (
+            ("verl_fsdp2_w2", "extra_state_*", 0, "extra_state"),
+            ("verl_fsdp2_w2", "latest_*", 0, "from the beginning"),
+            ("hf_trainer_fsdp2_w2", "rng_state_*", 0, "fresh random"),
+            ("nanotron_tp2", "tp-*.pt", 0, "random/tp-"),
+            ("nanotron_tp2", "lr_scheduler.pt", 1, "lr_scheduler.pt"),
+            ("hf_trainer_lora", "adapter_config.json", 1, "adapter_config")):
+        copy = folder / case / pattern.strip("*")
+        shutil.copytree(root_of(case), copy)
+        for file in copy.rglob(pattern):
+            file.unlink()
+        got, text = answer(copy)
+        check(got == code and word in text, f"{case}, {pattern}: {text}")
+
+
+def test_hole(folder):
+    """Objects are counted from 0: a hole is a file that is missing."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of("accelerate_fsdp2_w2"), copy)
+    step = copy / "checkpoints/checkpoint_10"
+    (step / "custom_checkpoint_0.pkl").rename(step / "custom_checkpoint_1.pkl")
+    (step / "scheduler.bin").rename(step / "scheduler_1.bin")
+    result = CKPT.run("verify", copy).want(1)
+    for name in ("custom_checkpoint_0.pkl", "scheduler.bin"):
+        check(name in result.out + result.err, f"{name}: {result}")
+
+
+def test_stranger(folder):
+    """training_args.bin of a stranger: read as data, never run."""
+    copy, mark = folder / "ckpt", folder / "mark"
+    shutil.copytree(root_of("hf_trainer_qwen2"), copy)
+    import torch
+
+    class Stranger:
+        def __reduce__(self):
+            return (open, (str(mark), "w"))
+
+    for name in ("training_args.bin", "scheduler.pt", "rng_state.pth"):
+        torch.save({"x": Stranger()}, copy / "checkpoint-10" / name)
+    for command in ("inspect", "verify"):
+        CKPT.run(command, copy)
+    CKPT.run("convert", copy, folder / "out", "--to", "dcp")
+    CKPT.run("convert", copy, folder / "hf", "--to", "safetensors")
+    check(not mark.exists(), "it was run")
+
+
+def test_index_lists_less(folder):
+    """A file of weights that the index does not list is said."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of("hf_trainer_qwen2"), copy)
+    step = copy / "checkpoint-10"
+    names = sorted(read_safetensors(step / "model.safetensors"))
+    (step / "model.safetensors").rename(
+        step / "model-00001-of-00001.safetensors")
+    listed = {n: "model-00001-of-00001.safetensors" for n in names[1:]}
+    (step / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": listed}))
+    result = CKPT.run("verify", copy)
+    check(f"{names[0]}: is not in the index" in result.out, f"{result}")
 
 
 def mutants(data):
@@ -320,11 +408,17 @@ def prepare(suite, ckpt):
         suite.add(f"{case}: from the root", test_contents, case, root_of(case))
         suite.add(f"{case}: --model-only", test_model_only, case)
         suite.add(f"{case}: --trainer none", test_none, case)
-        suite.add(f"{case}: without a file", test_drop, case)
+        for root in (True, False):
+            suite.add(f"{case}: without a file, {'root' if root else 'step'}",
+                      test_drop, case, root)
         suite.add(f"{case}: the newest step", test_newest, case)
         suite.add(f"{case}: damaged files", test_mutants, case)
         for to in ("safetensors", "dcp", "pt"):
             suite.add(f"{case}: convert to {to}", test_convert, case, to)
+    suite.add("without all files of a kind", test_drop_all)
+    suite.add("a hole in numbers", test_hole)
+    suite.add("a stranger's pickles", test_stranger)
+    suite.add("an index that lists less", test_index_lists_less)
     suite.add("files of two world sizes", test_two_worlds)
     suite.add("safetensors beside .bin", test_mixed)
     suite.add("an unknown family", test_unknown_family)
