@@ -23,12 +23,52 @@ using text::printable;
 
 // States that have a shape of their own whatever the parameter's is.
 constexpr std::string_view kOwnShape[] = {
-    "exp_avg_sq_row", "exp_avg_sq_col", "row",   "col",   "projector",
-    "absmax1",        "absmax2",        "qmap1", "qmap2", "absmax",
-    "qmap",           "state1",         "state2"};
+    "row",  "col",  "projector", "qmap1",    "qmap2",    "qmap",
+    "max1", "max2", "new_max1",  "new_max2", "unorm_vec"};
+
+// Adafactor's second moment: sums over rows, and over columns. torch keeps the
+// dimension that it summed over, of size 1; transformers does not.
+bool is_rows(std::string_view state) {
+  return state == "row_var" || state == "exp_avg_sq_row";
+}
+bool is_columns(std::string_view state) {
+  return state == "col_var" || state == "exp_avg_sq_col";
+}
+
+Wanted from_sums(const Tensor& rows, const Tensor& columns) {
+  const Shape &r = rows.shape, &c = columns.shape;
+  if (r.empty() || c.empty() || r.size() != c.size()) return std::nullopt;
+  const size_t last = r.size() - 1;
+  const bool kept = rows.state == "row_var";
+  if (kept && (last == 0 || r[last] != 1 || c[last - 1] != 1))
+    return std::nullopt;
+  for (size_t d = 0; d + 1 < (kept ? last : r.size()); ++d)
+    if (r[d] != c[d]) return std::nullopt;
+  std::vector<uint64_t> sizes(r.begin(), r.end());
+  if (kept)
+    sizes[last] = c[last];
+  else
+    sizes.push_back(c[last]);
+  return Shape(sizes);
+}
+
+// bitsandbytes has a maximum for each block of a state of 8 bits.
+bool is_maxima(std::string_view state) {
+  return state == "absmax1" || state == "absmax2" || state == "absmax";
+}
+
+bool fit_blocks(const Tensor& maxima, const Shape& whole) {
+  const auto count = element_count(whole);
+  if (!count || maxima.shape.size() != 1) return false;
+  for (const uint64_t block : {256, 2048, 4096})
+    if (maxima.shape[0] == *count / block + (*count % block != 0)) return true;
+  return false;
+}
 
 bool tells_shape(const Tensor& tensor) {
   return !tensor.shape.empty() && tensor.state != "step" &&
+         !is_rows(tensor.state) && !is_columns(tensor.state) &&
+         !is_maxima(tensor.state) &&
          std::ranges::find(kOwnShape, tensor.state) == std::end(kOwnShape);
 }
 
@@ -39,16 +79,38 @@ struct Evidence {
   std::optional<uint64_t> odd;
 };
 
+struct Indirect {
+  const Tensor* rows = nullptr;
+  const Tensor* columns = nullptr;
+  std::vector<const Tensor*> maxima;
+};
+
 Evidence evidence_of(const Catalog& catalog, const Range& range) {
   Evidence evidence;
+  std::map<uint64_t, Indirect> indirect;
+  const auto take = [&](uint64_t number, const Wanted& told) {
+    Wanted& shape = evidence.shapes[number];
+    if (!told || (shape && *shape != *told)) evidence.odd = number;
+    if (told) shape = told;
+  };
   for (size_t t = range.begin; t < range.end; ++t) {
     const Tensor& tensor = catalog.tensors[t];
     const auto number = whole_number(tensor.param);
     if (!number) continue;
-    Wanted& shape = evidence.shapes[*number];
-    if (!tells_shape(tensor)) continue;
-    if (shape && *shape != tensor.shape) evidence.odd = number;
-    shape = tensor.shape;
+    evidence.shapes.try_emplace(*number);
+    if (is_rows(tensor.state)) indirect[*number].rows = &tensor;
+    if (is_columns(tensor.state)) indirect[*number].columns = &tensor;
+    if (is_maxima(tensor.state)) indirect[*number].maxima.push_back(&tensor);
+    if (tells_shape(tensor)) take(*number, tensor.shape);
+  }
+  for (const auto& [number, told] : indirect) {
+    if ((told.rows == nullptr) != (told.columns == nullptr))
+      evidence.odd = number;
+    else if (told.rows != nullptr)
+      take(number, from_sums(*told.rows, *told.columns));
+    const Wanted& whole = evidence.shapes[number];
+    for (const Tensor* maxima : told.maxima)
+      if (!whole || !fit_blocks(*maxima, *whole)) evidence.odd = number;
   }
   return evidence;
 }
