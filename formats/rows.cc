@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "ckpt/error.h"
 #include "formats/dcp/dcp.h"
@@ -18,6 +19,7 @@
 #include "formats/modelopt/modelopt.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/v1/v1.h"
+#include "formats/own.h"
 #include "formats/runs/rewrite.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
@@ -176,7 +178,12 @@ std::string meant_format(std::string_view name) {
 }  // namespace
 
 const std::vector<Format>& all_formats() {
-  static const std::vector<Format> formats = make_formats();
+  static const std::vector<Format> formats = [] {
+    std::vector<Format> known = make_formats();
+    std::vector<Format> all = own_formats(known);
+    std::ranges::move(known, std::back_inserter(all));
+    return all;
+  }();
   return formats;
 }
 

@@ -64,7 +64,7 @@ std::vector<fs::path> own_directories() {
 
 }  // namespace
 
-std::vector<std::string> module_directories() {
+std::vector<std::string> asked_module_directories() {
   std::vector<std::string> found;
   if (const char* variable = std::getenv("CKPT_MODULE_PATH")) {
     std::string_view rest = variable;
@@ -74,6 +74,11 @@ std::vector<std::string> module_directories() {
       rest.remove_prefix(std::min(end + 1, rest.size()));
     }
   }
+  return found;
+}
+
+std::vector<std::string> module_directories() {
+  std::vector<std::string> found = asked_module_directories();
   for (const fs::path& own : own_directories()) {
     found.push_back(own.string());
     found.push_back((own.parent_path() / "lib").string());

@@ -15,6 +15,9 @@ namespace ckpt {
 // or library, and ../lib beside it.
 std::vector<std::string> module_directories();
 
+// Those that CKPT_MODULE_PATH names.
+std::vector<std::string> asked_module_directories();
+
 // The path of module "torch", "mpi" or "cuda" if it is there, else "". Opens
 // nothing.
 std::string find_module(std::string_view name);

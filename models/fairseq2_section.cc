@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lib/embedded.h"
+#include "models/own.h"
 
 namespace ckpt::families {
 namespace {
@@ -25,7 +26,7 @@ bool has_rules(const Embedded& file) {
 }
 
 Json find_rules(std::string_view name) {
-  for (const Embedded& file : embedded()) {
+  for (const Embedded& file : files()) {
     if (!has_rules(file)) continue;
     Json section = section_of(file);
     if (section.contains("tp_rules") && section.at("family") == name)
@@ -38,7 +39,7 @@ Json find_rules(std::string_view name) {
 
 Json fairseq2_section(std::string_view family) {
   Json own;
-  for (const Embedded& file : embedded())
+  for (const Embedded& file : files())
     if (file.name == family) own = section_of(file);
   // Most files have the name that fairseq2 has.
   if (own.contains("tp_rules") && own.at("family") == family) return own;
@@ -49,7 +50,7 @@ Json fairseq2_section(std::string_view family) {
 
 std::vector<std::string> fairseq2_families() {
   std::vector<std::string> names;
-  for (const Embedded& file : embedded())
+  for (const Embedded& file : files())
     if (has_rules(file))
       names.push_back(section_of(file).at("family").get<std::string>());
   std::ranges::sort(names);

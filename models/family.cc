@@ -11,6 +11,7 @@
 #include "lib/text/glob.h"
 #include "models/located.h"
 #include "models/numbers.h"
+#include "models/own.h"
 
 namespace ckpt::families {
 namespace {
@@ -39,13 +40,13 @@ FamilyPtr family_of(const Embedded& file) {
 
 std::vector<FamilyPtr> all_families() {
   std::vector<FamilyPtr> families;
-  for (const Embedded& file : embedded())
+  for (const Embedded& file : files())
     if (is_family_file(file)) families.push_back(family_of(file));
   return families;
 }
 
 const Embedded* find_file(std::string_view name) {
-  for (const Embedded& file : embedded())
+  for (const Embedded& file : files())
     if (file.name == name && is_family_file(file)) return &file;
   return nullptr;
 }
@@ -94,7 +95,7 @@ bool may_name(const Embedded& file, const Json& config) {
 
 FamilyPtr find_if(const Json& config,
                   bool (*matches)(const HfSide&, const Json&)) {
-  for (const Embedded& file : embedded()) {
+  for (const Embedded& file : files()) {
     if (!is_family_file(file) || !may_name(file, config)) continue;
     FamilyPtr family = family_of(file);
     if (matches(family->hf(), config)) return family;
@@ -164,7 +165,7 @@ FamilyPtr Family::for_fairseq2(const std::string& name, const Json& config) {
 
 std::vector<std::string> Family::names() {
   std::vector<std::string> all;
-  for (const Embedded& file : embedded())
+  for (const Embedded& file : files())
     if (is_family_file(file)) all.emplace_back(file.name);
   std::ranges::sort(all);
   return all;

@@ -19,7 +19,11 @@ constexpr Variable kVariables[] = {
     {"CKPT_MODULE_PATH",
      "Directories, separated by colons, with the modules libckpt_mpi.so, "
      "libckpt_cuda.so and libckpt_torch.so, where they are not beside ckpt "
-     "or in the lib directory next to it."},
+     "or in the lib directory next to it, and formats of others: "
+     "libckpt_format_NAME.so."},
+    {"CKPT_FAMILY_PATH",
+     "Directories, separated by colons, with families of one's own, "
+     "NAME.json each."},
     {"CKPT_LAUNCHER",
      "none: a process that srun or mpirun started runs by itself."},
     {"NO_COLOR, CLICOLOR_FORCE, FORCE_COLOR",

@@ -209,6 +209,32 @@ def test_mistakes_are_shown_at_their_line(folder):
     check("did you mean 'qkv'" in result.err, str(result))
 
 
+def test_families_of_ones_own(folder):
+    """CKPT_FAMILY_PATH: a file there is a family as those of ckpt are."""
+    model = copy_of("llama", folder)
+    config = json.loads((model / "config.json").read_text())
+    config.update(model_type="ours", architectures=["OursForCausalLM"])
+    (model / "config.json").write_text(json.dumps(config))
+    there = folder / "families"
+    there.mkdir()
+    (there / "ours.json").write_text(json.dumps(
+        {"schema": "ckpt-family/2", "family": "ours", "extends": "llama",
+         "hf": {"model_type": ["ours"],
+                "architectures": ["OursForCausalLM"]},
+         "dialects": {"mcore": {}}}))
+    to = ("--to", "megatron_torch_dist", "--tp", "2")
+    CKPT.run("convert", model, folder / "no", *to).want(5)
+    env = {"CKPT_FAMILY_PATH": str(there)}
+    CKPT.run("convert", model, folder / "out", *to, env=env).want(0)
+    CKPT.run("verify", model, folder / "out", env=env).want(0)
+    listed = CKPT.run("family", "list", "--json", env=env).want(0).json()
+    check("ours" in {one["name"] for one in listed["families"]}, f"{listed}")
+    (there / "llama.json").write_text((there / "ours.json").read_text())
+    twice = CKPT.run("family", "list", env=env).want(2)
+    check("there is a family llama already" in twice.err, f"{twice}")
+    CKPT.run("family", "list", env={"CKPT_FAMILY_PATH": "/none"}).want(3)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -221,6 +247,7 @@ def prepare(suite, ckpt):
     suite.add("numbers that are missing", test_numbers_that_are_missing)
     suite.add("a family that is unknown", test_a_family_that_is_unknown)
     suite.add("the example of the docs", test_the_example_of_the_docs)
+    suite.add("families of one's own", test_families_of_ones_own)
     suite.add("mistakes at their line", test_mistakes_are_shown_at_their_line)
 
 

@@ -34,3 +34,49 @@ for file in man/man1/ckpt-inspect.1 bash-completion/completions/ckpt \
   zsh/site-functions/_ckpt fish/vendor_completions.d/ckpt.fish; do
   test -s "$work/prefix/share/$file"
 done
+
+# A format of one's own: built against the package, loaded by the program, and
+# what it wrote is read by numpy.
+cmake -S "$here/../../examples/format_module" -B "$work/module" -G Ninja \
+  -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1 ||
+  { cat "$work/log" >&2; exit 1; }
+cmake --build "$work/module" >"$work/log" 2>&1 ||
+  { cat "$work/log" >&2; exit 1; }
+ckpt=$work/prefix/bin/ckpt
+export CKPT_MODULE_PATH=$work/module
+"$ckpt" --help | grep -q '^  npy_folder  *read, write '
+"$ckpt" convert "$checkpoint" "$work/npy" --to npy_folder --dtype f32 -q
+"$ckpt" convert "$checkpoint" "$work/f32.safetensors" --dtype f32 -q
+"$ckpt" inspect "$work/npy" --json | grep -q '"format": *"npy_folder"'
+"$ckpt" verify "$work/npy" -q
+"$ckpt" verify "$work/f32.safetensors" "$work/npy" -q
+"$ckpt" convert "$work/npy" "$work/back.safetensors" -q
+"$ckpt" verify "$work/f32.safetensors" "$work/back.safetensors" -q
+if python=$here/../../.venv/bin/python && [ -x "$python" ]; then
+  "$python" - "$work/npy" "$work/f32.safetensors" <<'END'
+import sys
+from pathlib import Path
+
+import numpy
+from safetensors.numpy import load_file
+
+expected = load_file(sys.argv[2])
+files = sorted(Path(sys.argv[1]).glob("*.npy"))
+assert {file.stem for file in files} == set(expected), files
+for file in files:
+    numpy.testing.assert_array_equal(numpy.load(file), expected[file.stem])
+END
+fi
+# One that lies of its bytes is refused, and so is what is no module.
+mkdir "$work/short" "$work/wrong"
+first=$(find "$work/npy" -name '*.npy' | sort | head -1)
+head -c "$(($(stat -c %s "$first") - 1))" "$first" \
+  >"$work/short/$(basename "$first")"
+status=0
+"$ckpt" inspect "$work/short" 2>"$work/log" || status=$?
+[ $status = 4 ] && grep -q 'bytes at' "$work/log"
+cp "$work/prefix/lib/libckpt.so" "$work/wrong/libckpt_format_wrong.so"
+status=0
+CKPT_MODULE_PATH=$work/wrong "$ckpt" inspect "$work/npy" 2>"$work/log" ||
+  status=$?
+[ $status = 7 ] && grep -q 'registers none' "$work/log"

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/own.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <list>
+#include <mutex>
+#include <set>
+
+#include "ckpt/error.h"
+#include "ckpt/format.h"
+#include "lib/module.h"
+#include "lib/text/format.h"
+
+namespace ckpt::formats {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A reader of the caller's as every other one is used.
+class OwnReader final : public Reader {
+ public:
+  OwnReader(std::string name, std::unique_ptr<FormatReader> reader)
+      : name_(std::move(name)), reader_(std::move(reader)) {}
+  std::string_view name() const override { return name_; }
+  Support supports(const std::string& path) const override {
+    Support support;
+    support.yes = reader_->supports(path, support.why);
+    return support;
+  }
+  Catalog read_catalog(const std::string& path,
+                       const ReadOptions&) const override {
+    Catalog catalog = reader_->read_catalog(path);
+    catalog.format = name_;
+    if (catalog.path.empty()) catalog.path = path;
+    check(catalog);
+    return catalog;
+  }
+
+ private:
+  // What the engine takes as given of any reader.
+  static void check(const Catalog& catalog) {
+    std::set<std::string_view> names;
+    for (const Tensor& tensor : catalog.tensors) {
+      if (!names.insert(tensor.name).second)
+        throw input_error({catalog.path, tensor.name}, "stands there twice");
+      for (const Piece& piece : tensor.pieces) check(catalog, tensor, piece);
+    }
+  }
+  static void check(const Catalog& catalog, const Tensor& tensor,
+                    const Piece& piece) {
+    const Where where{catalog.path, tensor.name};
+    if (!inside(piece.box, tensor.shape))
+      throw input_error(where, "a piece at {} of shape {} in shape {}",
+                        to_string(piece.box.offset), to_string(piece.box.shape),
+                        to_string(tensor.shape));
+    if (piece.extent.file >= catalog.files.size())
+      throw input_error(where, "lies in file {} of {}", piece.extent.file,
+                        catalog.files.size());
+    const File& file = catalog.files[piece.extent.file];
+    if (!piece.extent.strides.empty() || piece.flat || piece.extent.archive)
+      return;
+    const auto bytes = byte_size(tensor.dtype, piece.box.shape);
+    if (!bytes || piece.extent.offset > file.size ||
+        *bytes > file.size - piece.extent.offset)
+      throw input_error({file.path, tensor.name},
+                        "{} bytes at {} in a file of {}", bytes.value_or(0),
+                        piece.extent.offset, file.size);
+  }
+
+  const std::string name_;
+  const std::unique_ptr<FormatReader> reader_;
+};
+
+class OwnWriter final : public Writer {
+ public:
+  OwnWriter(std::string name, std::unique_ptr<FormatWriter> writer)
+      : name_(std::move(name)), writer_(std::move(writer)) {}
+  std::string_view name() const override { return name_; }
+  Target lay_out(const Catalog& source, const Layout& layout) const override {
+    Target target = writer_->lay_out(source, layout);
+    target.catalog.format = name_;
+    return target;
+  }
+
+ private:
+  const std::string name_;
+  const std::unique_ptr<FormatWriter> writer_;
+};
+
+void check_name(const NewFormat& format) {
+  const bool plain =
+      !format.name.empty() && std::ranges::all_of(format.name, [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+      });
+  if (!plain)
+    throw usage_error({}, "a format is named \"{}\": a-z, 0-9 and _ make one",
+                      text::printable(format.name));
+  if (!format.reader && !format.writer)
+    throw usage_error({}, "format {} neither reads nor writes", format.name);
+}
+
+class Registered final : public FormatRegistry {
+ public:
+  void add(NewFormat format) override {
+    check_name(format);
+    const std::lock_guard lock(mutex_);
+    if (closed_)
+      throw usage_error({},
+                        "format {} is registered after the formats were used",
+                        format.name)
+          .with_hint("register it before the first checkpoint is opened");
+    formats_.push_back(std::move(format));
+  }
+
+  std::vector<Format> take(const std::vector<Format>& taken) {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    std::vector<Format> own;
+    for (NewFormat& added : formats_) {
+      const auto same = [&](const Format& format) {
+        return format.name == added.name;
+      };
+      if (std::ranges::any_of(taken, same) || std::ranges::any_of(own, same))
+        throw usage_error({}, "two formats are named {}", added.name);
+      Format format{.name = added.name,
+                    .what = added.what,
+                    .reader = nullptr,
+                    .writer = nullptr,
+                    .traits = {.dialect = added.dialect,
+                               .any_tensors = added.dialect.empty()}};
+      if (added.reader)
+        format.reader =
+            std::make_unique<OwnReader>(added.name, std::move(added.reader));
+      if (added.writer)
+        format.writer =
+            std::make_unique<OwnWriter>(added.name, std::move(added.writer));
+      own.push_back(std::move(format));
+    }
+    return own;
+  }
+
+ private:
+  std::mutex mutex_;
+  bool closed_ = false;
+  std::list<NewFormat> formats_;  // whose names the rows point to
+};
+
+Registered& registered() {
+  static Registered all;
+  return all;
+}
+
+std::vector<std::string> module_files() {
+  std::vector<std::string> files;
+  for (const std::string& directory : asked_module_directories()) {
+    std::vector<std::string> here;
+    std::error_code ignored;
+    for (const fs::directory_entry& entry :
+         fs::directory_iterator(directory, ignored)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("libckpt_format_") && name.ends_with(".so"))
+        here.push_back(entry.path().string());
+    }
+    std::ranges::sort(here);
+    files.insert(files.end(), here.begin(), here.end());
+  }
+  return files;
+}
+
+[[noreturn]] void unfit(const std::string& path, const std::string& problem) {
+  throw resource_error({path, {}}, "a module of formats that {}", problem)
+      .with_hint(
+          "build it against this version's ckpt/format.h, or take its "
+          "directory out of CKPT_MODULE_PATH");
+}
+
+// It stays open until the program ends.
+void load(const std::string& path) {
+  void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) unfit(path, fmt::format("can't be opened: {}", ::dlerror()));
+  using Abi = const char* (*)();
+  using Register = void (*)(FormatRegistry&);
+  const auto abi = reinterpret_cast<Abi>(::dlsym(handle, "ckpt_format_abi"));
+  const auto add =
+      reinterpret_cast<Register>(::dlsym(handle, "ckpt_register_formats"));
+  if (!abi || !add) unfit(path, "registers none");
+  if (std::string_view(abi()) != kFormatAbi)
+    unfit(path, fmt::format("was built for \"{}\", this is \"{}\"",
+                            text::printable(abi()), kFormatAbi));
+  add(registered());
+}
+
+}  // namespace
+
+std::vector<Format> own_formats(const std::vector<Format>& taken) {
+  for (const std::string& file : module_files()) load(file);
+  return registered().take(taken);
+}
+
+}  // namespace ckpt::formats
+
+namespace ckpt {
+
+void register_format(NewFormat format) {
+  formats::registered().add(std::move(format));
+}
+
+}  // namespace ckpt

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Families that a program adds, and those in the directories that
+// CKPT_FAMILY_PATH names, beside the ones that come with ckpt.
+#pragma once
+
+#include <span>
+
+#include "lib/embedded.h"
+
+namespace ckpt::families {
+
+// All files that may be families, own ones first. Read once: nothing can be
+// added afterwards. Throws usage_error "FILE:LINE:COLUMN: …" for a bad one,
+// and for a name that two have.
+std::span<const Embedded> files();
+
+}  // namespace ckpt::families
