@@ -14,11 +14,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A bucket that holds a quarter of a second: `free_` is when what passed until
-// now is paid for.
+// A bucket that holds a quarter of a second, and nothing at the start: `free_`
+// is when what passed until now is paid for.
 class Bucket {
  public:
-  void set_rate(uint64_t rate) { rate_ = rate; }
+  void set_rate(uint64_t rate) {
+    const std::lock_guard lock(mutex_);
+    rate_ = rate;
+    free_ = Clock::now();
+  }
   uint64_t rate() const { return rate_; }
 
   Clock::time_point take(uint64_t bytes) {
