@@ -23,6 +23,15 @@ SIGLIP = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2,
 IDS = dict(image_token_id=60, video_token_id=61, vision_start_token_id=62,
            vision_end_token_id=63)
 INDICES = dict(image_token_index=60, boi_token_index=61, eoi_token_index=62)
+GLM = dict(depth=2, hidden_size=16, num_heads=2, intermediate_size=24,
+           patch_size=4, out_hidden_size=32, image_size=16)
+GLM_IDS = dict(image_token_id=60, video_token_id=61, image_start_token_id=60,
+               image_end_token_id=61, video_start_token_id=62,
+               video_end_token_id=63)
+HALF = {"rope_type": "default", "rope_theta": 500.0,
+        "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+COHERE = dict(TEXT, model_type="cohere2",
+              layer_types=["sliding_attention", "full_attention"])
 SECTIONS = {"rope_type": "default", "rope_theta": 500.0,
             "mrope_section": [2, 1, 1]}
 ROPED = dict(TEXT, rope_parameters=SECTIONS)
@@ -70,6 +79,14 @@ TYPES = {
     "internvl, qwen2": intern("qwen2"),
     "internvl, qwen3": intern("qwen3"),
     "internvl, llama": intern("llama"),
+    "glm4v_moe": dict(text_config=dict(
+        TEXT, rope_parameters=HALF, n_routed_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=8, n_shared_experts=1, n_group=1, topk_group=1,
+        first_k_dense_replace=1), vision_config=GLM, **GLM_IDS),
+    "aya_vision": dict(text_config=COHERE, vision_config=SIGLIP,
+                       image_token_index=60),
+    "cohere2_vision": dict(text_config=COHERE, vision_config=SIGLIP,
+                           alignment_intermediate_size=8, image_token_id=60),
     "llama4": dict(text_config=dict(
         TEXT, num_local_experts=4, num_experts_per_tok=1,
         interleave_moe_layer_step=2, intermediate_size_mlp=40),
@@ -79,6 +96,8 @@ TYPES = {
 
 # As in families2026_models.py.
 UNSAID = {
+    "aya_vision": ["parallel_residual", "config.logit_scale"],
+    "cohere2_vision": ["parallel_residual", "config.logit_scale"],
     "mistral3, ministral3": ["rope_llama4_beta"],
     "llama4": ["config.attention_chunk_size",
                "config.attn_temperature_tuning"],

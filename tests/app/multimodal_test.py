@@ -30,9 +30,12 @@ TOWERS = {
     "gemma3": {"vision_tower.", "multi_modal_projector.proj.",
                "multi_modal_projector.mm_soft_embed_norm."},
     "mistral3": {"vision_tower.", "multi_modal_projector."},
+    "glm4v_moe": {"visual."},
     # It has none of these: transformers' names.
     "llava": {"vision_tower.", "multi_modal_projector."},
     "internvl": {"vision_tower.", "multi_modal_projector."},
+    "aya_vision": {"vision_tower.", "multi_modal_projector."},
+    "cohere2_vision": {"vision_tower.", "multi_modal_projector."},
     "llama4": {"vision_model.", "multi_modal_projector."},
 }
 TOWERS["qwen3_vl_moe"] = TOWERS["qwen3_vl"]
