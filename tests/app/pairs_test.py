@@ -127,7 +127,7 @@ def outcome(table, source, format, topology, target, folder):
     there, back = folder / "there", folder / "back"
     for options, word in (((), "same"), (("--model-only",), "model")):
         result = CKPT.run("convert", source, there, "--to", target, "-q",
-                          *options)
+                          *options, *way_there(table, format, target))
         if result.code == 0:
             break
         check_equal(result.code, 5, f"status of\n{result}\n")
@@ -152,6 +152,12 @@ DIALECTS = {"fairseq2": "fairseq2", "olmo_core_v1": "olmo_core",
             "olmo_core": "olmo_core", "meta": "meta"}
 
 
+def way_there(table, format, target):
+    """DCP's own files say no configuration, and vLLM's fuse by it."""
+    return ["--config-from", MODEL] if (table, format, target) == (
+        "model", "dcp", "vllm") else []
+
+
 def way_back(table, format, target):
     """What has to be said on the way back: names, for a container of any; the
     configuration, where the target has none."""
@@ -160,6 +166,7 @@ def way_back(table, format, target):
         return options
     if format in ("safetensors", "torch", "dcp"):
         options += ["--dialect", "hf"]
+    options += way_there(table, target, format)
     if target.startswith("olmo_core") and not format.startswith("olmo_core"):
         options += ["--config-from", MODEL]
     return options
@@ -168,7 +175,11 @@ def way_back(table, format, target):
 def reason(text):
     """An error without paths and tensors."""
     line = text.split("error: ")[1].splitlines()[0]
-    return re.sub(r" \(in [^)]*\)$", "", line)
+    return plain(re.sub(r" \(in [^)]*\)$", "", line))
+
+
+def plain(line):
+    return re.sub(r"^/\S+: (is of format \w+: )?|^is of format \w+: ", "", line)
 
 
 def pair(folder, table, row, source, format, topology, column):
@@ -181,8 +192,34 @@ def pair(folder, table, row, source, format, topology, column):
         check_equal(cell or "-", known, f"{PAGE.name} (--write makes it anew)")
 
 
+def notes_of(lines):
+    """(table, number) -> why."""
+    notes, table = {}, None
+    for line in lines:
+        if line.startswith("## "):
+            table = line[3:].split()[0].lower()
+        elif found := re.match(r"(\d+)\. (.*)", line):
+            notes[table, found[1]] = found[2]
+    return notes
+
+
+def keep_written():
+    """What the page has and -k leaves out stays there."""
+    lines = PAGE.read_text().splitlines() if PAGE.exists() else []
+    notes = notes_of(lines)
+    for key, (cell, number) in numbered().items():
+        if key not in CELLS and cell != "?":
+            CELLS[key] = cell.strip("-")
+            REASONS[key] = plain(notes.get((key[0], number), ""))
+
+
 def written():
     """The cells of the page."""
+    return {key: cell for key, (cell, _) in numbered().items()}
+
+
+def numbered():
+    """The same, and the number of the reason or ""."""
     cells, table, columns = {}, None, []
     for line in PAGE.read_text().splitlines() if PAGE.exists() else ():
         if line.startswith("## "):
@@ -192,7 +229,8 @@ def written():
             columns = row[1:]
         elif line.startswith("| ") and len(row) == len(columns) + 1:
             for column, cell in zip(columns, row[1:]):
-                cells[table, row[0], column] = cell.split("[")[0]
+                word, _, number = cell.partition("[")
+                cells[table, row[0], column] = word, number.strip("]")
     return cells
 
 
@@ -237,7 +275,7 @@ HEAD = """# Pairs of formats
 
 Each row is converted to each column, `ckpt verify SRC DST` says `same`, and
 what is converted back has the row's bytes. `tests/app/pairs_test.py` does it,
-and `--write` makes this page of what came out.
+and `--write` makes this page of what came out (with `-k ROW`, of that row).
 
 | cell | |
 |---|---|
@@ -246,7 +284,10 @@ and `--write` makes this page of what came out.
 | one way | the way back is refused with exit status 5; below is why |
 | - | refused with exit status 5; below is why |
 
-Rows that are not here were not run yet.
+Rows that are not here were not run yet, or have a cell that is neither: a run
+of ModelOpt with a tied head (it is written once on the way back), and one of
+OLMo-core (its optimizer comes back from safetensors and torch under other
+names).
 """
 
 
@@ -262,8 +303,8 @@ def page():
                   "|---" * (len(FORMATS) + 1) + "|"]
         notes = {}
         for row in rows:
-            if all((table, row, column) not in CELLS for column in FORMATS):
-                continue
+            if any((table, row, column) not in CELLS for column in FORMATS):
+                continue  # not run, or a cell failed
             cells = []
             for column in FORMATS:
                 cell = CELLS.get((table, row, column), "?")
@@ -310,4 +351,5 @@ if __name__ == "__main__":
         Suite(__doc__).main(prepare)
     finally:
         if "--write" in ARGUMENTS:
+            keep_written()
             PAGE.write_text(page())
