@@ -10,6 +10,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/staging.h"
 
 namespace ckpt::library {
 namespace {
@@ -19,8 +20,9 @@ namespace fs = std::filesystem;
 }  // namespace
 
 Shadow::Shadow(const std::string& target) {
+  const std::string place = io::staging_place(target);
   std::string pattern = io::join(
-      io::parent(target), "." + io::base_name(target) + ".ckpt-salvage-XXXXXX");
+      io::parent(place), "." + io::base_name(place) + ".ckpt-salvage-XXXXXX");
   if (::mkdtemp(pattern.data()) == nullptr)
     throw Error(ExitCode::kIo, {pattern, {}},
                 io_error("", "mkdir", errno).problem(),

@@ -124,14 +124,6 @@ std::string open_spool() {
   return spool;
 }
 
-// Beside this path the target is staged. The same for each run of one target.
-std::string place_of(const std::string& target) {
-  if (!is_target_url(target)) return target;
-  Sha256 sum;
-  sum.update(std::as_bytes(std::span(target)));
-  return join(open_spool(), sum.hex().substr(0, 16) + "-" + base_name(target));
-}
-
 Error bad_target(const std::string& target) {
   return usage_error({target, {}}, "names no object in a bucket")
       .with_hint("s3://BUCKET/NAME, gs://BUCKET/NAME");
@@ -150,13 +142,22 @@ void check_remote(const std::string& target, const StagingOptions& options) {
   if (there == Standing::kNothing || options.overwrite) return;
   // An earlier run's objects, some of which may be there.
   if (options.resume &&
-      is_publishing(join(beside(place_of(target), ".ckpt-staging"), kUpload),
-                    target))
+      is_publishing(
+          join(beside(staging_place(target), ".ckpt-staging"), kUpload),
+          target))
     return;
   throw exists_already(target);
 }
 
 }  // namespace
+
+// The same for each run of one target.
+std::string staging_place(const std::string& target) {
+  if (!is_target_url(target)) return target;
+  Sha256 sum;
+  sum.update(std::as_bytes(std::span(target)));
+  return join(open_spool(), sum.hex().substr(0, 16) + "-" + base_name(target));
+}
 
 void Staging::check(const std::string& target, const StagingOptions& options) {
   if (is_target_url(target)) return check_remote(stripped(target), options);
@@ -170,7 +171,7 @@ void Staging::check(const std::string& target, const StagingOptions& options) {
 Staging::Staging(const std::string& target, const StagingOptions& options)
     : options_(options),
       target_((check(stripped(target), options), stripped(target))),
-      place_(place_of(target_)),
+      place_(staging_place(target_)),
       root_(beside(place_, ".ckpt-staging")),
       aside_(beside(place_, ".ckpt-journal")),
       lock_(place_) {

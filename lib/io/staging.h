@@ -113,6 +113,10 @@ class Staging {
   std::set<std::string> made_;            // the same
 };
 
+// The path beside which a target is staged: itself, or for one on another
+// machine a name in the spool.
+std::string staging_place(const std::string& target);
+
 // A process that writes into another's staging directory: while it lives, no
 // later run may begin there. Throws kIo if the directory is not shared.
 Handle join_staging(const std::string& root);
