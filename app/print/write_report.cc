@@ -66,9 +66,9 @@ struct Sending {
   uint64_t requests = 0;
 };
 
-// With two looks at the target, the claim and the manifest.
+// With two looks at the target, the claim, its end, and the manifest.
 Sending sending(const WriteReport& report) {
-  Sending all{.requests = 5};
+  Sending all{.requests = 6};
   for (const TargetFile& file : report.target->files) {
     const io::UploadCost cost = io::upload_cost(file.size);
     all.parts += cost.parts;

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <functional>
 #include <mutex>
 #include <random>
 #include <set>
@@ -449,7 +450,12 @@ class Uploader {
 
   void release_claim() {
     if (options_.single_file) return;
-    remove(target_ + std::string(kClaim));
+    // A try whose answer was not waited for may be done after the first look.
+    const std::string url = target_ + std::string(kClaim);
+    for (int i = 0; i < kTries; ++i) {
+      remove(url);
+      if (!is_ours(url)) return;
+    }
   }
 
   void remove(const std::string& url) {

@@ -42,7 +42,7 @@ class Place:
         self.env = {**remote.CLEAN, **SERVER.env,
                     "AWS_ENDPOINT_URL": self.proxy.url,
                     "CKPT_SPOOL": str(spool), "CKPT_NET_PART_MIB": "5",
-                    "CKPT_NET_RETRIES": "3", "CKPT_NET_STALL": "2"}
+                    "CKPT_NET_RETRIES": "3", "CKPT_NET_STALL": "6"}
 
     def __enter__(self):
         return self
@@ -385,6 +385,32 @@ def test_gs(folder):
         same_as(place, "new", folder / "new")
 
 
+def test_commands(folder):
+    """reshard, unshard and salvage write there, and read back what they
+    wrote."""
+    with Place(folder) as place:
+        source = DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt"
+        for words in (["reshard", "--tp", "1", "--verify"],
+                      ["unshard", "--model-only", "--verify"],
+                      ["salvage"]):
+            name = words[0]
+            here = folder / "file.safetensors"
+            there = "file.safetensors"
+            if name != "unshard":
+                here, there = folder / name, name
+            for target in (here, place.url(there)):
+                run(name, source, target, *words[1:], "-q",
+                    env=place.env).want(0)
+            if name == "unshard":
+                check(place.get(there) == here.read_bytes(), "one file")
+            else:
+                same_as(place, name, here)
+        done = run("convert", source, place.url("x"), "--to", "dcp", "-n",
+                   "--json", env=place.env).want(0).json()
+        check(done["upload"]["parts"] >= len(done["written"]) - 1, done)
+        check(not place.left(), "leavings")
+
+
 def test_refused(folder):
     """What can't be written says so."""
     source = big(folder, 1, 1000)
@@ -424,7 +450,7 @@ def main():
     for case, form in CONVERSIONS:
         suite.add("convert " + case, test_convert, case, form)
     for test in (test_parts, test_abandoned, test_cleared, test_exists, test_raced,
-                 test_claimed, test_interrupt, test_gs, test_refused,
+                 test_claimed, test_interrupt, test_gs, test_commands, test_refused,
                  test_dry_run):
         suite.add(test.__name__.removeprefix("test_"), test)
     for name in PASSING:
