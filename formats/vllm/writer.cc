@@ -181,6 +181,18 @@ void refuse(const Catalog& source, const Layout& layout) {
         .with_hint(
             "vLLM's ranks of experts are those of tensors: --ep as --tp, or "
             "--ep 1 to cut each expert");
+  // Names of its own that another container kept: parts of what was fused are
+  // not told there.
+  const auto own = std::ranges::find_if(source.tensors, [](const Tensor& t) {
+    return t.name.ends_with(".attn._k_scale");
+  });
+  if (source.format != kFormat && own != source.tensors.end())
+    throw unfaithful_error({source.path, own->name},
+                           "is named by vLLM, whose names a {} can't tell",
+                           source.format)
+        .with_hint(
+            "convert vLLM's directory itself, with --dialect hf to any other "
+            "container");
   if (source.format != kFormat && source.dialect != "hf")
     throw unfaithful_error(
         {source.path, {}},
