@@ -21,15 +21,15 @@
 #include <fstream>
 #include <functional>
 #include <mutex>
-#include <random>
 #include <set>
-#include <sstream>
 
 #include "lib/interrupt.h"
 #include "lib/io/file.h"
 #include "lib/net/md5.h"
 #include "lib/net/settings.h"
 #include "lib/net/store.h"
+#include "lib/net/upload_record.h"
+#include "lib/net/upload_sums.h"
 #include "lib/net/url.h"
 #include "lib/net/xml.h"
 #include "lib/parallel.h"
@@ -51,122 +51,6 @@ uint64_t part_size(uint64_t bytes) {
   return std::max(settings().part_mib * kMiB, (least + kMiB - 1) / kMiB * kMiB);
 }
 
-struct Sums {
-  std::string sha256;
-  std::string md5;
-};
-
-Sums sums_of(const io::Handle& file, uint64_t begin, uint64_t bytes) {
-  Sha256 sha256;
-  Md5 md5;
-  std::vector<std::byte> block(std::min(bytes, kMiB));
-  for (uint64_t at = 0; at < bytes; at += block.size()) {
-    const auto now =
-        std::span(block).first(std::min<uint64_t>(block.size(), bytes - at));
-    file.read(begin + at, now);
-    sha256.update(now);
-    md5.update(now);
-  }
-  return {sha256.hex(), md5.hex()};
-}
-
-Sums sums_of(const std::string& text) {
-  Sha256 sha256;
-  Md5 md5;
-  sha256.update(std::as_bytes(std::span(text)));
-  md5.update(std::as_bytes(std::span(text)));
-  return {sha256.hex(), md5.hex()};
-}
-
-std::string unquoted(std::string etag) {
-  std::erase(etag, '"');
-  return etag;
-}
-
-bool is_md5(const std::string& etag) {
-  return etag.size() == 32 && std::ranges::all_of(etag, [](unsigned char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-         });
-}
-
-// With keys of a service or a customer's, an ETag is no MD5.
-bool hides_md5(const Response& response) {
-  return response.header("x-amz-server-side-encryption").starts_with("aws:") ||
-         !response.header("x-amz-server-side-encryption-customer-algorithm")
-              .empty();
-}
-
-// What the server says that it has, where it is not what was sent; else "".
-std::string difference(const Response& response, const Sums& sums) {
-  const std::string etag = unquoted(response.header("etag"));
-  if (is_md5(etag) && !hides_md5(response) && etag != sums.md5)
-    return fmt::format("its MD5 is {} there, {} here", etag, sums.md5);
-  const std::string sha = response.header("x-amz-checksum-sha256");
-  if (const std::string here = base64_of_hex(sums.sha256);
-      !sha.empty() && sha != here)
-    return fmt::format("its SHA-256 is {} there, {} here", sha, here);
-  return {};
-}
-
-// Replies that say that other bytes came than were sent.
-bool came_otherwise(const Response& response) {
-  const std::string code = element(response.body, "Code");
-  return response.status == 400 &&
-         (code == "BadDigest" || code == "XAmzContentSHA256Mismatch" ||
-          code == "XAmzContentChecksumMismatch" || code == "IncompleteBody" ||
-          code == "RequestTimeout");
-}
-
-// ---------------------------------------------------------------- the record
-//
-//   ckpt-upload 1
-//   target s3://bucket/new
-//   single                a file, not a directory
-//   mark 4f0c…            of this upload's objects
-//   upload ID FILE        one for each large file
-//   publishing            objects of it may be there
-struct Record {
-  std::string target;
-  std::string mark;
-  std::map<std::string, std::string> uploads = {};  // ids by file
-  bool single_file = false;
-  bool publishing = false;
-};
-
-Record read_record(const std::string& path) {
-  Record record;
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);) {
-    std::istringstream words(line);
-    std::string key, value;
-    words >> key >> value;
-    if (key == "target") record.target = line.substr(7);
-    if (key == "mark") record.mark = value;
-    if (key == "single") record.single_file = true;
-    if (key == "publishing") record.publishing = true;
-    if (key == "upload" && line.size() > 8 + value.size())
-      record.uploads[line.substr(8 + value.size())] = value;
-  }
-  return record;
-}
-
-void note(const std::string& path, const std::string& line) {
-  std::ofstream out(path, std::ios::app);
-  out << line << '\n';
-  out.flush();
-  if (!out)
-    throw Error(ExitCode::kIo, {path, {}},
-                "cannot note which uploads were begun");
-}
-
-std::string new_mark() {
-  std::random_device random;
-  std::string mark;
-  for (int i = 0; i < 4; ++i) mark += fmt::format("{:08x}", random());
-  return mark;
-}
-
-// --------------------------------------------------------------- one upload
 class Uploader {
  public:
   Uploader(std::string root, const std::string& target,
@@ -229,9 +113,9 @@ class Uploader {
   void begin_record() {
     record_ = {.target = target_, .mark = new_mark()};
     std::ofstream(options_.record, std::ios::trunc) << "ckpt-upload 1\n";
-    note(options_.record, "target " + target_);
-    if (options_.single_file) note(options_.record, "single");
-    note(options_.record, "mark " + record_.mark);
+    add_line(options_.record, "target " + target_);
+    if (options_.single_file) add_line(options_.record, "single");
+    add_line(options_.record, "mark " + record_.mark);
   }
 
   Request ask(const std::string& url, const std::string& method,
@@ -283,7 +167,7 @@ class Uploader {
       throw Error(ExitCode::kIo, {file.url, {}},
                   "the server gives no id for an upload");
     const std::lock_guard lock(mutex_);
-    note(options_.record, "upload " + file.id + " " + file.name);
+    add_line(options_.record, "upload " + file.id + " " + file.name);
   }
 
   // False if the server knows nothing of the upload.
@@ -396,7 +280,7 @@ class Uploader {
     if (!record_.publishing) check_free();
     claim();
     if (!record_.publishing) {
-      note(options_.record, "publishing");
+      add_line(options_.record, "publishing");
       record_.publishing = true;
     }
     if (options_.overwrite) remove_first();
@@ -602,28 +486,6 @@ void upload(const std::string& root, const std::string& target,
             const UploadOptions& options) {
   net::Uploader(root, target, files, options).run();
   net::forget_all();
-}
-
-void abandon_upload(const std::string& record) noexcept {
-  try {
-    const net::Record all = net::read_record(record);
-    for (const auto& [file, id] : all.uploads) {
-      const std::string url = all.single_file
-                                  ? net::folder_of(all.target) + "/" + file
-                                  : all.target + "/" + file;
-      net::Request asked = net::store_of(url).write_request(
-          url, "DELETE", "uploadId=" + net::encode(id), "");
-      asked.heedless = true;
-      net::fetch(asked);
-    }
-  } catch (const std::exception&) {
-    // They cost storage until the bucket's lifecycle rule ends them.
-  }
-}
-
-bool is_publishing(const std::string& record, const std::string& target) {
-  const net::Record all = net::read_record(record);
-  return all.publishing && all.target == net::normal(target);
 }
 
 UploadCost upload_cost(uint64_t bytes) {

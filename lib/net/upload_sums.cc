@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/net/upload_sums.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "lib/net/md5.h"
+#include "lib/net/xml.h"
+#include "lib/sha256.h"
+
+namespace ckpt::net {
+namespace {
+
+constexpr uint64_t kBlock = uint64_t{1} << 20;
+
+bool is_md5(const std::string& etag) {
+  return etag.size() == 32 && std::ranges::all_of(etag, [](unsigned char c) {
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+         });
+}
+
+// With keys of a service or a customer's, an ETag is no MD5.
+bool hides_md5(const Response& response) {
+  return response.header("x-amz-server-side-encryption").starts_with("aws:") ||
+         !response.header("x-amz-server-side-encryption-customer-algorithm")
+              .empty();
+}
+
+}  // namespace
+
+Sums sums_of(const io::Handle& file, uint64_t begin, uint64_t bytes) {
+  Sha256 sha256;
+  Md5 md5;
+  std::vector<std::byte> block(std::min(bytes, kBlock));
+  for (uint64_t at = 0; at < bytes; at += block.size()) {
+    const auto now =
+        std::span(block).first(std::min<uint64_t>(block.size(), bytes - at));
+    file.read(begin + at, now);
+    sha256.update(now);
+    md5.update(now);
+  }
+  return {sha256.hex(), md5.hex()};
+}
+
+Sums sums_of(const std::string& text) {
+  Sha256 sha256;
+  Md5 md5;
+  sha256.update(std::as_bytes(std::span(text)));
+  md5.update(std::as_bytes(std::span(text)));
+  return {sha256.hex(), md5.hex()};
+}
+
+std::string unquoted(std::string etag) {
+  std::erase(etag, '"');
+  return etag;
+}
+
+std::string difference(const Response& response, const Sums& sums) {
+  const std::string etag = unquoted(response.header("etag"));
+  if (is_md5(etag) && !hides_md5(response) && etag != sums.md5)
+    return fmt::format("its MD5 is {} there, {} here", etag, sums.md5);
+  const std::string sha = response.header("x-amz-checksum-sha256");
+  if (const std::string here = base64_of_hex(sums.sha256);
+      !sha.empty() && sha != here)
+    return fmt::format("its SHA-256 is {} there, {} here", sha, here);
+  return {};
+}
+
+bool came_otherwise(const Response& response) {
+  const std::string code = element(response.body, "Code");
+  return response.status == 400 &&
+         (code == "BadDigest" || code == "XAmzContentSHA256Mismatch" ||
+          code == "XAmzContentChecksumMismatch" || code == "IncompleteBody" ||
+          code == "RequestTimeout");
+}
+
+}  // namespace ckpt::net
