@@ -107,7 +107,7 @@ class Finder {
         .with_hint("without it nobody can tell which numbers they are");
   }
   static std::string_view name_of(DType dtype) { return ckpt::name(dtype); }
-  [[noreturn]] void misfit(const Tensor& scales, const Tensor& codes) const {
+  [[noreturn]] void mismatch(const Tensor& scales, const Tensor& codes) const {
     throw input_error(where(scales), "{} does not fit {} {}{}",
                       to_string(scales.shape), codes.name,
                       to_string(codes.shape),
@@ -148,13 +148,13 @@ class Finder {
         scales.shape[0] == made.batch)
       three = {scales.shape[0], scales.shape[1], 1};
     if (scales.shape.size() > 3 || (three[0] != 1 && three[0] != made.batch))
-      misfit(scales, codes);
+      mismatch(scales, codes);
     const bool said = config_.block.size() == 2;
     const auto rows =
         block_of(made.rows, three[1], said ? config_.block[0] : 0);
     const auto columns =
         block_of(made.columns, three[2], said ? config_.block[1] : 0);
-    if (!rows || !columns) misfit(scales, codes);
+    if (!rows || !columns) mismatch(scales, codes);
     made.block_rows = *rows;
     made.block_columns = *columns;
     made.scales.name = scales.name;
@@ -232,7 +232,7 @@ class Finder {
     const Tensor& scales = need(codes, stem + "_scales");
     const Shape& shape = codes.shape;
     if (shape[3] != 16 || scales.shape != Shape{shape[0], shape[1], shape[2]})
-      misfit(scales, codes);
+      mismatch(scales, codes);
     if (scales.dtype != DType::u8 && scales.dtype != DType::f8_e8m0)
       throw input_error(where(scales), "scales of {} are {}, not u8",
                         codes.name, name_of(scales.dtype));
@@ -261,11 +261,11 @@ class Finder {
     const Tensor& zeros = need(codes, stem + "qzeros");
     if (codes.shape.size() != 2 || scales.shape.size() != 2 ||
         !is_scale_dtype(scales.dtype))
-      misfit(scales, codes);
+      mismatch(scales, codes);
     const uint64_t groups = scales.shape[0], out = scales.shape[1];
     if (zeros.shape.size() != 2 || zeros.shape[0] != groups || out == 0 ||
         zeros.dtype != DType::i32 || groups == 0)
-      misfit(zeros, codes);
+      mismatch(zeros, codes);
     const bool gptq = codes.shape[1] == out;
     const uint64_t bits = zeros.shape[1] * 32 / out;
     const bool packs = (bits == 2 || bits == 4 || bits == 8) &&
@@ -301,11 +301,11 @@ class Finder {
     const Tensor* order = get(stem + "g_idx");
     if (order) {
       if (order->shape != Shape{in} || order->dtype != DType::i32)
-        misfit(*order, codes);
+        mismatch(*order, codes);
       weight.parts.push_back(order->name);
       if (gptq) set_tensor(made.order, *order, {1, 1, in});
     } else if (up(in, made.block_rows) != groups) {
-      misfit(scales, codes);
+      mismatch(scales, codes);
     }
     weight.block = groups == 1 ? std::string("channel")
                                : fmt::format("group {}", made.block_rows);

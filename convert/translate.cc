@@ -7,12 +7,12 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
-#include "convert/cautions.h"
-#include "convert/misfits.h"
+#include "convert/mismatches.h"
 #include "convert/model_config.h"
 #include "convert/named_tensors.h"
 #include "convert/ops.h"
 #include "convert/quantized.h"
+#include "convert/warnings.h"
 #include "formats/megatron/model/canonical.h"
 #include "models/buffers.h"
 #include "models/order.h"
@@ -36,7 +36,7 @@ class Translation {
   // Rules undone: `model` in the dialect becomes hf.
   NamedTensors to_hf(NamedTensors model, const Numbers& numbers) {
     NamedTensors hf({});
-    Misfits misfits;
+    Mismatches mismatches;
     std::vector<std::pair<Instance, Tensor>> aliases;
     std::map<std::string, std::map<uint64_t, View>> stacks;
     for (const Instance& one :
@@ -44,7 +44,7 @@ class Translation {
       const Tensor* tensor = model.find(one.to);
       if (!tensor) {
         if (!one.rule->optional && !one.rule->alias && !allow_.match(one.to))
-          misfits.missing(one.to, one.to);
+          mismatches.missing(one.to, one.to);
         continue;
       }
       model.use(one.to);
@@ -60,18 +60,19 @@ class Translation {
                          numbers.family().name())});
       } else {
         try {
-          undo(one, *tensor, numbers, hf, stacks, misfits);
+          undo(one, *tensor, numbers, hf, stacks, mismatches);
         } catch (const Error& error) {
           if (error.where().path == numbers.source()) throw;  // a number
-          misfits.misshapen(one.to, error);
+          mismatches.misshapen(one.to, error);
           if (lenient_) hf.add(*tensor);
         }
       }
     }
-    for (auto& [name, slices] : stacks) stack(name, slices, hf, misfits);
-    leftovers(model, numbers.dialect().ignore, misfits, hf);
+    for (auto& [name, slices] : stacks) stack(name, slices, hf, mismatches);
+    leftovers(model, numbers.dialect().ignore, mismatches, hf);
     if (!lenient_)
-      misfits.check(source_.path, numbers, numbers.dialect().name + " to hf");
+      mismatches.check(source_.path, numbers,
+                       numbers.dialect().name + " to hf");
     for (const auto& [one, tensor] : aliases) same(one, tensor, numbers, hf);
     for (const HfSide::Repeat& repeat : numbers.family().hf().repeats)
       add_repeats(repeat, hf);
@@ -81,27 +82,28 @@ class Translation {
   // Rules done: hf becomes the dialect.
   NamedTensors from_hf(NamedTensors hf, const Numbers& numbers) {
     NamedTensors model({});
-    Misfits misfits;
+    Mismatches mismatches;
     const uint64_t spare =
         numbers.dialect().name == "mcore" ? kAnyNumber : kSome;
     for (const Instance& one :
          instances(numbers.dialect(), numbers, {names_of(hf), {}})) {
       std::vector<const Tensor*> from;
-      if (!sources_of(one, hf, from, misfits)) continue;
+      if (!sources_of(one, hf, from, mismatches)) continue;
       try {
         Tensor tensor = made_of(one, from, numbers, spare);
         const std::string name = tensor.name;
-        if (!model.add(std::move(tensor))) misfits.doubled(name);
+        if (!model.add(std::move(tensor))) mismatches.doubled(name);
       } catch (const Error& error) {
         if (error.where().path == numbers.source()) throw;  // a number
-        misfits.misshapen(one.to, error);
+        mismatches.misshapen(one.to, error);
       }
     }
     repeats(hf);
-    leftovers(hf, numbers.family().hf().ignore, misfits, model);
+    leftovers(hf, numbers.family().hf().ignore, mismatches, model);
     for (Tensor& tensor : kept_) model.add(std::move(tensor));
     if (!lenient_)
-      misfits.check(source_.path, numbers, "hf to " + numbers.dialect().name);
+      mismatches.check(source_.path, numbers,
+                       "hf to " + numbers.dialect().name);
     return model;
   }
 
@@ -165,13 +167,13 @@ class Translation {
   void undo(const Instance& one, const Tensor& tensor, const Numbers& numbers,
             NamedTensors& hf,
             std::map<std::string, std::map<uint64_t, View>>& stacks,
-            Misfits& misfits) {
+            Mismatches& mismatches) {
     if (is_copy(*one.rule)) {
       Tensor copy = tensor;
       copy.name = one.hf[0];
       if (one.rule->dtype) copy.pinned = one.rule->dtype;
       copy.tp = {};
-      if (!hf.add(std::move(copy))) misfits.doubled(one.hf[0]);
+      if (!hf.add(std::move(copy))) mismatches.doubled(one.hf[0]);
       return;
     }
     check_padding(one, tensor, numbers);
@@ -179,21 +181,21 @@ class Translation {
     if (const auto index = stacked_by(*one.rule)) {
       const uint64_t at = one.index.at(*index);
       if (!stacks[one.hf[0]].emplace(at, views[0]).second)
-        misfits.doubled(one.hf[0]);
+        mismatches.doubled(one.hf[0]);
       return;
     }
     for (size_t i = 0; i < views.size(); ++i) {
       Tensor made{.name = one.hf[i], .requires_grad = tensor.requires_grad};
       views[i].into(made, kSome);
       if (one.rule->dtype) made.pinned = one.rule->dtype;
-      if (!hf.add(std::move(made))) misfits.doubled(one.hf[i]);
+      if (!hf.add(std::move(made))) mismatches.doubled(one.hf[i]);
     }
   }
 
   void stack(const std::string& name, const std::map<uint64_t, View>& slices,
-             NamedTensors& hf, Misfits& misfits) {
+             NamedTensors& hf, Mismatches& mismatches) {
     if (slices.rbegin()->first + 1 != slices.size()) {
-      misfits.missing(
+      mismatches.missing(
           fmt::format("one of the first {} slices", slices.rbegin()->first + 1),
           name);
       return;
@@ -203,16 +205,16 @@ class Translation {
     Tensor made{.name = name};
     try {
       View::stack(views).into(made, kSome);
-      if (!hf.add(std::move(made))) misfits.doubled(name);
+      if (!hf.add(std::move(made))) mismatches.doubled(name);
     } catch (const Error& error) {
-      misfits.misshapen(name, error);
+      mismatches.misshapen(name, error);
     }
   }
 
   // The tensors that a rule fuses: all of them or none. False if the rule makes
   // nothing, because they are left out or not there.
   bool sources_of(const Instance& one, NamedTensors& hf,
-                  std::vector<const Tensor*>& from, Misfits& misfits) {
+                  std::vector<const Tensor*>& from, Mismatches& mismatches) {
     std::vector<std::string> missing, dropped;
     for (const std::string& name : one.hf) {
       const Tensor* tensor = hf.find(name);
@@ -231,10 +233,10 @@ class Translation {
     const bool allowed = !part && one.rule->optional;
     for (const std::string& name : missing)
       if (part || !(allowed || allow_.match(name) || allow_.match(one.to)))
-        misfits.missing(name, one.to);
+        mismatches.missing(name, one.to);
     if (part)
       for (const std::string& name : dropped)
-        misfits.missing(name + ", which is dropped", one.to);
+        mismatches.missing(name + ", which is dropped", one.to);
     if (part && lenient_)
       for (const Tensor* tensor : from) kept_.push_back(*tensor);
     return false;
@@ -319,7 +321,7 @@ class Translation {
 
   // What no rule used: a buffer, dropped, or listed.
   void leftovers(NamedTensors& model, const std::vector<std::string>& ignored,
-                 Misfits& misfits, NamedTensors& result) {
+                 Mismatches& mismatches, NamedTensors& result) {
     size_t dropped = 0;
     for (size_t i = 0; i < model.tensors().size(); ++i) {
       Tensor& tensor = model.tensors()[i];
@@ -331,7 +333,7 @@ class Translation {
       else if (lenient_)
         result.add(std::move(tensor));
       else
-        misfits.unknown(tensor.name);
+        mismatches.unknown(tensor.name);
     }
     if (dropped)
       source_.assumptions.push_back(

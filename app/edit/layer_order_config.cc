@@ -91,9 +91,9 @@ class Follower {
   void check(const Fields& table, size_t before) const {
     for (const uint32_t layer : order_)
       if (layer >= before)
-        throw unfaithful_error({path_, {}},
-                               "--layers: layer {} is none of the model's {}",
-                               layer, before);
+        throw unfaithful_error(
+            {path_, {}}, "--layers: there is no layer {}, the model has {}",
+            layer, before);
     for (const Period& period : kPeriods) {
       const auto found = table.find(period.key);
       if (found == table.end() || !found->is_number_integer() || *found < 2)

@@ -78,7 +78,7 @@ class Description {
                           ? parse_type(value.get_ref<const std::string&>())
                           : std::nullopt;
     if (!type)
-      throw unfaithful_error({path_, {}}, "dtype {} is none of a tensor",
+      throw unfaithful_error({path_, {}}, "no tensor has dtype {}",
                              printable(value.dump(-1, ' ', true)).substr(0, 60))
           .with_hint("ckpt reads |b1, integers, floats and complex numbers");
     array_.dtype = type->dtype;

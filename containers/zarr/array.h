@@ -38,7 +38,7 @@ struct Array {
 bool is_array(const std::string& directory);
 
 // Reads and checks .zarray; looks at no chunk. Throws input_error, and an
-// unfaithful_error for dtypes that are none of a tensor.
+// unfaithful_error for dtypes that no tensor has.
 Array read_array(const std::string& directory);
 
 // The content of .zarray as zarr-python and Megatron write it: uncompressed,

@@ -88,7 +88,7 @@ class IndexReader {
         const std::string spelled(scan_.string());
         entry.dtype = dtype_from_safetensors(spelled);
         if (!entry.dtype)
-          fail("dtype \"{}\" is none of safetensors'", printable(spelled));
+          fail("safetensors has no dtype \"{}\"", printable(spelled));
       } else if (*key == "is_sharded" && !entry.sharded) {
         entry.sharded = boolean();
       } else if ((*key == kSpecs || *key == kOffsets) && !shards) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "convert/misfits.h"
+#include "convert/mismatches.h"
 
 #include <fmt/format.h>
 
@@ -20,13 +20,13 @@ void add(std::string& text, const char* what,
 }
 }  // namespace
 
-void Misfits::misshapen(const std::string& name, const Error& error) {
+void Mismatches::misshapen(const std::string& name, const Error& error) {
   misshapen_.push_back(name + ": " + error.problem());
   if (!error.hint().empty()) hint_ = error.hint();
 }
 
-void Misfits::check(const std::string& path, const Numbers& numbers,
-                    const std::string& direction) const {
+void Mismatches::check(const std::string& path, const Numbers& numbers,
+                       const std::string& direction) const {
   std::string text;
   add(text, "not known to the family", unknown_);
   add(text, "missing", missing_);
@@ -38,7 +38,7 @@ void Misfits::check(const std::string& path, const Numbers& numbers,
       .with_hint(hint());
 }
 
-std::string Misfits::hint() const {
+std::string Mismatches::hint() const {
   if (!misshapen_.empty() && !hint_.empty()) return hint_;
   if (!misshapen_.empty())
     return "the numbers may be another model's: `ckpt family check` prints "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "convert/cautions.h"
+#include "convert/warnings.h"
 
 #include <fmt/format.h>
 

@@ -27,7 +27,7 @@ class Globs {
   std::vector<text::Glob> globs_;
 };
 
-class Misfits {
+class Mismatches {
  public:
   void unknown(const std::string& name) { unknown_.push_back(name); }
   void missing(const std::string& name, const std::string& of) {
