@@ -8,7 +8,6 @@
 #include "api/contents.h"
 #include "api/decoded.h"
 #include "api/reread.h"
-#include "formats/traits.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
 #include "reshard/made.h"
@@ -83,9 +82,9 @@ std::set<std::string_view> made_tensors(const Catalog& source) {
 }  // namespace
 
 // If the source was written by ckpt, its manifest says what was written. By
-// name; where names are others now, by any digest that is the same. What
-// remains was cut, taken apart or put together on the way, and is read again
-// as it stands.
+// the name that it is stored by; where names are others now, by any digest
+// that is the same. What remains was cut, taken apart or put together on the
+// way, and is read again as it stands.
 void check_source_manifest(const Prepared& prepared,
                            const reshard::RunResult& result,
                            const reshard::RunOptions& options) {
@@ -101,11 +100,12 @@ void check_source_manifest(const Prepared& prepared,
   const auto made = made_tensors(prepared.source);
   const std::set<std::string> decoded = decoded_tensors(prepared.source);
   bool rearranged = !decoded.empty();
-  std::set<std::string> cut;  // some of their rows are left
+  std::set<std::string> cut;  // or of another shape, with the same bytes
   for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) {
     const std::string& name = prepared.plan.tensors[i].name;
     if (decoded.contains(name)) continue;
-    const auto entry = manifest.tensors.find(name);
+    const Edit edit = edit_of(prepared.edits, name);
+    const auto entry = manifest.tensors.find(edit.stored);
     if (made.contains(name)) {  // of what the manifest has
       rearranged = true;
       continue;
@@ -123,19 +123,12 @@ void check_source_manifest(const Prepared& prepared,
     const Manifest::Entry& written = entry->second;
     const Digest& found = result.source[i];
     const Shape& shape = prepared.plan.tensors[i].shape;
-    if (written.digest == found ||
-        (formats::traits_of(prepared.source.format).pads_rows &&
-         is_part(shape, written))) {
-      unseen.erase(name);
-    } else if (shape != written.shape) {
-      cut.insert(name);
-    } else if (const auto same = by_digest.find(found.hex());
-               same != by_digest.end()) {
-      // Counted anew: expert 0 is what expert 5 was.
-      for (const std::string& other : same->second) unseen.erase(other);
-    } else {
-      throw differs(prepared.source, name, found, written.digest, path);
-    }
+    const bool same = written.digest == found;
+    if (edit.cut || (same && shape != written.shape))
+      cut.insert(edit.stored);
+    else if (!same && !may_be_padded(prepared.source, shape, written))
+      throw differs(prepared.source, edit.stored, found, written.digest, path);
+    unseen.erase(edit.stored);
   }
   if (rearranged) cut.merge(unseen);
   if (!cut.empty())

@@ -1,13 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/reread.h"
 
+#include <string_view>
 #include <vector>
 
 #include "ckpt/error.h"
 #include "formats/format.h"
+#include "formats/traits.h"
 #include "reshard/plan.h"
 
 namespace ckpt::library {
+namespace {
+
+constexpr std::string_view kListHint =
+    "`ckpt verify` lists all that changed since it was written; "
+    "--ignore-checksums copies what is there";
+
+}  // namespace
 
 Error differs(const Catalog& source, const std::string& tensor,
               const Digest& found, const Digest& written,
@@ -15,9 +24,12 @@ Error differs(const Catalog& source, const std::string& tensor,
   return input_error({source.path, tensor},
                      "has digest {}, it was written with {} ({})", found.hex(),
                      written.hex(), manifest_path)
-      .with_hint(
-          "`ckpt verify` lists all that changed since it was written; "
-          "--ignore-checksums copies what is there");
+      .with_hint(std::string(kListHint));
+}
+
+bool may_be_padded(const Catalog& source, const Shape& shape,
+                   const Manifest::Entry& written) {
+  return formats::traits_of(source.format).pads_rows && is_part(shape, written);
 }
 
 void check_by_reading(const Catalog& source, const Manifest& manifest,
@@ -41,11 +53,18 @@ void check_by_reading(const Catalog& source, const Manifest& manifest,
   reading.progress.end();
   for (size_t i = 0; i < again.tensors.size(); ++i) {
     const Manifest::Entry& entry = manifest.tensors.at(again.tensors[i].name);
-    if (again.tensors[i].dtype == entry.dtype &&
-        again.tensors[i].shape == entry.shape &&
-        entry.digest != result.source[i])
-      throw differs(source, again.tensors[i].name, result.source[i],
-                    entry.digest, manifest_path);
+    const Tensor& tensor = again.tensors[i];
+    if (tensor.dtype != entry.dtype ||
+        may_be_padded(source, tensor.shape, entry))
+      continue;
+    if (tensor.shape != entry.shape)
+      throw input_error(
+          {source.path, tensor.name}, "is {}, it was written as {} ({})",
+          to_string(tensor.shape), to_string(entry.shape), manifest_path)
+          .with_hint(std::string(kListHint));
+    if (entry.digest != result.source[i])
+      throw differs(source, tensor.name, result.source[i], entry.digest,
+                    manifest_path);
   }
 }
 

@@ -15,12 +15,16 @@
 namespace ckpt::library {
 
 // Opens the checkpoint again, reads these of its tensors, and compares their
-// digests with the manifest's. Throws input_error naming the first that
-// differs.
+// shapes and digests with the manifest's. Throws input_error naming the first
+// that differs.
 void check_by_reading(const Catalog& source, const Manifest& manifest,
                       const std::string& manifest_path,
                       const std::set<std::string>& names,
                       const reshard::RunOptions& options);
+
+// Rows of padding may come and go where a format has them.
+bool may_be_padded(const Catalog& source, const Shape& shape,
+                   const Manifest::Entry& written);
 
 // For all ways to find it.
 Error differs(const Catalog& source, const std::string& tensor,

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "api/edits.h"
 #include "ckpt/ckpt.h"
 #include "lib/manifest.h"
 #include "lib/progress.h"
@@ -26,6 +27,7 @@ struct Prepared {
   reshard::PlanSize plan_size;  // of the whole, whatever is in `plan`
   uint64_t held = 0;            // bytes of the catalogs and of the plan
   bool sums = false;  // digests are asked for, whatever the options say
+  Edits edits;        // of `source`
   // What the manifest says of tensors that are not in `plan`, where whole files
   // are copied, and where they come from.
   std::optional<Manifest> known;

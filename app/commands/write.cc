@@ -188,7 +188,7 @@ void add_request_options(CLI::App& app, WriteRequest& request,
   add_engine_options(app, request.engine);
 }
 
-Catalog open_for_write(const WriteRequest& request) {
+Catalog open_for_write(WriteRequest& request) {
   check_target_name(request.target_path);
   check_apart(request.source_path, request.target_path);
   io::watch::begin();
@@ -208,6 +208,7 @@ Catalog open_for_write(const WriteRequest& request) {
   }
   const auto quantized = families::quantized_weights(source);
   const Selection selection = select(source, request.select);
+  request.edits = selection.edits;
   families::check_scales(quantized, source);
   if (request.write.dtype && families::may_be_quantized(source)) {
     find_places(source, request.write.dry_run);
@@ -250,6 +251,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
     if (file.fate == Fate::kLeftOut)
       spdlog::info("left out: {}: {}", text::printable(file.path), file.reason);
   prepared.sums = request.write.verify;
+  prepared.edits = request.edits;
   const uint64_t header_bytes = io::bytes_read();
   const Progress progress = make_progress(request.output);
   library::prove(prepared, options, progress);

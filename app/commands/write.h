@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "api/edits.h"
 #include "app/options/options.h"
 #include "ckpt/error.h"
 #include "ckpt/layout.h"
@@ -24,6 +25,7 @@ struct WriteRequest {
   EngineOptions engine;
   WriteOptions write;
   OutputOptions output;
+  library::Edits edits;  // set by open_for_write
 };
 
 // SRC, DST and the options that all writing commands take.
@@ -32,7 +34,7 @@ void add_request_options(CLI::App& app, WriteRequest& request,
 
 // The source, selected and renamed, with the rules of --family and
 // --shard-dims on its tensors.
-Catalog open_for_write(const WriteRequest& request);
+Catalog open_for_write(WriteRequest& request);
 
 // Lays out, plans, proves; then writes and publishes, unless it is a dry run.
 ExitCode write_checkpoint(const WriteRequest& request, Catalog source,

@@ -119,8 +119,11 @@ std::string_view key_of(const Tensor& tensor) {
 
 class Cut {
  public:
-  Cut(Catalog& catalog, const std::string& list)
-      : catalog_(catalog), list_(list), kept_(parse_experts(list)) {}
+  Cut(Catalog& catalog, const std::string& list, library::Edits& edits)
+      : catalog_(catalog),
+        list_(list),
+        edits_(edits),
+        kept_(parse_experts(list)) {}
 
   std::string run() {
     survey();
@@ -163,6 +166,7 @@ class Cut {
 
   Catalog& catalog_;
   const std::string& list_;
+  library::Edits& edits_;
   std::vector<uint64_t> kept_;
   uint64_t experts_ = 0;
   std::set<std::string, std::less<>> modules_;  // that have experts
@@ -278,6 +282,7 @@ void Cut::keep_rows(Tensor& tensor, uint32_t axis, uint64_t rows) {
     i = end;
   }
   families::View::concat(parts, axis).into(tensor);
+  edits_[tensor.name] = {library::edit_of(edits_, tensor.name).stored, true};
 }
 
 // What picks among more experts than there are fails on the first token.
@@ -310,13 +315,16 @@ std::optional<std::string> Cut::renamed(const std::string& name) const {
 }
 
 void Cut::rename() {
+  library::Edits edits;
   std::erase_if(catalog_.tensors, [&](Tensor& tensor) {
     const auto name = renamed(tensor.name), param = renamed(tensor.param);
     if (!name || !param) return true;
+    edits[*name] = library::edit_of(edits_, tensor.name);
     tensor.name = *name;
     tensor.param = *param;
     return false;
   });
+  edits_ = std::move(edits);
   std::erase_if(catalog_.claims, [&](Claim& claim) {
     const auto exact = renamed(claim.exact), rounded = renamed(claim.rounded);
     if (!exact || !rounded) return true;
@@ -402,8 +410,9 @@ ExpertName parse_expert_name(std::string_view name) {
   return {};
 }
 
-std::string keep_experts(Catalog& catalog, const std::string& list) {
-  return Cut(catalog, list).run();
+std::string keep_experts(Catalog& catalog, const std::string& list,
+                         library::Edits& edits) {
+  return Cut(catalog, list, edits).run();
 }
 
 }  // namespace ckpt::app

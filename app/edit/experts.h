@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "api/edits.h"
 #include "ckpt/catalog.h"
 
 namespace ckpt::app {
@@ -42,7 +43,8 @@ ExpertName parse_expert_name(std::string_view name);
 // follow. No byte moves. Returns what was done. Throws unfaithful_error where
 // the rest is no model (a router picks more experts than there are), or where
 // it isn't plain what belongs to an expert.
-std::string keep_experts(Catalog& catalog, const std::string& list);
+std::string keep_experts(Catalog& catalog, const std::string& list,
+                         library::Edits& edits);
 
 // How many experts the configurations beside the tensors speak of; 0 if none
 // does. Throws unfaithful_error if they speak of several numbers.

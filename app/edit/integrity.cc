@@ -171,7 +171,10 @@ class Check {
 
   size_t problems() const { return report_.problems.size(); }
 
-  void only_some() { selected_ = true; }
+  void only_some(const library::Edits& edits) {
+    selected_ = true;
+    edits_ = edits;
+  }
   void add(Problem problem) { report_.problems.push_back(std::move(problem)); }
 
  private:
@@ -236,11 +239,12 @@ class Check {
     for (size_t i = 0; i < catalog.tensors.size(); ++i) {
       const Tensor& tensor = catalog.tensors[i];
       seen.insert(tensor.name);
-      const auto entry = manifest.tensors.find(tensor.name);
+      const library::Edit edit = library::edit_of(edits_, tensor.name);
+      const auto entry = manifest.tensors.find(edit.stored);
       if (entry == manifest.tensors.end())
         add({Problem::Severity::kWarning, "unlisted_tensor", path, tensor.name,
              "the manifest does not list it"});
-      else if (entry->second.digest != reading.digests[i] &&
+      else if (entry->second.digest != reading.digests[i] && !edit.cut &&
                !(selected_ && is_part(tensor.shape, entry->second)))
         add({Problem::Severity::kDamage, "digest", first_file(catalog, tensor),
              tensor.name,
@@ -277,6 +281,7 @@ class Check {
   const OutputOptions& output_;
   VerifyReport& report_;
   bool selected_ = false;  // only some tensors are looked at
+  library::Edits edits_;
 };
 
 // A flipped bit may make a checkpoint one of no known format. If the manifest
@@ -314,7 +319,9 @@ VerifyReport check_integrity(const std::string& path,
     library::add_carried_crcs(catalog);
     check.not_empty(catalog);
     const Selection selection = select(catalog, selected);
-    if (selection.dropped || !selection.warning.empty()) check.only_some();
+    if (selection.dropped || !selection.warning.empty() ||
+        !selection.edits.empty())
+      check.only_some(selection.edits);
     check.headers(catalog);
     check.pickles(catalog);
     for (Problem& problem : formats::check_loose_files(catalog))

@@ -51,8 +51,8 @@ void order_rows(Tensor& tensor, const std::vector<uint32_t>& order) {
 }
 
 void add_copies(const Catalog& catalog, const Tensor& tensor,
-                const std::vector<uint32_t>& places,
-                std::vector<Tensor>& made) {
+                const std::vector<uint32_t>& places, std::vector<Tensor>& made,
+                library::Edits& edits) {
   if (!layer_of(std::string_view(tensor.name)))
     throw unfaithful_error({catalog.path, tensor.name},
                            "--layers: is the state of {}, and its name has no "
@@ -63,22 +63,24 @@ void add_copies(const Catalog& catalog, const Tensor& tensor,
     Tensor& copy = made.emplace_back(tensor);
     copy.name = with_layer(tensor.name, layer);
     copy.param = with_layer(tensor.param, layer);
+    edits[copy.name] = {tensor.name, false};
     copy.tie = 0;  // what is trained apart is stored apart
   }
 }
 
 void order_tensors(Catalog& catalog, const std::vector<uint32_t>& order,
-                   const Places& places) {
+                   const Places& places, library::Edits& edits) {
   std::vector<Tensor> made;
   for (Tensor& tensor : catalog.tensors) {
     const auto layer = layer_of(tensor);
     if (stacked_layers(catalog, tensor) != 0) {
       order_rows(tensor, order);
+      edits[tensor.name] = {tensor.name, true};
       made.push_back(std::move(tensor));
     } else if (!layer) {
       made.push_back(std::move(tensor));
     } else if (const auto found = places.find(*layer); found != places.end()) {
-      add_copies(catalog, tensor, found->second, made);
+      add_copies(catalog, tensor, found->second, made, edits);
     }
   }
   catalog.tensors = std::move(made);
@@ -131,12 +133,13 @@ bool counts_anew(const std::vector<uint32_t>& order) {
   return std::ranges::adjacent_find(order, std::greater_equal()) != order.end();
 }
 
-std::string order_layers(Catalog& catalog, const std::vector<uint32_t>& order) {
+std::string order_layers(Catalog& catalog, const std::vector<uint32_t>& order,
+                         library::Edits& edits) {
   check_one_stack(catalog);
   locate(catalog);
   Places places;
   for (uint32_t i = 0; i < order.size(); ++i) places[order[i]].push_back(i);
-  order_tensors(catalog, order, places);
+  order_tensors(catalog, order, places, edits);
   order_claims(catalog, places);
   std::vector<Object> objects;
   for (const Object& object : catalog.objects)

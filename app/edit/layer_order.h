@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "api/edits.h"
 #include "ckpt/catalog.h"
 
 namespace ckpt::app {
@@ -21,7 +22,8 @@ bool counts_anew(const std::vector<uint32_t>& order);
 // Tensors, rows of stacked ones, optimizer state and objects in this order;
 // configurations follow. No byte moves. Returns what was done. Throws
 // unfaithful_error where names don't tell which layers are meant.
-std::string order_layers(Catalog& catalog, const std::vector<uint32_t>& order);
+std::string order_layers(Catalog& catalog, const std::vector<uint32_t>& order,
+                         library::Edits& edits);
 
 // Counts, and lists with one value for each layer. Throws unfaithful_error for
 // a kind of layer that follows from its number and would be another.

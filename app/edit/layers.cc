@@ -200,7 +200,8 @@ uint64_t stacked_layers(const Catalog& catalog, const Tensor& tensor) {
   return tensor.shape[0];
 }
 
-std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers) {
+std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
+                      library::Edits& edits) {
   // A piece of one archive can't be cut before it is known where in the
   // archive it is.
   const bool cut = std::ranges::any_of(catalog.tensors, [&](const Tensor& t) {
@@ -218,6 +219,7 @@ std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers) {
     const std::vector<Run> runs = runs_of(layers, rows);
     narrow(tensor, runs);
     if (tensor.shape[0] == rows) continue;
+    edits[tensor.name] = {tensor.name, true};
     ++changed;
     before = rows;
     last = runs;

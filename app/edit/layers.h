@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "api/edits.h"
 #include "ckpt/catalog.h"
 
 namespace ckpt::app {
@@ -44,7 +45,8 @@ uint64_t stacked_layers(const Catalog& catalog, const Tensor& tensor);
 // Of stacked tensors, only the rows of these layers stay: as rows 0, 1, … of
 // a smaller tensor. Objects on a grid of layers (_extra_state) follow. No byte
 // moves. Returns what has to be said about it; "" if nothing changed.
-std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers);
+std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
+                      library::Edits& edits);
 
 // Configurations that go with the tensors say as many layers as are kept, if
 // these are the first ones: num_hidden_layers, and lists with one value each.

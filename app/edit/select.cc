@@ -276,13 +276,16 @@ Selection select(Catalog& catalog, const SelectOptions& options) {
                            before)
         .with_hint(selection.notes.back());
   if (const auto order = parse_order(options); counts_anew(order)) {
-    selection.notes.push_back(order_layers(catalog, order));
+    selection.notes.push_back(order_layers(catalog, order, selection.edits));
   } else if (!order.empty()) {
-    selection.warning = keep_rows(catalog, parse_layers(options.layers));
+    selection.warning =
+        keep_rows(catalog, parse_layers(options.layers), selection.edits);
     follow_layers(catalog, parse_layers(options.layers));
   }
   if (!options.experts.empty())
-    selection.notes.push_back(keep_experts(catalog, options.experts));
+    selection.notes.push_back(
+        keep_experts(catalog, options.experts, selection.edits));
+  library::tidy(selection.edits);
   for (const std::string& note : selection.notes)
     catalog.assumptions.push_back(note);
   if (!selection.warning.empty())

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "api/edits.h"
 #include "app/edit/layers.h"
 #include "app/options/options.h"
 #include "ckpt/catalog.h"
@@ -20,6 +21,7 @@ struct Selection {
   std::vector<std::string> notes;
   // Not empty: layers are counted anew in what remains.
   std::string warning;
+  library::Edits edits;
 };
 
 // Removes the tensors that the options leave out, and the objects that match

@@ -26,7 +26,7 @@ MIXED = ["sliding_attention", "full_attention"]
 # model type: (order, its list, fields, fields of the deeper model)
 TYPES = {
     "llama": ([0, 1, 2, 1, 2, 3], "0-2,1-3", {}, {}),
-    "qwen3": ([3, 2, 1, 0, 0], "3,2,1,0,0", {}, {}),
+    "qwen3": ([3, 2, 1, 0], "3,2,1,0", {}, {}),
     "qwen3_moe": ([0, 1, 0, 1, 2, 3], "0-1,0-3", dict(
         num_experts=3, num_experts_per_tok=2, moe_intermediate_size=8,
         mlp_only_layers=[1]), dict(mlp_only_layers=[1, 3])),
@@ -100,6 +100,7 @@ def deeper(folder, model_type):
           "logits differ")
     CKPT.ok("convert", folder / "flat", folder / "mcore", "--to",
             "megatron_torch_dist", "--tp", 2, "--no-fsync", "-q")
+    CKPT.ok("verify", folder / "mcore", "--layers", listed)
     for name, source in (("a", folder / "mcore"), ("b", folder / "flat")):
         CKPT.ok("convert", source, folder / name, "--to",
                 "megatron_torch_dist", "--layers", listed, "--no-fsync", "-q")

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A flipped bit in any file that ckpt wrote is found by `ckpt verify`."""
 
+import json
 import random
 import shutil
 import struct
 
 from files_test import ONE_OF_EACH
-from support import DATA, Suite, check, check_equal
+from support import DATA, Suite, check, check_equal, read_safetensors
 
 CKPT = None  # set by prepare
 MOST = 10  # files of a target
@@ -164,6 +165,57 @@ def test_carried_records(folder):
     check(tried, "no flip was found")
 
 
+def reshape(path, name):
+    """Turns a shape of the header around; the bytes stay."""
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    shape = header[name]["shape"]
+    check(shape != shape[::-1], f"{name} is {shape}")
+    header[name]["shape"] = shape[::-1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    check(len(text) <= size, "the header grew")
+    path.write_bytes(data[:8] + text.ljust(size) + data[8 + size:])
+
+
+SELECTED = ((), ("--layers", "0-1"), ("--layers", "1,0"), ("--layers", "0"),
+            ("--experts", "0-1"), ("--experts", "1-2"),
+            ("--layers", "1,0", "--experts", "0-1"))
+
+
+def test_header_shapes(folder):
+    """The bytes are those of the manifest, the shape is not: of a tensor that
+    is copied, counted anew or cut."""
+    whole = folder / "whole"
+    CKPT.ok("convert", DATA / "hf/mixtral_f32/ckpt", whole, "--to", "safetensors")
+    header = read_safetensors(whole / "model.safetensors")
+    head = "model.layers.0."
+    gates = [n for n in header if n.startswith(head) and n.endswith(
+        "gate.weight")]
+    experts = [n for n in header if n.startswith(head) and ".experts." in n]
+    check(gates and experts, f"{sorted(header)}")
+    commands = [("reshard",), ("convert", "--to", "safetensors"),
+                ("convert", "--to", "torch"), ("unshard",)]
+    out = folder / "out"
+    for options in SELECTED:
+        for command, *to in commands:
+            CKPT.ok(command, whole, out, *to, *options, "-q", "--no-fsync")
+            shutil.rmtree(out)
+    CKPT.ok("verify", whole, *SELECTED[2])
+    kept = [n for n in experts if ".1." in n.split(".experts")[1]]
+    for name in (gates[0], kept[0], "model.embed_tokens.weight"):
+        bad = folder / "bad"
+        shutil.copytree(whole, bad)
+        reshape(bad / "model.safetensors", name)
+        for options in SELECTED:
+            for command, *to in commands:
+                done = CKPT.run(command, bad, out, *to, *options, "-q",
+                                "--no-fsync").want(4)
+                check(name in done.err, done.err)
+                check(not out.exists(), f"{done}\nwrote it")
+        shutil.rmtree(bad)
+
+
 def test_disk_numbers(folder):
     """Zip fields that torch refuses are damage."""
     source = next((DATA / "torch_pt" / "container_variants" / "ckpt").glob(
@@ -186,7 +238,8 @@ def main():
     for test in (test_flips_single, test_manifest_of_another_file,
                  test_overwrite_without_manifest, test_old_manifest,
                  test_plain_files_are_read, test_no_checksums_is_said,
-                 test_carried_records, test_disk_numbers):
+                 test_carried_records, test_header_shapes,
+                 test_disk_numbers):
         suite.add(test.__name__.removeprefix("test_"), test)
 
     def prepare(_, ckpt):
