@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands/command.h"
+#include "app/commands/family_infer.h"
 #include "app/options/source.h"
 #include "app/print/console.h"
 #include "app/print/facts.h"
@@ -28,7 +29,8 @@ constexpr std::string_view kExamples =
     "ckpt family list\n"
     "ckpt family show qwen3_moe\n"
     "ckpt family check HF_DIR                # does every tensor have a rule?\n"
-    "ckpt family check HF_DIR --family-file mine.json";
+    "ckpt family check HF_DIR --family-file mine.json\n"
+    "ckpt family infer HF_DIR -o mine.json   # a first draft of one's own";
 
 std::string joined(const std::vector<std::string>& names) {
   std::string all;
@@ -102,7 +104,8 @@ class FamilyCommand : public Command {
  public:
   std::string_view name() const override { return "family"; }
   std::string_view help() const override {
-    return "list and show model families, and check a model against its own";
+    return "list and show model families, check a model against its own, "
+           "draft new ones";
   }
   std::string_view examples() const override { return kExamples; }
   void add_options(CLI::App& app) override;
@@ -123,22 +126,27 @@ class FamilyCommand : public Command {
   std::string what_;
   std::string family_;
   std::string file_;
+  std::string draft_;
   std::vector<std::string> set_;
 };
 
 void FamilyCommand::add_options(CLI::App& app) {
-  app.add_option("ACTION", action_, "list, show or check")
+  app.add_option("ACTION", action_, "list, show, check or infer")
       ->required()
-      ->check(CLI::IsMember({"list", "show", "check"}))
+      ->check(CLI::IsMember({"list", "show", "check", "infer"}))
       ->group("Arguments");
   app.add_option("WHAT", what_,
-                 "show: a family's name; check: a directory of Hugging Face")
+                 "show: a family's name; check, infer: a directory of Hugging "
+                 "Face")
       ->group("Arguments");
   const std::string group = "Family";
   app.add_option("--family", family_, "Check against this one")
       ->type_name("NAME")
       ->group(group);
   app.add_option("--family-file", file_, "A family of your own")
+      ->type_name("FILE")
+      ->group(group);
+  app.add_option("-o,--draft", draft_, "infer: where the family's file goes")
       ->type_name("FILE")
       ->group(group);
   app.add_option("--set", set_, "Override a model parameter")
@@ -312,7 +320,10 @@ ExitCode FamilyCommand::check() const {
 }
 
 ExitCode FamilyCommand::run() {
+  if (!draft_.empty() && action_ != "infer")
+    throw usage_error({}, "-o goes with family infer, not with {}", action_);
   if (action_ == "list") return list();
+  if (action_ == "infer") return infer_family({.path = what_, .file = draft_});
   return action_ == "show" ? show() : check();
 }
 

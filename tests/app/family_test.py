@@ -235,6 +235,74 @@ def test_families_of_ones_own(folder):
     CKPT.run("family", "list", env={"CKPT_FAMILY_PATH": "/none"}).want(3)
 
 
+def unknown(case, folder):
+    """A golden under a type that no version of transformers has."""
+    model = copy_of(case, folder)
+    config = json.loads((model / "config.json").read_text())
+    config.update(model_type="new-one", architectures=["NewOneForCausalLM"])
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+# What names, shapes and numbers can't tell apart; the others are doubts.
+ALIKE = {"gemma": {"ministral3"}, "mistral": {"ministral"},
+         "olmoe": {"qwen3_moe"}}
+
+
+def test_infer(folder, case):
+    """A draft of a model that nobody knows extends the family that it is of,
+    or names that one among the doubts, and converts it there and back."""
+    model = unknown(case, folder)
+    there = folder / "families"
+    there.mkdir()
+    done = CKPT.run("family", "infer", model, "-o", there / "new_one.json")
+    done.want(0)
+    draft = json.loads((there / "new_one.json").read_text())
+    true = json.loads((HF / case / "ckpt/config.json").read_text())
+    listed = CKPT.run("family", "list", "--json").want(0).json()["families"]
+    family = next(one["name"] for one in listed
+                  if true["model_type"] in one["model_types"])
+    if draft["extends"] != family:
+        check(draft["extends"] in ALIKE.get(family, ()),
+              f"extends {draft['extends']}, is of {family}")
+        # Of these two the facts are the same.
+        check(f"{family} fits too" in done.err or
+              family in ("olmoe", "mistral"), f"no doubt: {done.err}")
+    check("compare the logits" in done.err, done.err)
+    env = {"CKPT_FAMILY_PATH": str(there)}
+    CKPT.run("family", "check", model, env=env).want(0)
+    CKPT.run("convert", model, folder / "out", "--to", "megatron_torch_dist",
+             "--tp", "2", env=env).want(0)
+    CKPT.run("convert", folder / "out", folder / "back", "--to", "safetensors",
+             env=env).want(0)
+    CKPT.run("verify", model, folder / "back", env=env).want(0)
+
+
+def test_infer_refuses(folder):
+    """What has no rule is listed, and nothing that stands is replaced."""
+    model = unknown("llama", folder)
+    draft = CKPT.run("family", "infer", model).want(0)
+    check_equal(json.loads(draft.out)["extends"], "llama", "extends")
+    taken = folder / "taken.json"
+    taken.write_text("mine")
+    CKPT.run("family", "infer", model, "-o", taken).want(2)
+    check_equal(taken.read_text(), "mine", "what stood there")
+
+    def add(tensors):
+        tensors["model.layers.0.self_attn.sinks"] = (
+            tensors["model.norm.weight"].clone())
+    rewrite(model, add)
+    result = CKPT.run("family", "infer", model).want(1)
+    check("self_attn.sinks" in result.err, f"{result}")
+    check("self_attn.sinks" in "".join(json.loads(result.out)["notes"]),
+          result.out)
+    CKPT.run("family", "infer", HF / "llama/ckpt").want(2)
+    (model / "config.json").unlink()
+    CKPT.run("family", "infer", model).want(5)
+    CKPT.run("family", "infer").want(2)
+    CKPT.run("family", "list", "-o", folder / "x").want(2)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -242,6 +310,9 @@ def prepare(suite, ckpt):
     suite.add("list and show", test_list)
     for case in cases():
         suite.add(f"{case}: fits", test_golden_fits, case)
+    for case in cases():
+        suite.add(f"{case}: inferred", test_infer, case)
+    suite.add("infer: what is refused", test_infer_refuses)
     suite.add("numbers have sources", test_numbers_have_sources)
     suite.add("what does not fit", test_what_does_not_fit)
     suite.add("numbers that are missing", test_numbers_that_are_missing)

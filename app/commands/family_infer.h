@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ckpt family infer`: a first draft of the family of a model whose type nobody
+// knows, made of the known family that it fits.
+#pragma once
+
+#include <string>
+
+#include "ckpt/error.h"
+
+namespace ckpt::app {
+
+struct InferOptions {
+  std::string path;  // a directory of Hugging Face
+  std::string file;  // where the draft goes; "": stdout
+};
+
+// Writes the draft, and what the files can't tell to stderr. kNegative if some
+// tensors have no rule in any known family. Throws usage_error for a type that
+// is known, unfaithful_error without a config.json.
+ExitCode infer_family(const InferOptions& options);
+
+}  // namespace ckpt::app
