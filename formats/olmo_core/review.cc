@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/shards.h"
@@ -43,6 +44,7 @@ class Reviewer {
       : source_(std::move(source)), own_keys_(has_own_keys(source_)) {}
 
   Catalog review() {
+    find_states();
     for (Tensor& tensor : source_.tensors) rename(tensor);
     rename_skeleton();
     for (Object& object : source_.objects) rename(object);
@@ -56,6 +58,29 @@ class Reviewer {
   std::string param_of(const std::string& name) const {
     return own_keys_ && name.starts_with(kModel) ? name.substr(kModel.size())
                                                  : name;
+  }
+
+  // state.<param>.<state>, from a container that has names and no kinds
+  // (safetensors, torch): the longest beginning that is a parameter.
+  void find_states() {
+    std::unordered_set<std::string_view> params;
+    for (const Tensor& tensor : source_.tensors)
+      if (tensor.kind == Kind::model && !tensor.name.starts_with(kState))
+        params.emplace(tensor.name);
+    for (Tensor& tensor : source_.tensors) {
+      if (tensor.kind != Kind::model || !tensor.name.starts_with(kState))
+        continue;
+      const std::string_view rest =
+          std::string_view(tensor.name).substr(kState.size());
+      for (size_t dot = rest.rfind('.'); dot != rest.npos && dot > 0;
+           dot = rest.rfind('.', dot - 1)) {
+        if (!params.contains(rest.substr(0, dot))) continue;
+        tensor.kind = Kind::optim;
+        tensor.param = rest.substr(0, dot);
+        tensor.state = rest.substr(dot + 1);
+        break;
+      }
+    }
   }
 
   void rename(Tensor& tensor) {

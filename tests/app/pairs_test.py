@@ -285,9 +285,7 @@ and `--write` makes this page of what came out (with `-k ROW`, of that row).
 | - | refused with exit status 5; below is why |
 
 Rows that are not here were not run yet, or have a cell that is neither: a run
-of ModelOpt with a tied head (it is written once on the way back), and one of
-OLMo-core (its optimizer comes back from safetensors and torch under other
-names).
+of ModelOpt with a tied head (it is written once on the way back).
 """
 
 
