@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The head of an HTTP request that a browser sends to this machine.
+//
+//   GET /path?query HTTP/1.1\r\n
+//   Host: 127.0.0.1:8080\r\n
+//   …\r\n
+//   \r\n
+//
+// Strict: what a browser never sends is no request. So nothing that two
+// readers could take for two things gets further.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace ckpt::net {
+
+inline constexpr size_t kMostHead = 8192;  // bytes of it
+
+struct Request {
+  std::string method;
+  std::string path;   // from the slash on, as it was sent
+  std::string query;  // behind "?", as it was sent
+  std::string host;   // of the Host header
+};
+
+// Parses all up to the empty line, that included. Returns 0, or the status
+// that refuses it: 400, 405 if it would change something, 505.
+int parse_request(std::string_view head, Request& request);
+
+// "a=1&b=x%20y": the value of `name`, decoded; "" if it is not there. A plus
+// stays one, as encodeURIComponent has it.
+std::string query_value(std::string_view query, std::string_view name);
+
+// Takes as long whichever bytes differ.
+bool same_secret(std::string_view a, std::string_view b);
+
+}  // namespace ckpt::net
