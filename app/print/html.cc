@@ -142,13 +142,14 @@ Heat heat_of(const Catalog& catalog) {
 
 // What the script draws. No "<" is in it, so no name ends the element.
 void write_data(std::string& out, const std::vector<Row>& rows,
-                const Heat& heat) {
+                const Heat& heat, bool live) {
   JsonWriter json;
   json.begin_object().key("rows").begin_array();
   for (const Row& row : rows) {
     const Tensor& tensor = *row.pattern.first;
     json.begin_object();
     json.member("name", text::printable(row.pattern.name));
+    if (live) json.member("first", tensor.name);  // who asks needs one of them
     json.member("kind", name(row.kind));
     json.member("dtype", name(tensor.dtype));
     json.member("shape", to_string(tensor.shape));
@@ -214,21 +215,55 @@ void write_objects(std::string& out, const Catalog& catalog) {
   append(out, "</tbody></table>\n");
 }
 
-}  // namespace
-
-std::string inspect_html(const Catalog& catalog) {
+// The page, up to its scripts.
+std::string page_body(const Catalog& catalog, bool live) {
   const std::vector<Row> rows = all_rows(catalog);
-  std::string out(kHtmlHead);
+  std::string out;
   append(out, "<title>{}</title></head><body>\n<h1>{}</h1>\n",
          escaped(catalog.path), escaped(catalog.path));
   write_summary(out, catalog);
   write_frames(out);
   write_objects(out, catalog);
   append(out, "<p>made by ckpt {}</p>\n", CKPT_VERSION);
-  write_data(out, rows, heat_of(catalog));
-  out += kHtmlScript;
-  out += "</body></html>\n";
+  write_data(out, rows, heat_of(catalog), live);
   return out;
+}
+
+// A script of ours as an element that the policy lets run.
+std::string with_nonce(std::string_view script, const std::string& nonce) {
+  constexpr std::string_view kTag = "<script";
+  return fmt::format("{} nonce=\"{}\"{}", kTag, nonce,
+                     script.substr(kTag.size()));
+}
+
+constexpr std::string_view kPageEnd = "</body></html>\n";
+
+}  // namespace
+
+std::string inspect_html(const Catalog& catalog) {
+  std::string out(kHtmlStart);
+  out += kHtmlPolicy;
+  out += kHtmlHead;
+  out += page_body(catalog, false);
+  out += kHtmlScript;
+  return out += kPageEnd;
+}
+
+std::string live_policy(const std::string& nonce) {
+  return fmt::format(
+      "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{}'; "
+      "connect-src 'self'; base-uri 'none'; form-action 'none'; "
+      "frame-ancestors 'none'",
+      nonce);
+}
+
+std::string live_html(const Catalog& catalog, const std::string& nonce) {
+  std::string out(kHtmlStart);  // the policy is a header here
+  out += kHtmlHead;
+  out += page_body(catalog, true);
+  out += with_nonce(kHtmlLiveScript, nonce);
+  out += with_nonce(kHtmlScript, nonce);
+  return out += kPageEnd;
 }
 
 }  // namespace ckpt::app

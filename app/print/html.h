@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `inspect --html`: one self-contained page. It loads nothing, and every name
-// in it is escaped.
+// in it is escaped. `view` serves the same one, which then asks for statistics
+// (app/print/html_live.cc).
 #pragma once
 
 #include <string>
@@ -10,5 +11,9 @@
 namespace ckpt::app {
 
 std::string inspect_html(const Catalog& catalog);
+
+// Its scripts run where live_policy(nonce) is the Content-Security-Policy.
+std::string live_html(const Catalog& catalog, const std::string& nonce);
+std::string live_policy(const std::string& nonce);
 
 }  // namespace ckpt::app

@@ -3,10 +3,16 @@
 
 namespace ckpt::app {
 
-const std::string_view kHtmlHead = R"(<!doctype html>
+const std::string_view kHtmlStart = R"(<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+)";
+
+const std::string_view kHtmlPolicy =
+    R"(<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+)";
+
+const std::string_view kHtmlHead =
+    R"(<meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
 :root { color-scheme: light dark; --line: #8884; --model: #2a7d62; --optim: #a85a1f; --other: #5a5aa0; }
 body { font: 14px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
@@ -128,6 +134,7 @@ function main() {
       for (const c of COLUMNS) {
         const number = c === 'count' || c === 'bytes';
         const td = el('td', c === 'bytes' ? human(r.bytes) : number ? r[c].toLocaleString('en') : r[c], number ? 'n' : c === 'name' || c === 'shape' ? 'c' : '');
+        if (c === 'name' && globalThis.nameButton) td.replaceChildren(globalThis.nameButton(r, tr));
         tr.append(td);
       }
       return tr;

@@ -197,6 +197,20 @@ std::vector<PatternRow> pattern_rows(const Catalog& catalog, Kind kind) {
   return rows;
 }
 
+std::vector<const Tensor*> tensors_like(const Catalog& catalog,
+                                        const Tensor& first) {
+  const std::string pattern = pattern_of(first.name);
+  const KeyView key = key_of(pattern, first);
+  std::vector<const Tensor*> like;
+  Parts parts;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind != first.kind) continue;
+    parts.take(tensor.name);
+    if (key_of(parts.pattern, tensor) == key) like.push_back(&tensor);
+  }
+  return like;
+}
+
 std::vector<PatternRow> state_rows(const Catalog& catalog) {
   const auto is_state = [](const Tensor& t) { return t.kind == Kind::optim; };
   if (std::ranges::none_of(catalog.tensors, is_state)) return {};

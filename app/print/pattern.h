@@ -32,6 +32,10 @@ struct PatternRow {
 // names say which numbers: layers.{0-2,5}.weight.
 std::vector<PatternRow> pattern_rows(const Catalog& catalog, Kind kind);
 
+// Those that fall together with `first`, itself among them.
+std::vector<const Tensor*> tensors_like(const Catalog& catalog,
+                                        const Tensor& first);
+
 // Optimizer tensors by state and dtype alone ("*.exp_avg"), where they have
 // the shapes of their parameters. Empty if that says too little: a state is
 // not known, or the parameters are not in the catalog.

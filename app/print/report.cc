@@ -107,25 +107,6 @@ void write_quantized(JsonWriter& json,
   json.end_array();
 }
 
-void write_stats(JsonWriter& json, const reshard::Stats& stats) {
-  const uint64_t finite = stats.count - stats.nans - stats.infs;
-  json.key("stats").begin_object();
-  json.key("min");
-  finite ? json.value(stats.min) : json.null();
-  json.key("max");
-  finite ? json.value(stats.max) : json.null();
-  json.key("mean");
-  finite ? json.value(reshard::mean(stats)) : json.null();
-  json.key("std");
-  finite ? json.value(reshard::deviation(stats)) : json.null();
-  json.member("nans", stats.nans);
-  json.member("infs", stats.infs);
-  json.member("zeros", stats.zeros);
-  json.key("norm");
-  finite ? json.value(reshard::norm(stats)) : json.null();
-  json.end_object();
-}
-
 void write_tensor(JsonWriter& json, const Catalog& catalog,
                   const Tensor& tensor, const InspectParts& parts) {
   json.begin_object();
@@ -232,6 +213,25 @@ bool seen_before(const Tensor& tensor, std::set<Place>& seen) {
 }
 
 }  // namespace
+
+void write_stats(JsonWriter& json, const reshard::Stats& stats) {
+  const uint64_t finite = stats.count - stats.nans - stats.infs;
+  json.key("stats").begin_object();
+  json.key("min");
+  finite ? json.value(stats.min) : json.null();
+  json.key("max");
+  finite ? json.value(stats.max) : json.null();
+  json.key("mean");
+  finite ? json.value(reshard::mean(stats)) : json.null();
+  json.key("std");
+  finite ? json.value(reshard::deviation(stats)) : json.null();
+  json.member("nans", stats.nans);
+  json.member("infs", stats.infs);
+  json.member("zeros", stats.zeros);
+  json.key("norm");
+  finite ? json.value(reshard::norm(stats)) : json.null();
+  json.end_object();
+}
 
 std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   const Totals sums = totals(catalog);

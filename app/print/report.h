@@ -33,6 +33,9 @@ struct InspectParts {
 std::string inspect_json(const Catalog& catalog,
                          const InspectParts& parts = {});
 
+// "stats": what `inspect --stats` says of a tensor.
+void write_stats(JsonWriter& json, const reshard::Stats& stats);
+
 // The fields of a difference that programs read: dtype_a, shape_a, dtype_b,
 // shape_b, elements, differing, max_abs, max_rel; those that are known.
 void write_numbers(JsonWriter& json, const Difference& difference);
