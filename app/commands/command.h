@@ -46,6 +46,7 @@ std::unique_ptr<Command> make_salvage();
 std::unique_ptr<Command> make_show();
 std::unique_ptr<Command> make_unshard();
 std::unique_ptr<Command> make_verify();
+std::unique_ptr<Command> make_view();
 std::unique_ptr<Command> make_wait();
 
 }  // namespace ckpt::app

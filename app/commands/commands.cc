@@ -19,6 +19,7 @@ Commands all_commands() {
   Commands commands;
   commands.push_back(make_inspect());
   commands.push_back(make_ls());
+  commands.push_back(make_view());
   commands.push_back(make_show());
   commands.push_back(make_convert());
   commands.push_back(make_reshard());

@@ -130,6 +130,7 @@ constexpr auto kGuesses = std::to_array<Guess>({
      "tree open keys tensors metadata meta look read ",
      "ckpt inspect PATH"},
     {" get value values ", "ckpt show PATH NAME"},
+    {" serve browse web gui ui html explore ", "ckpt view PATH"},
     {" hash sha256 sha256sum md5sum digest checksum fingerprint ",
      "ckpt inspect PATH --digest"},
     {" check validate fsck test integrity valid ", "ckpt verify PATH"},

@@ -5,7 +5,7 @@
 
 #include "lib/net/url.h"
 
-namespace ckpt::net {
+namespace ckpt::serve {
 namespace {
 
 constexpr int kBad = 400, kMethod = 405, kHttpVersion = 505;
@@ -106,7 +106,7 @@ std::string query_value(std::string_view query, std::string_view name) {
     const std::string_view pair = query.substr(0, query.find('&'));
     const size_t sign = pair.find('=');
     if (sign != pair.npos && pair.substr(0, sign) == name)
-      return decode(pair.substr(sign + 1));
+      return net::decode(pair.substr(sign + 1));
     query.remove_prefix(std::min(pair.size() + 1, query.size()));
   }
   return {};
@@ -121,4 +121,4 @@ bool same_secret(std::string_view a, std::string_view b) {
   return differ == 0;
 }
 
-}  // namespace ckpt::net
+}  // namespace ckpt::serve

@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-namespace ckpt::net {
+namespace ckpt::serve {
 
 inline constexpr size_t kMostHead = 8192;  // bytes of it
 
@@ -36,4 +36,4 @@ std::string query_value(std::string_view query, std::string_view name);
 // Takes as long whichever bytes differ.
 bool same_secret(std::string_view a, std::string_view b);
 
-}  // namespace ckpt::net
+}  // namespace ckpt::serve

@@ -10,7 +10,7 @@
 
 #include "ckpt/error.h"
 
-namespace ckpt::net {
+namespace ckpt::serve {
 namespace {
 
 int new_event() {
@@ -81,4 +81,4 @@ void ServeQueue::work() {
   }
 }
 
-}  // namespace ckpt::net
+}  // namespace ckpt::serve

@@ -12,7 +12,7 @@
 
 #include "lib/net/server.h"
 
-namespace ckpt::net {
+namespace ckpt::serve {
 
 class ServeQueue {
  public:
@@ -40,4 +40,4 @@ class ServeQueue {
   std::thread thread_;  // the last: it uses the others
 };
 
-}  // namespace ckpt::net
+}  // namespace ckpt::serve

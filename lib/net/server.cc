@@ -19,7 +19,7 @@
 #include "lib/interrupt.h"
 #include "lib/net/serve_queue.h"
 
-namespace ckpt::net {
+namespace ckpt::serve {
 namespace {
 
 using ServeClock = std::chrono::steady_clock;
@@ -325,4 +325,4 @@ std::string random_token() {
   return token;
 }
 
-}  // namespace ckpt::net
+}  // namespace ckpt::serve

@@ -18,7 +18,7 @@
 
 #include "lib/net/request.h"
 
-namespace ckpt::net {
+namespace ckpt::serve {
 
 struct Response {
   int status = 200;
@@ -53,4 +53,4 @@ class Server {
 // 32 hexadecimal digits that nobody can guess.
 std::string random_token();
 
-}  // namespace ckpt::net
+}  // namespace ckpt::serve
