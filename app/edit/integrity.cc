@@ -284,6 +284,22 @@ class Check {
   library::Edits edits_;
 };
 
+// A directory that a format knows as its own, and of which something is not
+// there: damage. What no format knows is no checkpoint to be judged.
+bool is_hole(const Error& error, const std::string& path,
+             const SourceOptions& source) {
+  if (error.code() != ExitCode::kMissing || !source.read.trainer.empty() ||
+      !io::is_directory(path))
+    return false;
+  try {
+    if (source.from.empty()) return formats::detect(path).format != nullptr;
+    const formats::Format& format = formats::find_format(source.from);
+    return format.reader && format.reader->supports(path).yes;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 // A flipped bit may make a checkpoint one of no known format. If the manifest
 // knows better, that is the answer.
 Catalog open_checked(const std::string& path, const SourceOptions& source,
@@ -337,9 +353,12 @@ VerifyReport check_integrity(const std::string& path,
     if (!manifest.empty() && !options.quick) check.files(manifest);
     if (options.deep) check.claims(catalog);
   } catch (const Error& error) {
-    if (!is_answer(error)) throw;
-    check.add(problem_of(
-        error, error.code() == ExitCode::kDamaged ? "damaged" : "incomplete"));
+    const bool hole = is_hole(error, path, source);
+    if (!hole && !is_answer(error)) throw;
+    check.add(problem_of(error, hole ? "missing_file"
+                                : error.code() == ExitCode::kDamaged
+                                    ? "damaged"
+                                    : "incomplete"));
   }
   report.ok = std::ranges::none_of(report.problems, [](const Problem& problem) {
     return problem.severity == Problem::Severity::kDamage ||

@@ -208,6 +208,38 @@ def test_missing_rank(folder, case):
     check("mp_rank_01_001" in result.err, f"names the directory\n{result}")
 
 
+HOLES = ("llama_te_tp2_pp2", "llama_te_tp2_dp2_distopt",
+         "gpt_te_tied_pp2_distopt_buckets", "lm_gpt_tp2_fp16",
+         "moe_te_tp2_ep2")
+
+
+def test_holes(folder, case):
+    """Any directory or optimizer that is lost: damage for verify, which names
+    it; nothing is written without it."""
+    path = copy_of(case, folder)
+    aside, holes = folder / "aside", sorted(step_of(path).glob("mp_rank_*"))
+    holes += sorted(step_of(path).rglob("distrib_optim.pt"))
+    for hole in holes:
+        hole.rename(aside)
+        result = CKPT.run("verify", path, "--json").want(1)
+        problems = [p for p in result.json()["problems"]
+                    if p["kind"] == "missing_file"]
+        check(len(problems) == 1, f"one problem for {hole}\n{result}")
+        said = problems[0]["file"] + problems[0]["message"]
+        named = (hole.name if hole.is_dir() or aside.is_dir() else
+                 f"{hole.parent.name}/{hole.name}")
+        if case.name.startswith("moe"):  # of tensor rank 0, whatever expert's
+            named = named[:len("mp_rank_00")]
+        check(named in said, f"names {named}\n{result}")
+        for command, *to in (("reshard",), ("unshard",),
+                             ("convert", "--to", "megatron_torch_dist")):
+            result = CKPT.run(command, path, folder / "out", *to)
+            check(result.code in (3, 4), f"without {hole}\n{result}")
+            check(not (folder / "out").exists(), f"{result}\nwrote it")
+        aside.rename(hole)
+    CKPT.ok("verify", path)
+
+
 def test_truncated(folder, case):
     path = copy_of(case, folder)
     file = step_of(path) / "mp_rank_01_001" / "model_optim_rng.pt"
@@ -293,6 +325,9 @@ def prepare(suite, ckpt):
                   DATA / "fairseq2_native" / name / "other/hf")
     case = ROOT / "llama_te_tp2_pp2"
     suite.add("a rank is missing", test_missing_rank, case)
+    for name in HOLES:
+        suite.add(f"{name}: holes", test_holes,
+                  DATA / "megatron_legacy" / name)
     suite.add("a file is cut short", test_truncated, case)
     suite.add("main weights changed places", test_swapped,
               ROOT / "llama_te_tp2_pp2")
