@@ -75,15 +75,19 @@ Config from_json(const Json& json) {
   return config;
 }
 
+std::optional<Config> parse_config(const std::string& text,
+                                   const std::string& path) {
+  const Json json = text::parse_python_json(text, path);
+  if (!json.is_object()) return std::nullopt;
+  return from_json(json);
+}
+
 }  // namespace
 
 std::optional<Config> read_config(const std::string& path) {
   if (!io::is_file(path)) return std::nullopt;
   try {
-    const Json json =
-        text::parse_python_json(io::read_file(path, kMaxConfig), path);
-    if (!json.is_object()) return std::nullopt;
-    return from_json(json);
+    return parse_config(io::read_file(path, kMaxConfig), path);
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -91,8 +95,11 @@ std::optional<Config> read_config(const std::string& path) {
 
 std::optional<Config> config_of(const Catalog& catalog) {
   for (const Sidecar& sidecar : catalog.sidecars)
-    if (sidecar.name == "config.json") return read_config(sidecar.path);
-  return std::nullopt;
+    if (sidecar.name == "config.json")
+      return sidecar.text ? parse_config(*sidecar.text, sidecar.path)
+                          : read_config(sidecar.path);
+  // Readers of other formats may list it only as a file beside theirs.
+  return read_config(io::join(catalog.path, "config.json"));
 }
 
 }  // namespace ckpt::modelopt

@@ -284,8 +284,7 @@ and `--write` makes this page of what came out (with `-k ROW`, of that row).
 | one way | the way back is refused with exit status 5; below is why |
 | - | refused with exit status 5; below is why |
 
-Rows that are not here were not run yet, or have a cell that is neither: a run
-of ModelOpt with a tied head (it is written once on the way back).
+Rows that are not here were not run yet.
 """
 
 
