@@ -121,8 +121,9 @@ def test_unshard_safetensors(folder, unit):
     out = folder / "out.safetensors"
     if options:
         refused = CKPT.run("unshard", unit.path, out)
-        check_equal(refused.code, 5, f"exit status for what "
-                    f"can't be written\n{refused}")
+        unread = "does not read chunks" in refused.err  # of a foreign filter
+        check_equal(refused.code, 7 if unread else 5,
+                    f"exit status for what can't be written\n{refused}")
         check(not out.exists(), "a refused command wrote its target")
     result = CKPT.ok("unshard", unit.path, out, *options)
     said = CKPT.ok("unshard", unit.path, folder / "again.safetensors",
