@@ -235,8 +235,10 @@ Catalog into_dialect(Catalog source, const Naming& naming,
   }
   if (from == "hf" && !target.repeats_tied_head)
     leave_tied_head(source, naming);
-  // What a container does not say of its names, they do themselves.
-  if (source.dialect.empty() && translate.to == from) source.dialect = from;
+  // What a container does not say of its names, they do themselves. Megatron's
+  // may be those of its files, with layers stacked: its writer looks at them.
+  if (source.dialect.empty() && translate.to == from && from != "mcore")
+    source.dialect = from;
   const bool copies_config = from == "hf" && !naming.config_from.empty() &&
                              (translate.to.empty() || translate.to == "hf");
   if (copies_config) {

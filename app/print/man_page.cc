@@ -32,6 +32,11 @@ constexpr Variable kVariables[] = {
      "CKPT_NET_CONNECTIONS",
      "How often a request is tried again, the first pause, the seconds "
      "without a byte after which it counts as lost, and how many run at once."},
+    {"CKPT_NET_PART_MIB",
+     "The size of the parts that an upload is sent in, MiB (16)."},
+    {"CKPT_SPOOL",
+     "Where a target on another machine is written before it is uploaded; "
+     "TMPDIR, or /var/tmp, where it does not say."},
     {"CKPT_NET_ALLOW_HTTP", "1: http:// too, which nothing protects."},
     {"HF_TOKEN, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE",
      "As huggingface_hub has them, for paths that begin with hf://."},

@@ -88,7 +88,8 @@ def test_bash_values(folder):
                 ["megatron_legacy", "megatron_torch_dist", "megatron_zarr"],
                 "--to")
     check("llama" in bash(folder, "inspect", "--family", ""), "--family")
-    check_equal(bash(folder, "family", ""), ["list", "show", "check"], "family")
+    check_equal(bash(folder, "family", ""),
+                ["list", "show", "check", "infer"], "family")
     check_equal(bash(folder, "completion", "z"), ["zsh"], "completion")
     check_equal(bash(folder, "inspect", ""), [], "files are bash's own")
 

@@ -69,7 +69,6 @@ UNSEEN = {
     "runs/accelerate_*/scheduler.bin": "what was registered; maybe nothing",
     "runs/accelerate_*/custom_checkpoint_0.pkl":
         "what was registered; maybe nothing",
-    "runs/nanotron_tp2/*/lr_scheduler.pt": "one file, of whoever had one",
     "runs/verl_*/data.pt": "a data loader without a state has none",
     "fairseq2_native/legacy046_tp1/*/rank_0.pt":
         "0.4's training state is one file at tp=1, and is not read",

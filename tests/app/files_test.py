@@ -152,7 +152,8 @@ def with_strays(case, target):
         if path.exists():
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(f"stray {name}".encode())
+        stray = f"stray {name}"
+        path.write_text(f'["{stray}"]' if name.endswith(".json") else stray)
         added[name] = path.read_bytes()
     return added
 

@@ -251,7 +251,7 @@ TEST_CASE("families: every file is sound, and reachable by its name") {
         "gpt2");
   CHECK(Family::for_config({{"model_type", "gemma3"},
                             {"text_config", {{"model_type", "gemma3_text"}}}})
-            ->name() == "gemma3_text");
+            ->name() == "gemma3");
   CHECK(!Family::for_config({{"model_type", "bert"}}));
   CHECK(!Family::for_config(Json::array()));
 }
