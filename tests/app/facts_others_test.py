@@ -64,7 +64,7 @@ def vision_tower(folder):
     shutil.copytree(source, strange)
     from safetensors.torch import load_file, save_file
     tensors = load_file(strange / "model.safetensors")
-    tensors["model.vision_tower.vision_model.adapter.weight"] = next(
+    tensors["model.other_tower.adapter.weight"] = next(
         iter(tensors.values())).clone()
     save_file(tensors, strange / "model.safetensors")
     refused(strange, folder / "no", *MEGATRON, word="adapter.weight")
