@@ -77,8 +77,9 @@ class Tests:
         return child.returncode, err
 
     def kill_at(self, argv, target, lines):
-        """Kills a run as soon as its journal has that many lines; a run that
-        was too fast is run again."""
+        """Kills a run, which is slowed down, as soon as its journal has that
+        many lines; one that was too fast is run again."""
+        argv = [*argv, "--max-rate", "64MiB"]
         journal = target.parent / f".{target.name}.ckpt-staging" / "journal"
         for _ in range(50):
             target.unlink(missing_ok=True)
