@@ -44,9 +44,10 @@ std::string environment(const char* name) {
   return value ? value : "";
 }
 
+// Never destroyed: the client's thread may ask until the process ends.
 const Settings& settings() {
-  static const Settings all = read_settings();
-  return all;
+  static const Settings* const all = new Settings(read_settings());
+  return *all;
 }
 
 }  // namespace ckpt::net
