@@ -420,6 +420,32 @@ def test_peer_unshards_converted(folder, case):
 NOT_SAME = ("legacy", "checkpointer_mixed")  # other spellings; [k, k]
 
 
+def test_by_way_of_dcp(folder, case):
+    """Another container holds its groups too: the optimizer comes back as
+    such, in its own folder, and not among the parameters. Where the groups
+    are lost, nothing is written."""
+    CKPT.ok("convert", case / "ckpt", folder / "dcp", "--to", "dcp")
+    back = folder / "back"
+    CKPT.ok("convert", folder / "dcp", back, "--to", "olmo_core_v1")
+    for part in ("model", "optim"):
+        found = {name: tensor for name, tensor in
+                 read_part(back / part).items() if not HELPER.match(name)}
+        compare(found, expected(case, part), part)
+    values = [{o["name"]: o["value"] for o in
+               CKPT.inspect(path, "--objects")["objects"]}
+              for path in (case / "ckpt", back)]
+    check("param_group1" in values[0], sorted(values[0]))
+    for name, value in values[0].items():  # test_groups holds them to the peer
+        for group in (value, values[1].get(name)):
+            if isinstance(group, dict) and "param_names" in group:
+                group["_param_names"] = group.pop("param_names")
+        check_equal(values[1].get(name), value, name)
+    CKPT.ok("convert", case / "ckpt", folder / "flat", "--to", "safetensors")
+    lost = CKPT.run("convert", folder / "flat", folder / "no", "--to",
+                    "olmo_core_v1").want(5)
+    check("its options are not known" in lost.err, f"{lost}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -439,6 +465,9 @@ def prepare(suite, ckpt):
         suite.add(f"from {case}", test_from_olmo_core, case)
         suite.add(f"from {case}: the peer unshards",
                   test_peer_unshards_converted, case)
+    for case in ("fsdp_olmo_w2", "fsdp_torch_w4"):
+        suite.add(f"{case}: by way of dcp", test_by_way_of_dcp,
+                  GOLDENS / case)
     for name in BREAKAGES:
         suite.add(f"broken: {name}", test_broken, name)
     for test in (test_file_missing, test_unfinished, test_pickle_damaged,

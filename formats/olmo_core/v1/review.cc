@@ -25,10 +25,26 @@ void rename_state(Tensor& tensor) {
   tensor.name = std::string(kState) + tensor.param + ".__" + tensor.state;
 }
 
+// What another container holds of a checkpoint of this format: each group is a
+// value of its own. Named as other containers name theirs, they are taken.
+void rename_groups(Catalog& source) {
+  const auto is_count = [](const Object& object) {
+    return object.name == kGroupCount;
+  };
+  if (std::ranges::none_of(source.objects, is_count)) return;
+  for (Object& object : source.objects)
+    if (const auto index = group_of(object.name))
+      object.name = fmt::format("param_groups.{}", *index);
+  std::erase_if(source.objects, [&](const Object& object) {
+    return is_count(object) || object.name == kStateKeys;  // made anew
+  });
+}
+
 }  // namespace
 
 Catalog review_v1(Catalog source) {
   if (source.format == kFormat) return source;
+  rename_groups(source);
   source = review_names(std::move(source));
   std::unordered_map<std::string, std::string> renamed;
   for (Tensor& tensor : source.tensors) {
