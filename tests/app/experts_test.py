@@ -8,12 +8,12 @@ makes of the saved model is that model, bit for bit, from Hugging Face's names
 and from Megatron's, and transformers computes the same with it.
 """
 
-import json
 import os
 import sys
 
-from support import (DATA, Skip, Suite, check, check_equal, compare,
+from support import (DATA, Suite, check, check_equal, compare,
                      read_safetensors)
+from tiny_peer import config_of, models_of, tensors_of
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
@@ -55,25 +55,7 @@ MEGATRON = sorted(set(TYPES) - {"llama4_text"})
 
 
 def models():
-    try:
-        import torch
-
-        import families2026_models
-    except ImportError as error:
-        raise Skip(str(error)) from error
-    torch.set_num_threads(1)
-    return families2026_models
-
-
-def tensors_of(directory):
-    tensors = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        tensors.update(read_safetensors(path))
-    return tensors
-
-
-def config_of(directory):
-    return json.loads((directory / "config.json").read_text())
+    return models_of("families2026_models")
 
 
 def kept_rows(tensor, shape):

@@ -88,15 +88,20 @@ def config_of(model_type, **changes):
     return AutoConfig.for_model(model_type, **{**base, **own, **changes})
 
 
-def model_of(config, seed=0):
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+def with_weights(model, seed):
+    """The model with every weight random, the same for each seed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, value in sorted(model.state_dict().items()):
             if value.is_floating_point() and "inv_freq" not in name:
                 value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
     return model
+
+
+def model_of(config, seed=0):
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    return with_weights(model, seed)
 
 
 def logits_of(model):

@@ -9,11 +9,11 @@ comes home computes the same logits in transformers. What GPTModel has no
 argument for is refused by name, unless it is asked for by name.
 """
 
-import json
 import os
 import sys
 
-from support import Skip, Suite, check, check_equal, compare, read_safetensors
+from support import Skip, Suite, check, check_equal, compare
+from tiny_peer import config_of, models_of, tensors_of
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
@@ -21,25 +21,7 @@ CKPT = None  # set by prepare
 
 
 def models():
-    try:
-        import torch
-
-        import families2026_models
-    except ImportError as error:
-        raise Skip(str(error)) from error
-    torch.set_num_threads(1)
-    return families2026_models
-
-
-def tensors_of(directory):
-    tensors = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        tensors.update(read_safetensors(path))
-    return tensors
-
-
-def config_of(directory):
-    return json.loads((directory / "config.json").read_text())
+    return models_of("families2026_models")
 
 
 def allowed(model_type):

@@ -5,6 +5,7 @@ import warnings
 
 import torch
 import transformers
+from families2026_models import with_weights
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 warnings.filterwarnings("ignore")
@@ -111,12 +112,7 @@ def config_of(name):
 def model_of(config, seed=0):
     torch.manual_seed(seed)
     model = AutoModelForImageTextToText.from_config(config).float().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, value in sorted(model.state_dict().items()):
-            if value.is_floating_point() and "inv_freq" not in name:
-                value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
-    return model
+    return with_weights(model, seed)
 
 
 def logits_of(model):

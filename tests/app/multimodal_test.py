@@ -13,7 +13,8 @@ import json
 import os
 import sys
 
-from support import Skip, Suite, check, check_equal, compare, read_safetensors
+from support import Skip, Suite, check, check_equal, compare
+from tiny_peer import config_of, models_of, tensors_of
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
@@ -42,25 +43,7 @@ TOWERS["qwen3_vl_moe"] = TOWERS["qwen3_vl"]
 
 
 def models():
-    try:
-        import torch
-
-        import multimodal_models
-    except ImportError as error:
-        raise Skip(str(error)) from error
-    torch.set_num_threads(1)
-    return multimodal_models
-
-
-def tensors_of(directory):
-    tensors = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        tensors.update(read_safetensors(path))
-    return tensors
-
-
-def config_of(directory):
-    return json.loads((directory / "config.json").read_text())
+    return models_of("multimodal_models")
 
 
 def saved(folder, name):

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests share that make tiny models by transformers' own classes."""
+
+import importlib
+import json
+
+from support import Skip, read_safetensors
+
+
+def models_of(module):
+    """The module of that name, which imports torch and transformers."""
+    try:
+        import torch
+
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise Skip(str(error)) from error
+    torch.set_num_threads(1)
+    return found
+
+
+def tensors_of(directory):
+    tensors = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        tensors.update(read_safetensors(path))
+    return tensors
+
+
+def config_of(directory):
+    return json.loads((directory / "config.json").read_text())
