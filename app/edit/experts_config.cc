@@ -8,21 +8,15 @@
 #include <optional>
 #include <set>
 
+#include "app/edit/config_edit.h"
 #include "app/edit/experts.h"
-#include "app/edit/layers.h"
 #include "ckpt/error.h"
-#include "formats/megatron/model/facts.h"
-#include "formats/traits.h"
-#include "lib/io/file.h"
-#include "lib/pickle/json.h"
 
 namespace ckpt::app {
 namespace {
 
-using Table = nlohmann::ordered_json;
+using Table = ConfigTable;
 
-constexpr uint64_t kMostText = uint64_t{16} << 20;
-constexpr uint64_t kMostValues = 100'000;
 constexpr std::string_view kExperts[] = {"num_experts", "num_local_experts",
                                          "n_routed_experts", "moe_num_experts",
                                          "num_routed_experts"};
@@ -130,60 +124,6 @@ bool follow(Table& config, const std::string& path, uint64_t before,
   return changed;
 }
 
-bool is_config(const Sidecar& sidecar) {
-  return sidecar.name == "config.json" && sidecar.size <= kMostText;
-}
-
-Table parse(const Sidecar& sidecar) {
-  const std::string text =
-      sidecar.text ? *sidecar.text : io::read_file(sidecar.path, kMostText);
-  return Table::parse(text, nullptr, false);
-}
-
-bool is_settings(const Object& object) {
-  return (object.name == "args" || object.name == "params") && object.document;
-}
-
-Table settings(const Object& object) {
-  // A Namespace's entries are in its state.
-  const pickle::Id dict = megatron::args_dict(*object.document, object.node);
-  return pickle::to_config(*object.document,
-                           dict == pickle::kNoId ? object.node : dict,
-                           kMostValues);
-}
-
-void follow_file(Sidecar& sidecar, uint64_t before, uint64_t kept) {
-  Table config = parse(sidecar);
-  if (config.is_discarded() || !follow(config, sidecar.path, before, kept))
-    return;
-  std::string made =
-      config.dump(2, ' ', false, Table::error_handler_t::replace) + "\n";
-  sidecar.path = "made:" + sidecar.name;
-  sidecar.size = made.size();
-  sidecar.text = std::make_shared<const std::string>(std::move(made));
-}
-
-// Megatron's args stay what they are, a Namespace mostly, but for a number.
-void follow_object(Object& object, const std::string& path, bool typed,
-                   uint64_t before, uint64_t kept) {
-  Table table = settings(object);
-  if (!follow(table, path, before, kept)) return;
-  auto document = std::make_shared<pickle::Document>();
-  if (typed) {
-    object.node = document->import(*object.document, object.node);
-    const pickle::Id dict = megatron::args_dict(*document, object.node);
-    for (const std::string_view key : kExperts)
-      if (const auto found = table.find(key);
-          found != table.end() && is_count(*found))
-        document->set(dict, key, document->add_int(found->get<int64_t>()));
-    document->set_root(object.node);
-  } else {
-    object.node = pickle::from_json(*document, nlohmann::json(table));
-  }
-  object.document = std::move(document);
-  object.bytes = 0;  // no archive of the source holds it any more
-}
-
 }  // namespace
 
 uint64_t experts_in_config(Catalog& catalog) {
@@ -193,11 +133,11 @@ uint64_t experts_in_config(Catalog& catalog) {
     visit(table, [&](Table& one) { add_counts(one, counts); });
   };
   for (const Sidecar& sidecar : catalog.sidecars)
-    if (is_config(sidecar))
-      if (Table config = parse(sidecar); !config.is_discarded())
+    if (is_config_file(sidecar))
+      if (Table config = config_of(sidecar); !config.is_discarded())
         add(std::move(config));
   for (const Object& object : catalog.objects)
-    if (is_settings(object)) add(settings(object));
+    if (is_config_object(object)) add(config_of(object));
   if (counts.size() > 1)
     throw unfaithful_error({catalog.path, {}},
                            "--experts: the configuration speaks of {} experts",
@@ -206,12 +146,16 @@ uint64_t experts_in_config(Catalog& catalog) {
 }
 
 void follow_experts(Catalog& catalog, uint64_t before, uint64_t kept) {
-  const bool typed = formats::traits_of(catalog.format).typed_config;
   for (Sidecar& sidecar : catalog.sidecars)
-    if (is_config(sidecar)) follow_file(sidecar, before, kept);
+    if (is_config_file(sidecar))
+      edit_config(sidecar, [&](Table& table) {
+        return follow(table, sidecar.path, before, kept);
+      });
   for (Object& object : catalog.objects)
-    if (is_settings(object))
-      follow_object(object, catalog.path, typed, before, kept);
+    if (is_config_object(object))
+      edit_config(object, [&](Table& table) {
+        return follow(table, catalog.path, before, kept);
+      });
 }
 
 }  // namespace ckpt::app

@@ -5,21 +5,16 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "app/edit/config_edit.h"
 #include "app/edit/layer_order.h"
 #include "app/edit/layers.h"
 #include "ckpt/error.h"
-#include "formats/megatron/model/facts.h"
-#include "formats/traits.h"
-#include "lib/io/file.h"
-#include "lib/pickle/json.h"
 
 namespace ckpt::app {
 namespace {
 
-using Fields = nlohmann::ordered_json;
+using Fields = ConfigTable;
 
-constexpr uint64_t kMostBytes = uint64_t{16} << 20;
-constexpr uint64_t kMostFields = 100'000;
 constexpr std::string_view kDepths[] = {"num_hidden_layers", "num_layers",
                                         "n_layer", "n_layers",
                                         "encoder_num_layers"};
@@ -151,60 +146,25 @@ class Follower {
   const std::string& path_;
 };
 
-void follow_text(Sidecar& sidecar, const std::vector<uint32_t>& order) {
-  const std::string text =
-      sidecar.text ? *sidecar.text : io::read_file(sidecar.path, kMostBytes);
-  Fields config = Fields::parse(text, nullptr, false);
-  if (config.is_discarded() || !Follower(order, sidecar.path).follow(config))
-    return;
-  std::string made =
-      config.dump(2, ' ', false, Fields::error_handler_t::replace) + "\n";
-  sidecar.path = "made:" + sidecar.name;
-  sidecar.size = made.size();
-  sidecar.text = std::make_shared<const std::string>(std::move(made));
-}
-
-// Megatron's args stay a Namespace: numbers and lists in it are replaced.
-void follow_args(Object& object, const std::vector<uint32_t>& order,
-                 const std::string& path, bool typed) {
-  const pickle::Id entries = megatron::args_dict(*object.document, object.node);
-  const Fields before = pickle::to_config(
-      *object.document, entries == pickle::kNoId ? object.node : entries,
-      kMostFields);
-  Fields table = before;
-  if (!Follower(order, path).follow(table)) return;
-  auto document = std::make_shared<pickle::Document>();
-  if (typed) {
-    object.node = document->import(*object.document, object.node);
-    const pickle::Id dict = megatron::args_dict(*document, object.node);
-    for (const auto& [key, value] : table.items())
-      if (before.at(key) != value)
-        document->set(dict, key,
-                      pickle::from_json(*document, nlohmann::json(value)));
-    document->set_root(object.node);
-  } else {
-    object.node = pickle::from_json(*document, nlohmann::json(table));
-  }
-  object.document = std::move(document);
-  object.bytes = 0;  // no archive of the source holds it any more
-}
-
 }  // namespace
 
 void follow_order(Catalog& catalog, const std::vector<uint32_t>& order) {
-  const bool typed = formats::traits_of(catalog.format).typed_config;
   take_config(catalog);
   for (Sidecar& sidecar : catalog.sidecars) {
-    if (sidecar.name == "config.json" && sidecar.size <= kMostBytes)
-      follow_text(sidecar, order);
+    if (is_config_file(sidecar))
+      edit_config(sidecar, [&](Fields& table) {
+        return Follower(order, sidecar.path).follow(table);
+      });
     if (sidecar.name == "model.yaml")
       throw unfaithful_error({catalog.path, {}},
                              "--layers: model.yaml says how deep the model is, "
                              "and does not follow repeated layers");
   }
   for (Object& object : catalog.objects)
-    if ((object.name == "args" || object.name == "params") && object.document)
-      follow_args(object, order, catalog.path, typed);
+    if (is_config_object(object))
+      edit_config(object, [&](Fields& table) {
+        return Follower(order, catalog.path).follow(table);
+      });
 }
 
 }  // namespace ckpt::app

@@ -52,8 +52,4 @@ std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
 // these are the first ones: num_hidden_layers, and lists with one value each.
 void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers);
 
-// A run's config.json that no reader asked for becomes a sidecar: it would be
-// carried as it is.
-void take_config(Catalog& catalog);
-
 }  // namespace ckpt::app

@@ -5,19 +5,16 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "app/edit/config_edit.h"
 #include "app/edit/layers.h"
 #include "ckpt/error.h"
 #include "formats/traits.h"
-#include "lib/io/file.h"
-#include "lib/pickle/json.h"
 
 namespace ckpt::app {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = ConfigTable;
 
-constexpr uint64_t kMostConfig = uint64_t{16} << 20;
-constexpr uint64_t kMostArgs = 100'000;  // values
 constexpr const char* kCounts[] = {"num_hidden_layers", "num_layers", "n_layer",
                                    "n_layers"};
 
@@ -94,18 +91,6 @@ bool follow(const std::set<uint32_t>& layers, Json& config) {
   return changed;
 }
 
-void follow_sidecar(const std::set<uint32_t>& layers, Sidecar& sidecar) {
-  const std::string text =
-      sidecar.text ? *sidecar.text : io::read_file(sidecar.path, kMostConfig);
-  Json config = Json::parse(text, nullptr, false);
-  if (config.is_discarded() || !follow(layers, config)) return;
-  std::string made =
-      config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-  sidecar.path = "made:" + sidecar.name;
-  sidecar.size = made.size();
-  sidecar.text = std::make_shared<const std::string>(std::move(made));
-}
-
 // model.yaml, of flat lines; a list of layers is left to fairseq2's reader.
 void follow_yaml(const std::set<uint32_t>& layers, Sidecar& sidecar) {
   constexpr std::string_view kKey = "\n  num_layers: ";
@@ -126,35 +111,19 @@ void follow_yaml(const std::set<uint32_t>& layers, Sidecar& sidecar) {
 
 }  // namespace
 
-void take_config(Catalog& catalog) {
-  for (SourceFile& file : catalog.file_list) {
-    if (file.path != "config.json" || file.sidecar) continue;
-    file.sidecar = true;
-    catalog.sidecars.push_back({.name = file.path,
-                                .path = io::join(catalog.file_root, file.path),
-                                .size = file.bytes});
-  }
-}
-
 void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers) {
   if (layers.empty()) return;
   take_config(catalog);
   for (Sidecar& sidecar : catalog.sidecars)
-    if (sidecar.name == "config.json" && sidecar.size <= kMostConfig)
-      follow_sidecar(layers, sidecar);
+    if (is_config_file(sidecar))
+      edit_config(sidecar, [&](Json& table) { return follow(layers, table); });
     else if (sidecar.name == "model.yaml")
       follow_yaml(layers, sidecar);
   // Those of a class are written anew; those made from a config.json are not.
   if (formats::traits_of(catalog.format).typed_config) return;
-  for (Object& object : catalog.objects) {
-    if ((object.name != "args" && object.name != "params") || !object.document)
-      continue;
-    Json table = pickle::to_config(*object.document, object.node, kMostArgs);
-    if (!follow(layers, table)) continue;
-    auto document = std::make_shared<pickle::Document>();
-    object.node = pickle::from_json(*document, nlohmann::json(table));
-    object.document = std::move(document);
-  }
+  for (Object& object : catalog.objects)
+    if (is_config_object(object))
+      edit_config(object, [&](Json& table) { return follow(layers, table); });
 }
 
 }  // namespace ckpt::app
