@@ -3,8 +3,8 @@
 
 #include "app/commands/command.h"
 #include "app/commands/write.h"
-#include "app/edit/adapter.h"
-#include "app/edit/dialect.h"
+#include "app/options/adapter.h"
+#include "app/options/dialect.h"
 #include "app/options/target.h"
 #include "app/options/target_name.h"
 #include "app/options/words.h"
@@ -52,7 +52,7 @@ class Convert : public Command {
     Catalog source = open_for_write(request_);
     check_adapter(source);
     const bool any = !source.tensors.empty();
-    const SelectOptions& select = request_.select;
+    const Selection& select = request_.select;
     const bool partial = !select.keys.empty() || !select.exclude.empty() ||
                          !select.layers.empty() || !select.blocks.empty();
     if (adapter_.any()) source = with_adapters(std::move(source), partial);

@@ -5,10 +5,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "api/check/compare.h"
+#include "api/check/facts.h"
+#include "api/check/meet.h"
+#include "api/edit/select.h"
 #include "app/commands/command.h"
-#include "app/edit/compare.h"
-#include "app/edit/meet.h"
-#include "app/edit/select.h"
+#include "app/options/engine.h"
 #include "app/options/source.h"
 #include "app/print/console.h"
 #include "app/print/diff_text.h"
@@ -73,18 +75,19 @@ class Diff : public Command {
   ExitCode run() override {
     Catalog a = open_source(a_, source_);
     Catalog b = open_source(b_, source_);
-    select_both(a, b, select_);
-    const FactDifferences facts = differing_facts(a, b);
-    const uint64_t vocabulary =
-        std::max(vocabulary_of(a).value_or(0), vocabulary_of(b).value_or(0));
-    const bool met = meet(a, b, source_.read.family);
+    library::select_both(a, b, select_);
+    const library::Engine engine = engine_of(engine_, output);
+    const FactDifferences facts = library::differing_facts(a, b, engine);
+    const uint64_t vocabulary = std::max(library::vocabulary_of(a).value_or(0),
+                                         library::vocabulary_of(b).value_or(0));
+    const bool met = library::meet(a, b, source_.read.family, engine);
     if (met) log_assumptions(a, b);
-    const Comparison result = compare(std::move(a), std::move(b),
-                                      {.objects = !met,
-                                       .describe = true,
-                                       .arrangements = true,
-                                       .vocabulary = vocabulary},
-                                      engine_, output);
+    const Comparison result = library::compare(std::move(a), std::move(b),
+                                               {.objects = !met,
+                                                .describe = true,
+                                                .arrangements = true,
+                                                .vocabulary = vocabulary},
+                                               engine);
     if (output.json) {
       print(as_json(result, facts, a_, b_));
     } else {
@@ -113,7 +116,7 @@ class Diff : public Command {
   }
 
   std::string a_, b_;
-  SelectOptions select_;
+  Selection select_;
   SourceOptions source_;
   EngineOptions engine_;
 };

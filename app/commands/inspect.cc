@@ -7,8 +7,10 @@
 #include <cstring>
 #include <fstream>
 
+#include "api/check/facts.h"
+#include "api/check/read_all.h"
+#include "api/edit/select.h"
 #include "app/commands/command.h"
-#include "app/edit/select.h"
 #include "app/keep.h"
 #include "app/options/engine.h"
 #include "app/options/source.h"
@@ -80,7 +82,7 @@ class Inspect : public Command {
 
   std::string path_;
   SourceOptions source_;
-  SelectOptions select_;
+  Selection select_;
   EngineOptions engine_;
   bool all_ = false;
   bool shards_ = false;
@@ -117,7 +119,8 @@ void Inspect::add_options(CLI::App& app) {
 void Inspect::print_text(const Catalog& catalog) const {
   const size_t width = stdout_is_terminal() ? stdout_width() : 0;
   print(summary_text(catalog, width));
-  if (output.verbosity > 0) print_facts(known_facts(catalog));
+  if (output.verbosity > 0)
+    print_facts(library::known_facts(catalog, engine_of(engine_, output)));
   if (tree_) {
     print(tree_text(catalog, width));
   } else if (shards_) {
@@ -138,14 +141,15 @@ ExitCode Inspect::run() {
   }
   if (output.verbosity > 0 && source_.from.empty()) log_detection(path_);
   Catalog& catalog = keep(open_source(path_, source_));
-  const Selection selection = select(catalog, select_);
+  const library::Chosen selection = library::choose(catalog, select_);
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
   if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
   if (objects_ || output.json || !html_.empty()) load_objects(catalog);
   if (!html_.empty()) save_html(html_, inspect_html(catalog));
-  Reading reading;
+  library::Reading reading;
   if (digest_ || stats_)
-    reading = read_all(catalog, engine_, output, {.stats = stats_});
+    reading = library::read_all(catalog, engine_of(engine_, output),
+                                {.stats = stats_});
   std::optional<uint64_t> bytes_read, header_bytes;
   if (digest_ || stats_) {
     bytes_read = reading.bytes;
@@ -155,7 +159,8 @@ ExitCode Inspect::run() {
   if (output.json) {
     print(inspect_json(catalog, {.digests = reading.digests,
                                  .stats = reading.stats,
-                                 .facts = known_facts(catalog),
+                                 .facts = library::known_facts(
+                                     catalog, engine_of(engine_, output)),
                                  .shards = shards_,
                                  .bytes_read = bytes_read,
                                  .header_bytes = header_bytes}));

@@ -6,8 +6,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "api/edit/select.h"
 #include "app/commands/command.h"
-#include "app/edit/select.h"
 #include "app/options/source.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
@@ -71,7 +71,7 @@ class Ls : public Command {
   std::string regex_;
   bool long_ = false;
   SourceOptions source_;
-  SelectOptions select_;
+  Selection select_;
 };
 
 void Ls::add_options(CLI::App& app) {

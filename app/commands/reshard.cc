@@ -3,7 +3,7 @@
 
 #include "app/commands/command.h"
 #include "app/commands/write.h"
-#include "app/edit/dialect.h"
+#include "app/options/dialect.h"
 #include "app/options/target.h"
 
 namespace ckpt::app {

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands/command.h"
-#include "app/edit/slice.h"
+#include "app/options/slice.h"
 #include "app/options/source.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"

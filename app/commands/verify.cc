@@ -6,11 +6,12 @@
 #include <algorithm>
 #include <map>
 
+#include "api/check/compare.h"
+#include "api/check/facts.h"
+#include "api/check/integrity.h"
+#include "api/check/meet.h"
+#include "api/edit/select.h"
 #include "app/commands/command.h"
-#include "app/edit/compare.h"
-#include "app/edit/integrity.h"
-#include "app/edit/meet.h"
-#include "app/edit/select.h"
 #include "app/options/engine.h"
 #include "app/options/source.h"
 #include "app/print/console.h"
@@ -44,9 +45,9 @@ class Verify : public Command {
 
   std::string path_;
   std::string other_;
-  IntegrityOptions integrity_;
-  CompareOptions compare_;
-  SelectOptions select_;
+  library::IntegrityOptions integrity_;
+  library::CompareOptions compare_;
+  Selection select_;
   SourceOptions source_;
   EngineOptions engine_;
 };
@@ -93,19 +94,25 @@ VerifyReport Verify::verify_one() {
   if (compare_.numeric)
     throw usage_error({}, "--rtol and --atol compare two checkpoints")
         .with_hint("ckpt verify A B --rtol X");
-  return check_integrity(path_, source_, select_, integrity_, engine_, output);
+  integrity_.from = source_.from;
+  integrity_.read = source_.read;
+  VerifyReport report;
+  static_cast<Report&>(report) = library::check_integrity(
+      path_, select_, integrity_, engine_of(engine_, output));
+  return report;
 }
 
 VerifyReport Verify::verify_two() {
   Catalog a = open_source(path_, source_);
   Catalog b = open_source(other_, source_);
-  select_both(a, b, select_);
+  library::select_both(a, b, select_);
+  const library::Engine engine = engine_of(engine_, output);
   VerifyReport report;
-  report.facts = differing_facts(a, b);
-  meet(a, b, source_.read.family);
+  report.facts = library::differing_facts(a, b, engine);
+  library::meet(a, b, source_.read.family, engine);
   report.files = a.files.size() + b.files.size();
   Comparison result =
-      compare(std::move(a), std::move(b), compare_, engine_, output);
+      library::compare(std::move(a), std::move(b), compare_, engine);
   report.tensors = result.tensors;
   report.bytes = result.bytes;
   report.ok =
@@ -122,7 +129,8 @@ VerifyReport Verify::verify_two() {
 
 void Verify::print_text(const VerifyReport& report) const {
   for (const families::FactDifference& fact : report.facts)
-    print(text::printable("fact: " + fact.name + ": " + fact_text(fact)) +
+    print(text::printable("fact: " + fact.name + ": " +
+                          library::fact_text(fact)) +
           "\n");
   // A kind that comes more often than that is told by its first.
   constexpr uint64_t kFew = 10;

@@ -12,8 +12,9 @@
 #include <memory>
 #include <utility>
 
+#include "api/check/read_all.h"
+#include "api/edit/select.h"
 #include "app/commands/command.h"
-#include "app/edit/select.h"
 #include "app/keep.h"
 #include "app/options/engine.h"
 #include "app/options/ranks.h"
@@ -79,7 +80,7 @@ class View : public Command {
   std::string path_;
   uint16_t port_ = 0;
   SourceOptions source_;
-  SelectOptions select_;
+  Selection select_;
   EngineOptions engine_;
 
   const Catalog* catalog_ = nullptr;
@@ -117,7 +118,8 @@ serve::Response View::read_stats(const Tensor& tensor) const {
     OutputOptions quiet = output;
     quiet.progress = When::kNever;
     quiet.progress_json = false;
-    const Reading reading = read_all(one, engine_, quiet, {.stats = true});
+    const library::Reading reading =
+        library::read_all(one, engine_of(engine_, quiet), {.stats = true});
     JsonWriter json;
     json.begin_object().member("tensor", tensor.name);
     write_stats(json, reading.stats.at(0));
@@ -157,7 +159,7 @@ ExitCode View::run() {
         .with_hint("run it without mpirun or srun");
   serve::Server server(port_);
   Catalog& catalog = keep(open_source(path_, source_));
-  const Selection selection = select(catalog, select_);
+  const library::Chosen selection = library::choose(catalog, select_);
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
   if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
   load_objects(catalog);

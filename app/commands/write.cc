@@ -8,10 +8,11 @@
 #include <filesystem>
 #include <unordered_map>
 
+#include "api/check/read_all.h"
 #include "api/decoded.h"
+#include "api/edit/rename.h"
+#include "api/edit/select.h"
 #include "api/write.h"
-#include "app/edit/rename.h"
-#include "app/edit/select.h"
 #include "app/keep.h"
 #include "app/options/engine.h"
 #include "app/options/plan_file.h"
@@ -88,7 +89,8 @@ void read_back(const WriteRequest& request, const std::string& path,
   options.flat_params_file.clear();  // it is about the source
   Catalog written = formats::open(path, std::string(format), options);
   const std::vector<Digest> found =
-      read_all(written, request.engine, request.output).digests;
+      library::read_all(written, engine_of(request.engine, request.output))
+          .digests;
   for (size_t i = 0; i < found.size(); ++i)
     by_name[written.tensors[i].name] = found[i];
 }
@@ -207,7 +209,7 @@ Catalog open_for_write(WriteRequest& request) {
     families::apply(source, rules);
   }
   const auto quantized = families::quantized_weights(source);
-  const Selection selection = select(source, request.select);
+  const library::Chosen selection = library::choose(source, request.select);
   request.edits = selection.edits;
   families::check_scales(quantized, source);
   if (request.write.dtype && families::may_be_quantized(source)) {
@@ -217,7 +219,7 @@ Catalog open_for_write(WriteRequest& request) {
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
   if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
   if (!request.write.rename_file.empty())
-    rename(source, request.write.rename_file);
+    library::rename(source, request.write.rename_file);
   return source;
 }
 

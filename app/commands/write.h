@@ -21,7 +21,7 @@ struct WriteRequest {
   std::string source_path;
   std::string target_path;
   SourceOptions source;
-  SelectOptions select;
+  Selection select;
   EngineOptions engine;
   WriteOptions write;
   OutputOptions output;

@@ -1,94 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app/options/engine.h"
 
-#include <array>
-#include <mutex>
-#include <span>
+#include <spdlog/spdlog.h>
 
 #include "app/print/progress.h"
-#include "ckpt/error.h"
-#include "lib/io/read_count.h"
-#include "reshard/cuda/load.h"
-#include "reshard/plan_size.h"
-#include "reshard/ranks/run.h"
-#include "reshard/values.h"
 
 namespace ckpt::app {
 
-namespace {
-
-// Statistics of each tensor, filled from many threads.
-class StatsOf {
- public:
-  explicit StatsOf(const Catalog& catalog)
-      : catalog_(catalog), stats_(catalog.tensors.size()) {}
-
-  void add(uint32_t tensor, std::span<const std::byte> bytes) {
-    const DType dtype = catalog_.tensors[tensor].dtype;
-    if (!reshard::has_values(dtype)) return;
-    const uint64_t element = element_size(dtype);
-    reshard::Stats part;
-    reshard::add_stats(dtype, bytes.data(), bytes.size() / element, part);
-    const std::lock_guard lock(mutexes_[tensor % mutexes_.size()]);
-    stats_[tensor] += part;
-  }
-  std::vector<reshard::Stats> take() { return std::move(stats_); }
-
- private:
-  const Catalog& catalog_;
-  std::vector<reshard::Stats> stats_;
-  std::array<std::mutex, 64> mutexes_;
-};
-
-void add_replica_problems(const Catalog& catalog, const reshard::Plan& plan,
-                          const reshard::RunResult& result,
-                          std::vector<Problem>& problems) {
-  for (const reshard::ReplicaCheck& check : plan.replicas) {
-    if (result.source[check.first] == result.source[check.second]) continue;
-    problems.push_back({Problem::Severity::kDamage, "replica",
-                        catalog.files[check.second_file].path,
-                        plan.tensors[check.tensor].name,
-                        "this copy differs from the one in " +
-                            catalog.files[check.first_file].path});
-  }
-}
-
-}  // namespace
-
-Reading read_all(Catalog& catalog, const EngineOptions& engine,
-                 const OutputOptions& output, const ReadWhat& what) {
-  locate(catalog);
-  const reshard::Plan plan = reshard::make_read_plan(catalog, what.replicas);
-  reshard::RunOptions options;
-  if (engine.cuda) options.device = &reshard::CudaModule::get();
-  options.threads = engine.threads;
-  options.max_mem = engine.max_mem;
-  reshard::PlanSize size;
-  size.add(plan);
-  reshard::make_room(reshard::held_bytes(catalog) + size.bytes(), catalog.path,
-                     options.max_mem);
-  options.io = engine.io;
-  options.progress = make_progress(output);
-  StatsOf stats(catalog);
-  if (what.stats)
-    options.observe = [&](uint32_t tensor, uint64_t,
-                          std::span<const std::byte> bytes) {
-      stats.add(tensor, bytes);
-    };
-  const uint64_t header_bytes = io::bytes_read();
-  reshard::Output nowhere;
-  options.progress.begin("reading", plan.bytes_read);
-  const reshard::RunResult result = ranks::run(plan, catalog, nowhere, options);
-  options.progress.end();
-  Reading reading;
-  reading.bytes = result.bytes_read;
-  reading.header_bytes = header_bytes;
-  add_replica_problems(catalog, plan, result, reading.problems);
-  reading.digests.assign(result.source.begin(),
-                         result.source.begin() + static_cast<std::ptrdiff_t>(
-                                                     catalog.tensors.size()));
-  if (what.stats) reading.stats = stats.take();
-  return reading;
+library::Engine engine_of(const EngineOptions& engine,
+                          const OutputOptions& output) {
+  return {.threads = engine.threads,
+          .max_mem = engine.max_mem,
+          .cuda = engine.cuda,
+          .io = engine.io,
+          .progress = [output] { return make_progress(output); },
+          .note = [](const std::string& line) { spdlog::warn("{}", line); }};
 }
 
 }  // namespace ckpt::app

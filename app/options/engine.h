@@ -2,30 +2,13 @@
 // The engine with the options of a command line.
 #pragma once
 
-#include <vector>
-
+#include "api/engine.h"
 #include "app/options/options.h"
-#include "reshard/engine.h"
-#include "reshard/numeric.h"
 
 namespace ckpt::app {
 
-// What one pass over all bytes of a checkpoint is to find out, besides the
-// digests.
-struct ReadWhat {
-  bool replicas = false;  // compare copies that should be equal
-  bool stats = false;     // of types that have values
-};
-
-struct Reading {
-  std::vector<Digest> digests;        // of each tensor, in order
-  std::vector<reshard::Stats> stats;  // likewise, if asked
-  std::vector<Problem> problems;      // replicas that differ
-  uint64_t bytes = 0;                 // that were read
-  uint64_t header_bytes = 0;          // and before them: headers, indexes
-};
-
-Reading read_all(Catalog& catalog, const EngineOptions& engine,
-                 const OutputOptions& output, const ReadWhat& what = {});
+// Progress goes to the terminal, warnings to the log.
+library::Engine engine_of(const EngineOptions& engine,
+                          const OutputOptions& output);
 
 }  // namespace ckpt::app

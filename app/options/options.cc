@@ -10,8 +10,8 @@
 #include <functional>
 #include <map>
 
-#include "app/edit/experts.h"
-#include "app/edit/select.h"
+#include "api/edit/experts.h"
+#include "api/edit/layers.h"
 #include "app/options/ranks.h"
 #include "app/options/rate.h"
 #include "ckpt/error.h"
@@ -232,7 +232,7 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
       ->group(group);
 }
 
-void add_select_options(CLI::App& app, SelectOptions& options) {
+void add_select_options(CLI::App& app, Selection& options) {
   add_list(app, "--keys", options.keys, "Only tensors of these names");
   add_list(app, "--exclude", options.exclude,
            "No tensors or objects of these names");
@@ -240,14 +240,14 @@ void add_select_options(CLI::App& app, SelectOptions& options) {
          "Only these layers (0-15,20) and what is in no layer; repeats make a "
          "deeper model",
          [&](const std::string& s) {
-           parse_layers(s);  // refused here, before anything is opened
+           library::parse_layers(s);  // refused here, before anything is opened
            options.layers = s;
          })
       ->group("Selection");
   valued(app, "--experts", "LIST",
          "Only these experts (0-31,40), counted anew from 0",
          [&](const std::string& s) {
-           parse_experts(s);  // refused here, too
+           library::parse_experts(s);  // refused here, too
            options.experts = s;
          })
       ->group("Selection");

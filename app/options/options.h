@@ -13,6 +13,7 @@
 #include "ckpt/ckpt.h"
 #include "ckpt/dtype.h"
 #include "ckpt/read_mode.h"
+#include "ckpt/select.h"
 #include "ckpt/topology.h"
 #include "formats/format.h"
 
@@ -37,18 +38,6 @@ struct OutputOptions {
 struct SourceOptions {
   std::string from;
   formats::ReadOptions read;
-};
-
-// --keys --exclude --layers --experts --blocks --model-only --optim-only; see
-// select.h
-struct SelectOptions {
-  std::vector<std::string> keys = {};
-  std::vector<std::string> exclude = {};
-  std::string layers = {};
-  std::string experts = {};
-  std::string blocks = {};  // lists of several ranks: "0-3,8/4-7"
-  bool model_only = false;
-  bool optim_only = false;
 };
 
 // --tp --pp --dp --ep: "8", or "4→8" ("4->8", "4:8") to say what the source
@@ -102,7 +91,8 @@ struct WriteOptions {
 
 void add_output_options(CLI::App& app, OutputOptions& options);
 void add_source_options(CLI::App& app, SourceOptions& options);
-void add_select_options(CLI::App& app, SelectOptions& options);
+// --keys --exclude --layers --experts --blocks --model-only --optim-only
+void add_select_options(CLI::App& app, Selection& options);
 void add_topology_options(CLI::App& app, TopologyOptions& options);
 void add_engine_options(CLI::App& app, EngineOptions& options);
 // --max-mem alone.

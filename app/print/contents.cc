@@ -27,8 +27,8 @@ void add_stats(const reshard::Stats& stats, std::vector<std::string>& cells) {
 
 }  // namespace
 
-std::string contents_text(const Catalog& catalog, const Reading& reading,
-                          size_t width) {
+std::string contents_text(const Catalog& catalog,
+                          const library::Reading& reading, size_t width) {
   const bool digests = !reading.digests.empty();
   const bool stats = !reading.stats.empty();
   std::vector<Align> columns{Align::kLeft};

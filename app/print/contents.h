@@ -4,13 +4,13 @@
 
 #include <string>
 
-#include "app/options/engine.h"
+#include "api/check/read_all.h"
 #include "ckpt/catalog.h"
 
 namespace ckpt::app {
 
 // One row per tensor: its digest and its statistics, as far as they were read.
-std::string contents_text(const Catalog& catalog, const Reading& reading,
-                          size_t width);
+std::string contents_text(const Catalog& catalog,
+                          const library::Reading& reading, size_t width);
 
 }  // namespace ckpt::app

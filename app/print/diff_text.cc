@@ -7,6 +7,7 @@
 #include <map>
 #include <tuple>
 
+#include "api/check/facts.h"
 #include "app/print/console.h"
 #include "app/print/facts.h"
 #include "app/print/pattern.h"
@@ -100,7 +101,8 @@ std::string differences_text(const std::vector<Difference>& differences,
   std::string text;
   for (const families::FactDifference& fact : facts)
     text += styled("!", Style::kYellow) +
-            folded(printable(" fact " + fact.name + ": " + fact_text(fact)),
+            folded(printable(" fact " + fact.name + ": " +
+                             library::fact_text(fact)),
                    width) +
             "\n";
   Table values({Align::kLeft, Align::kLeft, Align::kRight, Align::kRight,

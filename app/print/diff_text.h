@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "app/edit/compare.h"
+#include "ckpt/check.h"
 #include "convert/facts.h"
 
 namespace ckpt::app {

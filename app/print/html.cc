@@ -8,7 +8,7 @@
 #include <map>
 #include <string_view>
 
-#include "app/edit/layers.h"
+#include "api/edit/layers.h"
 #include "app/print/html_page.h"
 #include "app/print/json_writer.h"
 #include "app/print/pattern.h"
@@ -102,10 +102,10 @@ Heat heat_of(const Catalog& catalog) {
   size_t more = 0;
   uint64_t layers = 0;
   const auto layer_at = [&](const Tensor& tensor, const Piece& piece) {
-    if (stacked_layers(catalog, tensor) != 0 && !piece.box.offset.empty() &&
-        tensor.grid.empty())
+    if (library::stacked_layers(catalog, tensor) != 0 &&
+        !piece.box.offset.empty() && tensor.grid.empty())
       return std::optional<uint64_t>(piece.box.offset[0]);
-    const auto layer = layer_of(tensor);
+    const auto layer = library::layer_of(tensor);
     return layer ? std::optional<uint64_t>(*layer) : std::nullopt;
   };
   for (const Tensor& tensor : catalog.tensors)

@@ -10,8 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "app/edit/compare.h"
 #include "ckpt/catalog.h"
+#include "ckpt/check.h"
 #include "convert/facts.h"
 #include "lib/digest.h"
 #include "reshard/numeric.h"
@@ -41,12 +41,7 @@ void write_stats(JsonWriter& json, const reshard::Stats& stats);
 void write_numbers(JsonWriter& json, const Difference& difference);
 
 // `verify --json`
-struct VerifyReport {
-  bool ok = true;
-  uint64_t tensors = 0;  // what was checked
-  uint64_t bytes = 0;
-  uint64_t files = 0;
-  std::vector<Problem> problems = {};
+struct VerifyReport : Report {
   // Of two checkpoints: one for each problem, in order.
   std::vector<Difference> differences = {};
   std::vector<families::FactDifference> facts = {};

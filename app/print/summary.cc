@@ -9,7 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "app/edit/layers.h"
+#include "api/edit/layers.h"
 #include "app/print/console.h"
 #include "app/print/quantized.h"
 #include "app/print/report.h"
@@ -134,8 +134,8 @@ uint64_t counted_layers(const Catalog& catalog) {
   uint64_t most = 0;
   for (const Tensor& tensor : catalog.tensors) {
     if (tensor.kind != Kind::model) continue;
-    most = std::max<uint64_t>(most, stacked_layers(catalog, tensor));
-    if (const auto layer = layer_of(tensor))
+    most = std::max<uint64_t>(most, library::stacked_layers(catalog, tensor));
+    if (const auto layer = library::layer_of(tensor))
       most = std::max(most, *layer + 1ul);
   }
   return most;
@@ -254,10 +254,6 @@ std::string saved_text(const Catalog& catalog) {
 }
 
 }  // namespace
-
-std::optional<uint64_t> vocabulary_of(const Catalog& catalog) {
-  return number_in(configuration(catalog), "vocab_size");
-}
 
 std::string summary_text(const Catalog& catalog, size_t width) {
   const Totals sums = totals(catalog);

@@ -8,7 +8,7 @@
 #include <set>
 #include <tuple>
 
-#include "app/edit/layers.h"
+#include "api/edit/layers.h"
 #include "app/print/console.h"
 #include "app/print/pattern.h"
 #include "app/print/report.h"
@@ -71,7 +71,8 @@ std::string axes_text(const Catalog& catalog, const PatternRow& row,
   if (row.like_parameter) return {};
   TpRule rule = row.first->tp;
   if (!groups) rule.groups = 1;
-  std::string text = stacked_layers(catalog, *row.first) ? "layers dim 0" : "";
+  std::string text =
+      library::stacked_layers(catalog, *row.first) ? "layers dim 0" : "";
   if (rule.state != TpRule::State::kSplit && catalog.topology.tp <= 1)
     return text;
   const std::string split = split_text(rule);

@@ -2,7 +2,6 @@
 // What `inspect` shows to people.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "ckpt/catalog.h"
@@ -11,8 +10,6 @@ namespace ckpt::app {
 
 // The block on top: path, format, the model's numbers, topology, sizes, age.
 std::string summary_text(const Catalog& catalog, size_t width);
-// The entries that a model's vocabulary has, if its configuration says so.
-std::optional<uint64_t> vocabulary_of(const Catalog& catalog);
 // One row per pattern of names, a section per kind.
 std::string pattern_text(const Catalog& catalog, size_t width);
 // The patterns as a tree of their dotted names, with sums.

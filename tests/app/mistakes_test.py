@@ -201,6 +201,8 @@ ROWS = (
      "'all' is not a number of an expert", "--experts 0-31,40"),
     ("unshard tp4 out.pt --exclude *", 5, "leaves none of the 27 tensors",
      "--exclude *"),
+    ("verify llama --keys nope*", 5, "--keys 'nope*' matches none of the",
+     "a name here"),
     (U + "--keys nope*", 5, "--keys 'nope*' matches none of the 27 tensors",
      "a name here"),
     (U + "--rename bad.json", 2, "bad.json: --rename: ", "OLD: NEW"),

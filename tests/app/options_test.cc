@@ -14,7 +14,7 @@ namespace {
 struct Parsed {
   OutputOptions output;
   SourceOptions source;
-  SelectOptions select;
+  Selection select;
   TopologyOptions topology;
   EngineOptions engine;
   WriteOptions write;

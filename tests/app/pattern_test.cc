@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "tests/app/catalogs.h"
+#include "tests/support/catalogs.h"
 
 namespace ckpt::app {
 namespace {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lib/pickle/value.h"
-#include "tests/app/catalogs.h"
+#include "tests/support/catalogs.h"
 
 namespace ckpt::app {
 namespace {
@@ -89,7 +89,11 @@ TEST_CASE("report: digests and shards are additions") {
 }
 
 TEST_CASE("report: the verify document") {
-  VerifyReport report{.ok = false, .tensors = 3, .bytes = 10, .files = 2};
+  VerifyReport report;
+  report.ok = false;
+  report.tensors = 3;
+  report.bytes = 10;
+  report.files = 2;
   report.problems.push_back(
       {Problem::Severity::kDamage, "digest", "a.pt", "w", "differs"});
   CHECK(

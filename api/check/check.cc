@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckpt/check.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "api/check/compare.h"
+#include "api/check/facts.h"
+#include "api/check/integrity.h"
+#include "api/check/meet.h"
+#include "api/check/read_all.h"
+#include "api/edit/select.h"
+
+namespace ckpt {
+namespace {
+
+Progress stage_of(
+    const std::function<void(uint64_t done, uint64_t total)>& tell) {
+  struct State {
+    std::atomic<uint64_t> done = 0;
+    uint64_t total = 0;
+  };
+  const auto state = std::make_shared<State>();
+  Progress progress;
+  progress.on_begin = [state](std::string_view, uint64_t total) {
+    state->done = 0;
+    state->total = total;
+  };
+  progress.on_advance = [state, tell](uint64_t bytes) {
+    tell(state->done += bytes, state->total);
+  };
+  return progress;
+}
+
+library::Engine engine_of(const ReadOptions& options) {
+  library::Engine engine{.threads = options.threads,
+                         .max_mem = options.max_mem,
+                         .cuda = options.cuda,
+                         .io = options.io,
+                         .note = options.note};
+  if (options.progress)
+    engine.progress = [tell = options.progress] { return stage_of(tell); };
+  return engine;
+}
+
+}  // namespace
+
+Report verify(const std::string& path, const VerifyOptions& options) {
+  if (options.quick && (options.deep || options.finite))
+    throw usage_error({}, "quick reads no tensor, deep and finite do");
+  return library::check_integrity(
+      path, options.selection,
+      {.deep = options.deep,
+       .finite = options.finite,
+       .quick = options.quick,
+       .from = options.open.format,
+       .read = {.family = options.open.family,
+                .shard_dims_file = options.open.shard_dims_file,
+                .restrict_globals = options.open.restrict_globals}},
+      engine_of(options.read));
+}
+
+bool is_note(const Difference& difference) {
+  return difference.kind == "padding" || difference.kind == "tied";
+}
+
+bool Comparison::same() const {
+  return std::ranges::all_of(differences, is_note);
+}
+
+Comparison diff(Catalog a, Catalog b, const DiffOptions& options) {
+  const library::Engine engine = engine_of(options.read);
+  library::select_both(a, b, options.selection);
+  const auto facts = library::differing_facts(a, b, engine);
+  const uint64_t vocabulary = std::max(library::vocabulary_of(a).value_or(0),
+                                       library::vocabulary_of(b).value_or(0));
+  // Under common names objects are those of one side's making.
+  const bool met = library::meet(a, b, options.family, engine);
+  Comparison result = library::compare(std::move(a), std::move(b),
+                                       {.rtol = options.rtol,
+                                        .atol = options.atol,
+                                        .numeric = options.numeric,
+                                        .objects = options.objects && !met,
+                                        .describe = options.describe,
+                                        .arrangements = options.arrangements,
+                                        .vocabulary = vocabulary},
+                                       engine);
+  for (const families::FactDifference& fact : facts)
+    result.differences.push_back({"fact", fact.name, library::fact_text(fact)});
+  return result;
+}
+
+std::map<std::string, std::string> digest(Catalog catalog,
+                                          const ReadOptions& options) {
+  const library::Reading reading =
+      library::read_all(catalog, engine_of(options));
+  std::map<std::string, std::string> digests;
+  for (size_t i = 0; i < catalog.tensors.size(); ++i)
+    digests[catalog.tensors[i].name] = reading.digests[i].hex();
+  return digests;
+}
+
+std::map<std::string, ModelFact> facts(const Catalog& catalog) {
+  std::map<std::string, ModelFact> facts;
+  for (const auto& [name, fact] : families::facts_of(catalog))
+    facts[name] = {fact.value.dump(), fact.source};
+  return facts;
+}
+
+}  // namespace ckpt

@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/check/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "api/check/arrangement.h"
+#include "api/check/explain.h"
+#include "api/check/read_all.h"
+#include "ckpt/ckpt.h"
+#include "ckpt/error.h"
+#include "reshard/numeric.h"
+#include "reshard/prove.h"
+#include "reshard/read.h"
+#include "reshard/values.h"
+
+namespace ckpt::library {
+namespace {
+
+using Index = std::unordered_map<std::string_view, size_t>;
+
+Index index_of(const Catalog& catalog) {
+  Index index;
+  for (size_t i = 0; i < catalog.tensors.size(); ++i)
+    index.emplace(catalog.tensors[i].name, i);
+  return index;
+}
+
+std::string about(const Tensor& tensor) {
+  return fmt::format("{} {}", name(tensor.dtype), to_string(tensor.shape));
+}
+
+// How two tensors differ before their values are looked at; nothing if they
+// don't. A quantized type and its integers are told apart by diff alone: the
+// bytes are the same.
+std::optional<Difference> header_difference(const Tensor& a, const Tensor& b,
+                                            const CompareOptions& options) {
+  const bool same =
+      a.dtype == b.dtype || (!options.describe && same_bytes(a.dtype, b.dtype));
+  if (same && a.dtype != b.dtype &&
+      byte_size(a.dtype, a.shape) == byte_size(b.dtype, b.shape))
+    return std::nullopt;
+  if (a.shape != b.shape)
+    return Difference{"shape", a.name,
+                      fmt::format("A has {}, B has {}", about(a), about(b))};
+  if (!same && !options.numeric)
+    return Difference{
+        "dtype", a.name,
+        fmt::format("A has {}, B has {}", name(a.dtype), name(b.dtype))};
+  return std::nullopt;
+}
+
+// Nothing but the number of rows: what a vocabulary is padded to depends on
+// how many ranks share it.
+bool rows_differ(const Tensor& a, const Tensor& b) {
+  return a.dtype == b.dtype && element_size(a.dtype) != 0 && !a.shape.empty() &&
+         a.shape.size() == b.shape.size() && a.shape[0] != b.shape[0] &&
+         std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1);
+}
+
+reshard::RunOptions read_options(const Engine& engine) {
+  reshard::RunOptions run;
+  run.threads = engine.threads;
+  run.max_mem = std::max<uint64_t>(engine.max_mem / 4, 1 << 20);
+  run.digest = false;
+  return run;
+}
+
+uint64_t tile_bytes(const Engine& engine) {
+  return std::min<uint64_t>(engine.max_mem / 8, 64 << 20);
+}
+
+// Tile by tile, so that no tensor is ever in memory whole.
+reshard::Comparison numbers(const Catalog& a, const Tensor& x, const Catalog& b,
+                            const Tensor& y, const CompareOptions& options,
+                            const Engine& engine) {
+  const reshard::RunOptions run = read_options(engine);
+  reshard::Comparison sum;
+  for (const Box& box : reshard::tiles(x, tile_bytes(engine))) {
+    const auto left = reshard::read_box(a, x, box, run);
+    const auto right = reshard::read_box(b, y, box, run);
+    reshard::Comparison part;
+    reshard::add_comparison(x.dtype, left.data(), y.dtype, right.data(),
+                            volume(box), options.rtol, options.atol, part);
+    sum += part;
+  }
+  return sum;
+}
+
+// True if all rows of x are the first rows of y.
+bool begins_with(const Catalog& a, const Tensor& x, const Catalog& b,
+                 const Tensor& y, const Engine& engine) {
+  const reshard::RunOptions run = read_options(engine);
+  return std::ranges::all_of(reshard::tiles(x, tile_bytes(engine)),
+                             [&](const Box& box) {
+                               return reshard::read_box(a, x, box, run) ==
+                                      reshard::read_box(b, y, box, run);
+                             });
+}
+
+// Of two that differ in their number of rows. A digest does not count zeros
+// at the end.
+Difference row_difference(const Catalog& a, const Tensor& x, const Catalog& b,
+                          const Tensor& y, bool same_digest,
+                          const Engine& engine) {
+  const bool b_has_more = x.shape[0] < y.shape[0];
+  const uint64_t common = std::min(x.shape[0], y.shape[0]);
+  const uint64_t more = std::max(x.shape[0], y.shape[0]) - common;
+  const std::string shapes =
+      fmt::format("A has {}, B has {}", about(x), about(y));
+  if (same_digest)
+    return {"padding", x.name,
+            fmt::format("{}: the first {} rows are equal, the other {} are "
+                        "zero (padding)",
+                        shapes, common, more)};
+  const bool same = b_has_more ? begins_with(a, x, b, y, engine)
+                               : begins_with(b, y, a, x, engine);
+  return {"shape", x.name,
+          fmt::format(
+              "{}: the first {} rows {}", shapes, common,
+              same ? "are equal, the others are not zero" : "differ as well")};
+}
+
+std::string how_far(const reshard::Comparison& apart) {
+  return fmt::format(
+      "{} of {} elements differ, at most by {:g} (relative {:g})",
+      apart.mismatches, apart.count, apart.max_abs, apart.max_rel);
+}
+
+bool has_numbers(const Tensor& tensor) {
+  return reshard::has_values(tensor.dtype);
+}
+
+// What else is known of two tensors whose elements differ.
+std::string explained(const Catalog& a, const Tensor& x, const Catalog& b,
+                      const Tensor& y, const CompareOptions& options,
+                      const Engine& engine) {
+  if (const auto why = only_padding(a, x, b, y, options.vocabulary, engine))
+    return *why;
+  if (const auto why = rounding(a, x, b, y, engine)) return *why;
+  return row_order(a, x, b, y, engine).value_or("");
+}
+
+std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
+                                           const Catalog& b, const Tensor& y,
+                                           const CompareOptions& options,
+                                           const Engine& engine) {
+  Difference difference{"values", x.name, "the values differ"};
+  if (options.arrangements && has_numbers(x) && has_numbers(y))
+    if (const auto why = arrangement(a, x, b, y, engine)) {
+      difference.kind = "arrangement";
+      difference.message = "the same elements in another order: " + *why;
+      return difference;
+    }
+  std::string why;
+  if (options.arrangements && has_numbers(x) && has_numbers(y))
+    why = explained(a, x, b, y, options, engine);
+  if (!why.empty()) {
+    difference.message = std::move(why);
+    return difference;
+  }
+  if (!(options.numeric || options.describe) || !has_numbers(x) ||
+      !has_numbers(y))
+    return difference;
+  const reshard::Comparison apart = numbers(a, x, b, y, options, engine);
+  if (options.numeric && apart.mismatches == 0) return std::nullopt;
+  difference.message = how_far(apart);
+  difference.distance = {apart.count, apart.mismatches, apart.max_abs,
+                         apart.max_rel};
+  return difference;
+}
+
+// What a container says of itself (that its tensors are PyTorch's, how many
+// there are) says nothing of the model, and others have no place for it.
+bool is_container_habit(const ObjectDifference& object) {
+  const bool ours =
+      object.name == "__metadata__" || object.name == "__index_metadata__";
+  if (!ours || (!object.left.empty() && !object.right.empty())) return false;
+  const auto said =
+      nlohmann::json::parse(object.left + object.right, nullptr, false);
+  if (!said.is_object()) return false;
+  for (const auto& [key, value] : said.items())
+    if (key != "total_size" && key != "total_parameters" &&
+        !(key == "format" && value == "pt"))
+      return false;
+  return true;
+}
+
+void compare_objects(const Catalog& a, const Catalog& b,
+                     std::vector<Difference>& differences) {
+  const auto cut = [](const std::string& text) {
+    return text.size() <= 60 ? text : text.substr(0, 57) + "...";
+  };
+  for (const ObjectDifference& object : diff_objects(a, b)) {
+    if (is_container_habit(object)) continue;
+    std::string message;
+    if (object.right.empty())
+      message = "only in A: " + cut(object.left);
+    else if (object.left.empty())
+      message = "only in B: " + cut(object.right);
+    else
+      message = fmt::format("A has {}, B has {}", cut(object.left),
+                            cut(object.right));
+    differences.push_back({"object", object.name, std::move(message)});
+  }
+}
+
+// Parameters that models share: a checkpoint has one of them, or all.
+bool may_be_shared(std::string_view name) {
+  constexpr std::string_view kEndings[] = {
+      "lm_head.weight",      "embed_out.weight",       "output_layer.weight",
+      "output.weight",       "final_proj.weight",      "lm_head.w_out.weight",
+      "embed_tokens.weight", "word_embeddings.weight", "wte.weight",
+      "embed_in.weight",     "tok_embeddings.weight",  "embed.weight",
+      "embeddings.weight",   "shared_head.head.weight"};
+  return std::ranges::any_of(kEndings, [&](std::string_view ending) {
+    return name.ends_with(ending);
+  });
+}
+
+bool shares_bytes(const Tensor& x, const Tensor& y) {
+  return x.tie != 0 && x.tie == y.tie;
+}
+
+// A tensor that one of two has alone is no difference if it is another of that
+// checkpoint's once more, bit for bit, and the other has that one.
+std::optional<Difference> tied(const Catalog& catalog, const Tensor& lonely,
+                               const Index& other, const Engine& engine) {
+  for (const Tensor& mate : catalog.tensors) {
+    if (!other.contains(mate.name) || mate.dtype != lonely.dtype ||
+        mate.shape != lonely.shape || element_size(mate.dtype) == 0 ||
+        mate.kind != lonely.kind)
+      continue;
+    const bool shared =
+        shares_bytes(mate, lonely) ||
+        (may_be_shared(mate.name) && may_be_shared(lonely.name));
+    if (shared && begins_with(catalog, lonely, catalog, mate, engine))
+      return Difference{
+          "tied", lonely.name,
+          "is " + mate.name + " once more, bit for bit; the other has one"};
+  }
+  return std::nullopt;
+}
+
+// What bringing both to the same names left out: constants and second copies,
+// which have to be that.
+void prove_left_out(const Catalog& catalog, const Engine& engine,
+                    std::vector<Difference>& differences) {
+  try {
+    reshard::prove_redundant(catalog, read_options(engine));
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    differences.push_back({"values", error.where().tensor, error.problem()});
+  }
+}
+
+// Tensors of a layer that changed places: A has here what B has there, and the
+// other way round. By digests; what is equal to several is not told.
+std::map<size_t, size_t> swapped(const Reading& a, const Reading& b,
+                                 const Catalog& catalog) {
+  using Sum = std::pair<uint64_t, uint64_t>;
+  const auto sum = [](const Digest& digest) {
+    return Sum(digest.d0, digest.d1);
+  };
+  std::map<Sum, std::vector<size_t>> in_b;
+  for (size_t i = 0; i < b.digests.size(); ++i)
+    if (a.digests[i] != b.digests[i]) in_b[sum(b.digests[i])].push_back(i);
+  std::map<size_t, size_t> found;
+  for (size_t i = 0; i < a.digests.size(); ++i) {
+    const auto at = in_b.find(sum(a.digests[i]));
+    if (a.digests[i] == b.digests[i] || at == in_b.end()) continue;
+    const size_t j = at->second[0];
+    if (at->second.size() == 1 && a.digests[j] == b.digests[i] &&
+        catalog.tensors[i].shape == catalog.tensors[j].shape)
+      found[i] = j;
+  }
+  return found;
+}
+
+// "swapped with up_proj": the part of the other's name that is its own.
+std::string swap_text(std::string_view here, std::string_view there) {
+  const auto parts = [](std::string_view name) {
+    std::vector<std::string> list{""};
+    for (const char c : name)
+      c == '.' ? (void)list.emplace_back() : (void)(list.back() += c);
+    return list;
+  };
+  const auto x = parts(here), y = parts(there);
+  std::vector<size_t> unlike;
+  if (x.size() == y.size())
+    for (size_t i = 0; i < x.size(); ++i)
+      if (x[i] != y[i]) unlike.push_back(i);
+  if (unlike.size() != 1) return "swapped with " + std::string(there);
+  const std::string &one = x[unlike[0]], &other = y[unlike[0]];
+  const auto is = [](const std::string& part, std::string_view a,
+                     std::string_view b, std::string_view c) {
+    return part == a || part == b || part == c;
+  };
+  const bool gated = (is(one, "gate_proj", "w1", "gate") &&
+                      is(other, "up_proj", "w3", "inner_proj")) ||
+                     (is(other, "gate_proj", "w1", "gate") &&
+                      is(one, "up_proj", "w3", "inner_proj"));
+  return (gated ? "gate and up swapped: has " : "swapped: has ") + other +
+         "'s values";
+}
+
+// The dtype and shape on either side, for reports.
+void add_sides(const Catalog& a, const Catalog& b,
+               std::vector<Difference>& differences) {
+  if (differences.empty()) return;
+  const Index in_a = index_of(a), in_b = index_of(b);
+  const auto side = [](const Catalog& catalog, const Index& index,
+                       const std::string& name) -> std::optional<Side> {
+    const auto found = index.find(name);
+    if (found == index.end()) return std::nullopt;
+    const Tensor& tensor = catalog.tensors[found->second];
+    return Side{tensor.dtype, tensor.shape};
+  };
+  for (Difference& difference : differences) {
+    if (!difference.a) difference.a = side(a, in_a, difference.tensor);
+    if (!difference.b) difference.b = side(b, in_b, difference.tensor);
+  }
+}
+
+// Keeps the tensors at these indexes, in this order.
+void keep(Catalog& catalog, const std::vector<size_t>& indexes) {
+  std::vector<Tensor> kept;
+  kept.reserve(indexes.size());
+  for (const size_t i : indexes) kept.push_back(std::move(catalog.tensors[i]));
+  catalog.tensors = std::move(kept);
+}
+
+}  // namespace
+
+Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
+                   const Engine& engine) {
+  Comparison result;
+  locate(a);
+  locate(b);
+  const Index in_b = index_of(b), in_a = index_of(a);
+  for (const Catalog* catalog : {&a, &b})
+    prove_left_out(*catalog, engine, result.differences);
+  const auto alone = [&](const char* kind, const Catalog& catalog,
+                         const Tensor& tensor, const Index& other) {
+    if (auto twice = tied(catalog, tensor, other, engine))
+      result.differences.push_back(std::move(*twice));
+    else
+      result.differences.push_back({kind, tensor.name, about(tensor)});
+  };
+  std::vector<size_t> left, right;  // tensors whose values are to be compared
+  for (size_t i = 0; i < a.tensors.size(); ++i) {
+    const Tensor& x = a.tensors[i];
+    const auto other = in_b.find(x.name);
+    if (other == in_b.end()) {
+      alone("only_in_a", a, x, in_b);
+      continue;
+    }
+    ++result.tensors;
+    const Tensor& y = b.tensors[other->second];
+    if (auto difference = header_difference(x, y, options);
+        difference && !rows_differ(x, y)) {
+      if (options.arrangements && difference->kind == "shape")
+        if (const auto why = arrangement(a, x, b, y, engine))
+          difference->message += ": " + *why;
+      if (options.arrangements && difference->kind == "dtype")
+        if (const auto why = rounding(a, x, b, y, engine))
+          difference->message += ": " + *why;
+      result.differences.push_back(std::move(*difference));
+      continue;
+    }
+    left.push_back(i);
+    right.push_back(other->second);
+  }
+  for (const Tensor& y : b.tensors)
+    if (!in_a.contains(y.name)) alone("only_in_b", b, y, in_a);
+
+  add_sides(a, b, result.differences);
+  keep(a, left);
+  keep(b, right);
+  const Reading from_a = read_all(a, engine, {.replicas = true});
+  const Reading from_b = read_all(b, engine, {.replicas = true});
+  for (const Reading* reading : {&from_a, &from_b})
+    for (const Problem& problem : reading->problems)
+      result.differences.push_back(
+          {"replica", problem.tensor,
+           problem.message + " (" + problem.file + ")"});
+  result.bytes = from_a.bytes + from_b.bytes;
+  std::map<size_t, size_t> places;
+  if (options.arrangements) places = swapped(from_a, from_b, a);
+  for (size_t i = 0; i < left.size(); ++i) {
+    const Tensor& x = a.tensors[i];
+    const Tensor& y = b.tensors[i];
+    if (rows_differ(x, y)) {
+      result.differences.push_back(row_difference(
+          a, x, b, y, from_a.digests[i] == from_b.digests[i], engine));
+      continue;
+    }
+    if (same_bytes(x.dtype, y.dtype) && from_a.digests[i] == from_b.digests[i])
+      continue;
+    if (const auto other = places.find(i); other != places.end()) {
+      result.differences.push_back(
+          {"arrangement", x.name,
+           swap_text(x.name, a.tensors[other->second].name)});
+      continue;
+    }
+    auto difference = value_difference(a, x, b, y, options, engine);
+    if (difference) result.differences.push_back(std::move(*difference));
+  }
+  add_sides(a, b, result.differences);
+  if (options.objects) compare_objects(a, b, result.differences);
+  return result;
+}
+
+}  // namespace ckpt::library

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two checkpoints, tensor by tensor, whatever their topologies.
+#pragma once
+
+#include "api/engine.h"
+#include "ckpt/check.h"
+
+namespace ckpt::library {
+
+struct CompareOptions {
+  double rtol = 0;
+  double atol = 0;
+  bool numeric = false;   // --rtol or --atol was given: values may differ so
+                          // much, and dtypes may differ
+  bool objects = false;   // compare values that are no tensors too
+  bool describe = false;  // say how far values are apart
+  bool arrangements = false;  // and which rearrangement makes them equal
+  uint64_t vocabulary = 0;    // entries that are in use, if known
+};
+
+// Takes the catalogs: two of them with millions of pieces each are large
+// enough.
+Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
+                   const Engine& engine);
+
+}  // namespace ckpt::library

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/check/integrity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+
+#include "api/check/read_all.h"
+#include "api/contents.h"
+#include "api/edit/select.h"
+#include "ckpt/error.h"
+#include "formats/loose_files.h"
+#include "formats/scan/scan.h"
+#include "formats/traits.h"
+#include "lib/io/file.h"
+#include "lib/manifest.h"
+#include "reshard/crc_check.h"
+#include "reshard/prove.h"
+#include "reshard/ranks/run.h"
+
+namespace ckpt::library {
+namespace {
+
+Problem problem_of(const Error& error, std::string kind) {
+  std::string message = error.problem();
+  if (!error.hint().empty()) message += "; " + error.hint();
+  return {Problem::Severity::kDamage, std::move(kind), error.where().path,
+          error.where().tensor, std::move(message)};
+}
+
+// Damage in the checkpoint is the answer, not a failure to answer.
+bool is_answer(const Error& error) {
+  return error.code() == ExitCode::kDamaged ||
+         error.code() == ExitCode::kUnfaithful;
+}
+
+class Check {
+ public:
+  Check(const std::string& path, const Engine& engine, Report& report)
+      : path_(path), engine_(engine), report_(report) {}
+
+  void headers(const Catalog& catalog) {
+    report_.tensors = catalog.tensors.size();
+    std::set<std::string> files;
+    for (const File& file : catalog.files) files.insert(file.path);
+    report_.files = files.size();
+    for (const Problem& problem : catalog.problems)
+      if (problem.severity != Problem::Severity::kNote) add(problem);
+  }
+
+  // Nothing that was proven is no proof: a folder of values, or one whose
+  // tensors are in files that nobody takes.
+  void not_empty(const Catalog& catalog) {
+    if (!catalog.tensors.empty()) return;
+    add({Problem::Severity::kDamage, "no_tensors", catalog.path, "",
+         fmt::format("holds no tensor ({} of {}): nothing shows that it is "
+                     "whole",
+                     catalog.objects.empty() ? "nothing" : "values alone",
+                     catalog.format)});
+  }
+
+  void checksums(const Catalog& catalog) {
+    if (catalog.crcs.empty()) return;
+    reshard::RunOptions options;
+    options.threads = engine_.threads;
+    options.max_mem = engine_.max_mem;
+    options.io = engine_.io;
+    options.progress = engine_.make_progress();
+    const uint64_t bytes = reshard::crc_bytes(catalog);
+    options.progress.begin("checking", bytes);
+    for (Problem& problem : ranks::check_crcs(catalog, options))
+      add(std::move(problem));
+    options.progress.end();
+    report_.bytes += bytes;
+  }
+
+  // What a writer's own manifest says about whole files.
+  void integrity_file(const Catalog& catalog) {
+    const auto check = formats::traits_of(catalog.format).check_files;
+    if (!check) return;
+    formats::FileCheck found = check(catalog.path, engine_.make_progress());
+    report_.bytes += found.bytes;
+    for (Problem& problem : found.problems) add(std::move(problem));
+  }
+
+  void contents(Catalog& catalog, const IntegrityOptions& options) {
+    const std::string manifest = manifest_of(catalog);
+    const uint64_t bare = without_checksum(catalog);
+    if (manifest.empty() && bare)
+      engine_.warn(fmt::format(
+          "no checksums of {}, neither stored nor in a manifest: the structure "
+          "was checked, the values can't be",
+          bare == catalog.tensors.size()
+              ? "the tensors"
+              : fmt::format("{} of {} tensors", bare, catalog.tensors.size())));
+    if (options.quick ||
+        (manifest.empty() && !bare && !options.deep && !options.finite)) {
+      reshard::make_read_plan(catalog, false);  // proves the cover
+      return;
+    }
+    const Reading reading =
+        read_all(catalog, engine_, {.replicas = true, .stats = options.finite});
+    report_.bytes += reading.bytes;
+    for (const Problem& problem : reading.problems) add(problem);
+    if (!manifest.empty()) compare_manifest(catalog, reading, manifest);
+    if (options.finite) report_infinite(catalog, reading);
+  }
+
+  // What would run if its files were loaded elsewhere.
+  void pickles(const Catalog& catalog) {
+    for (const scan::FileScan& file : scan_files(catalog)) {
+      for (const scan::Global& global : file.globals)
+        if (!global.harmless)
+          add({Problem::Severity::kDamage, "executes", file.path, "",
+               "loading it elsewhere runs " + scan::describe(global)});
+      if (!file.problem.empty())
+        add({Problem::Severity::kDamage, "unreadable_pickle", file.path, "",
+             file.problem + "; what loading it would run is not known"});
+    }
+  }
+
+  // What the reader inferred, of which the bytes are the proof.
+  void claims(const Catalog& catalog) {
+    reshard::RunOptions options;
+    options.threads = engine_.threads;
+    options.max_mem = engine_.max_mem;
+    options.io = engine_.io;
+    options.progress = engine_.make_progress();
+    report_.bytes += reshard::claim_bytes(catalog);
+    for (Problem& problem : reshard::check_claims(catalog, options))
+      add(std::move(problem));
+  }
+
+  // The bytes that are no tensor's, of all files that the manifest lists. A
+  // checkpoint that can't even be opened is compared too.
+  void files(const std::string& path) {
+    const Manifest manifest = read_manifest(path);
+    const std::string root = io::parent(path);
+    for (const auto& [name, content] : manifest.contents) {
+      const std::string full = io::join(root, name);
+      try {
+        if (io::file_size(full) != manifest.files.at(name)) continue;  // told
+        const io::Handle file = io::Handle::open_read(full);
+        const std::string found = sha256_of(file, content.ranges);
+        if (found != content.sha256)
+          add({Problem::Severity::kDamage, "file_digest", full, "",
+               fmt::format("{} SHA-256 {}, it was written with {}",
+                           content.ranges.empty()
+                               ? "the content has"
+                               : "what is around the tensors has",
+                           found, content.sha256)});
+      } catch (const std::out_of_range&) {
+        add({Problem::Severity::kDamage, "manifest", path, "",
+             "a file has a digest and no size: " + name});
+      } catch (const Error& error) {
+        if (error.code() != ExitCode::kDamaged) throw;
+        add(problem_of(error, "damaged"));
+      }
+    }
+  }
+
+  // "" if there is none, or it is of another file.
+  std::string manifest_at(const Catalog& catalog) const {
+    return manifest_of(catalog);
+  }
+
+  size_t problems() const { return report_.problems.size(); }
+
+  void only_some(const Edits& edits) {
+    selected_ = true;
+    edits_ = edits;
+  }
+  void add(Problem problem) { report_.problems.push_back(std::move(problem)); }
+
+ private:
+  // The directory's files, else those that the catalog is made of.
+  static std::vector<scan::FileScan> scan_files(const Catalog& catalog) {
+    if (io::is_directory(catalog.path)) return scan::scan_path(catalog.path);
+    std::set<std::string> paths{catalog.path};
+    for (const File& file : catalog.files)
+      if (!file.path.empty() && io::is_file(file.path)) paths.insert(file.path);
+    std::vector<scan::FileScan> scans;
+    for (const std::string& path : paths)
+      scans.push_back(scan::scan_file(path, false));
+    return scans;
+  }
+
+  // Tensors with a piece in a file that stores no checksum. They are read: a
+  // sector that can't be, or a chunk that can't be inflated, is found at least.
+  static uint64_t without_checksum(const Catalog& catalog) {
+    std::vector<bool> summed(catalog.files.size());
+    for (const StoredCrc& crc : catalog.crcs) summed[crc.file] = true;
+    const auto is_bare = [&](const Piece& piece) {
+      const Codec codec = catalog.files[piece.extent.file].codec;
+      return codec != Codec::kMemory && codec != Codec::kFill &&
+             !summed[piece.extent.file];
+    };
+    return static_cast<uint64_t>(
+        std::ranges::count_if(catalog.tensors, [&](const Tensor& tensor) {
+          return std::ranges::any_of(tensor.pieces, is_bare);
+        }));
+  }
+
+  // The manifest of what was asked for or of what it led to.
+  std::string manifest_of(const Catalog& catalog) const {
+    for (const std::string& root : {path_, catalog.path}) {
+      const std::string manifest = manifest_path(root);
+      if (!io::is_file(manifest)) continue;
+      if (!io::is_file(root) ||
+          !is_stale(read_manifest(manifest), io::Handle::open_read(root)))
+        return manifest;
+      engine_.warn(manifest +
+                   " is of another file that stood here before: it is ignored");
+    }
+    return "";
+  }
+
+  void compare_manifest(const Catalog& catalog, const Reading& reading,
+                        const std::string& path) {
+    const Manifest manifest = read_manifest(path);
+    const std::string root = io::parent(path);
+    for (const auto& [file, size] : manifest.files) {
+      const std::string full = io::join(root, file);
+      const auto now = io::file_size(full);
+      if (!now)
+        add({Problem::Severity::kDamage, "missing_file", full, "",
+             "the manifest lists it, it is not there"});
+      else if (*now != size)
+        add({Problem::Severity::kDamage, "file_size", full, "",
+             fmt::format("{} bytes, it was written with {}", *now, size)});
+    }
+    std::set<std::string_view> seen;
+    for (size_t i = 0; i < catalog.tensors.size(); ++i) {
+      const Tensor& tensor = catalog.tensors[i];
+      seen.insert(tensor.name);
+      const Edit edit = edit_of(edits_, tensor.name);
+      const auto entry = manifest.tensors.find(edit.stored);
+      if (entry == manifest.tensors.end())
+        add({Problem::Severity::kWarning, "unlisted_tensor", path, tensor.name,
+             "the manifest does not list it"});
+      else if (entry->second.digest != reading.digests[i] && !edit.cut &&
+               !(selected_ && is_part(tensor.shape, entry->second)))
+        add({Problem::Severity::kDamage, "digest", first_file(catalog, tensor),
+             tensor.name,
+             fmt::format("the content has digest {}, it was written with {}",
+                         reading.digests[i].hex(),
+                         entry->second.digest.hex())});
+    }
+    if (selected_) return;  // what was left out is not missing
+    for (const auto& [name, entry] : manifest.tensors)
+      if (!seen.contains(name))
+        add({Problem::Severity::kDamage, "missing_tensor", path, name,
+             "the manifest lists it, the checkpoint does not hold it"});
+  }
+
+  static std::string first_file(const Catalog& catalog, const Tensor& tensor) {
+    return tensor.pieces.empty()
+               ? catalog.path
+               : catalog.files[tensor.pieces[0].extent.file].path;
+  }
+
+  void report_infinite(const Catalog& catalog, const Reading& reading) {
+    for (size_t i = 0; i < catalog.tensors.size(); ++i) {
+      const reshard::Stats& stats = reading.stats[i];
+      if (stats.finite()) continue;
+      add({Problem::Severity::kDamage, "not_finite",
+           first_file(catalog, catalog.tensors[i]), catalog.tensors[i].name,
+           fmt::format("{} NaN and {} infinite of {} elements", stats.nans,
+                       stats.infs, stats.count)});
+    }
+  }
+
+  const std::string& path_;
+  const Engine& engine_;
+  Report& report_;
+  bool selected_ = false;  // only some tensors are looked at
+  Edits edits_;
+};
+
+// A directory that a format knows as its own, and of which something is not
+// there: damage. What no format knows is no checkpoint to be judged.
+bool is_hole(const Error& error, const std::string& path,
+             const IntegrityOptions& source) {
+  if (error.code() != ExitCode::kMissing || !source.read.trainer.empty() ||
+      !io::is_directory(path))
+    return false;
+  try {
+    if (source.from.empty()) return formats::detect(path).format != nullptr;
+    const formats::Format& format = formats::find_format(source.from);
+    return format.reader && format.reader->supports(path).yes;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// A flipped bit may make a checkpoint one of no known format. If the manifest
+// knows better, that is the answer.
+Catalog open_checked(const std::string& path, const IntegrityOptions& source,
+                     Check& check) {
+  try {
+    return formats::open(path, source.from, source.read);
+  } catch (const Error& error) {
+    if (is_answer(error)) throw;
+    Catalog none;
+    none.path = path;
+    const std::string manifest = check.manifest_at(none);
+    if (manifest.empty()) throw;
+    const size_t before = check.problems();
+    check.files(manifest);
+    if (check.problems() == before) throw;
+    throw input_error({error.where().path, error.where().tensor}, "{}",
+                      error.problem());
+  }
+}
+
+}  // namespace
+
+Report check_integrity(const std::string& path, const Selection& selection,
+                       const IntegrityOptions& options, const Engine& engine) {
+  Report report;
+  Check check(path, engine, report);
+  bool selecting = false;  // what is wrong then is wrong with the question
+  try {
+    Catalog catalog = open_checked(path, options, check);
+    add_carried_crcs(catalog);
+    check.not_empty(catalog);
+    selecting = true;
+    const Chosen chosen = choose(catalog, selection);
+    selecting = false;
+    if (chosen.dropped || !chosen.warning.empty() || !chosen.edits.empty())
+      check.only_some(chosen.edits);
+    check.headers(catalog);
+    check.pickles(catalog);
+    for (Problem& problem : formats::check_loose_files(catalog))
+      check.add(std::move(problem));
+    locate(catalog);
+    load_objects(catalog);
+    if (!options.quick) {
+      check.integrity_file(catalog);
+      check.checksums(catalog);
+    }
+    check.contents(catalog, options);
+    const std::string manifest = check.manifest_at(catalog);
+    if (!manifest.empty() && !options.quick) check.files(manifest);
+    if (options.deep) check.claims(catalog);
+  } catch (const Error& error) {
+    const bool hole = is_hole(error, path, options);
+    if (selecting || (!hole && !is_answer(error))) throw;
+    check.add(problem_of(error, hole ? "missing_file"
+                                : error.code() == ExitCode::kDamaged
+                                    ? "damaged"
+                                    : "incomplete"));
+  }
+  report.ok = std::ranges::none_of(report.problems, [](const Problem& problem) {
+    return problem.severity == Problem::Severity::kDamage ||
+           problem.kind == "total_size";
+  });
+  return report;
+}
+
+}  // namespace ckpt::library

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Is one checkpoint whole, and as it was written?
+#pragma once
+
+#include <string>
+
+#include "api/engine.h"
+#include "ckpt/check.h"
+#include "ckpt/select.h"
+#include "formats/format.h"
+
+namespace ckpt::library {
+
+struct IntegrityOptions {
+  bool deep = false;      // read everything, so that replicas are compared
+  bool finite = false;    // NaN and infinities are reported
+  bool quick = false;     // headers, sizes and bounds: no payload is read
+  std::string from = {};  // the format, if it is not to be detected
+  formats::ReadOptions read = {};
+};
+
+// verify() of ckpt/check.h, for a source that is opened with any options.
+Report check_integrity(const std::string& path, const Selection& selection,
+                       const IntegrityOptions& options, const Engine& engine);
+
+}  // namespace ckpt::library

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/check/meet.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_set>
+
+#include "api/buffers.h"
+#include "ckpt/error.h"
+#include "convert/translate.h"
+#include "convert/values.h"
+#include "formats/megatron/model/canonical.h"
+#include "formats/traits.h"
+#include "models/buffers.h"
+#include "models/wrapper.h"
+
+namespace ckpt::library {
+namespace {
+
+using Names = std::set<std::string_view>;
+
+// Containers that know no kinds hold optimizer state as a model's tensors.
+Names names_of(const Catalog& catalog) {
+  Names names;
+  for (const Tensor& tensor : catalog.tensors) names.insert(tensor.name);
+  return names;
+}
+
+void warn(const Catalog& a, const Catalog& b, const std::string& why,
+          const Engine& engine) {
+  engine.warn(
+      fmt::format("{} and {} are compared under the names that they have: {}",
+                  a.path, b.path, why));
+}
+
+// A config.json for a checkpoint that has none of its own: the other's.
+void lend_config(const Catalog& from, Catalog& to) {
+  if (!families::values_of(to, "hf").source.empty()) return;
+  if (auto config = families::config_sidecar(from))
+    to.sidecars.push_back(std::move(*config));
+}
+
+// Several parameters in one tensor, to be taken apart first.
+bool is_fused(const Catalog& catalog) {
+  const formats::Traits& traits = formats::traits_of(catalog.format);
+  return traits.unfuse && families::dialect_of(catalog) == traits.dialect;
+}
+
+bool unfuse_one(Catalog& fused, Catalog& other, const Engine& engine) {
+  lend_config(other, fused);
+  try {
+    Catalog copy = fused;
+    fused = formats::traits_of(fused.format).unfuse(std::move(copy));
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    warn(fused, other, error.problem(), engine);
+    return false;
+  }
+}
+
+void bring(Catalog& catalog, const std::string& family) {
+  if (families::dialect_of(catalog) == "hf") return;
+  families::TranslateOptions options{.to = "hf", .family = family};
+  options.lenient = true;
+  const double theta = families::theta_of(catalog);
+  catalog = families::translate(std::move(catalog), options);
+  prove_buffers(catalog, theta);
+}
+
+bool has_numbers(const Catalog& catalog) {
+  const std::string_view side = families::dialect_of(catalog);
+  return !families::values_of(catalog, side).source.empty() ||
+         !families::values_of(catalog, "hf").source.empty();
+}
+
+bool translate_both(Catalog& a, Catalog& b, const std::string& family,
+                    const Engine& engine) {
+  families::TranslateOptions options{.to = "hf", .family = family};
+  const auto of_a = families::find_family(a, options);
+  const auto of_b = families::find_family(b, options);
+  if (!of_a && !of_b) {
+    engine.warn(fmt::format(
+        "cannot map the names of {} ({}) to those of {} ({}); pass --family "
+        "NAME to compare them as one model",
+        a.path, families::dialect_of(a), b.path, families::dialect_of(b)));
+    return false;
+  }
+  const std::string name_a = (of_a ? of_a : of_b)->name();
+  const std::string name_b = (of_b ? of_b : of_a)->name();
+  try {
+    if (!has_numbers(a) && has_numbers(b)) {
+      bring(b, of_b ? family : name_b);
+      lend_config(b, a);
+      bring(a, of_a ? family : name_a);
+    } else {
+      bring(a, of_a ? family : name_a);
+      lend_config(a, b);
+      bring(b, of_b ? family : name_b);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    warn(a, b, error.problem(), engine);
+    return false;
+  }
+  return true;
+}
+
+// Formats of Megatron's number and spell modules in ways of their own.
+bool canonical_both(Catalog& a, Catalog& b, const Engine& engine) {
+  if (names_of(a) == names_of(b)) return false;
+  try {
+    for (Catalog* catalog : {&a, &b}) {
+      Catalog copy = *catalog;
+      locate(copy);
+      load_objects(copy);
+      megatron::to_canonical(copy);
+      *catalog = std::move(copy);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    warn(a, b, error.problem(), engine);
+    return false;
+  }
+  return true;
+}
+
+// Formats' words for one state, as one.
+std::string_view common_state(std::string_view state) {
+  constexpr std::string_view kMasters[] = {
+      "param", "fp32_param", "master", "master_param", "main", "fp32"};
+  return std::ranges::count(kMasters, state) != 0 ? "master" : state;
+}
+
+// Names that the tensors of B's optimizer get from A's: those of the same
+// parameter and state.
+void name_states(const Catalog& a, Catalog& b) {
+  using Key = std::pair<std::string_view, std::string_view>;
+  const auto key = [](const Tensor& tensor) {
+    return Key(tensor.param, common_state(tensor.state));
+  };
+  const auto is_state = [](const Tensor& tensor) {
+    return tensor.kind == Kind::optim && !tensor.param.empty() &&
+           !tensor.state.empty();
+  };
+  std::map<Key, std::vector<const Tensor*>> of_a;
+  std::map<Key, uint32_t> count_b;
+  std::unordered_set<std::string> taken;
+  for (const Tensor& tensor : a.tensors)
+    if (is_state(tensor)) of_a[key(tensor)].push_back(&tensor);
+  for (const Tensor& tensor : b.tensors) {
+    taken.insert(tensor.name);
+    if (is_state(tensor)) ++count_b[key(tensor)];
+  }
+  for (Tensor& tensor : b.tensors) {
+    if (!is_state(tensor)) continue;
+    const auto same = of_a.find(key(tensor));
+    if (same == of_a.end() || same->second.size() != 1 ||
+        count_b[key(tensor)] != 1)
+      continue;
+    const std::string& name = same->second.front()->name;
+    if (name == tensor.name || !taken.insert(name).second) continue;
+    tensor.name = name;
+  }
+}
+
+bool models_meet(Catalog& a, Catalog& b, const std::string& family,
+                 const Engine& engine) {
+  bool met = false;
+  if (names_of(a) != names_of(b))
+    for (Catalog* catalog : {&a, &b})
+      if (families::unwrap(*catalog)) met = true;
+  if (is_fused(a) != is_fused(b)) {
+    Catalog& fused = is_fused(a) ? a : b;
+    Catalog& other = is_fused(a) ? b : a;
+    if (families::dialect_of(other).empty()) return false;
+    if (names_of(a) == names_of(b)) return false;
+    if (!unfuse_one(fused, other, engine)) return false;
+    met = true;
+  }
+  const std::string_view from_a = families::dialect_of(a);
+  const std::string_view from_b = families::dialect_of(b);
+  if (from_a.empty() || from_b.empty()) return met;
+  if (from_a == "mcore" && from_b == "mcore")
+    return canonical_both(a, b, engine);
+  if (from_a == from_b) return met;
+  return translate_both(a, b, family, engine) || met;
+}
+
+}  // namespace
+
+bool meet(Catalog& a, Catalog& b, const std::string& family,
+          const Engine& engine) {
+  const bool met = models_meet(a, b, family, engine);
+  name_states(a, b);
+  return met;
+}
+
+}  // namespace ckpt::library

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/edit/config_edit.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "formats/megatron/model/facts.h"
+#include "lib/io/file.h"
+#include "lib/pickle/json.h"
+
+namespace ckpt::library {
+namespace {
+
+constexpr uint64_t kMostBytes = uint64_t{16} << 20;
+constexpr uint64_t kMostValues = 100'000;
+
+}  // namespace
+
+void take_config(Catalog& catalog) {
+  for (SourceFile& file : catalog.file_list) {
+    if (file.path != "config.json" || file.sidecar) continue;
+    file.sidecar = true;
+    catalog.sidecars.push_back({.name = file.path,
+                                .path = io::join(catalog.file_root, file.path),
+                                .size = file.bytes});
+  }
+}
+
+bool is_config_file(const Sidecar& sidecar) {
+  return sidecar.name == "config.json" && sidecar.size <= kMostBytes;
+}
+
+bool is_config_object(const Object& object) {
+  return (object.name == "args" || object.name == "params") &&
+         object.document &&
+         megatron::args_dict(*object.document, object.node) != pickle::kNoId;
+}
+
+ConfigTable config_of(const Sidecar& sidecar) {
+  const std::string text =
+      sidecar.text ? *sidecar.text : io::read_file(sidecar.path, kMostBytes);
+  return ConfigTable::parse(text, nullptr, false);
+}
+
+ConfigTable config_of(const Object& object) {
+  // A Namespace's entries are in its state.
+  return pickle::to_config(*object.document,
+                           megatron::args_dict(*object.document, object.node),
+                           kMostValues);
+}
+
+void edit_config(Sidecar& sidecar, const ConfigEdit& edit) {
+  ConfigTable table = config_of(sidecar);
+  if (table.is_discarded() || !edit(table)) return;
+  std::string made =
+      table.dump(2, ' ', false, ConfigTable::error_handler_t::replace) + "\n";
+  sidecar.path = "made:" + sidecar.name;
+  sidecar.size = made.size();
+  sidecar.text = std::make_shared<const std::string>(std::move(made));
+}
+
+void edit_config(Object& object, const ConfigEdit& edit) {
+  const ConfigTable before = config_of(object);
+  ConfigTable table = before;
+  if (!edit(table)) return;
+  auto document = std::make_shared<pickle::Document>();
+  object.node = document->import(*object.document, object.node);
+  const pickle::Id dict = megatron::args_dict(*document, object.node);
+  for (const auto& [key, value] : table.items())
+    if (const auto old = before.find(key); old == before.end() || *old != value)
+      document->set(dict, key,
+                    pickle::from_json(*document, nlohmann::json(value)));
+  document->set_root(object.node);
+  object.document = std::move(document);
+  object.bytes = 0;  // no archive of the source holds it any more
+}
+
+}  // namespace ckpt::library

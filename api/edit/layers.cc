@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/edit/layers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "formats/megatron/model/keys.h"
+#include "formats/traits.h"
+
+namespace ckpt::library {
+namespace {
+
+// The last component of what comes before a layer's number.
+constexpr std::string_view kLayerWords[] = {"layers", "layer", "blocks",
+                                            "block", "h"};
+
+std::optional<uint32_t> parse_number(std::string_view text) {
+  uint32_t value = 0;
+  const auto [end, failure] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure != std::errc{} || end != text.data() + text.size())
+    return std::nullopt;
+  return value;
+}
+
+uint32_t layer_number(const std::string& list, std::string_view text) {
+  const auto number = parse_number(text);
+  if (!number || *number >= kMostLayers)
+    throw usage_error({}, "--layers {}: '{}' is not a layer number", list, text)
+        .with_hint("numbers and ranges, as in --layers 0-15,20");
+  return *number;
+}
+
+// Rows [begin, end) of the source, which begin at row `to` of the target.
+struct Run {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  uint64_t to = 0;
+};
+
+// {0, 1, 4} -> rows 0-1 to 0, row 4 to 2
+std::vector<Run> runs_of(const std::set<uint32_t>& layers, uint64_t rows) {
+  std::vector<Run> runs;
+  uint64_t to = 0;
+  for (const uint32_t layer : layers) {
+    if (layer >= rows) break;
+    if (runs.empty() || runs.back().end != layer)
+      runs.push_back({layer, layer, to});
+    ++runs.back().end;
+    ++to;
+  }
+  return runs;
+}
+
+uint64_t row_elements(const Box& box) {
+  uint64_t count = 1;
+  for (size_t d = 1; d < box.shape.size(); ++d) count *= box.shape[d];
+  return count;
+}
+
+// The part of a piece in rows [begin, end) of the tensor, if there is any.
+std::optional<Piece> narrow(const Piece& piece, const Run& run,
+                            uint64_t element) {
+  const uint64_t top = piece.box.offset[0];
+  const uint64_t begin = std::max(run.begin, top);
+  const uint64_t end = std::min(run.end, top + piece.box.shape[0]);
+  if (begin >= end) return std::nullopt;
+  Piece part = piece;
+  part.box.offset[0] = run.to + (begin - run.begin);
+  part.box.shape[0] = end - begin;
+  const uint64_t row = row_elements(piece.box);
+  const uint64_t first = (begin - top) * row;
+  if (!piece.flat) {
+    const Dims& strides = piece.extent.strides;
+    part.extent.offset +=
+        (begin - top) * (strides.empty() ? row * element : strides[0]);
+    return part;
+  }
+  const uint64_t from = std::max(piece.flat->begin, first);
+  const uint64_t to = std::min(piece.flat->end, (end - top) * row);
+  if (from >= to) return std::nullopt;
+  part.extent.offset += (from - piece.flat->begin) * element;
+  part.flat = FlatRange{from - first, to - first};
+  return part;
+}
+
+bool cuts_through(const Piece& piece, const std::vector<Run>& runs) {
+  const uint64_t top = piece.box.offset[0];
+  const uint64_t end = top + piece.box.shape[0];
+  return std::ranges::none_of(runs,
+                              [&](const Run& run) {
+                                return run.begin <= top && end <= run.end;
+                              }) &&
+         std::ranges::any_of(runs, [&](const Run& run) {
+           return run.begin < end && top < run.end;
+         });
+}
+
+void narrow(Tensor& tensor, const std::vector<Run>& runs) {
+  const uint64_t element = element_size(tensor.dtype);
+  if (element == 0)
+    throw unfaithful_error({{}, tensor.name},
+                           "--layers: rows of {} don't begin at a byte",
+                           name(tensor.dtype));
+  std::vector<Piece> kept;
+  for (const Piece& piece : tensor.pieces)
+    for (const Run& run : runs)
+      if (auto part = narrow(piece, run, element))
+        kept.push_back(std::move(*part));
+  tensor.pieces = std::move(kept);
+  tensor.shape[0] = 0;
+  for (const Run& run : runs) tensor.shape[0] += run.end - run.begin;
+}
+
+// An object of layer i of L: it stays as that of its new place, or goes.
+bool keep_object(Object& object, const std::set<uint32_t>& layers) {
+  const auto place = megatron::parse_object_key(object.name);
+  if (!place || place->grid.empty()) return true;
+  const megatron::Key key = megatron::parse_key(place->key);
+  if (!key.layer_axis) return true;
+  auto offset = place->offset, grid = place->grid;
+  uint64_t kept = 0, before = 0;
+  bool stays = false;
+  for (const uint32_t layer : layers) {
+    if (layer >= grid[0]) break;
+    stays |= layer == offset[0];
+    before += layer < offset[0];
+    ++kept;
+  }
+  if (!stays) return false;
+  offset[0] = before;
+  grid[0] = kept;
+  object.name = megatron::object_key(place->key, offset, grid);
+  return true;
+}
+
+}  // namespace
+
+std::vector<uint32_t> parse_layer_order(const std::string& text) {
+  std::vector<uint32_t> layers;
+  std::string_view rest = text;
+  while (true) {
+    const size_t comma = rest.find(',');
+    const std::string_view item = rest.substr(0, comma);
+    const size_t dash = item.find('-');
+    const uint32_t first = layer_number(text, item.substr(0, dash));
+    const uint32_t last =
+        dash == item.npos ? first : layer_number(text, item.substr(dash + 1));
+    if (last < first)
+      throw usage_error({}, "--layers {}: {} comes before {}", text, last,
+                        first);
+    if (layers.size() + (last - first) >= kMostLayers)
+      throw usage_error({}, "--layers {}: more than {} layers", text,
+                        kMostLayers);
+    for (uint32_t layer = first; layer <= last; ++layer)
+      layers.push_back(layer);
+    if (comma == rest.npos) return layers;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+std::set<uint32_t> parse_layers(const std::string& text) {
+  const std::vector<uint32_t> order = parse_layer_order(text);
+  return {order.begin(), order.end()};
+}
+
+std::optional<LayerPlace> layer_place(std::string_view name) {
+  bool after_word = false;
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    if (after_word)
+      if (const auto number = parse_number(part))
+        return LayerPlace{*number, begin, end};
+    after_word = std::ranges::find(kLayerWords, part) != std::end(kLayerWords);
+    begin = end + 1;
+  }
+  return std::nullopt;
+}
+
+std::optional<uint32_t> layer_of(std::string_view name) {
+  const auto place = layer_place(name);
+  return place ? std::optional(place->layer) : std::nullopt;
+}
+
+std::optional<uint32_t> layer_of(const Tensor& tensor) {
+  const auto layer = layer_of(std::string_view(tensor.name));
+  return layer || tensor.param.empty()
+             ? layer
+             : layer_of(std::string_view(tensor.param));
+}
+
+uint64_t stacked_layers(const Catalog& catalog, const Tensor& tensor) {
+  const auto stacks = formats::traits_of(catalog.format).stacks_layers;
+  if (!stacks || tensor.shape.empty() || !stacks(tensor.name)) return 0;
+  return tensor.shape[0];
+}
+
+std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
+                      Edits& edits) {
+  // A piece of one archive can't be cut before it is known where in the
+  // archive it is.
+  const bool cut = std::ranges::any_of(catalog.tensors, [&](const Tensor& t) {
+    const auto runs = runs_of(layers, stacked_layers(catalog, t));
+    return !runs.empty() && std::ranges::any_of(t.pieces, [&](const Piece& p) {
+      return p.extent.archive != 0 && cuts_through(p, runs);
+    });
+  });
+  if (cut) locate(catalog);
+  uint64_t changed = 0, before = 0;
+  std::vector<Run> last;
+  for (Tensor& tensor : catalog.tensors) {
+    const uint64_t rows = stacked_layers(catalog, tensor);
+    if (rows == 0) continue;
+    const std::vector<Run> runs = runs_of(layers, rows);
+    narrow(tensor, runs);
+    if (tensor.shape[0] == rows) continue;
+    edits[tensor.name] = {tensor.name, true};
+    ++changed;
+    before = rows;
+    last = runs;
+  }
+  if (changed == 0) return {};
+  std::erase_if(catalog.objects,
+                [&](Object& object) { return !keep_object(object, layers); });
+  std::vector<std::string> places;
+  for (const Run& run : last)
+    places.push_back(run.end - run.begin == 1
+                         ? fmt::format("layer {} as row {}", run.begin, run.to)
+                         : fmt::format("layers {}-{} as rows {}-{}", run.begin,
+                                       run.end - 1, run.to,
+                                       run.to + (run.end - run.begin) - 1));
+  return fmt::format(
+      "--layers: axis 0 of {} tensors stacks {} layers; kept are {}. "
+      "args.num_layers is left as it was",
+      changed, before, fmt::join(places, ", "));
+}
+
+}  // namespace ckpt::library

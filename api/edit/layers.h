@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// --layers: which layer a tensor belongs to.
+//
+//   model.layers.7.mlp.weight            its name says so: layer 7
+//   decoder.layers.mlp.weight [32, …]    Megatron's distributed formats stack
+//                                        them: row i of axis 0 is layer i
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "api/edits.h"
+#include "ckpt/catalog.h"
+
+namespace ckpt::library {
+
+// No model has more; a bound for what is read or typed.
+inline constexpr uint32_t kMostLayers = 100'000;
+
+// "0-15,20" -> {0, …, 15, 20}
+std::set<uint32_t> parse_layers(const std::string& text);
+// "0-2,1-3" -> {0, 1, 2, 1, 2, 3}: as it was typed.
+std::vector<uint32_t> parse_layer_order(const std::string& text);
+
+// The layer that a tensor belongs to: N of "layers.N", "blocks.N", "h.N" …
+// in its dotted name; nothing if it belongs to none.
+std::optional<uint32_t> layer_of(std::string_view name);
+// … and where in the name its digits are.
+struct LayerPlace {
+  uint32_t layer = 0;
+  size_t begin = 0;
+  size_t end = 0;
+};
+std::optional<LayerPlace> layer_place(std::string_view name);
+// Optimizer state goes with its parameter, whatever its own name is.
+std::optional<uint32_t> layer_of(const Tensor& tensor);
+
+// How many layers axis 0 of a tensor stacks; 0 if it stacks none.
+uint64_t stacked_layers(const Catalog& catalog, const Tensor& tensor);
+
+// Of stacked tensors, only the rows of these layers stay: as rows 0, 1, … of
+// a smaller tensor. Objects on a grid of layers (_extra_state) follow. No byte
+// moves. Returns what has to be said about it; "" if nothing changed.
+std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
+                      Edits& edits);
+
+// Configurations that go with the tensors say as many layers as are kept, if
+// these are the first ones: num_hidden_layers, and lists with one value each.
+void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers);
+
+}  // namespace ckpt::library

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// --layers: configurations say as many layers as are kept.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "api/edit/config_edit.h"
+#include "api/edit/layers.h"
+#include "ckpt/error.h"
+#include "formats/traits.h"
+
+namespace ckpt::library {
+namespace {
+
+using Json = ConfigTable;
+
+constexpr const char* kCounts[] = {"num_hidden_layers", "num_layers", "n_layer",
+                                   "n_layers"};
+
+// A window of OLMo-core's that depends on which layer is the last.
+void spell_windows(Json& model, size_t before) {
+  for (const char* name : {"sequence_mixer", "attention"}) {
+    if (!model.contains("block") || !model["block"].is_object() ||
+        !model["block"].contains(name))
+      continue;
+    Json& mixer = model["block"][name];
+    if (!mixer.is_object() || !mixer.contains("sliding_window") ||
+        !mixer["sliding_window"].is_object())
+      continue;
+    Json& window = mixer["sliding_window"];
+    const Json old = window.value("pattern", Json());
+    if (!old.is_array() || old.empty()) continue;
+    const bool first =
+        window.value("force_full_attention_on_first_layer", true);
+    const bool last = window.value("force_full_attention_on_last_layer", true);
+    Json pattern = Json::array();
+    for (size_t l = 0; l < before; ++l) {
+      const bool full = (first && l == 0) || (last && l + 1 == before);
+      const size_t place = first && l > 0 ? l - 1 : l;
+      pattern.push_back(full ? Json(-1) : old[place % old.size()]);
+    }
+    window["pattern"] = std::move(pattern);
+    window["force_full_attention_on_first_layer"] = false;
+    window["force_full_attention_on_last_layer"] = false;
+  }
+}
+
+// Lists that have a value for each layer, and those of numbers of layers.
+void cut(Json& table, size_t before, size_t kept) {
+  for (auto& [key, value] : table.items()) {
+    if (std::ranges::count(kCounts, key) != 0 && value == before) value = kept;
+    if (!value.is_array()) continue;
+    if (value.size() == before)
+      value.erase(value.begin() + static_cast<ptrdiff_t>(kept), value.end());
+    if (key != "mlp_only_layers") continue;
+    Json few = Json::array();
+    for (const Json& layer : value)
+      if (layer.is_number_integer() && layer < kept) few.push_back(layer);
+    value = std::move(few);
+  }
+}
+
+size_t count_of(const Json& table) {
+  for (const char* key : kCounts)
+    if (const auto found = table.find(key); found != table.end())
+      if (found->is_number_integer() && *found > 0 && *found <= kMostLayers)
+        return found->get<size_t>();
+  return 0;
+}
+
+// The first layers alone are a model: others keep their numbers, and the
+// configuration that they are read with.
+bool follow(const std::set<uint32_t>& layers, Json& config) {
+  if (!config.is_object()) return false;
+  bool changed = false;
+  for (const char* place : {"", "text_config", "model"}) {
+    if (*place && (!config.contains(place) || !config[place].is_object()))
+      continue;
+    Json& table = *place ? config[place] : config;
+    const size_t before = count_of(table), kept = layers.size();
+    if (before == 0 || kept >= before || *layers.rbegin() + 1 != kept) continue;
+    spell_windows(table, before);
+    if (table.contains("block_overrides") &&
+        table["block_overrides"].is_object())
+      for (size_t l = kept; l < before; ++l)
+        table["block_overrides"].erase(std::to_string(l));
+    cut(table, before, kept);
+    changed = true;
+  }
+  return changed;
+}
+
+// model.yaml, of flat lines; a list of layers is left to fairseq2's reader.
+void follow_yaml(const std::set<uint32_t>& layers, Sidecar& sidecar) {
+  constexpr std::string_view kKey = "\n  num_layers: ";
+  if (!sidecar.text || sidecar.text->find("layer_types:") != std::string::npos)
+    return;
+  std::string text = *sidecar.text;
+  const size_t at = text.find(kKey);
+  if (at == text.npos) return;
+  const size_t begin = at + kKey.size();
+  const size_t end = std::min(text.find('\n', begin), text.size());
+  const std::string count = text.substr(begin, end - begin);
+  Json table = {{"num_layers", Json::parse(count, nullptr, false)}};
+  if (!follow(layers, table)) return;
+  text.replace(begin, end - begin, table["num_layers"].dump());
+  sidecar.size = text.size();
+  sidecar.text = std::make_shared<const std::string>(std::move(text));
+}
+
+}  // namespace
+
+void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers) {
+  if (layers.empty()) return;
+  take_config(catalog);
+  for (Sidecar& sidecar : catalog.sidecars)
+    if (is_config_file(sidecar))
+      edit_config(sidecar, [&](Json& table) { return follow(layers, table); });
+    else if (sidecar.name == "model.yaml")
+      follow_yaml(layers, sidecar);
+  // Those of a class are written anew; those made from a config.json are not.
+  if (formats::traits_of(catalog.format).typed_config) return;
+  for (Object& object : catalog.objects)
+    if (is_config_object(object))
+      edit_config(object, [&](Json& table) { return follow(layers, table); });
+}
+
+}  // namespace ckpt::library

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "app/options/adapter.h"
+
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <unordered_map>
+
+#include "app/keep.h"
+#include "ckpt/ckpt.h"
+#include "ckpt/error.h"
+#include "convert/quantized.h"
+#include "formats/peft/adapter.h"
+#include "lib/text/format.h"
+#include "reshard/cast_kernel.h"
+#include "reshard/low_rank.h"
+
+namespace ckpt::app {
+namespace {
+
+using reshard::LowRankTerm;
+using reshard::StoredMatrix;
+
+// The classes of these models keep their matrices the other way round.
+bool is_conv1d(const Catalog& base, const std::string& module) {
+  constexpr std::array<std::string_view, 2> kFamilies = {"gpt2", "openai-gpt"};
+  constexpr std::array<std::string_view, 4> kNames = {"c_attn", "c_proj",
+                                                      "c_fc", "q_attn"};
+  return std::ranges::find(kFamilies, base.family) != kFamilies.end() &&
+         std::ranges::any_of(kNames, [&](std::string_view name) {
+           return module.ends_with(name);
+         });
+}
+
+std::string shape_text(const Shape& shape) {
+  return fmt::format("[{}]",
+                     fmt::join(std::span(shape.data(), shape.size()), ", "));
+}
+
+class Adding {
+ public:
+  Adding(Catalog& base, peft::Adapter& adapter, double weight)
+      : base_(base), adapter_(adapter), weight_(weight) {
+    for (size_t i = 0; i < base.tensors.size(); ++i)
+      place_[base.tensors[i].name] = i;
+  }
+
+  void add_module(const std::string& name, const peft::Module& module) {
+    Tensor& weight = tensor(name + ".weight");
+    const float scale = peft::scale_of(adapter_.config, name, weight_);
+    LowRankTerm term{.left = stored(*module.b),
+                     .right = stored(*module.a),
+                     .transposed = is_transposed(name, module, weight),
+                     .scale = scale,
+                     .magnitude = {}};
+    if (term.transposed) {
+      term.left = stored(*module.a);
+      term.right = stored(*module.b);
+    }
+    term.rounded = module.embedding && !module.magnitude;
+    if (module.magnitude) term.magnitude = stored(*module.magnitude);
+    put(weight, std::move(term));
+    if (!module.bias) return;
+    put(tensor(name + ".bias"), {.left = stored(*module.bias),
+                                 .right = {},
+                                 .transposed = false,
+                                 .scale = scale,
+                                 .magnitude = {}});
+  }
+
+  // In the place of the base's, in the base's dtype. It counts as made, since
+  // the base's manifest knows nothing of it.
+  void put_whole(const std::string& name, const Tensor& whole) {
+    Tensor& old = tensor(name);
+    if (old.shape != whole.shape)
+      throw unfaithful_error({adapter_.catalog.path, name},
+                             "the adapter has {} whole, the base's is {}",
+                             shape_text(whole.shape), shape_text(old.shape));
+    const Extent& from = whole.pieces.at(0).extent;
+    const File& file = adapter_.catalog.files.at(from.file);
+    const bool plain = file.codec == Codec::kRaw && from.strides.empty() &&
+                       whole.pieces.size() == 1 && !whole.pieces[0].transform;
+    const bool casts =
+        reshard::is_float(whole.dtype) && reshard::is_float(old.dtype);
+    if (!plain || (whole.dtype != old.dtype && !casts))
+      throw unfaithful_error({file.path, whole.name},
+                             "{}, and not stored in one piece: it can't take "
+                             "the place of the base's {}",
+                             ckpt::name(whole.dtype), ckpt::name(old.dtype))
+          .with_hint("`ckpt convert ADAPTER DST --to safetensors` first");
+    const auto& made = *keep(std::make_unique<reshard::Borrowed>(
+        file, from.offset, whole.dtype, old.dtype));
+    put_file(old, made, file.path);
+  }
+
+  // So that a change of it during the run is seen.
+  uint32_t first_file() {
+    if (!first_) {
+      first_ = static_cast<uint32_t>(base_.files.size());
+      base_.files.insert(base_.files.end(), adapter_.catalog.files.begin(),
+                         adapter_.catalog.files.end());
+    }
+    return *first_;
+  }
+
+ private:
+  void put_file(Tensor& tensor, const reshard::Made& made,
+                const std::string& path) {
+    const auto file = static_cast<uint32_t>(base_.files.size());
+    base_.files.push_back(reshard::made_file(made, path, byte_size(tensor)));
+    tensor.grid = {};
+    tensor.pieces = {{.box = Box::whole(tensor.shape),
+                      .flat = {},
+                      .extent = {.file = file, .offset = 0, .strides = {}}}};
+    tensor.tie = 0;
+  }
+
+  Tensor& tensor(const std::string& name) {
+    return base_.tensors.at(place_.at(name));
+  }
+
+  StoredMatrix stored(const Tensor& tensor) const {
+    return {tensor, adapter_.catalog.files};
+  }
+
+  // Only a square matrix does not show it.
+  bool is_transposed(const std::string& name, const peft::Module& module,
+                     const Tensor& weight) const {
+    if (module.embedding) return true;
+    const uint64_t in = module.a->shape[1], out = module.b->shape[0];
+    if (in != out) return weight.shape == Shape{in, out};
+    if (base_.family.empty()) return adapter_.config.fan_in_fan_out;
+    return is_conv1d(base_, name);
+  }
+
+  void put(Tensor& tensor, LowRankTerm term) {
+    first_file();
+    const auto& made = *keep(std::make_unique<reshard::LowRank>(
+        StoredMatrix(tensor, base_.files), std::move(term), tensor.name));
+    put_file(tensor, made,
+             base_.files.at(tensor.pieces.at(0).extent.file).path);
+  }
+
+  Catalog& base_;
+  peft::Adapter& adapter_;
+  const double weight_;
+  std::unordered_map<std::string, size_t> place_;
+  std::optional<uint32_t> first_;
+};
+
+// What is made of a tensor looks whole to the plan, whatever it is made of.
+void refuse_holes(const Catalog& catalog) {
+  const auto problems = validate_sharding_integrity(catalog);
+  if (problems.empty()) return;
+  const Problem& first = problems.front();
+  throw unfaithful_error(
+      {first.file.empty() ? catalog.path : first.file, first.tensor},
+      "{}; nothing can be added to it", first.message)
+      .with_hint("`ckpt verify` lists all of it");
+}
+
+void add_adapter(Catalog& base, const std::string& path, double weight) {
+  peft::Adapter& adapter = keep(peft::open_adapter(path));
+  refuse_holes(adapter.catalog);
+  if (!std::isfinite(weight))
+    throw usage_error({path, {}}, "--adapter-weight {}", weight);
+  peft::meet_base(adapter, base);
+  Adding adding(base, adapter, weight);
+  adding.first_file();
+  for (const auto& [name, module] : adapter.modules)
+    adding.add_module(name, module);
+  for (const auto& [name, whole] : adapter.wholes)
+    adding.put_whole(name, *whole);
+  base.assumptions.push_back(
+      fmt::format("{}: added to {}: {}{}", path,
+                  text::counted(adapter.modules.size(), "weight"),
+                  peft::describe(adapter.config),
+                  weight == 1 ? "" : fmt::format("; times {}", weight)));
+  spdlog::info("{}", text::printable(base.assumptions.back()));
+}
+
+}  // namespace
+
+void add_adapter_options(CLI::App& app, AdapterOptions& options) {
+  const char* group = "Adapters";
+  app.add_option("--adapter", options.paths,
+                 "A LoRA adapter (PEFT) to add to the weights; several in "
+                 "order")
+      ->type_name("DIR")
+      ->allow_extra_args(false)
+      ->group(group);
+  app.add_option("--adapter-weight", options.weights,
+                 "How much of it, 1 if not given; one for each --adapter")
+      ->type_name("W")
+      ->allow_extra_args(false)
+      ->group(group);
+}
+
+void add_adapters(Catalog& base, const AdapterOptions& options) {
+  if (!options.weights.empty() &&
+      options.weights.size() != options.paths.size())
+    throw usage_error({}, "--adapter-weight is given {}, --adapter {}",
+                      text::counted(options.weights.size(), "time"),
+                      text::counted(options.paths.size(), "time"));
+  if (const auto codes = families::quantized_weights(base); !codes.empty())
+    throw unfaithful_error({base.path, {}},
+                           "{}: codes of quantized weights, to which nothing "
+                           "can be added",
+                           families::describe(codes))
+        .with_hint(
+            "`ckpt convert SRC DST --to safetensors --dtype bf16` makes "
+            "numbers of them, where that is known for their kind; then add "
+            "the adapter");
+  locate(base);
+  refuse_holes(base);
+  for (size_t i = 0; i < options.paths.size(); ++i)
+    add_adapter(base, options.paths[i],
+                options.weights.empty() ? 1 : options.weights[i]);
+}
+
+}  // namespace ckpt::app

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "app/options/dialect.h"
+
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+
+#include "app/options/source.h"
+#include "ckpt/ckpt.h"
+#include "ckpt/error.h"
+
+namespace ckpt::app {
+namespace {
+
+std::map<std::string, std::string> numbers_of(const DialectOptions& options) {
+  std::map<std::string, std::string> set;
+  for (const std::string& text : options.set) {
+    const size_t sign = text.find('=');
+    if (sign == 0 || sign == text.npos)
+      throw usage_error({}, "--set {}: not NAME=VALUE", text)
+          .with_hint(
+              "a variable of the family: `ckpt family show NAME` lists "
+              "them; --set nh=32");
+    set[text.substr(0, sign)] = text.substr(sign + 1);
+  }
+  return set;
+}
+
+// What a conversion found in the source is listed as that of an open is; what
+// it says of names is said as it is.
+void log_notes(const std::vector<Problem>& problems) {
+  if (problems.size() != 1 || problems[0].kind != "naming")
+    log_problems(problems);
+  else if (problems[0].severity == Problem::Severity::kNote)
+    spdlog::info("{}", problems[0].message);
+  else
+    spdlog::warn("{}", problems[0].message);
+}
+
+}  // namespace
+
+void add_dialect_options(CLI::App& app, DialectOptions& options) {
+  const char* group = "Names";
+  app.add_option("--dialect", options.dialect,
+                 "Names and arrangement of the target: hf, mcore, meta, "
+                 "fairseq2, olmo_core, keep (default: the format's)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"hf", "mcore", "meta", "fairseq2", "olmo_core",
+                             "olmo_legacy", "keep"}))
+      ->group(group);
+  app.add_option("--family-file", options.family_file,
+                 "Rules of a family that ckpt does not know")
+      ->type_name("FILE")
+      ->group(group);
+  app.add_option("--config-from", options.config_from,
+                 "Directory with the config.json and tokenizer of the model")
+      ->type_name("DIR")
+      ->group(group);
+  app.add_flag("--strict-config", options.strict_config,
+               "Refuse a config.json with keys that are not known")
+      ->group(group);
+  app.add_option("--set", options.set,
+                 "A number of the model, in the place of what is found: nh=32")
+      ->type_name("NAME=VALUE")
+      ->allow_extra_args(false)
+      ->group(group);
+  app.add_option("--drop", options.drop,
+                 "Tensors that the conversion may leave out")
+      ->type_name("GLOB")
+      ->allow_extra_args(false)
+      ->group(group);
+  app.add_option("--allow-missing", options.allow_missing,
+                 "Tensors that the conversion may do without")
+      ->type_name("GLOB")
+      ->allow_extra_args(false)
+      ->group(group);
+  app.add_option("--allow-unsaid", options.allow_unsaid,
+                 "Facts of the model that the target may leave unsaid: names "
+                 "as errors and `inspect -v` have them")
+      ->type_name("GLOB")
+      ->allow_extra_args(false)
+      ->group(group);
+}
+
+Catalog into_dialect(Catalog source, const DialectOptions& options,
+                     const std::string& family, const std::string& to_format,
+                     uint64_t vocab_size, std::optional<DType> dtype,
+                     bool partial) {
+  return ckpt::into_dialect(std::move(source), to_format,
+                            {.dialect = options.dialect,
+                             .family = family,
+                             .family_file = options.family_file,
+                             .config_from = options.config_from,
+                             .set = numbers_of(options),
+                             .vocab_size = vocab_size,
+                             .drop = options.drop,
+                             .allow_missing = options.allow_missing,
+                             .allow_unsaid = options.allow_unsaid,
+                             .strict_config = options.strict_config,
+                             .partial = partial,
+                             .dtype = dtype,
+                             .note = log_notes});
+}
+
+}  // namespace ckpt::app

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a checkpoint holds, proven: is it whole, is it another's equal, what are
+// its digests, what does its configuration say.
+//
+//   ckpt::Report report = ckpt::verify("step_5000", {.deep = true});
+//   for (const ckpt::Problem& problem : report.problems) …
+//
+//   ckpt::Comparison same = ckpt::diff(ckpt::open("a").catalog(),
+//                                      ckpt::open("b").catalog());
+//
+// Every function throws ckpt::Error (error.h). Nothing prints.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "ckpt/ckpt.h"
+#include "ckpt/read_mode.h"
+#include "ckpt/select.h"
+
+namespace ckpt {
+
+// How payload is read.
+struct ReadOptions {
+  uint32_t threads = 0;                  // 0: as many as processors
+  uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers, bytes
+  bool cuda = false;                     // digests on a GPU
+  ReadMode io = ReadMode::kAuto;
+  // Progress in payload bytes, from any thread. Each stage counts from zero.
+  std::function<void(uint64_t done, uint64_t total)> progress = {};
+  // Gets what whoever asked should know: one sentence a call.
+  std::function<void(const std::string& line)> note = {};
+};
+
+struct VerifyOptions {
+  bool deep = false;    // read everything, so that replicas are compared
+  bool finite = false;  // NaN and infinities are problems
+  bool quick = false;   // headers, sizes and bounds: no payload is read
+  Selection selection = {};
+  OpenOptions open = {};
+  ReadOptions read = {};
+};
+
+struct Report {
+  bool ok = true;
+  uint64_t tensors = 0;  // that were checked
+  uint64_t bytes = 0;    // that were read
+  uint64_t files = 0;
+  std::vector<Problem> problems = {};
+};
+
+// Headers and their bounds, an exact cover by pieces, stored checksums, the
+// files of every rank, what loading its pickles elsewhere would run, and if
+// there is a manifest its sizes and digests. What is wrong is in the report;
+// only a path that is missing or is no checkpoint is thrown.
+Report verify(const std::string& path, const VerifyOptions& options = {});
+
+// How far the elements of two tensors are apart.
+struct Distance {
+  uint64_t elements = 0;
+  uint64_t differing = 0;
+  double max_abs = 0;  // |a - b|; inf if only one of a pair is finite
+  double max_rel = 0;  // |a - b| / |b|
+};
+
+// What a tensor is on one of two sides.
+struct Side {
+  DType dtype;
+  Shape shape;
+};
+
+struct Difference {
+  // only_in_a, only_in_b, dtype, shape, values, arrangement, object; fact: the
+  // configurations mean two models; replica: copies within one of the two
+  // differ; padding: one has more rows at the end, all of them zero; tied: one
+  // has a tensor a second time
+  std::string kind;
+  std::string tensor;  // or the name of the object or fact
+  std::string message;
+  std::optional<Side> a = {}, b = {};  // where the tensor is
+  std::optional<Distance> distance = {};
+};
+
+// True for what is no difference between two models: padding, tied.
+bool is_note(const Difference& difference);
+
+struct DiffOptions {
+  double rtol = 0;
+  double atol = 0;
+  bool numeric = false;  // values may differ by rtol and atol, and dtypes too
+  bool objects = true;   // compare values that are no tensors too
+  bool describe = true;  // say how far values are apart
+  bool arrangements = true;  // and which rearrangement makes them equal
+  std::string family = {};   // of models whose family is not said
+  Selection selection = {};
+  ReadOptions read = {};
+};
+
+struct Comparison {
+  std::vector<Difference> differences;
+  uint64_t tensors = 0;  // compared on both sides
+  uint64_t bytes = 0;    // read
+
+  bool same() const;  // but for notes
+};
+
+// Two checkpoints, tensor by tensor, whatever their topologies, formats and
+// dialects, and what their configurations mean. Memory is bounded by
+// options.read.max_mem.
+Comparison diff(Catalog a, Catalog b, const DiffOptions& options = {});
+
+// The content of each tensor as 32 hexadecimal digits, the same for any
+// sharding (docs/digest.md). Reads everything.
+std::map<std::string, std::string> digest(Catalog catalog,
+                                          const ReadOptions& options = {});
+
+// What changes the function of a model, as its configuration says it
+// (docs/facts.md): the value as JSON, and where it is said.
+struct ModelFact {
+  std::string value;   // "10000.0", "\"silu\"", "null"
+  std::string source;  // "config.json rope_theta"
+};
+// Empty if there is no configuration, or its family is not known.
+std::map<std::string, ModelFact> facts(const Catalog& catalog);
+
+}  // namespace ckpt
