@@ -21,6 +21,8 @@ ROUTED = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=8
               n_shared_experts=1, n_group=1, topk_group=1)
 MLA = dict(num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=8,
            qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
+INDEXER = dict(index_topk=8, index_head_dim=8, index_n_heads=2,
+               first_k_dense_replace=1)
 # Not what the older classes call their sizes.
 GPT = dict(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_inner=48,
            n_positions=64, bos_token_id=1, eos_token_id=2)
@@ -58,10 +60,9 @@ TYPES = {
     "gpt_oss": dict(HEAD, **STACKED, sliding_window=4),
     # latent attention
     "glm4_moe_lite": dict(MLA, **ROUTED),
-    "glm_moe_dsa": dict(MLA, **ROUTED, index_topk=8, index_head_dim=8,
-                        index_n_heads=2),
-    "deepseek_v32": dict(MLA, **ROUTED, index_topk=8, index_head_dim=8,
-                         index_n_heads=2),
+    "glm_moe_dsa": dict(MLA, **ROUTED, **INDEXER),
+    # It has as many experts as both keys say.
+    "deepseek_v32": dict(MLA, **ROUTED, **INDEXER, num_experts=4),
     "youtu": MLA,
 }
 
@@ -74,6 +75,7 @@ UNSAID = {
     "cohere": ["parallel_residual", "config.logit_scale"],
     "cohere2": ["parallel_residual", "config.logit_scale"],
     "phi": ["parallel_residual"], "gptj": ["parallel_residual"],
+    "falcon": ["parallel_residual", "two_norms"],
     "phimoe": ["router"], "apertus": ["activation"],
     "hunyuan_v1_dense": ["qk_norm"], "hunyuan_v1_moe": ["qk_norm"],
     "llama4_text": ["config.attention_chunk_size",
