@@ -50,6 +50,7 @@ FAMILIES = {
     "olmoe": dict(num_experts=4, num_experts_per_tok=2),
     "phi3": {},
     "starcoder2": {},
+    "falcon": dict(new_decoder_architecture=True, num_kv_heads=2),
     **TYPES,
 }
 
@@ -100,6 +101,8 @@ VALUES = {
     "use_bidirectional_attention": [True],
     "n_inner": [40],
     "_sliding_window_pattern": [2],
+    "activation": ["relu", "gelu_pytorch_tanh"],
+    "num_ln_in_parallel_attn": [1], "num_kv_heads": [1, 4],
 }
 SKIP = {"vocab_size", "max_position_embeddings", "n_positions"}
 
@@ -115,10 +118,16 @@ def config_of(family, **changes):
 
 
 def values_for(config, field):
+    return values_of(config, field)
+
+
+def values_of(config, field):
     """Other values that the field may have."""
     now = getattr(config, field)
     if field in SKIP:
         return []
+    if field == "rope_parameters":
+        return [v for v in ropes_for(now) if v != now]
     if field in VALUES:
         values = [copy.deepcopy(v) for v in VALUES[field]]
         if field == "layer_types":  # one for each
@@ -132,6 +141,23 @@ def values_for(config, field):
     if isinstance(now, float):
         return [now * 3] if now else [0.25]
     return []
+
+
+def ropes_for(now):
+    """Rotary parameters in the form of those that the model has: by type of
+    layer, and with what the class can't be without."""
+    now = now or {}
+    if "full_attention" in now:
+        local = now["sliding_attention"]
+        return [dict(now, full_attention=v) for v in VALUES["rope_parameters"]
+                ] + [dict(now, sliding_attention=dict(local, rope_theta=500.0))]
+    needed = {k: now[k] for k in ("mrope_section", "llama_4_scaling_beta")
+              if k in now}
+    values = [{**needed, **v} for v in VALUES["rope_parameters"]]
+    if "mrope_section" in now:
+        first, *rest = now["mrope_section"]
+        values.append(dict(now, mrope_section=[first + sum(rest), 0, 0]))
+    return values
 
 
 def fields_of(family):

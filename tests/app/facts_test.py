@@ -23,21 +23,22 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 try:
+    import facts_models
+    import facts_vision_models
     import torch
-
-    from facts_models import (FAMILIES, UNSAID, config_of, fields_of, logits_at,
-                              logits_of, model_of, values_for)
+    from facts_models import FAMILIES, config_of, model_of
 except ImportError as error:
     print("skipped:", error)
     sys.exit(0)
 
 torch.set_num_threads(1)
 DIALECTS = {"mcore": "megatron_torch_dist", "meta": "meta",
-            "fairseq2": "fairseq2", "olmo_core": "olmo_core"}
+            "fairseq2": "fairseq2", "olmo_core": "olmo_core", "vllm": "vllm"}
+SEEING = list(facts_vision_models.FAMILIES)
 HAS = {"meta": ["llama", "mistral"],
        "olmo_core": ["llama", "qwen3", "olmo2", "olmo3"],
        "fairseq2": ["llama", "mistral", "qwen2", "qwen3", "olmo2"],
-       "mcore": list(FAMILIES)}
+       "mcore": [*FAMILIES, *SEEING], "vllm": list(FAMILIES)}
 # What CI looks at: one field of each kind, in the families that differ in it.
 CHOSEN = {
     "llama": ["rope_parameters", "hidden_act", "rms_norm_eps"],
@@ -48,6 +49,9 @@ CHOSEN = {
     "gpt_neox": ["use_parallel_residual"],
     "olmo": ["clip_qkv"],
     "olmo3": ["sliding_window"],
+    "qwen3_vl": ["text_config.rope_parameters", "vision_config.hidden_act",
+                 "vision_config.deepstack_visual_indexes"],
+    "llava, llama": ["vision_feature_layer", "projector_hidden_act"],
 }
 
 
@@ -62,6 +66,11 @@ def distance(a, b):
     return float((a - b).abs().max() / b.abs().max())
 
 
+def models_of(family):
+    """What makes tiny models of the family."""
+    return facts_vision_models if family in SEEING else facts_models
+
+
 def take_config(directory):
     for root, _, files in os.walk(directory):
         for name in files:
@@ -74,22 +83,26 @@ def ways(ckpt, source, dialect, family, home, want):
     there, back = os.path.join(home, "there"), os.path.join(home, "back")
     shutil.rmtree(there, ignore_errors=True)
     # What the type always has is asked for: the rest has to be said.
-    allowed = [word for fact in UNSAID.get(family, ()) if dialect == "mcore"
+    unsaid = models_of(family).UNSAID.get(family, ())
+    allowed = [word for fact in unsaid if dialect == "mcore"
                for word in ("--allow-unsaid", fact)]
+    named = [] if family in SEEING else ["--family", family]
     status, error = run(ckpt, "convert", source, there, "--to",
                         DIALECTS[dialect], "--no-fsync", *allowed)
     if status:
         return dict.fromkeys((True, False), refusal(status, error))
     results = {}
-    # OLMo-core's own file is a config.json too, the only one there.
-    for kept in (True, False)[:1 if dialect == "olmo_core" else 2]:
+    # OLMo-core's own file is a config.json too, the only one there; vLLM's
+    # shards say nothing themselves.
+    alone = dialect not in ("olmo_core", "vllm")
+    for kept in (True, False)[:1 + alone]:
         if not kept:
             take_config(there)
         shutil.rmtree(back, ignore_errors=True)
         status, error = run(ckpt, "convert", there, back, "--to",
-                            "safetensors", "--no-fsync", "--family", family)
+                            "safetensors", "--no-fsync", *named)
         results[kept] = refusal(status, error) if status else likeness(
-            back, want)
+            models_of(family), back, want)
     return results
 
 
@@ -100,9 +113,9 @@ def refusal(status, error):
     return "refused: " + line.split("error: ", 1)[1]
 
 
-def likeness(back, want):
+def likeness(models, back, want):
     try:
-        off = distance(logits_at(back), want)
+        off = distance(models.logits_at(back), want)
     except Exception as problem:  # it does not open there
         return f"SILENT: does not open: {problem}"
     return "equal" if off < 1e-5 else f"SILENT: {off:.2g}"
@@ -110,19 +123,21 @@ def likeness(back, want):
 
 def check(ckpt, family, fields, home, dialects):
     """(field, value, dialect, kept, result) of each mutation that matters."""
-    plain = config_of(family)
-    base = logits_of(model_of(plain))
+    models = models_of(family)
+    plain = models.config_of(family)
+    base = models.logits_of(models.model_of(plain))
     rows = []
     source = os.path.join(home, "source")
     for field in fields:
-        values = values_for(plain, field)
+        values = models.values_for(plain, field)
         for value in values:
             try:
-                model = model_of(config_of(family, **{field: value}))
-                logits = logits_of(model)
+                model = models.model_of(
+                    models.config_of(family, **{field: value}))
+                logits = models.logits_of(model)
                 shutil.rmtree(source, ignore_errors=True)
                 model.save_pretrained(source)
-                want = logits_at(source)
+                want = models.logits_at(source)
             except Exception:  # the class has no such model
                 continue
             if not torch.isfinite(logits).all() or \
@@ -279,7 +294,7 @@ def main():
     parser.add_argument("names", nargs="*",
                         help="families, and dialects: all if there are none")
     given = parser.parse_args()
-    families = [n for n in given.names if n in FAMILIES]
+    families = [n for n in given.names if n in [*FAMILIES, *SEEING]]
     dialects = [n for n in given.names if n in DIALECTS] or list(DIALECTS)
     bad = 0
     with tempfile.TemporaryDirectory() as home:
@@ -291,8 +306,10 @@ def main():
             check_epsilon_of_fairseq2(given.ckpt, home)
             check_disagreement(given.ckpt, home)
             check_verify(given.ckpt, home)
-        for family in families or (FAMILIES if given.full else CHOSEN):
-            fields = fields_of(family) if given.full else CHOSEN[family]
+        everything = [*FAMILIES, *SEEING]
+        for family in families or (everything if given.full else CHOSEN):
+            fields = models_of(family).fields_of(
+                family) if given.full else CHOSEN[family]
             rows = check(given.ckpt, family, fields, home, dialects)
             show(family, rows)
             assert rows, family

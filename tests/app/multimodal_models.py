@@ -91,7 +91,8 @@ TYPES = {
     "llama4": dict(text_config=dict(
         TEXT, num_local_experts=4, num_experts_per_tok=1,
         interleave_moe_layer_step=2, intermediate_size_mlp=40),
-        vision_config=dict(SIGLIP, vision_output_dim=24, projector_input_dim=24,
+        vision_config=dict(SIGLIP, intermediate_size=64,
+                           vision_output_dim=24, projector_input_dim=24,
                            projector_output_dim=24), **INDICES),
 }
 
