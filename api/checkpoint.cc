@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
 #include "ckpt/ckpt.h"
-#include "formats/fairseq2/layout.h"
 #include "formats/format.h"
 #include "lib/text/suggest.h"
-#include "models/rules.h"
 #include "reshard/read.h"
 
 namespace ckpt {
@@ -18,45 +14,6 @@ const Tensor& named(const Catalog& catalog, const std::string& name) {
   const std::string near = text::nearest(name, names);
   throw usage_error({catalog.path, name}, "there is no such tensor")
       .with_hint(near.empty() ? "" : "did you mean " + near + "?");
-}
-
-// Boxes one after the other: what a rank holds, in the order it holds it.
-// With groups a rank's rows come from several places of the tensor.
-std::vector<std::byte> read_boxes(const Catalog& catalog, const Tensor& tensor,
-                                  const std::vector<fairseq2::Placed>& parts,
-                                  const Shape& local) {
-  if (parts.size() == 1)
-    return reshard::read_box(catalog, tensor, parts[0].box);
-  // Parts differ in one dimension only: interleave their runs below it.
-  const uint64_t element = element_size(tensor.dtype);
-  std::vector<std::byte> bytes(byte_size(tensor.dtype, local).value_or(0));
-  const Dims strides = row_major_strides(local);
-  for (const fairseq2::Placed& part : parts) {
-    const auto piece = reshard::read_box(catalog, tensor, part.box);
-    size_t d = 0;  // the first dimension that the part does not fill
-    while (d + 1 < local.size() && part.box.shape[d] == local[d]) ++d;
-    const uint64_t run =
-        part.box.shape[d] * (d < local.size() ? strides[d] : 1) * element;
-    uint64_t outer = 0, first = 0;
-    for (size_t k = 0; k < local.size(); ++k)
-      first += part.local[k] * strides[k] * element;
-    for (uint64_t at = 0; at < piece.size(); at += run, ++outer) {
-      const uint64_t to = first + (d ? outer * strides[d - 1] * element : 0);
-      std::copy_n(piece.begin() + static_cast<std::ptrdiff_t>(at), run,
-                  bytes.begin() + static_cast<std::ptrdiff_t>(to));
-    }
-  }
-  return bytes;
-}
-
-void check_rank(const Topology& topology, const Rank& rank) {
-  if (topology.pp != 1 || topology.ep != 1)
-    throw usage_error(
-        {}, "lazy_load cuts over tp and dp, not over {}",
-        to_string(Topology{.pp = topology.pp, .ep = topology.ep}));
-  if (rank.tp >= topology.tp || rank.dp >= topology.dp || rank.pp || rank.ep)
-    throw usage_error({}, "no rank tp={} dp={} in {}", rank.tp, rank.dp,
-                      to_string(topology));
 }
 
 }  // namespace
@@ -89,44 +46,6 @@ TensorData Checkpoint::read(const std::string& name, const Box& box) const {
             reshard::read_box(one, one.tensors[0], box)};
   }
   return {tensor.dtype, box.shape, reshard::read_box(*catalog_, tensor, box)};
-}
-
-LazyLoad Checkpoint::lazy_load(const Topology& topology,
-                               const Rank& rank) const {
-  check_rank(topology, rank);
-  if (!catalog_->locate) return LazyLoad(catalog_, topology, rank);
-  auto located = std::make_shared<Catalog>(*catalog_);
-  locate(*located);
-  return LazyLoad(std::move(located), topology, rank);
-}
-
-LazyLoad::LazyLoad(std::shared_ptr<const Catalog> catalog, Topology topology,
-                   Rank rank)
-    : catalog_(std::move(catalog)), topology_(topology), rank_(rank) {}
-
-std::optional<std::pair<std::string, TensorData>> LazyLoad::next() {
-  if (next_ >= catalog_->tensors.size()) return std::nullopt;
-  const Tensor& tensor = catalog_->tensors[next_++];
-  const uint32_t tp = topology_.tp;
-  if (tp > 1 && tensor.tp.state == TpRule::State::kUnknown)
-    throw families::no_rule_error(catalog_->path, tensor, catalog_->family, tp);
-  if (!fairseq2::divides(tensor.shape, tensor.tp, tp))
-    throw unfaithful_error({catalog_->path, tensor.name},
-                           "dimension {} of {} is not a multiple of tp {}",
-                           tensor.tp.dim, to_string(tensor.shape), tp);
-  Shape local = fairseq2::tp_local(tensor.shape, tensor.tp, tp);
-  fairseq2::Rows rows{0, local.empty() ? 1 : local[0]};
-  if (topology_.dp > 1 && !tensor.dp_replicated && !local.empty()) {
-    rows = fairseq2::chunk(local[0], topology_.dp, rank_.dp);
-    local[0] = rows.count();
-  }
-  TensorData data{tensor.dtype, local, {}};
-  auto parts = fairseq2::place(tensor.shape, tensor.tp, tp, rank_.tp, rows);
-  for (fairseq2::Placed& part : parts)
-    if (!part.local.empty()) part.local[0] -= rows.begin;
-  if (element_count(local).value_or(0))
-    data.bytes = read_boxes(*catalog_, tensor, parts, local);
-  return std::pair(tensor.name, std::move(data));
 }
 
 }  // namespace ckpt

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
+#include <map>
 #include <numeric>
+#include <set>
 
 #include "ckpt/ckpt.h"
 #include "tests/support/temp_file.h"
@@ -132,6 +135,94 @@ TEST_CASE("lazy_load: the shards of every rank are what the peer wrote") {
     }
     CHECK(seen == peer.catalog().tensors.size());
   }
+}
+
+// What Megatron's rank (tp, pp, ep) saved, by the file that its pieces are in.
+struct RankFile {
+  std::string folder;
+  Topology topology;
+  Rank rank;
+};
+
+TEST_CASE("lazy_load: pipeline stages and experts are those of Megatron") {
+  const std::string root = std::string(CKPT_TEST_DATA) + "/megatron_legacy/";
+  const auto file = [](const RankFile& row) {
+    std::string name = fmt::format("mp_rank_{:02}", row.rank.tp);
+    if (row.topology.pp > 1) name += fmt::format("_{:03}", row.rank.pp);
+    if (row.topology.ep > 1) name += fmt::format("_{:03}", row.rank.ep);
+    return "/" + name + "/";
+  };
+  std::vector<RankFile> rows;
+  const auto add = [&](const std::string& folder, const Topology& topology) {
+    for (uint32_t tp = 0; tp < topology.tp; ++tp)
+      for (uint32_t pp = 0; pp < topology.pp; ++pp)
+        for (uint32_t ep = 0; ep < topology.ep; ++ep)
+          rows.push_back({folder, topology, {.tp = tp, .pp = pp, .ep = ep}});
+  };
+  add("llama_te_tp2_pp2", {.tp = 2, .pp = 2});
+  add("lm_llama_pp2_bf16", {.tp = 2, .pp = 2});
+  add("gpt_te_tied_pp2_distopt_buckets", {.pp = 2});
+  add("moe_seq_pp2_ep2_release", {.pp = 2, .ep = 2});
+  add("moe_te_tp2_ep2_etp2", {.tp = 2, .ep = 2});
+  for (const RankFile& row : rows) {
+    CAPTURE(row.folder);
+    CAPTURE(file(row));
+    const Checkpoint source = open(root + row.folder + "/ckpt");
+    const Catalog& catalog = source.catalog();
+    std::map<std::string, std::vector<Box>> saved;
+    for (const Tensor& tensor : catalog.tensors)
+      for (const Piece& piece : tensor.pieces)
+        if (tensor.kind == Kind::model &&
+            catalog.files[piece.extent.file].path.find(file(row)) !=
+                std::string::npos)
+          saved[tensor.name].push_back(piece.box);
+    REQUIRE_FALSE(saved.empty());
+    LazyLoad shards = source.lazy_load(row.topology, row.rank);
+    std::set<std::string> seen;
+    while (auto shard = shards.next()) {
+      if (catalog.find(shard->first)->kind != Kind::model) continue;
+      seen.insert(shard->first);
+      CAPTURE(shard->first);
+      REQUIRE(saved.contains(shard->first));
+      const std::vector<Box>& boxes = saved[shard->first];
+      if (boxes.size() != 1) continue;  // gate and up, or rows of q, k and v
+      CHECK(shard->second.shape == boxes[0].shape);
+      CHECK(shard->second.bytes == source.read(shard->first, boxes[0]).bytes);
+    }
+    CHECK(seen.size() == saved.size());
+  }
+}
+
+TEST_CASE("lazy_load: stacked layers and experts, over every rank once") {
+  const std::string root = std::string(CKPT_TEST_DATA) + "/";
+  for (const char* folder :
+       {"megatron_torch_dist/moe_tp1_ep2_pp2_v0161/ckpt", "hf/mixtral_f32/ckpt",
+        "hf/qwen3_moe_bf16/ckpt", "hf/deepseek_v3_mtp_bf16/ckpt"}) {
+    CAPTURE(folder);
+    const Checkpoint source = open(root + folder);
+    const Topology topology{.pp = 2, .ep = 2};
+    std::map<std::string, std::set<std::vector<std::byte>>> parts;
+    std::map<std::string, uint64_t> elements;
+    for (uint32_t pp = 0; pp < 2; ++pp)
+      for (uint32_t ep = 0; ep < 2; ++ep) {
+        LazyLoad shards = source.lazy_load(topology, {.pp = pp, .ep = ep});
+        while (auto shard = shards.next()) {
+          const auto& [name, data] = *shard;
+          if (parts[name].insert(data.bytes).second)
+            elements[name] += data.bytes.size();
+        }
+      }
+    for (const Tensor& tensor : source.catalog().tensors) {
+      CAPTURE(tensor.name);
+      CHECK(elements[tensor.name] == byte_size(tensor));
+    }
+  }
+  CHECK_THROWS_AS(open(root + "hf/qwen3_bf16/ckpt").lazy_load({.pp = 99}, {}),
+                  Error);
+  CHECK_THROWS_AS(open(root + "hf/mixtral_f32/ckpt").lazy_load({.ep = 3}, {}),
+                  Error);
+  CHECK_THROWS_AS(open(root + "hf/mixtral_f32/ckpt").lazy_load({}, {.pp = 1}),
+                  Error);
 }
 
 TEST_CASE("read: boxes, and names that are not there") {

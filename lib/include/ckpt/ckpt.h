@@ -87,12 +87,22 @@ class Checkpoint {
   TensorData read(const std::string& name) const;
   TensorData read(const std::string& name, const Box& box) const;
 
-  // The shards of `rank` of `topology`, cut as fairseq2 cuts: equal parts
-  // along the tensor's tensor-parallel dimension (Tensor::tp), then rows of
-  // ceil(rows / dp) for each data-parallel rank; buffers and replicated
-  // tensors whole. Throws unfaithful_error, naming the tensor, where a
-  // dimension does not divide or no rule says how it is split. Sizes of pp
-  // and ep must be one.
+  // The shards of `rank` of `topology`, under the names that the catalog has.
+  //
+  //   pp  stage p has layers [p * L / pp, (p + 1) * L / pp), as Megatron has
+  //       it, an encoder's before a decoder's; embeddings and towers are on
+  //       the first stage, final norm, output layer and MTP on the last;
+  //       tokens' embeddings there too if there is no output layer
+  //   ep  equal runs of experts, numbered as in the whole model; of tensors
+  //       that stack layers or experts, this rank's rows
+  //   tp  equal parts along the tensor's tensor-parallel dimension (Tensor::tp),
+  //       of experts too
+  //   dp  rows of ceil(rows / dp), as fairseq2 and FSDP have them; buffers and
+  //       replicated tensors whole
+  //
+  // Other names: into_dialect() first. Some tensors only: select() first.
+  // Throws unfaithful_error, naming the tensor, where a dimension does not
+  // divide or no rule says how it is split.
   LazyLoad lazy_load(const Topology& topology, const Rank& rank) const;
 
  private:
