@@ -292,13 +292,17 @@ void ckpt_dlpack_close(void* managed) {
   tensor->deleter(tensor);
 }
 
-ckpt_shards* ckpt_shards_open(const ckpt_checkpoint* checkpoint, uint32_t tp,
-                              uint32_t dp, uint32_t tp_rank, uint32_t dp_rank,
+ckpt_shards* ckpt_shards_open(const ckpt_checkpoint* checkpoint,
+                              const ckpt_grid* topology, const ckpt_grid* rank,
                               char** error) {
   return ckpt::guarded(error, [&] {
     return new ckpt_shards{
-        .load = checkpoint->open.lazy_load({.tp = tp, .dp = dp},
-                                           {.tp = tp_rank, .dp = dp_rank}),
+        .load = checkpoint->open.lazy_load(
+            {.tp = topology->tp,
+             .pp = topology->pp,
+             .dp = topology->dp,
+             .ep = topology->ep},
+            {.tp = rank->tp, .pp = rank->pp, .dp = rank->dp, .ep = rank->ep}),
         .name = {},
         .shape = {}};
   });

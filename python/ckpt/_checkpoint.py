@@ -154,12 +154,16 @@ class Checkpoint(Mapping[str, Tensor]):
             _native.numbers(box.shape) if box else None)
         return Array(data, tensor.dtype, box.shown if box else tensor.shape)
 
-    def shards(self, *, tp: int = 1, dp: int = 1, rank: int = 0,
-               dp_rank: int = 0) -> Iterator[tuple[str, Array]]:
+    def shards(self, *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1,
+               rank: int = 0, pp_rank: int = 0, dp_rank: int = 0,
+               ep_rank: int = 0) -> Iterator[tuple[str, Array]]:
         """What one rank of a topology holds, tensor by tensor; reads each part
-        when it is asked for. Rows over `dp` as fairseq2 cuts them."""
-        walk = _native.call("ckpt_shards_open", self._open(), tp, dp, rank,
-                            dp_rank)
+        when it is asked for. `rank` is the one of `tp`. Layers and experts
+        spread as Megatron has them, rows over `dp` as fairseq2 cuts them."""
+        walk = _native.call(
+            "ckpt_shards_open", self._open(),
+            ctypes.byref(_native.Grid(tp, pp, dp, ep)),
+            ctypes.byref(_native.Grid(rank, pp_rank, dp_rank, ep_rank)))
         try:
             while True:
                 name, dtype = ctypes.c_char_p(), ctypes.c_char_p()

@@ -46,6 +46,12 @@ class TensorRow(ctypes.Structure):
                 ("bytes", c_uint64)]
 
 
+class Grid(ctypes.Structure):
+    """ckpt_grid: sizes of a topology, or a rank's place in it."""
+
+    _fields_ = [(name, c_uint32) for name in ("tp", "pp", "dp", "ep")]
+
+
 class ArrayRow(ctypes.Structure):
     _fields_ = [("name", c_char_p), ("dtype", c_char_p),
                 ("shape", POINTER(c_uint64)), ("dims", c_size_t),
@@ -70,8 +76,8 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "ckpt_data_dlpack": (c_void_p, [c_void_p, c_char_p, POINTER(c_uint64),
                                     c_size_t, POINTER(c_void_p)]),
     "ckpt_dlpack_close": (None, [c_void_p]),
-    "ckpt_shards_open": (c_void_p, [c_void_p, c_uint32, c_uint32, c_uint32,
-                                    c_uint32, POINTER(c_void_p)]),
+    "ckpt_shards_open": (c_void_p, [c_void_p, POINTER(Grid), POINTER(Grid),
+                                    POINTER(c_void_p)]),
     "ckpt_shards_next": (c_void_p, [c_void_p, POINTER(c_char_p),
                                     POINTER(c_char_p),
                                     POINTER(POINTER(c_uint64)),

@@ -222,6 +222,17 @@ def shards(_):
                     if parts[0].shape[d] != want.shape[d]]
             check(len(dims) < 2, f"{name}: {parts[0].shape}")
             same(torch.cat(parts, dims[0]) if dims else parts[0], want, name)
+    # Of a mixture each rank has the experts and layers of Megatron's files.
+    case = DATA / "megatron_legacy/moe_seq_pp2_ep2_release/ckpt"
+    with ckpt.open(case) as source:
+        for pp, ep in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            file = next(case.glob(f"*/mp_rank_00_00{pp}_00{ep}/*.pt"))
+            with ckpt.open(file) as peer:
+                experts = sum(".experts." in name and ".weight" in name
+                              and "router" not in name for name in peer)
+            mine = dict(source.shards(pp=2, ep=2, pp_rank=pp, ep_rank=ep))
+            check_equal(sum(".experts." in name for name in mine), experts,
+                        f"experts of stage {pp}, rank {ep}")
 
 
 def typed(folder):

@@ -63,12 +63,17 @@ void* ckpt_data_dlpack(const ckpt_data* data, const char* dtype,
                        const uint64_t* shape, size_t dims, char** error);
 void ckpt_dlpack_close(void* managed);
 
-/* The shards of one rank, tensor by tensor, cut as fairseq2 cuts: equal parts
- * along each tensor's tensor-parallel dimension, then rows over data-parallel
- * ranks. */
+/* Sizes of a topology, or a rank's place in it. */
+typedef struct ckpt_grid {
+  uint32_t tp, pp, dp, ep;
+} ckpt_grid;
+
+/* The shards of one rank, tensor by tensor: the layers of its stage and the
+ * experts of its group, equal parts along each tensor's tensor-parallel
+ * dimension, then rows over data-parallel ranks (Checkpoint::lazy_load). */
 typedef struct ckpt_shards ckpt_shards;
-ckpt_shards* ckpt_shards_open(const ckpt_checkpoint* checkpoint, uint32_t tp,
-                              uint32_t dp, uint32_t tp_rank, uint32_t dp_rank,
+ckpt_shards* ckpt_shards_open(const ckpt_checkpoint* checkpoint,
+                              const ckpt_grid* topology, const ckpt_grid* rank,
                               char** error);
 /* The next shard: its name and shape live until the next call. Null and no
  * error: that was the last. */

@@ -95,7 +95,8 @@ class Checkpoint {
   //       tokens' embeddings there too if there is no output layer
   //   ep  equal runs of experts, numbered as in the whole model; of tensors
   //       that stack layers or experts, this rank's rows
-  //   tp  equal parts along the tensor's tensor-parallel dimension (Tensor::tp),
+  //   tp  equal parts along the tensor's tensor-parallel dimension
+  //   (Tensor::tp),
   //       of experts too
   //   dp  rows of ceil(rows / dp), as fairseq2 and FSDP have them; buffers and
   //       replicated tensors whole
