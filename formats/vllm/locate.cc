@@ -17,51 +17,104 @@ namespace ckpt::vllm {
 namespace {
 
 constexpr std::string_view kRank = "model-rank-";
+constexpr std::string_view kStage = "model-pp-";
 constexpr std::string_view kPart = "-part-";
 
+// How a pipeline's names say "rank"; the first is that of names without stage.
+enum class Naming : uint8_t { kNoStage, kTp, kRank };
+
 struct FileName {
+  Naming naming = Naming::kNoStage;
+  uint32_t stage = 0;
   uint32_t rank = 0;
   uint32_t part = 0;
 };
 
+std::string name_of(const FileName& file) {
+  if (file.naming == Naming::kNoStage) return file_name(file.rank, file.part);
+  return fmt::format("{}{}-{}-{}{}{}.safetensors", kStage, file.stage,
+                     file.naming == Naming::kTp ? "tp" : "rank", file.rank,
+                     kPart, file.part);
+}
+
+// The number at the front, which is taken away.
+bool take_number(std::string_view& text, uint32_t& number) {
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number);
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return error == std::errc();
+}
+
+bool take_word(std::string_view& text, std::string_view word) {
+  if (!text.starts_with(word)) return false;
+  text.remove_prefix(word.size());
+  return true;
+}
+
 std::optional<FileName> parse(std::string_view name) {
-  if (!name.starts_with(kRank)) return std::nullopt;
   FileName parsed;
-  const char* const end = name.data() + name.size();
-  const auto rank =
-      std::from_chars(name.data() + kRank.size(), end, parsed.rank);
-  const std::string_view rest(rank.ptr, static_cast<size_t>(end - rank.ptr));
-  if (rank.ec != std::errc() || !rest.starts_with(kPart)) return std::nullopt;
-  const auto part = std::from_chars(rank.ptr + kPart.size(), end, parsed.part);
-  if (part.ec != std::errc() || file_name(parsed.rank, parsed.part) != name)
+  std::string_view rest = name;
+  if (take_word(rest, kStage)) {
+    if (!take_number(rest, parsed.stage)) return std::nullopt;
+    parsed.naming = rest.starts_with("-tp-") ? Naming::kTp : Naming::kRank;
+    if (!take_word(rest, "-tp-") && !take_word(rest, "-rank-"))
+      return std::nullopt;
+  } else if (!take_word(rest, kRank)) {
+    return std::nullopt;
+  }
+  if (!take_number(rest, parsed.rank) || !take_word(rest, kPart) ||
+      !take_number(rest, parsed.part) || name_of(parsed) != name)
     return std::nullopt;
   return parsed;
 }
 
-// Rank -> its parts, ascending.
-using Found = std::map<uint32_t, std::vector<uint32_t>>;
+// Stage, rank -> its parts, ascending.
+struct Found {
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<uint32_t>> parts;
+  std::optional<FileName> first;  // as the directory lists them
+  std::optional<FileName> other;  // one of another naming
+
+  FileName file(std::pair<uint32_t, uint32_t> at, uint32_t part) const {
+    return {first->naming, at.first, at.second, part};
+  }
+};
 
 Found find(const std::string& directory) {
   Found found;
-  for (const std::string& name : io::list_directory(directory))
-    if (const auto file = parse(name);
-        file && io::is_file(io::join(directory, name)))
-      found[file->rank].push_back(file->part);
-  for (auto& [rank, parts] : found) std::ranges::sort(parts);
+  for (const std::string& name : io::list_directory(directory)) {
+    const auto file = parse(name);
+    if (!file || !io::is_file(io::join(directory, name))) continue;
+    if (!found.first) found.first = file;
+    if (file->naming != found.first->naming) found.other = file;
+    found.parts[{file->stage, file->rank}].push_back(file->part);
+  }
+  for (auto& [at, parts] : found.parts) std::ranges::sort(parts);
   return found;
 }
 
-// The first few that are missing; hostile numbers are large.
+// Stages and ranks that the names count up to; hostile numbers are large.
+std::pair<uint64_t, uint64_t> grid_of(const Found& found) {
+  uint64_t ranks = 0;
+  for (const auto& [at, parts] : found.parts)
+    ranks = std::max(ranks, uint64_t{at.second} + 1);
+  return {uint64_t{found.parts.rbegin()->first.first} + 1, ranks};
+}
+
+// The first few that are missing. No more is walked than is there.
 std::vector<std::string> missing_in(const Found& found) {
   constexpr size_t kEnough = 6;
   std::vector<std::string> missing;
-  for (uint32_t r = 0; r < found.rbegin()->first && missing.size() < kEnough;
-       ++r)
-    if (!found.contains(r)) missing.push_back(file_name(r, 0));
-  for (const auto& [rank, parts] : found)
+  const auto [stages, ranks] = grid_of(found);
+  for (uint64_t s = 0; s < stages && missing.size() < kEnough; ++s)
+    for (uint64_t r = 0; r < ranks && missing.size() < kEnough; ++r) {
+      const std::pair at(static_cast<uint32_t>(s), static_cast<uint32_t>(r));
+      if (!found.parts.contains(at))
+        missing.push_back(name_of(found.file(at, 0)));
+    }
+  for (const auto& [at, parts] : found.parts)
     for (uint32_t p = 0; p < parts.back() && missing.size() < kEnough; ++p)
       if (!std::ranges::binary_search(parts, p))
-        missing.push_back(file_name(rank, p));
+        missing.push_back(name_of(found.file(at, p)));
   return missing;
 }
 
@@ -74,26 +127,30 @@ std::string file_name(uint32_t rank, uint32_t part) {
 formats::Support supports(const std::string& path) {
   if (!io::is_directory(path)) return {false, "not a directory"};
   const Found found = find(path);
-  if (found.empty()) return {false, "no model-rank-0-part-0.safetensors in it"};
-  return {true, "holds " + file_name(found.begin()->first,
-                                     found.begin()->second.front())};
+  if (!found.first) return {false, "no model-rank-0-part-0.safetensors in it"};
+  const auto& [at, parts] = *found.parts.begin();
+  return {true, "holds " + name_of(found.file(at, parts.front()))};
 }
 
-std::vector<std::vector<std::string>> locate(const std::string& directory) {
+std::vector<std::vector<Part>> locate(const std::string& directory) {
   const Found found = find(directory);
-  if (found.empty())
+  if (!found.first)
     throw missing_error({directory, {}},
                         "no model-rank-0-part-0.safetensors in it");
+  if (found.other)
+    throw input_error({directory, {}}, "{} and {} are of two checkpoints",
+                      name_of(*found.first), name_of(*found.other))
+        .with_hint("move the files of one of them elsewhere");
   const std::vector<std::string> missing = missing_in(found);
+  const auto [stages, ranks] = grid_of(found);
   if (!missing.empty())
     throw input_error({directory, {}}, "{} ranks are there; missing: {}",
-                      found.size(), formats::list_some(missing))
+                      found.parts.size(), formats::list_some(missing))
         .with_hint("fetch the missing files");
-  std::vector<std::vector<std::string>> names;
-  for (const auto& [rank, parts] : found) {
-    auto& files = names.emplace_back();
-    for (const uint32_t part : parts) files.push_back(file_name(rank, part));
-  }
+  std::vector<std::vector<Part>> names(ranks);
+  for (const auto& [at, parts] : found.parts)
+    for (const uint32_t part : parts)
+      names[at.second].push_back({name_of(found.file(at, part)), at.first});
   return names;
 }
 

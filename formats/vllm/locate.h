@@ -15,8 +15,18 @@ formats::Support supports(const std::string& path);
 // "model-rank-0-part-2.safetensors"
 std::string file_name(uint32_t rank, uint32_t part);
 
-// The names of each rank's parts. Throws input_error if ranks or parts are
-// missing, missing_error if there are none at all.
-std::vector<std::vector<std::string>> locate(const std::string& directory);
+// A file of a tensor-parallel rank. Pipelines have such files for each stage:
+//
+//   model-pp-1-tp-0-part-2.safetensors     vLLM's
+//   model-pp-1-rank-0-part-2.safetensors   SGLang's
+struct Part {
+  std::string name;
+  uint32_t stage = 0;
+};
+
+// The parts of each rank, by stage. Throws input_error if stages, ranks or
+// parts are missing or if names of two kinds are there, missing_error if there
+// are none at all.
+std::vector<std::vector<Part>> locate(const std::string& directory);
 
 }  // namespace ckpt::vllm

@@ -10,6 +10,7 @@
 #include "formats/vllm/config.h"
 #include "formats/vllm/layout.h"
 #include "formats/vllm/locate.h"
+#include "formats/vllm/models.h"
 #include "formats/vllm/vllm.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -26,11 +27,15 @@ using Severity = Problem::Severity;
 struct Stored {
   safetensors::Entry entry;
   uint32_t file = 0;  // in the catalog
+  uint32_t stage = 0;
 };
 
 struct Rank {
   std::vector<Stored> tensors;  // in the order of the parts
   std::unordered_map<std::string_view, const Stored*> by_name;
+  // What a stage has that an earlier one has, too: embeddings that are the
+  // last stage's head.
+  std::unordered_multimap<std::string_view, const Stored*> again;
 };
 
 class Assembly {
@@ -52,7 +57,9 @@ class Assembly {
     catalog_.topology.tp = ranks();
     read_numbers();
     check_names();
-    for (const Stored& first : ranks_[0].tensors) add_tensor(first);
+    for (const Stored& first : ranks_[0].tensors)
+      if (ranks_[0].by_name.at(first.entry.name) == &first) add_tensor(first);
+    unite_tied();
     note_vocabulary();
     return std::move(catalog_);
   }
@@ -63,19 +70,23 @@ class Assembly {
     return catalog_.files[stored.file].path;
   }
 
-  void read_ranks(const std::vector<std::vector<std::string>>& names) {
+  void read_ranks(const std::vector<std::vector<Part>>& names) {
     std::vector<std::string> paths;
     std::vector<size_t> rank_of;
+    std::vector<uint32_t> stage_of;
     for (size_t r = 0; r < names.size(); ++r)
-      for (const std::string& part : names[r]) {
-        paths.push_back(io::join(path_, part));
+      for (const Part& part : names[r]) {
+        paths.push_back(io::join(path_, part.name));
         rank_of.push_back(r);
+        stage_of.push_back(part.stage);
       }
+    catalog_.topology.pp = stage_of.back() + 1;
     ranks_.resize(names.size());
     safetensors::read_headers(paths, [&](size_t i, auto one) {
       const auto number = static_cast<uint32_t>(catalog_.files.size());
       for (safetensors::Entry& entry : one.header.entries)
-        ranks_[rank_of[i]].tensors.push_back({std::move(entry), number});
+        ranks_[rank_of[i]].tensors.push_back(
+            {std::move(entry), number, stage_of[i]});
       catalog_.files.push_back(std::move(one.file));
     });
     for (Rank& rank : ranks_) index(rank);
@@ -85,7 +96,10 @@ class Assembly {
     for (const Stored& stored : rank.tensors) {
       const auto [known, first] =
           rank.by_name.emplace(stored.entry.name, &stored);
-      if (!first)
+      if (first) continue;
+      if (known->second->stage != stored.stage)
+        rank.again.emplace(stored.entry.name, &stored);
+      else
         throw input_error({path_of(stored), printable(stored.entry.name)},
                           "is in {}, too",
                           printable(io::base_name(path_of(*known->second))));
@@ -165,17 +179,21 @@ class Assembly {
       throw input_error({path_, printable(tensor.name)},
                         "{} {} can't be made of {} ranks' parts",
                         name(tensor.dtype), to_string(tensor.shape), ranks());
-    for (uint32_t rank = 0; rank < ranks(); ++rank)
-      add_part(cut, rank, first.entry, tensor);
+    for (uint32_t rank = 0; rank < ranks(); ++rank) {
+      add_part(cut, rank, *ranks_[rank].by_name.at(tensor.name), first.entry,
+               tensor);
+      const auto [from, to] = ranks_[rank].again.equal_range(tensor.name);
+      for (auto other = from; other != to; ++other)
+        add_part(cut, rank, *other->second, first.entry, tensor);
+    }
     if (cut.dim == 0 && !cut.whole() && tensor.shape.size() == 3)
       catalog_.topology.ep = ranks();
     settle(cut, tensor);
     catalog_.tensors.push_back(std::move(tensor));
   }
 
-  void add_part(const Cut& cut, uint32_t rank, const safetensors::Entry& first,
-                Tensor& tensor) {
-    const Stored& stored = *ranks_[rank].by_name.at(first.name);
+  void add_part(const Cut& cut, uint32_t rank, const Stored& stored,
+                const safetensors::Entry& first, Tensor& tensor) {
     const safetensors::Entry& entry = stored.entry;
     if (entry.dtype != first.dtype || entry.shape != first.shape)
       throw input_error({path_of(stored), printable(entry.name)},
@@ -206,6 +224,27 @@ class Assembly {
 
   bool is_ruled(const Tensor& tensor) const {
     return rules_.tp(tensor.name).state == TpRule::State::kSplit;
+  }
+
+  // Tied embeddings are the first stage's by their own name and the last one's
+  // as its head; without stages vLLM has them once, as the head.
+  void unite_tied() {
+    if (catalog_.topology.pp < 2 || !facts_.config) return;
+    const Model& model = model_of(catalog_, facts_.config);
+    if (!model.head || !facts_.config->tied.value_or(model.tied)) return;
+    const auto embedding =
+        std::ranges::find(catalog_.tensors, kEmbedding, &Tensor::name);
+    const auto head = std::ranges::find(catalog_.tensors, kHead, &Tensor::name);
+    if (embedding == catalog_.tensors.end() || head == catalog_.tensors.end() ||
+        embedding->dtype != head->dtype || embedding->shape != head->shape)
+      return;
+    head->pieces.insert(head->pieces.end(), embedding->pieces.begin(),
+                        embedding->pieces.end());
+    catalog_.assumptions.push_back(fmt::format(
+        "the embeddings are tied (tie_word_embeddings): {} of the first stage "
+        "and {} of the last are one tensor",
+        kEmbedding, kHead));
+    catalog_.tensors.erase(embedding);
   }
 
   void note_vocabulary() {

@@ -220,6 +220,36 @@ def write_ranks(folder, model, tp):
     return folder
 
 
+def write_stages(folder, model, tp, pp, word="tp"):
+    """As save_model does in each stage: PPMissingLayer keeps the layers'
+    numbers, the first stage has the embeddings and the last one norm and
+    head; tied embeddings are the last one's, too, as its head."""
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    layers = [model.layers * s // pp for s in range(pp + 1)]
+    for rank in range(tp):
+        state = model.rank(tp, rank)
+        for stage in range(pp):
+            part = {}
+            for name, tensor in state.items():
+                if name.startswith("model.layers."):
+                    layer = int(name.split(".")[2])
+                    if layers[stage] <= layer < layers[stage + 1]:
+                        part[name] = tensor
+                elif name == HEAD and model.tied:
+                    if stage == 0:
+                        part[EMBEDDING] = tensor
+                    if stage == pp - 1:
+                        part[HEAD] = tensor
+                elif stage == (0 if name == EMBEDDING else pp - 1):
+                    part[name] = tensor
+            save_file(part, folder / f"model-pp-{stage}-{word}-{rank}-part-0"
+                                     ".safetensors")
+    (folder / "config.json").write_text(json.dumps(model.config))
+    return folder
+
+
 def wants(result, code, *words):
     result.want(code)
     for word in words:
@@ -566,6 +596,47 @@ def test_tied_head(folder):
     wants(CKPT.run("convert", other, folder / "no", "--to", "vllm"), 4, HEAD)
 
 
+def test_stages(folder, word, tied, tp, pp):
+    """Pipelines: the names of vLLM and of SGLang."""
+    model = Model(21, layers=4, tied=tied)
+    source = write_stages(folder / "a", model, tp, pp, word)
+    shown = json.loads(CKPT.ok("inspect", source, "--json").out)
+    check_equal(shown["topology"]["pp"], pp, "stages")
+    CKPT.ok("reshard", source, folder / "out", "--tp", 4, "--pp", 1)
+    check_ranks(folder / "out", model, 4)
+    CKPT.ok("convert", source, folder / "hf", "--to", "safetensors",
+            "--dialect", "hf")
+    compare(read_safetensors(folder / "hf/model.safetensors"),
+            {k: from_torch(v) for k, v in model.tensors.items()}, "HF")
+
+
+def test_stages_refused(folder):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    model = Model(22, layers=4, tied=True)
+    source = write_stages(folder / "a", model, 2, 2)
+    last = source / "model-pp-1-tp-1-part-0.safetensors"
+    state = load_file(last)
+    state[HEAD] = torch.zeros_like(state[HEAD])
+    save_file(state, last)
+    wants(CKPT.run("convert", source, folder / "no", "--to", "safetensors"),
+          4, "this copy differs")
+    last.rename(source / "model-pp-1-tp-1-part-1.safetensors")
+    wants(CKPT.run("inspect", source), 4, "missing",
+          "model-pp-1-tp-1-part-0.safetensors")
+    (source / "model-pp-1-tp-1-part-1.safetensors").unlink()
+    wants(CKPT.run("inspect", source), 4, "missing",
+          "model-pp-1-tp-1-part-0.safetensors")
+    save_file(state, source / "model-rank-1-part-0.safetensors")
+    wants(CKPT.run("inspect", source), 4, "are of two checkpoints")
+    lone = folder / "lone"
+    lone.mkdir()
+    (lone / "model-pp-4294967295-tp-4294967295-part-4294967295.safetensors"
+     ).write_bytes(b"x")
+    wants(CKPT.run("inspect", lone), 4, "missing")
+
+
 def test_hostile(folder):
     base = folder / "names"
     base.mkdir()
@@ -601,7 +672,11 @@ def prepare(suite, ckpt):
             suite.add(f"between {a} {b}", test_between, a, b)
     for seed in range(12):
         suite.add(f"random {seed}", test_random, seed)
-    for test in (test_parts, test_old, test_partial, test_experts,
+    for word, tied, tp, pp in (("tp", False, 1, 2), ("tp", True, 2, 2),
+                               ("tp", None, 2, 4), ("rank", True, 1, 3)):
+        suite.add(f"stages {word} {tied} {tp} {pp}", test_stages, word, tied,
+                  tp, pp)
+    for test in (test_stages_refused, test_parts, test_old, test_partial, test_experts,
                  test_missing, test_unequal, test_unlike, test_config,
                  test_refused, test_quantized, test_tied_head, test_hostile):
         suite.add(test.__name__[5:], test)
