@@ -15,6 +15,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/mount.h"
 #include "lib/io/remote.h"
 
 namespace ckpt::io {
@@ -44,7 +45,8 @@ uint64_t alignment_of(int fd) {
 
 std::shared_ptr<const DirectFile> DirectFile::open(const std::string& path) {
   Handle::open_read(path);  // says what is wrong with it
-  if (is_url(path)) return nullptr;
+  // A member of an archive begins anywhere in a file.
+  if (is_url(path) || find_mounted(path)) return nullptr;
   int fd = -1;
   do {
     fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);

@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/mount.h"
 #include "lib/io/remote.h"
 
 namespace ckpt::io {
@@ -16,8 +17,18 @@ bool is_link(const std::string& path) {
   return ::lstat(path.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode);
 }
 
+// Of a member of an archive.
+std::optional<struct stat> facts_of_mounted(const Mounted& in) {
+  if (in.absent) return std::nullopt;
+  struct stat facts = {};
+  facts.st_mode = in.entry.directory ? S_IFDIR : S_IFREG;
+  facts.st_size = static_cast<off_t>(in.entry.size);
+  return facts;
+}
+
 // st_mode and size of what is there; nothing for what is absent.
 std::optional<struct stat> look(const std::string& path) {
+  if (const auto in = find_mounted(path)) return facts_of_mounted(*in);
   if (is_url(path)) return stat_remote(path);
   struct stat facts;
   int result = ::stat(path.c_str(), &facts);

@@ -20,6 +20,7 @@
 #include "ckpt/error.h"
 #include "lib/io/huge_pages.h"
 #include "lib/io/listing.h"
+#include "lib/io/mount.h"
 #include "lib/io/read_count.h"
 #include "lib/io/remote.h"
 #include "lib/io/retry.h"
@@ -136,7 +137,25 @@ struct Handle::Descriptor {
   const std::shared_ptr<const RemoteFile> remote;  // null: on this machine
 };
 
+namespace {
+
+// Of a member that can be opened.
+const std::string& archive_of(const Mounted& in, const std::string& path) {
+  if (in.absent) throw io_error(path, "cannot open", ENOENT);
+  if (in.entry.directory)
+    throw input_error({path, {}}, "is a directory, not a regular file");
+  return in.entry.archive;
+}
+
+}  // namespace
+
 Handle Handle::open_read(const std::string& path) {
+  if (const auto in = find_mounted(path); in && !is_archive(*in, path)) {
+    Handle member = open_read(archive_of(*in, path))
+                        .slice(in->entry.offset, in->entry.size);
+    member.path_ = path;
+    return member;
+  }
   if (is_url(path)) {
     OpenedRemote opened = open_remote(path);
     if (!opened.local.empty()) return open_read(opened.local);
@@ -361,6 +380,7 @@ struct Listings {
 thread_local Listings listings;
 
 std::vector<std::string> list_now(const std::string& path) {
+  if (auto names = list_mounted(path)) return *std::move(names);
   if (is_url(path)) return list_remote(path);
   DIR* directory = nullptr;
   do {

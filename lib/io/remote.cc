@@ -3,10 +3,18 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/mount.h"
 
 namespace ckpt::io {
 
 bool stat_any(const std::string& path, struct stat& facts) {
+  if (const auto in = find_mounted(path); in && !is_archive(*in, path)) {
+    // As old as its archive.
+    if (in->absent || !stat_any(in->entry.archive, facts)) return false;
+    facts.st_mode = in->entry.directory ? S_IFDIR : S_IFREG;
+    facts.st_size = static_cast<off_t>(in->entry.size);
+    return true;
+  }
   if (!is_url(path)) return ::stat(path.c_str(), &facts) == 0;
   const auto there = stat_remote(path);
   if (there) facts = *there;

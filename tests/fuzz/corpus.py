@@ -6,7 +6,9 @@ One folder for each target. Inputs that were found to be wrong once lie in
 tests/data/bad and are seeds too, so that a fuzzer sees them in every run.
 """
 
+import io
 import sys
+import tarfile
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -80,6 +82,14 @@ def seeds():
         b'"f32", "shape": [2, 3], "digest": "' + digest + b'"}}}')
     yield "manifest", (b"\1ckpt-journal 1 0000000000001234 x\n0 s 0 " +
                        digest + b" t 0 " + digest + b" c 0 0 1234 .\n")
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:", format=form) as tar:
+            for name in ("./model_config.yaml", "./" + "d/" * 90 + "f"):
+                member = tarfile.TarInfo(name)
+                member.size = 3
+                tar.addfile(member, io.BytesIO(b"a:1"))
+        yield "tar", packed.getvalue()
     for codec in range(6):
         yield "codec", bytes([codec]) + b"\x4b\x04\x00"
     for golden in range(0, 250, 3):
