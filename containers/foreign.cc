@@ -85,10 +85,6 @@ constexpr auto kEndings = std::to_array<Ending>({
     {".keras", {"a Keras file, which ckpt does not read", kHdf5}},
     {".pb", {"a TensorFlow graph, which ckpt does not read", kTensorFlow}},
     {".h5", {"a Keras/HDF5 file, which ckpt does not read", kHdf5}},
-    {".nemo",
-     {"a NeMo archive (tar)",
-      "unpack it (tar -xf FILE -C DIR) and open model_weights or the .ckpt in "
-      "it"}},
 });
 
 constexpr auto kDirectories = std::to_array<ForeignDirectory>({

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "lib/io/file.h"
+#include "lib/io/mount.h"
 #include "lib/io/remote.h"
 #include "lib/text/glob.h"
 
@@ -217,7 +218,7 @@ class Walk {
     const std::string where = full(path);
     if (sizes_.contains(where)) return add(path, where);
     std::error_code failed;
-    if (io::is_url(where)
+    if (io::is_url(where) || io::find_mounted(where)
             ? io::is_directory(where)
             : fs::is_directory(fs::symlink_status(where, failed))) {
       if (path == except_) return;

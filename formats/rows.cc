@@ -17,6 +17,7 @@
 #include "formats/megatron/zarr.h"
 #include "formats/meta/meta.h"
 #include "formats/modelopt/modelopt.h"
+#include "formats/nemo/nemo.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/v1/v1.h"
 #include "formats/own.h"
@@ -62,6 +63,11 @@ Traits megatron_legacy_traits() {
 std::vector<Format> make_formats() {
   std::vector<Format> formats;
   // In the order they are tried: what is more special comes first.
+  formats.push_back({"nemo",
+                     "NeMo 1's archives (.nemo), opened in place",
+                     nemo::make_reader(),
+                     nullptr,
+                     {.dialect = "mcore", .mixed_dialects = true}});
   formats.push_back({"fairseq2",
                      "fairseq2's native checkpoints",
                      fairseq2::make_reader(),

@@ -154,7 +154,7 @@ std::string modern(const std::string& field) {
 
 }  // namespace
 
-ModelYaml read_model_yaml(const std::string& path) {
+families::Config read_flat_yaml(const std::string& path) {
   const std::string bytes = io::read_file(path, kMaxBytes);
   std::istringstream text(bytes);
   Flatten flat(path);
@@ -164,12 +164,15 @@ ModelYaml read_model_yaml(const std::string& path) {
   } catch (const YAML::Exception& e) {
     throw input_error({path, {}}, "line {}: {}", e.mark.line + 1, e.msg);
   }
+  return std::move(flat.values);
+}
 
+ModelYaml read_model_yaml(const std::string& path) {
+  Config values = read_flat_yaml(path);
   ModelYaml yaml{.path = path, .family = {}, .config = {}};
-  if (const auto found = flat.values.find("model_family");
-      found != flat.values.end())
+  if (const auto found = values.find("model_family"); found != values.end())
     yaml.family = families::to_string(found->second);
-  for (auto& [key, value] : flat.values) {
+  for (auto& [key, value] : values) {
     for (const std::string_view prefix :
          {"model_config._set_.", "model_config."}) {
       if (!key.starts_with(prefix)) continue;

@@ -24,4 +24,7 @@ struct ModelYaml {
 // more than 100,000 values, nesting deeper than 64, or no YAML at all.
 ModelYaml read_model_yaml(const std::string& path);
 
+// The scalars of any such file by their dotted keys.
+families::Config read_flat_yaml(const std::string& path);
+
 }  // namespace ckpt::fairseq2

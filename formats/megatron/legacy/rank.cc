@@ -99,7 +99,13 @@ class ChunkReader {
   LegacyChunk chunk_;
 };
 
+// NeMo's: no more than a state dict.
+bool is_bare(const LegacyRank& rank) {
+  return rank.dir.model_file.ends_with(kNemoWeights);
+}
+
 double read_version(const LegacyRank& rank) {
+  if (is_bare(rank)) return 3;
   const Id node = rank.find("checkpoint_version");
   const Document& document = rank.document();
   double version = 0;
@@ -125,8 +131,26 @@ std::optional<int64_t> read_iteration(const LegacyRank& rank) {
   return std::nullopt;
 }
 
+// What NeMo's module has before the names of Megatron's.
+void cut_prefix(LegacyChunk& chunk) {
+  for (const std::string_view prefix : {"model.module.", "model."}) {
+    if (!std::ranges::all_of(chunk, [&](const LegacyEntry& entry) {
+          return entry.name.starts_with(prefix);
+        }))
+      continue;
+    for (LegacyEntry& entry : chunk) entry.name.erase(0, prefix.size());
+    return;
+  }
+}
+
 void read_chunks(LegacyRank& rank) {
   const Id whole = rank.find("model");
+  if (is_bare(rank) && whole == kNoId && rank.find("model0") == kNoId) {
+    rank.chunks.push_back(
+        ChunkReader(rank.file).read(rank.document().root(), "model"));
+    cut_prefix(rank.chunks.back());
+    return;
+  }
   if (whole != kNoId) {
     rank.chunks.push_back(ChunkReader(rank.file).read(whole, "model"));
     return;

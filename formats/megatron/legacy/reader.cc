@@ -12,7 +12,9 @@
 #include "formats/megatron/legacy/objects.h"
 #include "formats/megatron/legacy/scan.h"
 #include "formats/megatron/model/rules.h"
+#include "formats/nemo/nemo.h"
 #include "lib/io/file.h"
+#include "lib/pickle/json.h"
 #include "lib/text/format.h"
 
 namespace ckpt::megatron {
@@ -162,9 +164,24 @@ void find_gated(const LegacyRank& rank, Facts& facts, Catalog& catalog) {
   facts.gated = found;
 }
 
+// NeMo's archives have a file instead of args; names say the sizes.
+Facts nemo_facts(const std::vector<LegacyDir>& dirs, const std::string& path) {
+  const auto args = nemo::read_args(path);
+  if (!args) return {};
+  pickle::Document document;
+  Facts facts = read_facts(document, pickle::from_json(document, *args), path);
+  facts.tp = 1;
+  facts.pp = 1;
+  for (const LegacyDir& dir : dirs) {
+    facts.tp = std::max<uint64_t>(*facts.tp, uint64_t{dir.tp} + 1);
+    facts.pp = std::max<uint64_t>(*facts.pp, dir.second.value_or(0) + 1);
+  }
+  return facts;
+}
+
 // args of any file are those of all: some writers kept them in one only.
-Facts find_facts(const std::vector<LegacyDir>& dirs, Catalog& catalog,
-                 const ReadOptions& options) {
+Facts find_facts(const std::vector<LegacyDir>& dirs, const std::string& path,
+                 Catalog& catalog, const ReadOptions& options) {
   Facts facts;
   for (const LegacyDir& dir : dirs) {
     if (facts.any) break;
@@ -173,6 +190,12 @@ Facts find_facts(const std::vector<LegacyDir>& dirs, Catalog& catalog,
     Facts found = rank.facts;
     find_gated(rank, found, catalog);
     if (found.any || !facts.gated) facts = found;
+  }
+  const std::string nemo = io::join(path, nemo::kConfig);
+  if (!facts.any && io::is_file(nemo)) {
+    const auto gated = facts.gated;
+    facts = nemo_facts(dirs, nemo);
+    if (gated) facts.gated = gated;
   }
   if (!facts.any) infer_sizes(dirs, facts, catalog, options);
   return facts;
@@ -276,7 +299,7 @@ Catalog LegacyReader::read_catalog(const std::string& path,
   const LegacyPlace place = locate_or_throw(path);
   Catalog catalog = begin_catalog(path, place);
   LegacyScan scan = scan_legacy(place.path);
-  const Facts facts = find_facts(scan.dirs, catalog, options);
+  const Facts facts = find_facts(scan.dirs, place.path, catalog, options);
   resolve_legacy(scan.dirs, facts, place.path);
   check_optimizers(scan.dirs);
   LegacySizes sizes = legacy_sizes(facts, place.path);

@@ -34,8 +34,24 @@ std::optional<uint32_t> padded_number(std::string_view text, size_t digits) {
   return value;
 }
 
+// NeMo's pipelines: tp_rank_TT_pp_rank_PPP
+std::optional<LegacyDir> parse_nemo_dir(std::string_view name) {
+  constexpr std::string_view kTp = "tp_rank_", kPp = "_pp_rank_";
+  const size_t at = name.find(kPp);
+  if (!name.starts_with(kTp) || at == name.npos) return std::nullopt;
+  const auto tp = padded_number(name.substr(kTp.size(), at - kTp.size()), 2);
+  const auto pp = padded_number(name.substr(at + kPp.size()), 3);
+  if (!tp || !pp) return std::nullopt;
+  LegacyDir dir;
+  dir.name = name;
+  dir.tp = *tp;
+  dir.second = *pp;
+  return dir;
+}
+
 // mp_rank_TT[_NNN[_NNN]]
 std::optional<LegacyDir> parse_dir(std::string_view name) {
+  if (auto dir = parse_nemo_dir(name)) return dir;
   if (!name.starts_with(kRank)) return std::nullopt;
   std::vector<std::optional<uint32_t>> numbers;
   for (std::string_view rest = name.substr(kRank.size());;) {
@@ -56,7 +72,8 @@ std::optional<LegacyDir> parse_dir(std::string_view name) {
 
 std::string model_file_in(const std::string& directory) {
   // Before May 2023 the distributed optimizer's model files had no "optim".
-  for (const char* name : {"model_optim_rng.pt", "model_rng.pt"}) {
+  for (const char* name :
+       {"model_optim_rng.pt", "model_rng.pt", kNemoWeights}) {
     const std::string path = io::join(directory, name);
     if (io::is_file(path)) return path;
   }

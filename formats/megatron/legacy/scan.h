@@ -19,6 +19,9 @@
 
 namespace ckpt::megatron {
 
+// In NeMo's archives a rank's file has this name and is its state dict alone.
+inline constexpr char kNemoWeights[] = "model_weights.ckpt";
+
 struct LegacyDir {
   std::string name;  // "mp_rank_00_001"
   std::string path;
