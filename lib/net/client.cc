@@ -73,10 +73,11 @@ class Client {
     Ticket transfer;
   };
 
-  Client() : multi_(curl().multi_init()) {
-    const auto connections = static_cast<long>(settings().connections);
-    curl().multi_setopt(multi_, CURLMOPT_MAX_HOST_CONNECTIONS, connections);
-    curl().multi_setopt(multi_, CURLMOPT_MAXCONNECTS, 4 * connections);
+  Client()
+      : connections_(static_cast<long>(settings().connections)),
+        multi_(curl().multi_init()) {
+    curl().multi_setopt(multi_, CURLMOPT_MAX_HOST_CONNECTIONS, connections_);
+    curl().multi_setopt(multi_, CURLMOPT_MAXCONNECTS, 4 * connections_);
     std::thread([this] { run(); }).detach();
   }
 
@@ -186,6 +187,8 @@ class Client {
     }
   }
 
+  // Before what curl makes: settings that are wrong throw.
+  const long connections_;
   CURLM* const multi_;
   std::mutex mutex_;
   std::condition_variable ended_;
