@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "convert/facts_olmo.h"
+#include "convert/facts_table.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "models/order.h"
@@ -377,8 +378,10 @@ void Configuration::check_own_args(const Json& args, Catalog& catalog) const {
         family_->hf().outer,
         [&](const std::string& key) { return one.name == "config." + key; });
   });
+  const bool elsewhere =
+      traits_of(*family_, args).value("layers_elsewhere", false);
   const auto refused = std::ranges::find_if(own, [&](const auto& one) {
-    return !is_allowed(options_.allow_unsaid, one.name);
+    return !elsewhere && !is_allowed(options_.allow_unsaid, one.name);
   });
   if (refused == own.end())
     return warn_of_unsaid(own, "Megatron's args", catalog);

@@ -13,8 +13,7 @@ import random
 import shutil
 
 from support import (
-    DATA, Suite, check, check_equal, compare, digest, read_safetensors,
-    unsaid)
+    DATA, Suite, check, check_equal, compare, digest, read_safetensors)
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "hf"
@@ -50,7 +49,7 @@ same = compare
 
 
 def convert(source, target, *options):
-    CKPT.ok("convert", source, target, "-q", *unsaid(source), *options)
+    CKPT.ok("convert", source, target, "-q", *options)
     return target
 
 
@@ -117,7 +116,7 @@ def megatron(folder, case, container):
         out = folder / f"{tp}_{pp}_{ep}"
         result = CKPT.run(
             "convert", GOLDENS / case / "ckpt", out, "-q", "--to", container,
-            "--tp", tp, "--pp", pp, "--ep", ep, *unsaid(case))
+            "--tp", tp, "--pp", pp, "--ep", ep)
         if result.code == 5 and ("divi" in result.err or
                                  "whole heads" in result.err or
                                  "pipeline stages" in result.err):
@@ -363,11 +362,10 @@ def walk(folder, case, seed):
         if dialect == CKPT.inspect(path).get("dialect") == "hf":
             options = options[:2] + options[4:]
         result = CKPT.run("convert", path, out, "-q", *options,
-                          *unsaid(case), "--config-from",
+                          "--config-from",
                           GOLDENS / case / "ckpt")
         if result.code == 2 and "stay so" in result.err:
-            result = CKPT.run("convert", path, out, "-q", *options,
-                              *unsaid(case))
+            result = CKPT.run("convert", path, out, "-q", *options)
         if result.code == 5 and ("divi" in result.err or
                                  "split" in result.err or
                                  "heads" in result.err):

@@ -23,7 +23,7 @@ from megatron_legacy_test import load
 from peer import Peer
 from support import (
     DATA, Failure, Skip, Suite, check, check_equal, from_torch,
-    read_safetensors, unsaid)
+    read_safetensors)
 
 # Before the readers beside this file make modules of that name.
 HAVE_PEER = importlib.util.find_spec("megatron") is not None
@@ -468,8 +468,7 @@ def test_from_hf(scratch, case, form, options):
     brings, to any job and back."""
     out, back = scratch / "out", scratch / "back"
     source = HF / case / "ckpt"
-    CKPT.ok("convert", source, out, "--to", form, *options, *unsaid(case),
-            "--verify")
+    CKPT.ok("convert", source, out, "--to", form, *options, "--verify")
     release = inner(out)
     state = (state_of(sorted(release.iterdir())[0])
              if form == "megatron_legacy" else load(release / "common.pt"))

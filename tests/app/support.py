@@ -298,12 +298,6 @@ def compare(got, want, what, ignore_extra=()):
 
 
 # ------------------------------------------------------------------- digest
-def unsaid(golden):
-    """Options for a golden that GPTModel of Megatron can't be: Falcon has
-    attention beside the MLP."""
-    return ["--allow-unsaid", "*"] if "falcon" in str(golden) else []
-
-
 def digest(data):
     """The topology-independent content hash, from its definition."""
     import numpy as np

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from support import DATA, Skip, Suite, check, check_equal, unsaid
+from support import DATA, Skip, Suite, check, check_equal
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "hf"
@@ -75,7 +75,7 @@ def through(folder, case, container, options):
     """There, with everything that the source has, and back."""
     there, back = folder / "there", folder / "back"
     CKPT.ok("convert", GOLDENS / case / "ckpt", there, "-q", "--to", container,
-            *unsaid(case), *options)
+            *options)
     CKPT.ok("convert", there, back, "-q", "--to", "safetensors", "--dialect",
             "hf", "--max-shard-size", "100KB",
             *(["--config-from", GOLDENS / case / "ckpt"]
@@ -87,7 +87,7 @@ def from_args(folder, case):
     """Nothing but Megatron's args says what the model is."""
     there, back = folder / "there", folder / "back"
     CKPT.ok("convert", GOLDENS / case / "ckpt", there, "-q", "--to",
-            "megatron_torch_dist", *unsaid(case), "--tp",
+            "megatron_torch_dist", "--tp",
             1 if case.startswith("falcon") else 2)
     for path in there.rglob("config.json"):
         path.unlink()
