@@ -2,6 +2,7 @@
 #include "reshard/numeric.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <span>
@@ -52,6 +53,24 @@ void add_values(std::span<const double> values, Stats& stats) {
   stats.count += values.size();
 }
 
+// From the bits of the exponents: no value is compared with a bound.
+void add_magnitudes(std::span<const double> values, Stats& stats) {
+  constexpr int kBias = 1023, kMost = 2 * Stats::kMagnitudes - 1;
+  constexpr uint64_t kSpecial = 0x7ff;
+  // The same slot is not written twice in a row, which would wait.
+  uint32_t counts[2][Stats::kMagnitudes + 1] = {};
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint64_t bits = std::bit_cast<uint64_t>(values[i]) << 1;
+    const uint64_t exponent = bits >> 53;
+    const int from = static_cast<int>(exponent) - kBias - Stats::kLeastExponent;
+    const auto slot = static_cast<size_t>(std::clamp(from, 0, kMost) / 2);
+    ++counts[i & 1]
+            [bits == 0 || exponent == kSpecial ? Stats::kMagnitudes : slot];
+  }
+  for (size_t slot = 0; slot < Stats::kMagnitudes; ++slot)
+    stats.magnitudes[slot] += uint64_t{counts[0][slot]} + counts[1][slot];
+}
+
 bool same(double a, double b) {
   return a == b || (std::isnan(a) && std::isnan(b));
 }
@@ -89,6 +108,7 @@ Stats& Stats::operator+=(const Stats& other) {
   nans += other.nans;
   infs += other.infs;
   zeros += other.zeros;
+  for (size_t i = 0; i < kMagnitudes; ++i) magnitudes[i] += other.magnitudes[i];
   return *this;
 }
 
@@ -100,6 +120,7 @@ void add_stats(DType dtype, const std::byte* in, uint64_t count, Stats& stats) {
     const uint64_t n = std::min(kBlock, count - begin);
     to_doubles(dtype, in + begin * size, n, values);
     add_values({values, n * each}, stats);
+    add_magnitudes({values, n * each}, stats);
   }
 }
 

@@ -4,6 +4,7 @@
 // added them up.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -22,6 +23,11 @@ struct Stats {
   uint64_t nans = 0;
   uint64_t infs = 0;
   uint64_t zeros = 0;  // of either sign
+  // How many have |x| in [2^e, 2^(e+2)), e from kLeastExponent in steps of two;
+  // what is smaller or larger counts for the first or the last. No zeros.
+  static constexpr int kLeastExponent = -48;
+  static constexpr size_t kMagnitudes = 32;
+  std::array<uint64_t, kMagnitudes> magnitudes{};
 
   bool finite() const { return nans == 0 && infs == 0; }
   Stats& operator+=(const Stats& other);

@@ -256,7 +256,8 @@ Plan make_plan_of_size(const Catalog& source, const Target& target,
 
 // Tensors know nothing of each other, so that all processors may plan them.
 Plan make_plan_sums(const Catalog& source, const Target& target,
-                    bool compare_replicas, PlanSize& size, uint64_t kept) {
+                    bool compare_replicas, PlanSize& size, uint64_t kept,
+                    const std::function<void(const Plan&)>& seen) {
   const std::vector<Pair> pairs = pair_up(source, target);
   const auto runs = cut_runs(pairs, kept);
   Planner whole(source, compare_replicas);
@@ -264,6 +265,7 @@ Plan make_plan_sums(const Catalog& source, const Target& target,
     plan_pairs(pairs, source, target, whole);
     Plan plan = whole.finish();
     size.add(plan);
+    if (seen) seen(plan);
     return plan;
   }
   for (const Pair& pair : pairs) whole.add_tensor(*pair.from, pair.to->dtype);
@@ -276,6 +278,7 @@ Plan make_plan_sums(const Catalog& source, const Target& target,
     const Plan part = planner.counted();
     const std::lock_guard lock(mutex);
     size.add(part);
+    if (seen) seen(part);
     size.tensors -= part.tensors.size();  // they are counted
     plan.bytes_read += part.bytes_read;
     plan.bytes_written += part.bytes_written;

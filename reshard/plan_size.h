@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "reshard/plan.h"
@@ -45,10 +46,11 @@ inline constexpr uint64_t kKeptPieces = 1 << 14;
 
 // As make_plan, with the same proofs and sums. Of more than `kept` pieces the
 // jobs are let go when they are counted; `size` is that of the whole. Not to be
-// run.
+// run. `seen` gets each part before it goes, one at a time.
 Plan make_plan_sums(const Catalog& source, const Target& target,
                     bool compare_replicas, PlanSize& size,
-                    uint64_t kept = kKeptPieces);
+                    uint64_t kept = kKeptPieces,
+                    const std::function<void(const Plan&)>& seen = {});
 
 // As make_plan, of a plan that is known to have `size`: nothing is allocated
 // twice.

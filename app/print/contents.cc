@@ -3,12 +3,40 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "api/edit/layers.h"
 #include "app/print/console.h"
 #include "app/print/table.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
 namespace {
+
+// "2^-12 ▁▃█▂ 2^-4": how many elements of each magnitude, from the smallest to
+// the largest that there are.
+std::string magnitudes_text(const reshard::Stats& stats) {
+  constexpr std::string_view kBars[] = {" ", "▁", "▂", "▃", "▄",
+                                        "▅", "▆", "▇", "█"};
+  const auto some = [](uint64_t count) { return count != 0; };
+  const auto begin = std::ranges::find_if(stats.magnitudes, some);
+  if (begin == stats.magnitudes.end()) return "-";
+  auto end = stats.magnitudes.end();
+  while (*(end - 1) == 0) --end;
+  const uint64_t most = *std::max_element(begin, end);
+  const auto exponent = [&](auto at) {
+    return reshard::Stats::kLeastExponent +
+           2 * static_cast<int>(at - stats.magnitudes.begin());
+  };
+  std::string bars;
+  for (auto at = begin; at != end; ++at) {
+    const double share = static_cast<double>(*at) / static_cast<double>(most);
+    bars += kBars[static_cast<size_t>(std::ceil(share * 8))];
+  }
+  return fmt::format("2^{} {} 2^{}", exponent(begin), bars, exponent(end));
+}
 
 void add_stats(const reshard::Stats& stats, std::vector<std::string>& cells) {
   const bool numbers = stats.count > stats.nans + stats.infs;
@@ -23,6 +51,53 @@ void add_stats(const reshard::Stats& stats, std::vector<std::string>& cells) {
   cells.push_back(grouped(stats.zeros));
   cells.push_back(grouped(stats.nans));
   cells.push_back(grouped(stats.infs));
+  cells.push_back(magnitudes_text(stats));
+}
+
+// With its head, and `digests` columns between the name and the numbers.
+Table stats_table(const char* first, size_t digests) {
+  std::vector<Align> columns(1 + digests, Align::kLeft);
+  std::vector<std::string> heads{first};
+  if (digests != 0) heads.emplace_back("digest");
+  for (const char* head :
+       {"min", "max", "mean", "std", "norm", "zeros", "NaN", "inf"}) {
+    columns.push_back(Align::kRight);
+    heads.emplace_back(head);
+  }
+  columns.push_back(Align::kLeft);
+  heads.emplace_back("magnitudes");
+  Table table(columns, 2);
+  // Magnitudes, norm and zeros, then the spread, are the first to go.
+  const size_t begin = 1 + digests;
+  table.give_up({begin + 8, begin + 5, begin + 4, begin + 3});
+  table.row(heads);
+  return table;
+}
+
+// A row for each layer of the model's weights, and one for what is in none.
+std::string layers_text(const Catalog& catalog, const library::Reading& reading,
+                        size_t width) {
+  std::map<uint32_t, reshard::Stats> layers;
+  reshard::Stats others;
+  for (size_t i = 0; i < catalog.tensors.size(); ++i) {
+    const Tensor& tensor = catalog.tensors[i];
+    if (tensor.kind != Kind::model) continue;
+    const auto layer = library::layer_of(tensor);
+    // Many layers in one tensor: it is a row of its own above.
+    if (library::stacked_layers(catalog, tensor) > 1) return "";
+    (layer ? layers[*layer] : others) += reading.stats[i];
+  }
+  if (layers.size() < 2) return "";
+  Table table = stats_table("layer", 0);
+  const auto row = [&](std::string head, const reshard::Stats& stats) {
+    std::vector<std::string> cells{std::move(head)};
+    add_stats(stats, cells);
+    table.row(std::move(cells));
+  };
+  for (const auto& [layer, stats] : layers) row(std::to_string(layer), stats);
+  if (others.count != 0) row("other", others);
+  return "\n" + styled("Layers of the model", Style::kBold) + "\n" +
+         table.text(width);
 }
 
 }  // namespace
@@ -31,32 +106,19 @@ std::string contents_text(const Catalog& catalog,
                           const library::Reading& reading, size_t width) {
   const bool digests = !reading.digests.empty();
   const bool stats = !reading.stats.empty();
-  std::vector<Align> columns{Align::kLeft};
-  std::vector<std::string> heads{"tensor"};
-  if (digests) {
-    columns.push_back(Align::kLeft);
-    heads.push_back("digest");
-  }
+  Table table({Align::kLeft, Align::kLeft}, 2);
   if (stats)
-    for (const char* head :
-         {"min", "max", "mean", "std", "norm", "zeros", "NaN", "inf"}) {
-      columns.push_back(Align::kRight);
-      heads.push_back(head);
-    }
-  Table table(columns, 2);
-  // Norm and zeros, then the spread, are the first to go.
-  if (stats) {
-    const size_t first = columns.size() - 8;
-    table.give_up({first + 5, first + 4, first + 3});
-  }
-  table.row(heads);
+    table = stats_table("tensor", digests ? 1 : 0);
+  else
+    table.row({"tensor", "digest"});
   for (size_t i = 0; i < catalog.tensors.size(); ++i) {
     std::vector<std::string> cells{text::printable(catalog.tensors[i].name)};
     if (digests) cells.push_back(reading.digests[i].hex());
     if (stats) add_stats(reading.stats[i], cells);
     table.row(std::move(cells));
   }
-  return "\n" + styled("Contents", Style::kBold) + "\n" + table.text(width);
+  return "\n" + styled("Contents", Style::kBold) + "\n" + table.text(width) +
+         (stats ? layers_text(catalog, reading, width) : "");
 }
 
 }  // namespace ckpt::app

@@ -230,7 +230,9 @@ void write_stats(JsonWriter& json, const reshard::Stats& stats) {
   json.member("zeros", stats.zeros);
   json.key("norm");
   finite ? json.value(reshard::norm(stats)) : json.null();
-  json.end_object();
+  json.key("magnitudes").begin_array();
+  for (const uint64_t count : stats.magnitudes) json.value(count);
+  json.end_array().end_object();
 }
 
 std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {

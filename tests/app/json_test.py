@@ -270,6 +270,12 @@ def stats_as_torch(folder):
                            ("infs", values.isinf().sum()),
                            ("zeros", (values == 0).sum())):
             check_equal(got[key], int(count), f"{row['name']} {key}")
+        # Magnitudes: two exponents of two a slot, from 2^-48.
+        exponents = torch.frexp(finite[finite != 0])[1] - 1
+        slots = ((exponents + 48) // 2).clamp(0, 31).long()
+        check_equal(got["magnitudes"],
+                    torch.bincount(slots, minlength=32).tolist(),
+                    f"{row['name']} magnitudes")
 
 
 def prepare(suite, ckpt):
