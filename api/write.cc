@@ -309,7 +309,7 @@ reshard::RunOptions writing(const Prepared& prepared,
 // Large plans are counted before they are made: what doesn't fit into the bound
 // is refused before it takes the memory.
 void make_plan(const Catalog& source, Prepared& prepared,
-               const SaveOptions& options) {
+               const SaveOptions& options, const PlanSeen& seen) {
   constexpr uint64_t kCounted = 1 << 17;
   const bool compare = !options.allow_replica_mismatch;
   prepared.held = reshard::held_bytes(source) +
@@ -325,8 +325,14 @@ void make_plan(const Catalog& source, Prepared& prepared,
     prepared.plan_size.add(prepared.plan);
     return check();
   }
-  prepared.plan = reshard::make_plan_sums(source, prepared.target, compare,
-                                          prepared.plan_size);
+  std::function<void(const reshard::Plan&)> part;
+  if (seen)
+    part = [&](const reshard::Plan& plan) {
+      seen(plan, source, prepared.target.catalog);
+    };
+  prepared.plan =
+      reshard::make_plan_sums(source, prepared.target, compare,
+                              prepared.plan_size, reshard::kKeptPieces, part);
   check();
   if (!prepared.shown_only)
     prepared.plan = reshard::make_plan_of_size(source, prepared.target, compare,
@@ -342,7 +348,7 @@ uint64_t Prepared::file_bytes() const {
 }
 
 Prepared prepare(Catalog source, Layout layout, const std::string& path,
-                 const SaveOptions& options, Use use) {
+                 const SaveOptions& options, Use use, const PlanSeen& seen) {
   const formats::Format& format = formats::find_format(layout.format);
   if (!format.writer)
     throw unfaithful_error({}, "format {} can be read, not written",
@@ -385,7 +391,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
     throw unfaithful_error({source.path, {}}, "there is nothing to write");
   {
     const trace::Span span("plan");
-    make_plan(source, prepared, options);
+    make_plan(source, prepared, options, seen);
   }
   prepared.source = std::move(source);
   prepared.single_file = prepared.target.files.front().path.empty();

@@ -3,6 +3,7 @@
 // public API share.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -38,11 +39,16 @@ struct Prepared {
 // A plan that is only shown need not open every item of an index
 // (containers/assume.h) nor keep every job (reshard/plan_size.h).
 enum class Use { kRun, kShow };
+// Gets the parts of a plan that is only shown, with source and target, one at a
+// time.
+using PlanSeen = std::function<void(
+    const reshard::Plan& part, const Catalog& source, const Catalog& target)>;
 
 // `layout.name` is set from the path. Throws unfaithful_error if the target's
 // format can't hold the topology or some tensor has no place.
 Prepared prepare(Catalog source, Layout layout, const std::string& path,
-                 const SaveOptions& options, Use use = Use::kRun);
+                 const SaveOptions& options, Use use = Use::kRun,
+                 const PlanSeen& seen = {});
 
 // Proves what readers inferred (Catalog::claims) from the bytes of the source.
 // Throws unfaithful_error naming the parameter that shows it wrong.

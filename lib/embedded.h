@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data files of a room, compiled into its library: models/families/*.json is a
-// family each, formats/runs/*.json are tables. CMake makes the definitions
-// (cmake/embed.cmake).
+// family each, formats/runs/*.json are tables, app/page/* are what the pages
+// for a browser are made of. CMake makes the definitions (cmake/embed.cmake).
 #pragma once
 
 #include <span>
@@ -30,3 +30,10 @@ std::span<const Embedded> embedded();
 std::string_view embedded_text(std::string_view name);
 
 }  // namespace ckpt::runs
+
+namespace ckpt::page {
+
+std::span<const Embedded> embedded();
+std::string_view embedded_text(std::string_view name);
+
+}  // namespace ckpt::page

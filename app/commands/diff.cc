@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <optional>
 
 #include "api/check/compare.h"
 #include "api/check/facts.h"
@@ -15,6 +16,8 @@
 #include "app/print/console.h"
 #include "app/print/diff_text.h"
 #include "app/print/facts.h"
+#include "app/print/html_diff.h"
+#include "app/print/html_page.h"
 #include "app/print/json_writer.h"
 #include "app/print/report.h"
 #include "app/print/view.h"
@@ -68,6 +71,9 @@ class Diff : public Command {
   void add_options(CLI::App& app) override {
     app.add_option("A", a_, "One checkpoint")->required()->group("Arguments");
     app.add_option("B", b_, "The other")->required()->group("Arguments");
+    app.add_option("--html", html_, "Write a page to look at in a browser")
+        ->type_name("FILE")
+        ->group("What to show");
     add_select_options(app, select_);
     add_source_options(app, source_);
     add_engine_options(app, engine_);
@@ -82,15 +88,18 @@ class Diff : public Command {
                                          library::vocabulary_of(b).value_or(0));
     const bool met = library::meet(a, b, source_.read.family, engine);
     if (met) log_assumptions(a, b);
+    std::optional<DiffPage> page;
+    if (!html_.empty()) page.emplace(a, b);
     const Comparison result = library::compare(std::move(a), std::move(b),
                                                {.objects = !met,
                                                 .describe = true,
                                                 .arrangements = true,
                                                 .vocabulary = vocabulary},
                                                engine);
+    if (page) save_html(html_, page->text(result, facts));
     if (output.json) {
       print(as_json(result, facts, a_, b_));
-    } else {
+    } else if (html_ != "-") {
       print_text(result, facts);
     }
     return same(result, facts) ? ExitCode::kDone : ExitCode::kNegative;
@@ -116,6 +125,7 @@ class Diff : public Command {
   }
 
   std::string a_, b_;
+  std::string html_;
   Selection select_;
   SourceOptions source_;
   EngineOptions engine_;

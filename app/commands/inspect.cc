@@ -3,9 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 
 #include "api/check/facts.h"
 #include "api/check/read_all.h"
@@ -18,6 +15,7 @@
 #include "app/print/contents.h"
 #include "app/print/facts.h"
 #include "app/print/html.h"
+#include "app/print/html_page.h"
 #include "app/print/report.h"
 #include "app/print/steps.h"
 #include "app/print/view.h"
@@ -46,25 +44,6 @@ void log_detection(const std::string& path) {
   for (const auto& [name, why] : detection.tried)
     if (detection.format == nullptr || detection.format->name != name)
       spdlog::info("not {}: {}", name, why);
-}
-
-// A page that we wrote may be replaced; a checkpoint given by mistake may not.
-void save_html(const std::string& path, const std::string& page) {
-  constexpr std::string_view kMark = "<!doctype html>";
-  if (path == "-") return print(page);
-  if (std::ifstream before(path, std::ios::binary); before) {
-    std::string start(kMark.size(), '\0');
-    before.read(start.data(), static_cast<std::streamsize>(start.size()));
-    if (before.gcount() != 0 && start != kMark)
-      throw usage_error({path, {}}, "--html: the file exists and is no page")
-          .with_hint("give --html the name of a new file");
-  }
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << page;
-  file.close();
-  if (!file)
-    throw Error(ExitCode::kIo, {path, {}},
-                std::string("--html: can't write: ") + std::strerror(errno));
 }
 
 class Inspect : public Command {
@@ -145,11 +124,11 @@ ExitCode Inspect::run() {
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
   if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
   if (objects_ || output.json || !html_.empty()) load_objects(catalog);
-  if (!html_.empty()) save_html(html_, inspect_html(catalog));
   library::Reading reading;
   if (digest_ || stats_)
     reading = library::read_all(catalog, engine_of(engine_, output),
                                 {.stats = stats_});
+  if (!html_.empty()) save_html(html_, inspect_html(catalog, reading.stats));
   std::optional<uint64_t> bytes_read, header_bytes;
   if (digest_ || stats_) {
     bytes_read = reading.bytes;

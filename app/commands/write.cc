@@ -20,6 +20,8 @@
 #include "app/options/target_name.h"
 #include "app/options/words.h"
 #include "app/print/console.h"
+#include "app/print/html_flow.h"
+#include "app/print/html_page.h"
 #include "app/print/json_writer.h"
 #include "app/print/progress.h"
 #include "app/print/write_report.h"
@@ -153,6 +155,32 @@ void quantize(const WriteRequest& request, Catalog& source,
   spdlog::info("{}", source.assumptions.back());
 }
 
+// For --html alone.
+library::PlanSeen plan_seen(const WriteRequest& request, FlowSums& flow) {
+  if (request.write.html_file.empty()) return {};
+  return [&flow](const reshard::Plan& part, const Catalog& source,
+                 const Catalog& target) { flow.add(part, source, target); };
+}
+
+// The plan, and a page of it, if they are asked for.
+void finish_dry_run(const WriteRequest& request,
+                    const library::Prepared& prepared,
+                    const SaveOptions& options, const FlowSums& flow,
+                    WriteReport& report) {
+  library::check_target(prepared, options);
+  library::run_options(prepared, options);  // refused as a run would be
+  report.peak_memory = library::peak_memory(prepared, options);
+  if (!request.write.plan_file.empty())
+    write_plan(request.write.plan_file, request.source_path,
+               {.target = request.target_path,
+                .files = prepared.target.files.size(),
+                .bytes_read = report.bytes_read,
+                .bytes_written = report.bytes_written,
+                .peak_memory = report.peak_memory});
+  if (!request.write.html_file.empty())
+    save_html(request.write.html_file, flow.page(report));
+}
+
 }  // namespace
 
 void check_apart(const std::string& source, const std::string& target) {
@@ -231,13 +259,18 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
     throw usage_error({}, "-o writes a plan: it goes with --dry-run")
         .with_hint("the target is the second argument: ckpt " +
                    request.command + " SRC DST");
+  if (!request.write.html_file.empty() && !request.write.dry_run)
+    throw usage_error({}, "--html shows a plan: it goes with --dry-run")
+        .with_hint("ckpt inspect --html shows what was written");
   const auto begin = std::chrono::steady_clock::now();
   SaveOptions options = save_options(request);
   layout.max_shard_size = request.write.max_shard_size;
   if (request.write.quantize) quantize(request, source, layout);
+  FlowSums flow;
   library::Prepared& prepared = keep(library::prepare(
       std::move(source), layout, request.target_path, options,
-      request.write.dry_run ? library::Use::kShow : library::Use::kRun));
+      request.write.dry_run ? library::Use::kShow : library::Use::kRun,
+      plan_seen(request, flow)));
   const bool pair =
       layout.form == formats::kFiles && layout.format == "safetensors";
   if (formats::is_unsharded(layout) && !pair &&
@@ -267,16 +300,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                      .header_bytes = header_bytes,
                      .bytes_written = prepared.file_bytes()};
   if (request.write.dry_run) {
-    library::check_target(prepared, options);
-    library::run_options(prepared, options);  // refused as a run would be
-    report.peak_memory = library::peak_memory(prepared, options);
-    if (!request.write.plan_file.empty())
-      write_plan(request.write.plan_file, request.source_path,
-                 {.target = request.target_path,
-                  .files = prepared.target.files.size(),
-                  .bytes_read = report.bytes_read,
-                  .bytes_written = report.bytes_written,
-                  .peak_memory = report.peak_memory});
+    finish_dry_run(request, prepared, options, flow, report);
   } else {
     const reshard::RunResult result =
         library::execute(prepared, options, progress);

@@ -380,6 +380,10 @@ void add_write_options(CLI::App& app, WriteOptions& options) {
                  "With --dry-run: write the plan, for ckpt run FILE")
       ->type_name("FILE")
       ->group(group);
+  app.add_option("--html", options.html_file,
+                 "With --dry-run: write a page of which bytes go where")
+      ->type_name("FILE")
+      ->group(group);
   app.add_flag("--overwrite", options.overwrite,
                "Replace DST, once the new one is whole")
       ->group(group);

@@ -87,6 +87,7 @@ struct WriteOptions {
   bool quantize = false;        // --quantize fp8-block
   std::string rename_file;      // "" or RULES.json
   std::string plan_file;        // "", or where a dry run's plan goes
+  std::string html_file;        // "", or where its page goes
 };
 
 void add_output_options(CLI::App& app, OutputOptions& options);

@@ -113,9 +113,9 @@ std::vector<std::string> real_words(const std::vector<std::string>& words) {
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
     if (word == "-n" || word == "--dry-run" || word == "--json" ||
-        word.starts_with("--plan-file="))
+        word.starts_with("--plan-file=") || word.starts_with("--html="))
       continue;
-    if (word == "-o" || word == "--plan-file") {
+    if (word == "-o" || word == "--plan-file" || word == "--html") {
       ++i;
       continue;
     }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <string_view>
@@ -15,36 +16,11 @@
 #include "app/print/report.h"
 #include "app/print/table.h"
 #include "app/print/view.h"
+#include "lib/io/file.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
 namespace {
-
-std::string escaped(std::string_view raw) {
-  std::string out;
-  for (const char c : text::printable(raw)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
 
 template <class... Args>
 void append(std::string& out, fmt::format_string<Args...> text,
@@ -65,27 +41,44 @@ std::vector<Row> all_rows(const Catalog& catalog) {
   return rows;
 }
 
-void write_summary(std::string& out, const Catalog& catalog) {
-  const Totals sums = totals(catalog);
-  append(out, "<dl>");
-  const auto row = [&](std::string_view label, std::string_view value) {
-    append(out, "<dt>{}</dt><dd>{}</dd>\n", label, escaped(value));
-  };
-  row("format", catalog.format + " " + catalog.version);
-  row("family", catalog.family.empty() ? "unknown" : catalog.family);
-  row("topology", to_string(catalog.topology));
-  row("tensors",
-      fmt::format("{} model, {} optimizer, {} other", grouped(sums.model),
-                  grouped(sums.optim), grouped(sums.other)));
-  row("parameters", fmt::format("{} ({})", grouped(sums.parameters),
-                                si_count(sums.parameters)));
-  row("size", fmt::format("{} in {} files", text::iec_size(sums.bytes),
-                          grouped(sums.files)));
-  append(out, "</dl>\n");
+// Of the rows, the largest that a page has room for, in their order.
+uint64_t keep_largest(std::vector<Row>& rows) {
+  if (rows.size() <= kMostRows) return 0;
+  std::vector<uint64_t> sizes;
+  for (const Row& row : rows) sizes.push_back(row.pattern.bytes);
+  std::ranges::nth_element(sizes, sizes.begin() + kMostRows - 1,
+                           std::greater());
+  const uint64_t least = sizes[kMostRows - 1];
+  auto equal = static_cast<uint64_t>(
+      kMostRows - std::ranges::count_if(rows, [&](const Row& r) {
+        return r.pattern.bytes > least;
+      }));
+  return std::erase_if(rows, [&](const Row& row) {
+    if (row.pattern.bytes > least) return false;
+    if (row.pattern.bytes < least || equal == 0) return true;
+    --equal;
+    return false;
+  });
+}
+
+std::string warning_html(std::string_view what, std::string_view message) {
+  return fmt::format("<p class=\"warn\">{}: {}</p>\n", escaped(what),
+                     escaped(message));
+}
+
+std::string summary_html(const Catalog& catalog) {
+  std::vector<std::pair<std::string, std::string>> cards;
+  for (SummaryRow& row : summary_rows(catalog)) {
+    // The path is the heading; an age would be that of the page.
+    if (row.label == "path" || row.label == "saved" || row.label == "objects")
+      continue;
+    cards.emplace_back(row.label, std::move(row.value));
+  }
+  std::string out = cards_html(cards);
   for (const Problem& problem : catalog.problems)
-    append(out, "<p class=\"warn\">{}: {}</p>\n",
-           escaped(problem.tensor.empty() ? problem.kind : problem.tensor),
-           escaped(problem.message));
+    out += warning_html(problem.tensor.empty() ? problem.kind : problem.tensor,
+                        problem.message);
+  return out;
 }
 
 // Which file has how many bytes of which layer. Many files, or layers, share a
@@ -140,25 +133,69 @@ Heat heat_of(const Catalog& catalog) {
   return heat;
 }
 
-// What the script draws. No "<" is in it, so no name ends the element.
-void write_data(std::string& out, const std::vector<Row>& rows,
-                const Heat& heat, bool live) {
-  JsonWriter json;
-  json.begin_object().key("rows").begin_array();
-  for (const Row& row : rows) {
-    const Tensor& tensor = *row.pattern.first;
-    json.begin_object();
-    json.member("name", text::printable(row.pattern.name));
-    if (live) json.member("first", tensor.name);  // who asks needs one of them
-    json.member("kind", name(row.kind));
-    json.member("dtype", name(tensor.dtype));
-    json.member("shape", to_string(tensor.shape));
-    json.member("count", row.pattern.count);
-    json.member("bytes", row.pattern.bytes);
-    json.member("split", split_text(tensor.tp)).end_object();
+// [min, max, mean, std, norm, zeros, NaNs, infinities, [elements by magnitude]]
+void write_numbers(JsonWriter& json, const reshard::Stats& stats) {
+  json.begin_array();
+  if (stats.count > stats.nans + stats.infs)
+    json.value(stats.min).value(stats.max).value(reshard::mean(stats));
+  else
+    json.null().null().null();
+  json.value(reshard::deviation(stats)).value(reshard::norm(stats));
+  json.value(stats.zeros).value(stats.nans).value(stats.infs);
+  json.begin_array();
+  for (const uint64_t count : stats.magnitudes) json.value(count);
+  json.end_array().end_array();
+}
+
+using AllStats = std::span<const reshard::Stats>;
+
+void write_row(JsonWriter& json, const Catalog& catalog, const Row& row,
+               AllStats stats, bool names, bool live) {
+  const Tensor& tensor = *row.pattern.first;
+  json.begin_object();
+  json.member("name", page_name(row.pattern.name));
+  if (live) json.member("first", tensor.name);  // who asks needs one of them
+  json.member("kind", name(row.kind));
+  json.member("dtype", name(tensor.dtype));
+  json.member("shape", to_string(tensor.shape));
+  json.member("count", row.pattern.count);
+  json.member("bytes", row.pattern.bytes);
+  json.member("split", split_text(tensor.tp));
+  // Who asks for a tensor of a live page needs its name as it is.
+  const bool exact =
+      !live || std::ranges::all_of(row.pattern.members, [&](uint32_t at) {
+        return page_name(catalog.tensors[at].name) == catalog.tensors[at].name;
+      });
+  if (names && exact && row.pattern.count > 1) {
+    json.key("names").begin_array();
+    for (const uint32_t at : row.pattern.members)
+      json.value(page_name(catalog.tensors[at].name));
+    json.end_array();
+    if (!stats.empty()) {
+      json.key("each").begin_array();
+      for (const uint32_t at : row.pattern.members)
+        write_numbers(json, stats[at]);
+      json.end_array();
+    }
   }
+  if (!stats.empty()) {
+    reshard::Stats sum;
+    for (const uint32_t at : row.pattern.members) sum += stats[at];
+    json.key("stats");
+    write_numbers(json, sum);
+  }
+  json.end_object();
+}
+
+// What the script draws.
+void write_data(JsonWriter& json, const Catalog& catalog,
+                const std::vector<Row>& rows, const Heat& heat, AllStats stats,
+                bool live) {
+  const bool names = catalog.tensors.size() <= kMostRows;
+  json.begin_object().key("rows").begin_array();
+  for (const Row& row : rows) write_row(json, catalog, row, stats, names, live);
   json.end_array().key("heat").begin_object().key("files").begin_array();
-  for (const std::string& file : heat.files) json.value(text::printable(file));
+  for (const std::string& file : heat.files) json.value(page_name(file));
   json.end_array().key("columns").begin_array();
   for (const std::string& column : heat.columns) json.value(column);
   json.end_array().key("cells").begin_array();
@@ -167,103 +204,86 @@ void write_data(std::string& out, const std::vector<Row>& rows,
     json.value(bytes).end_array();
   }
   json.end_array().end_object().end_object();
-  append(out, "<script type=\"application/json\" id=\"data\">");
-  for (const char c : std::move(json).text()) {
-    if (c == '<')
-      out += "\\u003c";
-    else
-      out += c;
-  }
-  append(out, "</script>\n");
 }
 
-void write_frames(std::string& out) {
-  append(out,
-         "<h2>Where the bytes are</h2><div id=\"path\"></div>"
-         "<div id=\"map\"></div>\n<h2>Types</h2>"
-         "<div class=\"bars\" id=\"dtypes\"></div>\n<h2>Sizes</h2>"
-         "<div class=\"bars\" id=\"sizes\"></div>\n<h2>Files and layers</h2>"
-         "<div class=\"scroll\"><table id=\"heat\"></table></div>\n"
-         "<h2>Tensors</h2><input id=\"q\" placeholder=\"filter by name\" "
-         "aria-label=\"filter by name\"> <span id=\"more\"></span>"
-         "<div class=\"scroll\"><table id=\"t\"><thead><tr>");
-  constexpr std::pair<std::string_view, std::string_view> kColumns[] = {
-      {"name", ""},  {"count", "n"}, {"kind", ""}, {"dtype", ""},
-      {"shape", ""}, {"bytes", "n"}, {"split", ""}};
-  for (const auto& [column, style] : kColumns)
-    append(out, "<th class=\"{}\"><button>{}</button></th>", style, column);
-  append(out,
-         "</tr></thead><tbody></tbody></table></div>\n"
-         "<noscript><p class=\"warn\">The map and the table need "
-         "JavaScript.</p></noscript>\n");
+std::string frames_html() {
+  return map_html("Where the bytes are") +
+         "<div class=\"pair\"><section><div class=\"head\"><h2>Types</h2>"
+         "<span>bytes of each dtype</span></div>"
+         "<div class=\"bars\" id=\"dtypes\"></div></section>\n<section>"
+         "<div class=\"head\"><h2>Sizes</h2><span>of one tensor</span></div>"
+         "<div class=\"bars\" id=\"sizes\"></div></section></div>\n"
+         "<section><div class=\"head\"><h2>Who holds what</h2><span>bytes of "
+         "each layer: 0<i class=\"ramp\"></i><b id=\"heat-most\"></b></span>"
+         "<div class=\"tabs\" id=\"heat-by\"></div></div>"
+         "<div class=\"scroll\"><table id=\"heat\"></table></div>"
+         "<p class=\"soft\" id=\"heat-say\">Point at a cell, or walk with "
+         "the arrow keys.</p></section>\n" +
+         table_html("Tensors", {{"name", ""},
+                                {"count", "n lesser"},
+                                {"kind", "lesser"},
+                                {"dtype", ""},
+                                {"shape", "lesser"},
+                                {"bytes", "n"},
+                                {"split", "lesser"}});
 }
 
 void write_objects(std::string& out, const Catalog& catalog) {
-  constexpr size_t kLongest = 2000;
+  constexpr size_t kLongest = 2000, kMost = 2000;
   if (catalog.objects.empty()) return;
   append(out,
-         "<h2>Objects</h2><table><thead><tr><th>name</th><th>type</th>"
-         "<th>value</th></tr></thead><tbody>\n");
+         "<section class=\"long\"><h2>Objects</h2><div class=\"scroll\"><table>"
+         "<thead><tr><th>name</th><th>type</th><th>value</th></tr></thead>"
+         "<tbody>\n");
   const ObjectValues values(catalog);
+  size_t written = 0;
   for (const Object& object : catalog.objects) {
+    if (written++ == kMost) break;
     append(out,
            "<tr><td class=\"c\">{}</td><td>{}</td><td class=\"c\">{}</td>"
            "</tr>\n",
-           escaped(object.name), escaped(type_name(object)),
+           escaped(cut_middle(object.name, kLongestName)),
+           escaped(cut_middle(type_name(object), kLongestName)),
            escaped(cut_middle(values.line(object, kLongest), kLongest)));
   }
-  append(out, "</tbody></table>\n");
+  append(out, "</tbody></table></div>");
+  if (catalog.objects.size() > kMost)
+    append(out,
+           "<p class=\"soft\">the first {} of {}; ckpt inspect --objects has "
+           "all</p>",
+           grouped(kMost), grouped(catalog.objects.size()));
+  append(out, "</section>\n");
 }
 
-// The page, up to its scripts.
-std::string page_body(const Catalog& catalog, bool live) {
-  const std::vector<Row> rows = all_rows(catalog);
-  std::string out;
-  append(out, "<title>{}</title></head><body>\n<h1>{}</h1>\n",
-         escaped(catalog.path), escaped(catalog.path));
-  write_summary(out, catalog);
-  write_frames(out);
-  write_objects(out, catalog);
-  append(out, "<p>made by ckpt {}</p>\n", CKPT_VERSION);
-  write_data(out, rows, heat_of(catalog), live);
-  return out;
+PageParts parts_of(const Catalog& catalog, AllStats stats, bool live) {
+  std::vector<Row> rows = all_rows(catalog);
+  const uint64_t left = keep_largest(rows);
+  PageParts parts{.title = io::base_name(catalog.path),
+                  .subtitle = catalog.path,
+                  .body = summary_html(catalog),
+                  .data = {},
+                  .scripts = {"common", "map", "inspect"}};
+  if (left != 0)
+    parts.body +=
+        warning_html("not on this page", text::counted(left, "smaller row") +
+                                             "; ckpt ls has them all");
+  parts.body += frames_html();
+  write_objects(parts.body, catalog);
+  write_data(parts.data, catalog, rows, heat_of(catalog), stats, live);
+  return parts;
 }
-
-// A script of ours as an element that the policy lets run.
-std::string with_nonce(std::string_view script, const std::string& nonce) {
-  constexpr std::string_view kTag = "<script";
-  return fmt::format("{} nonce=\"{}\"{}", kTag, nonce,
-                     script.substr(kTag.size()));
-}
-
-constexpr std::string_view kPageEnd = "</body></html>\n";
 
 }  // namespace
 
-std::string inspect_html(const Catalog& catalog) {
-  std::string out(kHtmlStart);
-  out += kHtmlPolicy;
-  out += kHtmlHead;
-  out += page_body(catalog, false);
-  out += kHtmlScript;
-  return out += kPageEnd;
+std::string inspect_html(const Catalog& catalog,
+                         std::span<const reshard::Stats> stats) {
+  return page_text(parts_of(catalog, stats, false));
 }
 
-std::string live_policy(const std::string& nonce) {
-  return fmt::format(
-      "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{}'; "
-      "connect-src 'self'; base-uri 'none'; form-action 'none'; "
-      "frame-ancestors 'none'",
-      nonce);
-}
+std::string live_policy(const std::string& nonce) { return page_policy(nonce); }
 
 std::string live_html(const Catalog& catalog, const std::string& nonce) {
-  std::string out(kHtmlStart);  // the policy is a header here
-  out += kHtmlHead;
-  out += page_body(catalog, true);
-  out += with_nonce(kHtmlLiveScript, nonce);
-  out += with_nonce(kHtmlScript, nonce);
-  return out += kPageEnd;
+  return page_text(parts_of(catalog, {}, true), "live", nonce);
 }
 
 }  // namespace ckpt::app

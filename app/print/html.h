@@ -4,13 +4,17 @@
 // (app/print/html_live.cc).
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "ckpt/catalog.h"
+#include "reshard/numeric.h"
 
 namespace ckpt::app {
 
-std::string inspect_html(const Catalog& catalog);
+// `stats`: none, or one per tensor in order.
+std::string inspect_html(const Catalog& catalog,
+                         std::span<const reshard::Stats> stats = {});
 
 // Its scripts run where live_policy(nonce) is the Content-Security-Policy.
 std::string live_html(const Catalog& catalog, const std::string& nonce);

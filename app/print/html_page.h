@@ -1,18 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
-// What does not change in `inspect --html`: the style, and the script that
-// draws. One file, nothing fetched, nothing sent. `view` has another policy and
-// one script more.
+// What the pages for a browser have in common. A page is one file: style and
+// scripts (app/page/) are in it, and its policy names them by their SHA-256,
+// so that nothing else runs and nothing is fetched, whatever a name holds.
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
+
+#include "app/print/json_writer.h"
 
 namespace ckpt::app {
 
-extern const std::string_view kHtmlStart;
-extern const std::string_view kHtmlPolicy;  // of a page that is a file
-extern const std::string_view kHtmlHead;    // from there up to <title>
-extern const std::string_view kHtmlScript;  // <script>…</script>
-// Before kHtmlScript: <script>…</script> that makes buttons of names.
-extern const std::string_view kHtmlLiveScript;
+// Text as HTML shows it; what could steer a terminal or turn the text around
+// is spelled out.
+std::string escaped(std::string_view raw);
+
+// What a name takes of a page at most: as long ones are no names.
+inline constexpr size_t kLongestName = 512;
+// A name for the data of a page, cut in the middle if it is too long.
+std::string page_name(std::string_view name);
+// … of which it lists so many; what else there is goes by its sum.
+inline constexpr size_t kMostRows = 50'000;
+
+struct PageParts {
+  std::string title;
+  std::string subtitle;
+  std::string body;  // HTML, after the heading
+  JsonWriter data;   // what the script draws
+  // By their names in app/page; they run as one.
+  std::vector<std::string_view> scripts;
+};
+std::string page_text(PageParts parts);
+// Where page_policy(nonce) is the Content-Security-Policy; `live` are more
+// scripts, which run first.
+std::string page_text(PageParts parts, std::string_view live,
+                      const std::string& nonce);
+std::string page_policy(const std::string& nonce);
+
+// "<dl>" of what matters most, a card each.
+std::string cards_html(
+    const std::vector<std::pair<std::string, std::string>>& cards);
+// The frames of app/page/map.js, and of a table with a filter: columns by
+// name and class.
+std::string map_html(std::string_view heading);
+std::string table_html(
+    std::string_view heading,
+    const std::vector<std::pair<std::string_view, std::string_view>>& columns);
+
+// Where --html goes. A page that we wrote may be replaced; a checkpoint given
+// by mistake may not.
+void save_html(const std::string& path, const std::string& page);
 
 }  // namespace ckpt::app

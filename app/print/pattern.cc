@@ -185,6 +185,8 @@ std::vector<PatternRow> pattern_rows(const Catalog& catalog, Kind kind) {
       group.row.first = &tensor;
     }
     groups[at->second].add(tensor, parts.numbers);
+    groups[at->second].row.members.push_back(
+        static_cast<uint32_t>(&tensor - catalog.tensors.data()));
   }
   std::vector<PatternRow> rows;
   for (Group& group : groups) {

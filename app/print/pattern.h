@@ -22,6 +22,8 @@ struct PatternRow {
   uint64_t bytes = 0;
   uint64_t pieces = 0;
   const Tensor* first = nullptr;  // for dtype, shape, rule
+  // Indexes in Catalog::tensors; of pattern_rows only.
+  std::vector<uint32_t> members = {};
   // Optimizer state of many parameters, shaped and split as each of them.
   bool like_parameter = false;
 };

@@ -255,26 +255,11 @@ std::string saved_text(const Catalog& catalog) {
 
 }  // namespace
 
-std::string summary_text(const Catalog& catalog, size_t width) {
+std::vector<SummaryRow> summary_rows(const Catalog& catalog) {
   const Totals sums = totals(catalog);
-  Table table({Align::kLeft, Align::kLeft});
-  constexpr size_t kLabels = 12;
-  // A long value goes on below itself; a path is never broken, for it is
-  // copied.
+  std::vector<SummaryRow> rows;
   const auto row = [&](std::string_view label, std::string value) {
-    std::string head = styled(label, Style::kBold);
-    while (!value.empty()) {
-      size_t end = value.size();
-      if (width > 2 * kLabels && end + kLabels > width && label != "path")
-        if (const size_t at = value.rfind(", ", width - kLabels - 1);
-            at != value.npos)
-          end = at + 2;
-      std::string part = value.substr(0, end);
-      part.erase(part.find_last_not_of(' ') + 1);
-      table.row({head, std::move(part)});
-      value.erase(0, end);
-      head.clear();
-    }
+    if (!value.empty()) rows.push_back({label, std::move(value)});
   };
   row("path", printable(catalog.path));
   if (catalog.root != catalog.path) row("found in", printable(catalog.root));
@@ -299,6 +284,30 @@ std::string summary_text(const Catalog& catalog, size_t width) {
   row("saved", saved_text(catalog));
   if (!catalog.objects.empty())
     row("objects", grouped(catalog.objects.size()) + " (--objects)");
+  return rows;
+}
+
+std::string summary_text(const Catalog& catalog, size_t width) {
+  Table table({Align::kLeft, Align::kLeft});
+  constexpr size_t kLabels = 12;
+  // A long value goes on below itself; a path is never broken, for it is
+  // copied.
+  for (SummaryRow& row : summary_rows(catalog)) {
+    std::string& value = row.value;
+    std::string head = styled(row.label, Style::kBold);
+    while (!value.empty()) {
+      size_t end = value.size();
+      if (width > 2 * kLabels && end + kLabels > width && row.label != "path")
+        if (const size_t at = value.rfind(", ", width - kLabels - 1);
+            at != value.npos)
+          end = at + 2;
+      std::string part = value.substr(0, end);
+      part.erase(part.find_last_not_of(' ') + 1);
+      table.row({head, std::move(part)});
+      value.erase(0, end);
+      head.clear();
+    }
+  }
   return table.text(0);
 }
 

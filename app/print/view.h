@@ -3,12 +3,19 @@
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "ckpt/catalog.h"
 
 namespace ckpt::app {
 
 // The block on top: path, format, the model's numbers, topology, sizes, age.
+struct SummaryRow {
+  std::string_view label;
+  std::string value;  // printable
+};
+std::vector<SummaryRow> summary_rows(const Catalog& catalog);
 std::string summary_text(const Catalog& catalog, size_t width);
 // One row per pattern of names, a section per kind.
 std::string pattern_text(const Catalog& catalog, size_t width);

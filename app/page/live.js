@@ -1,9 +1,3 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "app/print/html_page.h"
-
-namespace ckpt::app {
-
-const std::string_view kHtmlLiveScript = R"(<script>
 'use strict';
 // The name of each row opens it: what its tensor holds, or its many tensors,
 // each of which opens in turn. Nothing is read before.
@@ -23,6 +17,7 @@ globalThis.nameButton = (() => {
     try {
       const s = (await ask('stats?tensor', name)).stats;
       place.textContent = SHOWN.map(k => `${k} ${number(s[k])}`).join(', ');
+      if (typeof magnitudes === 'function') place.append(magnitudes(s.magnitudes));
     } catch (e) {
       place.textContent = e.message;
       place.className = 'warn';
@@ -63,7 +58,3 @@ globalThis.nameButton = (() => {
     return b;
   };
 })();
-</script>
-)";
-
-}  // namespace ckpt::app

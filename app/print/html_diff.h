@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// `diff --html`: the tensors of both checkpoints as a map, coloured by what
+// became of them, and a table of how far they are apart.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "api/check/compare.h"
+#include "ckpt/catalog.h"
+#include "convert/facts.h"
+
+namespace ckpt::app {
+
+// Made before the comparison, which takes the catalogs. Of very many tensors
+// the largest are kept.
+class DiffPage {
+ public:
+  DiffPage(const Catalog& a, const Catalog& b);
+  std::string text(const Comparison& result,
+                   const std::vector<families::FactDifference>& facts) const;
+
+ private:
+  struct Row {
+    std::string name;
+    DType dtype = DType::f32;
+    Shape shape;
+    uint64_t bytes = 0;
+  };
+  void add(const Tensor& tensor);
+  void keep_largest();
+
+  std::string a_, b_;
+  std::vector<Row> rows_;  // of both sides, each name once
+  std::unordered_map<std::string, size_t> index_;
+  uint64_t left_out_ = 0;  // rows
+};
+
+}  // namespace ckpt::app
