@@ -2,16 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of `inspect --html`: its data, its safety, and its drawing.
 
-The page is parsed here; its script runs in node, if there is one, with areas
-and overlaps of the map's tiles checked. 50,000 rows are filtered there too.
+The page is parsed here; squarify() runs in node, if there is one. A headless
+Chromium, if there is one, draws the pages of inspect, diff and dry runs at
+three widths: areas to scale, nothing overflows, nothing is fetched, and 50,000
+rows are filtered in time.
 """
 
 import json
+import math
 import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
 
+from browser import Browser
 from support import DATA, Skip, Suite, check, check_equal
 
 CKPT = None
@@ -128,11 +132,7 @@ for (let n = 4; n < 60; ++n)
   for (const [, , w, h] of squarify(Array(n).fill(7), 0, 0, 900, 400))
     if (Math.max(w / h, h / w) > 3) fail(`${n} equal tiles: ${w} x ${h}`);
 const t = treeOf([{ name: 'a.b.w', bytes: 5 }, { name: 'a.c', bytes: 7 }]);
-if (t.bytes !== 12 || t.below.get('a').below.get('b').bytes !== 5) fail('the tree');
-const rows = Array.from({ length: 50000 }, (_, i) => ({ name: `model.layers.${i}.mlp.up_proj.weight`, bytes: i }));
-const start = performance.now();
-if (rows.filter(r => r.name.includes('.4242')).length < 1) fail('the filter');
-if (performance.now() - start > 100) fail('50,000 rows took more than 100 ms');
+if (t.bytes !== 12 || t.below.get('a').below.get('b').bytes !== 5 || t.below.get('a').below.get('b').name !== 'b.w') fail('the tree');
 """
 
 
@@ -147,53 +147,272 @@ def drawing(folder):
     check(done.returncode == 0, done.stderr[:2000])
 
 
-def runs_whole(folder):
-    """main() on a document of stubs: every element that it wants is there."""
-    node = shutil.which("node")
-    if node is None:
-        raise Skip("node is not installed")
-    _, page = page_of(LEGACY, folder)
-    stub = """
-const made = [];
-function element(tag) {
-  const e = { tag, style: {}, children: [], clientWidth: 900, clientHeight: 400, value: '',
-    setAttribute() {}, focus() {}, append(...c) { this.children.push(...c); },
-    replaceChildren(...c) { this.children = c; }, querySelectorAll() { return [element('button')]; },
-    get firstChild() { return this.children[0]; } };
-  made.push(e);
-  return e;
-}
-const ids = {};
-for (const id of IDS) { ids[id] = element('div'); ids[id].tBodies = [element('tbody')]; ids[id].tHead = element('thead'); }
-ids.data.textContent = DATA;
-globalThis.document = { getElementById: id => ids[id] ?? null, createElement: element };
-globalThis.addEventListener = () => {};
-"""
-    head = (f"const IDS = {json.dumps(page.ids)}, "
-            f"DATA = {json.dumps(page.scripts['data'])};\n")
-    tail = """
-if (!ids.map.children.length || !ids.t.tBodies[0].children.length || !ids.heat.children.length) { console.error('nothing was drawn'); process.exit(1); }
-const before = ids.map.children.length;
-ids.map.children[0].onclick();
-if (ids.path.children.length !== 3) { console.error('no way back'); process.exit(1); }
-ids.map.onkeydown({ key: 'Escape' });
-if (ids.map.children.length !== before) { console.error('Escape goes up'); process.exit(1); }
-ids.q.value = 'embedding';
-ids.q.oninput();
-if (ids.t.tBodies[0].children.some(r => !r.children[0].textContent.includes('embedding'))) { console.error('the filter'); process.exit(1); }
-"""
-    script = page.scripts[""].replace("'use strict';", "", 1)
-    (folder / "page.js").write_text(stub.replace("const ids", head + "const ids", 1)
-                                    + script + tail)
-    done = subprocess.run([node, folder / "page.js"], text=True, check=False,
-                          capture_output=True)
-    check(done.returncode == 0, done.stderr[:2000])
+SIZES = ((1440, 900), (820, 1000), (380, 800))
+# Which tile is where, and how many bytes it says that it stands for.
+TILES = """[...document.querySelectorAll('#map button')].map(b => {
+  const r = b.getBoundingClientRect(), m = b.parentNode.getBoundingClientRect();
+  return [b.getAttribute('aria-label'), +b.dataset.bytes, r.left - m.left,
+          r.top - m.top, r.width, r.height, m.width, m.height];
+})"""
+
+
+def quiet(browser, path, what):
+    check_equal(browser.logged, [], f"{what}: what the console says")
+    others = set(browser.requests) - {path.as_uri()}
+    check_equal(others, set(), f"{what}: what else was asked for")
+
+
+def to_scale(tiles, what):
+    """Areas are as bytes: none is stretched, none overlaps, all fill the map."""
+    total = sum(t[1] for t in tiles)
+    width, height = tiles[0][6:]
+    for k, (name, size, x, y, w, h, *_) in enumerate(tiles):
+        want = size / total * width * height
+        check(abs(w * h - want) <= 0.01 * want + 2,
+              f"{what}: {name}: {w * h:.1f} square pixels, expected {want:.1f}")
+        check(x > -1 and y > -1 and x + w < width + 1 and y + h < height + 1,
+              f"{what}: {name} is out of the map")
+        for other in tiles[:k]:
+            a, b, c, d = other[2:6]
+            check(min(x + w, a + c) - max(x, a) < 1
+                  or min(y + h, b + d) - max(y, b) < 1,
+                  f"{what}: {name} lies on {other[0]}")
+    area = sum(t[4] * t[5] for t in tiles)
+    check(abs(area - width * height) < 0.01 * area, f"{what}: {area} of the map")
+
+
+def save_arrays(path, shapes, seed=1):
+    import numpy
+    from safetensors.numpy import save_file
+    random = numpy.random.default_rng(seed)
+    save_file({n: random.standard_normal(s).astype("f4")
+               for n, s in shapes.items()}, path)
+
+
+def map_in_browser(folder):
+    """Tiles at three widths, from the document itself; tiny ones share one."""
+    shapes = {f"model.layers.{i}.{part}": shape for i in range(6)
+              for part, shape in (("mlp.up.weight", (64, 48)),
+                                  ("mlp.down.weight", (48, 64)),
+                                  ("norm.weight", (48,)))}
+    shapes |= {"model.embed.weight": (500, 48), "step": (1,)}
+    shapes |= {f"buffers.b{k}": (1 + k % 3,) for k in range(70)}
+    save_arrays(folder / "a.safetensors", shapes)
+    page_of(folder / "a.safetensors", folder)
+    page, total = folder / "page.html", 0
+    for shape in shapes.values():
+        size = 4
+        for n in shape:
+            size *= n
+        total += size
+    with Browser() as browser:
+        for width, height in SIZES:
+            browser.size(width, height)
+            browser.open(page)
+            tiles = browser.eval(TILES)
+            to_scale(tiles, f"{width} wide")
+            check_equal(sum(t[1] for t in tiles), total, "bytes of all tiles")
+            while tiles and tiles[0][0].startswith(("model", "layers")):
+                browser.eval("document.querySelector('#map button').focus()")
+                browser.press("Enter")
+                tiles = browser.eval(TILES)
+                to_scale(tiles, f"{width} wide, below")
+            check(browser.eval("document.activeElement.parentNode.id") == "map",
+                  "the focus left the map")
+            browser.press("Escape")
+            smaller = [t for t in tiles if "smaller" in t[0]]
+            check(all(t[4] * t[5] >= 140 for t in tiles if t not in smaller),
+                  "a tile that nobody can hit")
+        browser.open(page)
+        at = "document.activeElement.getAttribute('aria-label')"
+        browser.eval("document.querySelector('#map button').focus()")
+        first = browser.eval(at)
+        browser.press("ArrowRight")
+        browser.press("ArrowDown")
+        check(browser.eval(at) != first, "arrows do not walk")
+        quiet(browser, page, "map")
+
+
+def filter_in_browser(folder):
+    """50,000 rows within 100 ms, and the right ones."""
+    names = [f"m{i % 97}x.k{i:05x}y.w{i % 13}z" for i in range(50000)]
+    header, at = {}, 0
+    for name in names:
+        header[name] = {"dtype": "F32", "shape": [1], "data_offsets": [at, at + 4]}
+        at += 4
+    text = json.dumps(header).encode()
+    path = folder / "many.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(at))
+    page_of(path, folder)
+    with Browser() as browser:
+        browser.open(folder / "page.html")
+        for words in ("k0", "m7x", "w12z k00a", "nothing of it", ""):
+            hits, took = browser.eval(f"""(() => {{
+              const q = document.getElementById('q'), start = performance.now();
+              q.value = {json.dumps(words)};
+              q.dispatchEvent(new Event('input'));
+              document.body.offsetHeight;
+              return [document.getElementById('more').textContent, performance.now() - start];
+            }})()""")
+            want = sum(all(w in n for w in words.split()) for n in names)
+            check(hits.replace(",", "").startswith(str(want)),
+                  f"{words}: {hits}, expected {want}")
+            check(took < 100, f"{words}: {took:.0f} ms")
+        quiet(browser, folder / "page.html", "filter")
+
+
+HOSTILE = ("</script><script>window.pwned=1</script>.w", "a\"b'c&<d>.w",
+           "<!--.w", "<img src=x onerror=window.pwned=1>", "\u202eevil.w",
+           "bell\u0007\u001b[31m.w", "__proto__.constructor", "..", "a..b",
+           "\u2028.w", "x" * 70000, ".".join("deep" * 60))
+
+
+def pages_of(folder):
+    """All three kinds, of names that mean harm."""
+    for side, seed in (("a", 1), ("b", 2)):
+        save_arrays(folder / f"{side}.safetensors",
+                    {n: (k + 3, 4) for k, n in enumerate(HOSTILE)}, seed)
+    a, b = folder / "a.safetensors", folder / "b.safetensors"
+    CKPT.ok("inspect", a, "--html", folder / "inspect.html", "-q")
+    CKPT.run("diff", a, b, "--html", folder / "diff.html", "-q").want(1)
+    CKPT.ok("convert", a, folder / "out", "--to", "dcp", "-n",
+            "--html", folder / "flow.html", "-q")
+    return [folder / f"{kind}.html" for kind in ("inspect", "diff", "flow")]
+
+
+def fits(browser, page, what):
+    for width, height in SIZES:
+        browser.size(width, height)
+        for dark in (False, True):
+            browser.dark(dark)
+            browser.open(page)
+            wide = browser.eval("document.documentElement.scrollWidth")
+            check(wide <= width, f"{what}: {wide} pixels in {width}")
+    browser.dark(False)
+
+
+def hostile_in_browser(folder):
+    with Browser() as browser:
+        for page in pages_of(folder):
+            fits(browser, page, page.name)
+            quiet(browser, page, page.name)
+            browser.requests.clear()
+            check(browser.eval("window.pwned === undefined"), "a name ran")
+            text = browser.eval("document.documentElement.textContent")
+            bad = set(text) & set(map(chr, (7, 27, 0x202e)))
+            check_equal(bad, set(), f"{page.name}: raw characters")
+            check_equal(browser.eval("document.scripts.length"), 2, "scripts")
+            check(page.stat().st_size < 1 << 20, f"{page}: too large")
+
+
+def policy_in_browser(folder):
+    """What gets into the page all the same does not run."""
+    page_of(LEGACY, folder)
+    page = folder / "page.html"
+    text = page.read_text()
+    page.write_text(text.replace(
+        "<footer>", "<img src=x onerror='window.pwned=1'><script>window.pwned=1"
+        "</script><style>main{display:none}</style><footer>", 1))
+    with Browser() as browser:
+        browser.open(page)
+        check(browser.eval("window.pwned === undefined"), "a script ran")
+        check(browser.eval("document.querySelector('main').offsetHeight > 0"),
+              "a style was taken")
+        check(len(browser.logged) >= 2, f"the policy is silent: {browser.logged}")
+
+
+def diff_in_browser(folder):
+    import numpy
+    from safetensors.numpy import save_file
+    random = numpy.random.default_rng(5)
+    a = {n: random.standard_normal((16, 16)).astype("f4")
+         for n in ("m.same", "m.some", "m.all", "m.gone", "m.short")}
+    b = {n: v.copy() for n, v in a.items() if n != "m.gone"}
+    b["m.some"][:4] += 0.5
+    b["m.all"] += 1
+    b["m.short"] = b["m.short"][:8].copy()
+    b["m.new"] = a["m.same"] * 2
+    save_file(a, folder / "a.safetensors")
+    save_file(b, folder / "b.safetensors")
+    page = folder / "diff.html"
+    CKPT.run("diff", folder / "a.safetensors", folder / "b.safetensors",
+             "--html", page).want(1)
+    rows = {r["name"]: r for r in
+            json.loads(Page(page.read_text()).scripts["data"])["rows"]}
+    check_equal({n: r["status"] for n, r in rows.items()},
+                {"m.same": "same", "m.some": "values", "m.all": "values",
+                 "m.gone": "only_in_a", "m.short": "shape",
+                 "m.new": "only_in_b"}, "what became of them")
+    for name in ("m.some", "m.all"):
+        apart = numpy.abs(a[name].astype("f8") - b[name].astype("f8"))
+        check_equal(rows[name]["differing"], int((apart != 0).sum()), name)
+        check(abs(rows[name]["max_abs"] - apart.max()) < 1e-6, name)
+    with Browser() as browser:
+        fits(browser, page, "diff")
+        browser.size(1440, 900)
+        browser.open(page)
+        to_scale(browser.eval(TILES), "diff")
+        check_equal(browser.eval("document.querySelectorAll('#t tbody tr').length"),
+                    5, "rows that differ")
+        browser.eval("document.querySelectorAll('#grouped button')[1].click()")
+        check_equal(browser.eval("document.querySelectorAll('#t tbody tr').length"),
+                    6, "all rows")
+        quiet(browser, page, "diff")
+
+
+def flow_in_browser(folder):
+    """The bytes of each file as --shards has them; heights are to scale."""
+    page = folder / "flow.html"
+    CKPT.ok("reshard", LEGACY, folder / "out", "--tp", "1", "--pp", "1", "-n",
+            "--html", page)
+    check(not (folder / "out").exists(), "a dry run wrote")
+    data = json.loads(Page(page.read_text()).scripts["data"])
+    check_equal([data[s]["topology"]["tp"] for s in ("source", "target")],
+                [2, 1], "tp")
+    read = {}
+    for source, _, size in data["flow"]:
+        name = data["source"]["files"][source]
+        read[name] = read.get(name, 0) + size
+    want, seen = {}, set()
+    for tensor in CKPT.inspect(LEGACY, "--shards")["tensors"]:
+        count = math.prod(tensor["shape"])
+        for s in tensor["shards"]:
+            # A replica is compared, not moved.
+            box = (tensor["name"], str(s.get("offset")), str(s["shape"]),
+                   str(s.get("flat")))
+            if box in seen:
+                continue
+            seen.add(box)
+            part = math.prod(s["shape"])
+            if "flat" in s:
+                part = s["flat"][1] - s["flat"][0]
+            name = s["file"].split("ckpt/iter_0000005/")[-1]
+            want[name] = want.get(name, 0) + part * tensor["bytes"] // max(count, 1)
+    check_equal(read, {n: b for n, b in want.items() if b}, "bytes of files")
+    with Browser() as browser:
+        fits(browser, page, "flow")
+        browser.size(1440, 900)
+        browser.open(page)
+        blocks = browser.eval("""[...document.querySelectorAll('#flow rect')]
+            .map(r => [+r.dataset.bytes, +r.getAttribute('height')])""")
+        total = sum(b for b, _ in blocks)
+        high = sum(h for _, h in blocks)
+        check_equal(total, 2 * sum(read.values()), "both sides")
+        for size, height in blocks:
+            check(abs(height - size / total * high) < 1, f"{size}: {height}")
+        check_equal(browser.eval("document.querySelectorAll('.ranks i').length"),
+                    5, "ranks before and after")
+        quiet(browser, page, "flow")
+    result = CKPT.run("reshard", LEGACY, folder / "out", "--html", page)
+    check_equal(result.code, 2, str(result))
 
 
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
-    for case in (data_is_the_catalog, page_is_safe, drawing, runs_whole):
+    for case in (data_is_the_catalog, page_is_safe, drawing, map_in_browser,
+                 filter_in_browser, hostile_in_browser, policy_in_browser,
+                 diff_in_browser, flow_in_browser):
         suite.add(case.__name__, case)
 
 
