@@ -90,6 +90,13 @@ compressed=$venv/compressed_tensors
     </dev/null >&2 ||
   say "note: compressed-tensors is not to be had; it dequantizes nothing"
 
+# A browser for the pages of --html: half a minute, where Debian has it.
+if ! command -v chromium-headless-shell >/dev/null; then
+  (apt-cache show chromium-headless-shell >/dev/null 2>&1 &&
+    install_packages chromium-headless-shell) ||
+    say "note: no headless Chromium; the pages are parsed, not drawn"
+fi
+
 scripts/build.sh --preset "$preset" -j "$jobs" -- "$@"
 
 build=build

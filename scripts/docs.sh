@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds docs/ as a site, in build/site unless told otherwise. A link to no
+# page or no heading, and a page that nothing leads to, are errors.
+#
+#   scripts/docs.sh [FOLDER]
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+site=$(realpath -m "${1:-build/site}")
+[ -x "$venv/bin/python" ] || python3 -m venv "$venv" >&2
+
+# In a folder of its own: it brings twenty packages.
+mkdocs=$venv/mkdocs-material_9.8.2
+[ -d "$mkdocs/material" ] ||
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
+    -q --target "$mkdocs" mkdocs==1.6.1 mkdocs-material==9.8.2 \
+    </dev/null >&2 || die "mkdocs-material is not to be had"
+
+step "building the site"
+NO_MKDOCS_2_WARNING=1 PYTHONPATH=$mkdocs "$venv/bin/python" -m mkdocs build \
+  --quiet --strict --site-dir "$site"
+
+# mkdocs looks at links between pages; here is whether a page would fetch
+# anything from elsewhere, which a site that is read without a network can't.
+if grep -rlE '<(script|link|img)[^>]*(src|href)="?(https?:)?//' "$site" \
+  --include='*.html' | grep -q .; then
+  grep -rhoE '<(script|link|img)[^>]*(src|href)="?(https?:)?//[^ >]*' "$site" \
+    --include='*.html' | sort | uniq -c >&2
+  die "pages fetch from elsewhere"
+fi
+say "built $site: $(find "$site" -name '*.html' | wc -l) pages"
