@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 'use strict';
 const $ = id => document.getElementById(id);
 // Text is only ever text: names are set as textContent, never parsed.
@@ -102,7 +103,7 @@ class Rows {
     this.hits = words.length ? this.all.filter(r => words.every(w => r.text.includes(w))) : this.all;
     this.drawn = 0;
     this.body.replaceChildren();
-    this.more(100);
+    this.more(60);
   }
   more(n) {
     const rows = this.hits.slice(this.drawn, this.drawn + n);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 const STATUS = {
   same: 'same', note: 'same model', values: 'values', arrangement: 'rearranged', dtype: 'dtype', shape: 'shape',
   only_in_a: 'only in A', only_in_b: 'only in B',

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 const SVG = 'http://www.w3.org/2000/svg';
 function shape(tag, attributes, text) {
   const e = document.createElementNS(SVG, tag);

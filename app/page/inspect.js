@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which file, or rank, holds how much of which layer. Arrows walk over cells.
 function heatMap(H) {
   const short = shortPaths(H.files), files = H.files.map((name, i) => ({ name, short: short[i], rank: rankOf(name), cells: new Map() }));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 'use strict';
 // The name of each row opens it: what its tensor holds, or its many tensors,
 // each of which opens in turn. Nothing is read before.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rectangles [x, y, w, h] whose areas are as `sizes`, largest first, as nearly
 // square as rows of them can be (Bruls, Huizing, van Wijk).
 function squarify(sizes, x, y, w, h) {

@@ -217,7 +217,7 @@ std::string frames_html() {
          "each layer: 0<i class=\"ramp\"></i><b id=\"heat-most\"></b></span>"
          "<div class=\"tabs\" id=\"heat-by\"></div></div>"
          "<div class=\"scroll\"><table id=\"heat\"></table></div>"
-         "<p class=\"soft\" id=\"heat-say\">Point at a cell, or walk with "
+         "<p class=\"soft keys\" id=\"heat-say\">Point at a cell, or walk with "
          "the arrow keys.</p></section>\n" +
          table_html("Tensors", {{"name", ""},
                                 {"count", "n lesser"},

@@ -32,8 +32,9 @@ std::string frames_html() {
   return "<section><div class=\"head\"><h2>Ranks</h2><span>tp across, pp down"
          "</span></div><div class=\"grids\" id=\"grids\"></div></section>\n"
          "<section><div class=\"head\"><h2>Which bytes go where</h2><span>"
-         "heights are to scale; point at a block, or <kbd>Tab</kbd> to it"
-         "</span><div class=\"tabs\" id=\"flow-by\"></div></div>\n"
+         "heights are to scale<span class=\"keys\">; point at a block, or "
+         "<kbd>Tab</kbd> to it</span></span><div class=\"tabs\" "
+         "id=\"flow-by\"></div></div>\n"
          "<svg id=\"flow\" role=\"group\" aria-label=\"bytes from files to "
          "files\"></svg><p class=\"soft\" id=\"flow-say\" role=\"status\">"
          "</p></section>\n" +

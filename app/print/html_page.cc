@@ -165,9 +165,10 @@ std::string cards_html(
 
 std::string map_html(std::string_view heading) {
   return fmt::format(
-      "<section><div class=\"head\"><h2>{}</h2><span>areas are to scale; "
-      "<kbd>arrows</kbd> walk, <kbd>Enter</kbd> opens, <kbd>Esc</kbd> goes up"
-      "</span><div class=\"tabs\" id=\"colour\"></div></div>\n"
+      "<section><div class=\"head\"><h2>{}</h2><span>areas are to scale"
+      "<span class=\"keys\">; <kbd>arrows</kbd> walk, <kbd>Enter</kbd> opens, "
+      "<kbd>Esc</kbd> goes up</span></span><div class=\"tabs\" "
+      "id=\"colour\"></div></div>\n"
       "<div id=\"path\"></div><div id=\"map\" role=\"group\" "
       "aria-label=\"map of sizes\"></div>\n<div class=\"legend\" "
       "id=\"legend\"></div><div class=\"soft\" id=\"smaller\"></div>"

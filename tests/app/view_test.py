@@ -82,8 +82,8 @@ def plain_page(page):
     """The page with what a live one has beside it taken out."""
     page = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^\n]*\n", "",
                   page)
-    page = re.sub(r"<script nonce=\"\w+\">\n'use strict';\n// The name of each "
-                  r".*?</script>\n", "", page, flags=re.S)
+    page = re.sub(r"<script nonce=\"\w+\">\n//[^\n]*\n'use strict';\n// The "
+                  r"name of each .*?</script>\n", "", page, flags=re.S)
     page = re.sub(r"<script nonce=\"\w+\">", "<script>", page)
     return re.sub(r"\"first\":\"[^\"]*\",", "", page)
 
