@@ -91,6 +91,8 @@ std::shared_ptr<const Family> find_family(const Catalog& source,
     std::shared_ptr<const Family> family;
     if (native) family = Family::for_fairseq2(name, values.values);
     if (!family && Family::exists(name)) family = Family::by_name(name);
+    // olmo3 is a model type, and one of OLMo 2's.
+    if (!family) family = Family::for_config({{"model_type", name}});
     if (family && !native && !family->fits_text(values.values)) family.reset();
     return family;
   };

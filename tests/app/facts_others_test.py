@@ -124,6 +124,57 @@ def olmo_config(folder):
     same_logits(back, want)
 
 
+def olmo_run(folder, case):
+    """OLMo-core's own checkpoint says its family: what comes of it is what
+    OLMo-core's own export is, tensors and meaning."""
+    golden, back = DATA / "olmo_core_dcp" / case, folder / "back"
+    result = CKPT.ok("convert", golden / "ckpt", back, *HF)
+    check("names stay" not in result.err, result.err)
+    want = golden / "other/hf_f32"
+    compare(tensors_in(back), tensors_in(want), case)
+    CKPT.ok("verify", back, want)
+    check_equal(config_at(back)["model_type"], case[3:], "model_type")
+
+
+def flex_olmo(folder, place, value, word):
+    """The facts of a mixture of OLMo-core's: said in config.json, or not
+    converted."""
+    source = folder / "source"
+    shutil.copytree(DATA / "olmo_core_dcp/hf_flex_olmo/ckpt", source)
+    config = config_at(source)
+    part = config["model"]["block"]
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    (source / "config.json").write_text(json.dumps(config))
+    if word.startswith("="):
+        CKPT.ok("convert", source, folder / "back", *HF, "-q")
+        key, _, want = word[1:].partition(" ")
+        check_equal(str(config_at(folder / "back")[key]), want, key)
+    else:
+        refused(source, folder / "back", *HF, "--dialect", "hf", word=word)
+
+
+ROUTER = ("feed_forward_moe", "router")
+FLEX = {
+    "a scaled rope": (
+        ("sequence_mixer", "rope", "scaling"),
+        {"factor": 4.0, "old_context_len": 16, "beta_fast": 32, "beta_slow": 1,
+         "_CLASS_": "olmo_core.nn.rope.YaRNRoPEScalingConfig"},
+        "=rope_scaling {'beta_fast': 32, 'beta_slow': 1, 'factor': 4.0, "
+        "'original_max_position_embeddings': 16, 'rope_type': 'yarn'}"),
+    "normalized weights": (
+        (*ROUTER, "normalize_expert_weights"), 1.0, "=norm_topk_prob True"),
+    "weights of length 1": (
+        (*ROUTER, "normalize_expert_weights"), 2.0, "router_normalized"),
+    "a sigmoid": ((*ROUTER, "gating_function"), "sigmoid", "router_score"),
+    "windows": (
+        ("sequence_mixer", "sliding_window"),
+        {"pattern": [4], "force_full_attention_on_last_layer": False},
+        "window"),
+}
+
+
 def olmo_windows(folder, kept):
     source, want = model(folder / "source", "olmo3")
     there, back = folder / "there", folder / "back"
@@ -139,6 +190,40 @@ def olmo_windows(folder, kept):
 def olmo_yarn(folder):
     source, _ = model(folder / "source", "olmo3", rope_parameters=YARN)
     refused(source, folder / "there", "--to", "fairseq2", word="rope")
+
+
+# --------------------------------------------------------- layers without rope
+UNSAID = ("--allow-unsaid", "*")
+
+
+def layers_by_pattern(folder, family, kept):
+    """Layers that a config.json counts rather than lists."""
+    types = ["sliding_attention", "full_attention"] * 2
+    source, want = model(folder / "source", family, layer_types=types,
+                         sliding_window=4)
+    config = config_at(source)
+    del config["layer_types"]
+    config["sliding_window_pattern"] = 2
+    (source / "config.json").write_text(json.dumps(config))
+    same_logits(source, want)
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", source, there, *MEGATRON, "-q", *UNSAID)
+    if not kept:
+        take_config(there)
+    CKPT.ok("convert", there, back, *HF, "-q")
+    same_logits(back, want)
+    CKPT.ok("verify", source, back)
+
+
+def layers_all_full(folder, family):
+    """No window, and no rope for that reason."""
+    source, want = model(folder / "source", family, sliding_window=4,
+                         layer_types=["full_attention"] * 4)
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", source, there, *MEGATRON, "-q", *UNSAID)
+    take_config(there)
+    CKPT.ok("convert", there, back, *HF, "-q")
+    same_logits(back, want)
 
 
 # ---------------------------------------------------------------- fp8 scales
@@ -261,9 +346,22 @@ def prepare(suite, ckpt):
         suite.add(f"args that contradict the family are taken: {name}",
                   args_say, *case)
     suite.add("OLMo's configuration becomes HF's config.json", olmo_config)
+    for case in ("hf_llama", "hf_olmo2", "hf_olmo3", "hf_qwen3",
+                 "hf_flex_olmo"):
+        suite.add(f"OLMo-core's own run needs --family: {case}", olmo_run,
+                  case)
+    for name, case in FLEX.items():
+        suite.add(f"FlexOlmo's facts are lost: {name}", flex_olmo, *case)
     for kept in (True, False):
         suite.add("OLMo 3's windows are lost in fairseq2's, config.json "
                   + ("kept" if kept else "away"), olmo_windows, kept)
+    for family in ("cohere2", "exaone4"):
+        for kept in (True, False):
+            suite.add(f"{family}'s layers without rope are lost, config.json "
+                      + ("kept" if kept else "away"), layers_by_pattern,
+                      family, kept)
+        suite.add(f"{family} has rope after args alone", layers_all_full,
+                  family)
     suite.add("OLMo 3's yarn is lost in fairseq2's", olmo_yarn)
     suite.add("scales of fp8 are rounded apart from their weights", scaled_fp8)
     suite.add("verify says different after legacy to torch_dist",

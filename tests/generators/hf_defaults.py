@@ -22,7 +22,7 @@ TYPES = ("llama qwen2 qwen3 mistral mixtral qwen2_moe qwen3_moe deepseek_v2 "
          "solar_open minimax_m2 ernie4_5_moe hunyuan_v1_moe llama4_text "
          "gpt_oss glm4_moe_lite glm_moe_dsa deepseek_v32 youtu qwen2_vl_text "
          "qwen2_5_vl_text qwen3_vl_text qwen3_vl_moe_text "
-         "glm4v_moe_text").split()
+         "glm4v_moe_text flex_olmo").split()
 # Lists that follow from other keys, and what no model is without.
 DERIVED = ["layer_types", "mlp_only_layers", "transformers_version",
            "architectures"]
