@@ -20,6 +20,7 @@
 #include "formats/nemo/nemo.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/v1/v1.h"
+#include "formats/orbax/orbax.h"
 #include "formats/own.h"
 #include "formats/runs/rewrite.h"
 #include "formats/safetensors/safetensors.h"
@@ -68,6 +69,11 @@ std::vector<Format> make_formats() {
                      nemo::make_reader(),
                      nullptr,
                      {.dialect = "mcore", .mixed_dialects = true}});
+  formats.push_back({"orbax",
+                     "Orbax's trees of zarr arrays (JAX)",
+                     orbax::make_reader(),
+                     nullptr,
+                     {.any_tensors = true}});
   formats.push_back({"fairseq2",
                      "fairseq2's native checkpoints",
                      fairseq2::make_reader(),
