@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <utility>
 
 #include "app/commands/command.h"
 #include "app/commands/write.h"
@@ -11,6 +12,7 @@
 #include "ckpt/error.h"
 #include "convert/translate.h"
 #include "formats/peft/config.h"
+#include "formats/runs/trainer.h"
 #include "formats/traits.h"
 
 namespace ckpt::app {
@@ -28,6 +30,7 @@ class Convert : public Command {
            "ckpt convert Llama-3-8B out --to megatron_torch_dist --tp 8 --pp "
            "4\n"
            "ckpt convert iter_0001000 out --to safetensors --family llama\n"
+           "ckpt convert checkpoint-500 out --to run --trainer accelerate\n"
            "ckpt convert Llama-3-8B out --to safetensors --adapter my-lora";
   }
   void add_options(CLI::App& app) override {
@@ -47,6 +50,7 @@ class Convert : public Command {
               "(.safetensors, .pt) says it, too");
     check_target_options(target_);
     check_optim(target_.optim, target_.to);
+    take_trainer();
     request_.command = "convert";
     request_.output = output;
     Catalog source = open_for_write(request_);
@@ -67,6 +71,14 @@ class Convert : public Command {
   }
 
  private:
+  // With --to run it is the target's: whose step the source is shows itself.
+  void take_trainer() {
+    std::string& named = request_.source.read.trainer;
+    if (target_.to != "run" || named.empty() || named == "none") return;
+    runs::find_trainer(named);  // throws for a misspelt one
+    target_.trainer = std::exchange(named, {});
+  }
+
   // Its parts mean something beside their base alone.
   void check_adapter(const Catalog& source) const {
     if (formats::traits_of(target_.to).any_tensors) return;

@@ -142,6 +142,17 @@ bool has_no_ranks(std::string_view format) {
          formats::Traits::Ranks::kNone;
 }
 
+// Another trainer's step has data-parallel ranks alone, as many as the source
+// if nothing else is asked for.
+void settle_trainer(const TargetOptions& options, const Catalog& source,
+                    Layout& layout) {
+  layout.form = options.trainer;
+  if (source.run && source.run->trainer == options.trainer) return;
+  const uint32_t ranks = layout.topology.dp;
+  layout.topology = options.topology.alone();
+  layout.topology.dp = ranks;
+}
+
 // A step of a trainer stays one, but for a single file, DeepSpeed's partitions
 // and Megatron's directories, which have formats of their own.
 std::string own_format(const WriteRequest& request, const Catalog& source) {
@@ -190,6 +201,7 @@ Layout make_layout(const WriteRequest& request, const TargetOptions& options,
   layout.topology = options.topology.resolve(source.topology);
   if (!options.to.empty() && !same_grid(source.format, layout.format))
     layout.topology = options.topology.alone();
+  if (!options.trainer.empty()) settle_trainer(options, source, layout);
   if (formats::traits_of(layout.format).options == Options::kBlocks)
     settle_blocks(request, options, layout);
   else if (options.block_files)

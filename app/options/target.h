@@ -17,7 +17,8 @@ namespace ckpt::app {
 // --to --tp --pp --dp --ep --etp --vpp --pp-layout --optim --block-files
 // --vocab-size --make-vocab-size-divisible-by --transformer-impl
 struct TargetOptions {
-  std::string to;  // "": the source's format
+  std::string to;       // "": the source's format
+  std::string trainer;  // --to run: whose step; "": the source's own
   TopologyOptions topology;
   std::string optim;
   bool block_files = false;

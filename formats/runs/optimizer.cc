@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <unordered_map>
 
 #include "ckpt/error.h"
 #include "formats/runs/pattern.h"
@@ -229,8 +230,38 @@ Asked asked_order(const std::string& text,
   return asked;
 }
 
+namespace {
+
+// The groups' numbers as the names that they stand for.
+void name_groups(Catalog& catalog, const Names& names,
+                 const std::string& prefix) {
+  using pickle::Type;
+  const auto object = std::ranges::find(
+      catalog.objects, prefix + "optimizer.param_groups", &Object::name);
+  if (object == catalog.objects.end() || !object->document) return;
+  const pickle::Document& from = *object->document;
+  if (!from.is(object->node, Type::kList) ||
+      from.items(object->node).size() != names.parameters.size())
+    return;
+  auto document = std::make_shared<pickle::Document>();
+  std::unordered_map<pickle::Id, pickle::Id> substitutes;
+  for (size_t g = 0; g < names.parameters.size(); ++g) {
+    const pickle::Id numbers = from.find(from.items(object->node)[g], "params");
+    if (numbers == pickle::kNoId) return;
+    const pickle::Id list = document->add_container(Type::kList);
+    for (const Parameter& one : names.parameters[g])
+      document->append(list, document->add_string(prefix + one.name));
+    substitutes[numbers] = list;
+  }
+  object->node = document->import(from, object->node, substitutes);
+  object->document = std::move(document);
+}
+
+}  // namespace
+
 void apply(Catalog& catalog, const Range& range, const Names& names,
            const std::string& prefix) {
+  name_groups(catalog, names, prefix);
   std::map<uint64_t, const Parameter*> by_number;
   for (size_t g = 0; g < names.parameters.size(); ++g)
     for (size_t i = 0; i < names.parameters[g].size(); ++i)

@@ -66,7 +66,8 @@ Names named(const Catalog& catalog, const Range& range, const Groups& groups,
             bool pickled, const ModelFacts& facts,
             const formats::ReadOptions& options, const std::string& path);
 
-// Gives the tensors their names: <prefix><parameter>.<state>. What belongs to
+// Gives the tensors their names: <prefix><parameter>.<state>, and the groups
+// (<prefix>optimizer.param_groups) those of their parameters. What belongs to
 // no number that is named keeps "optimizer." before what it has.
 void apply(Catalog& catalog, const Range& range, const Names& names,
            const std::string& prefix);

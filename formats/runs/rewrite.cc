@@ -8,6 +8,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "formats/runs/compose.h"
 #include "formats/runs/containers.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/rank_write.h"
@@ -377,6 +378,8 @@ class RunWriter final : public formats::Writer {
  public:
   std::string_view name() const override { return kRunFormat; }
   Catalog review(Catalog source, const Layout& layout) const override {
+    if (is_composed(source, layout))
+      return review_composed(std::move(source), layout);
     const Topology& asked = layout.topology;
     if (asked.pp != source.topology.pp || asked.ep != source.topology.ep ||
         asked.tp != source.topology.tp)
@@ -396,6 +399,7 @@ class RunWriter final : public formats::Writer {
     return source;
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
+    if (is_composed(source, layout)) return compose(source, layout);
     return Rewriting(source, layout).build();
   }
 };

@@ -34,28 +34,6 @@ using formats::ReadOptions;
 using text::printable;
 using Severity = Problem::Severity;
 
-ModelFacts facts_of(const std::string& folder) {
-  ModelFacts facts;
-  const std::string path = io::join(folder, "config.json");
-  constexpr uint64_t kMaxConfig = 64 << 20;
-  if (!io::is_file(path)) return facts;
-  try {
-    const auto config =
-        text::parse_python_json(io::read_file(path, kMaxConfig), path);
-    if (const auto type = config.find("model_type");
-        type != config.end() && type->is_string())
-      facts.type = type->get<std::string>();
-    if (const auto version = config.find("transformers_version");
-        version != config.end() && version->is_string()) {
-      const auto text = version->get<std::string>();
-      std::from_chars(text.data(), text.data() + text.size(), facts.version);
-    }
-  } catch (const Error&) {
-    // detect_dialect says what is wrong with it.
-  }
-  return facts;
-}
-
 // One step's folder.
 class Reading {
  public:
@@ -483,6 +461,28 @@ class Reading {
 };
 
 }  // namespace
+
+ModelFacts facts_of(const std::string& folder) {
+  ModelFacts facts;
+  const std::string path = io::join(folder, "config.json");
+  constexpr uint64_t kMaxConfig = 64 << 20;
+  if (!io::is_file(path)) return facts;
+  try {
+    const auto config =
+        text::parse_python_json(io::read_file(path, kMaxConfig), path);
+    if (const auto type = config.find("model_type");
+        type != config.end() && type->is_string())
+      facts.type = type->get<std::string>();
+    if (const auto version = config.find("transformers_version");
+        version != config.end() && version->is_string()) {
+      const auto text = version->get<std::string>();
+      std::from_chars(text.data(), text.data() + text.size(), facts.version);
+    }
+  } catch (const Error&) {
+    // detect_dialect says what is wrong with it.
+  }
+  return facts;
+}
 
 Catalog read_step(const Found& found, const ReadOptions& options,
                   std::vector<Container>* containers) {

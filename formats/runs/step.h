@@ -6,6 +6,7 @@
 #include "formats/format.h"
 #include "formats/runs/containers.h"
 #include "formats/runs/find.h"
+#include "formats/runs/order.h"
 
 namespace ckpt::runs {
 
@@ -13,5 +14,8 @@ namespace ckpt::runs {
 // lacks the file of a rank. `containers`, if not null: what it is made of.
 Catalog read_step(const Found& found, const formats::ReadOptions& options,
                   std::vector<Container>* containers = nullptr);
+
+// What config.json in the folder says of the model's class.
+ModelFacts facts_of(const std::string& folder);
 
 }  // namespace ckpt::runs

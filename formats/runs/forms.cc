@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/runs/forms.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "ckpt/error.h"
+#include "formats/runs/step.h"
+#include "formats/runs/trainer.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::runs {
+namespace {
+
+using text::printable;
+
+// Of one rank the trainer's plain files, of several those of FSDP.
+constexpr auto kForms = std::to_array<Form>({
+    {.trainer = "hf_trainer",
+     .sharded = false,
+     .model_at = "",
+     .model_key = "",
+     .optimizer_at = "optimizer.pt",
+     .optimizer_key = "",
+     .grouping = Grouping::kDecay,
+     .scheduler = "scheduler.pt",
+     .home = ""},
+    {.trainer = "hf_trainer",
+     .sharded = true,
+     .model_at = "pytorch_model_fsdp_0",
+     .model_key = "model",
+     .optimizer_at = "optimizer_0",
+     .optimizer_key = "optimizer",
+     .grouping = Grouping::kDecay,
+     .scheduler = "scheduler.pt",
+     .home = ""},
+    {.trainer = "accelerate",
+     .sharded = false,
+     .model_at = "",
+     .model_key = "",
+     .optimizer_at = "optimizer.bin",
+     .optimizer_key = "",
+     .grouping = Grouping::kSource,
+     .scheduler = "scheduler.bin",
+     .home = ""},
+    {.trainer = "accelerate",
+     .sharded = true,
+     .model_at = "pytorch_model_fsdp_0",
+     .model_key = "model",
+     .optimizer_at = "optimizer_0",
+     .optimizer_key = "optimizer",
+     .grouping = Grouping::kSource,
+     .scheduler = "scheduler.bin",
+     .home = ""},
+    {.trainer = "lightning",
+     .sharded = true,
+     .model_at = "",
+     .model_key = "state_dict",
+     .optimizer_at = "",
+     .optimizer_key = "optimizer_0",
+     .grouping = Grouping::kSource,
+     .scheduler = "",
+     .home = ""},
+    {.trainer = "torchtitan",
+     .sharded = true,
+     .model_at = "",
+     .model_key = "",
+     .optimizer_at = "",
+     .optimizer_key = "optimizer",
+     .grouping = Grouping::kEach,
+     .scheduler = "",
+     .home = ""},
+});
+
+// Which of the source's groups each parameter is in.
+std::map<std::string_view, size_t> group_of(const Adam& adam) {
+  std::map<std::string_view, size_t> known;
+  for (size_t g = 0; g < adam.groups.size(); ++g)
+    for (const std::string& param : adam.groups[g].params) known[param] = g;
+  return known;
+}
+
+// The order in which the model registers its parameters, by its family. The
+// source may prove an order of its own, but not to who reads the target.
+ParameterOrder order_of(const Form& form, const Catalog& source) {
+  std::vector<const Tensor*> model;
+  for (const Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::model) model.push_back(&tensor);
+  ModelFacts facts;
+  for (const Sidecar& sidecar : source.sidecars)
+    if (facts.type.empty() && io::base_name(sidecar.name) == "config.json")
+      facts = facts_of(io::parent(sidecar.path));
+  std::string why_not;
+  if (auto order = family_order(model, facts, why_not)) return *order;
+  throw unfaithful_error({source.path, {}},
+                         "{} counts the parameters in the order of the model's "
+                         "modules: {}",
+                         form.trainer, why_not)
+      .with_hint(
+          "lightning goes by names, and so does accelerate with --dp 2 "
+          "(FSDP's files, for any number of ranks)");
+}
+
+// Options that all parameters of a group have in common.
+void settle_options(const Form& form, const Adam& adam, const Catalog& source,
+                    const std::map<std::string_view, size_t>& known,
+                    AdamGroup& group) {
+  if (group.params.empty()) return;
+  const size_t first = known.at(group.params[0]);
+  group.options = adam.groups[first].options;
+  for (const std::string& param : group.params) {
+    const size_t other = known.at(param);
+    std::string differs;
+    if (other == first ||
+        same_options(adam, adam.groups[first], adam.groups[other], &differs))
+      continue;
+    throw unfaithful_error(
+        {source.path, printable(param)},
+        "{} has it in one group with {}, whose options are others: {}",
+        form.trainer, printable(group.params[0]), differs)
+        .with_hint(
+            "accelerate, lightning and torchtitan take groups as they are; "
+            "--model-only converts the model");
+  }
+}
+
+AdamGroup without_decay(const Adam& adam, const AdamGroup& like) {
+  AdamGroup group{.params = {}, .options = like.options};
+  const pickle::Id none = adam.document->add_float(0.0);
+  for (auto& [key, value] : group.options)
+    if (key == "weight_decay") value = none;
+  return group;
+}
+
+}  // namespace
+
+std::string trainer_in(const Catalog& source) {
+  return source.run ? source.run->trainer : "";
+}
+
+const Form& find_form(const std::string& trainer, uint32_t ranks,
+                      const std::string& source_trainer) {
+  const Form* best = nullptr;
+  std::set<std::string_view> names;
+  for (const Form& form : kForms) {
+    names.insert(form.trainer);
+    if (form.trainer == trainer && (!best || form.sharded == (ranks > 1)))
+      best = &form;
+  }
+  if (best) return *best;
+  find_trainer(trainer);  // throws for a misspelt one
+  std::string all;
+  for (const std::string_view name : names)
+    all += (all.empty() ? "" : ", ") + std::string(name);
+  throw unfaithful_error({}, "a step of {} is not written from {}", trainer,
+                         source_trainer.empty() ? "a checkpoint of no trainer"
+                                                : "one of " + source_trainer)
+      .with_hint("--trainer takes: " + all +
+                 "; --to dcp, --to megatron_torch_dist are formats of others");
+}
+
+std::vector<AdamGroup> groups_for(const Form& form, const Adam& adam,
+                                  const Catalog& source) {
+  if (adam.states.empty()) return {};
+  const bool by_number = !form.sharded;
+  if (form.grouping == Grouping::kEach ||
+      (form.grouping == Grouping::kSource && !by_number))
+    return adam.groups;
+  const auto known = group_of(adam);
+  const ParameterOrder order = order_of(form, source);
+  if (form.grouping == Grouping::kSource && adam.ordered) return adam.groups;
+  std::vector<AdamGroup> groups(form.grouping == Grouping::kDecay ? 2
+                                : form.grouping == Grouping::kOne
+                                    ? 1
+                                    : adam.groups.size());
+  size_t placed = 0;
+  for (const Parameter& one : order.parameters) {
+    const auto found = known.find(one.name);
+    if (found == known.end()) continue;  // frozen, tied
+    const size_t g = form.grouping == Grouping::kDecay ? (one.decays ? 0 : 1)
+                     : form.grouping == Grouping::kOne ? 0
+                                                       : found->second;
+    groups[g].params.push_back(one.name);
+    ++placed;
+  }
+  if (placed != known.size()) {
+    std::set<std::string_view> left;
+    for (const auto& [param, group] : known) left.insert(param);
+    for (const Parameter& one : order.parameters) left.erase(one.name);
+    throw unfaithful_error({source.path, printable(*left.begin())},
+                           "is in the optimizer, but no module of {} has it",
+                           order.why);
+  }
+  for (AdamGroup& group : groups)
+    settle_options(form, adam, source, known, group);
+  if (form.grouping == Grouping::kDecay && groups[1].params.empty())
+    groups[1] = without_decay(adam, groups[0]);
+  if (form.grouping == Grouping::kDecay && groups[0].params.empty())
+    groups[0].options = groups[1].options;
+  return groups;
+}
+
+}  // namespace ckpt::runs

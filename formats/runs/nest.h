@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// A state dict that is made anew, to be laid out as DCP: tensors of a source
+// and values at the places that a loader asks for.
+//
+//   nest.add({"optimizer", "state", "model.norm.weight", "exp_avg"}, 7);
+//   nest.add_value({"optimizer", "param_groups"}, document, list);
+//
+// Private to this room.
+#pragma once
+
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::runs {
+
+class Nest {
+ public:
+  using Path = std::vector<std::string>;
+
+  explicit Nest(const Catalog& source);
+
+  // source.tensors[index]; "" of a path is left out.
+  void add(const Path& path, size_t index);
+  // A list and a dict come out as values of their own each.
+  void add_value(const Path& path, const pickle::Document& from,
+                 pickle::Id value);
+
+  // Tensors are in the order in which they were added: source.tensors[of()[i]].
+  Catalog take();
+  const std::vector<size_t>& of() const { return of_; }
+
+ private:
+  pickle::Id dict_of(const Path& path, std::string* name);
+
+  const Catalog& source_;
+  Catalog catalog_;
+  std::vector<size_t> of_;
+  std::shared_ptr<pickle::Document> document_ =
+      std::make_shared<pickle::Document>();
+  pickle::Id root_ = pickle::kNoId;
+  pickle::Id rebuild_ = pickle::kNoId;
+  pickle::Id arguments_ = pickle::kNoId;
+  Skeleton skeleton_;
+  std::map<std::string, pickle::Id> dicts_;
+};
+
+}  // namespace ckpt::runs

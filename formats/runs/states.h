@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a trainer keeps beside model and optimizer, as far as another can take
+// it: the step and the position of the scheduler. Private to this room.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+#include "formats/runs/adam.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::runs {
+
+struct Scheduler {
+  std::string from;      // the object that it was in; "": the source has none
+  int64_t position = 0;  // last_epoch
+  pickle::Id whole = pickle::kNoId;  // the state dict, if it is there
+};
+
+struct States {
+  std::shared_ptr<pickle::Document> document =
+      std::make_shared<pickle::Document>();
+  Scheduler scheduler;
+  std::optional<uint64_t> step;  // steps of the optimizer
+  bool counted = false;          // by the optimizer's own count
+};
+
+// `source`: with all objects opened. Reads the optimizer's count of steps where
+// the trainer keeps none.
+States find_states(const Catalog& source, const Adam& adam);
+
+// torch's LambdaLR, whose function is the target's own, for groups with these
+// options: {"base_lrs": […], "last_epoch": 10, …}.
+pickle::Id lambda_scheduler(pickle::Document& document, const Adam& adam,
+                            const std::vector<AdamGroup>& groups,
+                            int64_t position);
+
+// A file of torch.save with a value and no tensors.
+TargetFile value_file(const std::string& path, pickle::Document& document,
+                      pickle::Id root);
+
+// What Lightning's meta.pt has, for a step of one epoch.
+pickle::Id lightning_meta(pickle::Document& document, uint64_t step,
+                          pickle::Id scheduler);
+
+// per_device_train_batch_size of TrainingArguments, if nobody says it. The
+// Trainer divides what the state has, so there has to be a number.
+inline constexpr uint64_t kTrainerBatch = 8;
+
+// trainer_state.json of Hugging Face's Trainer: the rest has defaults.
+std::string trainer_state_json(uint64_t step);
+
+}  // namespace ckpt::runs

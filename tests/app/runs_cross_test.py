@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A trainer's step written as another trainer's: --to run --trainer NAME.
+
+The other trainer's own loader resumes it, and loss and parameters after one
+more step are those that the first trainer's loader comes to from its own files.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from runs_write_test import free_port, same
+from support import (
+    DATA, Failure, Skip, Suite, check, check_equal, digest, read_safetensors)
+
+CKPT = None  # set by prepare
+GOLDENS = DATA / "runs"
+HERE = Path(__file__).resolve().parent
+PEER = Path(sys.prefix) / "transformers_5.12.1"
+# Source: its step below the golden, how its own trainer loads it, the model,
+# ranks.
+SOURCES = {
+    "accelerate_fsdp2_w2": (
+        "checkpoints/checkpoint_10", "accelerate_fsdp2", "qwen2_tied", 2),
+    "hf_trainer_fsdp2_w2": ("checkpoint-3", "trainer_fsdp2", "qwen2_1", 2),
+    "hf_trainer_qwen2": ("checkpoint-10", "trainer_plain", "qwen2_2", 1),
+    "verl_fsdp2_w2": ("global_step_10/actor", "verl_fsdp2", "llama", 2),
+}
+# Target: the trainer and its ranks, and who loads it.
+TARGETS = {
+    ("hf_trainer", 1): "trainer_plain",
+    ("hf_trainer", 3): "trainer_fsdp2",
+    ("accelerate", 1): "accelerate_plain",
+    ("accelerate", 3): "accelerate_fsdp2",
+    ("lightning", 1): "lightning_fsdp2",
+    ("lightning", 3): "lightning_fsdp2",
+}
+RESUMED = [
+    ("accelerate_fsdp2_w2", "hf_trainer", 1),
+    ("accelerate_fsdp2_w2", "hf_trainer", 3),
+    ("accelerate_fsdp2_w2", "lightning", 3),
+    ("hf_trainer_fsdp2_w2", "accelerate", 3),
+    ("hf_trainer_fsdp2_w2", "lightning", 1),
+    ("hf_trainer_qwen2", "accelerate", 1),
+    ("hf_trainer_qwen2", "accelerate", 3),
+    ("hf_trainer_qwen2", "lightning", 3),
+    ("verl_fsdp2_w2", "hf_trainer", 1),
+    ("verl_fsdp2_w2", "hf_trainer", 3),
+    ("verl_fsdp2_w2", "accelerate", 1),
+    ("verl_fsdp2_w2", "accelerate", 3),
+    ("verl_fsdp2_w2", "lightning", 3),
+]
+
+
+def step_of(case):
+    if case in SOURCES:
+        return GOLDENS / case / "ckpt" / SOURCES[case][0]
+    facts = json.loads((GOLDENS / case / "case.json").read_text())
+    return GOLDENS / case / "ckpt" / facts["newest"] / facts.get(
+        "newest_file", "")
+
+
+def convert(case, out, trainer, ranks, *more):
+    return CKPT.run("convert", step_of(case), out, "--to", "run", "--trainer",
+                    trainer, "--dp", ranks, *more)
+
+
+def resume(loader, model, directory, out, ranks):
+    import torch
+
+    if not PEER.is_dir():
+        raise Skip("transformers is not installed (scripts/test.sh does it)")
+    port = str(free_port())
+    running = [subprocess.Popen(
+        [sys.executable, "-B", HERE / "runs_cross_peer.py", loader, model,
+         str(directory), str(out), str(ranks), str(rank), port],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(ranks)]
+    said = []
+    for one in running:
+        try:
+            said.append(one.communicate(timeout=240)[0])
+        except subprocess.TimeoutExpired:
+            for other in running:
+                other.kill()
+            raise Failure(f"{loader}: {ranks} ranks hang") from None
+    for one, text in zip(running, said):
+        check(one.returncode == 0, f"{loader} of {ranks}: {text[-3000:]}")
+    return torch.load(out, weights_only=True)
+
+
+def test_resume(folder, case, trainer, ranks):
+    _, loader, model, before = SOURCES[case]
+    want = resume(loader, model, step_of(case), folder / "want.pt", before)
+    out = folder / "out"
+    convert(case, out, trainer, ranks, "--verify").want(0)
+    CKPT.ok("verify", step_of(case), out)
+    got = resume(TARGETS[trainer, ranks], model, out, folder / "got.pt", ranks)
+    same(got, want, f"{case} as {trainer} of {ranks}")
+    for what in ("step", "position"):
+        if what in got and what in want:
+            check_equal(got[what], want[what], what)
+
+
+def test_contents(folder, case, trainer, ranks):
+    """All tensors of the live objects, by name, and each file's fate."""
+    out = folder / "out"
+    said = json.loads(convert(case, out, trainer, ranks, "--json").want(0).out)
+    fates = {one["path"]: one for one in said["files"]}
+    inside = {str(p.relative_to(step_of(case)))
+              for p in step_of(case).rglob("*") if p.is_file()}
+    named = {path for path in fates}
+    for path in inside:
+        check(any(one == path or one.endswith("/" + path) for one in named),
+              f"{path} has no fate")
+    for one in fates.values():
+        check(one["fate"] != "left_out" or one["reason"], f"{one}: no reason")
+    found = CKPT.inspect(out, "--digest")
+    check_equal(found["trainer"]["name"], trainer, "trainer")
+    got = {t["name"]: t for t in found["tensors"]}
+    if "verl" in case:  # one role of two
+        before = {t["name"]: t for t in CKPT.inspect(step_of(case), "--digest")["tensors"]}
+        want = {name: (t["dtype"], t["digest"]) for name, t in before.items()}
+    else:
+        want = {}
+        for what in ("expected", "expected_optim"):
+            path = GOLDENS / case / f"{what}.safetensors"
+            for name, t in read_safetensors(path).items():
+                want[name] = (t.dtype, digest(t.data))
+    for name, one in want.items():
+        check(name in got, f"{name} is not there")
+        check_equal((got[name]["dtype"], got[name]["digest"]), one, name)
+    bad = [p for p in found["problems"] if p["severity"] == "damage"]
+    check_equal(bad, [], "problems")
+
+
+def test_refused(folder, case, trainer, ranks, words):
+    result = convert(case, folder / "out", trainer, ranks)
+    result.want(5)
+    for word in words:
+        check(word in result.err, f"{word!r}: {result.err}")
+    check(not (folder / "out").exists(), "something was written")
+
+
+def test_model_only(folder):
+    """What Adam can't go on with goes on without, if that is asked for."""
+    out = folder / "out"
+    said = convert("hf_trainer_zero3_w2", out, "accelerate", 2, "--model-only")
+    said.want(0)
+    check("afresh" in said.err, said.err)
+    kinds = {t["kind"] for t in CKPT.inspect(out)["tensors"]}
+    check_equal(kinds, {"model"}, "kinds")
+
+
+def test_options(folder):
+    """A misspelt trainer, and ranks that no step has."""
+    convert("hf_trainer_qwen2", folder / "out", "accelrate", 1).want(2)
+    convert("hf_trainer_qwen2", folder / "out", "accelerate", 1, "--tp",
+            2).want(5)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for case, trainer, ranks in RESUMED:
+        suite.add(f"{case} as {trainer} of {ranks}: resumes", test_resume,
+                  case, trainer, ranks)
+        suite.add(f"{case} as {trainer} of {ranks}: contents", test_contents,
+                  case, trainer, ranks)
+    for case, trainer in (("lightning_mp_w2", "accelerate"),
+                          ("lightning_mp_w2", "torchtitan"),
+                          ("torchtitan_w2", "accelerate"),
+                          ("torchtitan_w2", "lightning"),
+                          ("lightning_ckpt", "accelerate"),
+                          ("verl_fsdp1_flat_w2", "hf_trainer")):
+        suite.add(f"{case} as {trainer} of 2: contents", test_contents, case,
+                  trainer, 2)
+    for case, trainer, ranks, words in (
+            ("lightning_mp_w2", "hf_trainer", 1, ["order", "modules"]),
+            ("torchtitan_w2", "accelerate", 1, ["--dp 2"]),
+            ("hf_trainer_qwen2", "torchtitan", 1, ["wq.weight"]),
+            ("hf_trainer_qwen2", "verl", 1, ["not written", "hf_trainer"]),
+            ("hf_trainer_zero3_w2", "accelerate", 2, ["groups"])):
+        suite.add(f"{case} as {trainer} of {ranks}: refused", test_refused,
+                  case, trainer, ranks, words)
+    suite.add("the model alone", test_model_only)
+    suite.add("options", test_options)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
