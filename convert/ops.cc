@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "convert/ops.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "ckpt/error.h"
@@ -24,17 +26,27 @@ class Params {
   }
   // A list of expressions; empty if it is not given.
   std::vector<uint64_t> list(const char* name) const {
-    std::vector<uint64_t> values;
     const auto found = op_.params.find(name);
-    if (found == op_.params.end()) return values;
-    for (const Json& item : *found)
+    return found == op_.params.end() ? std::vector<uint64_t>()
+                                     : numbers_of(*found);
+  }
+  // A list for each tensor.
+  std::vector<std::vector<uint64_t>> lists(const char* name) const {
+    std::vector<std::vector<uint64_t>> all;
+    for (const Json& one : op_.params.at(name)) all.push_back(numbers_of(one));
+    return all;
+  }
+
+ private:
+  std::vector<uint64_t> numbers_of(const Json& list) const {
+    std::vector<uint64_t> values;
+    for (const Json& item : list)
       values.push_back(numbers_.whole(
           item.is_string() ? item.get<std::string>() : item.dump(),
           instance_.index, op_.name));
     return values;
   }
 
- private:
   const Op& op_;
   const Instance& instance_;
   const Numbers& numbers_;
@@ -119,6 +131,104 @@ std::vector<View> ungroup_heads(const Op& op, const Heads& h,
   return qkv;
 }
 
+// Each query head's rows have its gate's behind them. Megatron's groups hold
+// the query heads, their gates, the key and the value.
+View group_gated(const Op& op, const Heads& h, const std::vector<View>& qkv) {
+  check_rows(op, qkv[0], 2 * h.heads * h.size, text_of(h));
+  check_rows(op, qkv[1], h.groups * h.size, text_of(h));
+  check_rows(op, qkv[2], h.groups * h.size, text_of(h));
+  const View q = qkv[0].reshape(
+      split_rows(qkv[0].shape(), {h.groups, h.each(), 2, h.size}));
+  std::vector<View> parts;
+  for (uint64_t gate = 0; gate < 2; ++gate)
+    parts.push_back(
+        q.slice(2, gate, 1)
+            .reshape(split_rows(qkv[0].shape(), {h.groups, h.each(), h.size})));
+  for (size_t i = 1; i < 3; ++i)
+    parts.push_back(
+        qkv[i].reshape(split_rows(qkv[i].shape(), {h.groups, 1, h.size})));
+  return View::concat(parts, 1).reshape(
+      split_rows(qkv[0].shape(), {(2 * h.heads + 2 * h.groups) * h.size}));
+}
+
+std::vector<View> ungroup_gated(const Op& op, const Heads& h,
+                                const View& view) {
+  check_rows(op, view, (2 * h.heads + 2 * h.groups) * h.size, text_of(h));
+  const View grouped = view.reshape(
+      split_rows(view.shape(), {h.groups, 2 * h.each() + 2, h.size}));
+  std::vector<View> halves;
+  for (uint64_t gate = 0; gate < 2; ++gate)
+    halves.push_back(grouped.slice(1, gate * h.each(), h.each())
+                         .reshape(split_rows(view.shape(),
+                                             {h.groups, h.each(), 1, h.size})));
+  std::vector<View> qkv{View::concat(halves, 2).reshape(
+      split_rows(view.shape(), {2 * h.heads * h.size}))};
+  for (uint64_t i = 0; i < 2; ++i)
+    qkv.push_back(grouped.slice(1, 2 * h.each() + i, 1)
+                      .reshape(split_rows(view.shape(), {h.groups * h.size})));
+  return qkv;
+}
+
+// Rows of one group; sizes are a configuration's, so that any number comes.
+uint64_t rows_of(const Op& op, uint64_t groups,
+                 const std::vector<uint64_t>& sizes) {
+  std::optional<uint64_t> all = 0;
+  for (const uint64_t size : sizes)
+    all = all && size != 0 ? checked_add(*all, size) : std::nullopt;
+  if (!all || !checked_mul(*all, groups) || groups == 0)
+    throw unfaithful_error({}, "{}: {} groups of {} rows", op.name, groups,
+                           fmt::join(sizes, " + "));
+  return *all;
+}
+
+// Tensors that hold for each group its parts ─► the first part of all groups,
+// then the second …
+View part_by_part(const Op& op, const Params& params,
+                  const std::vector<View>& views) {
+  const uint64_t groups = params("groups", "1");
+  const auto lists = params.lists("sizes");
+  std::vector<View> parts;
+  for (size_t i = 0; i < views.size(); ++i) {
+    const uint64_t rows = rows_of(op, groups, lists.at(i));
+    check_rows(op, views[i], groups * rows,
+               fmt::format("{} groups of {}", groups, rows));
+    const View grouped =
+        views[i].reshape(split_rows(views[i].shape(), {groups, rows}));
+    uint64_t at = 0;
+    for (const uint64_t size : lists[i]) {
+      parts.push_back(
+          grouped.slice(1, at, size)
+              .reshape(split_rows(views[i].shape(), {groups * size})));
+      at += size;
+    }
+  }
+  return View::concat(parts, 0);
+}
+
+std::vector<View> group_by_group(const Op& op, const Params& params,
+                                 const View& view) {
+  const uint64_t groups = params("groups", "1");
+  const auto lists = params.lists("sizes");
+  std::vector<uint64_t> each;
+  for (const auto& sizes : lists) each.push_back(rows_of(op, groups, sizes));
+  const uint64_t rows = rows_of(op, groups, each);
+  check_rows(op, view, groups * rows,
+             fmt::format("{} groups of {}", groups, rows));
+  std::vector<View> views;
+  uint64_t at = 0;
+  for (const auto& sizes : lists) {
+    std::vector<View> parts;
+    for (const uint64_t size : sizes) {
+      parts.push_back(view.slice(0, at, groups * size)
+                          .reshape(split_rows(view.shape(), {groups, size})));
+      at += groups * size;
+    }
+    views.push_back(View::concat(parts, 1).reshape(
+        split_rows(view.shape(), {groups * rows_of(op, groups, sizes)})));
+  }
+  return views;
+}
+
 std::vector<View> split_qkv(const Op& op, const Heads& h, const View& view) {
   check_rows(op, view, h.rows(), text_of(h));
   const uint64_t q = h.heads * h.size, kv = h.groups * h.size;
@@ -201,6 +311,9 @@ std::vector<View> step(const Op& op, const Params& params,
       throw unfaithful_error({}, "qkv of {} tensors", views.size());
     return {group_heads(op, heads_of(op, params), views)};
   }
+  if (name == "qkv_gated" && views.size() == 3)
+    return {group_gated(op, heads_of(op, params), views)};
+  if (name == "ungroup") return {part_by_part(op, params, views)};
   const View& view = only(op, views);
   if (name == "copy" || name == "vocab") return views;
   if (name == "t") return {transposed(view)};
@@ -236,6 +349,8 @@ std::vector<View> undo(const Op& op, const Params& params, const View& view,
   }
   if (name == "cat") return split(params, view, count);
   if (name == "qkv") return ungroup_heads(op, heads_of(op, params), view);
+  if (name == "qkv_gated") return ungroup_gated(op, heads_of(op, params), view);
+  if (name == "ungroup") return group_by_group(op, params, view);
   if (name == "qkv_cat")
     return {View::concat(ungroup_heads(op, heads_of(op, params), view), 0)};
   if (name == "rope_interleave")

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations on shapes alone.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -44,7 +46,8 @@ class Shaper {
   Shape apply(const Op& op, const std::vector<Shape>& from) const {
     if (op.name == "const") return list(op, "shape");
     if (op.name == "cat") return cat(op, from);
-    if (op.name == "qkv") return qkv(op, from);
+    if (op.name == "qkv" || op.name == "qkv_gated") return qkv(op, from);
+    if (op.name == "ungroup") return ungroup(op, from);
     if (from.size() != 1) fail("{} of {} tensors", op.name, from.size());
     Shape shape = from[0];
     if (op.name == "t" && shape.size() == 2) std::swap(shape[0], shape[1]);
@@ -61,8 +64,12 @@ class Shaper {
   }
 
   Shape list(const Op& op, const char* param) const {
+    return list(op.params.at(param), param);
+  }
+
+  Shape list(const Json& entries, const char* param) const {
     Shape shape;
-    for (const Json& entry : op.params.at(param))
+    for (const Json& entry : entries)
       shape.push_back(numbers_.whole(
           entry.is_string() ? entry.get<std::string>() : entry.dump(),
           instance_.index, param));
@@ -113,10 +120,28 @@ class Shaper {
     const uint64_t head = size(op, "head_dim", "$hd");
     check_groups(heads, groups);
     for (size_t i = 0; i < from.size(); ++i) {
-      const uint64_t rows = product(i == 0 ? heads : groups, head);
+      uint64_t rows = product(i == 0 ? heads : groups, head);
+      if (i == 0 && op.name == "qkv_gated") rows = product(rows, 2);
       if (from[i].empty() || from[i][0] != rows)
         fail("{} is {}, {} heads of {} make {} rows", "qkv"[i],
              to_string(from[i]), i == 0 ? heads : groups, head, rows);
+    }
+    return joined(from, 0);
+  }
+
+  Shape ungroup(const Op& op, const std::vector<Shape>& from) const {
+    const uint64_t groups = size(op, "groups", "1");
+    const Json& lists = op.params.at("sizes");
+    for (size_t i = 0; i < from.size(); ++i) {
+      uint64_t rows = 0;
+      for (const uint64_t part : list(lists.at(i), "sizes")) {
+        const auto all = checked_add(rows, part);
+        if (!all) fail("sizes that 64 bits do not hold");
+        rows = *all;
+      }
+      if (from[i].empty() || from[i][0] != product(rows, groups))
+        fail("{} is not {} groups of {} rows", to_string(from[i]), groups,
+             rows);
     }
     return joined(from, 0);
   }
@@ -186,7 +211,17 @@ class Shaper {
     const auto& cut = instance_.rule->tp;
     if (!cut) return;
     const uint64_t dim = numbers_.whole(cut->dim, instance_.index, "dim");
-    if (dim >= shape.size() || shape[dim] % cut->parts != 0)
+    const uint64_t extent = dim < shape.size() ? shape[dim] : 0;
+    std::vector<uint64_t> sizes;
+    std::optional<uint64_t> all = 0;
+    for (const std::string& part : cut->sizes) {
+      sizes.push_back(numbers_.whole(part, instance_.index, "parts"));
+      if (all) all = checked_add(*all, sizes.back());
+    }
+    if (!sizes.empty() && all != extent)
+      fail("{} is cut along dimension {} in parts of {}", to_string(shape), dim,
+           fmt::join(sizes, ", "));
+    if (dim >= shape.size() || (sizes.empty() && extent % cut->parts != 0))
       fail("{} is cut along dimension {} in {} parts", to_string(shape), dim,
            cut->parts);
   }

@@ -278,7 +278,11 @@ class Translation {
     made.tp = TpRule::replicated();
     if (one.rule->tp) {
       const uint64_t dim = numbers.whole(one.rule->tp->dim, one.index, "tp");
-      made.tp = TpRule::split(static_cast<uint32_t>(dim), one.rule->tp->parts);
+      // Unequal parts are no TpRule: Megatron's writers know them by name.
+      made.tp =
+          one.rule->tp->sizes.empty()
+              ? TpRule::split(static_cast<uint32_t>(dim), one.rule->tp->parts)
+              : TpRule();
     }
     return made;
   }

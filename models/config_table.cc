@@ -20,7 +20,16 @@ Json each_of(const Json& entry, const Numbers& numbers) {
   for (uint64_t i = 0; i < count; ++i)
     if (numbers.holds(where, {{index, i}}))
       list.push_back(numbers.eval(expression, {{index, i}}));
-  return list;
+  if (!entry.value("text", false)) return list;
+  std::string text;
+  for (const Json& item : list) {
+    if (!item.is_string())
+      throw unfaithful_error({numbers.source(), {}},
+                             "{} is no text, of which others make one",
+                             item.dump());
+    text += item.get_ref<const std::string&>();
+  }
+  return text;
 }
 
 // Recurses as deep as the file, which the reader bounds.

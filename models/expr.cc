@@ -121,6 +121,9 @@ Json arithmetic(const std::string& op, const Json& a, const Json& b) {
 
 Json has(const Json& list, const Json& wanted) {
   if (list.is_null()) return false;
+  if (list.is_string() && wanted.is_string())
+    return list.get_ref<const std::string&>().find(
+               wanted.get_ref<const std::string&>()) != std::string::npos;
   if (!list.is_array())
     throw unfaithful_error({}, "has: {} is no list", shown(list));
   return std::ranges::any_of(
@@ -138,10 +141,32 @@ Json pick(const Json& from, const Json& at) {
                              from.size());
     return from[index];
   }
+  if (from.is_string()) {  // one character of it
+    const auto& text = from.get_ref<const std::string&>();
+    if (at.get<uint64_t>() >= text.size())
+      throw unfaithful_error({}, "pick: character {} of a text of {}",
+                             at.get<uint64_t>(), text.size());
+    return std::string(1, text[at.get<uint64_t>()]);
+  }
   if (!is_whole(from))
     throw unfaithful_error({}, "pick: {} is no list and no whole number",
                            shown(from));
   return modulo(whole(at), whole(from)) == 0 ? 1 : 0;
+}
+
+Json length(const Json& value) {
+  if (value.is_string()) return value.get_ref<const std::string&>().size();
+  return value.is_array() ? value.size() : 0;
+}
+
+Json without(const Json& value, const Json& characters) {
+  if (!value.is_string() || !characters.is_string()) return value;
+  auto text = value.get<std::string>();
+  std::erase_if(text, [&](char c) {
+    return characters.get_ref<const std::string&>().find(c) !=
+           std::string::npos;
+  });
+  return text;
 }
 
 Json first1(const Json& list) {
@@ -265,7 +290,9 @@ class ExprRun {
     }
     if (node.text == "has") return has(*first, second);
     if (node.text == "pick") return pick(*first, second);
-    if (node.text == "length") return first->is_array() ? first->size() : 0;
+    if (node.text == "is_list") return first->is_array();
+    if (node.text == "length") return length(*first);
+    if (node.text == "without") return without(*first, second);
     return first1(*first);
   }
 

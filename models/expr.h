@@ -14,9 +14,12 @@
 // 64 bits, checked, and `/` has to be exact. In ||, &&, ! and ?: null, false,
 // 0, '' and [] are false.
 //
-//   has(list, x)    is x in the list? A null list is empty
+//   has(list, x)    is x in the list, or in the text? A null list is empty
 //   pick(x, i)      a switch for each layer: x[i] of a list; 1 where i % x is
-//                   0, else 0, of a whole number; 1 for null
+//                   0, else 0, of a whole number; 1 for null; the character
+//                   at i of a text
+//   is_list(x)      whether it is one
+//   without(x, cs)  a text without the characters of another
 //   first1(list)    where the first 1 is; 0 for anything but a list
 //   int(x)          without the part behind the point
 //   sqrt(x)         of a number that is no less than 0

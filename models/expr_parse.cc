@@ -59,6 +59,8 @@ constexpr auto kFunctions = std::to_array<Function>({{"has", 2},
                                                      {"pick", 2},
                                                      {"first1", 1},
                                                      {"length", 1},
+                                                     {"is_list", 1},
+                                                     {"without", 2},
                                                      {"int", 1},
                                                      {"ceil_to", 2},
                                                      {"sqrt", 1}});

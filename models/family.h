@@ -24,8 +24,8 @@
 
 namespace ckpt::families {
 
-// One step from hf to the dialect: t vocab cat qkv qkv_cat rope_interleave
-// add const index deinterleave reshape. "copy" is no step.
+// One step from hf to the dialect: t vocab cat qkv qkv_cat qkv_gated ungroup
+// rope_interleave add const index deinterleave reshape. "copy" is no step.
 struct Op {
   std::string name;
   Json params = Json::object();  // {"heads": "$ng"}: expressions, or numbers
@@ -33,9 +33,11 @@ struct Op {
 
 // How tensor-parallel ranks cut the dialect's tensor.
 struct TpCut {
-  std::string dim;      // an expression
-  uint32_t parts = 1;   // the dimension is cut inside each of these
-  bool expert = false;  // by the expert tensor-parallel ranks
+  std::string dim;                 // an expression
+  uint32_t parts = 1;              // the dimension is cut inside each of these
+  std::vector<std::string> sizes;  // expressions: the parts' extents; empty:
+                                   // they are equal
+  bool expert = false;             // by the expert tensor-parallel ranks
 };
 
 // One tensor of the dialect, or one for each value of the indices in `to`.

@@ -13,7 +13,8 @@ namespace {
 constexpr uint64_t kMaxParts = 4096;
 
 // What an operation takes. A parameter is an expression or a whole number, a
-// list of them ("…[]"), a number ("…#") or the name of an index ("…@").
+// list of them ("…[]"), a list for each tensor ("…[][]"), a number ("…#") or
+// the name of an index ("…@").
 struct Shape {
   std::string_view name;
   std::vector<std::string_view> needs;
@@ -28,6 +29,8 @@ const std::vector<Shape>& shapes() {
       {"cat", {}, {"dim", "sizes[]"}},
       {"qkv", {}, {"heads", "groups", "head_dim"}},
       {"qkv_cat", {}, {"heads", "groups", "head_dim"}},
+      {"qkv_gated", {}, {"heads", "groups", "head_dim"}},
+      {"ungroup", {"groups", "sizes[][]"}, {}},
       {"rope_interleave", {}, {"heads"}},
       {"add", {"value#"}, {}},
       {"const", {"value#", "shape[]"}, {}},
@@ -37,6 +40,11 @@ const std::vector<Shape>& shapes() {
       {"upright", {"rows", "columns"}, {}},
   };
   return all;
+}
+
+// Operations that make one tensor of several.
+bool joins(std::string_view op) {
+  return op == "qkv" || op == "qkv_gated" || op == "cat" || op == "ungroup";
 }
 
 std::string_view plain(std::string_view param) {
@@ -166,6 +174,11 @@ class RuleReader {
     } else if (kind == "@") {
       if (!indices_.contains(value.text()))
         value.fail("expected an index that is in \"to\"");
+    } else if (kind == "[][]") {
+      if (value.items().size() != rule_.hf.size())
+        value.fail(fmt::format("{} lists for {} tensors", value.items().size(),
+                               rule_.hf.size()));
+      for (const Value& list : value.items()) check_param(list, "[]");
     } else if (kind == "[]") {
       if (value.items().empty()) value.fail("an empty list");
       for (const Value& item : value.items()) check_size(item);
@@ -191,13 +204,26 @@ class RuleReader {
     } else {
       cut.dim = std::to_string(dim.number(0, 15));
     }
-    if (const auto parts = value.find("parts"))
-      cut.parts = static_cast<uint32_t>(parts->number(1, kMaxParts));
+    if (const auto parts = value.find("parts")) read_parts(*parts, cut);
     if (const auto group = value.find("group")) {
       if (group->text() != "etp") group->fail("expected \"etp\"");
       cut.expert = true;
     }
     rule_.tp = std::move(cut);
+  }
+
+  // A number of equal parts, or the extent of each.
+  void read_parts(const Value& value, TpCut& cut) const {
+    if (!value.json().is_array()) {
+      cut.parts = static_cast<uint32_t>(value.number(1, kMaxParts));
+      return;
+    }
+    if (value.items().empty()) value.fail("an empty list");
+    for (const Value& size : value.items()) {
+      check_size(size);
+      cut.sizes.push_back(size.is_text() ? size.text() : size.json().dump());
+    }
+    cut.parts = static_cast<uint32_t>(cut.sizes.size());
   }
 
   void read_dtype(const Value& value) {
@@ -216,16 +242,17 @@ class RuleReader {
       if (count != 0) hf.fail("const is made of nothing");
     } else if (count == 0) {
       hf.fail("a tensor that is made of nothing needs const");
-    } else if (first == "qkv" && count != 3) {
-      hf.fail(fmt::format("qkv needs q, k and v: 3 names, not {}", count));
-    } else if (first != "qkv" && first != "cat" && count > 1) {
+    } else if ((first == "qkv" || first == "qkv_gated") && count != 3) {
+      hf.fail(
+          fmt::format("{} needs q, k and v: 3 names, not {}", first, count));
+    } else if (!joins(first) && count > 1) {
       hf.fail(fmt::format("{} names, but {} takes one", count, first));
     }
     if (!rule_.each.empty() && first != "cat")
       hf.fail("\"each\" needs cat as the first operation");
     for (size_t i = 1; i < rule_.ops.size(); ++i) {
       const std::string& name = rule_.ops[i].name;
-      if (name == "qkv" || name == "cat" || name == "const")
+      if (joins(name) || name == "const")
         value_.member("op").fail(name + " can only be the first operation");
     }
   }
@@ -298,7 +325,8 @@ void check_table(const Value& value, const Names& names) {
   if (value.json().is_array()) {
     for (const Value& item : value.items()) check_table(item, names);
   } else if (value.is_object() && value.find("each")) {
-    value.only({"each", "of", "where"});
+    value.only({"each", "of", "where", "text"});
+    if (const auto text = value.find("text")) text->flag();
     const Value each = value.member("each");
     if (!names.all_index.contains(each.text()))
       each.fail("no index " + text::printable(each.text()));

@@ -64,7 +64,10 @@ std::string cut_text(const families::Rule& rule) {
   if (!rule.tp) return "";
   std::string text = rule.tp->expert ? "etp " : "tp ";
   text += rule.tp->dim;
-  if (rule.tp->parts > 1) text += fmt::format(" of {} parts", rule.tp->parts);
+  if (!rule.tp->sizes.empty())
+    text += fmt::format(" of parts {}", fmt::join(rule.tp->sizes, ", "));
+  else if (rule.tp->parts > 1)
+    text += fmt::format(" of {} parts", rule.tp->parts);
   return text;
 }
 
