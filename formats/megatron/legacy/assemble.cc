@@ -96,6 +96,21 @@ RowOrder LegacyAssembler::row_order(const LegacyRank& rank,
   return order;
 }
 
+void LegacyAssembler::note_mixers(const LegacyRank& rank) {
+  mixers_.assign(rank.chunks.size(), {});
+  for (size_t v = 0; v < rank.chunks.size(); ++v)
+    for (const LegacyEntry& entry : rank.chunks[v])
+      if (entry.tensor) mixers_[v].add(entry.name, entry.tensor->shape);
+}
+
+Groups LegacyAssembler::groups_of(const Whole& whole, const LegacyEntry& entry,
+                                  uint32_t chunk) const {
+  if (whole.ranks == 1 || parts_of(entry.name).empty()) return {};
+  Groups groups = mixers_.at(chunk).need(catalog_.path, entry.name);
+  for (uint64_t& size : groups) size *= whole.ranks;  // fits: so does the sum
+  return groups;
+}
+
 void LegacyAssembler::begin(Whole& whole, const std::string& param,
                             const LocalTensor& part, const std::string& file,
                             bool cut) {
@@ -148,10 +163,9 @@ void LegacyAssembler::check_expert(const Whole& whole, const std::string& param,
         .with_hint("the args are those of another run");
 }
 
-void LegacyAssembler::add(Whole& whole, const LegacyRank& rank,
-                          const LegacyEntry& entry, const std::string& param,
-                          const LocalTensor& part, const std::string& file,
-                          bool cut) {
+void LegacyAssembler::add(Whole& whole, const std::string& param,
+                          const From& from, bool cut) {
+  const auto& [rank, chunk, entry, part, file] = from;
   if (!whole.begun) begin(whole, param, part, file, cut);
   if (part.shape != whole.local || part.dtype != whole.tensor.dtype)
     throw input_error({file, printable(whole.tensor.name)},
@@ -161,16 +175,21 @@ void LegacyAssembler::add(Whole& whole, const LegacyRank& rank,
         .with_hint("the ranks' files are not of one checkpoint");
   const uint64_t slot = rank.dir.tp % whole.ranks;
   whole.seen[whole.seen.size() == 1 ? 0 : slot] = true;
-  add_part(whole.tensor, part, whole.rule, slot, whole.ranks,
-           cut ? row_order(rank, entry) : RowOrder{});
+  if (cut)
+    add_part(whole.tensor, part, whole.rule, slot, whole.ranks,
+             row_order(rank, entry), groups_of(whole, entry, chunk));
+  else
+    add_part(whole.tensor, part, whole.rule, slot, whole.ranks);
 }
 
 void LegacyAssembler::add_model(const LegacyRank& rank) {
+  note_mixers(rank);
   for (uint32_t v = 0; v < rank.chunks.size(); ++v)
     for (const LegacyEntry& entry : rank.chunks[v]) {
       if (!entry.tensor) continue;
       const std::string name = name_of(rank, v, entry);
-      add(whole(name), rank, entry, name, *entry.tensor, rank.file.path, true);
+      add(whole(name), name, {rank, v, entry, *entry.tensor, rank.file.path},
+          true);
     }
 }
 
@@ -179,6 +198,7 @@ void LegacyAssembler::add_states(const LegacyRank& rank,
   const std::string& file = states.form == LegacyStates::Form::kFlat
                                 ? rank.dir.optimizer_file
                                 : rank.file.path;
+  note_mixers(rank);
   for (const LocalState& state : states.states) {
     const LegacyEntry& entry = rank.chunks[state.chunk][state.entry];
     const std::string param = name_of(rank, state.chunk, entry);
@@ -186,7 +206,8 @@ void LegacyAssembler::add_states(const LegacyRank& rank,
     to.tensor.kind = Kind::optim;
     to.tensor.param = param;
     to.tensor.state = state.state;
-    add(to, rank, entry, param, state.tensor, file, !state.whole);
+    add(to, param, {rank, state.chunk, entry, state.tensor, file},
+        !state.whole);
   }
 }
 

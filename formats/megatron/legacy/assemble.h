@@ -11,6 +11,7 @@
 #include "formats/megatron/legacy/numbering.h"
 #include "formats/megatron/legacy/states.h"
 #include "formats/megatron/model/facts.h"
+#include "formats/megatron/model/parts.h"
 
 namespace ckpt::megatron {
 
@@ -55,9 +56,18 @@ class LegacyAssembler {
   Whole& whole(const std::string& name);
   void begin(Whole& whole, const std::string& param, const LocalTensor& part,
              const std::string& file, bool cut);
-  void add(Whole& whole, const LegacyRank& rank, const LegacyEntry& entry,
-           const std::string& param, const LocalTensor& part,
-           const std::string& file, bool cut);
+  struct From {
+    const LegacyRank& rank;
+    uint32_t chunk;
+    const LegacyEntry& entry;
+    const LocalTensor& part;
+    const std::string& file;
+  };
+  void add(Whole& whole, const std::string& param, const From& from, bool cut);
+  // Where the parts of fused projections begin, by what a rank has of them.
+  void note_mixers(const LegacyRank& rank);
+  Groups groups_of(const Whole& whole, const LegacyEntry& entry,
+                   uint32_t chunk) const;
   RowOrder row_order(const LegacyRank& rank, const LegacyEntry& entry) const;
   void check_expert(const Whole& whole, const std::string& param,
                     const std::string& file) const;
@@ -70,6 +80,7 @@ class LegacyAssembler {
   const LegacyNumbering& numbering_;
   std::vector<Whole> wholes_;
   std::unordered_map<std::string, size_t> by_name_;
+  std::vector<MixerParts> mixers_;  // of one rank, by chunk
 };
 
 }  // namespace ckpt::megatron

@@ -34,6 +34,7 @@ class Checker {
 
  private:
   void check_split(Tensor& tensor) const;
+  void check_parts(const Tensor& tensor, uint64_t ranks) const;
   bool shares_heads(uint64_t tp) const;
   bool shares_groups(uint64_t tp) const;
   std::string possible_sizes(const Tensor* refused) const;
@@ -71,6 +72,22 @@ std::string Checker::possible_sizes(const Tensor* refused) const {
                      fmt::join(sizes, ", "));
 }
 
+// Each rank has an equal share of each part.
+void Checker::check_parts(const Tensor& tensor, uint64_t ranks) const {
+  const auto sizes = plan_.mixers.need(source_.path, tensor.name);
+  uint64_t sum = 0;
+  for (const uint64_t size : sizes) sum += size;
+  if (std::ranges::all_of(sizes,
+                          [&](uint64_t size) { return size % ranks == 0; }) &&
+      !tensor.shape.empty() && tensor.shape[0] == sum)
+    return;
+  throw unfaithful_error({source_.path, printable(tensor.name)},
+                         "its parts ({}) have {} rows, which {} ranks can't "
+                         "share equally",
+                         fmt::join(parts_of(tensor.name), ", "),
+                         fmt::join(sizes, ", "), ranks);
+}
+
 // Gives each tensor a rule that holds in the target, or refuses.
 void Checker::check_split(Tensor& tensor) const {
   const uint64_t ranks =
@@ -87,6 +104,9 @@ void Checker::check_split(Tensor& tensor) const {
           .with_hint("--shard-dims RULES.json can say it");
     if (tensor.tp.state == State::kUnknown) tensor.tp = TpRule::replicated();
   }
+  if (tensor.tp.state == State::kSplit && ranks > 1 &&
+      !parts_of(tensor.name).empty())
+    check_parts(tensor, ranks);
   if (divides(tensor.shape, tensor.tp, ranks)) return;
   throw unfaithful_error(
       {source_.path, printable(tensor.name)},

@@ -80,30 +80,36 @@ Shape part_shape(const Shape& whole, const TpRule& rule, uint64_t ranks) {
 }
 
 std::vector<CutBox> cut_boxes(const Shape& whole, const TpRule& rule,
-                              uint64_t slot, uint64_t ranks) {
+                              uint64_t slot, uint64_t ranks,
+                              const Groups& groups) {
   if (!is_split(rule, ranks))
     return {{Box::whole(whole), Dims(whole.size(), 0)}};
-  const uint64_t group = whole[rule.dim] / rule.groups;
-  const uint64_t part = group / ranks;
+  const Groups equal(groups.empty() ? rule.groups : 0,
+                     whole[rule.dim] / rule.groups);
   std::vector<CutBox> boxes;
-  for (uint64_t g = 0; g < rule.groups; ++g) {
+  uint64_t begin = 0, local = 0;
+  for (const uint64_t group : groups.empty() ? equal : groups) {
+    const uint64_t part = group / ranks;
     CutBox cut{Box::whole(whole), Dims(whole.size(), 0)};
-    cut.box.offset[rule.dim] = g * group + slot * part;
+    cut.box.offset[rule.dim] = begin + slot * part;
     cut.box.shape[rule.dim] = part;
-    cut.local[rule.dim] = g * part;
+    cut.local[rule.dim] = local;
     boxes.push_back(std::move(cut));
+    begin += group;
+    local += part;
   }
   return boxes;
 }
 
 void add_part(Tensor& tensor, const LocalTensor& part, const TpRule& rule,
-              uint64_t slot, uint64_t ranks, const RowOrder& order) {
+              uint64_t slot, uint64_t ranks, const RowOrder& order,
+              const Groups& groups) {
   const bool old = order.version < 2 && order.heads > 0 &&
                    !part.shape.empty() && part.shape[0] != 0;
   if (old)
     return add_old_rows(tensor, part, is_split(rule, ranks) ? slot : 0, order);
   const Dims strides = strides_of(part);
-  for (CutBox& cut : cut_boxes(tensor.shape, rule, slot, ranks)) {
+  for (CutBox& cut : cut_boxes(tensor.shape, rule, slot, ranks, groups)) {
     Piece piece;
     piece.extent = sub_extent(part, strides, cut);
     piece.box = std::move(cut.box);

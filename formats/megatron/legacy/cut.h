@@ -5,6 +5,8 @@
 //   | rank 0 |           | gate: rank 0 | rank 1 |  | 0 | 1 |
 //   | rank 1 |           | up:   rank 0 | rank 1 |
 //
+// and the parts of a mixer's input likewise, which are not of one size.
+//
 // query_key_value before checkpoint_version 2 has its rows in another order
 // on each rank; hn rows of np heads:
 //   0   [q, k, v] [np] [hn]
@@ -25,6 +27,10 @@ struct RowOrder {
   uint64_t heads = 0;  // on this rank
 };
 
+// Extents of the groups of a whole dimension that are not equal; empty: they
+// are.
+using Groups = std::vector<uint64_t>;
+
 // The whole shape, if `ranks` of them have parts of `local`. Nothing if the
 // rule does not fit the shape: a dimension that is not there, halves of an odd
 // number, more than 64 bits.
@@ -38,12 +44,14 @@ struct CutBox {
   Dims local;  // where it begins in the rank's part
 };
 std::vector<CutBox> cut_boxes(const Shape& whole, const TpRule& rule,
-                              uint64_t slot, uint64_t ranks);
+                              uint64_t slot, uint64_t ranks,
+                              const Groups& groups = {});
 Shape part_shape(const Shape& whole, const TpRule& rule, uint64_t ranks);
 
 // Adds the pieces of rank `slot`'s part to a tensor that has its whole shape.
 void add_part(Tensor& tensor, const LocalTensor& part, const TpRule& rule,
-              uint64_t slot, uint64_t ranks, const RowOrder& order = {});
+              uint64_t slot, uint64_t ranks, const RowOrder& order = {},
+              const Groups& groups = {});
 
 // Bytes from element to element; those of a contiguous tensor if it has none.
 Dims strides_of(const LocalTensor& part);

@@ -22,7 +22,10 @@ void LegacyFile::add_pieces(const Tensor& tensor, size_t index,
                            "can be cut so",
                            rule.groups, rule.dim);
   const Dims strides = row_major_strides(part_shape(tensor.shape, rule, ranks));
-  for (CutBox& cut : cut_boxes(tensor.shape, rule, slot, ranks)) {
+  Groups groups;
+  if (rule.state == TpRule::State::kSplit && ranks > 1)
+    groups = mixers_.extents(parameter_of(tensor)).value_or(Groups());
+  for (CutBox& cut : cut_boxes(tensor.shape, rule, slot, ranks, groups)) {
     Pending pending{.tensor = index, .slot = file_slot, .begin = at};
     for (size_t d = 0; d < strides.size(); ++d)
       pending.begin += cut.local[d] * strides[d];

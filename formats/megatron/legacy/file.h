@@ -9,11 +9,14 @@
 
 #include "containers/torch/file_plan.h"
 #include "formats/megatron/legacy/cut.h"
+#include "formats/megatron/model/parts.h"
 
 namespace ckpt::megatron {
 
 class LegacyFile {
  public:
+  explicit LegacyFile(const MixerParts& mixers) : mixers_(mixers) {}
+
   pickle::Document document;
 
   // Rank `slot`'s part of a tensor of target.catalog as a tensor of its own;
@@ -49,6 +52,7 @@ class LegacyFile {
                   uint64_t at);
   void add_gaps(const torch::FilePlan& plan, TargetFile& file) const;
 
+  const MixerParts& mixers_;  // of the target
   std::vector<torch::TensorSlot> slots_;
   std::vector<Pending> pending_;
 };

@@ -91,7 +91,7 @@ bool LegacyStatesWriter::write_flat(Target& target, const Params& params,
   const State& state = *state_;
   if (!state.flat) return false;
   const auto parts = state.split(params);
-  LegacyFile file;
+  LegacyFile file(state.plan.mixers);
   Document& doc = file.document;
   std::vector<Id> all;
   bool any = false;

@@ -16,6 +16,7 @@
 #include "ckpt/layout.h"
 #include "formats/megatron/legacy/objects.h"
 #include "formats/megatron/model/facts.h"
+#include "formats/megatron/model/parts.h"
 
 namespace ckpt::megatron {
 
@@ -48,6 +49,7 @@ struct LegacyPlan {
   // Nothing of the topology changes: what belongs to ranks stays.
   bool same_ranks = false;
   std::string left_out;  // a parameter of the source that is not written
+  MixerParts mixers;
 
   const std::vector<LegacyKey>& chunk(uint32_t v, uint32_t p) const {
     return chunks[size_t{v} * topology.pp + p];

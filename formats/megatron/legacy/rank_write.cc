@@ -153,7 +153,7 @@ void LegacyRankWriter::add_object(Document& document, Id root,
 void LegacyRankWriter::write(const LegacyStatesWriter& states,
                              const LegacyCoordinates& at,
                              const std::string& directory) {
-  LegacyFile file;
+  LegacyFile file(plan_.mixers);
   Document& document = file.document;
   const Id root = document.add_container(Type::kDict);
   std::vector<LegacyParam> params;

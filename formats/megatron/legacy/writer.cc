@@ -91,6 +91,7 @@ class Builder {
     check_request(source_, layout_);
     begin();
     plan_ = plan_legacy(source_, facts_, layout_, target_);
+    plan_.mixers = MixerParts(target_.catalog.tensors);
     check_args();
     check_shares(source_, facts_, plan_, target_);
     const LegacyStatesWriter states(source_, facts_, plan_, target_);

@@ -10,6 +10,7 @@
 #include "formats/megatron/legacy/objects.h"
 #include "formats/megatron/model/grouped.h"
 #include "formats/megatron/model/keys.h"
+#include "formats/megatron/model/parts.h"
 #include "formats/megatron/model/restack.h"
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/model/spelling.h"
@@ -105,6 +106,7 @@ void to_canonical(Catalog& catalog) {
   if (has_sharded_keys(catalog)) {
     join_gated(catalog);
     number_layers(catalog);
+    join_parts(catalog);
     catalog.claims.clear();
   }
   rename(catalog);
@@ -127,6 +129,7 @@ bool is_canonical(std::string_view name) {
     if (name.find(other) != name.npos) return false;
   if (is_state(name) || name.ends_with("_w") || name.ends_with("_v"))
     return false;
+  if (part_key(name) || name.find("mixer.conv1d_") != name.npos) return false;
   Facts facts;
   facts.gated = true;  // either way it is known
   return tp_rule(name, facts).state != TpRule::State::kUnknown;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "formats/megatron/model/parts.h"
+
 namespace ckpt::megatron {
 namespace {
 
@@ -43,9 +45,6 @@ constexpr string_view kBuffers[] = {"expert_bias",
                                     "inv_freq",
                                     "_extra_state"};
 
-// Rows of a state space layer's input, by the letter at the end of the key.
-constexpr string_view kMixerParts[] = {"z", "x", "B", "C", "dt"};
-
 std::optional<uint32_t> rank_of(string_view word) {
   const auto found = std::ranges::find(kOrder, word);
   if (found == std::end(kOrder)) return std::nullopt;
@@ -82,16 +81,8 @@ void unfold_norm(std::vector<string_view>& words) {
   words.erase(words.end() - 2);
 }
 
-// weight_w and weight_v are gate and up; weight7 belongs to expert 7; a
-// mixer's in_proj.weight.B is a part of in_proj.weight.
+// weight_w and weight_v are gate and up; weight7 belongs to expert 7.
 void split_parameter(std::vector<string_view>& words, uint8_t& part) {
-  if (words.size() > 2) {
-    const auto letter = std::ranges::find(kMixerParts, words.back());
-    if (letter != std::end(kMixerParts) && words[words.size() - 2] != "mixer") {
-      part = static_cast<uint8_t>(letter - std::begin(kMixerParts));
-      words.pop_back();
-    }
-  }
   string_view& last = words.back();
   if (last.ends_with("_w") || last.ends_with("_v")) {
     part = last.ends_with("_v") ? 1 : 0;
@@ -113,7 +104,10 @@ std::vector<uint32_t> Order::at(uint64_t layer, uint64_t expert) const {
 
 std::optional<Order> order_of(const Key& key, const OrderStyle& style) {
   Order order;
-  std::vector<string_view> words = split(key.name);
+  // A mixer's in_proj.weight.B is a part of in_proj.weight.
+  const auto mixed = part_key(key.name);
+  if (mixed) order.part = static_cast<uint8_t>(mixed->part);
+  std::vector<string_view> words = split(mixed ? mixed->whole : key.name);
   split_parameter(words, order.part);
   // In front of the mlp a norm stands in both styles, as a module of its own
   // or as the first of linear_fc1; where experts follow it is always one.

@@ -11,6 +11,7 @@
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/old_names.h"
+#include "formats/megatron/model/parts.h"
 #include "formats/megatron/model/stack.h"
 
 namespace ckpt::megatron {
@@ -44,6 +45,7 @@ Styles styles_of(const Catalog& catalog) {
 // if they were fused. (Not with latent attention, which has no linear_qkv.)
 std::string sharded_rest(std::string rest, const LayerStyle& style) {
   replace_front(rest, "mtp_model_layer.", "transformer_layer.");
+  replace_front(rest, "mixer.conv1d_", "mixer.conv1d.");
   if (!style.qkv || !style.input_norm) return rest;
   replace_front(rest, "input_layernorm.",
                 "self_attention.linear_qkv.layer_norm_");
@@ -90,6 +92,7 @@ class Restacker {
             [](const std::string& name) { return without_expert(name); },
             false);
     find_homogeneous();
+    split_parts(catalog_);
     collect(
         [this](const Key& key) {
           return is_stack(key) && counts_.contains(std::string(stack_of(key)))
@@ -239,6 +242,8 @@ class Restacker {
       if (!one.first) one.first = &tensor;
       if (one.first->shape != tensor.shape || one.first->dtype != tensor.dtype)
         mixed.insert(stack);
+      // Stacks with state space layers number all of them.
+      if (tensor.name.find("mixer.") != tensor.name.npos) mixed.insert(stack);
       one.layers.insert(*key.layer);
       stacks[stack].insert(*key.layer);
     }

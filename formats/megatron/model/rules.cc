@@ -6,6 +6,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "formats/megatron/model/parts.h"
+
 namespace ckpt::megatron {
 namespace {
 
@@ -33,6 +35,8 @@ constexpr Row kRows[] = {
     {"linear_fc1", Cut::kGated, Cut::kGated},
     {"linear_fc2", Cut::kColumns},
     {"router"},
+    {"fc1_latent_proj"},  // around experts of a smaller width
+    {"fc2_latent_proj"},
     {"linear_wq_b"},  // the indexer of sparse attention
     {"linear_wk"},
     {"linear_weights_proj"},
@@ -104,8 +108,7 @@ bool is_megatrons(const Key& key) {
 TpRule mixer_rule(const Key& key, std::string_view module,
                   std::string_view word) {
   if (module == "norm") return TpRule::split(key.axes());
-  if (word == "A_log" || word == "D" || word == "dt_bias")
-    return TpRule::split(key.axes());
+  if (word == "D") return TpRule::split(key.axes());
   return {};
 }
 
@@ -116,13 +119,14 @@ TpRule tp_rule(std::string_view text, const Facts& facts) {
   if (key.tower && !is_megatrons(key)) return TpRule::replicated();
   std::string_view path = key.name;
   const bool mixer = path.find("mixer.") != path.npos;
-  // in_proj.weight.z: one key for each part of the rows.
-  if (mixer && (path.find("in_proj.weight.") != path.npos ||
-                path.find("conv1d.weight.") != path.npos ||
-                path.find("conv1d.bias.") != path.npos))
-    path = without_last(path);
+  // One key for each part of the rows, or one that holds them all: where they
+  // begin then, shapes say (MixerParts).
+  if (part_key(path) || !parts_of(path).empty())
+    return TpRule::split(key.axes());
   const Parameter what = parameter(last(path));
   const std::string_view module = last(without_last(path));
+  if (what.word == "A_log" || what.word == "dt_bias")
+    return TpRule::split(key.axes());  // of a gated delta net too
   if (mixer)
     if (const TpRule found = mixer_rule(key, module, what.word);
         found.state != TpRule::State::kUnknown)

@@ -61,6 +61,13 @@ std::string grouped_expert(const std::string& rest) {
   return rest;
 }
 
+// Since 2026 a mixer's convolution is no module of its own.
+std::string dotted_conv(std::string rest) {
+  replace_front(rest, "mixer.conv1d_", "mixer.conv1d.");
+  replace_front(rest, "mamba_mixer.conv1d_", "mamba_mixer.conv1d.");
+  return rest;
+}
+
 std::string single_expert(const std::string& rest) {
   constexpr std::string_view kGrouped = "mlp.experts.linear_fc";
   const size_t end = rest.find_last_not_of("0123456789") + 1;
@@ -115,7 +122,7 @@ std::string Spelling::canonical(std::string_view name) const {
   const auto fuse = [&](const Norm& norm) {
     replace_front(cut.rest, norm.own, norm.fused);
   };
-  cut.rest = grouped_expert(cut.rest);
+  cut.rest = dotted_conv(grouped_expert(cut.rest));
   if (parts.qkv) fuse(kInput);
   if (parts.q_up) fuse(kQuery);
   if (parts.kv_up) fuse(kKeyValue);

@@ -99,6 +99,40 @@ std::vector<Piece> boxes_of(const Tensor& tensor, const Piece& piece) {
   return pieces;
 }
 
+void check_joined(const Tensor& part, const Tensor& first, uint32_t axis) {
+  Dims shape = part.shape;
+  if (axis < shape.size() && axis < first.shape.size())
+    shape[axis] = first.shape[axis];
+  if (part.dtype != first.dtype || shape != first.shape || axis >= shape.size())
+    throw unfaithful_error({{}, part.name}, "{} {} does not join {}, {} {}",
+                           name(part.dtype), to_string(part.shape), first.name,
+                           name(first.dtype), to_string(first.shape));
+}
+
+// What a piece has of `count` indices of an axis, from `begin` on.
+Piece clip(const Tensor& tensor, const Piece& piece, uint32_t axis,
+           uint64_t begin, uint64_t count) {
+  Piece out = piece;
+  const Dims strides = strides_of(tensor, piece);
+  const uint64_t from = std::max(begin, piece.box.offset[axis]);
+  const uint64_t end =
+      std::min(begin + count, piece.box.offset[axis] + piece.box.shape[axis]);
+  out.extent.offset += (from - piece.box.offset[axis]) * strides[axis];
+  out.box.offset[axis] = from - begin;
+  out.box.shape[axis] = end - from;
+  bool packed = piece.extent.strides.empty();
+  for (uint32_t d = 0; d < axis; ++d)
+    packed = packed && piece.box.shape[d] == 1;
+  if (out.box.shape[axis] == piece.box.shape[axis]) packed = true;
+  out.extent.strides = packed ? piece.extent.strides : strides;
+  return out;
+}
+
+bool meets(const Box& box, uint32_t axis, uint64_t begin, uint64_t count) {
+  return volume(box) != 0 && box.offset[axis] < begin + count &&
+         begin < box.offset[axis] + box.shape[axis];
+}
+
 }  // namespace
 
 Tensor stack(std::span<const Tensor* const> parts, uint32_t axis) {
@@ -121,18 +155,27 @@ Tensor stack(std::span<const Tensor* const> parts, uint32_t axis) {
 }
 
 Tensor join(std::span<const Tensor* const> parts, uint32_t axis) {
-  check_alike(parts);
   Dims shape = parts[0]->shape;
-  const auto extent = checked_mul(shape[axis], parts.size());
+  std::optional<uint64_t> extent = 0;
+  for (const Tensor* part : parts) {
+    check_joined(*part, *parts[0], axis);
+    if (extent) extent = checked_add(*extent, part->shape[axis]);
+  }
   if (!extent)
     throw unfaithful_error({{}, parts[0]->name}, "would be too large");
   shape[axis] = *extent;
   Tensor made = shell(*parts[0], shape);
-  for (uint64_t i = 0; i < parts.size(); ++i)
-    for (const Piece& piece : parts[i]->pieces) {
-      Piece& added = made.pieces.emplace_back(piece);
-      added.box.offset[axis] += i * parts[i]->shape[axis];
+  uint64_t at = 0;
+  for (const Tensor* part : parts) {
+    for (const Piece& piece : part->pieces) {
+      // A flat range of several boxes' rows is none of the whole's.
+      for (const Piece& box : boxes_of(*part, piece)) {
+        Piece& added = made.pieces.emplace_back(box);
+        added.box.offset[axis] += at;
+      }
     }
+    at += part->shape[axis];
+  }
   return made;
 }
 
@@ -153,6 +196,24 @@ Tensor part(const Tensor& whole, uint32_t axis, uint64_t index) {
     for (const Piece& box : boxes_of(whole, piece))
       if (holds(box.box, axis, index))
         made.pieces.push_back(slice(whole, box, axis, index));
+  }
+  return made;
+}
+
+Tensor range(const Tensor& whole, uint32_t axis, uint64_t begin,
+             uint64_t count) {
+  if (element_size(whole.dtype) == 0)
+    throw unfaithful_error({{}, whole.name}, "{} can't be cut into parts",
+                           name(whole.dtype));
+  Dims shape = whole.shape;
+  shape[axis] = count;
+  Tensor made = shell(whole, shape);
+  for (const Piece& piece : whole.pieces) {
+    if (!meets(piece.box, axis, begin, count)) continue;
+    check_located(whole, piece);
+    for (const Piece& box : boxes_of(whole, piece))
+      if (meets(box.box, axis, begin, count))
+        made.pieces.push_back(clip(whole, box, axis, begin, count));
   }
   return made;
 }

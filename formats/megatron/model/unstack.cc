@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
+#include "formats/megatron/model/parts.h"
 #include "formats/megatron/model/restack.h"
 #include "formats/megatron/model/stack.h"
 
@@ -135,6 +136,7 @@ std::string module_name(const std::string& name, bool local) {
 void name_modules(Catalog& catalog, const Facts& facts) {
   join_gated(catalog);
   number_layers(catalog);
+  join_parts(catalog);
   const bool local = facts.local_spec == true;
   for (Tensor& tensor : catalog.tensors)
     if (tensor.kind != Kind::optim)

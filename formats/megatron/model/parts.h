@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fused projections of mixers, whose parts ranks cut separately.
+//
+//   mixer.in_proj.weight           z, x, B, C, dt       (Mamba 2)
+//   mixer.conv1d.weight, .bias     x, B, C
+//   self_attention.in_proj.weight  query, key, value, z, beta, alpha
+//   self_attention.conv1d.weight   query, key, value    (gated delta net)
+//
+//   whole   | z | x | B | C | dt |      rank 0 of 2   | z | x | B | C |dt|
+//
+// A module holds one tensor. Distributed checkpoints hold one key for each
+// part: ….in_proj.weight.z. The parts' sizes stand nowhere in the files; the
+// rows of in_proj, conv1d and A_log of one mixer are three sums of three
+// sizes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::megatron {
+
+// The parts of such a parameter, in order; none for any other name.
+std::span<const std::string_view> parts_of(std::string_view name);
+
+// "….in_proj.weight" of "….in_proj.weight.z", and which part that is. Nothing
+// for any other name.
+struct PartKey {
+  std::string_view whole;
+  size_t part = 0;
+};
+std::optional<PartKey> part_key(std::string_view name);
+
+// The extents of the parts of a model's fused parameters, whole ones or one
+// rank's.
+class MixerParts {
+ public:
+  MixerParts() = default;
+  explicit MixerParts(const std::vector<Tensor>& tensors);
+  // For names of others nothing happens.
+  void add(const std::string& name, const Shape& shape);
+  // Nothing where the shapes of its mixer don't say them.
+  std::optional<std::vector<uint64_t>> extents(const std::string& name) const;
+  // The same, or an unfaithful_error.
+  std::vector<uint64_t> need(const std::string& path,
+                             const std::string& name) const;
+
+ private:
+  std::unordered_map<std::string, Shape> shapes_;
+};
+
+// The parameter whose parts it has: its own name, or of whom it is a state.
+const std::string& parameter_of(const Tensor& tensor);
+
+// One tensor for each part. Throws unfaithful_error where their sizes are not
+// known.
+void split_parts(Catalog& catalog);
+
+// The inverse. Throws unfaithful_error if a part is missing.
+void join_parts(Catalog& catalog);
+
+}  // namespace ckpt::megatron
