@@ -22,10 +22,11 @@ TYPES = ("llama qwen2 qwen3 mistral mixtral qwen2_moe qwen3_moe deepseek_v2 "
          "solar_open minimax_m2 ernie4_5_moe hunyuan_v1_moe llama4_text "
          "gpt_oss glm4_moe_lite glm_moe_dsa deepseek_v32 youtu qwen2_vl_text "
          "qwen2_5_vl_text qwen3_vl_text qwen3_vl_moe_text "
-         "glm4v_moe_text flex_olmo").split()
+         "glm4v_moe_text flex_olmo qwen3_next qwen3_5_text qwen3_5_moe_text "
+         "nemotron_h mamba2 bamba granitemoehybrid falcon_h1").split()
 # Lists that follow from other keys, and what no model is without.
-DERIVED = ["layer_types", "mlp_only_layers", "transformers_version",
-           "architectures"]
+DERIVED = ["layer_types", "layers_block_type", "mtp_layers_block_type",
+           "mlp_only_layers", "transformers_version", "architectures"]
 
 
 def theta(config):
@@ -39,12 +40,21 @@ def theta(config):
             "partial_rotary_factor": rope.get("partial_rotary_factor")}
 
 
+def as_saved(value):
+    """As save_pretrained has it: JSON knows no infinity."""
+    if isinstance(value, (list, tuple)):
+        return [as_saved(item) for item in value]
+    if value == float("inf"):
+        return {"__float__": "Infinity"}
+    return value
+
+
 def defaults():
     general = set(PretrainedConfig().to_dict())
     table = {}
     for name in TYPES:
         config = CONFIG_MAPPING[name]().to_dict()
-        own = {key: value for key, value in config.items()
+        own = {key: as_saved(value) for key, value in config.items()
                if (key not in general or key == "tie_word_embeddings")
                and key not in DERIVED and key != "rope_parameters"}
         own["rope"] = theta(config)
