@@ -26,6 +26,12 @@ TYPES = {
     "mamba2": dict(num_heads=8, head_dim=8, n_groups=4, state_size=6),
     "bamba": dict(MAMBA, num_hidden_layers=4, attn_layer_indices=[1, 3],
                   num_attention_heads=8, num_key_value_heads=4),
+    "falcon_h1": dict(
+        MAMBA, mamba_d_ssm=64, num_attention_heads=8, num_key_value_heads=4,
+        head_dim=8, mlp_multipliers=[0.5, 2.0], key_multiplier=0.5,
+        ssm_multipliers=[0.5, 2.0, 1.5, 0.75, 1.25], lm_head_multiplier=0.5,
+        embedding_multiplier=3.0, attention_out_multiplier=0.75,
+        ssm_in_multiplier=1.25, ssm_out_multiplier=0.75),
     "granitemoehybrid": dict(
         MAMBA, num_hidden_layers=3, layer_types=["mamba", "attention", "mamba"],
         num_local_experts=4, num_experts_per_tok=2, num_attention_heads=8,
@@ -39,6 +45,11 @@ TYPES = {
 # What HybridModel of Megatron has no argument for.
 UNSAID = {
     "mamba2": ["ssm_norm_groups"], "bamba": ["ssm_norm_groups"],
+    "falcon_h1": ["parallel_mixer", "config.mlp_multipliers",
+                  "config.key_multiplier", "config.ssm_multipliers",
+                  "config.lm_head_multiplier", "config.embedding_multiplier",
+                  "config.attention_out_multiplier",
+                  "config.ssm_in_multiplier", "config.ssm_out_multiplier"],
     "granitemoehybrid": ["ssm_norm_groups", "ssm_norm_epsilon",
                          "config.embedding_multiplier",
                          "config.logits_scaling", "config.residual_multiplier"],
@@ -154,7 +165,8 @@ def mamba(numbers, state, prefix, tp):
         "conv1d.bias": mixed("conv1d.bias", sizes[1:4], r),
         "out_proj.weight": state[prefix + "out_proj.weight"].chunk(tp, 1)[r],
         **{name: shares(state[prefix + name], tp)[r]
-           for name in ("A_log", "D", "dt_bias", "norm.weight")},
+           for name in ("A_log", "D", "dt_bias", "norm.weight")
+           if prefix + name in state},
     } for r in range(tp)]
 
 
@@ -182,6 +194,9 @@ def mixers_of(config):
         return [(l, f"backbone.layers.{l}.mixer.")
                 for l, kind in enumerate(config.layers_block_type)
                 if kind == "mamba"]
+    if config.model_type == "falcon_h1":
+        return [(l, f"model.layers.{l}.mamba.")
+                for l in range(config.num_hidden_layers)]
     kinds = getattr(config, "layer_types", None) or [
         "attention" if l in config.attn_layer_indices else "mamba"
         for l in range(config.num_hidden_layers)]
@@ -206,10 +221,12 @@ def ranks_of(config, state, tp):
     if hasattr(config, "linear_num_key_heads"):
         return delta_ranks(config, state, tp)
     ranks = [{} for _ in range(tp)]
+    # In Megatron-Bridge's FalconH1Model it has a name of its own.
+    module = "mamba_mixer" if config.model_type == "falcon_h1" else "mixer"
     for layer, prefix in mixers_of(config):
         for rank, parts in zip(ranks, mamba(numbers_of(config), state, prefix,
                                             tp)):
-            rank.update({f"decoder.layers.{layer}.mixer.{name}": value
+            rank.update({f"decoder.layers.{layer}.{module}.{name}": value
                          for name, value in parts.items()})
     return ranks
 

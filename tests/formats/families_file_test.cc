@@ -105,6 +105,18 @@ TEST_CASE("family files: mistakes are shown at their place") {
        "cat can only be the first"},
       {rule(R"({"to": "a.{l}", "hf": ["x.{e}"], "each": "e"})"), ":8:23",
        "\"each\" needs cat"},
+      {rule(R"({"to": "a.{l}", "hf": ["x", "y"], "op": "qkv_gated"})"), ":8:23",
+       "qkv_gated needs q, k and v: 3 names, not 2"},
+      {rule(R"({"to": "a.{l}", "hf": ["x"], "op": "ungroup"})"), ":8:36",
+       "ungroup needs \"groups\""},
+      {rule(
+           R"({"to": "a.{l}", "hf": ["x"], "op": {"name": "ungroup", "groups": 2, "sizes": [[1], [2]]}})"),
+       ":8:78", "2 lists for 1 tensors"},
+      {rule(
+           R"({"to": "a.{l}", "hf": ["x"], "tp": {"dim": 0, "parts": ["$no"]}})"),
+       ":8:57", "no variable $no"},
+      {rule(R"({"to": "a.{l}", "hf": ["x"], "tp": {"dim": 0, "parts": []}})"),
+       ":8:56", "an empty list"},
       {rule(R"({"to": "a.{l}", "hf": ["x"], "each": "l", "op": "cat"})"),
        ":8:38", "index l is in \"to\" too"},
       {rule(R"({"to": "a.{l}", "hf": ["x"], "tp": {"dim": -1}})"), ":8:44",

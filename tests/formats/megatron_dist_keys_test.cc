@@ -5,6 +5,7 @@
 #include "formats/megatron/model/facts.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/old_names.h"
+#include "formats/megatron/model/parts.h"
 #include "formats/megatron/model/rules.h"
 #include "lib/pickle/json.h"
 
@@ -146,6 +147,14 @@ TEST_CASE("megatron rules: how ranks share a parameter") {
       {"decoder.layers.0.mixer.A_log", State::kSplit, 0},
       {"decoder.layers.0.mixer.norm.weight", State::kSplit, 0},
       {"decoder.layers.0.mixer.out_proj.weight", State::kSplit, 1},
+      {"decoder.layers.0.self_attention.in_proj.weight.alpha", State::kSplit,
+       0},
+      {"decoder.layers.0.self_attention.in_proj.layer_norm_weight",
+       State::kReplicated},
+      {"decoder.layers.0.self_attention.conv1d.weight.key", State::kSplit, 0},
+      {"decoder.layers.0.self_attention.dt_bias", State::kSplit, 0},
+      {"decoder.layers.0.self_attention.out_norm.weight", State::kReplicated},
+      {"decoder.layers.0.self_attention.out_proj.weight", State::kSplit, 1},
       {"mtp.layers.0.eh_proj.weight", State::kSplit, 0},
       {"mtp.layers.0.enorm.weight", State::kReplicated},
       {"optimizer.state.exp_avg.decoder.layers.mlp.linear_fc1.weight",
@@ -163,6 +172,45 @@ TEST_CASE("megatron rules: how ranks share a parameter") {
         TpRule::split(1));
   facts.gated.reset();  // nobody knows
   CHECK(tp_rule("decoder.layers.mlp.linear_fc1.weight", facts) == TpRule{});
+}
+
+TEST_CASE("megatron rules: the parts of a mixer by its shapes") {
+  using Sizes = std::optional<std::vector<uint64_t>>;
+  struct Row {
+    std::string module;
+    uint64_t input, conv, heads, out;
+    Sizes projection, convolution;
+  };
+  const Row rows[] = {
+      {"mixer.", 184, 112, 8, 64, {{64, 64, 24, 24, 8}}, {{64, 24, 24}}},
+      {"mamba_mixer.", 92, 56, 4, 32, {{32, 32, 12, 12, 4}}, {{32, 12, 12}}},
+      {"self_attention.",
+       144,
+       88,
+       8,
+       40,
+       {{24, 24, 40, 40, 8, 8}},
+       {{24, 24, 40}}},
+      {"mixer.", 184, 112, 8, 63, {}, {}},          // out_proj takes another
+      {"mixer.", 184, 113, 8, 64, {}, {}},          // no two equal parts
+      {"mixer.", 8, 112, 8, 64, {}, {}},            // less than its parts
+      {"self_attention.", 88, 144, 8, 40, {}, {}},  // the other way round
+      {"self_attention.", ~0ull, 1, ~0ull, 1, {}, {}},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.module);
+    CAPTURE(row.input);
+    const std::string prefix = "decoder.layers.3." + row.module;
+    MixerParts parts;
+    parts.add(prefix + "in_proj.weight", {row.input, 32});
+    parts.add(prefix + "conv1d.weight", {row.conv, 1, 4});
+    parts.add(prefix + "A_log", {row.heads});
+    parts.add(prefix + "out_proj.weight", {32, row.out});
+    CHECK(parts.extents(prefix + "in_proj.weight") == row.projection);
+    CHECK(parts.extents(prefix + "conv1d.bias") == row.convolution);
+    CHECK(!parts.extents(prefix + "A_log"));
+    CHECK(!parts.extents("decoder.layers.4." + row.module + "in_proj.weight"));
+  }
 }
 
 TEST_CASE("megatron rules: what shapes tell") {

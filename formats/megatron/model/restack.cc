@@ -93,6 +93,10 @@ class Restacker {
             false);
     find_homogeneous();
     split_parts(catalog_);
+    // Main weights of what was cut are claimed no more.
+    std::erase_if(names_, [](const auto& name) {
+      return !parts_of(name.second).empty();
+    });
     collect(
         [this](const Key& key) {
           return is_stack(key) && counts_.contains(std::string(stack_of(key)))

@@ -167,13 +167,8 @@ Tensor join(std::span<const Tensor* const> parts, uint32_t axis) {
   Tensor made = shell(*parts[0], shape);
   uint64_t at = 0;
   for (const Tensor* part : parts) {
-    for (const Piece& piece : part->pieces) {
-      // A flat range of several boxes' rows is none of the whole's.
-      for (const Piece& box : boxes_of(*part, piece)) {
-        Piece& added = made.pieces.emplace_back(box);
-        added.box.offset[axis] += at;
-      }
-    }
+    for (const Piece& piece : part->pieces)
+      made.pieces.emplace_back(piece).box.offset[axis] += at;
     at += part->shape[axis];
   }
   return made;
