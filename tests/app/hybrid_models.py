@@ -57,8 +57,13 @@ UNSAID = {
 
 
 def config_of(model_type, **changes):
+    base = dict(BASE)
+    if model_type == "mamba2":  # has no attention and no MLP
+        for key in ("intermediate_size", "num_attention_heads",
+                    "num_key_value_heads", "max_position_embeddings"):
+            del base[key]
     return AutoConfig.for_model(model_type,
-                                **{**BASE, **TYPES[model_type], **changes})
+                                **{**base, **TYPES[model_type], **changes})
 
 
 def model_of(config, seed=0):
@@ -74,15 +79,14 @@ def model_of(config, seed=0):
     return model
 
 
-def mtp_of(config, seed=5):
-    """What a checkpoint has beside the model to predict one more token;
-    transformers does not load it."""
+def mtp_of(config, saved, seed=5):
+    """What a checkpoint has beside the model to predict one more token: a
+    layer with attention and more; transformers does not load it."""
     layer = max(i for i, kind in enumerate(config.layer_types)
                 if kind == "full_attention")
-    model = model_of(config, seed).state_dict()
     prefix = f"model.layers.{layer}."
-    tensors = {"mtp.layers.0." + name[len(prefix):]: value
-               for name, value in model.items() if name.startswith(prefix)}
+    tensors = {"mtp.layers.0." + name[len(prefix):]: value + 1
+               for name, value in saved.items() if name.startswith(prefix)}
     width = config.hidden_size
     generator = torch.Generator().manual_seed(seed)
     for name, shape in (("fc", (width, 2 * width)), ("norm", (width,)),

@@ -46,6 +46,7 @@ def layer(kind, numbers):
         add_bias_linear=False, **numbers)
     groups = ProcessGroupCollection.use_mpu_process_groups(
         required_pgs=["tp", "cp", "pp"])
+    mamba_mixer.HAVE_EINOPS = True  # which its kernels alone call
     if kind == "mamba":
         return mamba_mixer.MambaMixer(
             config, mamba_mixer.MambaMixerSubmodules(
@@ -99,10 +100,14 @@ def prepare():
 
     torch.set_num_threads(1)
     shim()
-    stub_kernels()
     import megatron.core.dist_checkpointing  # noqa: F401
     import megatron.core.ssm.gated_delta_net  # noqa: F401
+
+    stub_kernels()
     import megatron.core.ssm.mamba_mixer  # noqa: F401
+
+    # torch itself asks later whether there is a triton.
+    del sys.modules["triton"], sys.modules["triton.language"]
 
 
 if __name__ == "__main__":

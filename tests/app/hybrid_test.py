@@ -49,7 +49,7 @@ def save(folder, model_type, mtp=False):
     path = folder / "model.safetensors"
     tensors = load_file(path)
     if mtp:
-        tensors.update(tiny.mtp_of(config))
+        tensors.update(tiny.mtp_of(config, tensors))
     odd = "backbone.embedding.weight"  # transformers 5 alone; it reads both
     if odd in tensors:
         tensors["backbone.embeddings.weight"] = tensors.pop(odd)
