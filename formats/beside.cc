@@ -113,8 +113,10 @@ class Settling {
     for (const Redundant& one : source.redundant) use(one.tensor);
     for (const Object& object : source.objects)
       if (object.bytes) use(object.file);
-    for (const Sidecar& sidecar : source.sidecars)
+    for (const Sidecar& sidecar : source.sidecars) {
       sidecars_.insert(plain(sidecar.path));
+      if (sidecar.text) made_.insert(sidecar.name);
+    }
     for (const Problem& problem : source.problems)
       if (problem.kind == "unread_file" || problem.kind == "stray_file")
         unread_.emplace(plain(problem.file), problem.message);
@@ -257,6 +259,9 @@ class Settling {
       return left(file, "a link to a directory, which is not followed");
     check(where);
     const std::string path = io::join(target_.beside, name);
+    // The target's was made of it.
+    if (file.part == "config" && made_.contains(name) && names_.contains(path))
+      return {file.path, Fate::kConverted, {}};
     if (names_.contains(path) || folders_.contains(path) || in_file(path))
       return left(file,
                   "the target has a " + text::printable(path) + " of its own");
@@ -320,6 +325,7 @@ class Settling {
   Target& target_;
   std::unordered_map<std::string, bool> payload_;  // is it used
   std::unordered_set<std::string> sidecars_;
+  std::unordered_set<std::string> made_;                 // names
   std::unordered_map<std::string, std::string> unread_;  // path, why
   std::unordered_set<std::string> copies_;
   std::unordered_set<std::string> names_;    // of the target's files

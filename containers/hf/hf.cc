@@ -169,11 +169,23 @@ void replace_dtype(std::string& text, std::string_view key,
   }
 }
 
+// DCP keeps no configuration, and one lies beside it all the same.
+void add_config(Catalog& catalog) {
+  const bool has_one = std::ranges::any_of(
+      catalog.sidecars,
+      [](const Sidecar& sidecar) { return sidecar.name == "config.json"; });
+  const std::string path = io::join(catalog.path, "config.json");
+  if (has_one || !io::is_directory(catalog.path) || !io::is_file(path)) return;
+  catalog.sidecars.push_back(
+      {"config.json", path, io::file_size(path).value_or(0)});
+}
+
 }  // namespace
 
 void set_config_dtype(Catalog& catalog, DType dtype) {
   const std::string_view with = torch_name(dtype);
   if (with.empty()) return;
+  if (catalog.format == "dcp") add_config(catalog);
   for (Sidecar& sidecar : catalog.sidecars) {
     if (sidecar.name != "config.json" || sidecar.size > kMaxConfig) continue;
     const std::string old =

@@ -302,6 +302,21 @@ def wrapped_dcp(folder, prefix):
     CKPT.ok("verify", source, folder / "there")
 
 
+def dtype_beside_dcp(folder, target):
+    """--dtype is said in the config.json that stands beside a DCP, too."""
+    import torch.distributed.checkpoint as dcp
+
+    source, _ = model(folder / "source", "llama")
+    there = folder / "dcp"
+    dcp.save(torch_state(source), checkpoint_id=there, no_dist=True)
+    shutil.copy(source / "config.json", there)
+    result = CKPT.ok("convert", there, folder / "back", "--to", target,
+                     "--dtype", "bf16")
+    check_equal(config_at(folder / "back")["dtype"], "bfloat16", "dtype")
+    check("left out" not in result.err, result.err)
+    check_equal(config_at(there)["dtype"], "float32", "the source's dtype")
+
+
 def wrapped_zero3(folder, prefix):
     """Parameters of a wrapped module, cut by DeepSpeed's third stage."""
     import torch
@@ -375,6 +390,9 @@ def prepare(suite, ckpt):
     for prefix in PREFIXES:
         suite.add(f"a wrapper stops DCP: {prefix}", wrapped_dcp, prefix)
         suite.add(f"a wrapper stops ZeRO-3: {prefix}", wrapped_zero3, prefix)
+    for target in ("safetensors", "dcp", "torch"):
+        suite.add(f"config.json's dtype stays beside a DCP: {target}",
+                  dtype_beside_dcp, target)
     suite.add("facts are not shown with their sources", shown_everywhere)
 
 
