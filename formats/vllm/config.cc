@@ -63,8 +63,8 @@ Config from_json(const Json& json, const std::string& path) {
   config.layers = count(json, "num_hidden_layers", path);
   config.q_rank = count(json, "q_lora_rank", path);
   config.vocab = count(json, "vocab_size", path);
-  for (const char* key :
-       {"num_local_experts", "num_experts", "n_routed_experts"})
+  for (const char* key : {"num_local_experts", "num_experts",
+                          "n_routed_experts", "moe_num_experts"})
     if (!config.experts) config.experts = count(json, key, path);
   const Json* tied = member(json, "tie_word_embeddings");
   if (tied && tied->is_boolean()) config.tied = tied->get<bool>();

@@ -49,7 +49,7 @@ class Fuser {
   // besides must be the same: as a replica it is compared.
   void settle_head() {
     if (!config_->tied.value_or(model_->tied)) return;
-    Tensor* embedding = find(kEmbedding);
+    Tensor* embedding = find(model_->embedding);
     Tensor* head = find(kHead);
     if (!embedding) return;
     if (head) {
@@ -90,15 +90,15 @@ class Fuser {
           return;
         }
     keep(tensor);
-    if (tensor.name == kEmbedding || tensor.name == kHead ||
+    if (tensor.name == model_->embedding || tensor.name == kHead ||
         tensor.name == kHeadBias)
       pad(fused_.back());
-    if (tensor.name.ends_with(".self_attn.o_proj.weight"))
-      add_scales(tensor.name);
+    if (tensor.name.ends_with(model_->output)) add_scales(tensor.name);
   }
 
   // As vLLM calls it. What it would not look for is no part of its model.
   void keep(Tensor tensor) {
+    arrange(tensor);
     tensor.name = vllm_name(*model_, std::move(tensor.name));
     if (role_of(tensor.name, tensor.dtype, tensor.shape) == Role::kUnknown)
       throw unfaithful_error({source_.path, tensor.name},
@@ -114,6 +114,24 @@ class Fuser {
           .with_hint(fmt::format("--exclude 'model.layers.{}.*' leaves it out",
                                  *layer));
     fused_.push_back(std::move(tensor));
+  }
+
+  // [experts, columns, rows] becomes [experts, rows, columns]; [1, n] is [n].
+  void arrange(Tensor& tensor) const {
+    const auto how = arrangement(*model_, tensor.name);
+    if (how == Renaming::kSame) return;
+    const size_t wanted = how == Renaming::kTurned ? 3 : 2;
+    if (tensor.shape.size() != wanted ||
+        (how == Renaming::kRow && tensor.shape[0] != 1))
+      throw unfaithful_error(
+          {source_.path, tensor.name}, "is {}, expected {}",
+          to_string(tensor.shape),
+          how == Renaming::kTurned ? "[experts, columns, rows]" : "one row");
+    const View view = View::of(tensor);
+    (how == Renaming::kTurned ? view.permute({0, 2, 1})
+                              : view.reshape({tensor.shape[1]}))
+        .into(tensor);
+    tensor.tp = {};
   }
 
   static std::optional<uint64_t> layer_of(std::string_view name) {
@@ -226,13 +244,20 @@ class Fuser {
             .with_hint("keep or leave out all of them");
       check_alike(tensor, *found->second);
       if (part == word || word == fusion.from[0])
-        views.push_back(View::of(*found->second));
+        views.push_back(arranged(*found->second, part));
     }
     Tensor whole = tensor;
     whole.name = before + std::string(fusion.to) + after;
     whole.tp = {};
     if (word == fusion.from[0]) View::concat(views, 0).into(whole);
     return whole;
+  }
+
+  // Of each head rows 0, 2, 4 … and then 1, 3, 5 …, where the model has pairs.
+  View arranged(const Tensor& tensor, std::string_view part) const {
+    const View view = View::of(tensor);
+    if (!model_->paired || (part != "q_proj" && part != "k_proj")) return view;
+    return turn_heads(view, *config_, tensor.name, part == "k_proj", true);
   }
 
   void check_alike(const Tensor& tensor, const Tensor& other) const {
@@ -263,7 +288,9 @@ class Fuser {
   }
 
   void add_scales(std::string_view output) {
-    const std::string prefix(output.substr(0, output.rfind("o_proj.weight")));
+    // Beside the module that `output` is a part of.
+    std::string prefix = vllm_name(*model_, std::string(output));
+    prefix.resize(prefix.rfind('.', prefix.rfind('.') - 1) + 1);
     if (!one_) {
       one_ = View::filled(source_, DType::f32, Shape{}, 1.0);
       source_.assumptions.push_back(
@@ -273,7 +300,7 @@ class Fuser {
     for (const std::string_view scale :
          {"_k_scale", "_v_scale", "_q_scale", "_prob_scale"}) {
       Tensor& tensor = fused_.emplace_back();
-      tensor.name = prefix + (model_->latent ? "mla_attn.mla_attn." : "attn.") +
+      tensor.name = prefix + (model_->latent ? "mla_attn." : "attn.") +
                     std::string(scale);
       tensor.kind = Kind::other;
       one_->into(tensor);

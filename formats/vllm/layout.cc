@@ -56,7 +56,25 @@ constexpr auto kRules = std::to_array<Rule>({
     {"experts", "w2_weight", 3, Role::kDown2},
     {"routed_experts", "w13_weight", 3, Role::kUp13},
     {"routed_experts", "w2_weight", 3, Role::kDown2},
+    {"routed_experts", "w13_bias", 2, Role::kBias13},
+    {"routed_experts", "w2_bias", 2, Role::kBias2},
     {"routed_experts", "e_score_correction_bias", 1, Role::kWhole},
+    {"block_sparse_moe", "e_score_correction_bias", 1, Role::kWhole},
+    {"embedding", "weight", 2, Role::kVocab},
+    {"attn", "sinks", 1, Role::kRows},
+    {"router", "weight", 2, Role::kWhole},
+    {"router", "bias", 1, Role::kWhole},
+    {"out_proj", "weight", 2, Role::kColumns},
+    {"out_proj", "bias", 1, Role::kWhole},
+    {"fc1", "weight", 2, Role::kRows},
+    {"fc1", "bias", 1, Role::kRows},
+    {"fc2", "weight", 2, Role::kColumns},
+    {"fc2", "bias", 1, Role::kWhole},
+    {"embed_positions", "weight", 2, Role::kWhole},
+    {"project_in", "weight", 2, Role::kWhole},
+    {"project_out", "weight", 2, Role::kWhole},
+    {"input_linear", "weight", 2, Role::kGateUp},
+    {"output_linear", "weight", 2, Role::kColumns},
     {"expert_gate", "weight", 2, Role::kWhole},
     // Multi-head latent attention: what goes into the low rank is whole.
     {"fused_qkv_a_proj", "weight", 2, Role::kWhole},
@@ -78,7 +96,10 @@ bool is_norm(const Words& words) {
 
 uint32_t dim_of(Role role) {
   if (role == Role::kDown2) return 2;
-  return role == Role::kColumns || role == Role::kUp13 ? 1 : 0;
+  return role == Role::kColumns || role == Role::kUp13 ||
+                 role == Role::kMixed13 || role == Role::kBias13
+             ? 1
+             : 0;
 }
 
 uint32_t groups_of(Role role) {
@@ -90,7 +111,8 @@ void check_width(std::string_view name, Role role, const Shape& shape,
                  const Facts& facts) {
   if (!facts.config || !facts.config->hidden || shape.size() < 2) return;
   if (role == Role::kRows) return;  // of a low rank's width
-  const size_t at = role == Role::kUp13                              ? 2
+  if (role == Role::kBias13) return;
+  const size_t at = role == Role::kUp13 || role == Role::kMixed13    ? 2
                     : role == Role::kDown2                           ? 1
                     : role == Role::kColumns || role == Role::kWhole ? 0
                                                                      : 1;
@@ -103,7 +125,23 @@ void check_width(std::string_view name, Role role, const Shape& shape,
 }
 
 bool is_expert(Role role) {
-  return role == Role::kUp13 || role == Role::kDown2;
+  return role == Role::kUp13 || role == Role::kDown2 ||
+         role == Role::kMixed13 || role == Role::kBias13 ||
+         role == Role::kBias2;
+}
+
+// Names alike mean other things in some models.
+Role role_in(std::string_view name, DType dtype, const Shape& shape,
+             const Facts& facts) {
+  const Role role = role_of(name, dtype, shape);
+  const std::string_view type =
+      facts.config ? std::string_view(facts.config->model_type) : "";
+  if (type == "gpt_oss" && role == Role::kUp13) return Role::kMixed13;
+  if (type == "minimax_m2" && role == Role::kWhole && shape.size() == 1) {
+    if (name.ends_with(".q_norm.weight")) return Role::kNormQ;
+    if (name.ends_with(".k_norm.weight")) return Role::kNormK;
+  }
+  return role;
 }
 
 // Of tensors that ranks hold: parts of each expert, or whole ones of their own.
@@ -247,6 +285,29 @@ Cut wanted_qkv(const Tensor& tensor, uint32_t held, const Facts& facts) {
   return qkv_cut(whole, repeat_of(facts));
 }
 
+// A norm of all keys: what is repeated of the keys is repeated of it.
+Cut stored_norm(std::string_view name, const Shape& local, const Facts& facts) {
+  const uint32_t repeat = repeat_of(facts);
+  const auto size = formats::whole_size(local[0], facts.ranks, repeat);
+  if (!size)
+    throw input_error({facts.path, std::string(name)},
+                      "{} on each of {} ranks: the whole is too large",
+                      to_string(local), facts.ranks);
+  return {.dim = 0, .segments = {{.size = *size, .repeat = repeat}}};
+}
+
+// Which rows of experts with a bias are a rank's, the model's type says.
+void check_told(std::string_view name, Role role, const Facts& facts) {
+  if (facts.ranks == 1 || facts.config ||
+      (role != Role::kBias13 && role != Role::kBias2))
+    return;
+  throw unfaithful_error({facts.path, std::string(name)},
+                         "how {} ranks share it depends on the model, and "
+                         "there is no config.json",
+                         facts.ranks)
+      .with_hint("put the model's config.json beside the files");
+}
+
 }  // namespace
 
 Role role_of(std::string_view name, DType dtype, const Shape& shape) {
@@ -266,16 +327,26 @@ std::string output_of(std::string_view qkv_name) {
          "o_proj.weight";
 }
 
+bool is_first_only(std::string_view name, DType dtype, const Shape& local,
+                   const Facts& facts) {
+  const Role role = role_in(name, dtype, local, facts);
+  return role == Role::kBias2 && facts.ranks > 1 && !facts.whole_experts &&
+         !owns_experts(name, role, local, facts);
+}
+
 std::optional<Cut> stored_cut(std::string_view name, DType dtype,
                               const Shape& local, const Facts& facts) {
-  const Role role = role_of(name, dtype, local);
+  const Role role = role_in(name, dtype, local, facts);
   if (role == Role::kWhole) return Cut{};
   if (role == Role::kUnknown)
     return facts.ranks == 1 ? std::optional(Cut{}) : std::nullopt;
   check_width(name, role, local, facts);
+  check_told(name, role, facts);
   if (owns_experts(name, role, local, facts))
     return Cut::even(0, *facts.config->experts);
+  if (role == Role::kBias2) return Cut{};
   if (role == Role::kQkv) return stored_qkv(name, local, facts);
+  if (role == Role::kNormK) return stored_norm(name, local, facts);
   const uint32_t dim = dim_of(role);
   const auto size = formats::whole_size(local[dim], facts.ranks);
   if (!size || local[dim] % groups_of(role) != 0)
@@ -287,7 +358,7 @@ std::optional<Cut> stored_cut(std::string_view name, DType dtype,
 
 std::optional<Cut> wanted_cut(const Tensor& tensor, uint32_t held,
                               const Facts& facts) {
-  const Role role = role_of(tensor.name, tensor.dtype, tensor.shape);
+  const Role role = role_in(tensor.name, tensor.dtype, tensor.shape, facts);
   if (role == Role::kWhole) return Cut{};
   const bool said = tensor.tp.state == TpRule::State::kSplit;
   if (role == Role::kUnknown || (role == Role::kQkv && said)) {
@@ -303,6 +374,12 @@ std::optional<Cut> wanted_cut(const Tensor& tensor, uint32_t held,
   if (role == Role::kQkv) return wanted_qkv(tensor, held, facts);
   if (is_expert(role) && facts.whole_experts)
     return Cut::even(0, tensor.shape[0]);
+  check_told(tensor.name, role, facts);
+  if (role == Role::kBias2) return Cut{};
+  if (role == Role::kNormQ || role == Role::kNormK)
+    check_heads(tensor, held, facts);
+  if (role == Role::kNormK)
+    return Cut{.dim = 0, .segments = {{tensor.shape[0], repeat_of(facts)}}};
   const bool heads = tensor.name.find(".self_attn.") != tensor.name.npos;
   if (role == Role::kRows && heads) check_query_heads(tensor, held, facts);
   return Cut::even(dim_of(role), tensor.shape[dim_of(role)], groups_of(role));

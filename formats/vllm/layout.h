@@ -25,6 +25,11 @@ enum class Role : uint8_t {
   kVocab,    // embed_tokens, lm_head: dimension 0
   kUp13,     // experts.w13_weight: two segments of dimension 1
   kDown2,    // experts.w2_weight: dimension 2
+  kMixed13,  // gpt-oss's w13_weight: rows of gate and up alternate, dimension 1
+  kBias13,   // its w13_bias: the same
+  kBias2,    // its w2_bias: whole on the first rank, zeros on the others
+  kNormQ,    // a norm of all query heads at once: dimension 0
+  kNormK,    // … of all key heads
   kWhole,
 };
 
@@ -45,6 +50,11 @@ struct Facts {
   std::optional<uint64_t> queries;  // columns of o_proj, as the tensor's rows:
                                     // a rank's, or those of the whole
 };
+
+// Whether the ranks behind the first hold zeros where it holds the tensor: a
+// bias of what they add up.
+bool is_first_only(std::string_view name, DType dtype, const Shape& local,
+                   const Facts& facts);
 
 // How ranks share a tensor of which each holds `local`. Throws input_error if
 // that can't be. Nothing if no rule knows it.

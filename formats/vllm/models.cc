@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/vllm/models.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
+#include <vector>
 
 #include "ckpt/error.h"
 
@@ -46,6 +48,38 @@ constexpr auto kDeepseek = std::to_array<Renaming>(
      {"self_attn.q_b_proj.", "self_attn.mla_attn.q_b_proj."},
      {"self_attn.q_proj.", "self_attn.mla_attn.q_proj."}});
 
+// Experts that are one tensor in transformers, too. gpt-oss's attention is
+// `attn`, its w13 keeps rows of gate and up alternating.
+constexpr auto kGptOss = std::to_array<Renaming>(
+    {{"embed_tokens.weight", "embedding.weight"},
+     {"mlp.experts.gate_up_proj", "mlp.experts.routed_experts.w13_weight",
+      Renaming::kTurned},
+     {"mlp.experts.down_proj", "mlp.experts.routed_experts.w2_weight",
+      Renaming::kTurned},
+     {"mlp.experts.gate_up_proj_bias", "mlp.experts.routed_experts.w13_bias"},
+     {"mlp.experts.down_proj_bias", "mlp.experts.routed_experts.w2_bias"},
+     {"self_attn.", "attn."}});
+constexpr auto kGraniteMoe = std::to_array<Renaming>(
+    {{"block_sparse_moe.input_linear.weight",
+      "block_sparse_moe.experts.routed_experts.w13_weight"},
+     {"block_sparse_moe.output_linear.weight",
+      "block_sparse_moe.experts.routed_experts.w2_weight"},
+     {"block_sparse_moe.router.layer.weight", "block_sparse_moe.gate.weight"}});
+constexpr auto kLlama4 = std::to_array<Renaming>(
+    {{"feed_forward.experts.gate_up_proj",
+      "feed_forward.experts.routed_experts.w13_weight", Renaming::kTurned},
+     {"feed_forward.experts.down_proj",
+      "feed_forward.experts.routed_experts.w2_weight", Renaming::kTurned},
+     {"feed_forward.shared_expert.",
+      "feed_forward.experts._shared_experts._layer."}});
+constexpr auto kErnie4_5Moe = std::to_array<Renaming>(
+    {{"mlp.moe_statics.e_score_correction_bias",
+      "mlp.experts.routed_experts.e_score_correction_bias", Renaming::kRow},
+     {"mlp.shared_experts.", "mlp.experts._shared_experts._layer."}});
+constexpr auto kMinimaxM2 =
+    std::to_array<Renaming>({{"block_sparse_moe.e_score_correction_bias",
+                              "block_sparse_moe.e_score_correction_bias"}});
+
 constexpr auto kModels = std::to_array<Model>({
     {"llama", true, false, kBoth},
     {"mistral", true, false, kBoth},
@@ -71,6 +105,14 @@ constexpr auto kModels = std::to_array<Model>({
     {"deepseek_v2", true, false, kLatentBoth, kDeepseek, &kGateUpDown, true},
     {"deepseek_v3", true, false, kLatentBoth, kDeepseek, &kGateUpDown, true},
     {"kimi_k2", true, false, kLatentBoth, kDeepseek, &kGateUpDown, true},
+    {"gpt_oss", true, false, kOnlyQkv, kGptOss},
+    {"granitemoe", true, false, kOnlyQkv, kGraniteMoe},
+    {"granitemoeshared", true, false, kOnlyQkv, kGraniteMoe},
+    {"llama4_text", true, false, kBoth, kLlama4, nullptr, false, {}, true},
+    {"minimax_m2", true, false, kBoth, kMinimaxM2, &kW123},
+    {"ernie4_5", true, true, kBoth},
+    {"ernie4_5_moe", true, true, kBoth, kErnie4_5Moe, &kGateUpDown},
+    {"ministral3", true, false, kBoth},
 });
 
 // The other name, if one of them is in it; names begin at a dot.
@@ -110,6 +152,31 @@ const Model& model_of(const Catalog& source,
                          "known",
                          config->model_type)
       .with_hint("known are " + known);
+}
+
+families::View turn_heads(const families::View& view, const Config& config,
+                          const std::string& name, bool keys, bool halves) {
+  const uint64_t heads = (keys ? config.kv_heads : config.heads).value_or(0);
+  const Shape shape = view.shape();
+  if (shape.empty() || heads == 0 || shape[0] % (2 * heads) != 0)
+    throw unfaithful_error({{}, name},
+                           "{} is no whole pairs of rows of each of "
+                           "config.json's {} heads",
+                           to_string(shape), heads);
+  const uint64_t half = shape[0] / heads / 2;
+  Shape pairs = {heads, halves ? half : 2, halves ? 2 : half};
+  std::vector<uint32_t> axes = {0, 2, 1};
+  for (size_t i = 1; i < shape.size(); ++i) {
+    pairs.push_back(shape[i]);
+    axes.push_back(static_cast<uint32_t>(i + 2));
+  }
+  return view.reshape(pairs).permute(axes).reshape(shape);
+}
+
+Renaming::How arrangement(const Model& model, std::string_view name) {
+  for (const Renaming& renaming : model.renamings)
+    if (name.ends_with(renaming.hf)) return renaming.how;
+  return Renaming::kSame;
 }
 
 std::string vllm_name(const Model& model, std::string name) {

@@ -2,6 +2,7 @@
 // Models of which it is known how vLLM arranges them.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "ckpt/catalog.h"
 #include "formats/vllm/config.h"
+#include "models/view.h"
 
 namespace ckpt::vllm {
 
@@ -27,6 +29,11 @@ struct Fusion {
 struct Renaming {
   std::string_view hf;
   std::string_view vllm;
+  enum How : uint8_t {
+    kSame,
+    kTurned,  // HF has the last two dimensions the other way round
+    kRow,     // HF has [1, n], vLLM [n]
+  } how = kSame;
 };
 
 // HF: MODULE.experts.N.GATE.weight …
@@ -44,6 +51,10 @@ struct Model {
   bool latent = false;               // attention is MLA
   // What vLLM has whatever config.json says, and transformers may not have.
   std::string_view needs = {};
+  // Rows of each query and key head are in pairs; vLLM has halves.
+  bool paired = false;
+  std::string_view embedding = kEmbedding;
+  std::string_view output = ".self_attn.o_proj.weight";
 };
 
 // Throws unfaithful_error for another model, a quantized one, and without a
@@ -57,8 +68,14 @@ inline constexpr std::string_view kOldExperts = "experts.";
 inline constexpr std::string_view kUp13 = "w13_weight";
 inline constexpr std::string_view kDown2 = "w2_weight";
 
+// Of each head rows 0, 2, 4 … and then 1, 3, 5 …; or back.
+families::View turn_heads(const families::View& view, const Config& config,
+                          const std::string& name, bool keys, bool halves);
+
 // A name of Hugging Face's after fusing as vLLM has it, and back.
 std::string vllm_name(const Model& model, std::string name);
 std::string hf_name(const Model& model, std::string name);
+// By the name of Hugging Face's.
+Renaming::How arrangement(const Model& model, std::string_view name);
 
 }  // namespace ckpt::vllm

@@ -179,13 +179,13 @@ class Assembly {
       throw input_error({path_, printable(tensor.name)},
                         "{} {} can't be made of {} ranks' parts",
                         name(tensor.dtype), to_string(tensor.shape), ranks());
-    for (uint32_t rank = 0; rank < ranks(); ++rank) {
-      add_part(cut, rank, *ranks_[rank].by_name.at(tensor.name), first.entry,
-               tensor);
-      const auto [from, to] = ranks_[rank].again.equal_range(tensor.name);
-      for (auto other = from; other != to; ++other)
-        add_part(cut, rank, *other->second, first.entry, tensor);
-    }
+    const bool alone =
+        is_first_only(tensor.name, tensor.dtype, tensor.shape, facts_);
+    for (uint32_t rank = 0; rank < ranks(); ++rank)
+      if (rank == 0 || !alone)
+        add_rank(cut, rank, first.entry, tensor);
+      else
+        add_zeros(rank, first.entry);
     if (cut.dim == 0 && !cut.whole() && tensor.shape.size() == 3)
       catalog_.topology.ep = ranks();
     settle(cut, tensor);
@@ -204,6 +204,26 @@ class Assembly {
         cut, ranks(), rank,
         {.file = stored.file, .offset = entry.begin, .strides = {}},
         kNoTransform, tensor);
+  }
+
+  void add_rank(const Cut& cut, uint32_t rank, const safetensors::Entry& first,
+                Tensor& tensor) {
+    add_part(cut, rank, *ranks_[rank].by_name.at(first.name), first, tensor);
+    const auto [from, to] = ranks_[rank].again.equal_range(first.name);
+    for (auto other = from; other != to; ++other)
+      add_part(cut, rank, *other->second, first, tensor);
+  }
+
+  // A bias of what ranks add up: the first one has it.
+  void add_zeros(uint32_t rank, const safetensors::Entry& first) {
+    Tensor zeros{
+        .name = first.name, .dtype = first.dtype, .shape = first.shape};
+    add_rank({}, rank, first, zeros);
+    catalog_.redundant.push_back(
+        {std::move(zeros),
+         0.0,
+         {},
+         fmt::format("rank 0 adds it, the same on rank {} is zero", rank)});
   }
 
   // A TpRule has equal groups only: of what it can't say it says nothing.

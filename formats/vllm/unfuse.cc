@@ -71,9 +71,15 @@ class Unfuser {
     Tensor& kept = parts_.back();
     kept.tp = {};
     kept.name = hf_name(*model_, std::move(kept.name));
-    if (kept.name == kEmbedding || kept.name == kHead || kept.name == kHeadBias)
+    const auto how = arrangement(*model_, kept.name);
+    if (how == Renaming::kTurned && kept.shape.size() == 3)
+      View::of(kept).permute({0, 2, 1}).into(kept);
+    if (how == Renaming::kRow && kept.shape.size() == 1)
+      View::of(kept).reshape({1, kept.shape[0]}).into(kept);
+    if (kept.name == model_->embedding || kept.name == kHead ||
+        kept.name == kHeadBias)
       unpad(kept);
-    if (kept.name == kHead && tied_) kept.name = kEmbedding;
+    if (kept.name == kHead && tied_) kept.name = model_->embedding;
   }
 
   // experts.w13_weight, experts.w2_weight, by their new and old names.
@@ -115,7 +121,7 @@ class Unfuser {
   }
 
   void cut(const Tensor& tensor, const Fusion& fusion, const Place& place) {
-    const std::vector<uint64_t> rows = rows_of(tensor, fusion, place);
+    const std::vector<uint64_t> rows = rows_of(tensor, fusion);
     const View whole = View::of(tensor);
     uint64_t at = 0;
     for (size_t i = 0; i < rows.size(); ++i) {
@@ -123,13 +129,17 @@ class Unfuser {
       part.name = hf_name(
           *model_, place.before + std::string(fusion.from[i]) + place.after);
       part.kind = tensor.kind;
-      whole.slice(0, at, rows[i]).into(part);
+      const View mine = whole.slice(0, at, rows[i]);
+      if (model_->paired && fusion.from.size() == 3 && i < 2)
+        turn_heads(mine, *config_, part.name, i == 1, false).into(part);
+      else
+        mine.into(part);
       at += rows[i];
     }
   }
 
-  std::vector<uint64_t> rows_of(const Tensor& tensor, const Fusion& fusion,
-                                const Place& place) const {
+  std::vector<uint64_t> rows_of(const Tensor& tensor,
+                                const Fusion& fusion) const {
     const uint64_t all = tensor.shape.empty() ? 0 : tensor.shape[0];
     if (fusion.to == "fused_qkv_a_proj") {
       const uint64_t rank = config_->q_rank.value_or(0);
@@ -141,7 +151,7 @@ class Unfuser {
       return {all / 2, all / 2};
     }
     std::optional<uint64_t> queries = config_->query_rows();
-    const std::string output = place.before + "o_proj.weight";
+    const std::string output = output_of(tensor.name);
     for (const Tensor& other : source_.tensors)
       if (other.name == output && other.shape.size() == 2)
         queries = other.shape[1];

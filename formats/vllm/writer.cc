@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <memory>
+#include <string>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -86,6 +88,8 @@ class Builder {
           cut->segments[1].repeat, facts_.ranks));
     }
     cuts_.push_back(std::move(*cut));
+    firsts_.push_back(
+        is_first_only(tensor.name, tensor.dtype, tensor.shape, facts_));
   }
 
   // A rank's tensors in the order of the catalog, a new part where the next
@@ -131,20 +135,30 @@ class Builder {
     std::string header = safetensors::encode_header(described, std::nullopt);
     const auto number = static_cast<uint32_t>(catalog().files.size());
     uint64_t at = header.size();
+    TargetFile& file = target_.files.emplace_back();
     for (const auto& [entry, id] : order) {
-      formats::add_target_pieces(cuts_[id], facts_.ranks, rank, number, at,
-                                 catalog().tensors[id]);
+      if (rank > 0 && firsts_[id])
+        file.shared.push_back({at, zeros(entry.bytes)});
+      else
+        formats::add_target_pieces(cuts_[id], facts_.ranks, rank, number, at,
+                                   catalog().tensors[id]);
       const auto end = checked_add(at, entry.bytes);
       if (!end)
         throw unfaithful_error({file_name(rank, part), {}},
                                "file size overflows 64 bits");
       at = *end;
     }
-    TargetFile& file = target_.files.emplace_back();
     file.path = file_name(rank, part);
     file.size = at;
     file.literals.push_back({0, std::move(header)});
     catalog().files.push_back({.path = file.path, .size = at});
+  }
+
+  // One buffer for all of a size.
+  std::shared_ptr<const std::string> zeros(uint64_t bytes) {
+    auto& known = zeros_[bytes];
+    if (!known) known = std::make_shared<const std::string>(bytes, '\0');
+    return known;
   }
 
   void leave_objects() {
@@ -165,6 +179,8 @@ class Builder {
   Facts facts_;
   Target target_;
   std::vector<Cut> cuts_;  // one for each tensor
+  std::vector<bool> firsts_;
+  std::unordered_map<uint64_t, std::shared_ptr<const std::string>> zeros_;
   bool told_ = false;
 };
 
