@@ -192,7 +192,8 @@ Layout make_layout(const WriteRequest& request, const TargetOptions& options,
   if (!options.to.empty()) {
     const std::string file = file_format(request.target_path);
     layout.single_file = !file.empty() && file == layout.format;
-    if (!file.empty() && !layout.single_file)
+    // Lightning names a folder like a file: last.ckpt.
+    if (!file.empty() && !layout.single_file && layout.format != "run")
       throw usage_error({request.target_path, {}},
                         "--to {} does not fit a name of {}", layout.format,
                         file);

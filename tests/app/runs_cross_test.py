@@ -161,6 +161,15 @@ def test_options(folder):
             2).want(5)
 
 
+def test_named_folder(folder):
+    """Lightning's folders are named like files, and its roots go by that."""
+    out = folder / "last.ckpt"
+    convert("verl_fsdp2_w2", out, "lightning", 2).want(0)
+    check(out.is_dir(), "no folder")
+    found = CKPT.inspect(folder)["trainer"]
+    check_equal(found, {"name": "lightning", "step": 10}, "of the root")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -187,6 +196,7 @@ def prepare(suite, ckpt):
                   case, trainer, ranks, words)
     suite.add("the model alone", test_model_only)
     suite.add("options", test_options)
+    suite.add("a folder of Lightning's", test_named_folder)
 
 
 if __name__ == "__main__":
