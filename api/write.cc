@@ -9,6 +9,8 @@
 #include "api/losses.h"
 #include "api/manifests.h"
 #include "api/replace.h"
+#include "api/resume.h"
+#include "api/sending.h"
 #include "containers/assume.h"
 #include "containers/hf/hf.h"
 #include "convert/dequantize.h"
@@ -19,17 +21,18 @@
 #include "lib/interrupt.h"
 #include "lib/io/remote.h"
 #include "lib/io/staging.h"
+#include "lib/io/upload.h"
 #include "lib/io/watch.h"
 #include "lib/manifest.h"
 #include "lib/trace.h"
 #include "reshard/cast.h"
 #include "reshard/cuda/load.h"
 #include "reshard/journal.h"
+#include "reshard/parts.h"
 #include "reshard/prove.h"
 #include "reshard/ranks/job.h"
 #include "reshard/ranks/run.h"
 #include "reshard/sources.h"
-#include "reshard/staged.h"
 
 namespace ckpt::library {
 namespace {
@@ -141,57 +144,24 @@ io::StagingOptions staging_options(const Prepared& prepared,
           .companions = {std::string(kManifestName)}};
 }
 
-// The journal of this work: an earlier run's if that can be resumed.
-reshard::Journal start_journal(uint64_t work, io::Staging& staging,
-                               const SaveOptions& options) {
-  if (options.resume) {
-    try {
-      ranks::collect_journals(staging.journal_path(), work);
-      auto journal = reshard::Journal::open(staging.journal_path(), work);
-      if (journal) return std::move(*journal);
-    } catch (const Error&) {
-      staging.keep();  // it may be the options that are wrong
-      throw;
-    }
-    staging.clear();
-  }
-  return reshard::Journal::create(staging.journal_path(), work);
-}
-
 void make_files(const Prepared& prepared, io::Staging& staging, bool resuming) {
-  if (!resuming) staging.check_space(prepared.file_bytes());
+  if (!resuming)
+    staging.check_space(io::is_target_url(prepared.path)
+                            ? spool_bytes(prepared)
+                            : prepared.file_bytes());
   for (const TargetFile& file : prepared.target.files)
     staging.create(file.path, file.size);
 }
 
-// What an earlier run did is believed as far as its files show it. Those who
-// can't wait may trust them, unless something failed to be written.
-void prove_journal(const Prepared& prepared, const io::Staging& staging,
-                   reshard::Journal& journal, const SaveOptions& options,
-                   const reshard::RunOptions& run) {
-  const size_t items = journal.done().size();
-  const bool doubtful = journal.is_doubtful();
-  if (!options.resume || items == 0 || (options.trust_staging && !doubtful))
-    return;
-  if (options.trust_staging && options.note)
-    options.note(
-        "--trust-staging: the earlier run failed to write, or the machine was "
-        "restarted since: what it wrote is checked all the same");
-  reshard::StagedProof proof =
-      reshard::prove_staged(prepared.plan, prepared.target, staging.root(),
-                            journal.done(), run, options.sync);
-  const size_t wrong = proof.wrong, unknown = proof.unknown;
-  if (wrong + unknown || doubtful) journal.replace(std::move(proof.good));
-  if (wrong && options.note)
-    options.note(fmt::format(
-        "--resume: {} of {} finished parts are not in the staged files as "
-        "they were written; they are done again",
-        wrong, items));
-  if (unknown && options.note)
-    options.note(fmt::format(
-        "--resume: {} of {} finished parts have no digest to be checked by; "
-        "they are done again",
-        unknown, items));
+// What is no payload.
+void write_rest(const Prepared& prepared, reshard::Output& output,
+                const std::string& root, bool carried) {
+  for (uint32_t f = 0; f < prepared.target.files.size(); ++f) {
+    const TargetFile& file = prepared.target.files[f];
+    if (!file.copy_of.empty()) continue;
+    output.write_literals(f);
+    if (carried) carry(prepared, file, root);
+  }
 }
 
 reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
@@ -204,8 +174,13 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   run.check_crcs = !options.ignore_checksums;
   leave_room(prepared.source, run);
   run.digest = wants_sums(prepared, options) || !prepared.plan.replicas.empty();
-  prove_journal(prepared, staging, journal, options, run);
+  const auto sending = Sending::begin(prepared, staging);
+  prove_journal(prepared, staging, sending.get(), journal, options, run);
   reshard::Output output(target, staging.root());
+  if (sending) {
+    write_rest(prepared, output, staging.root(), true);
+    sending->follow(output, run);
+  }
   progress.begin("copying", prepared.plan.bytes_read);
   staging.share_lock();  // with the other ranks
   const reshard::RunResult result =
@@ -222,16 +197,14 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
     reshard::check_crcs(result, prepared.source);
     check_source_manifest(prepared, result, run);
   }
-  for (uint32_t f = 0; f < target.files.size(); ++f) {
-    if (!target.files[f].copy_of.empty()) {
-      if (!options.ignore_checksums)
-        check_stored_crcs(io::Handle::open_read(target.files[f].copy_of));
-      copy_sidecar(target.files[f], staging.root());
-      continue;
-    }
-    output.write_literals(f);
-    carry(prepared, target.files[f], staging.root());
+  for (const TargetFile& file : target.files) {
+    if (file.copy_of.empty()) continue;
+    if (!options.ignore_checksums)
+      check_stored_crcs(io::Handle::open_read(file.copy_of));
+    copy_sidecar(file, staging.root());
   }
+  // Again, if it was done before: files that are not sent in parts lack CRCs.
+  write_rest(prepared, output, staging.root(), !sending);
   progress.end();
   return result;
 }
@@ -261,7 +234,10 @@ struct WatchEnd {
   staging.keep();
   throw error.with_hint(
       "it came to stand there during the run and was left as it is; what was "
-      "written is whole in " +
+      "written is whole" +
+      std::string(io::is_target_url(staging.target())
+                      ? ", sent and not seen, and noted in "
+                      : " in ") +
       staging.root() +
       ": run it again with --resume when that name is free, or with --resume "
       "--overwrite to replace it");
@@ -398,8 +374,6 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   return prepared;
 }
 
-namespace {}  // namespace
-
 void prove(const Prepared& prepared, const SaveOptions& options,
            const Progress& progress) {
   reshard::RunOptions run = limits(prepared, options);
@@ -454,6 +428,8 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
     prepared.target.files.front().path = io::base_name(staging.target());
   const bool sums = wants_sums(prepared, options);
   if (!sums) reshard::leave_tensor_digests(prepared.plan);
+  if (io::is_target_url(prepared.path))
+    reshard::order_for_sending(prepared.plan, prepared.target);
   const uint64_t work =
       reshard::fingerprint(prepared.plan, prepared.source, prepared.target) ^
       (sums ? 0 : kNoSums) ^

@@ -143,8 +143,12 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
   std::vector<Item> items =
       options.part ? options.part->items : cut_items(plan, kItemBytes);
   Sums sums(plan, options.digest);
-  if (options.journal && !options.part)
+  if (options.journal && !options.part) {
     take_over(*options.journal, items, sums, output);
+    if (options.finished)
+      for (const Outcome& outcome : options.journal->done())
+        options.finished(outcome.item);
+  }
   WorkQueue queue(plan, std::move(items), reading.threads);
   std::optional<SourceCrcs> own;
   if (options.check_crcs && !options.part && !source.crcs.empty())
@@ -167,10 +171,9 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
   const auto done = [&](const Outcome& outcome) {
     sums.add(outcome);
     if (outcome.item == kNone) return;
-    if (options.part)
-      options.part->finished(outcome);
-    else if (options.journal)
-      options.journal->append(outcome);
+    if (options.part) return options.part->finished(outcome);
+    if (options.journal) options.journal->append(outcome);
+    if (options.finished) options.finished(outcome.item);
   };
   run_threads(
       reading.threads,

@@ -66,6 +66,9 @@ struct RunOptions {
   uint64_t drop_above = 0;
   Progress progress;
   Journal* journal = nullptr;  // finished items go in; what it has is skipped
+  // Gets the number of each item whose bytes are where they go, by an earlier
+  // run or by this one, from any thread; not with `part`.
+  std::function<void(uint32_t item)> finished;
   const Part* part = nullptr;  // only this, and no journal
 };
 

@@ -172,6 +172,15 @@ void Output::write_literals(uint32_t file) {
                     patch->at);
 }
 
+void Output::write_crc(uint32_t file, uint32_t index) {
+  const uint32_t crc = crcs_[file][index];
+  std::string bytes;
+  for (size_t b = 0; b < 4; ++b) bytes += static_cast<char>(crc >> (8 * b));
+  const auto handle = handles_->get(paths_[file]);
+  for (const uint64_t at : target_->files[file].crcs.get()[index].at)
+    handle->write(at, std::string_view(bytes));
+}
+
 std::vector<Output::Patch> Output::patches_of(uint32_t file) const {
   const std::vector<LateCrc>& crcs = target_->files[file].crcs.get();
   std::vector<Patch> patches;

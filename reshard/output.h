@@ -58,6 +58,9 @@ class Output {
   // After all writes: the literals, and the CRCs of what was written.
   void write_literals(uint32_t file);
 
+  // The same of one CRC whose bytes are all written, where literals are.
+  void write_crc(uint32_t file, uint32_t index);
+
   const std::string& path(uint32_t file) const { return paths_[file]; }
 
  private:

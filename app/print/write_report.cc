@@ -184,8 +184,8 @@ std::string dry_run_text(const WriteReport& report) {
   if (io::is_target_url(report.target_path)) {
     const Sending all = sending(report);
     text += fmt::format(
-        "uploads {}, {} of at most {}, in about {} requests; written in the "
-        "spool on this machine first\n",
+        "uploads {}, {} of at most {}, in about {} requests, as they are "
+        "written\n",
         text::counted(report.target->files.size(), "object"),
         text::counted(all.parts, "part"), text::iec_size(all.part),
         all.requests);

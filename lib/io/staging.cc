@@ -114,8 +114,8 @@ std::string open_spool() {
   if (::mkdir(spool.c_str(), 0700) != 0 && errno != EEXIST)
     throw io_error(spool, "cannot create the directory", errno)
         .with_hint(
-            "what is uploaded is written on this machine first: set CKPT_SPOOL "
-            "to a directory with room for all of it");
+            "what is uploaded lies on this machine until it is sent: set "
+            "CKPT_SPOOL to a directory that can be written to");
   struct stat facts;
   if (::lstat(spool.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode) ||
       facts.st_uid != ::geteuid() || (facts.st_mode & 022) != 0)
@@ -234,6 +234,7 @@ Handle join_staging(const std::string& root) {
 std::string Staging::journal_path() const { return join(root_, kJournal); }
 
 Staging::~Staging() {
+  upload_.reset();  // its threads end
   if (published_ || keep_) return;
   if (place_ != target_) abandon_upload(upload_record());
   remove_tree(root_);
@@ -249,8 +250,8 @@ void Staging::check_space(uint64_t bytes) const {
         fmt::format("the target needs {} bytes, {} are free", bytes, free),
         place_ == target_
             ? "free some space, or choose a target on another file system"
-            : "what is uploaded is written on this machine first: set "
-              "CKPT_SPOOL to a directory with room for all of it");
+            : "what is uploaded lies on this machine until it is sent: set "
+              "CKPT_SPOOL to a directory with more room");
 }
 
 void Staging::make_parents(const std::string& relative_path) {
@@ -363,13 +364,25 @@ void Staging::finish() {
   }
 }
 
+Upload* Staging::begin_upload() {
+  if (place_ == target_) return nullptr;
+  if (!upload_) {
+    upload_ = io::begin_upload(root_, target_, files_,
+                               {.single_file = options_.single_file,
+                                .overwrite = options_.overwrite,
+                                .record = upload_record(),
+                                .companions = options_.companions});
+    in_upload_ = files_.size();
+  }
+  return upload_.get();
+}
+
 // What was sent stays when this fails, and is known by the record.
 void Staging::publish_remote() {
-  upload(root_, target_, files_,
-         {.single_file = options_.single_file,
-          .overwrite = options_.overwrite,
-          .record = upload_record(),
-          .companions = options_.companions});
+  Upload& upload = *begin_upload();
+  upload.publish(
+      {files_.begin() + static_cast<ptrdiff_t>(in_upload_), files_.end()});
+  upload_.reset();
   published_ = true;
   if (const std::error_code why = remove_tree(root_))
     leftover_ = root_ + ": " + why.message();

@@ -9,20 +9,23 @@
 //   DIR/NAME                  appears at publish()
 //
 // A target on another machine (s3:// gs://) is staged here too, in a directory
-// of the spool (CKPT_SPOOL, else TMPDIR, else /var/tmp), and publish() uploads
-// it (lib/io/upload.h); `upload` there says what was begun.
+// of the spool (CKPT_SPOOL, else TMPDIR, else /var/tmp). Its files go there
+// part by part while they are written (lib/io/upload.h), or when publish() is
+// called; `upload` in the directory says what was begun.
 //
 // What stands under the name of the staging directory is made by ckpt or
 // refused: no symbolic link is followed, there or below.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "lib/io/file.h"
 #include "lib/io/lock.h"
+#include "lib/io/upload.h"
 
 namespace ckpt::io {
 
@@ -56,6 +59,10 @@ class Staging {
   // to it. A single file is made in it under DST's base name.
   const std::string& root() const { return root_; }
   const std::string& target() const { return target_; }
+
+  // Where the files go, if that is another machine; else null. All files but
+  // the manifest are made before.
+  Upload* begin_upload();
 
   // Throws kIo if the file system has less room.
   void check_space(uint64_t bytes) const;
@@ -111,6 +118,8 @@ class Staging {
   std::vector<std::string> files_;        // relative
   std::vector<std::string> directories_;  // relative, parents first
   std::set<std::string> made_;            // the same
+  std::unique_ptr<Upload> upload_;
+  size_t in_upload_ = 0;  // of files_
 };
 
 // The path beside which a target is staged: itself, or for one on another

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The seam to targets on other machines: files that stand whole on this one
-// become objects below a URL, all of them or none that a reader would take for
-// a checkpoint. lib/net does it.
+// The seam to targets on other machines: files of this one become objects below
+// a URL, part by part while they are written, and all of them appear or none
+// that a reader would take for a checkpoint. lib/net does it.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace ckpt::io {
@@ -29,14 +31,39 @@ struct UploadOptions {
   std::vector<std::string> companions = {};
 };
 
-// `files` are relative to `root` and become TARGET/FILE, or stand beside the
-// single TARGET; the last one (the manifest) appears last. What an earlier try
-// sent and the record names is looked for at the server and not sent again, if
-// it is what the files hold. Throws kUnfaithful if something came to stand at
-// the target, kIo for what fails; what was sent stays then, for another try.
-void upload(const std::string& root, const std::string& target,
-            const std::vector<std::string>& files,
-            const UploadOptions& options);
+// Bytes [first, second) of a file.
+using ByteRange = std::pair<uint64_t, uint64_t>;
+
+// Files are known by their place in the list that it began with. What fails is
+// thrown as kIo; what was sent stays then, for another try.
+class Upload {
+ public:
+  virtual ~Upload() = default;
+  // Bytes of a part of a file, counted from its begin; 0: it is sent as a
+  // whole, at the end.
+  virtual uint64_t part_bytes(uint32_t file) const = 0;
+  // An earlier try sent it: its bytes may be gone here.
+  virtual bool was_sent(uint32_t file, uint64_t part) const = 0;
+  // The server has it, and keeps it.
+  virtual bool stands(uint32_t file, uint64_t part) const = 0;
+  // The bytes of a part are all in its file: it is sent soon, by other threads.
+  // When the server has it, what is `spare` is freed on this machine. Waits
+  // while many others are to be sent; throws what failed with any of them.
+  virtual void send(uint32_t file, uint64_t part,
+                    std::vector<ByteRange> spare) = 0;
+  // Sends what was not sent, then all appears: also `more` files, the last of
+  // which appears last. Throws kUnfaithful if something came to stand at the
+  // target.
+  virtual void publish(const std::vector<std::string>& more) = 0;
+};
+
+// `files` have their size; they are relative to `root` and become TARGET/FILE,
+// or stand beside the single TARGET. What an earlier try sent and the record
+// names is looked for at the server and not sent again.
+std::unique_ptr<Upload> begin_upload(const std::string& root,
+                                     const std::string& target,
+                                     const std::vector<std::string>& files,
+                                     const UploadOptions& options);
 
 // Ends the uploads of a record; does nothing if there are none.
 void abandon_upload(const std::string& record) noexcept;

@@ -28,8 +28,10 @@ uint64_t share_remote_memory(uint64_t) { return 0; }
 RemoteTraffic remote_traffic() { return {}; }
 
 Standing look_at_target(const std::string& url) { refuse(url); }
-void upload(const std::string&, const std::string& target,
-            const std::vector<std::string>&, const UploadOptions&) {
+std::unique_ptr<Upload> begin_upload(const std::string&,
+                                     const std::string& target,
+                                     const std::vector<std::string>&,
+                                     const UploadOptions&) {
   refuse(target);
 }
 void abandon_upload(const std::string&) noexcept {}

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <random>
 #include <sstream>
@@ -14,6 +15,22 @@
 #include "lib/net/url.h"
 
 namespace ckpt::net {
+namespace {
+
+// A line that was torn says nothing: the part is sent again.
+void read_sent(const std::string& line, Record& record) {
+  std::istringstream words(line);
+  std::string key, file;
+  uint64_t number = 0;
+  SentPart part;
+  words >> key >> number >> part.id >> part.sums.md5 >> part.sums.sha256 >>
+      part.etag;
+  if (words.get() != ' ' || !std::getline(words, file)) return;
+  part.etag = decode(part.etag);
+  record.sent[file][number] = std::move(part);
+}
+
+}  // namespace
 
 Record read_record(const std::string& path) {
   Record record;
@@ -26,6 +43,9 @@ Record read_record(const std::string& path) {
     if (key == "mark") record.mark = value;
     if (key == "single") record.single_file = true;
     if (key == "publishing") record.publishing = true;
+    if (key == "part-mib")
+      record.part_mib = std::strtoull(value.c_str(), {}, 10);
+    if (key == "sent") read_sent(line, record);
     if (key == "upload" && line.size() > 8 + value.size())
       record.uploads[line.substr(8 + value.size())] = value;
   }
@@ -46,6 +66,14 @@ std::string new_mark() {
   std::string mark;
   for (int i = 0; i < 4; ++i) mark += fmt::format("{:08x}", random());
   return mark;
+}
+
+// sent NUMBER ID MD5 SHA256 ETAG FILE
+void add_sent(const std::string& path, const std::string& file, uint64_t number,
+              const SentPart& part) {
+  add_line(path,
+           fmt::format("sent {} {} {} {} {} {}", number, part.id, part.sums.md5,
+                       part.sums.sha256, encode(part.etag), file));
 }
 
 }  // namespace ckpt::net

@@ -10,15 +10,27 @@
 //   publishing            objects of it may be there
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 
+#include "lib/net/upload_sums.h"
+
 namespace ckpt::net {
+
+// The server answered that it has the part; its bytes may be gone here.
+struct SentPart {
+  std::string id;  // of the upload
+  Sums sums;
+  std::string etag;
+};
 
 struct Record {
   std::string target;
   std::string mark;
-  std::map<std::string, std::string> uploads = {};  // ids by file
+  std::map<std::string, std::string> uploads = {};                // ids by file
+  std::map<std::string, std::map<uint64_t, SentPart>> sent = {};  // from 1
+  uint64_t part_mib = 0;  // what the parts were cut by; 0: nothing was
   bool single_file = false;
   bool publishing = false;
 };
@@ -28,6 +40,8 @@ Record read_record(const std::string& path);
 // Throws kIo.
 void add_line(const std::string& path, const std::string& line);
 // A number that no other upload has.
+void add_sent(const std::string& path, const std::string& file, uint64_t number,
+              const SentPart& part);
 std::string new_mark();
 
 }  // namespace ckpt::net

@@ -369,6 +369,88 @@ def test_interrupt(folder):
         run("verify", source, place.url("new"), env=place.env).want(0)
 
 
+def blocks(folder):
+    """Bytes that files below it take on the disk."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.lstat().st_blocks * 512
+        except OSError:  # it went away
+            pass
+    return total
+
+
+def begin(place, source, form, key="new", *rest, **extra):
+    return subprocess.Popen(
+        [remote.CKPT.path, "convert", str(source), place.url(key), "--to", form,
+         "-q", "--threads", "2", *rest],
+        env={**os.environ, **place.env, **extra}, stderr=subprocess.PIPE,
+        text=True)
+
+
+def test_streamed(folder, form):
+    """Parts go while others are written: the disk holds a few of them. Each is
+    sent once, though checksums in them are known late."""
+    with Place(folder) as place:
+        source = big(folder, 30)
+        place.proxy.delay = 0.05
+        child = begin(place, source, form, CKPT_NET_CONNECTIONS="2")
+        most = 0
+        while child.poll() is None:
+            most = max(most, blocks(place.spool))
+            time.sleep(0.01)
+        check_equal(child.returncode, 0, child.stderr.read())
+        size = source.stat().st_size
+        check(most < 0.6 * size, f"{most} of {size} on the disk")
+        check(place.proxy.sent < size * 1.02, f"{place.proxy.sent} of {size}")
+        sent = [p for w, p in place.proxy.seen if w == "part"]
+        check(len(sent) == len(set(sent)), "a part was sent twice")
+        order = [w for w, _ in place.proxy.seen]
+        check(order.index("complete") > max(
+            i for i, w in enumerate(order) if w == "part"), "early")
+        run("convert", source, folder / "new", "--to", form, "-q",
+            env=place.env).want(0)
+        same_as(place, "new", folder / "new")
+        run("verify", source, place.url("new"), env=place.env).want(0)
+        check(not place.uploads() and not place.left(), "leavings")
+
+
+def test_killed(folder, form, how):
+    """What a dead run sent stands, though its bytes are gone here: --resume
+    sends the rest. If the server has lost it, all of it is sent again."""
+    with Place(folder) as place:
+        source = big(folder, 20)
+        place.proxy.delay = 0.1
+        child = begin(place, source, form, CKPT_NET_CONNECTIONS="2")
+        end = time.monotonic() + 60
+        while place.proxy.count.get("part", 0) < 8 and time.monotonic() < end:
+            time.sleep(0.02)
+        child.kill()
+        child.communicate()
+        check(not place.keys("new/"), "objects")
+        place.proxy.delay = 0
+        place.proxy.forget()
+        if how == "lost":
+            for upload in place.uploads():
+                key = re.search("<Key>(.*?)</Key>", upload)[1]
+                number = re.search("<UploadId>(.*?)</UploadId>", upload)[1]
+                place.curl("-X", "DELETE",
+                           f"{SERVER.url}/bucket/{key}?uploadId={number}")
+            check(not place.uploads(), "uploads")
+        rest = ["--trust-staging"] if how != "proven" else []
+        run("convert", source, place.url("new"), "--to", form, "-q", "--resume",
+            *rest, env=place.env).want(0)
+        most = -(-source.stat().st_size // PART) + 1
+        if how == "lost":
+            check(place.proxy.count["part"] >= most - 1, place.proxy.count)
+        else:
+            check(place.proxy.count["part"] <= most - 6, place.proxy.count)
+        run("convert", source, folder / "new", "--to", form, "-q",
+            env=place.env).want(0)
+        same_as(place, "new", folder / "new")
+        check(not place.uploads() and not place.left(), "leavings")
+
+
 def test_gs(folder):
     """gs:// by HMAC."""
     with Place(folder) as place:
@@ -453,6 +535,10 @@ def main():
                  test_claimed, test_interrupt, test_gs, test_commands, test_refused,
                  test_dry_run):
         suite.add(test.__name__.removeprefix("test_"), test)
+    for form in ("safetensors", "torch", "dcp"):
+        suite.add("streamed " + form, test_streamed, form)
+        for how in ("proven", "trusted", "lost"):
+            suite.add(f"killed {form} {how}", test_killed, form, how)
     for name in PASSING:
         suite.add("passing " + name, test_passing, name)
     for name in LASTING:
