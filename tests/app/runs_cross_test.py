@@ -7,6 +7,7 @@ more step are those that the first trainer's loader comes to from its own files.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +162,44 @@ def test_options(folder):
             2).want(5)
 
 
+def of_torch(kind):
+    """A golden's step with another optimizer's state, made by torch."""
+    import torch
+
+    path = GOLDENS / "hf_trainer_qwen2/ckpt/checkpoint-10/optimizer.pt"
+    saved = torch.load(path, weights_only=True)
+    if kind == "lacking":
+        del saved["state"][3]["exp_avg_sq"]
+        return saved
+    shapes = {i: one["exp_avg"].shape for i, one in saved["state"].items()}
+    known = {i: torch.nn.Parameter(torch.ones(s)) for i, s in shapes.items()}
+    optimizer = getattr(torch.optim, kind)(
+        [{"params": [known[i] for i in group["params"]]}
+         for group in saved["param_groups"]], lr=0.1)
+    for one in known.values():
+        one.grad = torch.ones_like(one)
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def test_optimizer(folder, kind, words):
+    """No Adam, or half of one: refused; the model alone is converted."""
+    import torch
+
+    step = folder / "checkpoint-10"
+    shutil.copytree(step_of("hf_trainer_qwen2"), step)
+    torch.save(of_torch(kind), step / "optimizer.pt")
+    for trainer in ("accelerate", "lightning"):
+        command = ("convert", step, folder / trainer, "--to", "run",
+                   "--trainer", trainer)
+        refused = CKPT.run(*command).want(5)
+        for word in words:
+            check(word in refused.err, f"{word!r}: {refused.err}")
+        check("--model-only" in refused.err, refused.err)
+        check(not (folder / trainer).exists(), "something was written")
+        CKPT.ok(*command, "--model-only")
+
+
 def test_named_folder(folder):
     """Lightning's folders are named like files, and its roots go by that."""
     out = folder / "last.ckpt"
@@ -194,6 +233,11 @@ def prepare(suite, ckpt):
             ("hf_trainer_zero3_w2", "accelerate", 2, ["groups"])):
         suite.add(f"{case} as {trainer} of {ranks}: refused", test_refused,
                   case, trainer, ranks, words)
+    for kind, words in (("Adagrad", ["not Adam"]),
+                        ("RMSprop", ["not Adam"]),
+                        ("Adamax", ["not Adam"]),
+                        ("lacking", ["has no exp_avg_sq"])):
+        suite.add(f"an optimizer: {kind}", test_optimizer, kind, words)
     suite.add("the model alone", test_model_only)
     suite.add("options", test_options)
     suite.add("a folder of Lightning's", test_named_folder)
