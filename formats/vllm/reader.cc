@@ -180,7 +180,7 @@ class Assembly {
                         "{} {} can't be made of {} ranks' parts",
                         name(tensor.dtype), to_string(tensor.shape), ranks());
     const bool alone =
-        is_first_only(tensor.name, tensor.dtype, tensor.shape, facts_);
+        is_first_only(tensor.name, tensor.dtype, first.entry.shape, facts_);
     for (uint32_t rank = 0; rank < ranks(); ++rank)
       if (rank == 0 || !alone)
         add_rank(cut, rank, first.entry, tensor);
