@@ -43,8 +43,9 @@ def site(folder):
     for page in listed:
         check((ROOT / "docs" / page).exists(), f"{page} is not there")
     have = {str(p.relative_to(ROOT / "docs")) for p in ROOT.glob("docs/*.md")}
-    have |= {str(p.relative_to(ROOT / "docs"))
-             for p in ROOT.glob("docs/guides/*.md")}
+    for below in ("guides", "formats"):
+        have |= {str(p.relative_to(ROOT / "docs"))
+                 for p in ROOT.glob(f"docs/{below}/*.md")}
     check_equal(sorted(have - set(listed)), [], "pages that are not listed")
 
 
