@@ -514,7 +514,7 @@ class S3:
              f"-volume.port.grpc={free_port()}",
              f"-filer.port.grpc={free_port()}", f"-s3.port.grpc={free_port()}",
              "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}",
-             f"-s3.config={config}", "-volume.max=20",
+             f"-s3.config={config}", "-volume.max=60",
              "-master.volumeSizeLimitMB=64"],
             stdout=self.log, stderr=self.log, cwd=folder)
         self.url = f"http://127.0.0.1:{s3}"

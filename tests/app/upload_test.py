@@ -535,10 +535,10 @@ def main():
                  test_claimed, test_interrupt, test_gs, test_commands, test_refused,
                  test_dry_run):
         suite.add(test.__name__.removeprefix("test_"), test)
-    for form in ("safetensors", "torch", "dcp"):
+    for form, how in (("safetensors", "proven"), ("torch", "lost"),
+                      ("dcp", "trusted")):
         suite.add("streamed " + form, test_streamed, form)
-        for how in ("proven", "trusted", "lost"):
-            suite.add(f"killed {form} {how}", test_killed, form, how)
+        suite.add(f"killed {form} {how}", test_killed, form, how)
     for name in PASSING:
         suite.add("passing " + name, test_passing, name)
     for name in LASTING:
