@@ -10,6 +10,7 @@ rows are filtered in time.
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -263,7 +264,10 @@ def filter_in_browser(folder):
             want = sum(all(w in n for w in words.split()) for n in names)
             check(hits.replace(",", "").startswith(str(want)),
                   f"{words}: {hits}, expected {want}")
-            check(took < 100, f"{words}: {took:.0f} ms")
+            # A figure of a machine that does nothing else.
+            if os.getloadavg()[0] < os.cpu_count():
+                check(took < 100, f"{words}: {took:.0f} ms")
+            print(f"{words or 'all'}: {took:.0f} ms")
         quiet(browser, folder / "page.html", "filter")
 
 
