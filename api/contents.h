@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a manifest says about bytes that are no tensor's.
+// What a manifest says about bytes that are not any tensor's.
 #pragma once
 
 #include <string>

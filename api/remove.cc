@@ -45,7 +45,8 @@ class Index {
     const io::Handle file = io::Handle::open_read(path);
     document_ = pickle::decode(file, 0, file.size()).document;
     root_ = document_->root();
-    if (!document_->is(root_, Type::kCall)) damaged("its root is no object");
+    if (!document_->is(root_, Type::kCall))
+      damaged("its root is not an object");
     state_ = document_->call(root_).state;
     if (!document_->is(state_, Type::kDict)) damaged("its root has no fields");
   }
@@ -94,7 +95,7 @@ class Index {
     return {all.begin(), all.end()};
   }
   std::string_view text(Id id) const {
-    if (!document_->is(id, Type::kString)) damaged("a name in it is no str");
+    if (!document_->is(id, Type::kString)) damaged("a name in it is not a str");
     return document_->text(id);
   }
   Id field(Id object, std::string_view name) const {

@@ -50,7 +50,7 @@ void check_replaceable(const std::string& target) {
   strange.resize(strange.size() - more);
   for (std::string& name : strange) name = text::printable(name);
   throw unfaithful_error({target, {}},
-                         "--overwrite would remove what is no checkpoint: "
+                         "--overwrite would remove what is not a checkpoint: "
                          "{}{} in it",
                          fmt::join(strange, ", "),
                          more ? fmt::format(" and {} others", more) : "")

@@ -95,7 +95,7 @@ void Salvager::open() {
     catalog_ = formats::open(files_.path(), from, options_.read);
   } catch (const Error& error) {
     if (error.code() == ExitCode::kMissing)
-      throw input_error({source_, {}}, "what is left is no checkpoint{}",
+      throw input_error({source_, {}}, "what is left is not a checkpoint{}",
                         first_lost())
           .with_hint("--from names the format; " + next_step());
     if (!is_answer(error)) throw;

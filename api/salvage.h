@@ -58,7 +58,7 @@ struct Salvaged {
   bool whole() const { return gone.empty() && lost.empty(); }
 };
 
-// Throws input_error if what is left is no checkpoint. Writes nothing if
+// Throws input_error if what is left is not a checkpoint. Writes nothing if
 // something is gone and options.fill is kRefuse: the result says so.
 Salvaged salvage_checkpoint(const std::string& source,
                             const std::string& target,

@@ -60,8 +60,8 @@ Shape global_shape(std::span<const TensorData> shards, const Topology& source,
   }
   const auto global = fairseq2::tp_global(local, rule, source.tp);
   if (!global)
-    throw unfaithful_error({}, "{} over {} ranks is no shape", to_string(local),
-                           source.tp);
+    throw unfaithful_error({}, "{} over {} ranks is not a shape",
+                           to_string(local), source.tp);
   return *global;
 }
 

@@ -57,7 +57,7 @@ void Sending::follow(reshard::Output& output, reshard::RunOptions& run) {
 }
 
 // Parts that are begun, those that wait for the network, and what stays until
-// the end: all that is no payload, and small files.
+// the end: all that is not payload, and small files.
 uint64_t spool_bytes(const Prepared& prepared) {
   constexpr uint64_t kWaiting = 48;  // parts
   constexpr uint64_t kMostSmall = uint64_t{256} << 20;

@@ -153,7 +153,7 @@ void make_files(const Prepared& prepared, io::Staging& staging, bool resuming) {
     staging.create(file.path, file.size);
 }
 
-// What is no payload.
+// What is not payload.
 void write_rest(const Prepared& prepared, reshard::Output& output,
                 const std::string& root, bool carried) {
   for (uint32_t f = 0; f < prepared.target.files.size(); ++f) {

@@ -22,7 +22,7 @@ bool is_eight_bits(DType dtype) {
          dtype == DType::f8_e4m3fnuz || dtype == DType::f8_e5m2fnuz;
 }
 
-// By dtype and name alone. Codes that are made on the way (--quantize) are no
+// By dtype and name alone. Codes that are made on the way (--quantize) are not
 // source's.
 bool may_be_codes(const Catalog& catalog, const Tensor& tensor) {
   const bool fits =

@@ -83,7 +83,7 @@ std::vector<std::string> load_flags(const Catalog& target);
 // builds the model sets it in code.
 Json load_code(const Catalog& target);
 
-// The keys of a configuration in one dialect that are no facts and not known
+// The keys of a configuration in one dialect that are not facts and not known
 // to change nothing: "block.layer_norm.frobnicate".
 std::vector<std::string> unknown_keys(const Family& family,
                                       const std::string& side,

@@ -103,7 +103,7 @@ std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog) {
   }
   std::vector<QuantizedWeight> found;
   if (!any) return found;
-  // Codes that are made on the way (--quantize) are no source's.
+  // Codes that are made on the way (--quantize) are not any source's.
   const auto is_made = [&](const Tensor& tensor) {
     return !tensor.pieces.empty() &&
            is_decoded(catalog.files.at(tensor.pieces.front().extent.file));
@@ -153,7 +153,7 @@ void prepare_cast(Catalog& catalog, DType dtype) {
   if (!weights.empty())
     throw unfaithful_error({catalog.path, weights.front().name},
                            "--dtype {}: {} weights are quantized, and their "
-                           "codes are no numbers to be cast: {}",
+                           "codes are not numbers to be cast: {}",
                            name(dtype), weights.size(), describe(weights))
         .with_hint(
             "this way of quantizing is not known: docs/quantized.md lists "

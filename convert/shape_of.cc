@@ -39,7 +39,7 @@ class Shaper {
 
   uint64_t product(uint64_t a, uint64_t b) const {
     const auto result = checked_mul(a, b);
-    if (!result) fail("{} * {} is no size", a, b);
+    if (!result) fail("{} * {} is not a size", a, b);
     return *result;
   }
 

@@ -333,7 +333,7 @@ class Translation {
       if (drop_.match(tensor.name))
         ++dropped;
       else if (Family::ignored(tensor.name, ignored) && leave_buffer(tensor))
-        note(tensor.name + " is no parameter of the model and is left out");
+        note(tensor.name + " is not a parameter of the model and is left out");
       else if (lenient_)
         result.add(std::move(tensor));
       else
@@ -344,7 +344,7 @@ class Translation {
           fmt::format("--drop: {} tensors are left out", dropped));
   }
 
-  // False for what is no buffer, whatever its name is. Its bytes are looked
+  // False for what is not a buffer, whatever its name is. Its bytes are looked
   // at later.
   bool leave_buffer(const Tensor& tensor) {
     if (!buffer_proof(tensor, 1)) return false;

@@ -245,7 +245,8 @@ class Settling {
   }
 
   bool keeps_state() const {
-    if (source_.run) return false;  // what is written is no trainer's folder
+    if (source_.run)
+      return false;  // what is written is not any trainer's folder
     return source_.format == target_.catalog.format ||
            (is_hf_container(source_.format) &&
             is_hf_container(target_.catalog.format));

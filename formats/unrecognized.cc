@@ -77,7 +77,7 @@ void checkpoints_below(const std::string& path, const std::string& shown,
   try {
     names = io::list_directory(path);
   } catch (const Error&) {
-    return;  // it can't be listed, so it is no suggestion
+    return;  // it can't be listed, so it is not a suggestion
   }
   for (const std::string& name : names) {
     const std::string below = io::join(path, name);

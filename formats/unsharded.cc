@@ -42,7 +42,7 @@ std::string_view folder_of(Kind kind) {
 struct Part {
   std::string path;
   std::vector<uint32_t> tensors;  // of the source
-  bool objects = false;           // it holds the values that are no tensors
+  bool objects = false;           // it holds the values that are not tensors
 };
 
 class Builder {

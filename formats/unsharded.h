@@ -8,7 +8,7 @@
 //   model/model.safetensors.index.json
 //
 // Every file is what the format's Writer makes of it alone. The optimizer's
-// tensors are in optim/, others (RNG state …) in other/; values that are no
+// tensors are in optim/, others (RNG state …) in other/; values that are not
 // tensor are in optim.pt, or in objects.pt beside safetensors. The peer has the
 // optimizer only in the first form, and only as optim.pt.
 #pragma once
@@ -27,7 +27,7 @@ inline constexpr std::string_view kFiles = "files";
 inline constexpr std::string_view kTensors = "tensors";
 inline constexpr std::string_view kChunks = "chunks";  // of max_shard_size
 
-// True if the layout has one of these forms (and is no single file).
+// True if the layout has one of these forms (and is not a single file).
 bool is_unsharded(const Layout& layout);
 
 // The writer of a container, safetensors or torch, that has these forms too.

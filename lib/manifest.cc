@@ -34,7 +34,7 @@ DType read_dtype(const json& entry, const std::string& path) {
 Digest read_digest(const json& entry, const std::string& path) {
   const std::string text = text::string_member(entry, "digest", path);
   if (const auto digest = Digest::parse(text)) return *digest;
-  throw input_error({path, {}}, "'{}' is no digest of 32 hex digits", text);
+  throw input_error({path, {}}, "'{}' is not a digest of 32 hex digits", text);
 }
 
 Shape read_shape(const json& entry, const std::string& path) {

@@ -25,7 +25,7 @@ Json each_of(const Json& entry, const Numbers& numbers) {
   for (const Json& item : list) {
     if (!item.is_string())
       throw unfaithful_error({numbers.source(), {}},
-                             "{} is no text, of which others make one",
+                             "{} is not text, of which others make one",
                              item.dump());
     text += item.get_ref<const std::string&>();
   }

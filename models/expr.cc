@@ -113,7 +113,7 @@ Json real_arithmetic(char op, double a, double b) {
 Json arithmetic(const std::string& op, const Json& a, const Json& b) {
   for (const Json* side : {&a, &b})
     if (!side->is_number())
-      throw unfaithful_error({}, "{} is no number", shown(*side));
+      throw unfaithful_error({}, "{} is not a number", shown(*side));
   if (is_whole(a) && is_whole(b))
     return whole_arithmetic(op[0], whole(a), whole(b));
   return real_arithmetic(op[0], a.get<double>(), b.get<double>());
@@ -125,7 +125,7 @@ Json has(const Json& list, const Json& wanted) {
     return list.get_ref<const std::string&>().find(
                wanted.get_ref<const std::string&>()) != std::string::npos;
   if (!list.is_array())
-    throw unfaithful_error({}, "has: {} is no list", shown(list));
+    throw unfaithful_error({}, "has: {} is not a list", shown(list));
   return std::ranges::any_of(
       list, [&](const Json& item) { return equal(item, wanted); });
 }
@@ -133,7 +133,7 @@ Json has(const Json& list, const Json& wanted) {
 Json pick(const Json& from, const Json& at) {
   if (from.is_null()) return 1;
   if (!is_whole(at) || whole(at) < 0)
-    throw unfaithful_error({}, "pick: {} is no index", shown(at));
+    throw unfaithful_error({}, "pick: {} is not an index", shown(at));
   if (from.is_array()) {
     const uint64_t index = at.get<uint64_t>();
     if (index >= from.size())
@@ -149,7 +149,7 @@ Json pick(const Json& from, const Json& at) {
     return std::string(1, text[at.get<uint64_t>()]);
   }
   if (!is_whole(from))
-    throw unfaithful_error({}, "pick: {} is no list and no whole number",
+    throw unfaithful_error({}, "pick: {} is neither a list nor a whole number",
                            shown(from));
   return modulo(whole(at), whole(from)) == 0 ? 1 : 0;
 }
@@ -179,7 +179,7 @@ Json first1(const Json& list) {
 Json truncated(const Json& value) {
   if (is_whole(value)) return value;
   if (!value.is_number())
-    throw unfaithful_error({}, "int: {} is no number", shown(value));
+    throw unfaithful_error({}, "int: {} is not a number", shown(value));
   const double real = std::trunc(value.get<double>());
   if (!(real > -kTooLarge && real < kTooLarge)) overflow();
   return static_cast<int64_t>(real);

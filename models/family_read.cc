@@ -32,7 +32,7 @@ std::vector<std::string> globs(const Value& value) {
   return texts(value);
 }
 
-// What is no parameter: its values are proven before it is left out.
+// What is not a parameter: its values are proven before it is left out.
 std::vector<std::string> buffers(const Value& value) {
   for (const Value& item : value.items())
     if (!is_buffer_name(item.text()))

@@ -12,7 +12,7 @@
 namespace ckpt::families {
 namespace {
 
-// A view that needs more is no arrangement that a model uses.
+// A view that needs more is not an arrangement that a model uses.
 constexpr uint64_t kMaxParts = uint64_t{1} << 24;
 
 void replace(Dims& dims, size_t at, size_t count,

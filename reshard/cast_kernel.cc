@@ -131,7 +131,8 @@ struct Avx512 {
 
 #endif
 
-// step_of(the type above that `dtype` is); null for f32 and what is no float.
+// step_of(the type above that `dtype` is); null for f32 and what is not a
+// float.
 template <class StepOf>
 CastStep find_step(DType dtype, bool from_wide, StepOf step_of) {
   switch (dtype) {

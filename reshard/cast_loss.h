@@ -36,7 +36,7 @@ class LossCounter {
   LossCounter(DType from, DType to);
 
   // False: the cast loses nothing of these two kinds (f16 to f32), or its
-  // source is no type of 16 bits or more.
+  // source is not a type of 16 bits or more.
   bool counts() const { return tiny_ != 0 || over_ <= last_; }
 
   // Elements of the source's type; they may begin at any byte.

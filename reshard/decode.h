@@ -23,7 +23,7 @@ class DecodeReader {
   ~DecodeReader();
 
   // Bytes of the file that `made` describes. Throws input_error for scales
-  // that are no numbers.
+  // that are not numbers.
   void read(const Decoding& made, uint64_t offset, std::span<std::byte> buffer);
   uint64_t bytes_read() const;
 

@@ -95,7 +95,7 @@ class Words {
   std::string_view rest_;
 };
 
-// Nothing for what is no line of ours.
+// Nothing for what is not a line of ours.
 std::optional<Outcome> parse(std::string_view line) {
   Words words(line);
   Outcome outcome;

@@ -48,7 +48,7 @@ class Output {
              uint64_t offset, uint64_t count, uint64_t& head, uint64_t& tail);
   // False if clone() will do nothing.
   bool may_clone() const { return handles_ && *clones_; }
-  // See reshard/behind.h; nothing where the target is no file.
+  // See reshard/behind.h; nothing where the target is not a file.
   void start_writeback(uint32_t file, uint64_t offset, uint64_t count) const;
   void settle(uint32_t file, uint64_t offset, uint64_t count) const;
   // Adds what an earlier run wrote, or another process.

@@ -32,7 +32,7 @@ StoredMatrix::StoredMatrix(const Tensor& tensor, const std::vector<File>& files)
             "adapters are added to f32, bf16 and f16: `ckpt convert SRC DST "
             "--dtype bf16` first");
   if (tensor.shape.size() != 1 && tensor.shape.size() != 2)
-    refuse(name_, "it is no matrix");
+    refuse(name_, "it is not a matrix");
   if (!tensor.grid.empty()) refuse(name_, "its rows stand in another order");
   const bool flat = tensor.shape.size() == 1;
   rows_ = tensor.shape[0];

@@ -233,7 +233,7 @@ class Bench:
             self.ready((source,), 2 * self.size)
             for _ in range(rounds):
                 # Twice in a row, the second time counts: what one leaves of
-                # the memory is no start for the other.
+                # the memory is not a start for the other.
                 for _ in range(2):
                     warm(Path(self.at[source]))
                     mine = self.sample(argv)

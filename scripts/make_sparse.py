@@ -52,7 +52,7 @@ class Mesh:
         self.shards = options.ranks // (self.tp * self.pp * self.replicas)
         self.size = options.ranks
         if self.tp * self.pp * self.replicas * self.shards != self.size:
-            sys.exit(f"--ranks {self.size} is no multiple of tp x pp x "
+            sys.exit(f"--ranks {self.size} is not a multiple of tp x pp x "
                      f"replicate = {self.tp * self.pp * self.replicas}")
 
     def rank(self, stage, replica, shard, tp):

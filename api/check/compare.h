@@ -12,7 +12,7 @@ struct CompareOptions {
   double atol = 0;
   bool numeric = false;   // --rtol or --atol was given: values may differ so
                           // much, and dtypes may differ
-  bool objects = false;   // compare values that are no tensors too
+  bool objects = false;   // compare values that are not tensors too
   bool describe = false;  // say how far values are apart
   bool arrangements = false;  // and which rearrangement makes them equal
   uint64_t vocabulary = 0;    // entries that are in use, if known

@@ -133,8 +133,8 @@ class Check {
       add(std::move(problem));
   }
 
-  // The bytes that are no tensor's, of all files that the manifest lists. A
-  // checkpoint that can't even be opened is compared too.
+  // The bytes that are not any tensor's, of all files that the manifest lists.
+  // A checkpoint that can't even be opened is compared too.
   void files(const std::string& path) {
     const Manifest manifest = read_manifest(path);
     const std::string root = io::parent(path);
@@ -280,7 +280,7 @@ class Check {
 };
 
 // A directory that a format knows as its own, and of which something is not
-// there: damage. What no format knows is no checkpoint to be judged.
+// there: damage. What no format knows is not a checkpoint to be judged.
 bool is_hole(const Error& error, const std::string& path,
              const IntegrityOptions& source) {
   if (error.code() != ExitCode::kMissing || !source.read.trainer.empty() ||

@@ -71,7 +71,7 @@ class Parts {
   }
 
   const modelopt::Naming& naming_;
-  bool named_ = false;  // as the naming says: other numbers are no blocks
+  bool named_ = false;  // as the naming says: other numbers are not blocks
 };
 
 uint64_t count_blocks(const Catalog& catalog, const Parts& parts) {

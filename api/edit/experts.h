@@ -41,8 +41,8 @@ ExpertName parse_expert_name(std::string_view name);
 // Of all experts only these stay: tensors of their own, rows of stacked ones
 // and of routers, optimizer state, objects. Configurations that go with them
 // follow. No byte moves. Returns what was done. Throws unfaithful_error where
-// the rest is no model (a router picks more experts than there are), or where
-// it isn't plain what belongs to an expert.
+// the rest is not a model (a router picks more experts than there are), or
+// where it isn't plain what belongs to an expert.
 std::string keep_experts(Catalog& catalog, const std::string& list,
                          Edits& edits);
 

@@ -47,7 +47,7 @@ std::vector<Rule> read_rules(const std::string& path) {
   std::vector<Rule> rules;
   for (const auto& [from, to] : root.items()) {
     if (!to.is_string())
-      throw usage_error({path, {}}, "'{}': the new name is no string", from);
+      throw usage_error({path, {}}, "'{}': the new name is not a string", from);
     Rule rule{split_at_stars(from), split_at_stars(to.get<std::string>()),
               from};
     if (rule.to.size() != rule.from.size())

@@ -52,7 +52,8 @@ void check_name(const std::string& url, const std::string& path) {
   if (!path.empty() && plain && !name.is_absolute() &&
       path.find('\0') == path.npos)
     return;
-  throw unsafe_error({url, {}}, "names a file \"{}\", which is no plain name",
+  throw unsafe_error({url, {}},
+                     "names a file \"{}\", which is not a plain name",
                      printable(path));
 }
 

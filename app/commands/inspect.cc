@@ -31,8 +31,8 @@ constexpr std::string_view kExamples =
     "ckpt inspect model.pt --objects\n"
     "ckpt inspect step_5000 --json | jq '.tensors[].name'";
 
-// Why formats that were tried before were not taken. What is no checkpoint is
-// told by open_source.
+// Why formats that were tried before were not taken. What is not a checkpoint
+// is told by open_source.
 void log_detection(const std::string& path) {
   formats::Detection detection;
   try {

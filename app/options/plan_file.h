@@ -22,7 +22,7 @@ struct PlanResult {
 };
 
 // Writes the plan of the command that runs (commands.h) to `path`; refuses to
-// replace what is no plan.
+// replace what is not a plan.
 void write_plan(const std::string& path, const std::string& source,
                 const PlanResult& result);
 
@@ -32,7 +32,7 @@ struct PlannedCommand {
 };
 
 // Reads a plan and looks at its sources. Throws an unfaithful_error that lists
-// what changed since, an input_error if it is no plan.
+// what changed since, an input_error if it is not a plan.
 PlannedCommand read_plan(const std::string& path);
 
 }  // namespace ckpt::app

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kMostBytes = uint64_t{1} << 20;  // of a file of words
 
-// "https" of "https://…"; "" if the word is no URL.
+// "https" of "https://…"; "" if the word is not a URL.
 std::string_view scheme_of(std::string_view word) {
   const size_t at = word.find("://");
   if (at == word.npos || at == 0) return {};

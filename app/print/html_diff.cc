@@ -16,7 +16,7 @@
 namespace ckpt::app {
 namespace {
 
-// Beside rows: values that are no tensors, and facts.
+// Beside rows: values that are not tensors, and facts.
 constexpr size_t kMostLines = 500;
 
 // What the page colours by; "" for what is about no tensor.

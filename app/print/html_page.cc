@@ -200,7 +200,7 @@ void save_html(const std::string& path, const std::string& page) {
     std::string start(kStart.size(), '\0');
     before.read(start.data(), static_cast<std::streamsize>(start.size()));
     if (before.gcount() != 0 && start != kStart)
-      throw usage_error({path, {}}, "--html: the file exists and is no page")
+      throw usage_error({path, {}}, "--html: the file exists and is not a page")
           .with_hint("give --html the name of a new file");
   }
   std::ofstream file(path, std::ios::binary | std::ios::trunc);

@@ -17,7 +17,7 @@ namespace ckpt::app {
 // is spelled out.
 std::string escaped(std::string_view raw);
 
-// What a name takes of a page at most: as long ones are no names.
+// What a name takes of a page at most: as long ones are not names.
 inline constexpr size_t kLongestName = 512;
 // A name for the data of a page, cut in the middle if it is too long.
 std::string page_name(std::string_view name);

@@ -24,7 +24,7 @@ std::string tree_text(const Catalog& catalog, size_t width);
 // Every piece of one tensor: where it lies in the tensor and on disk.
 std::string shards_text(const Catalog& catalog, const Tensor& tensor,
                         size_t width);
-// Names, types and (cut) values of what is no tensor.
+// Names, types and (cut) values of what is not a tensor.
 std::string objects_text(const Catalog& catalog, size_t width);
 
 // "step_3/model/pp_00/tp_00.pt": relative to the checkpoint if inside it.

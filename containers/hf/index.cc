@@ -27,7 +27,7 @@ void check_plain_name(const Index& index, const std::string& tensor,
       file.find_first_of(kForbidden) == file.npos)
     return;
   throw unsafe_error({index.path, tensor},
-                     "\"{}\" is no plain file name, and may lead out of the "
+                     "\"{}\" is not a plain file name, and may lead out of the "
                      "directory",
                      printable(file))
       .with_hint("the index must name files beside it; do not trust this one");

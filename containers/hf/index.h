@@ -54,8 +54,8 @@ WeightFiles find_weight_files(std::string_view stem, std::string_view suffix,
 
 // Reads `directory`/`index_file` and checks all of it, also that every file
 // is there. Throws an input_error for a malformed index and for a file that
-// is missing, an unsafe_error for a file name that is no plain name. Files may
-// also be one level down: in `folder`, if there is one.
+// is missing, an unsafe_error for a file name that is not a plain name. Files
+// may also be one level down: in `folder`, if there is one.
 Index read_index(const std::string& directory, const std::string& index_file,
                  std::string_view folder = {});
 

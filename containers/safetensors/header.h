@@ -6,7 +6,7 @@
 //
 // The JSON maps each name to a dtype, a shape and data_offsets [begin, end),
 // which count from byte 8+n. Sorted by begin, they cover the data exactly.
-// "__metadata__" maps strings to strings and is no tensor.
+// "__metadata__" maps strings to strings and is not a tensor.
 #pragma once
 
 #include <cstddef>

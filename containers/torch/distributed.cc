@@ -118,7 +118,7 @@ class Reader {
 Shape Reader::shape(Id node, std::string_view what) const {
   const auto values = as_ints(document_, node);
   if (!values || values->size() > kMaxRank)
-    fail("{} is no sequence of integers", what);
+    fail("{} is not a sequence of integers", what);
   Shape shape;
   for (const int64_t value : *values) {
     if (value < 0) fail("{} {} is negative", what, value);
@@ -154,7 +154,7 @@ Id Reader::required(Id object, std::string_view name) const {
 }
 
 Placement Reader::placement(Id node, size_t rank) const {
-  if (!document_.is(node, Type::kCall)) fail("a placement is no object");
+  if (!document_.is(node, Type::kCall)) fail("a placement is not an object");
   const Id callable = document_.call(node).callable;
   const std::string_view type =
       document_.is(callable, Type::kGlobal) ? document_.text(callable) : "";
@@ -174,7 +174,7 @@ Placement Reader::placement(Id node, size_t rank) const {
   Placement result{Placement::Type::kShard, static_cast<uint64_t>(at), 1};
   if (type == "_StridedShard") {
     const auto split = document_.as_int(required(node, "split_factor"));
-    if (!split || *split < 1) fail("a split_factor that is no count");
+    if (!split || *split < 1) fail("a split_factor that is not a count");
     result.split = static_cast<uint64_t>(*split);
   }
   return result;
@@ -183,7 +183,7 @@ Placement Reader::placement(Id node, size_t rank) const {
 std::vector<Placement> Reader::placements(Id spec, size_t rank) const {
   const Id tuple = required(spec, "placements");
   if (!document_.is(tuple, Type::kTuple) && !document_.is(tuple, Type::kList))
-    fail("its placements are no tuple");
+    fail("its placements are not a tuple");
   std::vector<Placement> result;
   for (const Id item : document_.items(tuple))
     result.push_back(placement(item, rank));
@@ -204,7 +204,8 @@ Dims Reader::mesh_shape(Id mesh) const {
     return shape(plain, "mesh shape");
   }
   const Id axes = required(layout, "axes");
-  if (!document_.is(axes, Type::kTuple)) fail("the mesh's axes are no tuple");
+  if (!document_.is(axes, Type::kTuple))
+    fail("the mesh's axes are not a tuple");
   Dims result;
   for (const Id axis : document_.items(axes)) {
     // An axis that was flattened from several has several sizes.

@@ -84,7 +84,7 @@ class Composer {
       }
       if (what == kInline && items.size() == 3) return inline_storage(items);
     }
-    throw bug_error({}, "a persistent id that is no placeholder");
+    throw bug_error({}, "a persistent id that is not a placeholder");
   }
   size_t slot_at(Id id) const {
     const int64_t slot = tree_.integer(id);

@@ -223,7 +223,8 @@ LocatedTensor TensorLocator::locate_slowly(uint64_t offset, uint64_t length,
           .with_hint(
               fmt::format("leave it out: --exclude '{}'", printable(name)));
     if (!ref || ref->distributed)
-      throw input_error({}, "it is no tensor (but: {})", what_it_is(document));
+      throw input_error({}, "it is not a tensor (but: {})",
+                        what_it_is(document));
     check_tensor(file_.path(), offset, ref->dtype, ref->shape, dtype, shape,
                  name);
     return {.extent = ref->extent, .transform = ref->transform};

@@ -127,7 +127,7 @@ class Reader {
     if (pickle == nullptr || data == nullptr || find("constants.pkl") ||
         !has_version())
       return std::nullopt;
-    // Of all records, read or not: a damaged header is no detail.
+    // Of all records, read or not: a damaged header is not a detail.
     for (size_t i = 0; i < count_; ++i)
       if (!data_offset(records_[i])) return std::nullopt;
     if (!read_order(ends)) return std::nullopt;

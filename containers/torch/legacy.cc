@@ -60,7 +60,7 @@ void check_head(Stream& stream, const std::string& path) {
 
   const auto sys_info = stream.next();
   if (!sys_info.document->is(sys_info.document->root(), Type::kDict))
-    throw input_error({path, {}}, "sys_info, the third pickle, is no dict");
+    throw input_error({path, {}}, "sys_info, the third pickle, is not a dict");
 }
 
 // ("module", class, source file, source) stands for the class.
@@ -178,7 +178,7 @@ void read_storages(const io::Handle& file, Stream& stream, Container& container,
   const auto decoded = stream.next();
   const Document& keys = *decoded.document;
   if (!keys.is(keys.root(), Type::kList))
-    throw input_error({file.path(), {}}, "the list of storages is no list");
+    throw input_error({file.path(), {}}, "the list of storages is not a list");
   Section section(file, stream.at(), container, catalog);
   for (const Id key : keys.items(keys.root())) {
     if (keys.is(key, Type::kInt))
@@ -186,7 +186,7 @@ void read_storages(const io::Handle& file, Stream& stream, Container& container,
     else if (keys.is(key, Type::kString) || keys.is(key, Type::kBytes))
       section.read(std::string(keys.text(key)));
     else
-      throw input_error({file.path(), {}}, "a storage key is no string");
+      throw input_error({file.path(), {}}, "a storage key is not a string");
   }
   section.finish();
 }

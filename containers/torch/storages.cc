@@ -14,7 +14,8 @@ uint64_t read_count(const Document& document, Id node, std::string_view what,
                     const std::string& path) {
   if (!document.is(node, Type::kInt) || document.integer(node) < 0)
     throw input_error({path, {}},
-                      "persistent id: {} is no integer of 64 bits >= 0", what);
+                      "persistent id: {} is not an integer of 64 bits >= 0",
+                      what);
   return static_cast<uint64_t>(document.integer(node));
 }
 
@@ -25,7 +26,8 @@ std::string read_key(const Document& document, Id node,
     return std::string(document.text(node));
   if (document.is(node, Type::kInt))
     return std::to_string(document.integer(node));
-  throw input_error({path, {}}, "persistent id: the storage key is no string");
+  throw input_error({path, {}},
+                    "persistent id: the storage key is not a string");
 }
 
 uint64_t byte_count(uint64_t elements, const std::optional<DType>& dtype,
@@ -46,7 +48,7 @@ void read_view(const Document& document, Id node, StorageId& id,
   if ((!document.is(node, Type::kTuple) && !document.is(node, Type::kList)) ||
       document.items(node).size() != 3)
     throw input_error({path, {}},
-                      "storage {}: its view is no tuple of 3 elements",
+                      "storage {}: its view is not a tuple of 3 elements",
                       text::printable(id.key));
   const auto items = document.items(node);
   const uint64_t offset = read_count(document, items[1], "view offset", path);
@@ -99,7 +101,7 @@ std::optional<DType> storage_dtype(const Document& document, Id node,
                                    const std::string& path) {
   if (!document.is(node, Type::kGlobal))
     throw input_error({path, {}},
-                      "persistent id: the storage type is no class");
+                      "persistent id: the storage type is not a class");
   // torch.FloatStorage, torch.cuda.FloatStorage, torch.storage.…
   const std::string_view module = document.module(node);
   const std::string_view name = document.text(node);
@@ -116,7 +118,7 @@ StorageId read_storage_id(const Document& document, Id node, size_t arity,
   const Id tuple = document.items(node)[0];
   if (!document.is(tuple, Type::kTuple) ||
       document.items(tuple).size() != arity)
-    throw input_error({path, {}}, "persistent id is no tuple of {} elements",
+    throw input_error({path, {}}, "persistent id is not a tuple of {} elements",
                       arity);
   const auto items = document.items(tuple);
   const bool is_text = document.is(items[0], Type::kString) ||

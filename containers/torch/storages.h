@@ -36,7 +36,7 @@ void collect_storages(const pickle::Document& document, size_t arity,
                       Storages& storages, std::vector<Problem>& problems);
 
 // The dtype of a storage class ("FloatStorage", "UntypedStorage": nothing).
-// Throws input_error for a node that is no storage class.
+// Throws input_error for a node that is not a storage class.
 std::optional<DType> storage_dtype(const pickle::Document& document,
                                    pickle::Id node, const std::string& path);
 

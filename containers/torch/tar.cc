@@ -42,7 +42,8 @@ uint64_t read_octal(std::string_view field, const std::string& path) {
   const bool ended =
       end == field.data() + field.size() || *end == ' ' || *end == '\0';
   if (error != std::errc() || !ended)
-    throw input_error({path, {}}, "tar: a member's size is no octal number");
+    throw input_error({path, {}},
+                      "tar: a member's size is not an octal number");
   return value;
 }
 
@@ -67,7 +68,7 @@ std::map<std::string, Member> read_members(const io::Handle& file,
                        name == "pickle" || name == "sys_info";
     const char type = header[156];
     if (known && type != '0' && type != '\0')
-      throw input_error({file.path(), {}}, "tar: member {} is no plain file",
+      throw input_error({file.path(), {}}, "tar: member {} is not a plain file",
                         name);
     if (known && !members.emplace(name, Member{at, at + size}).second)
       throw input_error({file.path(), {}}, "tar: two members {}", name);
@@ -130,7 +131,7 @@ struct Record {
 
   int64_t integer(size_t i, Cursor& cursor) const {
     if (!document->is(items[i], Type::kInt))
-      cursor.fail("element {} of a record is no integer", i);
+      cursor.fail("element {} of a record is not an integer", i);
     return document->integer(items[i]);
   }
 };
@@ -140,7 +141,7 @@ Record read_record(Cursor& cursor, size_t size) {
   const Id root = decoded.document->root();
   if (!decoded.document->is(root, Type::kTuple) ||
       decoded.document->items(root).size() != size)
-    cursor.fail("a record is no tuple of {} elements", size);
+    cursor.fail("a record is not a tuple of {} elements", size);
   const auto items = decoded.document->items(root);
   return {decoded.document, {items.begin(), items.end()}};
 }
@@ -168,7 +169,7 @@ class Builder {
     const auto decoded = cursor.pickle();
     const Document& views = *decoded.document;
     if (!views.is(views.root(), Type::kList))
-      cursor.fail("the list of views is no list");
+      cursor.fail("the list of views is not a list");
     for (const Id view : views.items(views.root()))
       add_view(cursor, views, view);
   }
@@ -213,12 +214,12 @@ class Builder {
 
   void add_view(Cursor& cursor, const Document& views, Id view) {
     if (!views.is(view, Type::kTuple) || views.items(view).size() != 4)
-      cursor.fail("a view is no tuple of 4 elements");
+      cursor.fail("a view is not a tuple of 4 elements");
     int64_t numbers[4];
     for (size_t i = 0; i < 4; ++i) {
       const Id item = views.items(view)[i];
       if (!views.is(item, Type::kInt) || views.integer(item) < 0)
-        cursor.fail("a view has an element that is no integer >= 0");
+        cursor.fail("a view has an element that is not an integer >= 0");
       numbers[i] = views.integer(item);
     }
     const auto root = uses_.find(numbers[1]);

@@ -44,7 +44,8 @@ class Arguments {
         storages_(storages),
         name_(name),
         function_(function) {
-    if (!document.is(tuple, Type::kTuple)) fail("its arguments are no tuple");
+    if (!document.is(tuple, Type::kTuple))
+      fail("its arguments are not a tuple");
     const auto items = document.items(tuple);
     items_.assign(items.begin(), items.end());
   }
@@ -58,13 +59,13 @@ class Arguments {
 
   const StorageUse& storage(size_t i) const {
     const StorageUse* use = storages_.find(items_[i]);
-    if (!use) fail("argument {} is no storage", i);
+    if (!use) fail("argument {} is not a storage", i);
     return *use;
   }
   uint64_t size_at(size_t i) const { return to_size(items_[i], "argument", i); }
   Dims dims(size_t i, std::string_view what) const {
     const auto values = as_ints(document_, items_[i]);
-    if (!values) fail("{} is no sequence of integers of 64 bits", what);
+    if (!values) fail("{} is not a sequence of integers of 64 bits", what);
     if (values->size() > kMaxRank)
       fail("rank {} is too large, known are up to {}", values->size(),
            kMaxRank);
@@ -79,13 +80,13 @@ class Arguments {
     if (document_.is(items_[i], Type::kBool))
       return document_.boolean(items_[i]);
     const auto value = document_.as_int(items_[i]);
-    if (!value) fail("argument {} is no bool", i);
+    if (!value) fail("argument {} is not a bool", i);
     return *value != 0;
   }
   // {"conj": True, "neg": True}: what the stored bytes lack.
   uint8_t metadata(size_t i) const {
     if (i >= items_.size() || document_.is(items_[i], Type::kNone)) return 0;
-    if (!document_.as_pairs(items_[i])) fail("its metadata is no dict");
+    if (!document_.as_pairs(items_[i])) fail("its metadata is not a dict");
     uint8_t transform = 0;
     if (is_true(document_.find(items_[i], "conj"))) transform |= kConjugate;
     if (is_true(document_.find(items_[i], "neg"))) transform |= kNegate;
@@ -106,7 +107,7 @@ class Arguments {
   }
   uint64_t to_size(Id node, std::string_view what, size_t i) const {
     if (!document_.is(node, Type::kInt) || document_.integer(node) < 0)
-      fail("{} {} is no integer of 64 bits >= 0", what, i);
+      fail("{} {} is not an integer of 64 bits >= 0", what, i);
     return static_cast<uint64_t>(document_.integer(node));
   }
 
@@ -221,7 +222,7 @@ TensorRef strided(const Document& document, Rebuild rebuild, Id tuple,
   ref.dtype = use.dtype.value_or(DType::u8);
   if (rebuild == Rebuild::kTensorV3) {
     const auto dtype = as_dtype(document, arguments[6]);
-    if (!dtype) arguments.fail("argument 6 is no dtype that is known");
+    if (!dtype) arguments.fail("argument 6 is not a dtype that is known");
     ref.dtype = *dtype;
   }
   if (requires_grad != SIZE_MAX)

@@ -47,7 +47,7 @@ struct TensorRef {
 };
 
 // The tensor at a node, through any of the wrappers above; nothing if the
-// node is no tensor or is one without strided data (sparse, nested, meta:
+// node is not a tensor or is one without strided data (sparse, nested, meta:
 // their parts are found by walking, tree.h).
 // Throws input_error for a rebuild call with wrong arguments or a geometry
 // that leaves its storage. `name` is for the message.
@@ -63,7 +63,7 @@ std::optional<DType> as_dtype(const pickle::Document& document,
                               pickle::Id node);
 
 // The integers of a torch.Size, tuple or list; nothing if it is no such thing
-// or has an element that is no integer.
+// or has an element that is not an integer.
 std::optional<std::vector<int64_t>> as_ints(const pickle::Document& document,
                                             pickle::Id node);
 

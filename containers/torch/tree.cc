@@ -37,7 +37,7 @@ void check_calls(const Container& container) {
     if (document.is_call(node, "collections", "OrderedDict") &&
         !document.as_pairs(node))
       throw input_error({container.path, {}},
-                        "the pickle: an OrderedDict of something that is no "
+                        "the pickle: an OrderedDict of something that is not a "
                         "list of pairs");
     if (!is_strided(rebuild_of(document, node))) continue;
     const Id args = document.call(node).args;

@@ -81,7 +81,7 @@ std::string read_version(const Records& records) {
   const auto [end, error] =
       std::from_chars(text.data(), text.data() + text.size(), version);
   if (error != std::errc() || end != text.data() + text.size())
-    throw input_error({path, {}}, "record version is no number: '{}'",
+    throw input_error({path, {}}, "record version is not a number: '{}'",
                       text::printable(text));
   if (version < 1 || version > kMaxVersion)
     throw input_error({path, {}}, "archive version {}, known are 1 to {}",

@@ -232,10 +232,11 @@ class Chunks {
     catalog_.problems.push_back(
         {Severity::kWarning, "foreign_file",
          printable(io::join(array_.directory, stranger_)), tensor_.name,
-         strangers_ == 1 ? "is no chunk of the array and is not read"
-                         : fmt::format("and {} more are no chunks of the array "
-                                       "and are not read",
-                                       strangers_ - 1)});
+         strangers_ == 1
+             ? "is no chunk of the array and is not read"
+             : fmt::format("and {} more are not chunks of the array "
+                           "and are not read",
+                           strangers_ - 1)});
   }
 
   const Array& array_;

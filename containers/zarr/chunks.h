@@ -14,7 +14,7 @@ namespace ckpt::zarr {
 //
 // Throws input_error if a chunk has another size than its elements, or if one
 // is missing and there is no fill value. What lies in the directory and is
-// no chunk of the array goes into catalog.problems.
+// not a chunk of the array goes into catalog.problems.
 void add_chunks(const Array& array, Catalog& catalog, Tensor& tensor);
 
 }  // namespace ckpt::zarr

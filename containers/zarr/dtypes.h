@@ -26,7 +26,7 @@ std::string_view type_name(DType dtype);
 
 // The little-endian bytes of one element that a fill value means: a number,
 // "NaN", "Infinity", "-Infinity", true, or [real, imaginary]. Nothing if it is
-// no value of that dtype.
+// not a value of that dtype.
 std::optional<std::string> fill_bytes(DType dtype, const nlohmann::json& value);
 
 }  // namespace ckpt::zarr

@@ -143,7 +143,7 @@ class Flattener {
     frames_.push_back(std::move(frame));
   }
 
-  // A list that is no object, or part of one, is there for what is in it.
+  // A list that is not an object, or part of one, is there for what is in it.
   bool descends(Id node, bool in_object) {
     if (frames_.size() >= kMaxDepth || ++visits_ > kMaxVisits) return false;
     for (const Frame& frame : frames_)

@@ -69,10 +69,10 @@ class Graph {
   const pickle::Document& document() const { return document_; }
   const std::string& path() const { return path_; }
 
-  // The name of an instance's class, "" if the node is no instance.
+  // The name of an instance's class, "" if the node is not an instance.
   std::string_view class_name(pickle::Id node) const;
-  // Its fields; none if it has no state. Throws input_error if the node is no
-  // instance of a class of this name.
+  // Its fields; none if it has no state. Throws input_error if the node is not
+  // an instance of a class of this name.
   Fields fields(pickle::Id node, std::string_view type);
 
   // A torch.Size, tuple or list of integers >= 0. `tensor` and `what` are for

@@ -86,17 +86,17 @@ Dims read_offset(const std::string& path, const nlohmann::json& info,
   };
   const auto found = info.find(entry.name);
   if (found == info.end()) fail("does not name this tensor");
-  if (!found->is_object()) fail("its entry is no object");
+  if (!found->is_object()) fail("its entry is not an object");
   const auto list = found->find("saved_offsets");
   if (list == found->end() || !list->is_array())
-    fail("saved_offsets is no list");
+    fail("saved_offsets is not a list");
   if (list->size() != entry.shape.size())
     fail(fmt::format("{} saved_offsets for {} dimensions", list->size(),
                      entry.shape.size()));
   Dims offset;
   for (const nlohmann::json& value : *list) {
     if (!value.is_number_unsigned())
-      fail("saved_offsets is no list of integers >= 0");
+      fail("saved_offsets is not a list of integers >= 0");
     offset.push_back(value.get<uint64_t>());
   }
   return offset;

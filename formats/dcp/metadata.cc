@@ -215,7 +215,7 @@ class MetadataReader {
     }
     if (opaque > 0)
       warn_planner(
-          fmt::format("{} of {} paths of planner_data are no tuples "
+          fmt::format("{} of {} paths of planner_data are not tuples "
                       "of str and int; they are ignored",
                       opaque, pairs->size() / 2));
   }

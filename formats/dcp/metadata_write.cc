@@ -67,7 +67,7 @@ struct MetadataWriter::State {
     if (found != texts.end()) return out.get(found->second);
     if (!text::is_utf8(value))
       throw unfaithful_error({{}, text::printable(value)},
-                             "a name that is no UTF-8 has no place in "
+                             "a name that is not UTF-8 has no place in "
                              ".metadata")
           .with_hint("give it another one with --rename");
     out.string(value);

@@ -56,7 +56,7 @@ class Files {
   }
 
   // The name comes from the file: it must stay below the directory, and the
-  // index is no data file.
+  // index is not a data file.
   void check(std::string_view name) const {
     const auto refuse = [&](std::string_view why) {
       throw unsafe_error({metadata_.path, {}}, "relative_path '{}' {}",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch.save of a value that is no tensor. Also used by olmo_core.
+// torch.save of a value that is not a tensor. Also used by olmo_core.
 #pragma once
 
 #include <string>

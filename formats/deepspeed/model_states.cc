@@ -20,7 +20,7 @@ std::vector<NamedShape> read_shapes(const ModelRank& rank, Id node,
   const Document& document = *rank.container.document;
   std::vector<NamedShape> out;
   const auto pairs = document.as_pairs(node);
-  if (!pairs) throw input_error({rank.path, {}}, "{} is no dict", what);
+  if (!pairs) throw input_error({rank.path, {}}, "{} is not a dict", what);
   for (size_t i = 0; i + 1 < pairs->size(); i += 2) {
     const Id key = (*pairs)[i];
     const auto ints = torch::as_ints(document, (*pairs)[i + 1]);

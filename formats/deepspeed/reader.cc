@@ -328,7 +328,7 @@ class Reading {
           {object.name, optim_first_->document, object.node});
     }
     catalog_.assumptions.push_back(
-        fmt::format("optimizer values that are no tensors: those of {}",
+        fmt::format("optimizer values that are not tensors: those of {}",
                     printable(io::base_name(optim_first_->path))));
   }
 
@@ -380,7 +380,7 @@ class DeepSpeedReader final : public formats::Reader {
                           found.why);
     if (found.directory.empty())
       throw unsafe_error({found.pointer, {}},
-                         "names {}, which is no plain name of a directory",
+                         "names {}, which is not a plain name of a directory",
                          printable(found.tag))
           .with_hint("open the directory itself, if you trust it");
     Catalog catalog;

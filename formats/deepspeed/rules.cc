@@ -87,7 +87,7 @@ uint64_t checked(std::optional<int64_t> value, const char* what,
   constexpr int64_t kMost = int64_t{1} << 40;
   if (!value || *value < 0 || *value > kMost)
     throw input_error({path, {}},
-                      "universal_checkpoint_info: {} is no sensible number",
+                      "universal_checkpoint_info: {} is not a sensible number",
                       what);
   return static_cast<uint64_t>(*value);
 }
@@ -106,7 +106,7 @@ std::vector<Pattern> read_patterns(const Document& document, Id list,
   for (const Id item : items) {
     if (!document.is(item, Type::kString))
       throw input_error({path, {}},
-                        "universal_checkpoint_info: a pattern is no text");
+                        "universal_checkpoint_info: a pattern is not text");
     const std::string_view text = document.text(item);
     out.push_back({std::string(text), compile(text, path)});
   }

@@ -30,7 +30,7 @@ struct Stage {
 };
 
 // Reads the files of all stages, many at a time; `take` gets each stage as soon
-// as its files are there. Throws input_error for values that are no tensors,
+// as its files are there. Throws input_error for values that are not tensors,
 // for keys that sdp_00 or tp_00 lacks and others have.
 void read_stages(const Grid& grid, bool old, Catalog& catalog,
                  const formats::ReadOptions& options,

@@ -125,7 +125,7 @@ class Flatten : public YAML::EventHandler {
     bool in_sequence = !map;
     if (!frames_.empty()) {
       if (frames_.back().map && frames_.back().expects_key)
-        fail(mark, "a key is no scalar");
+        fail(mark, "a key is not a scalar");
       in_sequence = in_sequence || frames_.back().in_sequence;
     }
     frames_.push_back({map, in_sequence, key_.size(), true});

@@ -62,7 +62,7 @@ State& state_named(std::vector<State>& states, std::string_view name) {
 struct Field {
   uint64_t number = 0;
   std::string name;
-  std::optional<torch::TensorRef> ref;  // nothing: a value that is no tensor
+  std::optional<torch::TensorRef> ref;  // nothing: a value that is not a tensor
   Id value = pickle::kNoId;
 };
 

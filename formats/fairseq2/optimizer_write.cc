@@ -150,7 +150,7 @@ class OptimizerWriter {
   Target& target_;
   const Object* groups_ = nullptr;
   std::vector<std::vector<std::string>> group_names_;
-  std::vector<const Object*> values_;  // states that are no tensors
+  std::vector<const Object*> values_;  // states that are not tensors
   Encoding encoding_ = Encoding::kPlain;
   Granularity granularity_ = Granularity::kLayer;
   std::string device_;

@@ -272,7 +272,7 @@ void tell_objects(const Catalog& source, bool optimizer, Target& target) {
   if (count > 8) names += ", …";
   target.problems.push_back(
       {Problem::Severity::kWarning, "object_without_place", "", "",
-       fmt::format("{} values that are no tensors are left out: {}", count,
+       fmt::format("{} values that are not tensors are left out: {}", count,
                    names)});
 }
 

@@ -46,13 +46,13 @@ class Parser {
   }
 
   std::string text_of(Id node, const char* what) const {
-    if (!document_.is(node, Type::kString)) fail("{} is no string", what);
+    if (!document_.is(node, Type::kString)) fail("{} is not a string", what);
     return std::string(document_.text(node));
   }
 
   std::vector<Id> list_of(Id node, const char* what) const {
     if (!document_.is(node, Type::kList) && !document_.is(node, Type::kTuple))
-      fail("{} is no list", what);
+      fail("{} is not a list", what);
     const auto items = document_.items(node);
     return {items.begin(), items.end()};
   }
@@ -61,7 +61,7 @@ class Parser {
     const std::string module =
         text_of(document_.find(unit, "fsdp_path"), "fsdp_path");
     const auto params = document_.as_pairs(document_.find(unit, "params"));
-    if (!params) fail("params of '{}' is no dict", printable(module));
+    if (!params) fail("params of '{}' is not a dict", printable(module));
     const Id own = document_.find(unit, "no_broadcast_optim_state");
     if (document_.is(own, Type::kBool) && document_.boolean(own))
       throw unfaithful_error({path_, printable(module)},
@@ -75,7 +75,7 @@ class Parser {
     if (shared == kNoId) return;
     for (const Id pair : list_of(shared, "shared_param_info")) {
       const auto names = list_of(pair, "a pair of shared_param_info");
-      if (names.size() != 2) fail("a shared parameter is no pair of names");
+      if (names.size() != 2) fail("a shared parameter is not a pair of names");
       result_.shared.emplace_back(text_of(names[0], "a name"),
                                   text_of(names[1], "a name"));
     }

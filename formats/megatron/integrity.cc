@@ -44,14 +44,16 @@ std::vector<Listed> read_manifest(const std::string& path) {
     throw input_error({path, {}}, "has checksums of kind '{}', known is sha256",
                       text::printable(algorithm));
   const nlohmann::json& files = text::member(root, "files", path);
-  if (!files.is_object()) throw input_error({path, {}}, "files is no object");
+  if (!files.is_object())
+    throw input_error({path, {}}, "files is not an object");
   std::vector<Listed> listed;
   for (const auto& [name, value] : files.items()) {
     if (!value.is_string())
-      throw input_error({path, {}}, "the checksum of {} is no text",
+      throw input_error({path, {}}, "the checksum of {} is not text",
                         text::printable(name));
     if (!is_plain(name))
-      throw input_error({path, {}}, "lists '{}', which is no plain file name",
+      throw input_error({path, {}},
+                        "lists '{}', which is not a plain file name",
                         text::printable(name));
     listed.push_back({.name = name, .sha256 = value.get<std::string>()});
   }

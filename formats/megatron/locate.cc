@@ -97,8 +97,8 @@ void below_root(const std::string& path, DistFound& found) {
     found.chosen = fmt::format("{}: newest complete iteration", name);
     if (!wanted.empty())
       found.warning = fmt::format(
-          "{} names {}, which is no complete checkpoint; {} is read", kTracker,
-          wanted, name);
+          "{} names {}, which is not a complete checkpoint; {} is read",
+          kTracker, wanted, name);
     return;
   }
 }

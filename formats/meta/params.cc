@@ -44,11 +44,12 @@ void settle_heads(Params& params, const std::string& path) {
   if (!params.heads) return;
   if (!params.kv_heads) params.kv_heads = params.heads;
   if (*params.heads % *params.kv_heads != 0)
-    throw input_error({path, {}}, "n_heads {} is no multiple of n_kv_heads {}",
+    throw input_error({path, {}},
+                      "n_heads {} is not a multiple of n_kv_heads {}",
                       *params.heads, *params.kv_heads);
   if (params.head_dim || !params.dim) return;
   if (*params.dim % *params.heads != 0)
-    throw input_error({path, {}}, "dim {} is no multiple of n_heads {}",
+    throw input_error({path, {}}, "dim {} is not a multiple of n_heads {}",
                       *params.dim, *params.heads);
   params.head_dim = *params.dim / *params.heads;
 }
@@ -88,7 +89,7 @@ Plain plain(const pickle::Document& document, pickle::Id value, int depth) {
   Plain object = Plain::object();
   for (size_t i = 0; i + 1 < pairs->size(); i += 2) {
     if (!document.is((*pairs)[i], Type::kString))
-      throw unfaithful_error({}, "params: a key that is no text");
+      throw unfaithful_error({}, "params: a key that is not text");
     object[std::string(document.text((*pairs)[i]))] =
         plain(document, (*pairs)[i + 1], depth + 1);
   }

@@ -26,7 +26,7 @@ bool is_optimizer(std::string_view name) {
   return name.starts_with(kState) || name.starts_with(kGroups);
 }
 
-// What is taken from a key. Objects of the model keep theirs: they are no
+// What is taken from a key. Objects of the model keep theirs: they are not
 // parameters.
 std::string_view prefix_of(std::string_view key, bool is_tensor) {
   if (key.starts_with(kOptim) && is_optimizer(key.substr(kOptim.size())))

@@ -93,7 +93,7 @@ class Tree {
     const json root = text::parse_json(io::read_file(file_, kMostJson), file_);
     const json& leaves = text::member(root, "tree_metadata", file_);
     if (!leaves.is_object())
-      throw input_error({file_, {}}, "tree_metadata is no object");
+      throw input_error({file_, {}}, "tree_metadata is not an object");
     for (const auto& [key, value] : leaves.items()) add(leaf_of(value));
     note_strangers();
     return std::move(catalog_);

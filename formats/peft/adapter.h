@@ -35,9 +35,9 @@ struct Adapter {
   std::map<std::string, const Tensor*> wholes;  // likewise, of tensors
 };
 
-// Throws missing_error if `path` is no adapter, unfaithful_error for one whose
-// sum with a base is another one than LoRA's, input_error for a factor without
-// the other or of another rank than the configuration's.
+// Throws missing_error if `path` is not an adapter, unfaithful_error for one
+// whose sum with a base is another one than LoRA's, input_error for a factor
+// without the other or of another rank than the configuration's.
 Adapter open_adapter(const std::string& path);
 
 // Gives the modules the names that the base's tensors have: some files have

@@ -96,7 +96,7 @@ std::vector<std::string> roles_in(const Trainer& trainer,
   return found;
 }
 
-// Nothing if the folder is no step of that trainer.
+// Nothing if the folder is not a step of that trainer.
 std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
   Found found{.trainer = &trainer,
               .step = path,

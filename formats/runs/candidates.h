@@ -22,7 +22,7 @@ std::vector<Candidate> candidates(const Trainer& trainer,
                                   const std::string& root,
                                   const std::string& pattern);
 
-// Nothing if the folder is no step of that trainer.
+// Nothing if the folder is not a step of that trainer.
 std::optional<Found> step_at(const Trainer& trainer, const std::string& path);
 
 // The first of the signature's names that is not there; empty if all are.

@@ -28,7 +28,7 @@ struct Whole {
   std::vector<Container> containers;
 };
 
-// What read_run reads, with what it is made of. Nothing if it is no step.
+// What read_run reads, with what it is made of. Nothing if it is not a step.
 std::optional<Whole> read_containers(const std::string& path,
                                      const std::string& trainer,
                                      const formats::ReadOptions& options);

@@ -159,7 +159,8 @@ void MeshMaker::note_storages(Id node) {
 
 // A tensor of all ranks' numbers, of the integer type that it had.
 Id MeshMaker::rank_map(Id node) {
-  if (!from_.is(node, Type::kCall)) refuse("a map of ranks that is no tensor");
+  if (!from_.is(node, Type::kCall))
+    refuse("a map of ranks that is not a tensor");
   note_storages(node);
   std::string content;
   for (int32_t rank = 0; rank < static_cast<int32_t>(ranks_); ++rank)
@@ -205,7 +206,7 @@ Id MeshMaker::mesh(Id node) {
 Id MeshMaker::spec(Id node) {
   if (const auto known = made_.find(node); known != made_.end())
     return known->second;
-  if (!from_.is(node, Type::kCall)) refuse("a spec that is no object");
+  if (!from_.is(node, Type::kCall)) refuse("a spec that is not an object");
   const Id made = remade(node, [&](std::string_view key, Id value) {
     if (key == "mesh") return mesh(value);
     if (key == "_hash") return to_.add_none();

@@ -23,17 +23,17 @@ struct RankFiles {
 std::optional<RankFiles> rank_files(const std::string& folder,
                                     const std::string& pattern);
 
-// The same tensors of all ranks. `plain`: tensors that are no DTensors; of
+// The same tensors of all ranks. `plain`: tensors that are not DTensors; of
 // more than one rank each file has its own run of elements.
 struct RankCatalog {
   Catalog catalog;  // merged: a tensor has the pieces of all ranks
-  // Of 1-dimensional tensors that are no DTensors: each rank's part.
+  // Of 1-dimensional tensors that are not DTensors: each rank's part.
   struct Runs {
     size_t tensor = 0;  // in the catalog; its shape is that of all parts
     std::vector<uint64_t> lengths;  // by rank, in elements
   };
   std::vector<Runs> runs;
-  // Of rank 0: for what is no tensor.
+  // Of rank 0: for what is not a tensor.
   std::shared_ptr<const pickle::Document> document;
 };
 RankCatalog read_ranks(const std::string& folder, const RankFiles& files,

@@ -42,7 +42,7 @@ void settle_heads(Config& config, const std::string& path) {
   if (!config.kv_heads) config.kv_heads = config.heads;
   if (*config.heads % *config.kv_heads != 0)
     throw input_error({path, {}},
-                      "num_attention_heads {} is no multiple of "
+                      "num_attention_heads {} is not a multiple of "
                       "num_key_value_heads {}",
                       *config.heads, *config.kv_heads);
   if (!config.head_dim && config.hidden)

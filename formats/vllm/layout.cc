@@ -170,7 +170,7 @@ bool owns_experts(std::string_view name, Role role, const Shape& shape,
             "put config.json (num_attention_heads, num_key_value_heads) "
             "beside the files, and keep o_proj with qkv_proj");
   throw input_error({facts.path, std::string(name)},
-                    "has {} rows, of which {} are queries: the others are no "
+                    "has {} rows, of which {} are queries: the others are not "
                     "keys and as many values",
                     shape[0], *queries);
 }

@@ -160,7 +160,7 @@ families::View turn_heads(const families::View& view, const Config& config,
   const Shape shape = view.shape();
   if (shape.empty() || heads == 0 || shape[0] % (2 * heads) != 0)
     throw unfaithful_error({{}, name},
-                           "{} is no whole pairs of rows of each of "
+                           "{} does not divide into pairs of rows of each of "
                            "config.json's {} heads",
                            to_string(shape), heads);
   const uint64_t half = shape[0] / heads / 2;

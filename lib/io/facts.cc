@@ -35,7 +35,7 @@ std::optional<struct stat> look(const std::string& path) {
   while (result != 0 && errno == EINTR) result = ::stat(path.c_str(), &facts);
   if (result == 0) return facts;
   const int errnum = errno;
-  // A name that the file system can't hold is no file's.
+  // A name that the file system can't hold is not any file's.
   if (errnum == ENAMETOOLONG) return std::nullopt;
   if (errnum != ENOENT && errnum != ENOTDIR)
     throw io_error(path, "cannot look at it", errnum);

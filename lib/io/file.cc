@@ -84,7 +84,7 @@ int open_unblocked(const std::string& path) {
 
 namespace {
 
-// Files of other machines by numbers that are no descriptors: system calls
+// Files of other machines by numbers that are not descriptors: system calls
 // refuse them.
 struct RemoteNames {
   std::mutex mutex;

@@ -37,7 +37,7 @@ inline bool is_archive(const Mounted& in, const std::string& path) {
   return !in.absent && in.entry.archive == path;
 }
 
-// Names below, sorted; nothing if the path is no directory of an archive.
+// Names below, sorted; nothing if the path is not a directory of an archive.
 std::optional<std::vector<std::string>> list_mounted(const std::string& path);
 
 }  // namespace ckpt::io

@@ -40,7 +40,7 @@ class RemoteFile {
 
 class Handle;
 // Where an open file lies; null if it is on this machine. Its fd() is a number
-// below -1, which is no descriptor.
+// below -1, which is not a descriptor.
 const RemoteFile* remote_of(const Handle& file);
 
 struct OpenedRemote {
@@ -59,7 +59,7 @@ std::optional<struct stat> stat_remote(const std::string& url);
 // The same, asked for again.
 std::optional<struct stat> stat_remote_again(const std::string& url);
 
-// Names, sorted bytewise. Throws kMissing for what is no directory.
+// Names, sorted bytewise. Throws kMissing for what is not a directory.
 std::vector<std::string> list_remote(const std::string& url);
 
 // All files below a URL, by their paths relative to it.

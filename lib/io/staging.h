@@ -46,7 +46,7 @@ class Staging {
 
   // Throws, before anything is written, if DST exists and may not be
   // replaced (kUnfaithful), its parent is missing or not writable (kIo),
-  // another process works on the same DST (kIo), or something that is no
+  // another process works on the same DST (kIo), or something that is not a
   // directory stands under the staging's name (kUnsafe). A staging directory
   // that a dead process left behind is emptied, unless options.resume.
   Staging(const std::string& target, const StagingOptions& options);

@@ -107,7 +107,7 @@ class Scan {
       return false;
     if (!is_header(header)) fail("no header at byte {}", start);
     const auto size = tar_number(std::string_view(header).substr(124, 12));
-    if (!size) fail("the size in the header at byte {} is no number", start);
+    if (!size) fail("the size in the header at byte {} is not a number", start);
     at_ += kTarBlock;
     take(header, header[156], pax_size_.value_or(*size), start);
     return true;
@@ -188,7 +188,7 @@ class Scan {
     const char* const end = value.data() + value.size();
     const auto [at, error] = std::from_chars(value.data(), end, size);
     if (error != std::errc() || at != end || value.empty())
-      fail("the pax header at byte {} has a size that is no number", start);
+      fail("the pax header at byte {} has a size that is not a number", start);
     pax_size_ = size;
   }
 

@@ -84,7 +84,7 @@ using Ticket = std::shared_ptr<Transfer>;
 // cancelled.
 Ticket start(Request request);
 // Throws what failed (kIo and others), and Interrupted after a signal. A reply
-// of another status than 2xx is no failure here, but for those that come and
+// of another status than 2xx is not a failure here, but for those that come and
 // go; see check_status().
 const Response& wait(const Ticket& ticket);
 bool is_done(const Ticket& ticket);

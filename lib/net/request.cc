@@ -113,7 +113,7 @@ std::string query_value(std::string_view query, std::string_view name) {
 }
 
 bool same_secret(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;  // how long it is, is no secret
+  if (a.size() != b.size()) return false;  // how long it is, is not a secret
   unsigned differ = 0;
   for (size_t i = 0; i < a.size(); ++i)
     differ |= static_cast<unsigned char>(a[i]) ^

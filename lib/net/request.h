@@ -6,7 +6,7 @@
 //   …\r\n
 //   \r\n
 //
-// Strict: what a browser never sends is no request. So nothing that two
+// Strict: what a browser never sends is not a request. So nothing that two
 // readers could take for two things gets further.
 #pragma once
 

@@ -23,7 +23,7 @@ Response run_slow(const SlowResponse& job) {
   try {
     return job();
   } catch (const std::exception&) {
-    // The job words what its user can do about; this is no memory, or a
+    // The job words what its user can do about; this is not a memory, or a
     // signal, which the loop sees by itself.
     return {.status = 500, .body = nullptr};
   }

@@ -17,7 +17,7 @@ struct Settings {
   std::string ca_file;      // SSL_CERT_FILE and what others call it
 };
 
-// Throws a usage_error for what is no number.
+// Throws a usage_error for what is not a number.
 const Settings& settings();
 
 // "" if it is not set.

@@ -33,7 +33,7 @@ class Store {
   virtual std::optional<Facts> look_again(const std::string& path) {
     return look(path);
   }
-  // Names in it, or nothing if it is no directory.
+  // Names in it, or nothing if it is not a directory.
   virtual std::optional<std::vector<std::string>> list(
       const std::string& path) = 0;
   // For bytes of a file: URL, headers, signature.

@@ -101,7 +101,7 @@ void Transfer::set_headers(CURL* handle) {
   for (const std::string& line : request.headers) add(line);
   if (own_host_)
     for (const std::string& line : request.secret_headers) add(line);
-  // A weak ETag is no promise about bytes, and may not be sent so.
+  // A weak ETag is not a promise about bytes, and may not be sent so.
   const std::string& etag = request.version.etag;
   if (own_host_ && etag.starts_with('"')) add("If-Match: " + etag);
   c.easy_setopt(handle, CURLOPT_HTTPHEADER, list_);

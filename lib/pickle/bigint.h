@@ -14,7 +14,7 @@ std::string decimal_of(std::string_view little_endian);
 // The shortest two's complement form; 0 has none.
 std::string bytes_of(std::string_view decimal);
 
-// "  +007 " -> "7"; nothing if it is no decimal integer.
+// "  +007 " -> "7"; nothing if it is not a decimal integer.
 std::optional<std::string> plain_decimal(std::string_view text);
 
 }  // namespace ckpt::pickle

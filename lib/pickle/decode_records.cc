@@ -163,7 +163,7 @@ Id RecordReader::take_value(Ahead& ahead) {
     case 'j': {
       const Id value = take_get(ahead);
       if (value == kNoId || doc_.known(value) != Known::kSize) return value;
-      // A size that was made is memoized, too: that is no class.
+      // A size that was made is memoized, too: that is not a class.
       if (doc_.is(value, Type::kCall)) return value;
       return take_size(value, ahead);
     }

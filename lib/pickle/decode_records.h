@@ -24,7 +24,7 @@ class RecordReader {
   RecordReader(Document& document, const Memo& memo)
       : doc_(document), memo_(memo) {}
 
-  // Reads what follows a GET of `callable`, a global. kNoId if that is no
+  // Reads what follows a GET of `callable`, a global. kNoId if that is not a
   // record and no size, or `ahead` ends before it does; then all that may have
   // been added are values that nothing refers to.
   Id take(Id callable, std::string_view ahead);

@@ -49,7 +49,8 @@ Id Decoder::integer_of_text(std::string_view text, bool is_long) {
     return doc_.add_bool(text == "01");
   if (is_long && text.ends_with('L')) text.remove_suffix(1);
   const auto decimal = plain_decimal(text);
-  if (!decimal) fail("'{}' is no integer", text::printable(text.substr(0, 40)));
+  if (!decimal)
+    fail("'{}' is not an integer", text::printable(text.substr(0, 40)));
   return doc_.add_big_int(*decimal);
 }
 
@@ -60,7 +61,7 @@ Id Decoder::float_of_text(std::string_view text) {
   const char* end = digits.data() + digits.size();
   const auto [stop, error] = std::from_chars(digits.data(), end, value);
   if (error != std::errc() || stop != end)
-    fail("'{}' is no float", text::printable(text.substr(0, 40)));
+    fail("'{}' is not a float", text::printable(text.substr(0, 40)));
   return doc_.add_float(value);
 }
 
@@ -100,7 +101,7 @@ uint64_t Decoder::memo_index(std::string_view line) {
   const char* end = digits.data() + digits.size();
   const auto [stop, error] = std::from_chars(digits.data(), end, index);
   if (error != std::errc() || stop != end)
-    fail("'{}' is no memo index", text::printable(line.substr(0, 40)));
+    fail("'{}' is not a memo index", text::printable(line.substr(0, 40)));
   return index;
 }
 

@@ -33,7 +33,7 @@ struct NumpyArray {
 std::optional<NumpyArray> numpy_array(const Document& document, Id id);
 
 // What the bytes of a number, or an array of them, are; nothing if the bytes
-// don't fit the shape, or the elements are no plain numbers.
+// don't fit the shape, or the elements are not plain numbers.
 struct Numbers {
   std::string type;  // numpy's dtype.str: "<f4", "|b1"
   char kind = 0;     // f i u b c

@@ -54,7 +54,7 @@ uint64_t Tracer::line_number() {
   const auto [end, error] =
       std::from_chars(line.data(), line.data() + line.size(), number);
   if (error != std::errc() || end != line.data() + line.size())
-    fail("a memo index that is no number");
+    fail("a memo index that is not a number");
   return number;
 }
 

@@ -67,7 +67,8 @@ Tracer::Value Tracer::global_of_lines() {
   std::string name(in_.line(kLongestName));
   if (!is_python_utf8(module) || !is_python_utf8(name))
     fail("a global's name is not UTF-8");
-  // A text that begins with c is no pickle: nothing of that name is imported.
+  // A text that begins with c is not a pickle: nothing of that name is
+  // imported.
   constexpr std::string_view kNever =
       " \t\r\v\f!\"#$%&'()*+,/:;<=>?@[\\]^`{|}~";
   if (!trace_.protocol &&
@@ -87,7 +88,7 @@ Tracer::Value Tracer::stack_global() {
   return global(std::move(module), std::move(name));
 }
 
-// False if it is no text of the pickle, or too long for a name.
+// False if it is not a text of the pickle, or too long for a name.
 bool Tracer::text_of(Value value, std::string& text) const {
   if (value.kind() != Kind::kText) return false;
   const uint64_t at = value.number();
@@ -125,7 +126,7 @@ void Tracer::use(Value callable, uint16_t use) {
   else if (callable.kind() == Kind::kUnknown)
     obscure("a value that is computed", use);
   else
-    fail("a value that is no callable is called");
+    fail("a value that is not a callable is called");
 }
 
 // Known functions that call what they are given:

@@ -131,7 +131,7 @@ class Document {
   Id find(Id id, std::string_view key) const;
   // Key, value, key, value … of a kDict, or of a call of
   // collections.OrderedDict | Counter | defaultdict with pairs and/or a list
-  // of pairs as argument. Nothing if it is no mapping.
+  // of pairs as argument. Nothing if it is not a mapping.
   std::optional<std::vector<Id>> as_pairs(Id id) const;
   // A kInt, or kBool as Python has it.
   std::optional<int64_t> as_int(Id id) const;

@@ -176,7 +176,7 @@ std::string_view kind_name(const Json& value) {
     case Type::number_integer:
       return "a negative number";
     case Type::number_float:
-      return "a number that is no integer";
+      return "a number that is not an integer";
     default:
       return "a number";
   }

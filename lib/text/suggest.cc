@@ -8,7 +8,7 @@
 namespace ckpt::text {
 namespace {
 
-constexpr size_t kLongest = 256;  // longer names are no typing mistakes
+constexpr size_t kLongest = 256;  // longer names are not typing mistakes
 
 // Levenshtein's distance with one row of its table.
 size_t edit_distance(std::string_view a, std::string_view b) {

@@ -22,8 +22,8 @@ Tail read_tail(const io::Handle& file) {
 }
 
 // Where the end record begins in the tail. The comment runs to the end of the
-// file exactly, so junk after the archive is no comment. A comment that looks
-// like an end record would let two readers see two different archives.
+// file exactly, so junk after the archive is not a comment. A comment that
+// looks like an end record would let two readers see two different archives.
 uint64_t find_end(const io::Handle& file, const Tail& tail) {
   constexpr std::string_view kMark = "PK\5\6";
   constexpr auto kNone = std::string::npos;

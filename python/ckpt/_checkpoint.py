@@ -191,7 +191,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def objects(self) -> Any:
-        """Values that are no tensors: steps, arguments, schedulers."""
+        """Values that are not tensors: steps, arguments, schedulers."""
         return self.document.get("objects")
 
     @property

@@ -91,7 +91,7 @@ def _row(name: str, value: Any) -> tuple[_native.ArrayRow, Any]:
             size *= one
         address, keep = (tensor.data or 0) + tensor.offset, capsule
     else:
-        raise UsageError(f"a {type(value).__name__} is no array: it has "
+        raise UsageError(f"a {type(value).__name__} is not an array: it has "
                          "neither DLPack nor numpy's interface", tensor=name)
     dims = _native.numbers(shape)
     text, kind = name.encode("utf-8", "surrogateescape"), dtype.encode()

@@ -185,7 +185,7 @@ class Stage {
     rows_.add(task, units_of(task.slots, kUnitSlots));
   }
 
-  // False if it is no transpose, or too thin a one.
+  // False if it is not a transpose, or too thin a one.
   bool add_tile(const CkptCudaCopy& copy, const std::vector<Dim>& dims,
                 uint32_t element) {
     const auto is_x = [&](const Dim& d) { return d.out == element; };

@@ -30,7 +30,8 @@ struct alignas(16) Vec16 {
 };
 
 #ifndef __CUDA_ARCH__
-// A GPU stops at an address that is no multiple of the size; so does the host.
+// A GPU stops at an address that is not a multiple of the size; so does the
+// host.
 template <class T>
 inline void check_aligned(const std::byte* at) {
   if (reinterpret_cast<uintptr_t>(at) % sizeof(T) != 0)

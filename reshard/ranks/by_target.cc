@@ -45,7 +45,7 @@ class Cutter {
   ByTarget take() { return std::move(result_); }
 
  private:
-  // What is only read and compared is no file's.
+  // What is only read and compared is not any file's.
   uint32_t anyone(const Item& item) const {
     return static_cast<uint32_t>(item.index % result_.parts.size());
   }

@@ -45,7 +45,7 @@ TEST_CASE("rename: refuses, and says why") {
   };
   const Row rows[] = {
       {R"({"a*": "b"})", "1 stars on the left, 0 on the right"},
-      {R"({"a": 1})", "the new name is no string"},
+      {R"({"a": 1})", "the new name is not a string"},
       {R"([])", "expected an object"},
       {R"({"a.w": "b.w"})", "a.w: would be called b.w, as b.w is"},
       {R"({"nothing.*": "x.*"})", "'nothing.*' matches no tensor"},

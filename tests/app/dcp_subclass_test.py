@@ -165,7 +165,7 @@ def test_round_trip(folder):
                 want, name)
         check(got["step"] == 12, f"step is {got['step']}")
         check(type(got["model"]["nested"].tensor_impl) is Int8, "its class")
-    # A cast is no cast of these.
+    # A cast is not a cast of these.
     CKPT.ok("convert", source, folder / "cast", "--to", "dcp", "--dtype",
             "f16", "--exclude", "model.plain")
     CKPT.ok("inspect", folder / "cast")

@@ -46,7 +46,7 @@ def peer_load(kind, path):
                 path, map_location="cpu", weights_only=True))
         return {name: (t.dtype, t.shape, digest(t.data))
                 for name, t in tensors.items()}
-    except Exception as refused:  # whatever it is, it is no answer
+    except Exception as refused:  # whatever it is, it is not an answer
         return f"{type(refused).__name__}: {str(refused)[:100]}"
 
 
@@ -196,7 +196,7 @@ def zip_mutants(data, rng):
 def same(got, want):
     if got.keys() == want.keys():
         return got == want
-    # Names of keys that are no strings may be spelled otherwise.
+    # Names of keys that are not strings may be spelled otherwise.
     return (len(got) == len(want) and
             sorted(map(repr, got.values())) == sorted(map(repr, want.values())))
 

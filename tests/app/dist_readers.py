@@ -202,7 +202,7 @@ def read_zarr(folder):
     tensors = {}
     for key, about in arrays(folder).items():
         plain = [about[k] for k in ("compressor", "filters", "order")]
-        check(plain == [None, None, "C"], f"{key} is no plain array: {about}")
+        check(plain == [None, None, "C"], f"{key} is not a plain array: {about}")
         numpy_type, dtype = names[about["dtype"]]
         whole = np.zeros(about["shape"], numpy_type)
         for path in (folder / key).iterdir():

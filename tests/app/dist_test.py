@@ -43,7 +43,7 @@ def test_kinds(folder, unit):
     names = {row["name"].removeprefix("model.")
              for row in document["tensors"]}
     for name in set(unit.model) - ANY_KIND:
-        check(rows[name]["kind"] != "optim", f"{name} is no optimizer state")
+        check(rows[name]["kind"] != "optim", f"{name} is not an optimizer state")
     for name in unit.optim:
         row = rows[name]
         check_equal(row["kind"], "optim", f"kind of {name}")

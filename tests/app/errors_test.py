@@ -266,7 +266,7 @@ SCENES = [
     Scene("The target exists", TP8, (2, 5, 6), ("tp8", "--overwrite"),
           "With `--overwrite` the old one is replaced when the new one is "
           "whole.", prepare=make_target, after=target_kept),
-    Scene("What is no checkpoint is not overwritten", TP8 + " --overwrite", 5,
+    Scene("What is not a checkpoint is not overwritten", TP8 + " --overwrite", 5,
           ("tp8", "precious"), prepare=make_target, after=target_kept),
     Scene("A read-only target", "reshard tp4 archive/tp8 --tp 8", 6,
           ("archive", "Permission denied"), prepare=lock, user=NOBODY,
@@ -443,7 +443,7 @@ def test_overwrite(folder):
              cwd=folder).want(5)
     target_kept(folder)
     CKPT.run("reshard", "tp4", "tp8", "--tp", 8, "--overwrite",
-             cwd=folder).want(5)  # it is no checkpoint
+             cwd=folder).want(5)  # it is not a checkpoint
     target_kept(folder)
     shutil.copytree(folder / "tp4", folder / "tp8", dirs_exist_ok=True)
     CKPT.ok("reshard", "tp4", "tp8", "--tp", 8, "--overwrite", cwd=folder)

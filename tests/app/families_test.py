@@ -281,7 +281,7 @@ def nothing_is_lost(folder):
     same(got, {name: t for name, t in want.items()
                if "embedding" not in name and "output" not in name},
          "what was selected")
-    # Scales of quantized weights are no tensors to be forgotten.
+    # Scales of quantized weights are not tensors to be forgotten.
     from safetensors.torch import load_file, save_file
     import torch
 

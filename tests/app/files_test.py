@@ -289,7 +289,7 @@ def test_links_into_the_hub(folder):
 
 
 def test_half_deleted_hub(folder):
-    """A blob that is gone is no file that never was."""
+    """A blob that is gone is not a file that never was."""
     for name in ("config.json", "tokenizer.json"):
         shutil.rmtree(folder / "models--o--m", ignore_errors=True)
         snapshot, _ = hub(folder)

@@ -54,7 +54,7 @@ def check_fairseq2(unit, document, rows):
     if (unit.path / "model.yaml").exists():
         check_equal(document["family"], info["model_family"], "family")
     for name in unit.model:
-        check(rows[name]["kind"] != "optim", f"{name} is no optimizer state")
+        check(rows[name]["kind"] != "optim", f"{name} is not an optimizer state")
         if sizes["tp"] > 1:
             check_equal(rows[name]["shard_dim"],
                         info["shard_dims"].get(name), f"shard_dim of {name}")
@@ -152,7 +152,7 @@ def test_unshard_pt(folder, unit):
 
 
 def inside_object(unit, name):
-    """A tensor in a value that is no tensor, such as a tuple."""
+    """A tensor in a value that is not a tensor, such as a tuple."""
     return isinstance(unit.objects, dict) and any(
         name.startswith(f"{key}.") for key in unit.objects)
 

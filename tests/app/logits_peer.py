@@ -56,7 +56,7 @@ PLACE = dict(
     expert_model_parallel_size=1, sequence_parallel=False,
     expert_tensor_parallel_size=1, moe_grouped_gemm=False,
     moe_token_dispatcher_type="allgather", fp16=False, bf16=False)
-# The forms that the parser has for what is no string, number or switch.
+# The forms that the parser has for what is not a string, number or switch.
 FORMS = {"--window-size": lambda text: tuple(
             int(i) for i in text.strip("()").split(",")),
          "--window-attn-skip-freq": ast.literal_eval,

@@ -282,7 +282,7 @@ def test_embedding(folder):
 
 
 def test_partial(folder):
-    """--keys and --layers; a rest is no model, but its files load."""
+    """--keys and --layers; a rest is not a model, but its files load."""
     model = Model(6)
     source = model.write(folder / "a", 4)
     CKPT.ok("reshard", source, folder / "keys", "--tp", 2, "--keys",
@@ -548,7 +548,7 @@ def test_refused(folder):
 
 
 def test_hostile(folder):
-    """Names and contents that are no checkpoint's."""
+    """Names and contents that are not any checkpoint's."""
     base = folder / "a"
     base.mkdir()
     (base / "consolidated.4294967295.pth").write_bytes(b"x")

@@ -225,7 +225,7 @@ ROWS = (
      "model.norm.weight"),
     ("show llama model.norm.weight[99]", 2, "index 99 of a dimension of 32",
      "as in NumPy"),
-    # what is no checkpoint
+    # what is not a checkpoint
     ("inspect a.npy", 3, "a.npy: not a checkpoint: this is a NumPy array",
      "safetensors.numpy.save_file"),
     ("inspect a.npz", 3, "a.npz: not a checkpoint: this is a NumPy archive",

@@ -112,7 +112,7 @@ def same_function(tiny, kind, source, alone):
                 "the language model's type")
     a, b = (tiny.logits_of(kind.from_pretrained(path, dtype=torch.float32))
             for path in (source, alone))
-    check(torch.isfinite(a).all(), "logits of the source are no numbers")
+    check(torch.isfinite(a).all(), "logits of the source are not numbers")
     off = float((a - b).abs().max() / a.abs().max())
     check(off < 1e-5, f"logits differ by {off:.2g}: config.json is "
           + (alone / "config.json").read_text())

@@ -94,7 +94,7 @@ def test_prefix(folder, prefix, inner):
 
 
 def test_other_names(folder):
-    """Names that are no model's keep their prefix, and no hint leads back to
+    """Names that are not any model's keep their prefix, and no hint leads back to
     the error that it is for."""
     tensors = {"module." + n.replace("q_proj", "query"): t
                for n, t in model().items()}

@@ -21,7 +21,7 @@ def files_of(path):
 
 
 def header_bytes(path):
-    """Headers, indexes and configs: all that is no tensor data."""
+    """Headers, indexes and configs: all that is not tensor data."""
     total = 0
     for file in files_of(path):
         if file.suffix == ".safetensors":

@@ -15,7 +15,7 @@
 namespace ckpt::app {
 namespace {
 
-// What `body` writes to stderr, which is no terminal meanwhile.
+// What `body` writes to stderr, which is not a terminal meanwhile.
 template <class Body>
 std::string stderr_of(Body body) {
   const test::TempDir dir;
@@ -60,7 +60,7 @@ TEST_CASE("progress: plain lines if they are asked for") {
   CHECK(text.find('\x1b') == text.npos);
 }
 
-TEST_CASE("progress: nothing to do is no division by zero") {
+TEST_CASE("progress: nothing to do is not a division by zero") {
   const std::string text = stderr_of([] {
     const Progress progress = make_progress({.progress = When::kAlways});
     progress.begin("verifying", 0);

@@ -29,7 +29,7 @@ TRAINERS = {
 CARRIED = re.compile(
     r"tokenizer(_config)?\.json$|generation_config\.json$|README\.md$"
     r"|zero_to_(fp32|torch)\.py$")
-# A folder without its signature is no step of the trainer (exit 3).
+# A folder without its signature is not a step of the trainer (exit 3).
 SIGNATURE = re.compile(
     r"trainer_state\.json$|checkpoint_metadata\.json$|meta\.pt$"
     r"|(step-\d+|\.ckpt)/\.metadata$|\.ckpt$")

@@ -229,8 +229,8 @@ def pickles():
     yield "a far memo index", proto(
         glob("os", "system") + b"r\xff\xff\xff\xffj\xff\xff\xff\xff)R"), EXECUTES
 
-    # The words of a text are no opcodes; but this is called a pickle.
-    yield "text", b"Cats are no pickles.\nNor dogs.\n", UNREADABLE
+    # The words of a text are not opcodes; but this is called a pickle.
+    yield "text", b"Cats are not pickles.\nNor dogs.\n", UNREADABLE
     yield "words, one a line", b"cat\ndog\nbird\n", UNREADABLE
     evil_bytes = b"B" + struct.pack("<I", len(proto(EVIL))) + proto(EVIL)
     good_bytes = b"B" + struct.pack("<I", len(proto(PLAIN))) + proto(PLAIN)
@@ -461,7 +461,7 @@ def test_differential(folder, root):
     check(compared > 0 or "safetensors" in str(root), f"nothing in {root}")
 
 
-# What their own project's code is needed for, which is no trainer's.
+# What their own project's code is needed for, which is not any trainer's.
 OWN_CODE = {"training_objects", "whole_module"}
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What is no regular file: each file of a checkpoint of each format becomes a
+"""What is not a regular file: each file of a checkpoint of each format becomes a
 FIFO, a device, a socket, a directory or a link to nothing. The answer comes
 at once, with a message."""
 
@@ -72,7 +72,7 @@ def test_special(folder, case):
             if done.code:
                 check('"error":' in done.err, f"{what}: no message: {done.err}")
                 continue
-            # What was not needed is named, or is no file any more.
+            # What was not needed is named, or is not a file any more.
             fates = {row["path"]: row for row in done.json()["files"]}
             row = fates.get(str(name))
             check(kind is directory or (row and row["fate"] == "left_out"),

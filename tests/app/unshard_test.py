@@ -95,7 +95,7 @@ def test_chunks(folder, case):
 
 
 def test_optimizer(folder, options):
-    """The optimizer, and its values that are no tensors, in the other forms."""
+    """The optimizer, and its values that are not tensors, in the other forms."""
     case = "state_unflat_w2"
     source, peer = GOLDENS / case / "ckpt", GOLDENS / case / "unsharded"
     out = folder / "out"

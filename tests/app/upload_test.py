@@ -300,7 +300,7 @@ def test_exists(folder):
         run("convert", other, folder / "want", "--to", "dcp", "-q",
             env=place.env).want(0)
         same_as(place, "new", folder / "want")
-        # what is no checkpoint is not removed
+        # what is not a checkpoint is not removed
         (folder / "x").write_text("x")
         SERVER.put(folder / "x", f"bucket/{place.base}notes/x")
         done = send(place, source, "notes", "--overwrite")

@@ -410,7 +410,7 @@ def test_end(folder):
 
 
 def test_words(folder):
-    """--json and --port; what is no port, taken, or no checkpoint."""
+    """--json and --port; what is not a port, taken, or no checkpoint."""
     with serving(SHARDED, "--json") as served:
         document = json.loads(served.url)
         check_equal((document["schema"], list(document)),

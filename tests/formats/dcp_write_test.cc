@@ -241,7 +241,7 @@ TEST_CASE("dcp: refuses what it can't hold") {
       {{.name = "x\xff", .shape = {4}},
        {},
        ExitCode::kUnfaithful,
-       "a name that is no UTF-8 has no place in .metadata"},
+       "a name that is not UTF-8 has no place in .metadata"},
       {{.name = "x", .shape = {0, uint64_t{1} << 63}},
        {},
        ExitCode::kUnfaithful,

@@ -204,7 +204,7 @@ TEST_CASE("model.yaml: what is refused") {
       {many, "over 100,000 values"},
       {"a: 1\na: 2\n", "line 2: a key is there twice"},
       {"a: b: c", "line 1:"},
-      {"? [1]\n: 2\n", "line 1: a key is no scalar"},
+      {"? [1]\n: 2\n", "line 1: a key is not a scalar"},
       {std::string(17 << 20, '#'), "model.yaml"},
   };
   for (const auto& row : rows) {

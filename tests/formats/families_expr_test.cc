@@ -106,8 +106,9 @@ TEST_CASE("expressions: what has no value") {
   const Row rows[] = {
       {"missing + 1", "missing is missing"},
       {"1 - a.missing", "a.missing is missing"},
-      {"text * 2", "\"abc\" is no number"},
-      {"yes + 1", "true is no number"},  // Python adds it; a file means no such
+      {"text * 2", "\"abc\" is not a number"},
+      {"yes + 1",
+       "true is not a number"},  // Python adds it; a file means no such
       {"n / 3", "32 is not divisible by 3"},
       {"n / zero", "32 / 0"},
       {"n % zero", "32 % 0"},
@@ -117,10 +118,10 @@ TEST_CASE("expressions: what has no value") {
       {"big * 2", "64 bits do not hold"},
       {"huge + 0", "64 bits do not hold"},
       {"int(e300)", "64 bits do not hold"},
-      {"int(text)", "\"abc\" is no number"},
+      {"int(text)", "\"abc\" is not a number"},
       {"text < 1", "compares what has no order"},
       {"pick(list, 2)", "element 2 of a list of 2"},
-      {"pick(list, -1)", "-1 is no index"},
+      {"pick(list, -1)", "-1 is not an index"},
       {"pick(zero, 2)", "2 % 0"},
       {"pick(text, 0)", "no list"},
       {"has(text, 'a')", "is no list"},

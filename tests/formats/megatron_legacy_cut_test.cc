@@ -126,7 +126,7 @@ TEST_CASE("legacy parts: cut, they are what each rank holds") {
   }
 }
 
-TEST_CASE("legacy parts: shapes that are no parts") {
+TEST_CASE("legacy parts: shapes that are not parts") {
   CHECK_FALSE(whole_shape({3, 4}, TpRule::split(0, 2), 2));
   CHECK_FALSE(whole_shape({4}, TpRule::split(1), 2));
   CHECK_FALSE(whole_shape({uint64_t{1} << 63}, TpRule::split(0), 4));

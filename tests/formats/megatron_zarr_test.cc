@@ -67,7 +67,7 @@ TEST_CASE("megatron_zarr: is found by its content") {
   CHECK(catalog.tensors.size() == 12);
 }
 
-TEST_CASE("megatron_zarr: locks of flattened writes are no arrays") {
+TEST_CASE("megatron_zarr: locks of flattened writes are not arrays") {
   const Catalog catalog = read(data(kModelSpace) + std::string("/ckpt"));
   CHECK(catalog.tensors.size() == 44);
   for (const Tensor& tensor : catalog.tensors)

@@ -116,8 +116,8 @@ TEST_CASE("safetensors: an index that lies is refused with names") {
   const Row rows[] = {
       {"missing_shard", "1 of the 2 files that weight_map names is missing: ",
        ExitCode::kDamaged},
-      {"traversal_parent/ckpt", "\"../outside.safetensors\" is no plain file",
-       ExitCode::kUnsafe},
+      {"traversal_parent/ckpt",
+       "\"../outside.safetensors\" is not a plain file", ExitCode::kUnsafe},
       {"traversal_absolute", "is no plain file name", ExitCode::kUnsafe},
       {"traversal_backslash", "is no plain file name", ExitCode::kUnsafe},
       {"dot_and_empty_names", "is no plain file name", ExitCode::kUnsafe},

@@ -96,9 +96,9 @@ TEST_CASE("zarr: descriptions that are refused, and why") {
       {described({{"compressor", "zlib"}}), 4, "id"},
       {described({{"compressor", {{"level", 3}}}}), 4, "id"},
       {described({{"filters", 3}}), 4, "filters: expected a list"},
-      {described({{"fill_value", "x"}}), 4, "fill_value \"x\" is no u16"},
-      {described({{"fill_value", 65536}}), 4, "fill_value 65536 is no u16"},
-      {described({{"fill_value", -1}}), 4, "fill_value -1 is no u16"},
+      {described({{"fill_value", "x"}}), 4, "fill_value \"x\" is not a u16"},
+      {described({{"fill_value", 65536}}), 4, "fill_value 65536 is not a u16"},
+      {described({{"fill_value", -1}}), 4, "fill_value -1 is not a u16"},
   };
   for (const Row& row : rows) {
     CAPTURE(row.text);

@@ -67,7 +67,7 @@ for file in files:
     numpy.testing.assert_array_equal(numpy.load(file), expected[file.stem])
 END
 fi
-# One that lies of its bytes is refused, and so is what is no module.
+# One that lies of its bytes is refused, and so is what is not a module.
 mkdir "$work/short" "$work/wrong"
 first=$(find "$work/npy" -name '*.npy' | sort | head -1)
 head -c "$(($(stat -c %s "$first") - 1))" "$first" \

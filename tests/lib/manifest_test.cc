@@ -44,7 +44,7 @@ TEST_CASE("manifest: refuses, and says why") {
       {R"({"ckpt_manifest":1,"format":"x","source":{"path":"","format":""},
            "files":{},"tensors":{"w":{"dtype":"f32","shape":[1],
            "digest":"12"}}})",
-       "'12' is no digest"},
+       "'12' is not a digest"},
   };
   for (const Row& row : rows) {
     const test::TempFile file(row.json);

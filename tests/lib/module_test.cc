@@ -37,7 +37,7 @@ TEST_CASE("module: looked for in CKPT_MODULE_PATH, then beside the program") {
   CHECK(std::filesystem::path(found[3]).filename() == "lib");
 }
 
-TEST_CASE("module: one that is no shared library") {
+TEST_CASE("module: one that is not a shared library") {
   const test::TempDir dir;
   const std::string file = dir.write("libckpt_torch.so", "nothing");
   const ModulePath path(dir.path);

@@ -236,15 +236,17 @@ TEST_CASE("pickle decode: refuses, and says why") {
        "test.pkl: the pickle is cut short: at byte 9 it wants "
        "4611686018427387904 more "
        "bytes, 1 are left"},
-      {"Iabc\x1b\n.", "test.pkl: pickle at byte 0: 'abc\\x1b' is no integer"},
-      {"F1e999\n.", "test.pkl: pickle at byte 0: '1e999' is no float"},
+      {"Iabc\x1b\n.",
+       "test.pkl: pickle at byte 0: 'abc\\x1b' is not an integer"},
+      {"F1e999\n.", "test.pkl: pickle at byte 0: '1e999' is not a float"},
       {"S'a\n.",
        "test.pkl: pickle at byte 0: a string that is not quoted as Python "
        "does"},
       {"V\\ud8\n.",
        "test.pkl: pickle at byte 0: a string with a broken \\u escape"},
       {"g99999999999999999999\n.",
-       "test.pkl: pickle at byte 0: '99999999999999999999' is no memo index"},
+       "test.pkl: pickle at byte 0: '99999999999999999999' is not a memo "
+       "index"},
       {"h\x05.", "test.pkl: pickle at byte 0: memo index 5 was never stored"},
       {"Nr\xff\xff\xff\xff.",
        "test.pkl: pickle at byte 1: memo index 4294967295, the limit is "

@@ -155,7 +155,7 @@ const Row kRows[] = {
                             "aNNs",
      1},
     {record("h\x06K\x01") + "h\x08)R", 1},
-    // No records: a name twice, names that are no texts, nine fields, values
+    // No records: a name twice, names that are not texts, nine fields, values
     // that are not simple, a frame in between, arguments.
     {record("h\x06K\x01h\x06K\x02"), 0},
     {record("h\x02K\x01"), 0},

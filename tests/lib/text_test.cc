@@ -319,7 +319,7 @@ TEST_CASE("utf8: what it appends it reads back") {
             2 + (cut == text.size() ? cut : 0));
   }
   CHECK(whole_chars("") == 0);
-  // What is no UTF-8 is not cut: whoever checks it sees it.
+  // What is not UTF-8 is not cut: whoever checks it sees it.
   CHECK(whole_chars("\x80\x80\x80\x80") == 4);
 }
 

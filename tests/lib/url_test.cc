@@ -13,7 +13,7 @@ TEST_CASE("a URL's parts, and what may be shown of them") {
   CHECK(url.query == "sig=abc");
 }
 
-TEST_CASE("a URL in a query is no scheme: a finding of net_fuzz") {
+TEST_CASE("a URL in a query is not a scheme: a finding of net_fuzz") {
   CHECK(resolve_reference("https://a/b/c", "/login?next=https://d/e") ==
         "https://a/login?next=https://d/e");
   CHECK(resolve_reference("https://a/b/c", "d?next=https://d/e") ==

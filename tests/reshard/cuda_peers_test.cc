@@ -121,7 +121,7 @@ TEST_CASE("cuda: a rank that ends, or sends other than it said, is noticed") {
                        doctest::Contains("failed before"), Error);
 }
 
-TEST_CASE("cuda: what is no round is refused") {
+TEST_CASE("cuda: what is not a round is refused") {
   const CudaModule* module = test::device();
   if (!ranks_are_threads(module)) return;
   for (const CkptCudaParcel& wrong :

@@ -173,7 +173,7 @@ TEST_CASE("made: any range of a matrix, of blocks that don't divide it") {
   }
 }
 
-TEST_CASE("made: scales that are no numbers are refused, and say where") {
+TEST_CASE("made: scales that are not numbers are refused, and say where") {
   Matrix matrix(16, 16, 8, 8, DType::i8);
   matrix.scales[3] = std::numeric_limits<float>::quiet_NaN();
   HandleCache handles;

@@ -47,7 +47,7 @@ TEST_CASE("prove: the first element that differs") {
   exact = {nan, -nan, 1};
   rounded = {0x7fff, 0x7f81, 0x3f80};
   CHECK(!first_unlike(bytes_of(exact), bytes_of(rounded), DType::bf16));
-  rounded[1] = 0x7f80;  // infinity is no NaN
+  rounded[1] = 0x7f80;  // infinity is not a NaN
   CHECK(first_unlike(bytes_of(exact), bytes_of(rounded), DType::bf16) == 1);
   rounded = {0x7e00, 0xfc01, 0x3c00};
   CHECK(!first_unlike(bytes_of(exact), bytes_of(rounded), DType::f16));

@@ -23,7 +23,7 @@ bool eat_number(std::string_view& text, uint64_t& value) {
   return true;
 }
 
-// Buffers and buckets of a rank are few; a number beyond it is no index.
+// Buffers and buckets of a rank are few; a number beyond it is not an index.
 constexpr uint64_t kMostBuffers = 1 << 20;
 
 // The element of a list that grows by one at most.
@@ -48,7 +48,7 @@ std::string add_bucket(const Catalog& catalog, std::vector<Buffer>& buffers,
     if (!bucket)
       return tensor.name + ": the buffers or buckets before it are missing";
     if (tensor.shape.size() != 1)
-      return fmt::format("{}: {} is no flat buffer", tensor.name,
+      return fmt::format("{}: {} is not a flat buffer", tensor.name,
                          to_string(tensor.shape));
     const auto dtype = key.param_dtype.starts_with("torch.")
                            ? dtype_from_torch(key.param_dtype.substr(6))

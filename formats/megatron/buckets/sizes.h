@@ -34,7 +34,7 @@ class GroupObjects {
   const Object* find(const GroupId& group, const std::string& name) const;
 
   // Unpadded lengths of the buckets of each buffer, if they are stored.
-  // Throws input_error if they are no lists of numbers.
+  // Throws input_error if they are not lists of numbers.
   std::optional<std::vector<std::vector<uint64_t>>> unpadded(
       const GroupId& group) const;
 

@@ -18,7 +18,7 @@
 
 namespace ckpt::megatron {
 
-// Objects of the source that are no common ones, and stay; what is left out
+// Objects of the source that are not common ones, and stay; what is left out
 // becomes problems of the target.
 std::vector<const Object*> kept_objects(const Catalog& source,
                                         const Topology& topology,

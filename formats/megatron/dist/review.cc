@@ -73,7 +73,7 @@ void warn_of_heads(Catalog& catalog, const Facts& facts, uint64_t tp) {
                    heads, groups, tp, fmt::join(sizes, ", "))});
 }
 
-// What the legacy reader adds for its own writer is no value of training.
+// What the legacy reader adds for its own writer is not a value of training.
 bool is_bookkeeping(const Object& object) {
   return object.name == kModelObject || object.name == kDtypesObject ||
          object.name.starts_with(kStatesObject);

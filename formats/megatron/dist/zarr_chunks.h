@@ -17,7 +17,7 @@ namespace ckpt::megatron {
 
 // Throws unfaithful_error for tensors that Megatron's zarr backend has no
 // form for: 0-d and empty ones, dtypes outside of its table, names that are
-// no directory's.
+// not any directory's.
 void check_zarr_tensor(const Tensor& tensor);
 
 // Tensors of which nobody knows how ranks share them keep the boxes that the

@@ -54,9 +54,9 @@ class FlatReader {
   void read_buffer(int64_t number, Id node, const LegacyBuffer& buffer) {
     const auto pairs = document_.as_pairs(node);
     if (!pairs || pairs->size() != 2)
-      throw input_error({file_.path, {}},
-                        "gradient buffer {} is no dict of one pair of dtypes",
-                        number);
+      throw input_error(
+          {file_.path, {}},
+          "gradient buffer {} is not a dict of one pair of dtypes", number);
     const auto dtypes = read_dtypes((*pairs)[0]);
     if (!dtypes || dtypes->first != buffer.dtype)
       throw input_error({file_.path, {}},

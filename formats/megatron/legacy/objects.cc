@@ -183,7 +183,7 @@ bool is_empty_state(const LegacyRank& rank, Id node) {
   return ref && element_count(ref->shape) == 0;
 }
 
-// The keys of the whole model, and the values that are no tensors.
+// The keys of the whole model, and the values that are not tensors.
 void add_model(const std::vector<LegacyRank>& ranks,
                const std::vector<GlobalChunk>& order, Catalog& catalog) {
   auto document = std::make_shared<Document>();
@@ -274,7 +274,7 @@ void add_legacy_objects(const std::vector<LegacyRank>& ranks,
     if (!document.is((*pairs)[i], Type::kString)) {
       catalog.problems.push_back({Problem::Severity::kWarning, "odd_key",
                                   first.file.path, "",
-                                  "a key of the file that is no text: its "
+                                  "a key of the file that is not text: its "
                                   "value is left out"});
       continue;
     }

@@ -36,7 +36,7 @@ class ChunkReader {
 
   LegacyChunk read(Id dict, const std::string& key) {
     if (!push({}, dict)) {
-      throw input_error({file_.path, {}}, "{} is no dict", printable(key));
+      throw input_error({file_.path, {}}, "{} is not a dict", printable(key));
     }
     while (!stack_.empty()) {
       Level& level = stack_.back();
@@ -48,7 +48,7 @@ class ChunkReader {
       const Id value = level.pairs[level.next + 1];
       level.next += 2;
       if (!document_.is(name, Type::kString))
-        throw input_error({file_.path, {}}, "{}: a key that is no text",
+        throw input_error({file_.path, {}}, "{}: a key that is not text",
                           printable(key));
       std::vector<std::string> path = level.path;
       path.emplace_back(document_.text(name));
@@ -115,7 +115,8 @@ double read_version(const LegacyRank& rank) {
   } else if (const auto whole = document.as_int(node)) {
     version = static_cast<double>(*whole);
   } else {
-    throw input_error({rank.file.path, {}}, "checkpoint_version is no number");
+    throw input_error({rank.file.path, {}},
+                      "checkpoint_version is not a number");
   }
   // Only these were ever written; rows of query_key_value depend on it.
   if (version != 0 && version != 1 && version != 2 && version != 3)

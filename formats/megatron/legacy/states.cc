@@ -71,7 +71,7 @@ class PlainReader {
       const auto id = document_.as_int(item);
       if (!id)
         throw input_error({rank_.file.path, {}},
-                          "a parameter group lists something that is no "
+                          "a parameter group lists something that is not a "
                           "number");
       ids.push_back(*id);
     }
@@ -138,7 +138,7 @@ class PlainReader {
     const auto pairs = document_.as_pairs(node);
     if (!pairs)
       throw input_error({rank_.file.path, param.name},
-                        "the optimizer's state is no dict");
+                        "the optimizer's state is not a dict");
     for (size_t i = 0; i < pairs->size(); i += 2)
       if (document_.is((*pairs)[i], Type::kString))
         add(param, std::string(document_.text((*pairs)[i])), (*pairs)[i + 1]);
@@ -170,7 +170,7 @@ class PlainReader {
     catalog_.problems.push_back(
         {Problem::Severity::kWarning, "optimizer_value", rank_.file.path,
          param.name,
-         fmt::format("the optimizer's state \"{}\" is no tensor and is left "
+         fmt::format("the optimizer's state \"{}\" is not a tensor and is left "
                      "out, here and of other parameters",
                      printable(state))});
   }

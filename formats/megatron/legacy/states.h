@@ -43,7 +43,7 @@ LegacyStates read_legacy_states(const LegacyRank& rank, bool tied,
                                 Catalog& catalog,
                                 const formats::ReadOptions& options);
 
-// The parameters of a rank: tensors that are no buffers, in model order.
+// The parameters of a rank: tensors that are not buffers, in model order.
 std::vector<LegacyParam> legacy_params(const LegacyRank& rank, bool tied);
 
 // The optimizers of a rank: the items of a list, the values of a dict with

@@ -19,7 +19,7 @@
 namespace ckpt::megatron {
 namespace {
 
-// Values of modules and of ranks, which are no parameters.
+// Values of modules and of ranks, which are not parameters.
 bool is_state(std::string_view name) {
   return name.ends_with("_extra_state") ||
          name.find("_extra_state.") != name.npos ||
@@ -41,7 +41,7 @@ void drop_states(Catalog& catalog) {
   });
   if (tensors + objects != 0)
     catalog.assumptions.push_back(fmt::format(
-        "{} values of modules and ranks (_extra_state, rng_state) are no "
+        "{} values of modules and ranks (_extra_state, rng_state) are not "
         "parameters, and left out",
         tensors + objects));
 }

@@ -49,7 +49,7 @@ void check_names(const Catalog& catalog) {
   for (const std::string& name : odd)
     if (shown.size() < kShown) shown.push_back(text::printable(name));
   throw unfaithful_error({catalog.path, shown.front()},
-                         "{} tensors are no parameters of Megatron's modules: "
+                         "{} tensors are not parameters of Megatron's modules: "
                          "{}{}",
                          odd.size(), fmt::join(shown, ", "),
                          odd.size() > kShown ? ", …" : "")

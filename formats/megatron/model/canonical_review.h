@@ -13,7 +13,7 @@
 
 namespace ckpt::megatron {
 
-// True for a source that is no Megatron checkpoint, but has a model of this
+// True for a source that is not a Megatron checkpoint, but has a model of this
 // dialect: somebody translated it (dialect "mcore"), or its names say so.
 bool speaks_canonical(const Catalog& source);
 

@@ -63,7 +63,7 @@ struct Facts {
 };
 
 // `args` may be kNoId. Throws input_error (naming `path`) for sizes that are
-// no numbers of this world: negative, or beyond 2^40.
+// not numbers of this world: negative, or beyond 2^40.
 Facts read_facts(const pickle::Document& document, pickle::Id args,
                  const std::string& path);
 

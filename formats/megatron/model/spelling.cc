@@ -61,7 +61,7 @@ std::string grouped_expert(const std::string& rest) {
   return rest;
 }
 
-// Since 2026 a mixer's convolution is no module of its own.
+// Since 2026 a mixer's convolution is not a module of its own.
 std::string dotted_conv(std::string rest) {
   replace_front(rest, "mixer.conv1d_", "mixer.conv1d.");
   replace_front(rest, "mamba_mixer.conv1d_", "mamba_mixer.conv1d.");

@@ -46,7 +46,7 @@ class Spelling {
   std::unordered_map<std::string, Layer> layers_;  // by "decoder.layers.3."
 };
 
-// In the order in which Megatron's modules list their parameters; what is no
+// In the order in which Megatron's modules list their parameters; what is not a
 // model's comes behind, in its own order.
 void sort_modules(Catalog& catalog, bool local);
 

@@ -25,7 +25,7 @@ std::string entry_name(const Document& document, Id key, size_t position) {
 
 void check_dict(const Document& document, Id root, const std::string& path) {
   if (document.as_pairs(root)) return;
-  throw input_error({path, {}}, "the common part is no dict but a {}",
+  throw input_error({path, {}}, "the common part is not a dict but a {}",
                     name(document.type(root)));
 }
 

@@ -43,7 +43,7 @@ Id value_of(const Document& document, Form form, const Where& where) {
   const Id root = document.root();
   if (form == Form::kBare) return root;
   if (!document.is(root, Type::kList) || document.items(root).size() != 1)
-    throw input_error(where, "the object's item is no list of one value");
+    throw input_error(where, "the object's item is not a list of one value");
   return document.items(root)[0];
 }
 

@@ -49,7 +49,7 @@ class IndexReader {
     scan_.finish();
     if (!found)
       throw input_error({index_.path, {}}, "has no key \"tensors\"")
-          .with_hint("this is no index of OLMo-core");
+          .with_hint("this is not an index of OLMo-core");
     index_.spelling = spelling_;
   }
 

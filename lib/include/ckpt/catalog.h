@@ -136,7 +136,7 @@ std::optional<uint64_t> byte_size(DType dtype, const Shape& shape);
 uint64_t byte_size(const Tensor& tensor);
 uint64_t element_size(DType dtype);  // bytes; 0 for bit-packed types
 
-// A value that is no tensor. It lives in a document (a value tree as pickle
+// A value that is not a tensor. It lives in a document (a value tree as pickle
 // knows it; JSON and YAML values fit in it too).
 struct Object {
   std::string name;  // dotted path in the format's own naming

@@ -57,7 +57,7 @@ struct Report {
 // Headers and their bounds, an exact cover by pieces, stored checksums, the
 // files of every rank, what loading its pickles elsewhere would run, and if
 // there is a manifest its sizes and digests. What is wrong is in the report;
-// only a path that is missing or is no checkpoint is thrown.
+// only a path that is missing or is not a checkpoint is thrown.
 Report verify(const std::string& path, const VerifyOptions& options = {});
 
 // How far the elements of two tensors are apart.
@@ -93,7 +93,7 @@ struct DiffOptions {
   double rtol = 0;
   double atol = 0;
   bool numeric = false;  // values may differ by rtol and atol, and dtypes too
-  bool objects = true;   // compare values that are no tensors too
+  bool objects = true;   // compare values that are not tensors too
   bool describe = true;  // say how far values are apart
   bool arrangements = true;  // and which rearrangement makes them equal
   std::string family = {};   // of models whose family is not said

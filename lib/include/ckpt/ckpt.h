@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library: open a checkpoint, read parts of it, cut shards for a rank,
 // write it for another topology or in another format. Beside it: sharded.h
-// (saves and loads of many ranks), trees.h (values that are no tensors).
+// (saves and loads of many ranks), trees.h (values that are not tensors).
 //
 //   ckpt::Checkpoint source = ckpt::open("step_5000");
 //   ckpt::TensorData rows = source.read("final_proj.weight",
@@ -275,7 +275,7 @@ void rename_tensors(
     Catalog& catalog,
     const std::function<std::string(const std::string&)>& rename);
 
-// In what the values that are no tensors differ, by their dotted names.
+// In what the values that are not tensors differ, by their dotted names.
 struct ObjectDifference {
   std::string name;
   std::string left;   // canonical JSON; "" if only the right side has it

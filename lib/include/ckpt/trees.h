@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values that are no tensors, as the trees that they are: nested dicts and
+// Values that are not tensors, as the trees that they are: nested dicts and
 // lists. Tuples, sets and whatever has a class are leaves. Rules and names are
 // those of megatron-core's dict_utils.
 //
