@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kLayerWords[] = {"layers", "layer", "blocks",
                                             "block", "h"};
 
-std::optional<uint32_t> parse_number(std::string_view text) {
+std::optional<uint32_t> layer_digits(std::string_view text) {
   uint32_t value = 0;
   const auto [end, failure] =
       std::from_chars(text.data(), text.data() + text.size(), value);
@@ -28,7 +28,7 @@ std::optional<uint32_t> parse_number(std::string_view text) {
 }
 
 uint32_t layer_number(const std::string& list, std::string_view text) {
-  const auto number = parse_number(text);
+  const auto number = layer_digits(text);
   if (!number || *number >= kMostLayers)
     throw usage_error({}, "--layers {}: '{}' is not a layer number", list, text)
         .with_hint("numbers and ranges, as in --layers 0-15,20");
@@ -174,7 +174,7 @@ std::optional<LayerPlace> layer_place(std::string_view name) {
     const size_t end = std::min(name.find('.', begin), name.size());
     const std::string_view part = name.substr(begin, end - begin);
     if (after_word)
-      if (const auto number = parse_number(part))
+      if (const auto number = layer_digits(part))
         return LayerPlace{*number, begin, end};
     after_word = std::ranges::find(kLayerWords, part) != std::end(kLayerWords);
     begin = end + 1;

@@ -23,7 +23,9 @@ def table():
     rows = {}
     for line in text.splitlines():
         cells = [c.strip() for c in line.strip("|").split("|")]
-        if re.match(r"\| `\w+` \|", line):
+        # A golden's; the page has tables of trainers too.
+        if re.match(r"\| `\w+` \|", line) and (
+                GOLDENS / cells[0].strip("`")).is_dir():
             check_equal(len(cells), len(TARGETS) + 1, line)
             rows[cells[0].strip("`")] = cells[1:]
     return rows
