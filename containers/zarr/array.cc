@@ -152,7 +152,7 @@ class Description {
     if (fill.is_null()) return;
     array_.fill = fill_bytes(array_.dtype, fill);
     if (!array_.fill)
-      fail("fill_value {} is no {}",
+      fail("fill_value {} is not a {}",
            printable(fill.dump(-1, ' ', true)).substr(0, 40),
            name(array_.dtype));
   }

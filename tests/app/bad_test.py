@@ -52,7 +52,7 @@ MESSAGES = {
     "dcp/unknown_metadata_class/": "Counter",
     "deepspeed/missing_partition/": "partition 2 of 4",
     "deepspeed/swapped_partitions/": "param_slice_mappings",
-    "deepspeed/latest_traversal/": "no plain name",
+    "deepspeed/latest_traversal/": "not a plain name",
 }
 
 # Where inspect may be content, these must not be.

@@ -319,7 +319,7 @@ def test_swapped(folder):
 
 
 def test_traversal(folder):
-    refuse(BAD / "latest_traversal", 8, "latest", "no plain name")
+    refuse(BAD / "latest_traversal", 8, "latest", "not a plain name")
 
 
 def test_last_partition_missing(folder, case):

@@ -291,7 +291,7 @@ def test_refused(folder):
         "sparse": (lambda add: add("a", pax_headers={"GNU.sparse.size": "9"}),
                    "sparse"),
         "pax size": (lambda add: add("a", pax_headers={"size": "9z"}),
-                     "no number"),
+                     "not a number"),
         "beyond": (lambda add: add("a", pax_headers={
             "size": str(1 << 60)}), "beyond the end"),
         "empty": (lambda add: None, "has no model_weights"),

@@ -263,7 +263,7 @@ TEST_CASE("megatron: integrity.json") {
          copy.write("integrity.json",
                     R"({"algorithm": "sha256", "files": {"../x": "0"}})");
        },
-       "no plain file name"},
+       "not a plain file name"},
       {"no JSON", [](const Copy& copy) { copy.write("integrity.json", "{"); },
        ""},
   };

@@ -102,7 +102,7 @@ TEST_CASE("torch: messages name the numbers") {
       {"torch_pt/torchscript.pt", "TorchScript"},
       {"torch_pt/same_storage_two_sizes.pt", "declared with 16 bytes and with"},
       {"torch_legacy/size_field_smaller.pt", "8 bytes, its tensors say 16"},
-      {"torch_legacy/tar_symlink.tar", "is no plain file"},
+      {"torch_legacy/tar_symlink.tar", "is not a plain file"},
       {"pickle/rebuild_too_few_args.pt", "_rebuild_tensor_v2: 0 arguments"},
       {"pickle/orderedddict_bad_items.pt", "a dict of pairs holds a int"},
   };
