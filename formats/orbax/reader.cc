@@ -25,6 +25,7 @@ using nlohmann::json;
 using text::printable;
 
 constexpr std::string_view kTree = "_METADATA";
+constexpr std::string_view kStamp = "_CHECKPOINT_METADATA";
 constexpr std::string_view kStrings = "_strings.json";
 constexpr std::string_view kDatabase = "manifest.ocdbt";
 constexpr uint64_t kMostJson = uint64_t{256} << 20;
@@ -33,6 +34,18 @@ constexpr uint64_t kMostJson = uint64_t{256} << 20;
 bool is_tree(const std::string& path) {
   return io::is_directory(path) && io::is_file(io::join(path, kTree)) &&
          !io::is_file(io::join(path, kDatabase));
+}
+
+// A tree whose list of leaves is gone: what Orbax writes beside it tells.
+bool lost_tree(const std::string& path) {
+  return io::is_directory(path) && io::is_file(io::join(path, kStamp)) &&
+         !io::is_file(io::join(path, kTree)) &&
+         std::ranges::any_of(io::list_directory(path),
+                             [&](const std::string& name) {
+                               const std::string array = io::join(path, name);
+                               return io::is_directory(array) &&
+                                      io::is_file(io::join(array, ".zarray"));
+                             });
 }
 
 // The item of a step: "default" of StandardSave, or the only one.
@@ -198,6 +211,8 @@ class OrbaxReader final : public formats::Reader {
 
   Support supports(const std::string& path) const override {
     const std::string tree = find_tree(path);
+    if (tree.empty() && lost_tree(path))
+      return {true, "holds _CHECKPOINT_METADATA and arrays"};
     if (tree.empty()) return {false, "no _METADATA in it"};
     return {true, tree == path
                       ? "holds _METADATA"
