@@ -507,11 +507,11 @@ def test_wrong_numbers(folder):
     rows = [
         ({"n_heads": 8}, 4, "in params.json it is 16"),
         ({"n_kv_heads": 8}, 4, "n_kv_heads"),
-        ({"n_kv_heads": 3}, 4, "no multiple"),
+        ({"n_kv_heads": 3}, 4, "not a multiple"),
         ({"n_heads": 0}, 4, "expected a count"),
         ({"n_heads": "x" * 1000}, 4, "expected a count"),
         ({"n_heads": 1 << 63}, 4, "expected a count"),
-        ({"dim": 33}, 4, "no multiple"),
+        ({"dim": 33}, 4, "not a multiple"),
         ({"vocab_size": 97}, 4, "vocab_size"),
         ({"vocab_size": -2}, 4, "expected a count"),
     ]

@@ -520,7 +520,7 @@ def test_config(folder):
     rows = [
         ({"num_attention_heads": 4, "head_dim": 4}, 4, "num_attention_heads"),
         ({"num_key_value_heads": 4}, 4, "num_key_value_heads"),
-        ({"num_key_value_heads": 3}, 4, "no multiple"),
+        ({"num_key_value_heads": 3}, 4, "not a multiple"),
         ({"num_attention_heads": 0}, 4, "expected a count"),
         ({"num_attention_heads": 1 << 63}, 4, "expected a count"),
         ({"vocab_size": 1000}, 4, "vocab_size"),
