@@ -29,7 +29,7 @@ try:
     from facts_models import FAMILIES, config_of, model_of
 except ImportError as error:
     print("skipped:", error)
-    sys.exit(0)
+    sys.exit(77)
 
 torch.set_num_threads(1)
 DIALECTS = {"mcore": "megatron_torch_dist", "meta": "meta",

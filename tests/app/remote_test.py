@@ -711,7 +711,7 @@ def main():
                          env={"CKPT_NET_RETRIES": "0"})
         if probe.code == 7:
             print("skipped: " + probe.err.strip())
-            sys.exit(0)
+            sys.exit(77)
     suite.main(prepare)
 
 
