@@ -4,7 +4,7 @@
 import importlib
 import json
 
-from support import Skip, read_safetensors
+from support import Skip, check, read_safetensors
 
 
 def models_of(module):
@@ -28,3 +28,15 @@ def tensors_of(directory):
 
 def config_of(directory):
     return json.loads((directory / "config.json").read_text())
+
+
+def same_function(tiny, kind, source, alone):
+    """The config.json that ckpt made describes the model that was saved."""
+    import torch
+
+    a, b = (tiny.logits_of(kind.from_pretrained(path, dtype=torch.float32))
+            for path in (source, alone))
+    check(torch.isfinite(a).all(), "logits of the source are not numbers")
+    off = float((a - b).abs().max() / a.abs().max())
+    check(off < 1e-5, f"logits differ by {off:.2g}: config.json is "
+          + (alone / "config.json").read_text())
