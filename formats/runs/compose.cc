@@ -407,13 +407,14 @@ class Composing {
       target_.assumptions.push_back(
           fmt::format("step {}: the optimizer's own count", *states_.step));
     if (form_.trainer == "hf_trainer")
-      target_.assumptions.push_back(fmt::format(
-          "trainer_state.json: train_batch_size {}, the Trainer's default; it "
-          "counts with auto_find_batch_size and before transformers 5",
-          kTrainerBatch));
+      warn("batch_size",
+           fmt::format("trainer_state.json: train_batch_size {}, the Trainer's "
+                       "default; set the job's own where it uses "
+                       "auto_find_batch_size or a transformers before 5",
+                       kTrainerBatch));
     if (form_.trainer == "torchtitan")
-      target_.assumptions.push_back(
-          "train_state.ntokens_seen: 0, which no other trainer counts");
+      warn("tokens",
+           "train_state.ntokens_seen: 0, which no other trainer counts");
     if (made_scheduler_ || (scheduled_ && form_.trainer == "torchtitan"))
       target_.assumptions.push_back(
           fmt::format("scheduler: position {}{}; its rule is that of the "
