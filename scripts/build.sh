@@ -54,8 +54,10 @@ if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
   fi
 fi
 
-# What precompiled headers need to be cached (asan).
+# What precompiled headers need to be cached (asan), and two checkouts to share
+# what either has compiled.
 export CCACHE_SLOPPINESS=pch_defines,time_macros
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 
 build=build
 [ "$preset" = release ] || build=build-$preset
