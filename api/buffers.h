@@ -7,9 +7,9 @@
 
 namespace ckpt::library {
 
-// Reads those of catalog.redundant that nobody proved yet, and takes them from
-// the list. `theta`: the base of rotary frequencies. Throws unfaithful_error,
-// naming the element, for one that is not what it has to be.
+// Proves the entries of catalog.redundant that are not proven yet, and removes
+// them from the list. `theta`: the base of rotary frequencies. Throws
+// unfaithful_error, naming the element, for one that is not what it has to be.
 void prove_buffers(Catalog& catalog, double theta);
 
 }  // namespace ckpt::library

@@ -14,7 +14,7 @@ namespace ckpt::library {
 void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
                     io::Staging& staging);
 
-// The manifest beside the source; "" if there is none, or a stale one.
+// The manifest beside the source; "" if it is absent or stale.
 std::string source_manifest(const Catalog& source);
 
 // Throws input_error if the source was written by ckpt and is not what was

@@ -48,7 +48,7 @@ void Salvager::work() {
   finish();
 }
 
-// The shadow is nobody's business: its paths stand for the source's.
+// Messages never name the shadow: its paths are shown as the source's.
 Error Salvager::of_source(const Error& error) const {
   const std::string root = files_.is_single() ? files_.path() : files_.root();
   const auto shown = [&](std::string text) {

@@ -80,7 +80,7 @@ void Salvager::copy_replica(size_t t, size_t a, size_t b) {
        false});
 }
 
-// What the source's manifest says; none if there is none or it is damaged.
+// The source's manifest; nothing if it is absent or damaged.
 const Manifest* Salvager::manifest() {
   if (!looked_) {
     looked_ = true;

@@ -49,7 +49,7 @@ library::Prepared prepare(const Catalog& source, Layout layout,
   return library::prepare(std::move(named), std::move(layout), path, options);
 }
 
-// The global shape of which the ranks hold the shards.
+// The global shape whose shards the ranks hold.
 Shape global_shape(std::span<const TensorData> shards, const Topology& source,
                    const TpRule& rule) {
   Shape local = shards[0].shape;

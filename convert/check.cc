@@ -96,7 +96,7 @@ class Checker {
              one.to + " would be " + to_string(shape) + ", not " +
                  to_string(*wanted));
     } catch (const Error& error) {
-      // A number that is missing is no matter of shapes.
+      // A missing number is not a shape mismatch.
       if (!error.hint().empty()) throw;
       find("misshapen", name, error.problem());
     }

@@ -216,7 +216,7 @@ class Finder {
       weight.parts.push_back(zeros->name);
       if (zeros->dtype == DType::i8 || zeros->dtype == DType::u8)
         set_tensor(made.zeros, *zeros, made.scales.shape);
-      else  // of fp8 there is no other zero
+      else  // fp8 has no other zero
         throw unfaithful_error(where(*zeros), "fp8 codes with zeros of {}",
                                name_of(zeros->dtype));
     }

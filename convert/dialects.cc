@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which dialect a checkpoint speaks, and of which family it is.
+// Detects a checkpoint's dialect and family.
 #include <algorithm>
 
 #include "convert/translate.h"

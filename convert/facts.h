@@ -23,7 +23,7 @@
 namespace ckpt::families {
 
 struct Fact {
-  Json value;          // null or false: there is none of it
+  Json value;          // null or false: the model lacks it
   std::string source;  // "config.json rope_theta"
   bool weak = false;   // the function is the same without it
 };

@@ -265,7 +265,7 @@ void Configuration::finish(Catalog& catalog) const {
   if (from_ == "mcore" && options_.to != "mcore")
     std::erase_if(catalog.objects, is_told_otherwise);
   if (options_.to == "hf") return write_hf(catalog);
-  // OLMo-core's config.json is none of transformers'.
+  // OLMo-core's config.json is not transformers'.
   const bool keep_config =
       (options_.to == "mcore" || options_.to == "fairseq2") &&
       !from_.starts_with("olmo");

@@ -18,7 +18,7 @@ class Configuration {
                 std::string from, const TranslateOptions& options);
 
   // The numbers of the source, for the rules of its dialect; of config.json in
-  // --config-from if the source has none of its own.
+  // --config-from, if the source has no configuration.
   const Numbers& numbers(const Dialect& dialect);
   // The same model's as config.json would have them, for the rules of the
   // target's.

@@ -278,7 +278,7 @@ class Translation {
     made.tp = TpRule::replicated();
     if (one.rule->tp) {
       const uint64_t dim = numbers.whole(one.rule->tp->dim, one.index, "tp");
-      // Unequal parts are no TpRule: Megatron's writers know them by name.
+      // A TpRule has equal parts: Megatron's writers know others by name.
       made.tp =
           one.rule->tp->sizes.empty()
               ? TpRule::split(static_cast<uint32_t>(dim), one.rule->tp->parts)
@@ -403,7 +403,7 @@ void check_optimizer(Catalog& source, const Globs& drop) {
               "keeps the optimizer, in the dialect that it has");
 }
 
-// Rules of dialects are for numbers: blocks of scales follow none of them.
+// Dialect rules arrange numbers: they don't apply to blocks of scales.
 void refuse_quantized(const Catalog& source, const std::string& to) {
   const std::vector<QuantizedWeight> weights = quantized_weights(source);
   if (weights.empty()) return;

@@ -71,7 +71,7 @@ class Writer {
   // target's). Throws unfaithful_error when it can't be done: a dimension
   // that does not divide, a split that no rule explains.
   virtual Target lay_out(const Catalog& source, const Layout& layout) const = 0;
-  // False: objects that nobody has opened may stay so (CarriedRange).
+  // False: objects may stay unopened (CarriedRange).
   virtual bool wants_objects() const { return true; }
 };
 

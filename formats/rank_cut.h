@@ -34,7 +34,7 @@ struct Cut {
   static Cut even(uint32_t dim, uint64_t size, uint32_t groups = 1);
 };
 
-// The size of a segment of which a rank holds `local`; nothing on overflow.
+// The size of a segment whose part in a rank has `local`; nothing on overflow.
 std::optional<uint64_t> whole_size(uint64_t local, uint32_t ranks,
                                    uint32_t repeat = 1);
 

@@ -31,7 +31,7 @@ struct Traits {
   std::string_view takes = {};
   // The way back: its dialect becomes "hf". Null: by the family's rules.
   Catalog (*unfuse)(Catalog source) = nullptr;
-  // Who makes rotary frequencies when it loads: they are left out. "": nobody.
+  // Who makes rotary frequencies when it loads: they are left out. "" if none.
   std::string_view computes_rotary = {};
   // A tied output layer stands in it a second time.
   bool repeats_tied_head = false;

@@ -68,7 +68,7 @@ std::string missing_hint(const std::string& path) {
   return {};
 }
 
-// Checkpoints inside of a directory that is none, a few levels down:
+// Checkpoints a few levels below a directory that is not a checkpoint:
 // "step_10 (fairseq2)". `left` bounds how many directories are looked at.
 void checkpoints_below(const std::string& path, const std::string& shown,
                        int depth, size_t& left,

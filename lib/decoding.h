@@ -48,7 +48,7 @@ struct Decoding {
   uint32_t zero_offset = 0;  // added to each stored zero of kGptq
   std::string name;          // of the weight, for messages
   Tensor codes, scales;
-  // No shape: there is none. `order` (g_idx) has the group of each row.
+  // An empty shape if absent. `order` (g_idx) has the group of each row.
   Tensor zeros, order;
   // What the tensors' extents count in. Not the catalog's own list, which may
   // become a part of another.

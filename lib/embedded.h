@@ -19,7 +19,7 @@ struct Embedded {
 namespace ckpt::families {
 
 std::span<const Embedded> embedded();
-// The text of a file by that name; empty if there is none.
+// The text of a file by that name; empty if absent.
 std::string_view embedded_text(std::string_view name);
 
 }  // namespace ckpt::families

@@ -81,7 +81,7 @@ void check_self(const std::string& text, const std::string& path) {
     changed(path);
 }
 
-// A key that nobody knows is a key with a flipped bit.
+// An unknown key means a flipped bit.
 void check_keys(const json& root, const std::string& text,
                 const std::string& path) {
   constexpr auto kKnown = std::to_array<std::string_view>(

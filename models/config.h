@@ -18,7 +18,7 @@ using Config = std::map<std::string, Scalar, std::less<>>;
 // As a message shows it: null, true, 7, 0.5, text.
 std::string to_string(const Scalar& value);
 
-// A whole number of at least 0; nothing if there is none under that key.
+// A whole number of at least 0; nothing if the key lacks one.
 std::optional<uint64_t> whole_number(const Config& config,
                                      std::string_view key);
 

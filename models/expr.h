@@ -22,7 +22,7 @@
 //   without(x, cs)  a text without the characters of another
 //   first1(list)    where the first 1 is; 0 for anything but a list
 //   int(x)          without the part behind the point
-//   sqrt(x)         of a number that is no less than 0
+//   sqrt(x)         of a number of at least 0
 //   ceil_to(x, m)   x rounded up to a multiple of m
 #pragma once
 

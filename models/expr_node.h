@@ -25,7 +25,7 @@ struct Expr::Node {
   std::vector<Node> args;
 };
 
-// How many arguments a function takes; 0 if there is no such function.
+// How many arguments a function takes; 0 for an unknown function.
 size_t function_arity(std::string_view name);
 
 }  // namespace ckpt::families

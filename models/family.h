@@ -63,7 +63,7 @@ using Variable = std::map<std::string, std::string, std::less<>>;
 struct Dialect {
   std::string name;  // "mcore"
   std::vector<Rule> rules;
-  std::vector<std::string> ignore;  // globs of its names that are no error
+  std::vector<std::string> ignore;  // globs of names that are expected
   std::map<std::string, std::string, std::less<>> index;  // "l" -> "$L"
   std::map<std::string, Variable, std::less<>> vars;      // "$L" -> …
   // Tables (config_table() in numbers.h evaluates them), or null: the
@@ -99,7 +99,7 @@ struct HfSide {
 
 class Family {
  public:
-  // Throws usage_error with a suggestion if there is none.
+  // Throws usage_error with a suggestion for an unknown name.
   static std::shared_ptr<const Family> by_name(const std::string& name);
   static bool exists(std::string_view name);
   // --family-file. Throws usage_error "FILE:LINE:COLUMN: …".
@@ -111,7 +111,7 @@ class Family {
   // Null if no family has them.
   static std::shared_ptr<const Family> for_config(const Json& config);
   // By the name that fairseq2 has for it (qwen is qwen2 or qwen3), and the
-  // configuration of model.yaml. Null if there is none with rules.
+  // configuration of model.yaml. Null without a family that has rules.
   static std::shared_ptr<const Family> for_fairseq2(const std::string& name,
                                                     const Json& config);
   static std::vector<std::string> names();  // of all that come with ckpt
@@ -145,7 +145,7 @@ class Family {
 
  private:
   friend class FamilyReader;
-  // The file of a family that comes with ckpt; empty if there is none.
+  // The file of a family that comes with ckpt; empty for others.
   static std::string_view text_of(std::string_view name);
   std::string name_;
   std::string source_;

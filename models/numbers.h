@@ -46,7 +46,7 @@ class Numbers {
   Json eval(const std::string& expression, const Indices& at,
             std::string& from) const;
   bool holds(const std::string& condition, const Indices& at = {}) const;
-  // The same, of a whole number that is no more than 2^48; `what` it is for.
+  // The same, for a whole number of at most 2^48; `what` it is for.
   uint64_t whole(const std::string& expression, const Indices& at,
                  std::string_view what) const;
   // A parameter of an operation: a number as it is, text as an expression.

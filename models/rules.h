@@ -34,7 +34,7 @@ class Rules {
   // fairseq2's rules for that family. `source` says where the family's name
   // was found, for messages. Config fields that are missing are taken from
   // the family's defaults, which assumptions() says. Throws usage_error with
-  // a suggestion if there is no such family.
+  // a suggestion for an unknown family.
   static Rules for_family(const std::string& family, const Config& config,
                           const std::string& source);
   // --shard-dims. Throws usage_error that names the key.
@@ -71,7 +71,7 @@ class Rules {
 // Optimizer state of its parameter's shape is split as the parameter is.
 // Throws unfaithful_error for a dimension that a tensor does not have. A
 // family's rules are not applied to names of another dialect, that is if they
-// split none of the tensors: then false.
+// split no tensor: then false.
 bool apply(Catalog& catalog, const Rules& rules);
 
 // The error for a tensor that has to be split and no rule says how.

@@ -9,7 +9,7 @@
 
 namespace ckpt::reshard {
 
-// True if the run moves so much that none of it is to stay in the page cache.
+// True if the run moves too much to leave it in the page cache.
 bool drops_behind(uint64_t bytes_read, uint64_t bytes_written,
                   const RunOptions& options);
 

@@ -32,7 +32,7 @@ struct CastKernel {
   CastStep (*widen)(DType from);
   CastStep (*narrow)(DType from, DType to);
 
-  // From one float type to another one, `count` elements.
+  // From one float type to another, `count` elements.
   void cast(DType from, DType to, const std::byte* in, std::byte* out,
             uint64_t count) const;
 };

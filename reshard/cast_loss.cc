@@ -74,7 +74,7 @@ double after_cast(DType from, DType to, uint64_t bits) {
 }
 
 // The least of [low, high) for which `is` holds, where it then holds for all;
-// high if there is none.
+// high without one.
 template <class Is>
 uint64_t first_of(uint64_t low, uint64_t high, Is is) {
   while (low < high) {

@@ -61,7 +61,7 @@ struct RunOptions {
   bool saturate = false;  // what overflows becomes the largest number
   Observer observe;       // optional
   const CudaModule* device = nullptr;  // null: the processor does it all
-  // A run that moves more bytes than this leaves none of them in the page
+  // A run that moves more bytes than this leaves nothing in the page
   // cache (reshard/behind.h); 0: half of the machine's memory.
   uint64_t drop_above = 0;
   Progress progress;

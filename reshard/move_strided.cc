@@ -20,7 +20,7 @@ uint64_t bytes_per_row(const Lane& lane, bool dense) {
 
 }  // namespace
 
-// A lane of which less than a quarter is wanted is read row by row.
+// A lane is read row by row if less than a quarter of it is wanted.
 bool Mover::is_dense(const Lane& lane) {
   return lane.width * 4 >= lane.row_stride;
 }

@@ -72,7 +72,7 @@ class Mover {
   static std::span<const Move> same_source(std::span<const Move> moves);
   // Source bytes that fit a block, also when they are cast.
   uint64_t column_step(const Job& job) const;
-  // True if nobody has to see the bytes of this move.
+  // True if the bytes of this move need not be looked at.
   bool is_blind(const Job& job, const Move& move) const;
   // Shares bytes with the source where the file system can; [head, tail) is
   // what it did of `count`.

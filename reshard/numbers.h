@@ -117,7 +117,7 @@ CKPT_HD uint32_t float_to_bf16(uint32_t bits, uint32_t nan) {
   return pick(is_nan(bits), nan << 16, rounded) >> 16;
 }
 
-// There is no infinity: what is too large becomes the largest, 448.
+// The type has no infinity: what is too large becomes the largest, 448.
 CKPT_HD uint32_t float_to_e4m3(uint32_t bits) {
   const uint32_t sign = (bits >> 24) & 0x80;
   const uint32_t size = bits & 0x7FFFFFFF;

@@ -23,7 +23,7 @@ using FileRange = std::pair<uint64_t, uint64_t>;  // bytes [first, second)
 
 class TargetParts {
  public:
-  // `sizes`: bytes of a part of each file; 0: nobody asks for them.
+  // `sizes`: bytes of a part of each file; 0 if they are not needed.
   TargetParts(const Plan& plan, const Target& target,
               std::vector<uint64_t> sizes);
 

@@ -186,7 +186,7 @@ void check_all_used(const Catalog& source, const Catalog& target) {
 struct Pair {
   const Tensor* from = nullptr;
   const Tensor* to = nullptr;
-  bool written = true;  // false: another one is written in its place
+  bool written = true;  // false: a replica is written in its place
 };
 
 std::vector<Pair> pair_up(const Catalog& source, const Target& target) {

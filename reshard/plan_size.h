@@ -41,7 +41,7 @@ void make_room(uint64_t held, const std::string& path, uint64_t& max_mem);
 // Pieces of both sides: what a plan's size follows.
 uint64_t piece_count(const Catalog& source, const Catalog& target);
 
-// Pieces that are planned at a time: so few are no burden.
+// Pieces that are planned at a time: few enough to ignore their memory.
 inline constexpr uint64_t kKeptPieces = 1 << 14;
 
 // As make_plan, with the same proofs and sums. Of more than `kept` pieces the

@@ -65,7 +65,7 @@ SourceReader::Open& SourceReader::stream(uint32_t file) {
 }
 
 // The last one that was used stays, however much it holds. Each keeps its file
-// open, of which a process may have only so many.
+// open, since a process may open only so many.
 void SourceReader::close_some() {
   static const size_t most = std::clamp<size_t>(
       512 / std::max(1U, std::thread::hardware_concurrency()), 4, 64);

@@ -192,7 +192,7 @@ class Checker {
   }
 
   // Bytes that go to several places are digested for one of them: all must be
-  // alike. What nobody digested is unknown.
+  // alike. What was never digested is unknown.
   Verdict judge_group(std::span<const Move> moves, size_t begin, size_t end,
                       Sums& sums) const {
     for (size_t m = begin; m < end; ++m) {

@@ -62,7 +62,7 @@ StoredMatrix::StoredMatrix(const Tensor& tensor, const std::vector<File>& files)
   }
 }
 
-// Columns [column, end) of a row, of which `part` has some or all.
+// Columns [column, end) of a row; `part` has some or all of them.
 void StoredMatrix::load_row(const Part& part, uint64_t row, uint64_t column,
                             uint64_t end, std::byte* out,
                             const ReadFile& read) const {

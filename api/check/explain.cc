@@ -87,7 +87,7 @@ uint64_t block_rows(const std::vector<uint64_t>& from) {
   return 1;
 }
 
-// Which row of A each row of B is; empty if one is none.
+// The row of A that each row of B equals; empty if a row has no match.
 std::vector<uint64_t> matched_rows(const Bytes& a, const Bytes& b,
                                    uint64_t rows) {
   const uint64_t width = a.size() / rows;

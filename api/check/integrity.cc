@@ -161,7 +161,7 @@ class Check {
     }
   }
 
-  // "" if there is none, or it is of another file.
+  // "" if there is none, or if it describes another file.
   std::string manifest_at(const Catalog& catalog) const {
     return manifest_of(catalog);
   }

@@ -36,7 +36,7 @@ void warn(const Catalog& a, const Catalog& b, const std::string& why,
                   a.path, b.path, why));
 }
 
-// A config.json for a checkpoint that has none of its own: the other's.
+// A checkpoint without a config.json borrows that of the other side.
 void lend_config(const Catalog& from, Catalog& to) {
   if (!families::values_of(to, "hf").source.empty()) return;
   if (auto config = families::config_sidecar(from))

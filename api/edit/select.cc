@@ -146,7 +146,7 @@ bool matches_any(const Catalog& catalog, const std::string& option,
          (option == "--exclude" && any_object(catalog, glob));
 }
 
-// The patterns, each of which matches something.
+// The patterns; each has to match something.
 std::vector<text::Glob> compile(const std::string& option,
                                 const std::vector<std::string>& patterns,
                                 const Catalog& catalog) {

@@ -132,7 +132,7 @@ ExitCode Ls::run() {
   for (const std::string& glob : globs_) globs.emplace_back(glob);
   std::optional<Pattern> pattern;
   if (!regex_.empty()) pattern.emplace(regex_);
-  // A root is listed even if none of its steps can be opened.
+  // A root is listed even if no step in it can be opened.
   if (!wants_tensors() && print_steps(nullptr)) return ExitCode::kDone;
   Catalog catalog = formats::open(path_, source_.from, source_.read);
   if (!wants_tensors() && print_steps(&catalog)) return ExitCode::kDone;

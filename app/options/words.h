@@ -11,7 +11,7 @@ namespace ckpt::app {
 
 // @FILE stands for the lines of FILE, one word each; empty lines and those
 // that begin with # are left out. Files in files are not expanded. Throws
-// missing_error if there is none.
+// missing_error if nothing was found.
 std::vector<std::string> expand_files(const std::vector<std::string>& words);
 
 // file:///path as a path; https, hf, s3 and gs stay. Throws a usage_error that

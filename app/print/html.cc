@@ -81,7 +81,7 @@ std::string summary_html(const Catalog& catalog) {
   return out;
 }
 
-// Which file has how many bytes of which layer. Many files, or layers, share a
+// Bytes of each layer in each file. Many files, or layers, share a
 // row or a column.
 struct Heat {
   std::vector<std::string> files, columns;

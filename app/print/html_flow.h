@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `--dry-run --html`: which bytes of which source file go to which file of the
-// target, and the topologies before and after.
+// `--dry-run --html`: the bytes that go from each source file to each file of
+// the target, and the topologies before and after.
 #pragma once
 
 #include <cstdint>

@@ -88,7 +88,7 @@ JsonWriter& JsonWriter::close(char bracket) {
   return *this;
 }
 
-// Bytes that are no UTF-8 become lone surrogates as Python's surrogateescape
+// Bytes that are not UTF-8 become lone surrogates, as Python's surrogateescape
 // has them (byte B -> U+DC00 + B), so that no two names become one.
 void JsonWriter::quote(std::string_view text) {
   out_ += '"';

@@ -71,7 +71,7 @@ class Bar {
 std::weak_ptr<Bar> active;
 
 void write_stderr(std::string_view text) {
-  // A progress bar that can't be written is no reason to stop.
+  // A progress bar that can't be written does not stop the run.
   [[maybe_unused]] const auto ignored =
       ::write(STDERR_FILENO, text.data(), text.size());
 }

@@ -23,8 +23,8 @@ struct StepRow {
   std::string why;  // if it is not
 };
 
-// From old to new; empty if `root` is none. `catalog` is what it was followed
-// to, or null if it could not be opened.
+// From old to new; empty if `root` is not a root. `catalog` is what it was
+// followed to, or null if it could not be opened.
 std::vector<StepRow> steps_of(const std::string& root,
                               const SourceOptions& source,
                               const Catalog* catalog);

@@ -17,8 +17,8 @@ struct Snapshot {
   std::string why;  // "revision 0123abcd, which refs/main names"
 };
 
-// Nothing if it is no such directory. Throws missing_error if no snapshot of it
-// is there.
+// Nothing if the directory is not a cache. Throws missing_error if the cache
+// has no snapshot.
 std::optional<Snapshot> find_snapshot(const std::string& path);
 
 }  // namespace ckpt::formats

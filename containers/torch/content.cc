@@ -11,7 +11,7 @@
 namespace ckpt::torch {
 namespace {
 
-// Elements that lie further apart than this are no small tensor.
+// A tensor whose elements lie further apart than this is not small.
 constexpr uint64_t kMaxSpan = uint64_t{64} << 20;
 
 // Bytes from the first element to the end of the last one.

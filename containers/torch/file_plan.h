@@ -45,7 +45,7 @@ pickle::Id add_storage_placeholder(pickle::Document& document, uint64_t slot);
 pickle::Id add_inline_storage(pickle::Document& document, DType dtype,
                               std::string content);
 
-// True for such a storage; copies of it are no less inline.
+// True for such a storage; its copies count as inline too.
 bool is_inline_storage(const pickle::Document& document, pickle::Id node);
 
 struct FilePlan {

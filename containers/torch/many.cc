@@ -67,7 +67,7 @@ Opened open_aside(const std::string& path, const Limits& limits) {
 
 io::Handle open_scattered(const std::string& path) {
   io::Handle file = io::Handle::open_read(path);
-  // Else the kernel reads payload ahead that nobody asked for.
+  // Otherwise the kernel reads payload ahead that is never used.
   ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_RANDOM);
   return file;
 }

@@ -41,7 +41,7 @@ Opened open_aside(const std::string& path, const Limits& limits);
 // computed, not read.
 std::optional<Opened> open_computed(const io::Handle& file,
                                     const Limits& limits);
-// A file of which a few small records are read, all over it.
+// A file in which a few small, scattered records are read.
 io::Handle open_scattered(const std::string& path);
 
 // What is made of files, once for those that are twins. Safe to use on many

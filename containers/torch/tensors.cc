@@ -315,7 +315,7 @@ class Unwrapper {
     if (is_strided(inner))
       return finish(strided(document_, inner, args[2], storages_, name_,
                             document_.text(args[0])));
-    // A tensor whose bytes lie in another one, the inner call's first
+    // A tensor whose bytes lie in another tensor, the inner call's first
     // argument.
     if (inner == Rebuild::kParameter || inner == Rebuild::kParameterState) {
       const Arguments inner_args(document_, args[2], storages_, name_,

@@ -184,7 +184,7 @@ void warn_odd_names(const zip::Archive& archive, const std::string& path,
   }
 }
 
-// The name in the first local header, or "" if there is none.
+// The name in the first local header; "" without one.
 std::string first_name(const io::Handle& file) {
   constexpr uint64_t kHeader = 30;
   if (file.size() < kHeader) return {};

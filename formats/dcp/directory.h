@@ -42,7 +42,7 @@ Directory look_at(const std::string& path);
 // epoch_N … below a directory, and what it left out. Nothing if there is none
 // at all, not even an unfinished one.
 struct Followed {
-  std::string name;  // "" if none of them is complete
+  std::string name;  // "" if no step is complete
   std::vector<std::string> unfinished;
   bool mixed = false;  // complete ones of two words: step-N and epoch-N
 };

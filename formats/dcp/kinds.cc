@@ -38,7 +38,7 @@ std::string_view component(std::string_view name, size_t at) {
 }
 
 // Where an optimizer's "state." or "param_groups." begins: after its word, or
-// after its word and number (optimizers.0.state.…). npos: it is none.
+// after its word and number (optimizers.0.state.…). npos if absent.
 size_t optimizer_part(std::string_view name) {
   for (size_t at = 0; at < name.size();) {
     const std::string_view word = component(name, at);

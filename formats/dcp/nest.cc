@@ -136,7 +136,7 @@ class Builder {
 };
 
 // A tensor of the skeleton: the call that torch would make. What the storage
-// is does not matter: the writer gives it another one.
+// is does not matter: the writer assigns a new one.
 class TensorNodes {
  public:
   explicit TensorNodes(Document& document) : document_(document) {

@@ -31,7 +31,7 @@ struct Mesh {
 // One mesh for all tensors of a file.
 pickle::Id add_mesh(pickle::Document& document, const Mesh& mesh);
 
-// A DTensor of that global shape, the local part of which is slots[slot].
+// A DTensor of that global shape whose local part is slots[slot].
 // Sharded along dimension 0, or replicated.
 pickle::Id add_dtensor(pickle::Document& document, pickle::Id mesh, DType dtype,
                        const Shape& shape, bool replicated, uint64_t slot);

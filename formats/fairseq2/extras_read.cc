@@ -22,7 +22,7 @@ void add_sidecar(Catalog& catalog, std::string name, const std::string& path) {
 }
 
 // The files PREFIX<n>.pt of a directory of the step; their numbers. Nothing if
-// there is no such directory.
+// the directory is absent.
 std::optional<std::set<uint64_t>> add_files(const Location& location,
                                             const std::string& directory,
                                             const std::string& prefix,

@@ -43,7 +43,7 @@ Found locate(const std::string& path);
 // Shard files by stage, tensor-parallel rank and data-parallel rank.
 struct Grid {
   std::vector<std::vector<std::vector<std::string>>> files;
-  std::vector<std::string> strays;  // entries that are no part of it
+  std::vector<std::string> strays;  // entries outside of the checkpoint
 
   uint32_t pp() const { return static_cast<uint32_t>(files.size()); }
   uint32_t tp() const { return static_cast<uint32_t>(files.at(0).size()); }
@@ -70,7 +70,7 @@ Grid scan_old(const std::string& step_dir);
 
 // "pp_07" for ("pp_", 7).
 std::string numbered(const char* prefix, uint64_t number);
-// The number in PREFIXdigitsSUFFIX; nothing if the name is no such thing.
+// The number in PREFIXdigitsSUFFIX; nothing for other names.
 std::optional<uint64_t> number_in(const std::string& name,
                                   const std::string& prefix,
                                   const std::string& suffix = {});

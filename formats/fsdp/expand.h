@@ -40,7 +40,7 @@ std::vector<Expansion> expand(Catalog& catalog, const FlatParameters& all,
                               const Names& padded = {});
 
 // expand() with the file of --flat-params, if there is one; then notes flat
-// tensors that nobody described.
+// tensors without a description.
 std::vector<Expansion> expand_given(Catalog& catalog,
                                     const formats::ReadOptions& options,
                                     const Names& padded = {});

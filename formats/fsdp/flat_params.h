@@ -48,7 +48,7 @@ struct FlatParameters {
 //    "layers.0._flat_param": {"alignment": 4, "padding": 2,
 //                             "parameters": [{"name": …, "shape": …}, …]}}
 //
-// Throws usage_error that names the key, input_error for what is no JSON.
+// Throws usage_error that names the key, input_error for invalid JSON.
 FlatParameters read_flat_params(const std::string& path);
 
 // The flat tensor as it is in the checkpoint.

@@ -3,7 +3,7 @@
 //
 //   {"algorithm": "sha256", "files": {".metadata": "4f03…", …}}
 //
-// Files that it does not list are nobody's concern, as in Megatron.
+// Files that it does not list are ignored, as Megatron ignores them.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 namespace ckpt::megatron {
 
 // Reads every file that the manifest of a directory lists. Nothing to do if
-// there is no manifest. One that is damaged is a problem, not an error.
+// the manifest is absent. A damaged manifest is a problem, not an error.
 formats::FileCheck check_integrity_file(const std::string& directory,
                                         const Progress& progress);
 

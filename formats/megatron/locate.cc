@@ -70,7 +70,7 @@ std::vector<std::string> iterations(const std::string& path) {
   return names;
 }
 
-// What the tracker of a training root names; "" if there is no tracker.
+// The step that a training root's tracker names; "" without a tracker.
 std::string tracked(const std::string& path) {
   const std::string tracker = io::join(path, kTracker);
   if (!io::is_file(tracker)) return {};
@@ -178,7 +178,7 @@ std::string unfinished_sign(const std::string& directory) {
 
 namespace {
 
-// What belongs to the checkpoint, or to nobody.
+// What belongs to the checkpoint, or is unclaimed.
 bool is_part(const std::string& name, const std::set<std::string>& read) {
   return read.contains(name) || name == kConfigFile || name == kCommonFile ||
          name == "integrity.json" || name.ends_with("ckpt-manifest.json") ||

@@ -26,7 +26,7 @@ std::optional<uint64_t> iteration_number(std::string_view directory);
 
 // A distributed checkpoint (with metadata.json) at or below a path.
 struct DistFound {
-  std::string path;     // of the checkpoint; "": there is none
+  std::string path;     // of the checkpoint; "" if none was found
   std::string root;     // what was given, if that is a training root
   std::string chosen;   // how it was found; "" if it is what was given
   std::string warning;  // something about that which should be known

@@ -32,7 +32,7 @@ std::string supported(Action action) {
   return all;
 }
 
-// Older cores write null where there is no version.
+// Older cores write null for a missing version.
 uint64_t version_of(const nlohmann::json& root, const std::string& key,
                     const std::string& path) {
   const auto found = root.find(key);

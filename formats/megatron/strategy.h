@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which backend of which version can be read and written: the registry that
+// The backends, by version, that can be read and written: the registry that
 // Megatron-Core kept as get_default_strategy(action, backend, version).
 //
 //   metadata.json

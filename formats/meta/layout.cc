@@ -33,7 +33,7 @@ constexpr auto kParts = std::to_array<Part>({
     {".ffn_norm.weight", Role::kWhole},
 });
 
-// The part that a name in a layer is; kParts.size() if it is none.
+// The part that a name in a layer denotes; kParts.size() for an unknown name.
 size_t part_of(std::string_view name) {
   const auto found = std::ranges::find_if(
       kParts, [&](const Part& part) { return name.ends_with(part.ending); });

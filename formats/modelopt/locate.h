@@ -36,7 +36,7 @@ inline bool is_pickled(Form form) {
 
 struct Files {
   Form form = Form::kNone;
-  std::string index;               // its name; "" if there is none
+  std::string index;               // its name; "" if absent
   std::string folder;              // of block files; "" for shards
   std::vector<std::string> names;  // block files: FOLDER/NAME, sorted
 };

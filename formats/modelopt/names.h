@@ -44,7 +44,7 @@ struct Naming {
   size_t rank(std::string_view rest) const;
 };
 
-// The naming of a model type; null if there are no rules for it.
+// The naming of a model type; null for an unknown type.
 const Naming* find_naming(std::string_view model_type);
 
 // The naming that the catalog's tensors follow: that of its family, else the

@@ -68,7 +68,7 @@ class Builder {
       catalog().topology.pp = static_cast<uint32_t>(decision_.owners.ranks());
   }
 
-  // There is no place for any but the metadata that every file has.
+  // Only the metadata that every file has can be stored.
   void take_objects() {
     for (const Object& object : source_.objects) {
       if (object.name == safetensors::kIndexMetadata ||

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// config.json: the experiment, of which the model's block tells the family.
+// config.json: the experiment, whose `model` block tells the family.
 //
 //   {"model": {"block": {"name": "reordered_norm",
 //                        "sequence_mixer": {"qk_norm": {…}, …}}}}

@@ -46,7 +46,7 @@ Key key_of(const Tensor& tensor, bool flattened);
 Key key_of_object(const std::string& name, bool flattened);
 
 // True if the options of the optimizer are kept for each parameter, not for
-// each group. The peer's own test: there is no param_groups.0.params.
+// each group. OLMo-core's own test: param_groups.0.params is absent.
 bool is_flattened(const Catalog& catalog);
 
 }  // namespace ckpt::olmo_core

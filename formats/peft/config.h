@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// adapter_config.json: what PEFT trained, of which model, and how it is
+// adapter_config.json: what PEFT trained, on which base model, and how it is
 // scaled.
 //
 //   {"peft_type": "LORA", "base_model_name_or_path": "…", "r": 8,

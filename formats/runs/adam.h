@@ -45,7 +45,7 @@ Adam find_adam(const Catalog& source);
 bool same_options(const Adam& adam, const AdamGroup& a, const AdamGroup& b,
                   std::string* differs = nullptr);
 
-// The first value of the name in `group`; kNoId if there is none.
+// The first value of the name in `group`; kNoId if absent.
 pickle::Id option(const AdamGroup& group, std::string_view name);
 
 }  // namespace ckpt::runs

@@ -32,7 +32,7 @@ std::string lacks(const Trainer& trainer, const std::string& folder);
 std::vector<std::string> roles_in(const Trainer& trainer,
                                   const std::string& folder);
 
-// What the root's tracker file says; nothing if there is none. Throws
+// What the root's tracker file says; nothing if it is absent. Throws
 // input_error for one that holds no number.
 std::optional<uint64_t> tracked_step(const Trainer& trainer,
                                      const std::string& root);

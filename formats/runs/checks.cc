@@ -114,7 +114,7 @@ void check_together(const Trainer& trainer, const std::string& folder,
 
 void note_absent(const Part& part, const std::string& folder,
                  const std::vector<Name>& names, Catalog& catalog) {
-  // Without an optimizer nobody resumes from it.
+  // No trainer resumes without an optimizer.
   if (part.without.empty() || !names.empty() || is_there(part, folder) ||
       !has_optimizer(catalog))
     return;

@@ -20,12 +20,12 @@ void check_mixed(const std::string& folder);
 
 // The rest are problems of the catalog.
 
-// What is written and loaded together: an optimizer (null: none of its own)
+// What is written and loaded together: an optimizer (null if it has none)
 // and its scheduler, an adapter and its configuration.
 void check_together(const Trainer& trainer, const std::string& folder,
                     const Source* optimizer, Catalog& catalog);
 
-// A part that the loader does without: a note, so that nobody has to look.
+// A part that the loader does without becomes a note.
 void note_absent(const Part& part, const std::string& folder,
                  const std::vector<Name>& names, Catalog& catalog);
 

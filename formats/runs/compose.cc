@@ -312,7 +312,7 @@ class Composing {
     return std::nullopt;
   }
 
-  // trainers.json's word for the file; "": it is none of the trainer's.
+  // trainers.json's word for the file; "" for files of others.
   std::string_view part_of(const std::string& path, bool above) const {
     for (const Part& part : find_trainer(source_.run->trainer).parts)
       if (part.above == above &&

@@ -95,7 +95,7 @@ std::string broken_source(const Source& source, const std::string& folder) {
   return {};
 }
 
-// Why a step is none that the trainer would resume from; empty if it is.
+// Why the trainer would not resume from a step; empty if it would.
 std::string unfinished(const Trainer& trainer, const Candidate& one,
                        std::optional<uint64_t> tracked) {
   const auto found = step_at(trainer, one.path);

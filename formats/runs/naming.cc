@@ -8,7 +8,7 @@
 namespace ckpt::runs {
 namespace {
 
-// Words of wrappers that are no part of a parameter's name.
+// Words that wrappers add to a parameter's name.
 constexpr std::string_view kWrappers[] = {"_fsdp_wrapped_module.", "_orig_mod.",
                                           "_checkpoint_wrapped_module.",
                                           "_forward_module."};

@@ -23,10 +23,10 @@ struct Parameter {
 
 struct ParameterOrder {
   std::vector<Parameter> parameters;
-  std::string why;  // "the modules of qwen2"; if empty, there is no order
+  std::string why;  // "the modules of qwen2"; empty without an order
 };
 
-// What config.json says; "" and 0 if there is none.
+// What config.json says; "" and 0 without one.
 struct ModelFacts {
   std::string type;      // model_type
   uint64_t version = 0;  // transformers_version, the first number

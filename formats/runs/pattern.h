@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// File names of which some parts are numbers: the patterns of trainers.json.
+// File names with numbers in them: the patterns of trainers.json.
 //
 //   rng_state_{r}.pth        rng_state_12.pth          r = 12
 //   model{_i}.safetensors    model.safetensors         i = 0

@@ -99,7 +99,7 @@ class Writing {
           name, boxes);
   }
 
-  // A storage that no tensor covers and no mesh: of what nobody knows.
+  // A storage of unknown use: neither a tensor nor a mesh covers it.
   Id slot_of(Id) const {
     throw unfaithful_error({path_, {}},
                            "holds tensors of a kind that is not known inside "

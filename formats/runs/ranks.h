@@ -18,7 +18,7 @@ struct RankFiles {
   uint64_t world = 0;
   std::vector<std::string> names;  // by rank
 };
-// Nothing if there is none. Throws input_error for two world sizes and for a
+// Nothing without rank files. Throws input_error for two world sizes and for a
 // rank that is missing, naming its file.
 std::optional<RankFiles> rank_files(const std::string& folder,
                                     const std::string& pattern);

@@ -44,7 +44,7 @@ void adopt_whole(Catalog& catalog, const Trainer& trainer) {
                     .step = number_of(catalog, trainer.step_object)};
 }
 
-// The value of nested dicts at "a.b"; kNoId if there is none.
+// The value of nested dicts at "a.b"; kNoId if absent.
 pickle::Id value_at(const Skeleton& skeleton, const std::string& path) {
   pickle::Id value = skeleton.root;
   for (size_t at = 0; at <= path.size() && value != pickle::kNoId;) {

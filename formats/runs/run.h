@@ -17,7 +17,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
                                 const formats::ReadOptions& options);
 
 // A catalog that a format's reader made, as the trainer's that wrote it:
-// torchtitan's DCP, Lightning's file. Nothing is changed if it is nobody's.
+// torchtitan's DCP, Lightning's file. Unchanged if no trainer is known.
 void adopt(Catalog& catalog, const std::string& only,
            const formats::ReadOptions& options);
 

@@ -407,7 +407,7 @@ class Reading {
   void add_sidecars(const std::string& home, const std::string& sub) {
     const std::string folder = io::join(folder_, home);
     if (!io::is_directory(folder)) return;
-    // Of several models there is no one configuration.
+    // Several models share no configuration.
     if (found_.roles.size() > 1 && sub != found_.roles[0]) return;
     if (has_components() && !sub.empty()) return;
     formats::add_sidecars(home.empty() ? folder_ : folder, catalog_);

@@ -38,7 +38,7 @@ struct Part {
   // "optimizer", or a pattern: what is not loaded without this file.
   std::string with;
   std::string instead;  // a pattern: what does as well
-  // Its loader does without it, and what comes of that; "": nobody misses it.
+  // Its loader does without it, and what comes of that; "" if nothing does.
   std::string without;
   // Of files of ranks, when the number of ranks changes: false: they are left
   // out and start afresh; true: the loader demands one for each rank, and new

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The item of a .distcp file: a small zip of one tensor, of which everything
+// The item of a .distcp file: a small zip of one tensor, in which everything
 // but the payload follows from dtype and shape.
 #include <algorithm>
 #include <set>

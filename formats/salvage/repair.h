@@ -97,7 +97,7 @@ uint32_t crc_of(const io::Handle& file, Range range);
 
 // Sorted, joined where they touch.
 std::vector<Range> normalized(std::vector<Range> ranges);
-// The parts of `range` that are in none of `gone` (normalized).
+// The parts of `range` outside of `gone` (normalized).
 std::vector<Range> without(Range range, const std::vector<Range>& gone);
 
 }  // namespace ckpt::salvage

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-// Bytes of data that a header speaks of; nothing if it is none.
+// The bytes of data that a header describes; nothing if it is not a header.
 std::optional<uint64_t> data_bytes(std::string_view text) {
   const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) return std::nullopt;

@@ -193,7 +193,7 @@ class Scanner {
                        : next_local(record.data_offset);
   }
 
-  // A record whose end nobody tells ends where the next one begins, at most.
+  // A record of unknown size ends where the next record begins, at most.
   uint64_t next_local(uint64_t from) const {
     for (auto at = std::ranges::lower_bound(signatures_.local, from);
          at != signatures_.local.end(); ++at)

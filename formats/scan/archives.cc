@@ -112,7 +112,7 @@ void Scanner::archive(const io::Handle& file, const Part& part) {
       // What torch loads whatever its checksum, others refuse.
       if (inner.pickle && entry.size <= most_unpacked())
         zip::read_entry(file, entry, most_unpacked());
-    } else if (!inner.raw) {  // a packed storage: nobody unpickles it
+    } else if (!inner.raw) {  // a packed storage: never unpickled
       unpacked(zip::read_entry(file, entry, most_unpacked()), file.path(),
                inner);
     }

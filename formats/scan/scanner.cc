@@ -20,7 +20,7 @@ namespace {
 constexpr int kDeepest = 16;
 // Of what is packed, whatever the limit of memory.
 constexpr uint64_t kLeastUnpacked = uint64_t{64} << 20;
-// Of a storage, which nobody unpickles; enough for a pickle that acts.
+// Of a storage, which is never unpickled; enough for a pickle that acts.
 constexpr uint64_t kHead = 4096;
 
 constexpr std::string_view kLegacyMagic = "119547037146038801333356";
@@ -323,7 +323,7 @@ void Scanner::more_pickles(const io::Handle& file, const Part& part,
   }
 }
 
-// Protocol, sys_info, value, keys; storages follow, which nobody unpickles.
+// Protocol, sys_info, value, keys; storages follow, which are never unpickled.
 void Scanner::legacy(const io::Handle& file, const Part& part, uint64_t at) {
   old_torch_ = true;
   for (int i = 0; i < 4; ++i) {

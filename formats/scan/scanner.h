@@ -40,7 +40,7 @@ class Scanner {
   FileScan take();
 
  private:
-  // By content; false if it is none of these.
+  // By content; false for anything else.
   bool container(const io::Handle& file, const Part& part);
   void zip(const io::Handle& file, const Part& part);
   void archive(const io::Handle& file, const Part& part);

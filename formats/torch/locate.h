@@ -32,7 +32,7 @@ struct Files {
 // How many files in the directory are torch files by name.
 size_t count_torch_names(const std::string& directory);
 
-// Nothing if there is no torch checkpoint in the directory. Throws an
+// Nothing if the directory holds no torch checkpoint. Throws an
 // input_error if an x-of-N set lacks files. `flat`: files of numbered ranks
 // are known to have flat parameters (--flat-params).
 std::optional<Files> locate(const std::string& directory, bool flat = false);

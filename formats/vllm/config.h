@@ -27,7 +27,7 @@ struct Config {
   std::optional<uint64_t> key_rows() const;
 };
 
-// Of the config.json among the sidecars; nothing if there is none. Members of
+// Of the config.json among the sidecars; nothing without one. Members of
 // text_config count where there are none above. Throws input_error if it is
 // no JSON object or has head counts that can't be.
 std::optional<Config> config_of(const Catalog& catalog);

@@ -96,7 +96,7 @@ class Fuser {
     if (tensor.name.ends_with(model_->output)) add_scales(tensor.name);
   }
 
-  // As vLLM calls it. What it would not look for is no part of its model.
+  // As vLLM calls it. What vLLM does not look for is not part of its model.
   void keep(Tensor tensor) {
     arrange(tensor);
     tensor.name = vllm_name(*model_, std::move(tensor.name));
@@ -221,7 +221,7 @@ class Fuser {
     return *found->second;
   }
 
-  // The fusion that a tensor is the part `word` of; nothing if it is none.
+  // The fusion whose part `word` is `tensor`; nothing without one.
   std::optional<Tensor> joined(const Tensor& tensor, const Fusion& fusion,
                                std::string_view word) {
     const std::string middle = "." + std::string(word) + ".";

@@ -10,7 +10,7 @@
 namespace ckpt::io {
 
 // True if more than half of [offset, offset + count) is in the page cache;
-// false too where nobody can say. Reads nothing.
+// false too where that is unknown. Reads nothing.
 bool is_cached(const Handle& file, uint64_t offset, uint64_t count);
 
 // Has the kernel fetch [offset, offset + count) of the file; doesn't wait, and

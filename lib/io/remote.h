@@ -30,7 +30,7 @@ class RemoteFile {
   virtual ~RemoteFile() = default;
   virtual uint64_t size() const = 0;
   // Fills the buffer; the caller has checked that the file has the bytes.
-  // Throws kIo if they can't be had, or if the file is another one by now.
+  // Throws kIo if they can't be had, or if the file has been replaced.
   virtual void read(uint64_t offset, std::span<std::byte> buffer) const = 0;
   // True if a read of these bytes would not wait.
   virtual bool has(uint64_t offset, uint64_t count) const = 0;

@@ -42,7 +42,7 @@ bool is_plain_directory(const std::string& path) {
   return ::lstat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
 }
 
-// A file that is nobody else's: to write to it changes nothing elsewhere.
+// A file with one link: writing to it changes nothing elsewhere.
 bool is_plain_file(const std::string& path) {
   struct stat facts;
   return ::lstat(path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode) &&
@@ -177,7 +177,7 @@ Staging::Staging(const std::string& target, const StagingOptions& options)
       lock_(place_) {
   if (place_ == target_) {
     restore_replaced(root_ + ".old", target_);
-    check_target(target_, options_);  // nobody else makes it from here on
+    check_target(target_, options_);  // from here on only this run makes it
   }
   open_root();
 }

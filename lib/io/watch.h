@@ -19,7 +19,7 @@ namespace ckpt::io::watch {
 void begin();
 void end();
 
-// Remembers files that nobody has opened here yet.
+// Remembers files that are not open yet.
 void add(const std::vector<std::string>& paths);
 // What is written: never remembered.
 void ignore_below(const std::string& directory);

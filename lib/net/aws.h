@@ -13,7 +13,7 @@ namespace ckpt::net {
 struct Credentials {
   std::string key;
   std::string secret;
-  std::string session;  // token; "" if there is none
+  std::string session;  // token; "" if absent
 };
 
 struct AwsSettings {

@@ -8,7 +8,7 @@ namespace {
 
 // Headers and directories of many files; a model's own are some MiB.
 constexpr uint64_t kMostKept = uint64_t{32} << 20;
-// What nobody came for in that time will not be read.
+// What was not asked for in that time will not be read.
 constexpr auto kForgotten = std::chrono::seconds(60);
 
 bool is_there(const Block& block) {

@@ -37,7 +37,7 @@ class Blocks {
   // one before it ends, or 0.
   uint64_t next(const void* file, uint64_t at) const;
   uint64_t before(const void* file, uint64_t at) const;
-  // Makes room; false if there is none for what is read once.
+  // Makes room; false if what is read once does not fit.
   bool add(const void* file, const BlockPtr& block);
   void remove(const void* file, const BlockPtr& block);
   void took(const void* file, const BlockPtr& block, uint64_t bytes);

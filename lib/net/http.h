@@ -49,7 +49,7 @@ struct Request {
   uint64_t patience = 0;  // seconds in which nothing may come; 0: as usual
   bool heedless = false;  // goes on after a signal: it cleans up
   std::vector<std::string> headers;  // "Name: value"
-  // Of the URL's own host: dropped when another one is redirected to.
+  // For the URL's own host: dropped on a redirect to another host.
   std::vector<std::string> secret_headers;
   std::string user_password;
   std::optional<Signing> signing;
@@ -100,7 +100,7 @@ const Request& request_of(const Ticket& ticket);
 
 // "HTTP 503 SlowDown, request id 4A9F"
 std::string describe(const Response& response);
-// The source is another one now (kIo).
+// The source has been replaced (kIo).
 Error changed_error(const std::string& path, const std::string& what);
 
 struct Traffic {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A web server for the browser of this machine's user, and nobody else.
+// A web server for the browser of this machine's user alone.
 //
 // It binds 127.0.0.1 alone, answers GET and HEAD, one request a connection,
 // and refuses a Host that is not itself (a page of elsewhere whose name was
@@ -50,7 +50,7 @@ class Server {
   uint16_t port_ = 0;
 };
 
-// 32 hexadecimal digits that nobody can guess.
+// 32 hexadecimal digits that can't be guessed.
 std::string random_token();
 
 }  // namespace ckpt::serve

@@ -49,7 +49,7 @@ class Store {
   virtual void forget() {}
   // A reply with bytes came. May throw that it is of another version.
   virtual void arrived(const std::string&, const Response&) {}
-  // A request was refused. True if the next one will be another one.
+  // A request was refused. True if the next one will differ.
   virtual bool refused(const std::string&, const Request&) { return false; }
 };
 

@@ -67,7 +67,7 @@ class Transfer {
   char error_text_[CURL_ERROR_SIZE] = {};
 };
 
-// Takes one retry of what this process may make in all; false if there is none
+// Takes one retry of what this process may make in all; false if it is used up
 // left: what fails all the time is not asked for ever.
 bool take_retry();
 void give_retry();

@@ -22,7 +22,7 @@ namespace {
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kMostParts = 10'000;
 constexpr uint64_t kMostObject = uint64_t{5} << 40;
-constexpr int kTries = 3;  // of a part that came to the server as another one
+constexpr int kTries = 3;  // of a part that reached the server altered
 // Small files stay on this machine until the end. Where they are more than
 // this, those that are worth two more requests go in one part, before it.
 constexpr uint64_t kMostSmall = 256 * kMiB;

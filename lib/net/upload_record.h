@@ -35,7 +35,7 @@ struct Record {
   bool publishing = false;
 };
 
-// Empty if there is no such file.
+// Empty if the file is absent.
 Record read_record(const std::string& path);
 // Throws kIo.
 void add_line(const std::string& path, const std::string& line);

@@ -31,7 +31,7 @@ bool is_escape(std::string_view text, size_t at) {
 }
 
 // Where "://" stands behind a scheme; npos if the text begins with none:
-// "/login?next=https://host" has none of its own.
+// "/login?next=https://host" has no scheme.
 size_t scheme_end(std::string_view text) {
   const size_t colon = text.find("://");
   if (colon == text.npos || colon == 0) return text.npos;

@@ -9,7 +9,7 @@
 
 namespace ckpt::net {
 
-// The text of the first <name>…</name>, entities replaced; "" if there is none.
+// The text of the first <name>…</name>, entities replaced; "" if absent.
 std::string element(std::string_view xml, std::string_view name);
 // What is inside each of them, as it stands.
 std::vector<std::string_view> elements(std::string_view xml,

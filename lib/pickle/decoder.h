@@ -35,7 +35,7 @@ class Decoder {
   }
 
   Decoded run();
-  // Says which pickle it is that there is no room for. `end`: of the pickle.
+  // Names the pickle that memory has no room for. `end`: of the pickle.
   [[noreturn]] void throw_full(uint64_t end) const;
   [[noreturn]] void throw_dense(uint64_t end) const;
 

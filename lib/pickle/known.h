@@ -53,7 +53,7 @@ inline bool is_rebuild(Known known) {
   return known >= Known::kTensorV1 && known <= Known::kFromNumpy;
 }
 
-// The full name of a torch dtype: "float32" for "float"; "" if it is none.
+// The full name of a torch dtype: "float32" for "float"; "" for others.
 std::string_view torch_dtype(std::string_view name);
 
 }  // namespace ckpt::pickle

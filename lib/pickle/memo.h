@@ -10,7 +10,7 @@
 
 namespace ckpt::pickle {
 
-// Stands in the memo for the dict of a record, which nobody asks for.
+// Stands in the memo for the dict of a record, which is never used.
 inline constexpr Id kNotKept = kNoId - 1;
 
 class Memo {

@@ -8,7 +8,7 @@
 namespace ckpt::pickle {
 namespace {
 
-// A call's argument or an element of its state; kNoId if there is none.
+// A call's argument or an element of its state; kNoId if absent.
 Id element(const Document& document, Id sequence_id, size_t at) {
   if (!document.is(sequence_id, Type::kTuple) &&
       !document.is(sequence_id, Type::kList))

@@ -45,7 +45,7 @@ void Tracer::skip(uint64_t count) {
   in_.take(count);
 }
 
-// A line of a number or of a quoted string may be long; nobody wants it.
+// The line of a number or of a quoted string may be long, and is skipped.
 void Tracer::skip_line() { in_.line(uint64_t{1} << 28); }
 
 uint64_t Tracer::line_number() {

@@ -31,7 +31,7 @@ enum Use : uint16_t {
 };
 
 struct Mention {
-  std::string module;  // as Python 3 names it; empty: nobody can know
+  std::string module;  // as Python 3 names it; empty if unknowable
   std::string name;    // "Outer.inner"; with an empty module a description
   uint16_t uses = 0;
   uint64_t offset = 0;  // of the first opcode that names it

@@ -31,7 +31,7 @@ class Tracer {
     kMade,        // by calling the global of that index
     kPair,        // a tuple; number: index into pairs_
     kPersistent,  // what persistent_load returned
-    kUnknown,     // the result of something that nobody can know
+    kUnknown,     // a result that can't be known
     kUnset,       // of the memo
   };
   struct Value {

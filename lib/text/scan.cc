@@ -248,7 +248,7 @@ char32_t Scanner::hex4() {
   const std::string_view four = text_.substr(at_, 4);
   const auto [end, error] =
       std::from_chars(four.data(), four.data() + four.size(), code, 16);
-  // from_chars takes a minus sign; a negative code is none.
+  // from_chars takes a minus sign; codes are not negative.
   if (error != std::errc() || end != four.data() + 4 || four[0] == '-')
     fail("\\u needs four hexadecimal digits");
   at_ += 4;

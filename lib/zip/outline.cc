@@ -10,7 +10,7 @@
 namespace ckpt::zip {
 namespace {
 
-// Ranges that are no further apart are read together.
+// Ranges at most this far apart are read together.
 constexpr uint64_t kNear = 4 << 10;
 
 uint64_t entry_length(std::string_view directory, uint64_t at) {

@@ -120,7 +120,7 @@ struct CkptCudaApi {
   // Unless said otherwise functions return zero, or else error() says what
   // went wrong in this thread. A ring is for one thread at a time.
 
-  // GPUs that can be used; an error says why there is none.
+  // GPUs that can be used; an error says why no GPU can.
   int32_t (*device_count)(uint32_t* count);
   // 1 if elements can be cast so that the bytes are PyTorch's, else 0. Floats
   // to integers can't: C++ leaves open what comes of values out of range.

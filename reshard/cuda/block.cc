@@ -17,7 +17,7 @@ uint64_t aligned(uint64_t bytes) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-// A lane of which less than a quarter is wanted is read row by row.
+// A lane is read row by row if less than a quarter of it is wanted.
 bool is_dense(const Lane& lane) { return lane.width * 4 >= lane.row_stride; }
 
 uint64_t bytes_per_row(const Lane& lane) {

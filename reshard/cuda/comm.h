@@ -16,7 +16,7 @@ namespace ckpt::cuda {
 
 struct Comm;
 
-std::string comm_version();  // ", NCCL 2.28.3", or "" if there is none
+std::string comm_version();  // ", NCCL 2.28.3", or "" without NCCL
 bool comm_exists();
 
 void comm_id(unsigned char id[CKPT_CUDA_ID_BYTES]);

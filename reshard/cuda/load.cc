@@ -12,7 +12,7 @@
 namespace ckpt::reshard {
 namespace {
 
-// abi.h says when it is another one.
+// abi.h says when the version changes.
 std::string module_name() {
   const char* host = std::getenv("CKPT_CUDA_HOST");
   return host && std::string_view(host) == "1" ? "cuda_host" : "cuda";

@@ -17,7 +17,7 @@ namespace ckpt::reshard {
 class CudaModule {
  public:
   // Throws a resource_error if the module is missing or of another version,
-  // or there is no GPU that it can use.
+  // or if it can use no GPU.
   static const CudaModule& get();
 
   const CkptCudaApi& api() const { return *api_; }

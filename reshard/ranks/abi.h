@@ -39,7 +39,7 @@ struct CkptMpiApi {
   // Returns when the bytes are on their way. Sleeps while it waits: ranks may
   // be more than processors.
   int32_t (*send)(int32_t to, int32_t tag, const void* bytes, uint64_t count);
-  // The next message that has arrived; from = -1 if there is none. Never
+  // The next message that has arrived; from = -1 without one. Never
   // waits.
   int32_t (*probe)(CkptMpiMessage* message);
   // The message that probe() found.

@@ -14,7 +14,7 @@
 // pump(), and hear() for each message.
 //
 // Why nothing waits forever:
-// - The thread that talks waits for nobody: it posts and asks what is done.
+// - The thread that talks never blocks: it posts and asks what is done.
 // - A grant says that a slot is free and its receive begun, so payload never
 //   waits for memory, and each grant is answered, after a stop by no bytes.
 // - Payload that both sides agreed on arrives: messages of the link by

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What went wrong on one rank, as another one says it.
+// What went wrong on one rank, as another rank reports it.
 #pragma once
 
 #include <exception>

@@ -156,7 +156,7 @@ void Inbox::write_all() {
 }
 
 void Inbox::write(Files& files, uint32_t index) {
-  Slot& slot = slots_[index];  // nobody else's until it is free
+  Slot& slot = slots_[index];  // ours alone until it is free
   const trace::Span span("write for others", slot.bytes);
   for_each_piece(
       slot.memory.first(slot.bytes),

@@ -7,7 +7,7 @@
 //
 // There is no collective operation: rank 0 sends and waits for what comes, and
 // every wait ends when something failed. So a rank that fails stops the others
-// with its own error, and nobody is left waiting for somebody.
+// with its own error, and no rank is left waiting.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kLeastSlots = 8;
 constexpr uint64_t kLeastSlot = 64 << 10;
-// A message that nobody fills up goes as it is: journals wait for it.
+// A message that is not full is sent all the same: journals wait for it.
 constexpr auto kOldest = std::chrono::milliseconds(100);
 constexpr auto kLook = std::chrono::milliseconds(100);  // for signals
 

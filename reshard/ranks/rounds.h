@@ -46,7 +46,7 @@ class Rounds : public Wire {
     uint32_t size = 0;
     std::string id;      // CudaPeers::make_id
     uint64_t bytes = 0;  // of memory
-    // Told in the thread that talks, once, if nobody had stopped it before.
+    // Called once, in the thread that talks, unless it was stopped before.
     std::function<void()> on_failure;
   };
   Rounds(const reshard::CudaModule& module, Setup setup);

@@ -90,7 +90,7 @@ std::vector<Item> items_left(const Plan& plan, const reshard::Journal* journal,
   return items;
 }
 
-// True if each rank has a GPU that is nobody else's, and they can meet.
+// True if each rank has a GPU of its own, and they can meet.
 bool have_gpus(Job& job) {
   std::set<std::pair<std::string, std::string>> all;
   const std::vector<std::string> names =

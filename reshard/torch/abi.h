@@ -4,7 +4,7 @@
 //
 // Element types go by torch's names ("bfloat16"), which dtype() turns into
 // numbers of the module's own. Pointers may have any alignment. All functions
-// may be called from many threads; none of them starts any.
+// may be called from many threads; no function starts a thread.
 #pragma once
 
 #include <stdint.h>

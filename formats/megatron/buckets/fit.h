@@ -2,7 +2,7 @@
 // Finds which parameters a checkpoint's gradient buffers hold, and where. The
 // files don't say; what they say narrows it down until one answer is left:
 //
-//   - how many buffers each model-parallel rank has, of which dtype
+//   - the number and dtype of each model-parallel rank's buffers
 //   - how long each bucket is, to the element
 //   - where its stored chunks begin and end (torch_dist: at each parameter)
 //   - the objects per_bucket_numel_unpadded
@@ -35,7 +35,7 @@ struct Fit {
 };
 
 // The one arrangement that everything agrees with. Throws unfaithful_error
-// saying why there is none, or why there are several.
+// saying why no fit was found, or why several were.
 Fit fit_buckets(const Catalog& catalog, const Groups& groups,
                 const Facts& facts);
 

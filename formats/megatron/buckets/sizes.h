@@ -17,7 +17,7 @@
 
 namespace ckpt::megatron {
 
-// The value of an object; opens its archive if nobody has. torch_dist keeps
+// The value of an object; opens its archive if necessary. torch_dist keeps
 // values in a list of one, which is taken off.
 struct Value {
   std::shared_ptr<const pickle::Document> document;

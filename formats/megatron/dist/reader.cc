@@ -46,7 +46,7 @@ bool is_foreign(const Config& config) {
 Support DistReader::supports(const std::string& path) const {
   try {
     const DistFound found = locate_dist(path);
-    // An unknown backend is ours to refuse: nobody else can say more.
+    // An unknown backend is refused here: no other reader can say more.
     if (!found.path.empty()) return {!is_foreign(found.config), found.why};
     if (!io::is_directory(path)) return {false, found.why};
     const std::string sign = unfinished_sign(path);

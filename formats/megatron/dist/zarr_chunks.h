@@ -20,7 +20,7 @@ namespace ckpt::megatron {
 // not any directory's.
 void check_zarr_tensor(const Tensor& tensor);
 
-// Tensors of which nobody knows how ranks share them keep the boxes that the
+// Tensors whose sharding is unknown keep the boxes that the
 // source has, if these are such a grid; else they are one chunk. (check_split
 // has passed.)
 Dims zarr_chunks(const Tensor& tensor, const DistSplit& split);

@@ -30,14 +30,14 @@ class ZarrReader final : public formats::Reader {
                        const ReadOptions& options) const override;
 };
 
-// The first array of a directory; "" if there is none.
+// The first array of a directory; "" without one.
 std::string first_array(const std::string& directory) {
   for (const std::string& name : io::list_directory(directory))
     if (zarr::is_array(io::join(directory, name))) return name;
   return {};
 }
 
-// Arrays and a common part, or objects: nobody else's zarr.
+// Arrays and a common part, or objects: only Megatron writes such a zarr.
 std::string unfinished_zarr(const std::string& directory) {
   if (!io::is_directory(directory)) return {};
   const std::string array = first_array(directory);

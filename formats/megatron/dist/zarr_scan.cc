@@ -53,7 +53,7 @@ std::optional<Parts> parse_name(std::string_view name) {
   return Parts{name.substr(0, slash), std::move(*shard)};
 }
 
-// What ckpt can list but not read: the pieces are archives that nobody opens.
+// What ckpt can list but not read: the pieces are archives that stay closed.
 void refuse_unreadable(const Catalog& catalog,
                        const std::map<uint32_t, std::string>& unreadable) {
   for (const Tensor& tensor : catalog.tensors)

@@ -42,7 +42,7 @@ struct LegacyPlan {
   std::optional<uint64_t> first_stage;
   std::optional<uint64_t> last_stage;
   std::string notation;
-  uint64_t vocab_multiple = 0;                 // another one than the source's
+  uint64_t vocab_multiple = 0;                 // if it replaces the source's
   std::vector<std::vector<LegacyKey>> chunks;  // [v * pp + p]
   // Number of the first layer of each chunk, by "decoder.layers."
   std::map<std::string, std::vector<uint64_t>> first_layer;

@@ -57,7 +57,7 @@ struct LegacyRank {
   }
 };
 
-// Throws input_error for what is no such file. `file`: dir.model_file, opened.
+// Throws input_error for any other file. `file`: dir.model_file, opened.
 LegacyRank read_legacy_rank(const LegacyDir& dir, torch::Container file);
 LegacyRank read_legacy_rank(const LegacyDir& dir, Catalog& catalog,
                             const formats::ReadOptions& options);

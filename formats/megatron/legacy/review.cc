@@ -75,7 +75,7 @@ void check_names(const Catalog& catalog) {
 void fit_vocabulary(Catalog& catalog, const Facts& facts, uint64_t tp) {
   const uint64_t rows = rows_of(catalog);
   if (rows == 0) return;
-  // Without args nobody knows the multiple that training used.
+  // Without args the multiple that training used is unknown.
   if (!facts.vocab_multiple && rows % tp == 0) return;
   const auto multiple =
       checked_mul(facts.vocab_multiple.value_or(kUsualVocabMultiple), tp);

@@ -40,7 +40,7 @@ struct LegacyPlace {
   bool root = false;    // what was given lies above `path`
 };
 
-// Nothing, and why, if there is no such checkpoint. Does not throw for
+// Nothing, and why, if the directory holds no checkpoint. Does not throw for
 // readable directories.
 struct LegacyFound {
   std::optional<LegacyPlace> place;

@@ -20,7 +20,7 @@ class LegacyStatesWriter {
                      const LegacyPlan& plan, const Target& target);
   ~LegacyStatesWriter();
 
-  // False: there is no optimizer to write.
+  // False: no optimizer is written.
   bool any() const;
   // The value of "optimizer" for a rank. `params` in model order; their names
   // are the model's, index that of the tensor in the catalog.

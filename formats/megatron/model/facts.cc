@@ -51,7 +51,7 @@ class Entries {
     if (!document_.is(id, Type::kGlobal)) return std::nullopt;
     return torch::as_dtype(document_, id);
   }
-  // Every n-th layer, or a list of which layers, are of another kind.
+  // Every n-th layer, or the layers of a list, are of another kind.
   std::optional<bool> numbered_layers() const {
     std::optional<bool> found;
     for (const char* key : {"moe_layer_freq", "linear_attention_freq"}) {

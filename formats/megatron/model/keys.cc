@@ -43,7 +43,7 @@ std::string_view component(std::string_view text, size_t at) {
   return text.substr(at, text.find('.', at) - at);
 }
 
-// Where component `word` begins, from `at` on; npos if there is none.
+// Where component `word` begins, from `at` on; npos if absent.
 size_t find_component(std::string_view text, std::string_view word, size_t at) {
   for (size_t found = at; (found = text.find(word, found)) != text.npos;
        ++found) {

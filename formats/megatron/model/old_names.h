@@ -11,7 +11,7 @@
 
 namespace ckpt::megatron {
 
-// The name itself if it is none of those. Only GPT models are known: encoders
+// Any other name is returned as it is. Only GPT models are known: encoders
 // with a decoder beside them (T5) keep their names.
 std::string core_name(std::string_view name);
 

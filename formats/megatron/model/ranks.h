@@ -54,7 +54,7 @@ class Ranks {
   uint32_t expert(uint64_t tp, uint64_t ep, uint32_t pp, uint64_t bytes);
 
  private:
-  // Ranks first, first + step, … of which each writes something.
+  // Ranks first, first + step, …: each writes something.
   uint32_t take(uint64_t first, uint64_t step, uint64_t size, uint64_t bytes);
 
   Topology topology_;

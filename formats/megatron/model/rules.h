@@ -19,7 +19,7 @@ namespace ckpt::megatron {
 // For tensors of the model and their optimizer state, under sharded keys and
 // under module names. The dimension counts prepended axes too. Experts are
 // cut by the expert tensor parallel size. kUnknown for modules that are not
-// in the table, and for fc1 while nobody knows whether it is gated.
+// in the table, and for fc1 until it is known whether it is gated.
 TpRule tp_rule(std::string_view key, const Facts& facts);
 
 // Fills in what the args don't say from names and shapes: gated, num_layers,

@@ -15,7 +15,7 @@
 
 namespace ckpt::megatron {
 
-// make_vocab_size_divisible_by, where nobody says another one.
+// make_vocab_size_divisible_by by default.
 inline constexpr uint64_t kUsualVocabMultiple = 128;
 
 // True for word embeddings and output layers, and their optimizer state.

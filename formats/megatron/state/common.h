@@ -29,7 +29,7 @@ inline constexpr char kCommonObject[] = "common_state/shard_0_1";
 inline constexpr char kArgs[] = "args";
 
 struct Common {
-  std::shared_ptr<const pickle::Document> document;  // null: there is none
+  std::shared_ptr<const pickle::Document> document;  // null if absent
   pickle::Id root = pickle::kNoId;                   // the dict
   std::string path;                                  // for messages
 };

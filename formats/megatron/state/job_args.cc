@@ -25,7 +25,7 @@ class Entries {
   void set_number(const char* name, uint64_t value) {
     set(name, document_.add_int(static_cast<int64_t>(value)));
   }
-  // Only if there is none.
+  // Only if absent.
   void add(const char* name, Id value) {
     if (document_.find(dict_, name) == kNoId) set(name, value);
   }

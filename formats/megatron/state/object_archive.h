@@ -5,7 +5,7 @@
 //   zarr        <key>/shard_0_1.pt          torch.save(value)
 //
 // Where both sides keep it in the same form, its bytes are carried over as
-// they are, and nobody comes here.
+// they are, and this is never called.
 #pragma once
 
 #include <string>

@@ -27,7 +27,7 @@ enum class Form : uint8_t {
   kModelSpace,  // flattened, by parameter
   kFully,
   kViewed,  // flat buffers, seen as parameters
-  kRaw,     // flat buffers of which nobody knows what they hold
+  kRaw,     // flat buffers of unknown content
   kZero,    // one object for each model-parallel rank
 };
 
@@ -122,7 +122,7 @@ void make_fully_reshardable(Catalog& catalog, Form form) {
         objects));
 }
 
-// State under names that nobody here knows would stay as it is.
+// State under unknown names would stay as it is.
 void check_no_state(const Catalog& catalog) {
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::optim)

@@ -22,7 +22,7 @@ namespace ckpt::megatron {
 
 inline constexpr std::string_view kFullyReshardable = "fully_reshardable";
 
-// Throws usage_error for a value of --optim that nobody knows.
+// Throws usage_error for an unknown value of --optim.
 void check_optimizer_type(std::string_view type);
 
 // Gives the catalog of a distributed checkpoint (sharded keys, the common part

@@ -19,7 +19,7 @@ class CommonEditor {
   explicit CommonEditor(Catalog& catalog);
 
   pickle::Document& document() { return *document_; }
-  // The value of an entry, kNoId if there is none.
+  // The value of an entry; kNoId if absent.
   pickle::Id find(std::string_view name) const;
   // Changes an entry, or adds it after the others.
   void set(std::string_view name, pickle::Id value);

@@ -86,7 +86,7 @@ struct Difference {
   std::optional<Distance> distance = {};
 };
 
-// True for what is no difference between two models: padding, tied.
+// True for differences in storage alone, not in the model: padding, tied.
 bool is_note(const Difference& difference);
 
 struct DiffOptions {
@@ -125,7 +125,7 @@ struct ModelFact {
   std::string value;   // "10000.0", "\"silu\"", "null"
   std::string source;  // "config.json rope_theta"
 };
-// Empty if there is no configuration, or its family is not known.
+// Empty without a configuration, or for an unknown family.
 std::map<std::string, ModelFact> facts(const Catalog& catalog);
 
 }  // namespace ckpt

@@ -19,7 +19,7 @@ namespace ckpt {
 // (load_objects).
 std::string json_of(const Object& object);
 
-// An object from JSON. Throws usage_error if it is none.
+// An object from JSON. Throws usage_error for invalid JSON.
 Object object_from_json(std::string name, const std::string& json);
 
 // A leaf, or a dict or list without elements: where it is and what it is.
