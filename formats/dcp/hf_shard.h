@@ -23,8 +23,8 @@ struct Shard {
   std::vector<Dims> offsets;   // of header.entries, in their tensors
 };
 
-// Throws input_error if the file is no such shard, or says no place for one of
-// its tensors. Safe to call on many threads.
+// Throws input_error if the file is not such a shard, or if it does not say
+// where one of its tensors belongs. Safe to call on many threads.
 Shard read_shard(const std::string& path);
 
 }  // namespace ckpt::dcp

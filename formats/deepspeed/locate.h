@@ -21,7 +21,7 @@ struct FileName {
   std::string name;    // in the directory
 };
 
-// Nothing for a name that is none of DeepSpeed's.
+// Nothing for a name that DeepSpeed does not write.
 std::optional<FileName> parse_name(std::string_view name);
 
 struct Found {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's *_optim_states.pt: flat vectors, of which each rank holds a part.
+// One rank's *_optim_states.pt: flat vectors, cut over the ranks.
 //
 //   ZeRO 1, 2   a group's parameters, one after the other, padded, and cut
 //               into equal partitions, one for each rank

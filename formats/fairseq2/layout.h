@@ -29,7 +29,7 @@ Rows chunk(uint64_t rows, uint64_t ranks, uint64_t rank);
 
 // The shape of one tp rank's part. The dimension has to divide (divides).
 Shape tp_local(const Shape& global, const TpRule& rule, uint32_t tp);
-// The global shape of which `local` is one of `tp` parts; nothing on overflow.
+// The global shape, when `local` is one of `tp` parts; nothing on overflow.
 std::optional<Shape> tp_global(const Shape& local, const TpRule& rule,
                                uint32_t tp);
 // Whether the dimension is there and is a multiple of tp * groups.

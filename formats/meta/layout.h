@@ -33,7 +33,7 @@ std::tuple<int, uint64_t, int> order_of(std::string_view name);
 // tells: Llama 1 and 2.
 uint32_t embedding_dim(const std::optional<Params>& params);
 
-// How `ranks` share a tensor of which each of them holds `local`. `width`:
+// How `ranks` share a tensor when each holds a shard `local`. `width`:
 // the model's dim, if it is known. Throws input_error if params say otherwise;
 // nothing if no rule knows the tensor.
 std::optional<formats::Cut> stored_cut(const std::string& path,

@@ -35,8 +35,8 @@ struct Config {
   std::vector<BlockConfig> blocks;
 };
 
-// Of a file; nothing if it is not there or is no JSON object (a reader has
-// said so then).
+// Of a file; nothing if it does not exist or does not hold a JSON object (the
+// reader has said so by then).
 std::optional<Config> read_config(const std::string& path);
 
 // Of the config.json among the sidecars.

@@ -36,7 +36,7 @@ class Owners {
 
   uint64_t ranks() const { return ranks_; }
   std::optional<uint32_t> of_block(uint64_t block) const;
-  // The ranks that keep a tensor, ascending; none if nobody does.
+  // The ranks that keep a tensor, ascending; empty if no rank does.
   std::vector<uint32_t> of(const Place& place, bool tied) const;
 
  private:

@@ -11,7 +11,7 @@
 //   self_attn                   attn._k_scale, _prob_scale, _q_scale, _v_scale:
 //                               buffers of ones, which vLLM has since 2025
 //
-// Only for models of which vLLM's modules are known to be these.
+// Only for models that are known to have these modules in vLLM.
 #pragma once
 
 #include "ckpt/catalog.h"

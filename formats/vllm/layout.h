@@ -56,8 +56,8 @@ struct Facts {
 bool is_first_only(std::string_view name, DType dtype, const Shape& local,
                    const Facts& facts);
 
-// How ranks share a tensor of which each holds `local`. Throws input_error if
-// that can't be. Nothing if no rule knows it.
+// How ranks share a tensor when each holds a shard of shape `local`. Throws
+// input_error if no tensor has such shards; nothing if no rule knows it.
 std::optional<formats::Cut> stored_cut(std::string_view name, DType dtype,
                                        const Shape& local, const Facts& facts);
 

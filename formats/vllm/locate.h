@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which files of a directory are whose.
+// Assigns the files of a directory to their ranks.
 #pragma once
 
 #include <cstdint>

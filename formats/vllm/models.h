@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models of which it is known how vLLM arranges them.
+// Models whose arrangement in vLLM is known.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@
 namespace ckpt::vllm {
 
 // A catalog of this format becomes one of dialect "hf". Throws
-// unfaithful_error for models of which vLLM's modules are not known, and for
+// unfaithful_error for models whose modules in vLLM are not known, and for
 // quantized ones.
 Catalog unfuse(Catalog source);
 

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Direct reads of one thread, asked for before they are needed: a disk, an
-// array or a server gives its bandwidth only to who has many requests under
-// way.
+// Direct reads of one thread, submitted before they are needed: a disk, an
+// array or a server reaches its bandwidth only with many requests in flight.
 //
 //   want     ranges in the order in which they will be read
 //   slots    the first few of them are under way (io_uring), in memory of
 //            their own
 //   take     waits for the range's slot, copies it, and lets the next one start
 //
-// What was wanted and is passed over is thrown away.
+// A range that was wanted but is skipped is dropped.
 #pragma once
 
 #include <cstddef>

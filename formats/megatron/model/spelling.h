@@ -9,7 +9,7 @@
 //   mlp.experts.linear_fc1.weight7               …local_experts.7.linear_fc1.
 //                                                weight
 //
-// Which one a norm is, tell the other modules of its layer: where experts
+// The other modules of its layer say which one a norm is: where experts
 // follow, pre_mlp_layernorm is a module of its own in both; q_layernorm is
 // latent attention's only beside linear_q_up_proj. Layers of multi-token
 // prediction hold a mtp_model_layer (before 2026: transformer_layer).
