@@ -3,11 +3,13 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "app/options/ranks.h"
 #include "app/print/console.h"
@@ -102,8 +104,31 @@ void say_loading(const WriteReport& report) {
     say(text::printable("no flag of Megatron-LM says it to GPTModel: " + list));
 }
 
+struct FreeSpace {
+  std::string directory;
+  uint64_t bytes = 0;
+};
+
+// Where the target would be written: the nearest directory that exists.
+// Nothing for a URL, or if that can't be told.
+std::optional<FreeSpace> free_space(const std::string& target) {
+  if (io::is_target_url(target)) return std::nullopt;
+  std::string directory = target;
+  while (!io::is_directory(directory)) {
+    std::string above = io::parent(directory);
+    if (above == directory) return std::nullopt;
+    directory = std::move(above);
+  }
+  struct statvfs facts = {};
+  if (::statvfs(directory.c_str(), &facts) != 0) return std::nullopt;
+  return FreeSpace{std::move(directory),
+                   uint64_t{facts.f_bavail} * uint64_t{facts.f_frsize}};
+}
+
 void write_plan_facts(JsonWriter& json, const WriteReport& report) {
   json.member("peak_memory", report.peak_memory);
+  if (const auto free = free_space(report.target_path))
+    json.member("free_space", free->bytes);
   if (!io::is_target_url(report.target_path)) return;
   const Sending all = sending(report);
   json.key("upload").begin_object();
@@ -190,6 +215,11 @@ std::string dry_run_text(const WriteReport& report) {
         text::counted(all.parts, "part"), text::iec_size(all.part),
         all.requests);
   }
+  if (const auto free = free_space(report.target_path))
+    text += fmt::format(
+        "{}: {} free{}\n", text::printable(free->directory),
+        text::iec_size(free->bytes),
+        free->bytes < report.bytes_written ? ", which is too little" : "");
   for (const std::string& line : report.source->assumptions)
     text += "assumed: " + text::printable(line) + "\n";
   for (const std::string& line : report.target->assumptions)

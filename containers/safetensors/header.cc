@@ -8,7 +8,9 @@
 #include "ckpt/error.h"
 #include "containers/foreign.h"
 #include "lib/in_order.h"
+#include "lib/io/ahead.h"
 #include "lib/io/huge_pages.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/name_table.h"
 #include "lib/text/scan.h"
@@ -345,6 +347,8 @@ Header read_header(const io::Handle& file) {
         file, head,
         fmt::format("header of {} bytes in a file of {}: the file is cut off",
                     length, file.size()));
+  // Elsewhere, its parts one after the other would cost a round trip each.
+  if (io::remote_of(file)) io::ask_for(file, 8, length);
   text::Parts parts(length, [&](uint64_t at, std::span<char> to) {
     file.read(8 + at, std::as_writable_bytes(to));
   });

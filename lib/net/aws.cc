@@ -14,9 +14,9 @@ namespace {
 constexpr uint64_t kMostProfile = 1 << 20;
 
 std::string_view trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t\r");
+  const size_t begin = text.find_first_not_of(" \t\r\n");
   if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
+  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
 }
 
 std::string aws_file(const char* variable, const char* name) {

@@ -213,6 +213,18 @@ def test_plan(folder):
     check_equal((folder / "not.json").read_text(), "{}", f"{result}")
 
 
+def test_free_space(folder):
+    """A dry run knows the space where the target would be, as statvfs does."""
+    plan = CKPT.ok("reshard", TP4, folder / "tp8", "--tp", 8, "-n",
+                   "--json").json()
+    facts = os.statvfs(folder)
+    free = facts.f_bavail * facts.f_frsize
+    check(abs(plan["free_space"] - free) < max(free // 10, 1 << 30),
+          f"{plan['free_space']} bytes free, statvfs says {free}")
+    text = CKPT.ok("reshard", TP4, folder / "tp8", "--tp", 8, "-n").out
+    check(f"{folder}: " in text and " free" in text, text)
+
+
 def test_progress(folder):
     """--progress json: lines that fit the schema and add up."""
     result = CKPT.ok("reshard", TP4, "tp8", "--tp", 8, "--progress", "json",
@@ -290,6 +302,7 @@ def prepare(suite, ckpt):
     suite.add("path and tensor of an error", test_place)
     suite.add("numbers of differences", test_numbers)
     suite.add("plan.json", test_plan)
+    suite.add("free space", test_free_space)
     suite.add("--progress json", test_progress)
     suite.add("schemas", lambda folder: test_all_covered())
     suite.add("salvage of a cut file", cut_salvage)

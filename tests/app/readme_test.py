@@ -47,6 +47,7 @@ def run_block(folder, text):
 
 def steady(text):
     text = re.sub(r"at most .* of buffers", "at most B", text)
+    text = re.sub(r"(?m)^(\.: ).* free$", r"\1F free", text)
     text = re.sub(r"(?m)^(saved +).*", r"\1W", text)
     text = re.sub(r"peak memory [0-9.]+ .iB", "peak memory M", text)
     return re.sub(r" in [0-9.]+ s \([^)]*/s\)", " in T s", text).strip()

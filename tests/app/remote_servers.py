@@ -181,6 +181,18 @@ def bytes_of(path, _):
     return memoryview(data), '"%s"' % hashlib.md5(data).hexdigest()
 
 
+def sums_of(full):
+    """Git's name of a file, and its SHA-256."""
+    return sums_of_version(str(full), full.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=256)
+def sums_of_version(path, _):
+    data = Path(path).read_bytes()
+    return (hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(),
+            hashlib.sha256(data).hexdigest())
+
+
 class Hub(Server):
     """What the hub answers about repositories, each a folder ORG/NAME below
     `folder`; large files lie on another server, as those of LFS and Xet do:
@@ -213,7 +225,7 @@ class Hub(Server):
         if full.stat().st_size < self.large:
             return self.serve(handler, full, path, None,
                               {"X-Repo-Commit": self.SHA})
-        sha256 = hashlib.sha256(full.read_bytes()).hexdigest()
+        sha256 = sums_of(full)[1]
         where = full.relative_to(self.folder)
         handler.reply(302, b"", {
             **extra, "X-Linked-Etag": f'"{sha256}"',
@@ -237,12 +249,10 @@ class Hub(Server):
                 rows.append({"type": "directory", "path": path, "size": 0,
                              "oid": "0" * 40})
                 continue
-            data = full.read_bytes()
-            oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-            row = {"type": "file", "path": path, "size": len(data), "oid": oid}
-            if len(data) >= self.large:
-                row["lfs"] = {"oid": hashlib.sha256(data).hexdigest(),
-                              "size": len(data), "pointerSize": 130}
+            size, (oid, sha256) = full.stat().st_size, sums_of(full)
+            row = {"type": "file", "path": path, "size": size, "oid": oid}
+            if size >= self.large:
+                row["lfs"] = {"oid": sha256, "size": size, "pointerSize": 130}
             rows.append(row)
         at = int(query.get("cursor", ["0"])[0])
         headers = {}

