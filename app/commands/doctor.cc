@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <array>
+#include <cstdlib>
 #include <fstream>
 #include <thread>
 
@@ -18,6 +19,7 @@
 #include "app/print/table.h"
 #include "lib/io/file.h"
 #include "lib/io/read_queue.h"
+#include "lib/io/remote.h"
 #include "lib/module.h"
 #include "lib/text/format.h"
 #include "reshard/cast_kernel.h"
@@ -125,6 +127,20 @@ void machine_rows(Rows& rows) {
   rows.push_back({"ranks", std::to_string(std::max<uint32_t>(1, launch.size))});
 }
 
+// What URLs need: the transport, and an authority that vouches for servers.
+// Nothing is asked of any host.
+void network_rows(Rows& rows) {
+  const std::string problem = io::remote_problem();
+  rows.push_back({"network (libcurl)", problem.empty() ? "yes" : "no",
+                  problem.empty(), problem});
+  std::string proxy;
+  for (const char* name : {"https_proxy", "HTTPS_PROXY", "all_proxy"})
+    if (const char* const set = std::getenv(name); set && *set && proxy.empty())
+      proxy = name;
+  // Its value may hold a password.
+  if (!proxy.empty()) rows.push_back({"proxy", "as " + proxy + " says"});
+}
+
 // Tries things with a file of its own in the directory, which goes again.
 void directory_rows(const std::string& path, Rows& rows) {
   struct statfs facts = {};
@@ -182,6 +198,7 @@ class Doctor : public Command {
     Rows rows;
     build_rows(rows);
     machine_rows(rows);
+    network_rows(rows);
     directory_rows(path_, rows);
     output.json ? print_json(rows) : print_text(rows);
     return ExitCode::kDone;

@@ -87,6 +87,9 @@ struct RemoteTraffic {
 };
 RemoteTraffic remote_traffic();
 
+// Why no URL can be opened here; "" if they can. Asks no host.
+std::string remote_problem();
+
 // stat(2) of a file or a URL; false if there is nothing that can be looked at.
 bool stat_any(const std::string& path, struct stat& facts);
 

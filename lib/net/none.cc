@@ -25,6 +25,9 @@ std::string take_secrets(const std::string& url) {
   return url.substr(0, url.find('?'));
 }
 uint64_t share_remote_memory(uint64_t) { return 0; }
+std::string remote_problem() {
+  return "this ckpt was built without libcurl's headers";
+}
 RemoteTraffic remote_traffic() { return {}; }
 
 Standing look_at_target(const std::string& url) { refuse(url); }

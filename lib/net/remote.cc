@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "lib/io/file.h"
+#include "lib/net/curl.h"
 #include "lib/net/file.h"
 #include "lib/net/settings.h"
 #include "lib/net/store.h"
@@ -217,6 +218,15 @@ uint64_t share_remote_memory(uint64_t bytes) {
   const uint64_t share = std::min(kMost, bytes / 4);
   net::set_memory(share);
   return share;
+}
+
+std::string remote_problem() {
+  try {
+    net::curl();
+    return {};
+  } catch (const Error& error) {
+    return error.problem() + (error.hint().empty() ? "" : ": " + error.hint());
+  }
 }
 
 RemoteTraffic remote_traffic() {

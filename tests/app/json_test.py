@@ -213,6 +213,19 @@ def test_plan(folder):
     check_equal((folder / "not.json").read_text(), "{}", f"{result}")
 
 
+def test_doctor(folder):
+    """Whether URLs can be opened; a proxy by its variable, not its password."""
+    result = CKPT.ok("doctor", folder, "--json",
+                     env={"https_proxy": "http://me:hunter2@127.0.0.1:1"})
+    rows = {row["name"]: row for row in result.json()["checks"]}
+    row = rows["network (libcurl)"]
+    probe = CKPT.run("inspect", "http://127.0.0.1:1/x",
+                     env={"CKPT_NET_RETRIES": "0"})
+    check_equal(row["ok"], probe.code != 7, f"{row}\n{probe}")
+    check_equal(rows["proxy"]["value"], "as https_proxy says", "proxy")
+    check("hunter2" not in result.out + result.err, "a password")
+
+
 def test_free_space(folder):
     """A dry run knows the space where the target would be, as statvfs does."""
     plan = CKPT.ok("reshard", TP4, folder / "tp8", "--tp", 8, "-n",
@@ -302,6 +315,7 @@ def prepare(suite, ckpt):
     suite.add("path and tensor of an error", test_place)
     suite.add("numbers of differences", test_numbers)
     suite.add("plan.json", test_plan)
+    suite.add("doctor's network", test_doctor)
     suite.add("free space", test_free_space)
     suite.add("--progress json", test_progress)
     suite.add("schemas", lambda folder: test_all_covered())
