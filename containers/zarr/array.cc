@@ -10,6 +10,7 @@
 
 #include "ckpt/error.h"
 #include "containers/zarr/dtypes.h"
+#include "lib/codec/delta.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
@@ -124,11 +125,9 @@ class Description {
     if (compressor.is_null()) return;
     const std::string id = text::string_member(compressor, "id", path_);
     static const std::pair<std::string_view, Codec> kKnown[] = {
-        {"zlib", Codec::kZlib},
-        {"gzip", Codec::kGzip},
-        {"bz2", Codec::kBzip2},
-        {"zstd", Codec::kZstd},
-        {"blosc", Codec::kBlosc}};
+        {"zlib", Codec::kZlib}, {"gzip", Codec::kGzip},
+        {"bz2", Codec::kBzip2}, {"zstd", Codec::kZstd},
+        {"lz4", Codec::kLz4},   {"blosc", Codec::kBlosc}};
     for (const auto& [known, codec] : kKnown)
       if (id == known) {
         array_.codec = codec;
@@ -141,10 +140,31 @@ class Description {
     const json& filters = text::member(json_, "filters", path_);
     if (filters.is_null() || (filters.is_array() && filters.empty())) return;
     if (!filters.is_array()) fail("filters: expected a list");
+    if (filters.size() == 1 && read_delta(filters[0])) return;
     std::vector<std::string> ids;
     for (const json& filter : filters)
       ids.push_back(printable(text::string_member(filter, "id", path_)));
     array_.unreadable = fmt::format("filters {}", fmt::join(ids, ", "));
+  }
+
+  // False for another filter, and for types that are not undone.
+  bool read_delta(const json& filter) {
+    if (text::string_member(filter, "id", path_) != "delta") return false;
+    const std::string plain = text::string_member(filter, "dtype", path_);
+    const auto type = parse_type(plain);
+    const auto stored = parse_type(
+        filter.contains("astype") ? text::string_member(filter, "astype", path_)
+                                  : plain);
+    if (!type || !stored || type->big_endian || stored->big_endian)
+      return false;
+    const Delta delta{.stored = stored->dtype, .plain = type->dtype};
+    if (!codec::undoes(delta)) return false;
+    const uint64_t bytes = byte_size(array_.dtype, array_.chunks).value_or(0);
+    if (!codec::stored_size(delta, bytes))
+      fail("chunks of {} bytes are not elements of the filter delta's {}",
+           bytes, name(delta.plain));
+    array_.delta = delta;
+    return true;
   }
 
   void read_fill() {

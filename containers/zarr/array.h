@@ -29,7 +29,8 @@ struct Array {
   char separator = '.';
   Codec codec = Codec::kRaw;
   std::optional<std::string> fill;  // one element, little-endian; none: null
-  // "compressor lz4": what keeps ckpt from reading its chunks; else empty.
+  std::optional<Delta> delta;       // the only filter that is undone
+  // "compressor lzma": what keeps ckpt from reading its chunks; else empty.
   std::string unreadable;
 };
 

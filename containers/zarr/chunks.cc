@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "lib/codec/delta.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -177,13 +178,19 @@ class Chunks {
   void add_chunk(const Found& found) {
     const std::string path = io::join(array_.directory, found.name);
     const uint64_t size = io::file_size(path).value_or(0);
-    if (array_.codec == Codec::kRaw && size != bytes_)
+    const bool stored = array_.codec == Codec::kRaw;
+    const uint64_t wanted =
+        array_.delta ? codec::stored_size(*array_.delta, bytes_).value_or(0)
+                     : bytes_;
+    if (stored && size != wanted)
       throw input_error({printable(path), printable(tensor_.name)},
                         "chunk of {} bytes, {} {} needs {}", size,
-                        name(array_.dtype), to_string(array_.chunks), bytes_)
-          .with_hint(size < bytes_ ? "copy or download the file again" : "");
+                        name(array_.dtype), to_string(array_.chunks), wanted)
+          .with_hint(size < wanted ? "copy or download the file again" : "");
     File file{.path = path, .size = bytes_, .codec = array_.codec};
-    if (array_.codec != Codec::kRaw) file.packed_size = size;
+    if (stored && array_.delta) file.codec = Codec::kStored;
+    if (file.codec != Codec::kRaw) file.packed_size = size;
+    file.delta = array_.delta;
     Piece piece;
     piece.box = elements({index_of(found.at), Dims(grid_.size(), 1)});
     piece.extent.file = static_cast<uint32_t>(catalog_.files.size());

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "lib/codec/lz4.h"
+
 #ifdef CKPT_HAVE_BZIP2
 #include <bzlib.h>
 #endif
@@ -172,6 +174,8 @@ std::unique_ptr<Decoder> make_decoder(Codec codec, const Where& where) {
     case Codec::kZstd:
       throw_missing(where, codec, "libzstd-dev");
 #endif
+    case Codec::kLz4:
+      return std::make_unique<Unlz4>();
     default:
       throw bug_error(where, "codec {} has no decoder",
                       static_cast<int>(codec));
@@ -194,6 +198,10 @@ std::string_view name(Codec codec) {
       return "zstd";
     case Codec::kBlosc:
       return "blosc";
+    case Codec::kLz4:
+      return "lz4";
+    case Codec::kStored:
+      return "stored";
     case Codec::kMemory:
       return "memory";
     case Codec::kFill:

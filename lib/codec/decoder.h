@@ -31,8 +31,8 @@ class Decoder {
   virtual uint64_t memory() const = 0;
 };
 
-// For kDeflate, kZlib, kGzip, kBzip2 and kZstd. `where` is for its errors: a
-// resource_error for a codec that this build lacks.
+// For kDeflate, kZlib, kGzip, kBzip2, kZstd and kLz4. `where` is for its
+// errors: a resource_error for a codec that this build lacks.
 std::unique_ptr<Decoder> make_decoder(Codec codec, const Where& where);
 
 // "gzip": what messages call a codec.

@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "lib/codec/blosc.h"
 #include "lib/codec/decoder.h"
+#include "lib/codec/delta.h"
 #include "lib/text/format.h"
 
 namespace ckpt::codec {
@@ -108,7 +109,14 @@ void check_rest(const Where& where, Codec codec, uint64_t left) {
 
 }  // namespace
 
-class Stream::Forward {
+class Stream::Source {
+ public:
+  virtual ~Source() = default;
+  virtual void read(uint64_t offset, std::span<std::byte> buffer) = 0;
+  virtual uint64_t memory() const = 0;
+};
+
+class Stream::Forward final : public Source {
  public:
   Forward(std::shared_ptr<const io::Handle> file, const File& source,
           Where where)
@@ -118,7 +126,7 @@ class Stream::Forward {
         feed_(*file_, codec_, source.packed_offset, source.packed_size,
               std::move(where)) {}
 
-  void read(uint64_t offset, std::span<std::byte> buffer) {
+  void read(uint64_t offset, std::span<std::byte> buffer) override {
     check_range(feed_.where(), codec_, size_, offset, buffer.size());
     if (offset < feed_.made()) feed_.restart();
     std::vector<std::byte> skipped(
@@ -131,7 +139,7 @@ class Stream::Forward {
     produce(buffer);
   }
 
-  uint64_t memory() const { return feed_.memory(); }
+  uint64_t memory() const override { return feed_.memory(); }
 
  private:
   // Fills the buffer with the next bytes.
@@ -176,7 +184,7 @@ class Stream::Forward {
   Feed feed_;
 };
 
-class Stream::Chunk {
+class Stream::Chunk final : public Source {
  public:
   Chunk(std::shared_ptr<const io::Handle> file, const File& source, Where where)
       : file_(std::move(file)),
@@ -189,12 +197,12 @@ class Stream::Chunk {
                         chunk_.size(), source.size);
   }
 
-  void read(uint64_t offset, std::span<std::byte> buffer) {
+  void read(uint64_t offset, std::span<std::byte> buffer) override {
     check_range(where_, Codec::kBlosc, chunk_.size(), offset, buffer.size());
     chunk_.read(offset, buffer);
   }
 
-  uint64_t memory() const { return chunk_.memory(); }
+  uint64_t memory() const override { return chunk_.memory(); }
 
  private:
   const std::shared_ptr<const io::Handle> file_;
@@ -202,28 +210,96 @@ class Stream::Chunk {
   BloscChunk chunk_;
 };
 
+// Bytes as they are.
+class Stream::Stored final : public Source {
+ public:
+  Stored(std::shared_ptr<const io::Handle> file, const File& source,
+         Where where)
+      : file_(std::move(file)),
+        offset_(source.packed_offset),
+        size_(source.size),
+        where_(std::move(where)) {
+    if (source.packed_size != size_)
+      throw input_error(where_, "{} stored bytes, {} are expected",
+                        source.packed_size, size_);
+  }
+
+  void read(uint64_t offset, std::span<std::byte> buffer) override {
+    check_range(where_, Codec::kStored, size_, offset, buffer.size());
+    file_->read(offset_ + offset, buffer);
+  }
+
+  uint64_t memory() const override { return 0; }
+
+ private:
+  const std::shared_ptr<const io::Handle> file_;
+  const uint64_t offset_;
+  const uint64_t size_;
+  const Where where_;
+};
+
+// Elements whose differences the codec gives.
+class Stream::Differences final : public Source {
+ public:
+  Differences(std::shared_ptr<const io::Handle> file, const File& source,
+              const std::string& record)
+      : size_(source.size),
+        where_{file->path(), text::printable(record)},
+        stored_(std::move(file), without_delta(source, where_), record),
+        plain_(*source.delta, size_,
+               [this](uint64_t offset, std::span<std::byte> buffer) {
+                 stored_.read(offset, buffer);
+               }) {}
+
+  void read(uint64_t offset, std::span<std::byte> buffer) override {
+    check_range(where_, Codec::kStored, size_, offset, buffer.size());
+    plain_.read(offset, buffer);
+  }
+
+  uint64_t memory() const override {
+    return stored_.memory() + plain_.memory();
+  }
+
+ private:
+  static File without_delta(const File& source, const Where& where) {
+    File file = source;
+    const auto size = stored_size(*source.delta, source.size);
+    if (!size)
+      throw input_error(where, "{} bytes end within a difference", source.size);
+    file.size = *size;
+    file.delta.reset();
+    return file;
+  }
+
+  const uint64_t size_;
+  const Where where_;
+  Stream stored_;
+  Undelta plain_;
+};
+
 Stream::Stream(std::shared_ptr<const io::Handle> file, const File& source,
                std::string record) {
   Where where{file->path(), text::printable(record)};
-  if (source.codec == Codec::kBlosc)
-    chunk_ = std::make_unique<Chunk>(std::move(file), source, std::move(where));
+  if (source.delta)
+    source_ = std::make_unique<Differences>(std::move(file), source, record);
+  else if (source.codec == Codec::kStored)
+    source_ =
+        std::make_unique<Stored>(std::move(file), source, std::move(where));
+  else if (source.codec == Codec::kBlosc)
+    source_ =
+        std::make_unique<Chunk>(std::move(file), source, std::move(where));
   else
-    forward_ =
+    source_ =
         std::make_unique<Forward>(std::move(file), source, std::move(where));
 }
 Stream::~Stream() = default;
 Stream::Stream(Stream&&) noexcept = default;
 
 void Stream::read(uint64_t offset, std::span<std::byte> buffer) {
-  if (chunk_)
-    chunk_->read(offset, buffer);
-  else
-    forward_->read(offset, buffer);
+  source_->read(offset, buffer);
 }
 
-uint64_t Stream::memory() const {
-  return chunk_ ? chunk_->memory() : forward_->memory();
-}
+uint64_t Stream::memory() const { return source_->memory(); }
 
 namespace {
 

@@ -25,8 +25,8 @@ namespace ckpt::codec {
 // thread owns one.
 class Stream {
  public:
-  // `source` says codec, packed range and size; it is copied. `record` names
-  // it in messages. A resource_error if this build lacks the codec.
+  // `source` says codec, packed range, size and delta; it is copied. `record`
+  // names it in messages. A resource_error if this build lacks the codec.
   Stream(std::shared_ptr<const io::Handle> file, const File& source,
          std::string record = {});
   ~Stream();
@@ -38,10 +38,12 @@ class Stream {
   uint64_t memory() const;
 
  private:
+  class Source;
   class Forward;
-  class Chunk;
-  std::unique_ptr<Forward> forward_;
-  std::unique_ptr<Chunk> chunk_;  // blosc
+  class Chunk;  // blosc
+  class Stored;
+  class Differences;
+  std::unique_ptr<Source> source_;
 };
 
 // The plain bytes of a whole file whose size nobody declares. An input_error

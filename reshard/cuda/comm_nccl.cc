@@ -26,6 +26,26 @@ void require(ncclResult_t status, const char* what) {
                            ncclGetErrorString(status));
 }
 
+// Calls of one round. A thread whose group stays open queues whatever it asks
+// of NCCL later and never begins it, so a failed call ends the group too.
+class Group {
+ public:
+  Group() { require(ncclGroupStart(), "beginning a round"); }
+  ~Group() {
+    if (open_) ncclGroupEnd();
+  }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  void end() {
+    open_ = false;
+    require(ncclGroupEnd(), "ending a round");
+  }
+
+ private:
+  bool open_ = true;
+};
+
 }  // namespace
 
 std::string comm_version() {
@@ -64,7 +84,7 @@ bool comm_ready(Comm* comm) {
 
 void comm_exchange(Comm* comm, std::span<const Parcel> sends,
                    std::span<const Parcel> receives, Stream* stream) {
-  require(ncclGroupStart(), "beginning a round");
+  Group group;
   for (const Parcel& parcel : sends)
     require(ncclSend(parcel.at, parcel.bytes, ncclUint8,
                      static_cast<int>(parcel.rank), comm->comm, stream->stream),
@@ -73,7 +93,7 @@ void comm_exchange(Comm* comm, std::span<const Parcel> sends,
     require(ncclRecv(parcel.at, parcel.bytes, ncclUint8,
                      static_cast<int>(parcel.rank), comm->comm, stream->stream),
             "receiving");
-  require(ncclGroupEnd(), "ending a round");
+  group.end();
 }
 
 void comm_abort(Comm* comm) noexcept {

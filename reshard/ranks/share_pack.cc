@@ -163,6 +163,8 @@ void put_source(Packer& out, const Catalog& source,
     out.put(file.codec);
     out.put(file.packed_offset);
     out.put(file.packed_size);
+    out.put(uint8_t{file.delta.has_value()});
+    if (file.delta) out.put(*file.delta);
     out.text(file.codec == Codec::kMemory ? *bytes++ : file.fill);
   }
   std::vector<Record> crcs;
@@ -173,13 +175,14 @@ void put_source(Packer& out, const Catalog& source,
 
 void take_source(Unpacker& in, Catalog& source,
                  std::deque<std::string>& memory) {
-  source.files.resize(in.count(40));
+  source.files.resize(in.count(41));
   for (File& file : source.files) {
     file.path = in.text();
     file.size = in.take<uint64_t>();
     file.codec = in.take<Codec>();
     file.packed_offset = in.take<uint64_t>();
     file.packed_size = in.take<uint64_t>();
+    if (in.take<uint8_t>()) file.delta = in.take<Delta>();
     file.fill = in.text();
     if (file.codec != Codec::kMemory) continue;
     memory.push_back(std::move(file.fill));

@@ -21,10 +21,6 @@ NAMES = {"olmo_core_dcp": "olmo_core"}
 # Whole tensors with an index: an ordinary Hugging Face folder.
 SAFETENSORS = {"dcp/hf_rank0_w1"}
 
-# Codecs that ckpt does not read: it names them.
-UNREADABLE = {"megatron_zarr/zarr_v2_variants_emulated":
-              ("c.filter_delta", "c.lz4")}
-
 
 def flat_parameters(info, model):
     """FSDP1's flat parameters: which tensors are in them is known to the
@@ -48,7 +44,6 @@ def dist_units():
             unit = Unit(name, case, case / "ckpt", NAMES.get(folder, folder),
                         info, expected(case),
                         optim=expected(case, "expected_optim.safetensors"))
-            unit.unreadable = UNREADABLE.get(name, ())
             if name in SAFETENSORS:
                 unit.format = "safetensors"
             if "flat_units" in info:

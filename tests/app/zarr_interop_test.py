@@ -23,9 +23,6 @@ except ImportError:
 
 CKPT = None
 CASES = DATA / "megatron_zarr"
-# The peer of these reads neither; ckpt says so when the key is needed.
-REFUSED = ["c.lz4", "c.filter_delta"]
-
 CONFIG = ('{"sharded_backend": "zarr", "sharded_backend_version": 1, '
           '"common_backend": "torch", "common_backend_version": 1}')
 TYPES = ["|b1", "|u1", "|i1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2",
@@ -46,6 +43,7 @@ def codecs():
     blosc = numcodecs.Blosc
     return [None, numcodecs.Zlib(6), numcodecs.GZip(1), numcodecs.BZ2(1),
             numcodecs.Zstd(3), numcodecs.Zstd(1, checksum=True),
+            numcodecs.LZ4(1), numcodecs.LZ4(9),
             blosc("lz4", 5, blosc.SHUFFLE), blosc("zstd", 3, blosc.BITSHUFFLE),
             blosc("blosclz", 9, blosc.NOSHUFFLE), blosc("zlib", 1),
             blosc("lz4hc", 5, blosc.SHUFFLE, blocksize=1024)]
@@ -80,6 +78,13 @@ def random_fill(rng, dtype):
     return rng.choice((0, 1))
 
 
+def random_filters(rng, dtype):
+    """Delta, where it gives back what it got."""
+    return ([numcodecs.Delta(dtype)]
+            if dtype[0] in "<|" and dtype[1] in "iu" and rng.random() < 0.5
+            else None)
+
+
 def write_array(rng, path, dtype, codec):
     """One array of zarr-python's making, some of its chunks taken away; what
     zarr-python itself reads from it."""
@@ -88,7 +93,8 @@ def write_array(rng, path, dtype, codec):
     separator = rng.choice("./")
     array = zarr.open_array(
         str(path), mode="w", shape=shape, chunks=chunks, dtype=dtype,
-        compressor=codec, fill_value=fill, order=rng.choice("CF"),
+        compressor=codec, fill_value=fill,
+        filters=random_filters(rng, dtype), order=rng.choice("CF"),
         dimension_separator=separator, write_empty_chunks=True)
     array[...] = values
     files = sorted(p for p in path.rglob("*")
@@ -126,17 +132,39 @@ def test_read(folder, seed):
 
 
 def test_golden_variants(folder):
-    """Every feature that zarr has, and the two that are refused by name."""
+    """Every feature that zarr has."""
     source = CASES / "zarr_v2_variants_emulated" / "ckpt"
-    want = expected(source.parent)
     out = folder / "out.safetensors"
-    refused = CKPT.run("unshard", source, out).want(7)
-    check("c.filter_delta" in refused.err and "delta" in refused.err,
-          refused.err)
-    left_out = [o for key in REFUSED for o in ("--exclude", key)]
-    CKPT.ok("unshard", source, out, *left_out)
-    compare(read_safetensors(out),
-            {n: t for n, t in want.items() if n not in REFUSED}, "variants")
+    CKPT.ok("unshard", source, out)
+    compare(read_safetensors(out), expected(source.parent), "variants")
+
+
+def test_refused_filters(folder):
+    """What is not read is listed, and named when it is needed."""
+    need_zarr()
+    source = start(folder / "ckpt")
+    filters = [numcodecs.FixedScaleOffset(0, 10, "<f4")]
+    array = zarr.open_array(str(source / "w"), mode="w", shape=[4], chunks=[2],
+                            dtype="<f4", compressor=None, filters=filters)
+    array[...] = [1, 2, 3, 4]
+    CKPT.ok("inspect", source)
+    said = CKPT.run("unshard", source, folder / "out.safetensors").want(7)
+    check("w" in said.err and "fixedscaleoffset" in said.err, said.err)
+
+
+def test_damaged_delta(folder):
+    """A chunk of differences that is cut."""
+    need_zarr()
+    for codec in (None, numcodecs.LZ4(1)):
+        source = start(folder / f"ckpt{codec is None}")
+        array = zarr.open_array(
+            str(source / "w"), mode="w", shape=[400], chunks=[400],
+            dtype="<i4", compressor=codec, filters=[numcodecs.Delta("<i4")])
+        array[...] = numpy.arange(400)
+        CKPT.ok("verify", source, "--deep")
+        chunk = source / "w" / "0"
+        chunk.write_bytes(chunk.read_bytes()[:-1])
+        CKPT.run("verify", source, "--deep").want(1)
 
 
 # -------------------------------------------------------------------- writing
@@ -271,6 +299,8 @@ def prepare(suite, ckpt):
     for seed in range(6):
         suite.add(f"read/{seed}", test_read, seed)
     suite.add("read/variants", test_golden_variants)
+    suite.add("read/refused_filters", test_refused_filters)
+    suite.add("read/damaged_delta", test_damaged_delta)
     for seed, tp in enumerate((1, 2, 4, 8)):
         suite.add(f"write/tp{tp}", test_write, seed, tp)
     suite.add("objects", test_objects)

@@ -119,8 +119,15 @@ TEST_CASE("zarr: what ckpt can't decompress is known before it is needed") {
     return read_array(dir.path).unreadable;
   };
   const json delta = {{"id", "delta"}, {"dtype", "<i4"}};
-  CHECK(unreadable({{"compressor", {{"id", "lz4"}}}}) == "compressor lz4");
-  CHECK(unreadable({{"filters", json::array({delta})}}) == "filters delta");
+  const json wide = {{"id", "delta"}, {"dtype", ">i4"}};
+  const json half = {{"id", "delta"}, {"dtype", "<f2"}};
+  CHECK(unreadable({{"compressor", {{"id", "lzma"}}}}) == "compressor lzma");
+  CHECK(unreadable({{"compressor", {{"id", "lz4"}}}}).empty());
+  CHECK(unreadable({{"filters", json::array({delta})}}).empty());
+  CHECK(unreadable({{"filters", json::array({wide})}}) == "filters delta");
+  CHECK(unreadable({{"filters", json::array({half})}}) == "filters delta");
+  CHECK(unreadable({{"filters", json::array({delta, delta})}}) ==
+        "filters delta, delta");
   CHECK(unreadable({{"filters", json::array()}}).empty());
   CHECK(unreadable({{"compressor", {{"id", "zstd"}, {"checksum", true}}}})
             .empty());

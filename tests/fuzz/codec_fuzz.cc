@@ -17,7 +17,8 @@ namespace {
 using namespace ckpt;
 
 constexpr Codec kCodecs[] = {Codec::kDeflate, Codec::kZlib, Codec::kGzip,
-                             Codec::kBzip2,   Codec::kZstd, Codec::kBlosc};
+                             Codec::kBzip2,   Codec::kZstd, Codec::kBlosc,
+                             Codec::kLz4};
 constexpr uint64_t kLimit = 1 << 20;
 
 [[noreturn]] void found(const char* what) {

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ckpt/error.h"
@@ -93,6 +95,51 @@ std::string blosc_pack(std::string_view text, const BloscWay& way) {
 }
 #endif
 
+// numcodecs' frame around a block: what the last 64 KiB have is copied.
+std::string lz4_pack(std::string_view text) {
+  std::string packed;
+  const auto number = [&](uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; ++i)
+      packed += static_cast<char>(value >> (8 * i));
+  };
+  const auto more = [&](uint64_t length) {
+    if (length < 15) return;
+    for (length -= 15; length >= 255; length -= 255) number(255, 1);
+    number(length, 1);
+  };
+  const auto sequence = [&](size_t from, size_t to, size_t back, size_t copy) {
+    const uint64_t literals = to - from;
+    const uint64_t match = copy ? copy - 4 : 0;
+    number(
+        std::min<uint64_t>(literals, 15) << 4 | std::min<uint64_t>(match, 15),
+        1);
+    more(literals);
+    packed += text.substr(from, literals);
+    if (copy == 0) return;
+    number(back, 2);
+    more(match);
+  };
+  number(text.size(), 4);
+  std::map<std::string_view, size_t> seen;
+  size_t from = 0;  // of literals
+  for (size_t at = 0; at + 12 < text.size();) {
+    const auto [place, is_new] = seen.try_emplace(text.substr(at, 4), at);
+    const size_t before = std::exchange(place->second, at);
+    if (is_new || at - before > 0xFFFF) {
+      ++at;
+      continue;
+    }
+    size_t copy = 4;  // the last five bytes are literals
+    while (at + copy + 5 < text.size() &&
+           text[before + copy] == text[at + copy])
+      ++copy;
+    sequence(from, at, at - before, copy);
+    from = at += copy;
+  }
+  sequence(from, text.size(), 0, 0);
+  return packed;
+}
+
 struct Packer {
   const char* name;
   Codec codec;
@@ -107,6 +154,7 @@ std::vector<Packer> packers() {
        [](std::string_view t) { return zlib_pack(t, MAX_WBITS); }},
       {"gzip", Codec::kGzip,
        [](std::string_view t) { return zlib_pack(t, MAX_WBITS + 16); }},
+      {"lz4", Codec::kLz4, lz4_pack},
   };
 #ifdef CKPT_HAVE_BZIP2
   all.push_back({"bzip2", Codec::kBzip2, bzip2_pack});
@@ -169,6 +217,14 @@ std::string random_text(std::mt19937_64& random, uint64_t size,
                 static_cast<char>(random() % range));
   text.resize(size);
   return text;
+}
+
+std::string from_hex(std::string_view text) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < text.size(); i += 2)
+    bytes += static_cast<char>(
+        std::stoi(std::string(text.substr(i, 2)), nullptr, 16));
+  return bytes;
 }
 
 // What a call throws; 0: nothing.
@@ -293,6 +349,110 @@ TEST_CASE("codec: any byte may be wrong") {
       outcome([&] {
         decompress(io::Handle::of_memory(bad, "bad"), packer.codec, 1 << 20);
       });
+    }
+  }
+}
+
+TEST_CASE("lz4: blocks that don't fit what they say") {
+  using namespace std::string_literals;
+  const Packer packer = {"lz4", Codec::kLz4, {}};
+  struct Row {
+    std::string packed;
+    uint64_t size;
+    bool good;
+  };
+  const Row rows[] = {
+      {"\x02\0\0\0\x20"
+       "ab"s,
+       2, true},
+      {"\0\0\0\0\0"s, 0, true},
+      {"\x0c\0\0\0\x12"
+       "x\x01\0\x50"
+       "vwxyz"s,
+       12, true},
+      {"\x02\0\0\0\x20"
+       "ab"s,
+       3, false},  // too few
+      {"\x02\0\0\0\x30"
+       "abc"s,
+       2, false},  // literals too many
+      {"\x0c\0\0\0\x12"
+       "x\0\0\x50"
+       "vwxyz"s,
+       12, false},  // a copy of itself
+      {"\x0c\0\0\0\x12"
+       "x\x02\0\x50"
+       "vwxyz"s,
+       12, false},  // from before
+      {"\x04\0\0\0\x12"
+       "x\x01\0\x50"
+       "vwxyz"s,
+       4, false},  // copies too many
+      {"\x05\0\0\0\xf0"s + std::string(90, '\xff'), 5, false},
+      {"\x02\0\0\0\x20"s, 2, false},  // cut
+      {"\x02\0\0"s, 2, false},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.packed.size());
+    CAPTURE(row.size);
+    const Outcome result =
+        outcome([&] { read_all(packer, row.packed, row.size); });
+    CAPTURE(result.message);
+    CHECK(result.code == (row.good ? 0 : 4));
+  }
+}
+
+// Expected are what numcodecs 0.15.2's Delta(plain, stored) encodes and
+// decodes.
+TEST_CASE("delta: elements from differences, read anywhere") {
+  struct Row {
+    Delta delta;
+    const char* stored;
+    const char* plain;
+  };
+  const Row rows[] = {
+      {{DType::i32, DType::i32},
+       "07000000f6ffffff020000800100000005000080",
+       "07000000fdffffffffffff7f0000008005000000"},
+      {{DType::u8, DType::u16}, "0702f10108", "07000900fa00fb000301"},
+      {{DType::i16, DType::i64},
+       "0100040097ff6b00",
+       "010000000000000005000000000000009cffffffffffffff0700000000000000"},
+      {{DType::f32, DType::f32},
+       "00000080cdcccc3d9a995940000090c0",
+       "00000080cdcccc3d00006040000080bf"},
+      {{DType::f64, DType::f32},
+       "000000a09999b93f000000c0cccc04c0000000e0c2ee4246000000e0c2ee42c6",
+       "cdcccc3d000020c01776177200000000"},
+  };
+  for (const Row& row : rows) {
+    const std::string stored = from_hex(row.stored);
+    const std::string plain = from_hex(row.plain);
+    CAPTURE(row.stored);
+    for (const bool packed : {false, true}) {
+      const std::string inside = packed ? zlib_pack(stored, MAX_WBITS) : stored;
+      const TempFile file("abc" + inside + "tail");
+      auto handle =
+          std::make_shared<const io::Handle>(io::Handle::open_read(file.path));
+      File source{.path = file.path,
+                  .size = plain.size(),
+                  .codec = packed ? Codec::kZlib : Codec::kStored,
+                  .packed_offset = 3,
+                  .packed_size = inside.size()};
+      source.delta = row.delta;
+      Stream stream(handle, source, "r");
+      for (size_t at = 0; at < plain.size(); ++at) {
+        const size_t begin = plain.size() - 1 - at;
+        std::string part(plain.size() - begin, '\0');
+        stream.read(begin, std::as_writable_bytes(std::span(part)));
+        CHECK(part == plain.substr(begin));
+      }
+      source.size -= 1;
+      CHECK(outcome([&] {
+              Stream bad(handle, source, "r");
+              std::string part(1, '\0');
+              bad.read(0, std::as_writable_bytes(std::span(part)));
+            }).code == 4);
     }
   }
 }

@@ -36,8 +36,17 @@ enum class Codec : uint8_t {
   kBzip2,
   kZstd,    // zstd frames, one after the other
   kBlosc,   // one chunk of c-blosc 1
+  kLz4,     // numcodecs' frame around one LZ4 block
+  kStored,  // as they are, for a `delta` to undo
   kMemory,  // no file at all: bytes of the caller's that outlive the catalog
   kFill,    // no file at all: `fill` over and over
+};
+
+// numcodecs' filter of that name: behind the first element stand differences
+// of neighbours. Both are integers, or both f32 or f64.
+struct Delta {
+  DType stored = DType::i32;  // of the differences
+  DType plain = DType::i32;   // of the elements
 };
 
 // A run of bytes that extents point into: a whole file, or the inflated form
@@ -49,6 +58,7 @@ struct File {
   Codec codec = Codec::kRaw;
   uint64_t packed_offset = 0;  // the compressed range, if not raw
   uint64_t packed_size = 0;
+  std::optional<Delta> delta;         // undone after the codec
   const std::byte* memory = nullptr;  // kMemory
   std::string fill;  // kFill: the bytes of one element; byte 0 of the file is
                      // the first of them
