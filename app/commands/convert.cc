@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 #include <utility>
 
@@ -10,10 +12,12 @@
 #include "app/options/target_name.h"
 #include "app/options/words.h"
 #include "ckpt/error.h"
+#include "convert/adapter.h"
 #include "convert/translate.h"
 #include "formats/peft/config.h"
 #include "formats/runs/trainer.h"
 #include "formats/traits.h"
+#include "lib/text/format.h"
 
 namespace ckpt::app {
 namespace {
@@ -54,15 +58,19 @@ class Convert : public Command {
     request_.command = "convert";
     request_.output = output;
     Catalog source = open_for_write(request_);
-    check_adapter(source);
+    const bool alone = is_adapter_alone(source);
+    if (!alone) check_adapter(source);
     const bool any = !source.tensors.empty();
     const Selection& select = request_.select;
     const bool partial = !select.keys.empty() || !select.exclude.empty() ||
                          !select.layers.empty() || !select.blocks.empty();
     if (adapter_.any()) source = with_adapters(std::move(source), partial);
-    source = into_dialect(
-        std::move(source), dialect_, request_.source.read.family, target_.to,
-        target_.megatron.vocab_size, request_.write.dtype, partial);
+    if (alone)
+      source = adapter_in_dialect(std::move(source));
+    else
+      source = into_dialect(
+          std::move(source), dialect_, request_.source.read.family, target_.to,
+          target_.megatron.vocab_size, request_.write.dtype, partial);
     if (source.tensors.empty() && any)
       throw usage_error({request_.source_path, {}},
                         "--drop leaves no tensor: nothing would be written");
@@ -77,6 +85,41 @@ class Convert : public Command {
     if (target_.to != "run" || named.empty() || named == "none") return;
     runs::find_trainer(named);  // throws for a misspelt one
     target_.trainer = std::exchange(named, {});
+  }
+
+  std::string wanted_adapter_dialect() const {
+    if (!dialect_.dialect.empty()) return dialect_.dialect;
+    const formats::Traits& target = formats::traits_of(target_.to);
+    return std::string(target.is_container ? "hf" : target.dialect);
+  }
+  // One that goes over to the other of the two that know adapters.
+  bool is_adapter_alone(const Catalog& source) const {
+    const std::string_view from = families::adapter_dialect(source);
+    const std::string to = wanted_adapter_dialect();
+    // Ranks' files hold none: Megatron-Bridge does not write them.
+    const formats::Traits& target = formats::traits_of(target_.to);
+    const bool holds = target.is_container || target.stacks_layers;
+    return !from.empty() && !adapter_.any() && holds && from != to &&
+           (to == "hf" || to == "mcore");
+  }
+  Catalog adapter_in_dialect(Catalog source) const {
+    const bool global = formats::traits_of(target_.to).stacks_layers;
+    const size_t before = source.assumptions.size();
+    source = families::translate_adapter(
+        std::move(source),
+        {.to = wanted_adapter_dialect(),
+         .family = request_.source.read.family,
+         .family_file = dialect_.family_file,
+         .config_from = dialect_.config_from,
+         .set = numbers_of(dialect_),
+         .drop = {},
+         .allow_missing = dialect_.allow_missing,
+         .allow_unsaid = {},
+         .dtype = {}},
+        global ? target_.topology.tp.to.value_or(1) : 1);
+    for (size_t i = before; i < source.assumptions.size(); ++i)
+      spdlog::info("{}", text::printable(source.assumptions[i]));
+    return source;
   }
 
   // Its parts mean something beside their base alone.

@@ -12,6 +12,19 @@
 namespace ckpt::app {
 namespace {
 
+// What a conversion found in the source is listed as that of an open is; what
+// it says of names is said as it is.
+void log_notes(const std::vector<Problem>& problems) {
+  if (problems.size() != 1 || problems[0].kind != "naming")
+    log_problems(problems);
+  else if (problems[0].severity == Problem::Severity::kNote)
+    spdlog::info("{}", problems[0].message);
+  else
+    spdlog::warn("{}", problems[0].message);
+}
+
+}  // namespace
+
 std::map<std::string, std::string> numbers_of(const DialectOptions& options) {
   std::map<std::string, std::string> set;
   for (const std::string& text : options.set) {
@@ -25,19 +38,6 @@ std::map<std::string, std::string> numbers_of(const DialectOptions& options) {
   }
   return set;
 }
-
-// What a conversion found in the source is listed as that of an open is; what
-// it says of names is said as it is.
-void log_notes(const std::vector<Problem>& problems) {
-  if (problems.size() != 1 || problems[0].kind != "naming")
-    log_problems(problems);
-  else if (problems[0].severity == Problem::Severity::kNote)
-    spdlog::info("{}", problems[0].message);
-  else
-    spdlog::warn("{}", problems[0].message);
-}
-
-}  // namespace
 
 void add_dialect_options(CLI::App& app, DialectOptions& options) {
   const char* group = "Names";

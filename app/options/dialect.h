@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +30,9 @@ struct DialectOptions {
   std::vector<std::string> allow_missing;
   std::vector<std::string> allow_unsaid;
 };
+
+// --set by name. Throws a usage_error for one without a value.
+std::map<std::string, std::string> numbers_of(const DialectOptions& options);
 
 void add_dialect_options(CLI::App& app, DialectOptions& options);
 

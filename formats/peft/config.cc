@@ -157,6 +157,14 @@ std::optional<Config> config_of(const Catalog& catalog) {
     return t.name.find(".lora_") != t.name.npos;
   });
   if (!has) return {};
+  // One that a conversion made has no file yet.
+  for (const Sidecar& sidecar : catalog.sidecars)
+    if (sidecar.name == kConfigFile && sidecar.text) {
+      Config config;
+      config.path = sidecar.name;
+      config.type = "LORA";
+      return config;
+    }
   try {
     return read_config(catalog.path);
   } catch (const Error&) {

@@ -112,11 +112,33 @@ TpRule mixer_rule(const Key& key, std::string_view module,
   return {};
 }
 
+// Megatron-Bridge's, inside of the module that they are added to:
+//   ….linear_proj.adapter.linear_in.weight              columns, as the module
+//   ….linear_qkv.adapter.adapter_q.linear_out.weight    rows
+// linear_in of any other module is cut by rows, too: its ranks.
+TpRule adapter_rule(const Key& key, const Facts& facts) {
+  constexpr std::string_view kAdapter = ".adapter.";
+  const size_t at = key.name.find(kAdapter);
+  if (at == key.name.npos) return {};
+  const std::string_view base = last(key.name.substr(0, at));
+  const std::string_view rest = key.name.substr(at + kAdapter.size());
+  const auto row = std::ranges::find(kRows, base, &Row::module);
+  const Cut cut = row == std::end(kRows) ? Cut::kRows : row->weight;
+  if (rest.ends_with("linear_in.weight"))
+    return TpRule::split(key.axes() + (cut == Cut::kColumns ? 1 : 0));
+  if (!rest.ends_with("linear_out.weight")) return {};
+  const bool fused = cut == Cut::kGated && !rest.starts_with("adapter_");
+  return rule(fused ? cut : Cut::kRows, key.axes(), false, facts);
+}
+
 }  // namespace
 
 TpRule tp_rule(std::string_view text, const Facts& facts) {
   const Key key = parse_key(text);
   if (key.tower && !is_megatrons(key)) return TpRule::replicated();
+  if (const TpRule found = adapter_rule(key, facts);
+      found.state != TpRule::State::kUnknown)
+    return found;
   std::string_view path = key.name;
   const bool mixer = path.find("mixer.") != path.npos;
   // One key for each part of the rows, or one that holds them all: where they

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// An adapter by itself, from PEFT's names to Megatron-Bridge's and back.
+//
+//   base_model.model.M.q_proj.lora_A.weight   [r, in]
+//       ….self_attention.linear_qkv.adapter.adapter_q.linear_in.weight
+//   base_model.model.M.o_proj.lora_B.weight   [out, r]
+//       ….self_attention.linear_proj.adapter.linear_out.weight
+//
+// Those of q, k and v, gate and up have a factor of their own each: Bridge's
+// CanonicalLoRA. Its LoRA has one for the fused matrix, `linear_in` of which
+// serves all of them; that way is read and not written. The family's rules say
+// which module is which, so config.json of the base has to be there.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "ckpt/catalog.h"
+#include "convert/translate.h"
+
+namespace ckpt::families {
+
+// "hf" for PEFT's names, "mcore" for Megatron-Bridge's, "" if the tensors are
+// not an adapter's.
+std::string_view adapter_dialect(const Catalog& catalog);
+
+// `ranks`: the target's tensor-parallel ranks, if it is a distributed
+// checkpoint of Megatron's, else 1. Throws unfaithful_error for what the other
+// side has no place for, and names it.
+Catalog translate_adapter(Catalog source, const TranslateOptions& options,
+                          uint64_t ranks);
+
+}  // namespace ckpt::families

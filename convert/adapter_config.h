@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an adapter says of itself beside its tensors: adapter_config.json of
+// PEFT's, `peft` in the run_config.yaml of Megatron-Bridge's.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+
+#include "ckpt/catalog.h"
+#include "formats/peft/config.h"
+
+namespace ckpt::families {
+
+struct AdapterModules {
+  std::set<std::string> names;  // "q_proj", …
+  std::set<uint64_t> ranks;
+};
+
+// PEFT's own. Throws unfaithful_error for what Megatron-Bridge's LoRA does not
+// compute: scales by the root of the rank, DoRA, layers that are repeated.
+peft::Config config_for_bridge(const Catalog& source);
+// ", dropout=0.05" or ""
+std::string dropout_text(const peft::Config& config);
+
+// The tensor-parallel ranks that a checkpoint of Megatron's was written for:
+// by its args, or run_config.yaml. 0 if neither tells.
+uint64_t ranks_of(const Catalog& source);
+void note_ranks(Catalog& source, uint64_t ranks);
+
+// Gives the catalog an adapter_config.json, if it has none.
+void write_peft_config(Catalog& source, const AdapterModules& modules);
+
+}  // namespace ckpt::families

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""An adapter by itself: PEFT's names to Megatron-Bridge's (0.3.1) and back.
+
+peft makes the adapter. What is written is read by torch's own reader of
+distributed checkpoints; where each rank's rows stand in it, Megatron-Core's own
+factory for gated matrices says. Bridge's fused adapters are made here, as its
+LoRA names and arranges them.
+"""
+
+import json
+
+from adapter_test import LINEAR, make_adapter, make_base, read_model
+from support import Skip, Suite, check, check_equal
+
+CKPT = None  # set by prepare
+RUN = """model:
+  tensor_model_parallel_size: 1
+peft:
+  _target_: megatron.bridge.peft.lora.LoRA
+  alpha: 16
+  dim: 8
+  dropout: 0.1
+"""
+ATTENTION = "decoder.layers.{}.self_attention."
+MLP = "decoder.layers.{}.mlp."
+PLACES = {
+    "self_attn.q_proj": "self_attention.linear_qkv.adapter.adapter_q.",
+    "self_attn.k_proj": "self_attention.linear_qkv.adapter.adapter_k.",
+    "self_attn.v_proj": "self_attention.linear_qkv.adapter.adapter_v.",
+    "self_attn.o_proj": "self_attention.linear_proj.adapter.",
+    "mlp.gate_proj": "mlp.linear_fc1.adapter.adapter_gate.",
+    "mlp.up_proj": "mlp.linear_fc1.adapter.adapter_up.",
+    "mlp.down_proj": "mlp.linear_fc2.adapter."}
+
+
+def read_dist(folder):
+    """Global tensors, by torch's reader."""
+    import torch
+    from torch.distributed.checkpoint import FileSystemReader, load
+
+    reader = FileSystemReader(folder)
+    index = reader.read_metadata().state_dict_metadata
+    state = {name: torch.empty(one.size, dtype=one.properties.dtype)
+             for name, one in index.items() if hasattr(one, "properties")}
+    load(state, storage_reader=reader, no_dist=True)
+    return state
+
+
+def on_ranks(whole, local, tp, rank):
+    """A rank's rows of a tensor of linear_fc1, where Megatron-Core has them."""
+    try:
+        from megatron.core.dist_checkpointing import ShardedTensor
+        from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+    except ImportError as error:
+        raise Skip(str(error)) from error
+    import torch
+
+    own = ShardedTensor.from_rank_offsets("x", local, (0, rank, tp))
+    parts = apply_swiglu_sharded_factory(own, ()).build()
+    got = []
+    for part in parts:
+        begin = part.global_offset[0]
+        got.append(whole[begin:begin + part.local_shape[0]])
+    return torch.cat(got)
+
+
+def there_and_back(folder):
+    import torch
+
+    base = make_base(folder / "base", "llama", "float32")
+    adapter = make_adapter(folder / "adapter", base, r=8, lora_alpha=12,
+                           lora_dropout=0.05, target_modules=LINEAR)
+    want = read_model(adapter)
+    for tp in (1, 2, 4):
+        there, back = folder / f"there{tp}", folder / f"back{tp}"
+        said = CKPT.ok("convert", adapter, there, "-v", "--to",
+                       "megatron_torch_dist", "--tp", tp, "--config-from", base)
+        check("CanonicalLoRA(dim=8, alpha=12, dropout=0.05)" in said.err,
+              said.err)
+        state = read_dist(there / "release")
+        check_equal(len(state), 2 * len(PLACES), "tensors")
+        for hf, bridge in PLACES.items():
+            for factor, end in (("A", "linear_in"), ("B", "linear_out")):
+                whole = state[f"decoder.layers.{bridge}{end}.weight"]
+                for layer in range(2):
+                    own = want[f"base_model.model.model.layers.{layer}.{hf}"
+                               f".lora_{factor}.weight"]
+                    got = whole[layer]
+                    if "fc1" in bridge and factor == "B":
+                        got = torch.cat([
+                            on_ranks(got, part, tp, rank) for rank, part
+                            in enumerate(own.chunk(tp))])
+                    check(torch.equal(got, own), f"tp {tp}: {bridge}{end}")
+        CKPT.ok("convert", there, back, "-q", "--to", "safetensors",
+                "--config-from", base)
+        for name in ("adapter_model.safetensors", "adapter_config.json"):
+            check((back / name).read_bytes() == (adapter / name).read_bytes(),
+                  f"tp {tp}: {name} is another one")
+
+
+def fused(folder):
+    """LoRA of Bridge's: one linear_in for q, k and v, one for gate and up."""
+    import torch
+    from safetensors.torch import save_file
+
+    base = make_base(folder / "base", "llama", "float32")
+    torch.manual_seed(5)
+    heads, groups, head, wide = 4, 2, 16, 160
+    state, want = {}, {}
+    for layer in range(2):
+        q, k, v = (torch.randn(n * head, 8) for n in (heads, groups, groups))
+        gate, up = torch.randn(wide, 8), torch.randn(wide, 8)
+        first, second = torch.randn(8, 64), torch.randn(8, 64)
+        a, m = ATTENTION.format(layer), MLP.format(layer)
+        state[a + "linear_qkv.adapter.linear_in.weight"] = first
+        state[a + "linear_qkv.adapter.linear_out.weight"] = torch.cat(
+            [torch.cat([q.chunk(groups)[g], k.chunk(groups)[g],
+                        v.chunk(groups)[g]]) for g in range(groups)])
+        state[m + "linear_fc1.adapter.linear_in.weight"] = second
+        state[m + "linear_fc1.adapter.linear_out.weight"] = torch.cat(
+            [gate, up])
+        for name, one, rows in (
+                ("self_attn.q_proj", first, q), ("self_attn.k_proj", first, k),
+                ("self_attn.v_proj", first, v), ("mlp.gate_proj", second, gate),
+                ("mlp.up_proj", second, up)):
+            name = f"base_model.model.model.layers.{layer}.{name}.lora_"
+            want[name + "A.weight"] = one
+            want[name + "B.weight"] = rows
+    source = folder / "bridge"
+    source.mkdir()
+    save_file(state, source / "model.safetensors")
+    (source / "run_config.yaml").write_text(RUN)
+    CKPT.ok("convert", source, folder / "out", "-q", "--to", "safetensors",
+            "--dialect", "hf", "--config-from", base)
+    got = read_model(folder / "out")
+    check_equal(sorted(got), sorted(want), "names")
+    for name, tensor in want.items():
+        check(torch.equal(got[name], tensor), name)
+    config = json.loads((folder / "out/adapter_config.json").read_text())
+    check_equal((config["r"], config["lora_alpha"], config["lora_dropout"],
+                 config["target_modules"]),
+                (8, 16, 0.1, ["gate_proj", "k_proj", "q_proj", "up_proj",
+                              "v_proj"]), "adapter_config.json")
+    CKPT.ok("convert", base, folder / "merged", "-q", "--to", "safetensors",
+            "--adapter", folder / "out")
+
+
+def refusals(folder):
+    base = make_base(folder / "base", "llama", "float32")
+    rows = (
+        ("q and v", {"target_modules": ["q_proj", "v_proj"]}, "all its parts"),
+        ("rsLoRA", {"use_rslora": True}, "use_rslora"),
+        ("DoRA", {"use_dora": True}, "DoRA"),
+        ("ranks", {"rank_pattern": {"o_proj": 4}}, "one of each"),
+        ("alphas", {"alpha_pattern": {"o_proj": 4}}, "one of each"),
+        ("whole", {"modules_to_save": ["lm_head"]}, "no place for this"))
+    for name, options, said in rows:
+        adapter = make_adapter(folder / name, base, **{
+            "r": 8, "target_modules": LINEAR, **options})
+        run = CKPT.run("convert", adapter, folder / "no", "--to",
+                       "megatron_torch_dist", "--config-from", base).want(5)
+        check(said in run.err, f"{name}: {run.err}")
+        check(not (folder / "no").exists(), "something was written")
+    run = CKPT.run("convert", adapter, folder / "no", "--to",
+                   "megatron_torch_dist").want(2)
+    check("--config-from BASE" in run.err, run.err)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    suite.add("there and back", there_and_back)
+    suite.add("fused adapters", fused)
+    suite.add("refusals", refusals)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
