@@ -171,6 +171,7 @@ void SalvageFiles::run() {
   find_missing();
   check_indexes();
   check_items();
+  infer_common_part();
 }
 
 void SalvageFiles::repair(const std::string& file) {
@@ -193,6 +194,8 @@ bool SalvageFiles::repair_contents(const std::string& file) {
   const std::string path = source_of(file);
   const io::Handle handle = io::Handle::open_read(path);
   const std::string other = like_of(file);
+  // Locks of Megatron's flattened writes are empty ones.
+  if (handle.size() == 0 && file.ends_with(".sync/.zarray")) return false;
   if (handle.size() == 0) {
     if (is_torch(file) || is_structure(file) ||
         ends_with_any(file, {".safetensors", ".distcp"}))
@@ -249,6 +252,10 @@ void SalvageFiles::give_up(const std::string& file, const std::string& why) {
   if (other.empty() && dist) {
     shadow_.write(file, std::string(kDistMetadata));
     return note(file, why + "; what megatron-core writes there", true);
+  }
+  if (other.empty() && (name == ".zarray" || name == "common.pt")) {
+    unknown_.emplace(file, why);
+    return;
   }
   if (other.empty()) {
     report_.lost.push_back({file, why, false});
@@ -309,17 +316,20 @@ void SalvageFiles::find_missing() {
   };
   if (dist && has(".metadata") && !has("metadata.json"))
     give_up("metadata.json", "it is missing");
+  infer_arrays();
 }
 
 std::string SalvageFiles::folder_without_common() const {
   const std::vector<std::string> files = shadow_.files();
   for (const std::string& file : files) {
-    const fs::path folder = fs::path(file).parent_path();
+    const bool zarr = io::base_name(file) == ".zarray";
+    const fs::path array = fs::path(file).parent_path();
+    const fs::path folder = zarr ? array.parent_path() : array;
     const auto has = [&](const char* name) {
       return std::ranges::count(files, (folder / name).string()) > 0;
     };
-    if (file.ends_with(".distcp") && has("metadata.json") && has(".metadata") &&
-        !has("common.pt"))
+    const bool item = file.ends_with(".distcp") && has(".metadata");
+    if ((zarr || item) && has("metadata.json") && !has("common.pt"))
       return folder.empty() ? "." : folder.string();
   }
   return {};
@@ -349,10 +359,10 @@ void SalvageFiles::find_lost_structure() {
       need(folder, ".metadata",
            "it is missing; it alone has the names of the tensors, their shapes "
            "and which part of them each item of the .distcp files is");
-    if (zarr && is_chunk(name))
-      need(folder, ".zarray",
-           "it is missing; it alone has the dtype, the shape and the grid of "
-           "this array's chunks");
+    if (zarr && is_chunk(name)) {
+      const std::string file = (folder / ".zarray").string();
+      if (!there.contains(file)) unknown_.emplace(file, "it is missing");
+    }
   }
 }
 

@@ -53,6 +53,9 @@ class SalvageFiles {
   bool rebuild_index(const std::string& file);
   void find_missing();
   void find_lost_structure();
+  // salvage_structure.cc
+  void infer_arrays();
+  void infer_common_part();
   void check_indexes();
   void check_items();
   void check_items(const std::string& metadata);
@@ -66,6 +69,8 @@ class SalvageFiles {
   std::vector<std::string> names_;  // in the source
   std::map<std::string, std::string> links_;
   std::unique_ptr<Catalog> like_;
+  // Files that what is left may determine, and what is wrong with them.
+  std::map<std::string, std::string> unknown_;
 };
 
 // Regular files below a directory, and links to nothing, relative, sorted; not

@@ -10,7 +10,6 @@
 #include "ckpt/error.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
-#include "lib/text/json.h"
 
 namespace ckpt {
 namespace {
@@ -347,8 +346,7 @@ std::string json_of(const Object& object) {
 Object object_from_json(std::string name, const std::string& json) {
   auto document = std::make_shared<Document>();
   try {
-    const Id id =
-        pickle::from_json(*document, text::parse_python_json(json, name));
+    const Id id = pickle::read_json(*document, json, name);
     document->set_root(id);
     Object object{.name = std::move(name)};
     object.document = std::move(document);

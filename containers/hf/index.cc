@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
 #include "lib/text/name_table.h"
@@ -36,7 +37,10 @@ void check_plain_name(const Index& index, const std::string& tensor,
 class Parser {
  public:
   Parser(std::string_view json, Index& index, std::string_view folder)
-      : index_(index), folder_(folder), scan_(json, index.path) {}
+      : index_(index),
+        folder_(folder),
+        size_(json.size()),
+        scan_(json, index.path) {}
 
   void parse() {
     scan_.enter_object();
@@ -89,24 +93,38 @@ class Parser {
   }
 
   void read_metadata() {
-    index_.metadata = text::parse_json(scan_.skip(), index_.path);
     scan_.about({});
-    const nlohmann::json& metadata = index_.metadata;
-    if (metadata.is_null()) return;
-    if (!metadata.is_object())
+    if (scan_.peek() == text::Scanner::Kind::kNull) return scan_.literal();
+    if (scan_.peek() != text::Scanner::Kind::kObject)
       throw input_error({index_.path, "metadata"}, "expected an object");
-    const auto total = metadata.find("total_size");
-    if (total != metadata.end()) index_.total_size = whole_number(*total);
+    index_.metadata = std::make_shared<pickle::Document>();
+    pickle::JsonText values(*index_.metadata, scan_, index_.path, size_);
+    std::vector<pickle::Id> pairs;
+    scan_.enter_object();
+    while (const auto key = scan_.next_key()) {
+      if (*key == "total_size") {
+        if (!index_.total_text.empty())
+          scan_.fail("key \"total_size\" given twice");
+        read_total();
+        continue;
+      }
+      pairs.push_back(index_.metadata->add_string(*key));
+      pairs.push_back(values.value());
+    }
+    index_.metadata->set_root(values.dict(std::move(pairs)));
   }
 
   // Older transformers counted a bool as 1/8 byte and so wrote 1234.0.
-  static std::optional<uint64_t> whole_number(const nlohmann::json& value) {
-    if (value.is_number_unsigned()) return value.get<uint64_t>();
-    if (!value.is_number_float()) return std::nullopt;
+  void read_total() {
+    const bool is_number = scan_.peek() == text::Scanner::Kind::kNumber;
+    index_.total_text = scan_.skip();
+    if (!is_number) return;
+    const auto value = text::parse_json(index_.total_text, index_.path);
+    if (value.is_number_unsigned()) index_.total_size = value.get<uint64_t>();
+    if (!value.is_number_float()) return;
     const auto number = value.get<double>();
-    if (number < 0 || number >= 0x1p53 || number != std::floor(number))
-      return std::nullopt;
-    return static_cast<uint64_t>(number);
+    if (number >= 0 && number < 0x1p53 && number == std::floor(number))
+      index_.total_size = static_cast<uint64_t>(number);
   }
 
   // From the order of appearance to the order of names.
@@ -133,6 +151,7 @@ class Parser {
 
   Index& index_;
   const std::string_view folder_;
+  const uint64_t size_;
   text::Scanner scan_;
   bool has_weights_ = false;
   bool has_metadata_ = false;
@@ -247,16 +266,16 @@ std::vector<Located> select_indexed(
 
 void check_total_size(const Index& index, std::span<const uint64_t> sums,
                       std::vector<Problem>& problems) {
-  if (!index.metadata.is_object()) return;
+  if (index.total_text.empty()) return;
   if (index.total_size &&
       std::ranges::find(sums, *index.total_size) != sums.end())
     return;
-  const auto given = index.metadata.find("total_size");
-  if (given == index.metadata.end()) return;
+  constexpr size_t kShown = 100;
   problems.push_back(
       warning("total_size", index.path, {},
               fmt::format("total_size is {}, the tensors have {} bytes",
-                          printable(given->dump()), sums.front())));
+                          printable(index.total_text.substr(0, kShown)),
+                          sums.front())));
 }
 
 std::string write_index(std::span<const IndexEntry> weight_map,

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -20,6 +21,7 @@
 
 #include "ckpt/catalog.h"
 #include "containers/hf/numbered.h"
+#include "lib/pickle/value.h"
 
 namespace ckpt::formats {
 
@@ -33,7 +35,9 @@ struct Index {
   std::vector<std::string> files;
   std::vector<Weight> weights;         // in the order of the index
   std::optional<uint64_t> total_size;  // metadata.total_size, if it is there
-  nlohmann::json metadata;             // an object, or null if there is none
+  std::string total_text;              // … as it is spelled; or ""
+  // The rest of metadata, a dict; null if there is none.
+  std::shared_ptr<pickle::Document> metadata;
 };
 
 // True for "model.safetensors.index.json", "model.safetensors.index.fp16.json"

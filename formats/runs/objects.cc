@@ -11,7 +11,6 @@
 #include "formats/runs/merge.h"
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"
-#include "lib/text/json.h"
 
 namespace ckpt::runs {
 namespace {
@@ -86,9 +85,8 @@ void add_object(const std::string& path, const std::string& name,
                 const formats::ReadOptions& options, Values& values,
                 Catalog& catalog) {
   if (is_json(path)) {
-    const Id root = pickle::from_json(
-        *values.document,
-        text::parse_python_json(io::read_file(path, kMaxJson), path));
+    const Id root = pickle::read_json(*values.document,
+                                      io::read_file(path, kMaxJson), path);
     catalog.objects.push_back({name, values.document, root});
     return;
   }
@@ -119,8 +117,8 @@ std::optional<uint64_t> number_in(const std::string& path,
                                   const std::string& key) {
   if (is_json(path)) {
     Document document;
-    const Id root = pickle::from_json(
-        document, text::parse_python_json(io::read_file(path, kMaxJson), path));
+    const Id root =
+        pickle::read_json(document, io::read_file(path, kMaxJson), path);
     return as_number(document, below(document, root, key));
   }
   if (!is_torch(path)) return std::nullopt;

@@ -14,7 +14,6 @@
 #include "formats/safetensors/safetensors.h"
 #include "lib/io/file.h"
 #include "lib/io/huge_pages.h"
-#include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
@@ -242,16 +241,11 @@ class Assembly {
     }
   }
 
-  // What an index says besides total_size, which is made anew. Moved here, for
-  // a hostile one is large.
-  void keep_index_metadata(nlohmann::json rest) {
-    if (!rest.is_object()) return;
-    rest.erase("total_size");
-    if (rest.empty()) return;
-    auto document = std::make_shared<pickle::Document>();
-    document->set_root(pickle::from_json(*document, rest));
+  // What an index says besides total_size, which is made anew.
+  void keep_index_metadata(std::shared_ptr<pickle::Document> rest) {
+    if (!rest || rest->items(rest->root()).empty()) return;
     catalog_.objects.push_back(
-        {std::string(kIndexMetadata), document, document->root()});
+        {std::string(kIndexMetadata), rest, rest->root()});
   }
 
   Catalog catalog_;

@@ -15,6 +15,9 @@ Id add_scalar(Document& document, const Value& value) {
     case Value::value_t::number_integer:
       return document.add_int(value.get<int64_t>());
     case Value::value_t::number_unsigned:
+      if (const auto number = value.get<uint64_t>();
+          number <= static_cast<uint64_t>(INT64_MAX))
+        return document.add_int(static_cast<int64_t>(number));
       return document.add_big_int(std::to_string(value.get<uint64_t>()));
     case Value::value_t::number_float:
       return document.add_float(value.get<double>());

@@ -7,8 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "lib/pickle/value.h"
+#include "lib/text/scan.h"
 
 namespace ckpt::pickle {
 
@@ -33,5 +36,35 @@ nlohmann::json to_config(const Document& document, Id root,
 
 // JSON (objects, arrays, scalars) -> value tree; big numbers as kBigInt.
 Id from_json(Document& document, const nlohmann::json& value);
+
+// A text of JSON as values, without another tree between: what is carried on is
+// in memory once. Read as strictly as lib/text/json.h reads, and members of an
+// object are sorted as there. Throws resource_error for a text of which the
+// values take too much memory (lib/tree_memory.h).
+class JsonText {
+ public:
+  // `size`: bytes of the text; `path` is for messages.
+  JsonText(Document& document, text::Scanner& scan, const std::string& path,
+           uint64_t size);
+  Id value();  // the next one
+  // A dict of keys and values in turn, sorted by key.
+  Id dict(std::vector<Id> pairs);
+
+ private:
+  Id next();
+  Id list();
+  Id object();
+  void check_size() const;
+
+  Document& document_;
+  text::Scanner& scan_;
+  const std::string& path_;
+  const uint64_t size_;
+  const uint64_t before_;  // bytes that the document took
+};
+
+// A whole text. NaN and Infinity are numbers.
+Id read_json(Document& document, std::string_view text,
+             const std::string& path);
 
 }  // namespace ckpt::pickle

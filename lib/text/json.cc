@@ -25,20 +25,6 @@ bool parse_whole(std::string_view spelled, Number& value) {
   return result.ec == std::errc() && result.ptr == end;
 }
 
-// Integers that 64 bits don't hold become floating-point numbers.
-Json number(Scanner& scan) {
-  const std::string spelled(scan.number());
-  if (uint64_t value; parse_whole(spelled, value)) return value;
-  if (int64_t value; parse_whole(spelled, value)) return value;
-  const size_t sign = spelled[0] == '-' ? 1 : 0;
-  if (spelled[sign] == 'N') return std::numeric_limits<double>::quiet_NaN();
-  const double infinity = std::numeric_limits<double>::infinity();
-  if (spelled[sign] == 'I') return sign ? -infinity : infinity;
-  const double value = std::strtod(spelled.c_str(), nullptr);
-  if (std::isinf(value)) scan.fail("number too large in JSON");
-  return value;
-}
-
 // What the values of a text take, as malloc rounds it: counted in a pass of its
 // own, for a value of two bytes may take 80.
 struct Size {
@@ -93,7 +79,10 @@ Size checked_size(std::string_view text, const std::string& path,
   if (text.size() <= kSmall) return size;
   Scanner scan(text, path, options);
   measure(scan, size);
-  tree_memory::check(path, size.bytes, text.size());
+  // The sizes of the arrays are in memory as long as the tree grows.
+  tree_memory::check(path,
+                     size.bytes + size.arrays.capacity() * sizeof(uint32_t),
+                     text.size());
   return size;
 }
 
@@ -141,7 +130,7 @@ Json value(Scanner& scan, Arrays& arrays) {
     case Kind::kString:
       return std::string(scan.string());
     case Kind::kNumber:
-      return number(scan);
+      return number_of(scan);
     default:
       break;
   }
@@ -183,6 +172,19 @@ std::string_view kind_name(const Json& value) {
 }
 
 }  // namespace
+
+nlohmann::json number_of(Scanner& scan) {
+  const std::string spelled(scan.number());
+  if (uint64_t value; parse_whole(spelled, value)) return value;
+  if (int64_t value; parse_whole(spelled, value)) return value;
+  const size_t sign = spelled[0] == '-' ? 1 : 0;
+  if (spelled[sign] == 'N') return std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  if (spelled[sign] == 'I') return sign ? -infinity : infinity;
+  const double value = std::strtod(spelled.c_str(), nullptr);
+  if (std::isinf(value)) scan.fail("number too large in JSON");
+  return value;
+}
 
 Json parse_json(std::string_view text, const std::string& path) {
   return whole(text, path, {});

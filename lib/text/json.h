@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "lib/text/scan.h"
+
 namespace ckpt::text {
 
 // Throws input_error naming `path`; resource_error for a text of which the
@@ -19,6 +21,10 @@ nlohmann::json parse_json(std::string_view text, const std::string& path);
 // writes them, so some config.json files have them.
 nlohmann::json parse_python_json(std::string_view text,
                                  const std::string& path);
+
+// The number that comes next. Integers that 64 bits don't hold become
+// floating-point numbers.
+nlohmann::json number_of(Scanner& scan);
 
 // Typed access with errors that name the key: "weight_map: expected an
 // object, found an array (in …)".
