@@ -22,7 +22,8 @@ struct Known {
 
 constexpr Known kKnown[] = {
     {"torch", "casts from integers",
-     "scripts/build.sh installs torch==2.13.0 (CPU is enough) and builds it"},
+     "scripts/build.sh --torch installs torch==2.13.0 (CPU is enough) and "
+     "builds it"},
     {"mpi", "runs of several ranks",
      "install an MPI (libopenmpi-dev or a site's module) and run "
      "scripts/build.sh"},

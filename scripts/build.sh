@@ -3,9 +3,11 @@
 # Builds ckpt: installs what is missing, configures, compiles. Running it
 # again takes seconds. The binary is build/bin/ckpt.
 #
-#   scripts/build.sh [--preset release|debug|asan|tsan] [--no-torch] [-j N]
-#                    [--target NAME]... [-- CMAKE_ARGUMENT...]
+#   scripts/build.sh [--preset release|debug|asan|tsan] [--torch | --no-torch]
+#                    [-j N] [--target NAME]... [-- CMAKE_ARGUMENT...]
 #
+# --torch fetches libtorch for the module that casts integers; otherwise the
+# module is built if libtorch is there already.
 # CC and CXX choose the compiler when a build directory is made first.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
@@ -13,12 +15,13 @@ set -euo pipefail
 usage() { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/build.sh; }
 
 preset=release
-torch=yes
+torch=auto
 jobs=()
 targets=()
 while [ $# -gt 0 ]; do
   case $1 in
     --preset) preset=${2:?--preset needs a name}; shift ;;
+    --torch) torch=yes ;;
     --no-torch) torch=no ;;
     --target) targets+=(--target "${2:?--target needs a name}"); shift ;;
     -j) jobs=(-j "${2:?-j needs a number}"); shift ;;
@@ -37,13 +40,11 @@ if [ -z "${CXX:-}" ] && [ "$(g++ -dumpversion | cut -d. -f1)" -lt 12 ]; then
   export CC=gcc-12 CXX=g++-12
 fi
 
-# libtorch gives statistics and numeric differences; everything else works
-# without it.
 if [ $torch = no ]; then
   set -- -DCKPT_WITH_TORCH=OFF "$@"
-elif ! venv_install "$torch_pin"; then
+elif [ $torch = yes ] && ! venv_install "$torch_pin"; then
   say "warning: pip could not install $torch_pin; building without it:" \
-    "inspect --stats and verify --rtol will not be available."
+    "what needs its casts of integers will not be available."
 fi
 
 # NCCL carries the exchange between GPUs; of use only where nvcc is.

@@ -80,15 +80,27 @@ numpy_pin() {
 print("numpy==" + ("2.4.6" if sys.version_info >= (3, 11) else "2.2.6"))'
 }
 
-# venv_has NAME==VERSION: true if exactly that is installed in the venv. Looks
-# at file names only: importing torch takes seconds.
+# venv_has NAME==VERSION [FOLDER]: true if exactly that is installed in the
+# venv, or in a folder of it. Looks at file names only: importing torch takes seconds.
 venv_has() {
-  local name=${1%%==*} version=${1##*==} found
-  for found in "$venv"/lib/python3*/site-packages/"$name-$version"*.dist-info
-  do
-    [ -d "$found" ] && return 0
-  done
-  return 1
+  local name=${1%%==*} version=${1##*==} folder
+  name=${name//-/_}  # as directories are named
+  folder=${2:-$venv/lib/python3*/site-packages}
+  compgen -G "$folder/$name-$version*.dist-info" >/dev/null
+}
+
+# venv_requirements FILE [FOLDER]: what a requirements file lists, without
+# dependencies, into the venv or into a folder of it; false if pip can't.
+venv_requirements() {
+  local file=$1 folder=${2:-} pin absent=
+  while read -r pin; do
+    venv_has "$pin" ${folder:+"$folder"} || absent=yes
+  done < <(grep -v '^#' "$file")
+  [ -n "$absent" ] || return 0
+  step "installing $file into .venv${folder#"$venv"}"
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
+    -q --no-deps ${folder:+--upgrade --target "$folder"} -r "$file" \
+    </dev/null >&2
 }
 
 # venv_install [--no-deps] NAME==VERSION...: into the private venv; false if
