@@ -8,7 +8,9 @@
 #include "formats/runs/compose.h"
 #include "formats/runs/forms.h"
 #include "formats/runs/trainer.h"
+#include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/json.h"
 
 namespace ckpt::runs {
 namespace {
@@ -54,6 +56,54 @@ void check_names(const Catalog& source, const Layout& layout) {
           .with_hint("--trainer lightning or accelerate keeps names");
 }
 
+bool says_tied(const Catalog& source) {
+  constexpr uint64_t kMaxConfig = 64 << 20;
+  for (const Sidecar& sidecar : source.sidecars) {
+    if (io::base_name(sidecar.name) != "config.json" || sidecar.text) continue;
+    const auto config = nlohmann::json::parse(
+        io::read_file(sidecar.path, kMaxConfig), nullptr, false);
+    if (config.is_object() && config.contains("tie_word_embeddings"))
+      return config["tie_word_embeddings"] == true;
+  }
+  return false;
+}
+
+// FSDP's state dicts have a tied output layer under both names, its optimizer
+// under the first. Files of transformers have it once; DCP stores it twice,
+// and then nothing but the optimizer (and the bytes) says that it is tied.
+void settle_tied_head(Catalog& source, const Layout& layout) {
+  constexpr std::string_view kHead = "lm_head.weight";
+  constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
+  const Form& form =
+      find_form(layout.form, layout.topology.dp, trainer_in(source));
+  if (!form.sharded && !form.rank_files) return;
+  const auto embedding =
+      std::ranges::find(source.tensors, kEmbedding, &Tensor::name);
+  if (embedding == source.tensors.end()) return;
+  const auto head = std::ranges::find(source.tensors, kHead, &Tensor::name);
+  if (head == source.tensors.end()) {
+    if (!says_tied(source)) return;
+    Tensor copy = *embedding;
+    copy.name = kHead;
+    source.tensors.push_back(std::move(copy));
+    return;
+  }
+  const auto trained = [&](std::string_view name) {
+    return std::ranges::any_of(source.tensors, [&](const Tensor& tensor) {
+      return tensor.kind == Kind::optim && tensor.param == name;
+    });
+  };
+  if (!form.rank_files || head->shape != embedding->shape ||
+      head->dtype != embedding->dtype || trained(kHead) || !trained(kEmbedding))
+    return;
+  source.redundant.push_back(
+      {*head,
+       {},
+       *embedding,
+       "the optimizer has the one and not the other: they are tied"});
+  head->pieces = embedding->pieces;
+}
+
 }  // namespace
 
 bool is_composed(const Catalog& source, const Layout& layout) {
@@ -72,6 +122,8 @@ Catalog review_composed(Catalog source, const Layout& layout) {
   load_objects(source);
   check_one_model(source);
   check_names(source, layout);
+  locate(source);
+  settle_tied_head(source, layout);
   std::string left;
   size_t count = 0;
   std::erase_if(source.tensors, [&](const Tensor& tensor) {
