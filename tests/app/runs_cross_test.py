@@ -244,6 +244,38 @@ def test_tied(folder, kind):
     check_equal(embedding in said.err or "tied" in said.err, True, said.err)
 
 
+def test_experts(folder, trainer):
+    """Saved one by one, trained as one: FSDP's folders have what is trained."""
+    import torch
+    from safetensors.torch import load_file
+
+    case = "hf_trainer_moe_qwen3"
+    weights = load_file(GOLDENS / case / "expected.safetensors")
+    want, layers = {}, {}
+    for name, tensor in weights.items():
+        if ".experts." not in name:
+            want[name] = tensor
+            continue
+        stem, rest = name.split(".experts.")
+        number, which = rest.split(".")[:2]
+        layers.setdefault(stem + ".experts.", {})[which, int(number)] = tensor
+    for stem, one in layers.items():
+        count = len(one) // 3
+        want[stem + "gate_up_proj"] = torch.stack([torch.cat(
+            [one["gate_proj", e], one["up_proj", e]]) for e in range(count)])
+        want[stem + "down_proj"] = torch.stack(
+            [one["down_proj", e] for e in range(count)])
+    check(layers, "no experts")
+    out = folder / "out"
+    convert(case, out, trainer, 2).want(0)
+    found = {t["name"]: t for t in CKPT.inspect(out, "--digest")["tensors"]
+             if t["kind"] == "model"}
+    check_equal(sorted(found), sorted(want), "names")
+    for name, tensor in want.items():
+        check_equal(found[name]["digest"], digest(tensor.contiguous().view(
+            -1).view(torch.uint8).numpy().tobytes()), name)
+
+
 def test_named_folder(folder):
     """Lightning's folders are named like files, and its roots go by that."""
     out = folder / "last.ckpt"
@@ -286,6 +318,8 @@ def prepare(suite, ckpt):
         suite.add(f"an optimizer: {kind}", test_optimizer, kind, words)
     for kind in ("once", "twice, and not the same"):
         suite.add(f"a tied head: {kind}", test_tied, kind)
+    for trainer in ("accelerate", "lightning"):
+        suite.add(f"experts as {trainer}", test_experts, trainer)
     suite.add("the model alone", test_model_only)
     suite.add("options", test_options)
     suite.add("a folder of Lightning's", test_named_folder)
