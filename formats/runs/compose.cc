@@ -11,6 +11,7 @@
 #include "containers/torch/file_plan.h"
 #include "formats/format.h"
 #include "formats/runs/adam.h"
+#include "formats/runs/dtensor_write.h"
 #include "formats/runs/forms.h"
 #include "formats/runs/nest.h"
 #include "formats/runs/pattern.h"
@@ -48,7 +49,9 @@ class Composing {
   }
 
   Target build() {
-    if (form_.sharded)
+    if (form_.rank_files)
+      add_rank_files();
+    else if (form_.sharded)
       add_sharded();
     else
       add_plain();
@@ -76,6 +79,7 @@ class Composing {
     for (size_t i = 0; i < part.catalog.tensors.size(); ++i) {
       Tensor& mine = target_.catalog.tensors[of[i]];
       mine.pieces = std::move(part.catalog.tensors[i].pieces);
+      mine.tie = part.catalog.tensors[i].tie;
       for (Piece& piece : mine.pieces) piece.extent.file += base;
     }
     for (File& file : part.catalog.files) {
@@ -172,11 +176,10 @@ class Composing {
     if (!adam_.states.empty()) add_numbered();
   }
 
-  // {"state": {0: {"step": …}}, "param_groups": [{…, "params": [0, 1]}]}
-  void add_numbered() {
-    Document document;
-    std::vector<torch::TensorSlot> slots;
-    std::vector<size_t> of;
+  // {"state": {0: {"step": …}}, "param_groups": [{…, "params": [0, 1]}]}.
+  // `slot`: the node of a tensor of the source.
+  template <class Slot>
+  Id numbered(Document& document, Slot slot) const {
     const Id states = document.add_container(Type::kDict);
     const Id list = document.add_container(Type::kList);
     int64_t number = 0;
@@ -188,13 +191,8 @@ class Composing {
         const auto found = adam_.states.find(param);
         if (found == adam_.states.end()) continue;
         const Id dict = document.add_container(Type::kDict);
-        for (const auto& [state, index] : found->second) {
-          const Tensor& tensor = source_.tensors[index];
-          document.set(dict, state,
-                       torch::add_placeholder(document, slots.size()));
-          slots.push_back({.dtype = tensor.dtype, .shape = tensor.shape});
-          of.push_back(index);
-        }
+        for (const auto& [state, index] : found->second)
+          document.set(dict, state, slot(index));
         document.set(states, id, dict);
       }
       const Id dict = document.add_container(Type::kDict);
@@ -206,7 +204,92 @@ class Composing {
     const Id root = document.add_container(Type::kDict);
     document.set(root, "state", states);
     document.set(root, "param_groups", list);
+    return root;
+  }
+
+  void add_numbered() {
+    Document document;
+    std::vector<torch::TensorSlot> slots;
+    std::vector<size_t> of;
+    const Id root = numbered(document, [&](size_t index) {
+      const Tensor& tensor = source_.tensors[index];
+      slots.push_back({.dtype = tensor.dtype, .shape = tensor.shape});
+      of.push_back(index);
+      return torch::add_placeholder(document, slots.size() - 1);
+    });
     place_file(document, root, slots, of);
+  }
+
+  // verl: the state dicts of each rank. The model's is in module order, which
+  // is what numbers its parameters; then buffers and repeats.
+  void add_rank_files() {
+    std::map<std::string, size_t> left;
+    for (const size_t t : model()) left.emplace(source_.tensors[t].name, t);
+    std::vector<size_t> of;
+    for (const std::string& name : module_order(form_, source_)) {
+      const auto found = left.find(name);
+      if (found == left.end())
+        throw unfaithful_error(
+            {source_.path, printable(name)},
+            "is trained as one parameter and stored in parts: {} saves what "
+            "it trains",
+            form_.trainer)
+            .with_hint("--trainer hf_trainer with --dp 1 keeps the parts");
+      of.push_back(found->second);
+      left.erase(found);
+    }
+    for (const auto& [name, index] : left) of.push_back(index);
+    place(
+        lay_out_dtensors(source_, of, std::string(form_.model_at), ranks_,
+                         [&](Document& document, const std::vector<Id>& nodes) {
+                           std::vector<Id> pairs;
+                           for (size_t i = 0; i < of.size(); ++i) {
+                             pairs.push_back(document.add_string(
+                                 source_.tensors[of[i]].name));
+                             pairs.push_back(nodes[i]);
+                           }
+                           return torch::add_ordered_dict(document, pairs);
+                         }),
+        of, "");
+    if (!adam_.states.empty()) add_rank_optimizer();
+  }
+
+  void add_rank_optimizer() {
+    std::vector<size_t> of;
+    std::map<size_t, size_t> position;
+    for (const auto& [param, states] : adam_.states)
+      for (const auto& [state, index] : states) {
+        position.emplace(index, of.size());
+        of.push_back(index);
+      }
+    place(
+        lay_out_dtensors(source_, of, std::string(form_.optimizer_at), ranks_,
+                         [&](Document& document, const std::vector<Id>& nodes) {
+                           return numbered(document, [&](size_t index) {
+                             return nodes[position.at(index)];
+                           });
+                         }),
+        of, "");
+  }
+
+  // verl opens one of its own rank; without "rng" it keeps its numbers.
+  void add_verl_states() {
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      Document document;
+      const Id value = scheduler(document);
+      const Id dict = document.add_container(Type::kDict);
+      document.set(dict, "lr_scheduler",
+                   value == kNoId ? document.add_none() : value);
+      scheduled_ = value != kNoId;
+      rest_.push_back(value_file(
+          fmt::format("extra_state_world_size_{}_rank_{}.pt", ranks_, rank),
+          document, dict));
+    }
+    rest_.push_back(formats::literal_file(
+        "fsdp_config.json",
+        fmt::format("{{\n    \"FSDP_version\": 2,\n    \"world_size\": "
+                    "{}\n}}",
+                    ranks_)));
   }
 
   void place_file(Document& document, Id root,
@@ -279,6 +362,7 @@ class Composing {
       rest_.push_back(formats::literal_file(
           "trainer_state.json", trainer_state_json(states_.step.value_or(0))));
     if (form_.trainer == "accelerate") add_accelerate_steps();
+    if (form_.trainer == "verl") add_verl_states();
     if (form_.trainer == "lightning") {
       const Id value = scheduler(document);
       scheduled_ = value != kNoId;
@@ -412,6 +496,14 @@ class Composing {
                        "default; set the job's own where it uses "
                        "auto_find_batch_size or a transformers before 5",
                        kTrainerBatch));
+    if (form_.trainer == "verl")
+      warn("folder",
+           fmt::format("verl knows the step by its folder: put it at "
+                       "global_step_{}/actor{}",
+                       states_.step.value_or(0),
+                       ranks_ > 1 ? "; its meshes are as torch 2.12 and 2.13 "
+                                    "pickle them, of cuda"
+                                  : ""));
     if (form_.trainer == "torchtitan")
       warn("tokens",
            "train_state.ntokens_seen: 0, which no other trainer counts");
@@ -421,7 +513,8 @@ class Composing {
                       "job which goes on",
                       position().value_or(0),
                       states_.scheduler.from.empty() ? ", by the step" : ""));
-    if (!scheduled_ && !adam_.states.empty() && form_.scheduler.size())
+    const bool has_file = !form_.scheduler.empty() || form_.rank_files;
+    if (!scheduled_ && !adam_.states.empty() && has_file)
       warn("no_scheduler",
            "no scheduler is written: there is none, or it is of other groups");
     std::string names;

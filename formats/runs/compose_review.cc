@@ -2,13 +2,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "ckpt/error.h"
 #include "formats/runs/compose.h"
 #include "formats/runs/forms.h"
+#include "formats/runs/pattern.h"
 #include "formats/runs/trainer.h"
+#include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/json.h"
+#include "models/view.h"
 
 namespace ckpt::runs {
 namespace {
@@ -54,6 +59,128 @@ void check_names(const Catalog& source, const Layout& layout) {
           .with_hint("--trainer lightning or accelerate keeps names");
 }
 
+bool says_tied(const Catalog& source) {
+  constexpr uint64_t kMaxConfig = 64 << 20;
+  for (const Sidecar& sidecar : source.sidecars) {
+    if (io::base_name(sidecar.name) != "config.json" || sidecar.text) continue;
+    const auto config = nlohmann::json::parse(
+        io::read_file(sidecar.path, kMaxConfig), nullptr, false);
+    if (config.is_object() && config.contains("tie_word_embeddings"))
+      return config["tie_word_embeddings"] == true;
+  }
+  return false;
+}
+
+// FSDP's state dicts have a tied output layer under both names, its optimizer
+// under the first. Files of transformers have it once; DCP stores it twice,
+// and then nothing but the optimizer (and the bytes) says that it is tied.
+void settle_tied_head(Catalog& source, const Layout& layout) {
+  constexpr std::string_view kHead = "lm_head.weight";
+  constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
+  const Form& form =
+      find_form(layout.form, layout.topology.dp, trainer_in(source));
+  if (!form.sharded && !form.rank_files) return;
+  const auto embedding =
+      std::ranges::find(source.tensors, kEmbedding, &Tensor::name);
+  if (embedding == source.tensors.end()) return;
+  const auto head = std::ranges::find(source.tensors, kHead, &Tensor::name);
+  if (head == source.tensors.end()) {
+    if (!says_tied(source)) return;
+    Tensor copy = *embedding;
+    copy.name = kHead;
+    source.tensors.push_back(std::move(copy));
+    return;
+  }
+  const auto trained = [&](std::string_view name) {
+    return std::ranges::any_of(source.tensors, [&](const Tensor& tensor) {
+      return tensor.kind == Kind::optim && tensor.param == name;
+    });
+  };
+  if (!form.rank_files || head->shape != embedding->shape ||
+      head->dtype != embedding->dtype || trained(kHead) || !trained(kEmbedding))
+    return;
+  source.redundant.push_back(
+      {*head,
+       {},
+       *embedding,
+       "the optimizer has the one and not the other: they are tied"});
+  head->pieces = embedding->pieces;
+}
+
+// What transformers 5 trains in the place of each expert's weights, and FSDP
+// saves: [experts, 2 * width, hidden] and [experts, hidden, width].
+struct Experts {
+  std::map<uint64_t, size_t> gate, up, down;  // expert -> its tensor
+};
+
+std::map<std::string, Experts> find_experts(const Catalog& source) {
+  std::map<std::string, Experts> layers;
+  constexpr std::string_view kWord = ".experts.";
+  for (size_t t = 0; t < source.tensors.size(); ++t) {
+    const Tensor& tensor = source.tensors[t];
+    const size_t at = tensor.name.find(kWord);
+    if (tensor.kind != Kind::model || at == tensor.name.npos) continue;
+    const size_t begin = at + kWord.size();
+    const size_t dot = tensor.name.find('.', begin);
+    if (dot == tensor.name.npos) continue;
+    const auto number = whole_number(tensor.name.substr(begin, dot - begin));
+    const std::string rest = tensor.name.substr(dot + 1);
+    Experts& one = layers[tensor.name.substr(0, begin)];
+    if (!number) continue;
+    if (rest == "gate_proj.weight") one.gate[*number] = t;
+    if (rest == "up_proj.weight") one.up[*number] = t;
+    if (rest == "down_proj.weight") one.down[*number] = t;
+  }
+  return layers;
+}
+
+// Experts are saved one by one by transformers alone: a state dict has what is
+// trained, which the optimizer shows.
+void fuse_trained_experts(Catalog& source, const Layout& layout) {
+  const Form& form =
+      find_form(layout.form, layout.topology.dp, trainer_in(source));
+  if (!form.sharded && !form.rank_files) return;
+  std::set<std::string_view> trained;
+  for (const Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::optim) trained.insert(tensor.param);
+  std::vector<Tensor> made;
+  std::set<size_t> used;
+  for (const auto& [stem, one] : find_experts(source)) {
+    const size_t count = one.gate.size();
+    if (!trained.contains(stem + "gate_up_proj") || count == 0) continue;
+    if (one.up.size() != count || one.down.size() != count ||
+        one.gate.rbegin()->first + 1 != count ||
+        one.up.rbegin()->first + 1 != count ||
+        one.down.rbegin()->first + 1 != count)
+      throw unfaithful_error({source.path, printable(stem)},
+                             "has {} gates, {} ups and {} downs of experts, "
+                             "which are trained as one parameter",
+                             count, one.up.size(), one.down.size());
+    std::vector<families::View> rows, columns;
+    for (const auto& [number, gate] : one.gate) {
+      const families::View both[] = {
+          families::View::of(source.tensors[gate]),
+          families::View::of(source.tensors[one.up.at(number)])};
+      rows.push_back(families::View::concat(both, 0));
+      columns.push_back(
+          families::View::of(source.tensors[one.down.at(number)]));
+      used.insert({gate, one.up.at(number), one.down.at(number)});
+    }
+    families::View::stack(rows).into(
+        made.emplace_back(Tensor{.name = stem + "gate_up_proj"}));
+    families::View::stack(columns).into(
+        made.emplace_back(Tensor{.name = stem + "down_proj"}));
+  }
+  if (made.empty()) return;
+  std::vector<Tensor> kept;
+  for (size_t t = 0; t < source.tensors.size(); ++t)
+    if (!used.contains(t)) kept.push_back(std::move(source.tensors[t]));
+  std::ranges::move(made, std::back_inserter(kept));
+  source.tensors = std::move(kept);
+  source.assumptions.push_back(fmt::format(
+      "experts: {} saves what is trained, all experts in one", layout.form));
+}
+
 }  // namespace
 
 bool is_composed(const Catalog& source, const Layout& layout) {
@@ -72,6 +199,9 @@ Catalog review_composed(Catalog source, const Layout& layout) {
   load_objects(source);
   check_one_model(source);
   check_names(source, layout);
+  locate(source);
+  settle_tied_head(source, layout);
+  fuse_trained_experts(source, layout);
   std::string left;
   size_t count = 0;
   std::erase_if(source.tensors, [&](const Tensor& tensor) {

@@ -76,6 +76,15 @@ constexpr auto kForms = std::to_array<Form>({
      .grouping = Grouping::kEach,
      .scheduler = "",
      .home = ""},
+    {.trainer = "verl",
+     .rank_files = true,
+     .model_at = "model_world_size_{W}_rank_{r}.pt",
+     .model_key = "",
+     .optimizer_at = "optim_world_size_{W}_rank_{r}.pt",
+     .optimizer_key = "",
+     .grouping = Grouping::kOne,
+     .scheduler = "",
+     .home = "huggingface"},
 });
 
 // Which of the source's groups each parameter is in.
@@ -111,10 +120,15 @@ ParameterOrder order_of(const Form& form, const Catalog& source) {
 void settle_options(const Form& form, const Adam& adam, const Catalog& source,
                     const std::map<std::string_view, size_t>& known,
                     AdamGroup& group) {
-  if (group.params.empty()) return;
-  const size_t first = known.at(group.params[0]);
+  const auto in_one = [&](const std::string& param) {
+    return known.contains(param);
+  };
+  const auto leader = std::ranges::find_if(group.params, in_one);
+  if (leader == group.params.end()) return;
+  const size_t first = known.at(*leader);
   group.options = adam.groups[first].options;
   for (const std::string& param : group.params) {
+    if (!in_one(param)) continue;
     const size_t other = known.at(param);
     std::string differs;
     if (other == first ||
@@ -123,7 +137,7 @@ void settle_options(const Form& form, const Adam& adam, const Catalog& source,
     throw unfaithful_error(
         {source.path, printable(param)},
         "{} has it in one group with {}, whose options are others: {}",
-        form.trainer, printable(group.params[0]), differs)
+        form.trainer, printable(*leader), differs)
         .with_hint(
             "accelerate, lightning and torchtitan take groups as they are; "
             "--model-only converts the model");
@@ -165,6 +179,13 @@ const Form& find_form(const std::string& trainer, uint32_t ranks,
                  "; --to dcp, --to megatron_torch_dist are formats of others");
 }
 
+std::vector<std::string> module_order(const Form& form, const Catalog& source) {
+  std::vector<std::string> names;
+  for (const Parameter& one : order_of(form, source).parameters)
+    names.push_back(one.name);
+  return names;
+}
+
 std::vector<AdamGroup> groups_for(const Form& form, const Adam& adam,
                                   const Catalog& source) {
   if (adam.states.empty()) return {};
@@ -182,7 +203,10 @@ std::vector<AdamGroup> groups_for(const Form& form, const Adam& adam,
   size_t placed = 0;
   for (const Parameter& one : order.parameters) {
     const auto found = known.find(one.name);
-    if (found == known.end()) continue;  // frozen, tied
+    if (found == known.end()) {  // frozen
+      if (form.rank_files) groups[0].params.push_back(one.name);
+      continue;
+    }
     const size_t g = form.grouping == Grouping::kDecay ? (one.decays ? 0 : 1)
                      : form.grouping == Grouping::kOne ? 0
                                                        : found->second;

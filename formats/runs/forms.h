@@ -23,7 +23,10 @@ enum class Grouping : uint8_t {
 
 struct Form {
   std::string_view trainer;
-  bool sharded = false;       // DCP for any ranks, state by name
+  bool sharded = false;  // DCP for any ranks, state by name
+  // A file for each rank, in the model's order; all parameters are numbered,
+  // with or without state.
+  bool rank_files = false;
   std::string_view model_at;  // the folder of DCP
   std::string_view model_key;
   std::string_view optimizer_at;  // the folder of DCP, or the file
@@ -45,5 +48,9 @@ const Form& find_form(const std::string& trainer, uint32_t ranks,
 // or where an order is needed that nothing proves.
 std::vector<AdamGroup> groups_for(const Form& form, const Adam& adam,
                                   const Catalog& source);
+
+// Names in the order in which the model registers its parameters. Throws
+// unfaithful_error where nothing proves it.
+std::vector<std::string> module_order(const Form& form, const Catalog& source);
 
 }  // namespace ckpt::runs

@@ -9,6 +9,7 @@
 
 #include "ckpt/error.h"
 #include "containers/torch/file_plan.h"
+#include "formats/runs/dtensor_write.h"
 #include "formats/runs/mesh.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/ranks.h"
@@ -24,17 +25,10 @@ using pickle::Document;
 using pickle::Id;
 using text::printable;
 
-// torch.chunk: parts of ceil(size / ranks), the last ones short or empty.
 Box part_of(const Shape& shape, const Placement& placement, uint32_t rank,
             uint32_t ranks) {
-  Box box = Box::whole(shape);
-  if (!placement.shard) return box;
-  const uint64_t size = shape[placement.dim];
-  const uint64_t part = size / ranks + (size % ranks != 0);
-  const uint64_t begin = std::min(size, part * rank);
-  box.offset[placement.dim] = begin;
-  box.shape[placement.dim] = std::min(size - begin, part);
-  return box;
+  return placement.shard ? rows_of_rank(shape, placement.dim, rank, ranks)
+                         : Box::whole(shape);
 }
 
 class Writing {

@@ -234,19 +234,49 @@ def go_on(model, optimizer, **more):
     finish(model, loss, **more)
 
 
-def verl_fsdp2():
-    """What verl 0.9.1's FSDPCheckpointManager.load_checkpoint does."""
-    model = sharded()
+def verl(model, made=False):
+    """What verl 0.9.1's FSDPCheckpointManager.load_checkpoint does. `made`:
+    files that no rank saved. Their mesh is of cuda; it is this one but for
+    that."""
     optimizer = adamw(model)
+
+    def of_cpu(tensor):
+        mesh = tensor._spec.mesh
+        assert mesh._device_type in ("cuda", "cpu"), mesh
+        mesh._device_type = "cpu"
+        mine = next(model.parameters()).device_mesh
+        assert mesh == mine, (mesh, mine)
+        return tensor
+
+    def walk(value):
+        if hasattr(value, "_spec"):
+            return of_cpu(value)
+        if isinstance(value, dict):
+            return type(value)((k, walk(v)) for k, v in value.items())
+        return value
 
     def load(what):
         path = Path(DIR, f"{what}_world_size_{WORLD}_rank_{RANK}.pt")
-        return torch.load(path, weights_only=False)
+        loaded = torch.load(path, weights_only=False)
+        return walk(loaded) if made else loaded
 
     model.load_state_dict(load("model"))
     optimizer.load_state_dict(load("optim"))
     extra = load("extra_state")
     go_on(model, optimizer, position=extra["lr_scheduler"]["last_epoch"])
+
+
+def verl_fsdp2():
+    verl(sharded())
+
+
+def verl_made():
+    verl(sharded(), made=True)
+
+
+def verl_plain():
+    """One rank has plain tensors, whose model FSDP has not wrapped."""
+    verl(build())
 
 
 def lightning_fsdp2():

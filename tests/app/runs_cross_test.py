@@ -37,6 +37,9 @@ TARGETS = {
     ("accelerate", 3): "accelerate_fsdp2",
     ("lightning", 1): "lightning_fsdp2",
     ("lightning", 3): "lightning_fsdp2",
+    ("verl", 1): "verl_plain",
+    ("verl", 2): "verl_made",
+    ("verl", 3): "verl_made",
 }
 RESUMED = [
     ("accelerate_fsdp2_w2", "hf_trainer", 1),
@@ -44,6 +47,8 @@ RESUMED = [
     ("accelerate_fsdp2_w2", "lightning", 3),
     ("hf_trainer_fsdp2_w2", "accelerate", 3),
     ("hf_trainer_fsdp2_w2", "lightning", 1),
+    ("accelerate_fsdp2_w2", "verl", 3),
+    ("accelerate_fsdp2_w2", "verl", 1),
     ("hf_trainer_qwen2", "accelerate", 1),
     ("hf_trainer_qwen2", "accelerate", 3),
     ("hf_trainer_qwen2", "lightning", 3),
@@ -200,6 +205,77 @@ def test_optimizer(folder, kind, words):
         CKPT.ok(*command, "--model-only")
 
 
+def test_tied(folder, kind):
+    """A head that is stored twice: verl's files share it if it is one tensor,
+    and that is proven from its bytes. Stored once, FSDP's names get both."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    if kind == "once":
+        step = folder / "checkpoint-3"
+        convert("accelerate_fsdp2_w2", step, "hf_trainer", 1).want(0)
+        from safetensors.torch import load_file, save_file
+        weights = load_file(step / "model.safetensors")
+        weights.pop(head, None)
+        save_file(weights, step / "model.safetensors", {"format": "pt"})
+        (step / "config.json").write_text(json.dumps(
+            {"model_type": "qwen2", "tie_word_embeddings": True}))
+        CKPT.ok("convert", step, folder / "out", "--to", "run", "--trainer",
+                "accelerate", "--dp", 2)
+        found = dcp.FileSystemReader(str(
+            folder / "out/pytorch_model_fsdp_0")).read_metadata()
+        check("model." + head in found.state_dict_metadata, "one name alone")
+        return
+    step = folder / "step"
+    shutil.copytree(step_of("accelerate_fsdp2_w2"), step)
+    at = step / "pytorch_model_fsdp_0"
+    known = dcp.FileSystemReader(str(at)).read_metadata().state_dict_metadata
+    weights = {name: torch.empty(one.size, dtype=one.properties.dtype)
+               for name, one in known.items()}
+    dcp.load(weights, checkpoint_id=str(at), no_dist=True)
+    weights["model." + head][3, 3] += 1
+    shutil.rmtree(at)
+    dcp.save(weights, checkpoint_id=str(at), no_dist=True)
+    out = folder / "out"
+    said = CKPT.run("convert", step, out, "--to", "run", "--trainer", "verl",
+                    "--dp", 2).want(5)
+    check(head in said.err and not out.exists(), said.err)
+    check_equal(embedding in said.err or "tied" in said.err, True, said.err)
+
+
+def test_experts(folder, trainer):
+    """Saved one by one, trained as one: FSDP's folders have what is trained."""
+    import torch
+    from safetensors.torch import load_file
+
+    case = "hf_trainer_moe_qwen3"
+    weights = load_file(GOLDENS / case / "expected.safetensors")
+    want, layers = {}, {}
+    for name, tensor in weights.items():
+        if ".experts." not in name:
+            want[name] = tensor
+            continue
+        stem, rest = name.split(".experts.")
+        number, which = rest.split(".")[:2]
+        layers.setdefault(stem + ".experts.", {})[which, int(number)] = tensor
+    for stem, one in layers.items():
+        count = len(one) // 3
+        want[stem + "gate_up_proj"] = torch.stack([torch.cat(
+            [one["gate_proj", e], one["up_proj", e]]) for e in range(count)])
+        want[stem + "down_proj"] = torch.stack(
+            [one["down_proj", e] for e in range(count)])
+    check(layers, "no experts")
+    out = folder / "out"
+    convert(case, out, trainer, 2).want(0)
+    found = {t["name"]: t for t in CKPT.inspect(out, "--digest")["tensors"]
+             if t["kind"] == "model"}
+    check_equal(sorted(found), sorted(want), "names")
+    for name, tensor in want.items():
+        check_equal(found[name]["digest"], digest(tensor.contiguous().view(
+            -1).view(torch.uint8).numpy().tobytes()), name)
+
+
 def test_named_folder(folder):
     """Lightning's folders are named like files, and its roots go by that."""
     out = folder / "last.ckpt"
@@ -229,7 +305,9 @@ def prepare(suite, ckpt):
             ("lightning_mp_w2", "hf_trainer", 1, ["order", "modules"]),
             ("torchtitan_w2", "accelerate", 1, ["--dp 2"]),
             ("hf_trainer_qwen2", "torchtitan", 1, ["wq.weight"]),
-            ("hf_trainer_qwen2", "verl", 1, ["not written", "hf_trainer"]),
+            ("hf_trainer_qwen2", "verl", 1, ["one group", "weight_decay"]),
+            ("hf_trainer_qwen2", "nanotron", 1, ["not written", "verl"]),
+            ("lightning_mp_w2", "verl", 2, ["order", "modules"]),
             ("hf_trainer_zero3_w2", "accelerate", 2, ["groups"])):
         suite.add(f"{case} as {trainer} of {ranks}: refused", test_refused,
                   case, trainer, ranks, words)
@@ -238,6 +316,10 @@ def prepare(suite, ckpt):
                         ("Adamax", ["not Adam"]),
                         ("lacking", ["has no exp_avg_sq"])):
         suite.add(f"an optimizer: {kind}", test_optimizer, kind, words)
+    for kind in ("once", "twice, and not the same"):
+        suite.add(f"a tied head: {kind}", test_tied, kind)
+    for trainer in ("accelerate", "lightning"):
+        suite.add(f"experts as {trainer}", test_experts, trainer)
     suite.add("the model alone", test_model_only)
     suite.add("options", test_options)
     suite.add("a folder of Lightning's", test_named_folder)
