@@ -79,6 +79,12 @@ std::set<std::string_view> made_tensors(const Catalog& source) {
   return names;
 }
 
+// Megatron-Bridge's adapters, whose rows are arranged for the target's ranks
+// (formats/megatron/model/adapter_rows.h). The name stays.
+bool may_be_arranged(std::string_view name) {
+  return name.find(".linear_fc1.adapter.") != name.npos;
+}
+
 }  // namespace
 
 // If the source was written by ckpt, its manifest says what was written. By
@@ -124,7 +130,8 @@ void check_source_manifest(const Prepared& prepared,
     const Digest& found = result.source[i];
     const Shape& shape = prepared.plan.tensors[i].shape;
     const bool same = written.digest == found;
-    if (edit.cut || (same && shape != written.shape))
+    if (edit.cut || (same && shape != written.shape) ||
+        (!same && may_be_arranged(name)))
       cut.insert(edit.stored);
     else if (!same && !may_be_padded(prepared.source, shape, written))
       throw differs(prepared.source, edit.stored, found, written.digest, path);

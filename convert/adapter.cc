@@ -16,6 +16,7 @@
 #include "convert/mismatches.h"
 #include "convert/ops.h"
 #include "convert/values.h"
+#include "formats/megatron/model/adapter_rows.h"
 #include "formats/megatron/model/canonical.h"
 #include "formats/peft/config.h"
 #include "models/order.h"
@@ -154,29 +155,6 @@ Factor factor_of(const Catalog& source, const Tensor& tensor) {
           "add the adapter to its base: ckpt convert BASE DST --adapter DIR");
 }
 
-// Distributed checkpoints have rows of gate and up as Megatron-Bridge cuts
-// them: each rank's rows in two halves, first halves first. With one rank that
-// is their own order.
-View halved(const View& rows, uint64_t ranks, bool back) {
-  const Shape shape = rows.shape();
-  const uint64_t half = shape[0] / (2 * ranks);
-  const Shape cut =
-      back ? Shape{2, ranks, half, shape[1]} : Shape{ranks, 2, half, shape[1]};
-  return rows.reshape(cut).permute({1, 0, 2, 3}).reshape(shape);
-}
-
-bool is_halved(std::string_view part, bool in) {
-  return !in && (part == "adapter_gate" || part == "adapter_up");
-}
-
-void check_halves(const Catalog& source, const Tensor& tensor, uint64_t ranks) {
-  if (ranks != 0 && tensor.shape[0] % (2 * ranks) == 0) return;
-  throw unfaithful_error({source.path, tensor.name},
-                         "{} rows can't be cut in two halves for each of {} "
-                         "tensor-parallel ranks, as Megatron-Bridge does",
-                         tensor.shape[0], ranks);
-}
-
 class ToMegatron {
  public:
   ToMegatron(Catalog& source, const Modules& modules,
@@ -209,9 +187,9 @@ class ToMegatron {
                               part.empty() ? "" : ".",
                               factor.in ? "linear_in" : "linear_out");
     tensor.tp = {};
-    if (ranks_ < 2 || !is_halved(part, factor.in)) return;
-    check_halves(source_, tensor, ranks_);
-    halved(View::of(tensor), ranks_, false).into(tensor, kAnyPieces);
+    if (ranks_ < 2 || !megatron::is_halved_part(part, factor.in)) return;
+    megatron::check_halves(source_, tensor, ranks_);
+    megatron::halved(View::of(tensor), ranks_, false).into(tensor, kAnyPieces);
   }
 
   // Bridge's modules call all of their parts.
@@ -316,15 +294,16 @@ class ToPeft {
     if (hf == module.hf.end())
       throw unfaithful_error({source_.path, tensor.name},
                              "the base's module has no such part");
-    if (ranks_ == 1 || !is_halved(part, in)) return put(tensor, *hf, in);
+    if (ranks_ == 1 || !megatron::is_halved_part(part, in))
+      return put(tensor, *hf, in);
     if (ranks_ == 0)
       throw unfaithful_error({source_.path, tensor.name},
                              "the order of its rows depends on the number of "
                              "tensor-parallel ranks, and neither args nor "
                              "run_config.yaml say it");
-    check_halves(source_, tensor, ranks_);
+    megatron::check_halves(source_, tensor, ranks_);
     Tensor made = tensor;
-    halved(View::of(tensor), ranks_, true).into(made);
+    megatron::halved(View::of(tensor), ranks_, true).into(made);
     put(std::move(made), *hf, in);
   }
 
@@ -397,9 +376,9 @@ Catalog translate_adapter(Catalog source, const TranslateOptions& options,
   const Modules modules(*family->dialect("mcore"), numbers);
   if (options.to == "mcore") {
     ToMegatron(source, modules, options, ranks).run();
-    note_ranks(source, ranks);
+    megatron::note_adapter_ranks(source, ranks);
   } else {
-    const uint64_t own = ranks_of(source);
+    const uint64_t own = megatron::adapter_ranks(source);
     megatron::to_canonical(source);
     write_peft_config(source, ToPeft(source, modules, numbers, own).run());
   }

@@ -8,10 +8,8 @@
 #include <optional>
 
 #include "ckpt/error.h"
-#include "formats/fairseq2/model_yaml.h"
-#include "formats/megatron/model/facts.h"
+#include "formats/megatron/model/adapter_rows.h"
 #include "lib/io/file.h"
-#include "lib/pickle/json.h"
 #include "lib/text/json.h"
 
 namespace ckpt::families {
@@ -20,20 +18,10 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kArgs[] = "args";
-constexpr char kRanks[] = "tensor_model_parallel_size";
 constexpr char kRunConfig[] = "run_config.yaml";
 
 bool is_peft_config(const Sidecar& sidecar) {
   return sidecar.name == peft::kConfigFile;
-}
-
-// Bridge's own file, in the folder of the step.
-Config run_config(const Catalog& source) {
-  for (const Sidecar& sidecar : source.sidecars)
-    if (sidecar.name.ends_with(kRunConfig) && !sidecar.text)
-      return fairseq2::read_flat_yaml(sidecar.path);
-  const std::string beside = io::join(source.path, kRunConfig);
-  return io::is_file(beside) ? fairseq2::read_flat_yaml(beside) : Config();
 }
 
 std::optional<double> number(const Config& config, std::string_view key) {
@@ -84,34 +72,13 @@ std::string dropout_text(const peft::Config& config) {
   return fmt::format(", dropout={:g}", found->get<double>());
 }
 
-uint64_t ranks_of(const Catalog& source) {
-  for (const Object& object : source.objects)
-    if (object.name == kArgs && object.document)
-      if (const auto tp =
-              megatron::read_facts(*object.document, object.node, source.path)
-                  .tp)
-        return *tp;
-  const auto said =
-      whole_number(run_config(source), std::string("model.") + kRanks);
-  return said.value_or(0);
-}
-
-void note_ranks(Catalog& source, uint64_t ranks) {
-  auto document = std::make_shared<pickle::Document>();
-  const pickle::Id node = pickle::from_json(*document, Json{{kRanks, ranks}});
-  std::erase_if(source.objects,
-                [](const Object& object) { return object.name == kArgs; });
-  source.objects.push_back(
-      {.name = kArgs, .document = std::move(document), .node = node});
-}
-
 void write_peft_config(Catalog& source, const AdapterModules& modules) {
   std::erase_if(source.objects, [](const Object& object) {
     return object.name == kArgs || object.name == "checkpoint_version" ||
            object.name == "iteration";
   });
   if (std::ranges::any_of(source.sidecars, is_peft_config)) return;
-  const Config config = run_config(source);
+  const Config config = megatron::run_config(source);
   check_class(source, config);
   const auto rank = whole_number(config, "peft.dim");
   const auto alpha = number(config, "peft.alpha");

@@ -23,11 +23,6 @@ peft::Config config_for_bridge(const Catalog& source);
 // ", dropout=0.05" or ""
 std::string dropout_text(const peft::Config& config);
 
-// The tensor-parallel ranks that a checkpoint of Megatron's was written for:
-// by its args, or run_config.yaml. 0 if neither tells.
-uint64_t ranks_of(const Catalog& source);
-void note_ranks(Catalog& source, uint64_t ranks);
-
 // Gives the catalog an adapter_config.json, if it has none.
 void write_peft_config(Catalog& source, const AdapterModules& modules);
 

@@ -123,17 +123,10 @@ std::string listed(const std::vector<std::string>& all) {
   return text;
 }
 
-}  // namespace
-
-std::optional<Config> read_config(const std::string& path) {
-  const std::string directory =
-      io::is_directory(path) ? path : io::parent(path);
+Config parse_config(const std::string& text, const std::string& path) {
   Config config;
-  config.path = io::join(directory, kConfigFile);
-  if (!io::is_file(config.path)) return {};
-  constexpr uint64_t kMost = uint64_t{1} << 24;
-  const std::string text = io::read_file(config.path, kMost);
-  if (!text::parse_json(text, config.path).is_object())
+  config.path = path;
+  if (!text::parse_json(text, path).is_object())
     throw input_error({config.path, {}}, "expected an object");
   // Once more for the order of its members, in which patterns are tried.
   const Json root = Json::parse(text);
@@ -152,20 +145,27 @@ std::optional<Config> read_config(const std::string& path) {
   return config;
 }
 
+}  // namespace
+
+std::optional<Config> read_config(const std::string& path) {
+  const std::string directory =
+      io::is_directory(path) ? path : io::parent(path);
+  const std::string file = io::join(directory, kConfigFile);
+  if (!io::is_file(file)) return {};
+  constexpr uint64_t kMost = uint64_t{1} << 24;
+  return parse_config(io::read_file(file, kMost), file);
+}
+
 std::optional<Config> config_of(const Catalog& catalog) {
   const bool has = std::ranges::any_of(catalog.tensors, [](const Tensor& t) {
     return t.name.find(".lora_") != t.name.npos;
   });
   if (!has) return {};
-  // One that a conversion made has no file yet.
-  for (const Sidecar& sidecar : catalog.sidecars)
-    if (sidecar.name == kConfigFile && sidecar.text) {
-      Config config;
-      config.path = sidecar.name;
-      config.type = "LORA";
-      return config;
-    }
   try {
+    // One that a conversion made has no file yet.
+    for (const Sidecar& sidecar : catalog.sidecars)
+      if (sidecar.name == kConfigFile && sidecar.text)
+        return parse_config(*sidecar.text, sidecar.name);
     return read_config(catalog.path);
   } catch (const Error&) {
     return {};

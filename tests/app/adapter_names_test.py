@@ -142,8 +142,93 @@ def fused(folder):
                  config["target_modules"]),
                 (8, 16, 0.1, ["gate_proj", "k_proj", "q_proj", "up_proj",
                               "v_proj"]), "adapter_config.json")
+    shown = json.loads(CKPT.ok("inspect", folder / "out", "--json").out)
+    check_equal((shown["adapter"]["type"], shown["adapter"]["rank"],
+                 shown["adapter"]["alpha"]), ("LORA", 8, 16), "inspect --json")
     CKPT.ok("convert", base, folder / "merged", "-q", "--to", "safetensors",
             "--adapter", folder / "out")
+
+
+def set_ranks(source, there, tp):
+    """As Bridge leaves it: ranks in run_config.yaml, no args in common.pt."""
+    import shutil
+
+    import torch
+
+    shutil.copytree(source, there)
+    common = there / "release/common.pt"
+    state = torch.load(common, weights_only=False)
+    del state["args"]
+    torch.save(state, common)
+    (there / "release/run_config.yaml").write_text(
+        RUN.replace("size: 1", f"size: {tp}"))
+
+
+def check_rows(folder, tp, want, what):
+    """Each rank's rows of gate and up, as Megatron-Core takes them."""
+    import torch
+
+    state = read_dist(folder / "release")
+    for hf in ("mlp.gate_proj", "mlp.up_proj"):
+        whole = state[f"decoder.layers.{PLACES[hf]}linear_out.weight"]
+        for layer in range(2):
+            own = want[f"base_model.model.model.layers.{layer}.{hf}"
+                       ".lora_B.weight"]
+            got = torch.cat([on_ranks(whole[layer], part, tp, rank)
+                             for rank, part in enumerate(own.chunk(tp))])
+            check(torch.equal(got, own), f"{what}: {hf} of layer {layer}")
+
+
+def other_ranks(folder):
+    """Rows of gate and up follow tp, whoever says for how many they are."""
+    base = make_base(folder / "base", "llama", "float32")
+    adapter = make_adapter(folder / "adapter", base, r=8, lora_alpha=16,
+                           target_modules=LINEAR)
+    want = read_model(adapter)
+    weights = (adapter / "adapter_model.safetensors").read_bytes()
+    for tp in (1, 2, 4):
+        args, bridge = folder / f"args{tp}", folder / f"bridge{tp}"
+        CKPT.ok("convert", adapter, args, "-q", "--to", "megatron_torch_dist",
+                "--tp", tp, "--config-from", base)
+        set_ranks(args, bridge, tp)
+        for to in (1, 2, 4):
+            for source in (args, bridge):
+                for command in (("reshard",),
+                                ("convert", "--to", "megatron_torch_dist")):
+                    what = f"{command[0]} {source.name} to {to}"
+                    out = folder / what.replace(" ", "_")
+                    CKPT.ok(command[0], source, out, "-q", *command[1:],
+                            "--tp", to)
+                    check_rows(out, to, want, what)
+                    if command[0] == "convert":
+                        continue
+                    back = folder / f"{out.name}_back"
+                    CKPT.ok("convert", out, back, "-q", "--to", "safetensors",
+                            "--config-from", base)
+                    check((back / "adapter_model.safetensors").read_bytes()
+                          == weights, what)
+        zarr = folder / f"zarr{tp}"
+        CKPT.ok("convert", args, zarr, "-q", "--to", "megatron_zarr", "--tp",
+                4 // tp)
+        CKPT.ok("convert", zarr, folder / f"home{tp}", "-q", "--to",
+                "safetensors", "--config-from", base)
+        check((folder / f"home{tp}/adapter_model.safetensors").read_bytes()
+              == weights, f"zarr of {tp}")
+        run = CKPT.run("convert", args, folder / "no", "--to",
+                       "megatron_legacy", "--tp", 2).want(5)
+        check("ranks' files" in run.err, run.err)
+    # Nobody asks for ranks, and the files' boxes are for 4.
+    text = RUN.replace("size: 1", "size: 2")
+    (bridge / "release/run_config.yaml").write_text(text)
+    run = CKPT.run("reshard", bridge, folder / "no").want(5)
+    check("for 2 tensor-parallel" in run.err and "--tp 2" in run.err, run.err)
+    (bridge / "release/run_config.yaml").unlink()
+    for more in ((), ("--tp", 2)):
+        run = CKPT.run("reshard", bridge, folder / "no", *more).want(5)
+        check("neither args nor run_config.yaml" in run.err, run.err)
+    run = CKPT.run("reshard", args, folder / "no", "--tp", 32).want(5)
+    check("linear_fc1" in run.err or "divide" in run.err, run.err)
+    check(not (folder / "no").exists(), "something was written")
 
 
 def refusals(folder):
@@ -172,6 +257,7 @@ def prepare(suite, ckpt):
     CKPT = ckpt
     suite.add("there and back", there_and_back)
     suite.add("fused adapters", fused)
+    suite.add("other ranks", other_ranks)
     suite.add("refusals", refusals)
 
 

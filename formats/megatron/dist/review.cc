@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "formats/megatron/dist/zarr_scan.h"
 #include "formats/megatron/legacy/objects.h"
+#include "formats/megatron/model/adapter_rows.h"
 #include "formats/megatron/model/canonical_review.h"
 #include "formats/megatron/model/grouped.h"
 #include "formats/megatron/model/keys.h"
@@ -124,6 +125,7 @@ namespace {
 
 // A model of another dialect, under canonical names.
 Catalog review_canonical(Catalog source, const Layout& layout) {
+  arrange_adapters(source, layout);  // by its own args
   const Facts facts = settle_canonical(source, layout);
   stack_modules(source, facts);
   warn_of_heads(source, facts, layout.topology.tp);
@@ -149,6 +151,7 @@ Catalog review_for_dist(Catalog source, const Layout& layout) {
   warn_of_names(source);
   warn_of_heads(source, facts, layout.topology.tp);
   convert_optimizer(source, wanted);
+  arrange_adapters(source, layout);
   if (layout.topology.tp != 0 && !ask_vocabulary(source, facts, layout, false))
     pad_vocabulary(source, facts, layout.topology.tp);
   return source;

@@ -14,6 +14,7 @@
 #include "formats/megatron/legacy/review.h"
 #include "formats/megatron/legacy/states_write.h"
 #include "formats/megatron/locate.h"
+#include "formats/megatron/model/adapter_rows.h"
 #include "formats/megatron/model/canonical_review.h"
 #include "formats/megatron/model/restack.h"
 #include "formats/megatron/model/vocab.h"
@@ -31,6 +32,7 @@ class LegacyWriter : public formats::Writer {
  public:
   std::string_view name() const override { return "megatron_legacy"; }
   Catalog review(Catalog source, const Layout& layout) const override {
+    refuse_adapters(source);
     if (speaks_canonical(source)) {
       settle_canonical(source, layout);
       check_names(source);
