@@ -89,6 +89,11 @@ std::vector<std::string> unknown_keys(const Family& family,
                                       const std::string& side,
                                       const Json& config);
 
+// Keys of a config.json that have one value (or some) in all models of the
+// family, and another here: "says" of its traits. `b` of each are those.
+std::vector<FactDifference> denied_keys(const Family& family,
+                                        const Json& config);
+
 // As a message shows it: 32.0, "yarn", none.
 std::string shown_fact(const Json& value);
 

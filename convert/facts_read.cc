@@ -79,16 +79,21 @@ Json hf_rope(const Json& values, const Json& defaults) {
     merge(rope, usual);
   for (const char* key : {"rope_theta", "partial_rotary_factor"})
     if (!at(usual, key).is_null()) rope[key] = at(usual, key);
-  const Json* parameters = &at(values, "rope_parameters");
-  if (at(*parameters, "full_attention").is_object())
-    parameters = &at(*parameters, "full_attention");
+  // Of both spellings transformers takes the old one, and nothing of the other
+  // unless that is by type of layer.
+  const Json& old = at(values, "rope_scaling");
+  const Json& both = at(values, "rope_parameters");
+  const Json& full = at(both, "full_attention");
   for (const char* key : {"rotary_emb_base", "rope_theta"})
     if (!at(values, key).is_null()) rope["rope_theta"] = at(values, key);
   for (const char* key : {"rotary_pct", "partial_rotary_factor"})
     if (!at(values, key).is_null())
       rope["partial_rotary_factor"] = at(values, key);
-  merge(rope, *parameters);
-  merge(rope, at(values, "rope_scaling"));
+  if (full.is_object())
+    merge(rope, full);
+  else if (!truthy(old))
+    merge(rope, both);
+  merge(rope, old);
   Json type = at(rope, "rope_type").is_null() ? at(rope, "type")
                                               : at(rope, "rope_type");
   if (type == "su") type = "longrope";
@@ -115,6 +120,17 @@ Json mcore_window(const Json& values) {
   return window;
 }
 
+// A class reads one of them; the others of a config.json are left over.
+void keep_epsilon(const Json& defaults, Json& values) {
+  constexpr const char* kEpsilons[] = {"rms_norm_eps", "layer_norm_eps",
+                                       "layer_norm_epsilon", "norm_epsilon",
+                                       "norm_eps"};
+  const auto known = [&](const char* key) { return defaults.contains(key); };
+  if (std::ranges::none_of(kEpsilons, known)) return;
+  for (const char* key : kEpsilons)
+    if (!known(key)) values.erase(key);
+}
+
 void prepare_hf(const Json& defaults, Json& values,
                 std::vector<std::string>& defaulted) {
   const Json text = at(values, "text_config");
@@ -123,6 +139,7 @@ void prepare_hf(const Json& defaults, Json& values,
   // The model's, which its language model's class does not look at.
   if (!tied.is_null()) values["tie_word_embeddings"] = tied;
   values["rope"] = hf_rope(values, defaults);
+  keep_epsilon(defaults, values);
   for (const auto& [key, value] : defaults.items()) {
     if (values.contains(key)) continue;
     if (std::ranges::count(kSizes, key) != 0) continue;
@@ -157,13 +174,6 @@ void prepare_fairseq2(Json& values) {
 const Json& facts_table() {
   static const Json table = Json::parse(embedded_text("facts"));
   return table;
-}
-
-const Json& hf_defaults(const std::string& model_type) {
-  static const Json table = Json::parse(embedded_text("hf_defaults"));
-  static const Json nothing = Json::object();
-  const auto found = table.find(model_type);
-  return found == table.end() ? nothing : *found;
 }
 
 std::string model_type_of(const Family& family, const Json& values) {

@@ -5,13 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "models/defaults.h"
 #include "models/numbers.h"
 
 namespace ckpt::families {
 
 const Json& facts_table();
-// The defaults of the class of a model type, or an empty object.
-const Json& hf_defaults(const std::string& model_type);
 // What the ledger says of a family: of the model type where it is named too.
 Json traits_of(const Family& family, const Json& values);
 std::string model_type_of(const Family& family, const Json& values);

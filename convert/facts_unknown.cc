@@ -110,30 +110,70 @@ std::set<std::string> keys_of_variables(const Family& family) {
   return keys;
 }
 
+// The whole config.json, and its text_config.
+template <class Look>
+void look_at_parts(const Json& config, Look look) {
+  look(config, "");
+  const auto text = config.find("text_config");
+  if (text != config.end() && text->is_object()) look(*text, "text_config.");
+}
+
+// What the expressions of the ledger have as "rope.NAME", and spellings.
+const std::set<std::string>& keys_of_rope() {
+  static const std::set<std::string> known = [] {
+    std::set<std::string> keys{"rope_type",         "type",
+                               "rope_theta",        "partial_rotary_factor",
+                               "mrope_interleaved", "finetuned"};
+    for (const Json& group : facts_table().at("groups"))
+      for (const auto& item : group.at("facts").items()) {
+        const auto how = item.value().find("hf");
+        if (how == item.value().end() || !how->is_string()) continue;
+        const Expr parsed(how->get<std::string>());
+        for (const std::string& name : parsed.names())
+          if (name.starts_with("rope.")) keys.insert(name.substr(5));
+      }
+    return keys;
+  }();
+  return known;
+}
+
+// Of a scaling by type of layer, those of each.
+void find_unknown_of_rope(const Json& rope, const std::string& before,
+                          std::vector<std::string>& unknown) {
+  if (!rope.is_object()) return;
+  for (const auto& [key, value] : rope.items()) {
+    if (key.ends_with("_attention"))
+      find_unknown_of_rope(value, before + key + ".", unknown);
+    else if (!value.is_null() && !keys_of_rope().contains(key))
+      unknown.push_back(before + key);
+  }
+}
+
 std::vector<std::string> unknown_of_hf(const Family& family,
                                        const Json& config) {
   std::vector<std::string> unknown;
   const Json& known = hf_defaults(model_type_of(family, config));
   if (known.empty()) return unknown;
+  const Json says = traits_of(family, config).value("says", Json::object());
   std::vector<text::Glob> inert;
   for (const Json& glob : facts_table().at("inert").at("hf"))
     inert.emplace_back(glob.get<std::string>());
   const std::set<std::string> numbers = keys_of_variables(family);
-  const auto look = [&](const Json& object, const std::string& before) {
-    for (const auto& item : object.items()) {
-      const std::string& key = item.key();
+  look_at_parts(config, [&](const Json& object, const std::string& before) {
+    for (const auto& [key, value] : object.items()) {
+      const std::string& name = key;
       const auto matches = [&](const text::Glob& glob) {
-        return glob.matches(key);
+        return glob.matches(name);
       };
-      if (!known.contains(key) && !numbers.contains(key) &&
+      if (key == "rope_scaling" || key == "rope_parameters")
+        find_unknown_of_rope(value, before + key + ".", unknown);
+      if (!value.is_null() && value != Json(false) && !known.contains(key) &&
+          !numbers.contains(key) && !says.contains(key) &&
           std::ranges::none_of(inert, matches) &&
           std::ranges::count(family.hf().outer, key) == 0)
         unknown.push_back(before + key);
     }
-  };
-  look(config, "");
-  const auto text = config.find("text_config");
-  if (text != config.end() && text->is_object()) look(*text, "text_config.");
+  });
   return unknown;
 }
 
@@ -152,6 +192,26 @@ std::vector<std::string> unknown_keys(const Family& family,
   if (table.is_object())
     find_unknown(Known(family, side), table, is_nested(side), "", 0, unknown);
   return unknown;
+}
+
+std::vector<FactDifference> denied_keys(const Family& family,
+                                        const Json& config) {
+  std::vector<FactDifference> denied;
+  if (!in_ledger(family) || !config.is_object()) return denied;
+  const Json says = traits_of(family, config).value("says", Json::object());
+  look_at_parts(config, [&](const Json& object, const std::string& before) {
+    for (const auto& [key, values] : says.items()) {
+      const auto found = object.find(key);
+      if (found == object.end() || found->is_null() || !values.is_array())
+        continue;
+      const auto fits = [&](const Json& one) {
+        return one == *found || one == Json("*");
+      };
+      if (std::ranges::none_of(values, fits))
+        denied.push_back({before + key, *found, values, "", ""});
+    }
+  });
+  return denied;
 }
 
 }  // namespace ckpt::families

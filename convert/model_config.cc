@@ -172,6 +172,7 @@ void Configuration::read_all_facts(const Catalog& source) {
 
 void Configuration::note_unknown(const Catalog& source, const std::string& side,
                                  const Values& values) {
+  if (side == "hf" && !options_.lenient) check_denied(source, values);
   const auto keys = unknown_keys(*family_, side, values.values);
   if (keys.empty()) return;
   if (options_.strict_config)
@@ -185,6 +186,23 @@ void Configuration::note_unknown(const Catalog& source, const std::string& side,
       "computes: {}",
       values.source,
       text::printable(fmt::format("{}", fmt::join(keys, ", ")))));
+}
+
+// A key that has one value in all models of the family, and another here.
+void Configuration::check_denied(const Catalog& source,
+                                 const Values& values) const {
+  const auto denied = denied_keys(*family_, values.values);
+  if (denied.empty()) return;
+  const FactDifference& one = denied.front();
+  throw unfaithful_error({source.path, {}},
+                         "{} says {} {}, and what is known of {} is {} {}",
+                         values.source, text::printable(one.name),
+                         text::printable(shown_fact(one.a)), family_->name(),
+                         text::printable(one.name), shown_fact(one.b))
+      .with_hint(
+          "transformers' class looks at no such key: take it out if it "
+          "changes nothing, or bring the family with --family-file FILE "
+          "(\"traits\": {\"says\": …})");
 }
 
 const Numbers& Configuration::numbers(const Dialect& dialect) {
@@ -379,6 +397,7 @@ void Configuration::check_own_args(const Json& args, Catalog& catalog) const {
         [&](const std::string& key) { return one.name == "config." + key; });
   });
   const bool elsewhere =
+      !options_.strict_config &&
       traits_of(*family_, args).value("layers_elsewhere", false);
   const auto refused = std::ranges::find_if(own, [&](const auto& one) {
     return !elsewhere && !is_allowed(options_.allow_unsaid, one.name);

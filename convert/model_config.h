@@ -49,6 +49,7 @@ class Configuration {
   Json token_ids() const;
   void note_unknown(const Catalog& source, const std::string& side,
                     const Values& values);
+  void check_denied(const Catalog& source, const Values& values) const;
 
   std::shared_ptr<const Family> family_;
   const std::string from_;

@@ -7,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"
+#include "models/defaults.h"
 #include "models/located.h"
 
 namespace ckpt::families {
@@ -129,6 +130,7 @@ Numbers::Numbers(std::shared_ptr<const Family> family, const Dialect& dialect,
       side_(std::move(side)),
       values_(std::move(values)),
       source_(std::move(source)) {
+  if (side_ == "hf") complete_text_config(values_, family_->hf().text_type);
   std::set<std::string> known;
   for (const auto& [name, definition] : dialect.vars) {
     known.insert(plain(name));

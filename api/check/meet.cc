@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "api/buffers.h"
@@ -71,6 +72,28 @@ void bring(Catalog& catalog, const std::string& family) {
   prove_buffers(catalog, theta);
 }
 
+// What one side has as a sum of what the other has, the other is asked for:
+// sums are rounded, and B was made of A.
+void compare_as_made(Catalog& a, Catalog& b) {
+  std::unordered_map<std::string_view, Tensor*> of_a;
+  for (Tensor& tensor : a.tensors) of_a.emplace(tensor.name, &tensor);
+  const auto only = [](const Tensor& tensor, uint8_t transform) {
+    return !tensor.pieces.empty() &&
+           std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
+             return piece.transform == transform;
+           });
+  };
+  for (Tensor& tensor : b.tensors) {
+    const auto found = of_a.find(tensor.name);
+    if (found == of_a.end() || !only(*found->second, 0)) continue;
+    const bool more = only(tensor, kAddOne);
+    if (!more && !only(tensor, kSubtractOne)) continue;
+    for (Piece& piece : tensor.pieces) piece.transform = 0;
+    for (Piece& piece : found->second->pieces)
+      piece.transform = more ? kSubtractOne : kAddOne;
+  }
+}
+
 bool has_numbers(const Catalog& catalog) {
   const std::string_view side = families::dialect_of(catalog);
   return !families::values_of(catalog, side).source.empty() ||
@@ -101,6 +124,7 @@ bool translate_both(Catalog& a, Catalog& b, const std::string& family,
       lend_config(a, b);
       bring(b, of_b ? family : name_b);
     }
+    compare_as_made(a, b);
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUnfaithful) throw;
     warn(a, b, error.problem(), engine);

@@ -49,11 +49,32 @@ def as_saved(value):
     return value
 
 
+def changed(config_class, config):
+    """Keys whose default follows from others: heads of keys from heads, a list
+    by layer from the layers. They have none of their own."""
+    follow = set()
+    for key, value in config.items():
+        if type(value) is not int or key.endswith("_token_id"):
+            continue
+        try:
+            other = config_class(**{key: value * 2}).to_dict()
+        except Exception:  # the class has no such model
+            continue
+        follow.update(k for k in config if k not in (key, "rope_parameters")
+                      and other.get(k) != config[k])
+    return follow
+
+
 def defaults():
     general = set(PretrainedConfig().to_dict())
     table = {}
     for name in TYPES:
-        config = CONFIG_MAPPING[name]().to_dict()
+        config_class = CONFIG_MAPPING[name]
+        config = config_class().to_dict()
+        config.update(dict.fromkeys(changed(config_class, config)))
+        if "use_sliding_window" in config:  # else it is none
+            config["sliding_window"] = config_class(
+                use_sliding_window=True).sliding_window
         own = {key: as_saved(value) for key, value in config.items()
                if (key not in general or key == "tie_word_embeddings")
                and key not in DERIVED and key != "rope_parameters"}

@@ -43,14 +43,15 @@ uint64_t round_up(uint64_t rows, uint64_t multiple, const Catalog& catalog) {
 
 void check_names(const Catalog& catalog) {
   if (catalog.format == "megatron_legacy") return;
-  for (const Tensor& tensor : catalog.tensors) {
-    const std::string name = text::printable(tensor.name);
+  for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::optim)
-      throw unfaithful_error({catalog.path, name},
+      throw unfaithful_error({catalog.path, text::printable(tensor.name)},
                              "optimizer state of {} in the form of ranks' "
                              "files can't be made",
                              catalog.format)
           .with_hint("--model-only leaves the optimizer out");
+  for (const Tensor& tensor : catalog.tensors) {
+    const std::string name = text::printable(tensor.name);
     if (tensor.kind != Kind::model) continue;
     const Key key = parse_key(tensor.name);
     const bool module =

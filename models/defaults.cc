@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/defaults.h"
+
+#include "lib/embedded.h"
+
+namespace ckpt::families {
+
+const Json& hf_defaults(const std::string& model_type) {
+  static const Json table = Json::parse(embedded_text("hf_defaults"));
+  static const Json nothing = Json::object();
+  const auto found = table.find(model_type);
+  return found == table.end() ? nothing : *found;
+}
+
+void complete_text_config(Json& config, const std::string& type) {
+  if (!config.is_object()) return;
+  const auto text = config.find("text_config");
+  if (text == config.end() || !text->is_object()) return;
+  const Json own = text->value("model_type", Json(type));
+  const Json& all = hf_defaults(own.is_string() ? own.get<std::string>() : "");
+  for (const auto& [key, value] : all.items()) {
+    // Ties are the whole model's; rotary positions have spellings.
+    const bool elsewhere = key == "tie_word_embeddings" || key == "rope";
+    if (value.is_null() || elsewhere || text->contains(key) ||
+        config.contains(key))
+      continue;
+    (*text)[key] = value;
+  }
+}
+
+}  // namespace ckpt::families
