@@ -360,6 +360,45 @@ def test_web_identity(folder):
         check("hunter2" not in done.out + done.err + bad.err, "a secret")
 
 
+def test_gs_bearer(folder):
+    """A bearer token for gs:// is sent as it is; its first source counts. It
+    never goes to another host, and is never shown."""
+    write_model(folder / "b" / "m.safetensors", layers(2, 1000))
+    with Server(folder) as server, Server(folder) as other:
+        for sources, token in (
+                (("GOOGLE_OAUTH_ACCESS_TOKEN",), "hunter2-oauth"),
+                (("CLOUDSDK_AUTH_ACCESS_TOKEN",), "hunter2-sdk"),
+                (("GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN"),
+                 "hunter2-oauth")):
+            env = {"GS_ENDPOINT_URL": server.url, "GS_ACCESS_KEY_ID": KEY,
+                   "GS_SECRET_ACCESS_KEY": SECRET,
+                   "GOOGLE_OAUTH_ACCESS_TOKEN": "",
+                   "CLOUDSDK_AUTH_ACCESS_TOKEN": ""}
+            for name in sources:
+                env[name] = "hunter2-oauth" if "OAUTH" in name else \
+                    "hunter2-sdk"
+            server.forget()
+            # The bucket can't be listed here: objects are looked at by name.
+            server.fault = lambda request, _: \
+                ("status", 404) if "?" in request.path else None
+            done = ok("inspect", "gs://b/m.safetensors", "-vv", env=env)
+            for request in server.requests:
+                check_equal(request.headers.get("authorization"),
+                            "Bearer " + token, "authorization")
+            server.fault = lambda request, _: \
+                ("status", 404) if "?" in request.path else \
+                ("to", other.url + request.path)
+            moved = run("inspect", "gs://b/m.safetensors", "-vv", env=env)
+            for request in other.requests:
+                check("authorization" not in request.headers, "a token")
+            server.fault = lambda *_: ("status", 403)
+            bad = run("inspect", "gs://b/m.safetensors", "-vv", env=env)
+            check_equal(bad.code, 6, bad.err)
+            said = "".join(d.out + d.err for d in (done, moved, bad))
+            check("hunter2" not in said, "a secret was shown")
+        check(other.requests, "the other host was not asked")
+
+
 def test_coalesced(folder):
     """A header of 2 MiB comes in two requests; three look at what is beside."""
     entries = 20000
@@ -827,7 +866,8 @@ def main():
     for test in (test_file, test_headers_alone, test_wanted_alone,
                  test_large_without_ranges, test_changed_before_publish,
                  test_resume, test_secrets, test_trace,
-                 test_web_identity, test_coalesced, test_redirects, test_hub,
+                 test_web_identity, test_gs_bearer, test_coalesced,
+                 test_redirects, test_hub,
                  test_hub_data, test_hub_located, test_hub_expired,
                  test_hub_cache, test_fetch, test_rate,
                  test_s3, test_tls, test_nginx, test_refused, test_memory):
