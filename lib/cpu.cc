@@ -33,17 +33,19 @@ CpuFeatures find_cpu_features() {
   found.sse41 = cpu_bit(c, 19);
   const bool xgetbv = cpu_bit(c, 27);
   const uint32_t states = xgetbv ? kept_states() : 0;
+  uint32_t leaf7 = 0, rest = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &rest, &d) != 0) leaf7 = b;
+  found.sha = cpu_bit(leaf7, 29);
   constexpr uint32_t kYmm = 0x06, kZmm = 0xE6;
   if ((states & kYmm) != kYmm) return found;
   found.fma = cpu_bit(c, 12);
   found.f16c = cpu_bit(c, 29);
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return found;
-  found.avx2 = cpu_bit(b, 5);
+  found.avx2 = cpu_bit(leaf7, 5);
   if ((states & kZmm) != kZmm) return found;
-  found.avx512f = cpu_bit(b, 16);
-  found.avx512dq = cpu_bit(b, 17);
-  found.avx512bw = cpu_bit(b, 30);
-  found.avx512vl = cpu_bit(b, 31);
+  found.avx512f = cpu_bit(leaf7, 16);
+  found.avx512dq = cpu_bit(leaf7, 17);
+  found.avx512bw = cpu_bit(leaf7, 30);
+  found.avx512vl = cpu_bit(leaf7, 31);
   return found;
 }
 

@@ -9,6 +9,7 @@ namespace ckpt {
 struct CpuFeatures {
   bool sse41 = false;
   bool pclmul = false;
+  bool sha = false;
   bool avx2 = false;
   bool fma = false;
   bool f16c = false;

@@ -4,62 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
+
+#include "lib/sha256_kernel.h"
 
 namespace ckpt {
-namespace {
 
-constexpr uint32_t kRound[64] = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1,
-    0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3,
-    0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786,
-    0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
-    0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13,
-    0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
-    0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a,
-    0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
-    0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-
-uint32_t load(const std::byte* bytes) {
-  uint32_t value;
-  std::memcpy(&value, bytes, sizeof value);
-  return std::endian::native == std::endian::little ? __builtin_bswap32(value)
-                                                    : value;
-}
-
-}  // namespace
-
-void Sha256::block(const std::byte* bytes) {
-  uint32_t w[64];
-  for (int i = 0; i < 16; ++i) w[i] = load(bytes + 4 * i);
-  for (int i = 16; i < 64; ++i) {
-    const uint32_t a = w[i - 15], b = w[i - 2];
-    w[i] = w[i - 16] + w[i - 7] +
-           (std::rotr(a, 7) ^ std::rotr(a, 18) ^ (a >> 3)) +
-           (std::rotr(b, 17) ^ std::rotr(b, 19) ^ (b >> 10));
-  }
-  auto [a, b, c, d, e, f, g, h] = state_;
-  for (int i = 0; i < 64; ++i) {
-    const uint32_t t1 =
-        h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) +
-        ((e & f) ^ (~e & g)) + kRound[i] + w[i];
-    const uint32_t t2 =
-        (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) +
-        ((a & b) ^ (a & c) ^ (b & c));
-    h = g;
-    g = f;
-    f = e;
-    e = d + t1;
-    d = c;
-    c = b;
-    b = a;
-    a = t1 + t2;
-  }
-  const uint32_t sums[8] = {a, b, c, d, e, f, g, h};
-  for (size_t i = 0; i < 8; ++i) state_[i] += sums[i];
+void Sha256::add_blocks(const std::byte* bytes, size_t blocks) {
+  static const sha256::Kernel& fastest = sha256::kernels().back();
+  if (blocks != 0) fastest.run(state_, bytes, blocks);
 }
 
 void Sha256::update(std::span<const std::byte> bytes) {
@@ -70,10 +22,11 @@ void Sha256::update(std::span<const std::byte> bytes) {
     std::copy_n(bytes.begin(), count, rest_.begin() + held);
     bytes = bytes.subspan(count);
     if (held + count < kBlock) return;
-    block(rest_.data());
+    add_blocks(rest_.data(), 1);
   }
-  for (; bytes.size() >= kBlock; bytes = bytes.subspan(kBlock))
-    block(bytes.data());
+  const size_t blocks = bytes.size() / kBlock;
+  add_blocks(bytes.data(), blocks);
+  bytes = bytes.subspan(blocks * kBlock);
   std::ranges::copy(bytes, rest_.begin());
 }
 

@@ -19,7 +19,7 @@ class Sha256 {
 
  private:
   static constexpr size_t kBlock = 64;
-  void block(const std::byte* bytes);
+  void add_blocks(const std::byte* bytes, size_t blocks);
 
   std::array<uint32_t, 8> state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372,
                                  0xa54ff53a, 0x510e527f, 0x9b05688c,

@@ -15,6 +15,8 @@
 #include <filesystem>
 
 #include "app/commands/command.h"
+#include "app/options/options.h"
+#include "app/options/rate.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/progress.h"
@@ -36,7 +38,10 @@ namespace fs = std::filesystem;
 using text::printable;
 
 constexpr uint64_t kStep = 8 << 20;
+constexpr uint64_t kPart = 4 << 20;  // that one request asks for
 constexpr size_t kThreads = 4;
+// Under way or waiting to be read, of all files together.
+constexpr uint64_t kAhead = 64 << 20;
 
 constexpr std::string_view kExamples =
     "ckpt fetch hf://Qwen/Qwen3-0.6B model\n"
@@ -101,6 +106,7 @@ class Fetch : public Command {
   std::vector<std::string> exclude_;
   bool single_ = false;
   std::vector<File> files_;
+  std::atomic<uint64_t> copying_ = 0;  // files at a time
   std::atomic<uint64_t> fetched_ = 0;
   std::atomic<uint64_t> checked_ = 0;
 };
@@ -118,6 +124,7 @@ void Fetch::add_options(CLI::App& app) {
   app.add_option("--exclude", exclude_, "No files that match one of these")
       ->type_name("GLOB")
       ->group("What to fetch");
+  add_rate_option(app);
 }
 
 void Fetch::list() {
@@ -224,8 +231,12 @@ void Fetch::copy(const File& file, const std::string& part,
     } else {
       const uint64_t next = at + buffer.size();
       if (io::remote_of(from)) {
+        const uint64_t share = kAhead / std::max<uint64_t>(1, copying_);
+        const uint64_t ahead =
+            max_rate() != 0 ? 0
+                            : std::max(kStep, (share - kStep) & ~(kPart - 1));
         io::ask_for(from, at, buffer.size());
-        io::ask_for(from, next, std::min(kStep, file.bytes - next));
+        io::ask_for(from, next, std::min(ahead, file.bytes - next));
       }
       from.read(at, buffer);
       to.write(at, buffer);
@@ -259,7 +270,9 @@ void Fetch::fetch(const File& file, const Progress& progress) {
     write_tag(tag, file.tag);
   }
   if (!io::is_file(part)) io::Handle::create(part);
+  ++copying_;
   copy(file, part, progress);
+  --copying_;
   place(file, part);
 }
 

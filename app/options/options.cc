@@ -328,6 +328,16 @@ void add_memory_option(CLI::App& app, uint64_t& max_mem) {
       ->group("Resources");
 }
 
+void add_rate_option(CLI::App& app) {
+  valued(app, "--max-rate", "SIZE", "Bytes a second at most: 500MB",
+         [](const std::string& s) {
+           set_max_rate(size_value("--max-rate", s));
+           if (max_rate() == 0)
+             throw usage_error({}, "--max-rate {}: nothing would move", s);
+         })
+      ->group("Resources");
+}
+
 void add_engine_options(CLI::App& app, EngineOptions& options) {
   const std::string group = "Resources";
   valued(app, "-j,--threads", "N", "Worker threads (default: processors)",
@@ -341,13 +351,7 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
          })
       ->group(group);
   add_memory_option(app, options.max_mem);
-  valued(app, "--max-rate", "SIZE", "Bytes a second at most: 500MB",
-         [](const std::string& s) {
-           set_max_rate(size_value("--max-rate", s));
-           if (max_rate() == 0)
-             throw usage_error({}, "--max-rate {}: nothing would move", s);
-         })
-      ->group(group);
+  add_rate_option(app);
   valued(app, "--trace", "FILE",
          "Write when each thread read, wrote, cast (Perfetto)",
          [](const std::string& s) { trace::start(s); })

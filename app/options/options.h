@@ -98,6 +98,8 @@ void add_topology_options(CLI::App& app, TopologyOptions& options);
 void add_engine_options(CLI::App& app, EngineOptions& options);
 // --max-mem alone.
 void add_memory_option(CLI::App& app, uint64_t& max_mem);
+// --max-rate (rate.h)
+void add_rate_option(CLI::App& app);
 // --optim: the form of Megatron's optimizer state.
 void add_optim_option(CLI::App& app, std::string& optim);
 // Throws a usage_error for a form that is unknown, or that `format` lacks.

@@ -133,6 +133,8 @@ std::vector<NetFile::Part> NetFile::cut(uint64_t offset,
 }
 
 void NetFile::read_once(uint64_t offset, std::span<std::byte> buffer) const {
+  if (buffer.size() > kRange && !has(offset, buffer.size()))
+    store_.locate(path_);
   Fills fills;
   const std::vector<Part> parts = cut(offset, buffer);
   for (const Part& part : parts)
@@ -189,9 +191,11 @@ bool NetFile::has(uint64_t offset, uint64_t count) const {
 }
 
 void NetFile::ask_for(uint64_t offset, uint64_t count) const {
+  const uint64_t end = std::min(offset + count, size_);
+  // Who asks for headers of many files must not wait for each.
+  if (end > offset + kRange && !has(offset, end - offset)) store_.locate(path_);
   Blocks& blocks = Blocks::get();
   const std::lock_guard lock(blocks.mutex());
-  const uint64_t end = std::min(offset + count, size_);
   for (uint64_t at = offset; at < end;) {
     if (const BlockPtr block = blocks.find(this, at)) {
       at = block->end();

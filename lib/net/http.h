@@ -60,6 +60,8 @@ struct Request {
   // The file may end before that, and a server without ranges may send it
   // whole: the first look at a file.
   bool first_look = false;
+  // A redirect to another host is the answer (Response::url).
+  bool stop_at_other_host = false;
   Version version;  // of what is read
   uint64_t most_body = uint64_t{64} << 20;
 };

@@ -166,12 +166,42 @@ class HubStore final : public Store {
     if (!found) throw missing_error({path, {}}, "does not exist");
     {
       const std::lock_guard lock(mutex_);
-      if (const auto known = places_.find(path); known != places_.end())
+      if (const auto known = places_.find(path);
+          known != places_.end() && !known->second.empty())
         return {.path = path, .url = known->second};
     }
     const std::string kind = name->kind == "models" ? "" : name->kind + "/";
     return ask(path, fmt::format("/{}{}/resolve/{}/{}", kind, name->repo,
                                  found->sha, encode_path(name->path)));
+  }
+
+  // Else each of the ranges that begin together would be redirected by itself.
+  void locate(const std::string& path) override {
+    const auto facts = look(path);
+    if (!facts || facts->sha256.empty() || facts->size == 0) return;
+    std::shared_ptr<std::mutex> turn;
+    {
+      const std::lock_guard lock(mutex_);
+      if (places_.contains(path)) return;
+      auto& found = turns_[path];
+      if (!found) found = std::make_shared<std::mutex>();
+      turn = found;
+    }
+    const std::lock_guard alone(*turn);
+    {
+      const std::lock_guard lock(mutex_);
+      if (places_.contains(path)) return;
+    }
+    std::byte first;
+    Request asked = request(path);
+    asked.into = {&first, 1};
+    asked.stop_at_other_host = true;
+    const Response response = fetch(asked);
+    if (parse_url(response.url).origin() == parse_url(endpoint_).origin())
+      check_status(asked, response);
+    arrived(path, response);
+    const std::lock_guard lock(mutex_);
+    places_.try_emplace(path);
   }
 
   // The hub sends to another host; the next ranges go there at once.
@@ -337,7 +367,9 @@ class HubStore final : public Store {
   std::mutex tree_mutex_;
   std::map<std::string, std::optional<Tree>> trees_;  // by root
   std::mutex mutex_;
-  std::map<std::string, std::string> places_;  // by path
+  // By path: where the hub sends to; "" if it has the bytes itself.
+  std::map<std::string, std::string> places_;
+  std::map<std::string, std::shared_ptr<std::mutex>> turns_;  // to ask for it
 };
 
 }  // namespace

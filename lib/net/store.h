@@ -38,6 +38,9 @@ class Store {
       const std::string& path) = 0;
   // For bytes of a file: URL, headers, signature.
   virtual Request request(const std::string& path) = 0;
+  // Before several requests for bytes of a file begin together: what they have
+  // in common is asked for once. May take a round trip.
+  virtual void locate(const std::string&) {}
   // That writes or removes an object, or asks about an upload: `path` is its
   // URL, `query` sorted by name, `sha256` of the body. By default nothing can
   // be written.

@@ -358,12 +358,16 @@ bool Transfer::redirect() {
     return fail(unsafe_error({request.path, {}},
                              "is redirected from https to {}://{}", to.scheme,
                              to.authority));
-  if (to.origin() != from.origin()) own_host_ = false;
+  const bool leaves = to.origin() != from.origin();
+  if (leaves) own_host_ = false;
   for (const auto& [name, value] : response.headers)
     response.earlier.emplace(name, value);
   response.body.clear();
   pause_ = std::chrono::milliseconds(0);
-  return true;
+  if (!leaves || !request.stop_at_other_host) return true;
+  response.url = target_;
+  give_retry();
+  return false;
 }
 
 Error Transfer::curl_failure(CURLcode code) const {

@@ -360,6 +360,45 @@ def test_web_identity(folder):
         check("hunter2" not in done.out + done.err + bad.err, "a secret")
 
 
+def test_gs_bearer(folder):
+    """A bearer token for gs:// is sent as it is; its first source counts. It
+    never goes to another host, and is never shown."""
+    write_model(folder / "b" / "m.safetensors", layers(2, 1000))
+    with Server(folder) as server, Server(folder) as other:
+        for sources, token in (
+                (("GOOGLE_OAUTH_ACCESS_TOKEN",), "hunter2-oauth"),
+                (("CLOUDSDK_AUTH_ACCESS_TOKEN",), "hunter2-sdk"),
+                (("GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN"),
+                 "hunter2-oauth")):
+            env = {"GS_ENDPOINT_URL": server.url, "GS_ACCESS_KEY_ID": KEY,
+                   "GS_SECRET_ACCESS_KEY": SECRET,
+                   "GOOGLE_OAUTH_ACCESS_TOKEN": "",
+                   "CLOUDSDK_AUTH_ACCESS_TOKEN": ""}
+            for name in sources:
+                env[name] = "hunter2-oauth" if "OAUTH" in name else \
+                    "hunter2-sdk"
+            server.forget()
+            # The bucket can't be listed here: objects are looked at by name.
+            server.fault = lambda request, _: \
+                ("status", 404) if "?" in request.path else None
+            done = ok("inspect", "gs://b/m.safetensors", "-vv", env=env)
+            for request in server.requests:
+                check_equal(request.headers.get("authorization"),
+                            "Bearer " + token, "authorization")
+            server.fault = lambda request, _: \
+                ("status", 404) if "?" in request.path else \
+                ("to", other.url + request.path)
+            moved = run("inspect", "gs://b/m.safetensors", "-vv", env=env)
+            for request in other.requests:
+                check("authorization" not in request.headers, "a token")
+            server.fault = lambda *_: ("status", 403)
+            bad = run("inspect", "gs://b/m.safetensors", "-vv", env=env)
+            check_equal(bad.code, 6, bad.err)
+            said = "".join(d.out + d.err for d in (done, moved, bad))
+            check("hunter2" not in said, "a secret was shown")
+        check(other.requests, "the other host was not asked")
+
+
 def test_coalesced(folder):
     """A header of 2 MiB comes in two requests; three look at what is beside."""
     entries = 20000
@@ -462,6 +501,54 @@ def test_hub_expired(folder):
         check(len(resolves) < 20, f"{len(resolves)} looks for the CDN")
 
 
+class Mirror(Hub):
+    """A hub that has large files itself."""
+
+    def answer(self, handler, request, fault):
+        path = urllib.parse.urlsplit(request.path).path
+        if "/resolve/" not in path:
+            return super().answer(handler, request, fault)
+        check_equal(request.headers.get("authorization"), "Bearer hf_hunter2",
+                    "token")
+        name = path.split("/resolve/")
+        return self.serve(handler, self.folder / name[0].lstrip("/")
+                          / name[1].split("/", 1)[1], path)
+
+
+def test_hub_located(folder):
+    """Where a large file lies is asked for once, not by each of its ranges."""
+    part = 4 << 20
+    root = folder / "hub/org/model"
+    for i in range(3):
+        write_model(root / f"m{i}.safetensors", layers(5, 8 << 20), i)
+    ranges = sum(-(-p.stat().st_size // part) for p in root.iterdir())
+    cdn = Server(folder / "hub")
+    env = {"HF_TOKEN": "hf_hunter2"}
+    with cdn:
+        with Hub(folder / "hub", cdn) as hub:
+            env["HF_ENDPOINT"] = hub.url
+            for what in ([], ["--include", "m1*"]):
+                out = folder / f"out{len(what)}"
+                ok("fetch", "hf://org/model", out, *what, env=env)
+                files = 1 if what else 3
+                resolves = [r for r in hub.requests if "/resolve/" in r.path]
+                check_equal(len(resolves), files, "redirects")
+                check_equal(len(hub.requests) - files, 2, "of the API")
+                check_equal(len(cdn.requests), ranges * files // 3, "ranges")
+                check_equal(sum(r.status == 206 for r in cdn.requests),
+                            ranges * files // 3, "ranges that came")
+                for request in cdn.requests:
+                    check("authorization" not in request.headers, "a token")
+                hub.forget()
+                cdn.forget()
+            same_files(folder / "out0", root)
+        with Mirror(folder / "hub", cdn) as hub:
+            env["HF_ENDPOINT"] = hub.url
+            ok("fetch", "hf://org/model", folder / "own", env=env)
+            check_equal(len(hub.requests), ranges + 3 + 2, "requests")
+            same_files(folder / "own", root)
+
+
 def cache_of(folder, root, sha):
     """The hub's cache as its client leaves it."""
     repo = folder / "cache" / "models--org--model"
@@ -544,6 +631,19 @@ def test_fetch(folder):
         check_equal(done.code, 4, done.err)
         check("sha256" in done.err, done.err)
         check(not (folder / "out2" / "big.safetensors").exists(), "published")
+
+
+def test_rate(folder):
+    """--max-rate holds for what comes over the wire, too."""
+    write_model(folder / "m.safetensors", layers(9, 1 << 20))
+    with Server(folder) as server:
+        url = server.url + "/m.safetensors"
+        for args in (("fetch", url, folder / "f"),
+                     ("convert", url, folder / "c", "--to", "safetensors")):
+            done = ok(*args, "--max-rate", "8MiB", "-q")
+            check(done.seconds >= 0.95,
+                  f"{args[0]}: 9 MiB at 8 MiB/s took {done.seconds:.2f} s")
+        run("fetch", url, folder / "g", "--max-rate", "0").want(2)
 
 
 # ------------------------------------------------------------------------- S3
@@ -766,8 +866,10 @@ def main():
     for test in (test_file, test_headers_alone, test_wanted_alone,
                  test_large_without_ranges, test_changed_before_publish,
                  test_resume, test_secrets, test_trace,
-                 test_web_identity, test_coalesced, test_redirects, test_hub,
-                 test_hub_data, test_hub_expired, test_hub_cache, test_fetch,
+                 test_web_identity, test_gs_bearer, test_coalesced,
+                 test_redirects, test_hub,
+                 test_hub_data, test_hub_located, test_hub_expired,
+                 test_hub_cache, test_fetch, test_rate,
                  test_s3, test_tls, test_nginx, test_refused, test_memory):
         suite.add(test.__name__.removeprefix("test_"), test)
     for name in PASSING:

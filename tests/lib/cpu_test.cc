@@ -31,7 +31,7 @@ TEST_CASE("cpu features: as /proc/cpuinfo has them") {
       {"avx2", found.avx2},         {"fma", found.fma},
       {"f16c", found.f16c},         {"avx512f", found.avx512f},
       {"avx512bw", found.avx512bw}, {"avx512dq", found.avx512dq},
-      {"avx512vl", found.avx512vl},
+      {"avx512vl", found.avx512vl}, {"sha_ni", found.sha},
   };
   for (const Row& row : rows) {
     CAPTURE(row.flag);

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "lib/sha256_kernel.h"
+
 namespace ckpt {
 namespace {
 
@@ -49,6 +51,33 @@ TEST_CASE("sha256: the same in one part or in many") {
     }
     CHECK(parts.hex() == hash(text));
   }
+}
+
+// "abc" as one padded block: the state after it is the standard's digest. Then
+// all kernels over random blocks, from the state that the last ones left.
+TEST_CASE("sha256: each kernel of this processor") {
+  const sha256::State begin{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                            0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  const sha256::State abc{0xba7816bf, 0x8f01cfea, 0x414140de, 0x5dae2223,
+                          0xb00361a3, 0x96177a9c, 0xb410ff61, 0xf20015ad};
+  std::string padded = "abc\x80" + std::string(60, '\0');
+  padded.back() = 24;
+  REQUIRE(!sha256::kernels().empty());
+  std::vector<sha256::State> states;
+  for (const sha256::Kernel& kernel : sha256::kernels()) {
+    CAPTURE(kernel.name);
+    sha256::State state = begin;
+    kernel.run(state, std::as_bytes(std::span(padded)).data(), 1);
+    CHECK(state == abc);
+    std::mt19937_64 random(2);
+    for (size_t blocks = 0; blocks < 40; ++blocks) {
+      std::string text(1 + 64 * blocks, '\0');  // at odd addresses
+      for (char& c : text) c = static_cast<char>(random());
+      kernel.run(state, std::as_bytes(std::span(text)).data() + 1, blocks);
+    }
+    states.push_back(state);
+  }
+  for (const sha256::State& state : states) CHECK(state == states.front());
 }
 
 }  // namespace ckpt
