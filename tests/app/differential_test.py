@@ -1,27 +1,34 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What torch (weights_only) or safetensors load from a mutant is what ckpt
-loads from it, or ckpt refuses.
+"""What torch or safetensors load from a mutant is what ckpt loads from it, or
+ckpt refuses.
 
 Mutants are made deterministically of sound files: a header's JSON, a pickle's
-opcodes and a zip's fields, changed by bytes, numbers and texts. What the peer
-refuses, ckpt may refuse or not; it must not crash, and may not take long.
+opcodes, a zip's fields, a legacy stream, a tar, .metadata and .distcp files of
+a distributed checkpoint, changed by bytes, numbers and texts. What the peer
+refuses, ckpt may refuse or not; it must not crash, and may not take long. Both
+load the sound file. --full makes 50 times as many.
 """
 
 import collections
 import concurrent.futures
+import functools
 import json
 import multiprocessing
 import random
 import re
+import shutil
 import struct
 import zlib
 
+from peer_mutants import (
+    item_mutants, legacy_mutants, load_dcp, load_tar, metadata_mutants,
+    tar_mutants)
 from support import (
     DATA, Suite, check, digest, from_torch, torch_tensors)
 
 CKPT = None
-MUTANTS = 60  # of each kind and file
+MUTANTS = 60  # of each kind and file; more with --full
 REFUSALS = {1, 3, 4, 5, 7, 8}
 POOL = None
 COUNTS = collections.Counter()
@@ -39,11 +46,14 @@ def peer_load(kind, path):
 
             with safe_open(path, "pt") as f:
                 tensors = {n: from_torch(f.get_tensor(n)) for n in f.keys()}
-        else:
+        elif kind == "torch":
             import torch
 
             tensors = torch_tensors(torch.load(
                 path, map_location="cpu", weights_only=True))
+        else:
+            load = {"tar": load_tar, "dcp": load_dcp}[kind]
+            tensors = torch_tensors(load(path))
         return {name: (t.dtype, t.shape, digest(t.data))
                 for name, t in tensors.items()}
     except Exception as refused:  # whatever it is, it is not an answer
@@ -203,35 +213,61 @@ def same(got, want):
 
 def test_mutants(folder, kind, path, make):
     rng = random.Random(f"{path.name} {make.__name__}")
-    source = path if make is pickle_mutants else path.read_bytes()
-    mutants = make(source, rng)
+    by_path = (pickle_mutants, legacy_mutants, tar_mutants)
+    mutants = make(path if make in by_path else path.read_bytes(), rng)
+    ask_all(kind, path, folder / f"m{path.suffix}", path, make.__name__,
+            mutants)
+
+
+def test_dcp_mutants(folder, case, name, make):
+    sound = DATA / "dcp" / case / "ckpt"
+    rng = random.Random(f"{case} {name}")
+    shutil.copytree(sound, folder / "m")
+    ask_all("dcp", sound, folder / "m", folder / "m" / name,
+            f"{case} {name}", make((sound / name).read_bytes(), rng))
+
+
+def ask_all(kind, sound, opened, written, about, mutants):
+    """`written` takes each mutant in turn; `opened` is what is loaded."""
+    mine, theirs = ours(sound), ask_peer(kind, sound)
+    check(mine and not isinstance(theirs, str) and same(mine, theirs),
+          f"{sound}, which is sound: ckpt loads {mine}, the peer {theirs}")
+    written = opened if written == sound else written
     counts = collections.Counter()
     for number in range(MUTANTS):
-        mutant = folder / f"m{path.suffix}"
-        mutant.write_bytes(next(mutants))
-        mine = ours(mutant)
+        mutant = next(mutants)
+        written.write_bytes(mutant)
+        mine = ours(opened)
         if mine is None:
             counts["we refuse"] += 1
             continue
-        theirs = ask_peer(kind, mutant)
+        theirs = ask_peer(kind, opened)
         if isinstance(theirs, str):
             counts["only the peer refuses"] += 1
             continue
         counts["both load"] += 1
         check(same(mine, theirs),
-              f"mutant {number} of {path}: ckpt loads {mine}, "
-              f"the peer {theirs}")
+              f"mutant {number} of {sound}, {about}: "
+              f"{differences(mine, theirs)}")
     COUNTS.update(counts)
-    print(f"  {path.parent.parent.name}/{path.name} {make.__name__}: "
+    print(f"  {sound.parent.parent.name}/{sound.name} {about}: "
           f"{json.dumps(counts)}", flush=True)
 
 
+def differences(mine, theirs):
+    return "; ".join(
+        f"{name}: ckpt loads {mine.get(name)}, the peer {theirs.get(name)}"
+        for name in sorted({*mine, *theirs}, key=str)
+        if mine.get(name) != theirs.get(name))[:1000]
+
+
 def prepare(suite, ckpt):
-    global CKPT
+    global CKPT, MUTANTS
     CKPT = ckpt
+    MUTANTS *= 50 if suite.full else 1
     safetensors = [
         DATA / "safetensors/hf_sharded/ckpt/model-00001-of-00003.safetensors",
-        *sorted((DATA / "safetensors/all_dtypes/ckpt").glob("*"))[:1]]
+        DATA / "safetensors/all_dtypes/ckpt/reference_writer.safetensors"]
     for path in safetensors:
         suite.add(f"header {path.name}", test_mutants, "safetensors", path,
                   header_mutants)
@@ -243,6 +279,18 @@ def prepare(suite, ckpt):
         suite.add(f"pickle {path.name}", test_mutants, "torch", path,
                   pickle_mutants)
         suite.add(f"zip {path.name}", test_mutants, "torch", path, zip_mutants)
+    legacy = DATA / "torch_legacy"
+    for name in ("legacy_p2.pt", "legacy_nested.pth"):
+        suite.add(f"legacy {name}", test_mutants, "torch",
+                  legacy / "basic/ckpt" / name, legacy_mutants)
+    suite.add("tar old.pth", test_mutants, "tar", legacy / "tar/ckpt/old.pth",
+              tar_mutants)
+    for case in ("ddp_w4", "tp4_fsdp2_w8_empty"):
+        suite.add(f"metadata {case}", test_dcp_mutants, case, ".metadata",
+                  metadata_mutants)
+    for case in ("ddp_w4", "torch2.4.1_w2"):
+        suite.add(f"items {case}", test_dcp_mutants, case, "__1_0.distcp",
+                  functools.partial(item_mutants, zip_mutants=zip_mutants))
 
 
 if __name__ == "__main__":

@@ -335,6 +335,7 @@ class Suite:
     def __init__(self, about):
         self.about = about
         self.cases = []
+        self.full = False
 
     def add(self, name, function, *args):
         self.cases.append((name, function, args))
@@ -349,10 +350,13 @@ class Suite:
         parser.add_argument("--one-in", metavar="N", type=int, default=1,
                             help="only some of the cases, always the same")
         parser.add_argument("-v", action="store_true", help="name each case")
+        parser.add_argument("--full", action="store_true",
+                            help="what takes too long for every day, too")
         options = parser.parse_args()
         if not Path(options.ckpt).exists():
             print(f"no binary at {options.ckpt}: run scripts/build.sh")
             sys.exit(1)
+        self.full = options.full
         ckpt = Ckpt(options.ckpt)
         prepare(self, ckpt)
         chosen = [c for c in self.cases
