@@ -165,7 +165,19 @@ io::Handle SalvageFiles::edit(const std::string& file) {
   return shadow_.edit(file);
 }
 
+// The directory of a rank says that there was one, also when its files are
+// lost.
+void SalvageFiles::make_directories() {
+  std::error_code failed;
+  fs::recursive_directory_iterator at(source_, failed);
+  for (; !failed && at != fs::recursive_directory_iterator();
+       at.increment(failed))
+    if (at->is_directory() && !at->is_symlink())
+      shadow_.make_directory(at->path().lexically_relative(source_).string());
+}
+
 void SalvageFiles::run() {
+  if (single_.empty()) make_directories();
   for (const std::string& file : names_) repair(file);
   if (!single_.empty()) return;
   find_missing();

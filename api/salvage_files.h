@@ -46,6 +46,7 @@ class SalvageFiles {
  private:
   std::string source_of(const std::string& file) const;
   std::string like_of(const std::string& file) const;  // "" if not there
+  void make_directories();
   void repair(const std::string& file);
   bool repair_contents(const std::string& file);
   void take(const std::string& file, const salvage::Repair& repair);

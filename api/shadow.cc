@@ -39,6 +39,14 @@ std::string Shadow::path(const std::string& file) const {
   return file.empty() ? root_ : io::join(root_, file);
 }
 
+void Shadow::make_directory(const std::string& name) {
+  std::error_code failed;
+  fs::create_directories(path(name), failed);
+  if (failed)
+    throw Error(ExitCode::kIo, {path(name), {}}, "mkdir: " + failed.message(),
+                "");
+}
+
 void Shadow::add(const std::string& file) {
   remove(file);
   std::error_code failed;

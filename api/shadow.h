@@ -24,6 +24,8 @@ class Shadow {
   Shadow& operator=(const Shadow&) = delete;
 
   std::string path(const std::string& file) const;
+  // A directory, which may stay empty.
+  void make_directory(const std::string& name);
   // A sound file, as it is.
   void link(const std::string& file, const std::string& source);
   // A small one of its own.

@@ -106,7 +106,13 @@ void BucketChunks::locate(const Sources& sources, Catalog& catalog,
   wanted.format = catalog.format;
   wanted.path = catalog.path;
   wanted.files = std::move(catalog.files);
-  inner(wanted);
+  // An item that can't be opened leaves the catalog as it was.
+  try {
+    inner(wanted);
+  } catch (...) {
+    catalog.files = std::move(wanted.files);
+    throw;
+  }
   catalog.files = std::move(wanted.files);
   std::ranges::move(wanted.crcs, std::back_inserter(catalog.crcs));
   for (const auto& [piece, index] : waiting) {
