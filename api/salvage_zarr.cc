@@ -168,9 +168,7 @@ std::optional<Shape> shape_by_args(const std::string& name,
 class Finder {
  public:
   Finder(const std::string& directory, const Chunks& chunks)
-      : directory_(directory),
-        name_(io::base_name(directory)),
-        chunks_(chunks) {
+      : name_(io::base_name(directory)), chunks_(chunks) {
     const std::string all = io::parent(directory);
     for (const std::string& name : io::list_directory(all)) {
       const std::string path = io::join(all, name);
@@ -229,7 +227,6 @@ class Finder {
     return Inferred{zarr::describe(*dtype, shape, *parts), from};
   }
 
-  const std::string& directory_;
   const std::string name_;
   const Chunks& chunks_;
   std::map<std::string, zarr::Array> others_;

@@ -199,10 +199,14 @@ std::vector<FactDifference> denied_keys(const Family& family,
   std::vector<FactDifference> denied;
   if (!in_ledger(family) || !config.is_object()) return denied;
   const Json says = traits_of(family, config).value("says", Json::object());
+  // A family that extends another may have a class that reads such a key: it is
+  // a fact there.
+  const Json& read = hf_defaults(model_type_of(family, config));
   look_at_parts(config, [&](const Json& object, const std::string& before) {
     for (const auto& [key, values] : says.items()) {
       const auto found = object.find(key);
-      if (found == object.end() || found->is_null() || !values.is_array())
+      if (found == object.end() || found->is_null() || !values.is_array() ||
+          read.contains(key))
         continue;
       const auto fits = [&](const Json& one) {
         return one == *found || one == Json("*");
