@@ -27,13 +27,32 @@ std::string template_of(std::string_view key) {
   }
 }
 
-// A product of fields of the configuration: "num_layers*head_dim".
+// A field of the configuration, or one that fairseq2 derives from another
+// ("ffn_inner_dim") or from two ("model_dim / num_attn_heads"). What it derives
+// by more than that is not known.
+std::optional<uint64_t> field(std::string_view name, const Config& config,
+                              const nlohmann::json& derived) {
+  if (const auto given = whole_number(config, name)) return given;
+  const auto rule = derived.find(std::string(name));
+  if (rule == derived.end() || !rule->is_string()) return std::nullopt;
+  const auto& text = rule->get_ref<const std::string&>();
+  constexpr std::string_view kOver = " / ";
+  const size_t sign = text.find(kOver);
+  const auto value = whole_number(config, text.substr(0, sign));
+  if (!value || sign == text.npos) return value;
+  const auto divisor = whole_number(config, text.substr(sign + kOver.size()));
+  if (!divisor || *divisor == 0 || *value % *divisor != 0) return std::nullopt;
+  return *value / *divisor;
+}
+
+// A product of fields: "num_layers*head_dim".
 std::optional<uint64_t> product(std::string_view expression,
-                                const Config& config) {
+                                const Config& config,
+                                const nlohmann::json& derived) {
   uint64_t value = 1;
   while (true) {
     const size_t sign = expression.find('*');
-    const auto factor = whole_number(config, expression.substr(0, sign));
+    const auto factor = field(expression.substr(0, sign), config, derived);
     if (!factor) return std::nullopt;
     const auto all = checked_mul(value, *factor);
     if (!all) return std::nullopt;
@@ -49,13 +68,15 @@ KeyTable KeyTable::for_family(const std::string& family, const Config& config) {
   KeyTable table;
   const auto section = fairseq2_section(family);
   if (!section.contains("shapes")) return table;
+  const auto derived = section.value("derived", nlohmann::json::object());
   for (const auto& row : section.at("shapes")) {
     Shape shape;
     bool known = true;
     for (const auto& expression : row.at("shape")) {
-      const auto size = expression.is_string()
-                            ? product(expression.get<std::string>(), config)
-                            : std::optional(expression.get<uint64_t>());
+      const auto size =
+          expression.is_string()
+              ? product(expression.get<std::string>(), config, derived)
+              : std::optional(expression.get<uint64_t>());
       known = known && size.has_value();
       shape.push_back(size.value_or(0));
     }

@@ -20,8 +20,8 @@ class KeyTable {
   // Empty for families without a table.
   static KeyTable for_family(const std::string& family, const Config& config);
 
-  // The full shape of a key, if the configuration's fields give it. Fields
-  // that fairseq2 derives from others are not computed.
+  // The full shape of a key, if the configuration's fields give it, or those
+  // that fairseq2 makes of one or two of them.
   std::optional<Shape> shape(std::string_view key) const;
 
  private:

@@ -18,10 +18,7 @@ FORMATS = ("deepspeed", "fairseq2_native", "megatron_legacy",
            "megatron_torch_dist", "olmo_core_v1", "vllm")
 HOLDS_TENSORS = (".pt", ".safetensors", ".distcp")
 # vLLM's files don't say how many ranks there were, and this has no config.json.
-# mistral's embedding is not cut, and sizes that model.yaml gives by way of
-# others (ffn_dim, head_dim) are not looked at yet.
-UNTOLD = ["vllm/tp2/ckpt/model-rank-1-part-0.safetensors",
-          "fairseq2_native/mistral_tp2dp1/ckpt/step_4/model/pp_00/tp_01"]
+UNTOLD = ["vllm/tp2/ckpt/model-rank-1-part-0.safetensors"]
 
 
 def digests(path):
