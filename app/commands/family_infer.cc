@@ -146,13 +146,23 @@ void count_facts(std::vector<Candidate>& all) {
   }
 }
 
+// A family of other models may make nothing of this one's numbers.
+void try_facts(const Model& model, Candidate& one) {
+  try {
+    one.facts = families::read_facts(one.family, "hf", model.config);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    if (one.refused.empty()) one.refused = error.problem();
+  }
+}
+
 // Best first: what fits, then the fewest tensors without a rule.
 std::vector<Candidate> candidates(const Model& model) {
   std::vector<Candidate> all;
   for (const std::string& name : families::Family::names())
     if (auto one = try_family(model, name)) {
       if (one->check.findings.empty()) try_config(model, *one);
-      one->facts = families::read_facts(one->family, "hf", model.config);
+      try_facts(model, *one);
       all.push_back(std::move(*one));
     }
   count_facts(all);
