@@ -355,8 +355,9 @@ std::string_view adapter_dialect(const Catalog& catalog) {
 Catalog translate_adapter(Catalog source, const TranslateOptions& options,
                           uint64_t ranks) {
   if (options.config_from.empty())
-    throw usage_error({source.path, {}},
-                      "an adapter does not say its base's layers and heads")
+    throw unfaithful_error(
+        {source.path, {}},
+        "an adapter does not say its base's layers and heads")
         .with_hint("--config-from BASE names the base model's directory");
   locate(source);
   load_objects(source);
