@@ -27,8 +27,8 @@ bool parse_whole(std::string_view spelled, Number& value) {
 
 // What the values of a text take, as malloc rounds it: counted in a pass of its
 // own, for a value of two bytes may take 80. An item of an array takes its room
-// three times: nlohmann's destructor moves the items of all arrays to a stack of
-// its own, which grows by moving them once more.
+// three times: nlohmann's destructor moves the items of all arrays to a stack
+// of its own, which grows by moving them once more.
 struct Size {
   uint64_t bytes = 0;
   std::vector<uint32_t> arrays;  // items of each, in the order they begin in
@@ -43,8 +43,8 @@ void add_text(Size& size, std::string_view text) {
 }
 
 void measure(Scanner& scan, Size& size) {
-  constexpr uint64_t kMap = 64, kMember = 96, kArray = 32,
-                     kItem = 3 * 16, kText = 48;
+  constexpr uint64_t kMap = 64, kMember = 96, kArray = 32, kItem = 3 * 16,
+                     kText = 48;
   switch (scan.peek()) {
     case Kind::kObject:
       scan.enter_object();
