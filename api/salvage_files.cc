@@ -77,6 +77,10 @@ std::vector<std::string> files_below(const std::string& directory) {
   fs::recursive_directory_iterator at(directory, failed);
   for (; !failed && at != fs::recursive_directory_iterator();
        at.increment(failed)) {
+    if (at->is_directory() && at->is_symlink())
+      throw Error(ExitCode::kUnsafe, {at->path().string(), {}},
+                  "a link to a directory, which salvage doesn't follow",
+                  "copy what it leads to in its place: cp -rL");
     if (at->is_directory() || at->path().filename() == kManifestName) continue;
     std::error_code nothing;
     const bool dangles =
@@ -265,7 +269,8 @@ void SalvageFiles::give_up(const std::string& file, const std::string& why) {
     shadow_.write(file, std::string(kDistMetadata));
     return note(file, why + "; what megatron-core writes there", true);
   }
-  if (other.empty() && (name == ".zarray" || name == "common.pt")) {
+  if (other.empty() &&
+      (name == ".zarray" || name == "common.pt" || name == ".metadata")) {
     unknown_.emplace(file, why);
     return;
   }
@@ -321,6 +326,8 @@ void SalvageFiles::find_missing() {
   for (const std::string& name : names_) missing.erase(name);
   for (const std::string& name : missing) give_up(name, "it is missing");
   find_lost_structure();
+  const Manifest known = manifest_of_source();
+  match_metadata(known);
   const bool dist = std::ranges::any_of(
       names_, [](const std::string& name) { return name == "common.pt"; });
   const auto has = [&](const std::string& name) {
@@ -328,7 +335,7 @@ void SalvageFiles::find_missing() {
   };
   if (dist && has(".metadata") && !has("metadata.json"))
     give_up("metadata.json", "it is missing");
-  infer_arrays();
+  infer_arrays(known);
 }
 
 std::string SalvageFiles::folder_without_common() const {
@@ -359,18 +366,12 @@ void SalvageFiles::find_lost_structure() {
   const bool zarr = std::ranges::any_of(there, [](const std::string& name) {
     return io::base_name(name) == ".zarray";
   });
-  const auto need = [&](const fs::path& folder, const char* name,
-                        const char* why) {
-    const std::string file = (folder / name).string();
-    if (!there.contains(file) && told.insert(file).second)
-      report_.lost.push_back({file, why, false});
-  };
   for (const std::string& name : there) {
     const fs::path folder = fs::path(name).parent_path();
-    if (name.ends_with(".distcp"))
-      need(folder, ".metadata",
-           "it is missing; it alone has the names of the tensors, their shapes "
-           "and which part of them each item of the .distcp files is");
+    const std::string metadata = (folder / ".metadata").string();
+    if (name.ends_with(".distcp") && !there.contains(metadata) &&
+        !told.contains(metadata))
+      unknown_.emplace(metadata, "it is missing");
     if (zarr && is_chunk(name)) {
       const std::string file = (folder / ".zarray").string();
       if (!there.contains(file)) unknown_.emplace(file, "it is missing");

@@ -10,6 +10,7 @@
 
 #include "api/salvage.h"
 #include "api/shadow.h"
+#include "lib/manifest.h"
 
 namespace ckpt::library {
 
@@ -55,7 +56,9 @@ class SalvageFiles {
   void find_missing();
   void find_lost_structure();
   // salvage_structure.cc
-  void infer_arrays();
+  Manifest manifest_of_source() const;  // empty if there is none to be read
+  void match_metadata(const Manifest& manifest);
+  void infer_arrays(const Manifest& manifest);
   void infer_common_part();
   void check_indexes();
   void check_items();

@@ -5,21 +5,63 @@
 
 #include "api/salvage_files.h"
 #include "ckpt/error.h"
+#include "formats/salvage/metadata.h"
 #include "lib/io/file.h"
+#include "lib/text/format.h"
 
 namespace ckpt::library {
 
 namespace fs = std::filesystem;
 
-// What was inferred may be what another one is inferred from.
-void SalvageFiles::infer_arrays() {
-  Manifest manifest;
+Manifest SalvageFiles::manifest_of_source() const {
   try {
     const std::string path = manifest_path(source_);
-    if (io::is_file(path)) manifest = read_manifest(path);
+    if (io::is_file(path)) return read_manifest(path);
   } catch (const Error& error) {
     if (error.code() == ExitCode::kIo) throw;
   }
+  return {};
+}
+
+// What the digests prove is not inferred: another choice of items with the same
+// digest has the same bytes.
+void SalvageFiles::match_metadata(const Manifest& manifest) {
+  for (auto at = unknown_.begin(); at != unknown_.end();) {
+    const auto& [file, why] = *at;
+    if (io::base_name(file) != ".metadata") {
+      ++at;
+      continue;
+    }
+    const std::string folder =
+        shadow_.path(fs::path(file).parent_path().string());
+    salvage::LostMetadata made;
+    if (!manifest.tensors.empty() && io::is_directory(folder))
+      made = salvage::match_items(folder, manifest);
+    if (made.bytes.empty()) {
+      report_.lost.push_back(
+          {file,
+           why + "; it alone has the names of the tensors, their shapes and "
+                 "which part of them each item of the .distcp files is",
+           false});
+    } else {
+      shadow_.write(file, made.bytes);
+      links_.erase(file);
+      note(file,
+           fmt::format("{}; the digests of ckpt's manifest prove which items "
+                       "make up {} tensors",
+                       why, made.tensors),
+           false);
+      for (salvage::Note& item : made.nameless) {
+        item.file = (fs::path(file).parent_path() / item.file).string();
+        report_.lost.push_back(std::move(item));
+      }
+    }
+    at = unknown_.erase(at);
+  }
+}
+
+// What was inferred may be what another one is inferred from.
+void SalvageFiles::infer_arrays(const Manifest& manifest) {
   for (bool found = true; found;) {
     found = false;
     for (auto at = unknown_.begin(); at != unknown_.end();) {

@@ -425,6 +425,109 @@ def test_unknown(folder, format, case, name, word):
     check(not (folder / "out").exists(), f"{result}")
 
 
+# Source, format to write and how: what ckpt's manifest tells of items.
+METADATA = [
+    ("dcp/fsdp2_w2_adamw", "dcp", "--dp", "2"),
+    ("dcp/fsdp2_w2_adamw", "dcp", "--dp", "3"),
+    ("hf/llama", "dcp", "--dp", "4"),
+    ("megatron_torch_dist/gpt_tp2_pp2_v0161", "megatron_torch_dist",
+     "--tp", "2"),
+    ("megatron_torch_dist/gpt_optim_qknorm_vpp2_v0161", "megatron_torch_dist",
+     "--tp", "2"),
+    ("megatron_torch_dist/moe_tp1_ep2_pp2_v0161", "megatron_torch_dist",
+     "--ep", "2"),
+    ("olmo_core_v1/fsdp_olmo_w2", "olmo_core"),
+]
+
+
+def test_lost_metadata(folder, source, to, *layout):
+    """A lost .metadata of what ckpt wrote: the digests of the manifest prove
+    which items make up which tensor, objects are listed."""
+    whole, broken, out = (folder / n for n in ("whole", "broken", "out"))
+    CKPT.ok("convert", DATA / source / "ckpt", whole, "--to", to, *layout, "-q")
+    want = digests(whole)
+    objects = [o for o in CKPT.inspect(whole)["objects"]
+               if o.get("file", "").endswith(".distcp")]
+    for damage in ("deleted", "cut at half"):
+        copy(whole, broken)
+        (metadata,) = broken.rglob(".metadata")
+        DAMAGE[damage](metadata)
+        result, report = salvage(broken, out)
+        if report["lost"]:
+            result.want(5)
+            check(all("objects" in n["what"] for n in report["lost"]),
+                  f"{report['lost']}")
+            result, report = salvage(broken, out, "--partial", "zeros")
+            result.want(1)
+        else:
+            check(not objects, f"{objects} are not listed")
+            result.want(0)
+        check_equal(digests(out), want, damage)
+        check(any(n["file"].endswith(".metadata") and not n["inferred"]
+                  for n in report["rebuilt"]), f"{report}")
+        shutil.rmtree(broken)
+        if to == "dcp" and damage == "deleted":
+            torch_reads_it(whole, out, folder)
+        shutil.rmtree(out)
+
+
+def torch_reads_it(whole, out, folder):
+    """torch finds the same tensors by both .metadata files."""
+    import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    def load(path):
+        file = folder / "all.pt"
+        dcp_to_torch_save(path, file)
+        return dict(flat(torch.load(file, weights_only=False)))
+
+    def flat(value, name=""):
+        if isinstance(value, (dict, list)):
+            pairs = (value.items() if isinstance(value, dict)
+                     else enumerate(value))
+            for key, inner in pairs:
+                yield from flat(inner, f"{name}.{key}" if name else str(key))
+        elif isinstance(value, torch.Tensor):
+            yield name, value
+
+    want, got = load(whole), load(out)
+    check_equal(set(got), set(want), "names")
+    for name, tensor in want.items():
+        check(torch.equal(got[name], tensor), name)
+
+
+def test_other_grid(folder):
+    """A tensor that no choice of items adds up to is listed, not guessed."""
+    whole, out = folder / "whole", folder / "out"
+    CKPT.ok("convert", DATA / "hf/llama/ckpt", whole, "--to", "dcp", "--dp",
+            "2", "-q")
+    (whole / ".metadata").unlink()
+    file = whole / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    at = data.index(b"archive/data/0", len(data) // 2) + 64
+    data[at] ^= 1  # in some payload
+    file.write_bytes(data)
+    result, report = salvage(whole, out)
+    result.want(5)
+    said = " ".join(n["what"] for n in report["lost"])
+    check("no file holds it" in said and "no tensor whose digest" in said,
+          said)
+
+
+def test_linked_directory(folder):
+    """A directory that is a link is refused, not passed over."""
+    broken = copy(DATA / "fairseq2_native/llama_tp2dp2_fsdp2/ckpt",
+                  folder / "broken")
+    (rank,) = sorted(broken.rglob("tp_01"))[:1]
+    elsewhere = folder / "elsewhere"
+    shutil.move(rank, elsewhere)
+    rank.symlink_to(elsewhere, target_is_directory=True)
+    result, _ = salvage(broken, folder / "out")
+    result.want(8)
+    check("tp_01" in result.err and "link" in result.err, f"{result}")
+    check(not (folder / "out").exists(), "something was written")
+
+
 def test_lost_array(folder, case):
     """Each .zarray of a zarr checkpoint in turn, by names and sizes of chunks,
     arrays of the same shape and the args: the text that was, or it is listed.
@@ -550,10 +653,14 @@ def prepare(suite, ckpt):
     CKPT = ckpt
     for test in (test_cut_safetensors, test_lost_directory, test_lost_pickle,
                  test_index, test_manifest, test_own_manifest, test_tied,
-                 test_link_to_nothing, test_bad, test_dry_run):
+                 test_link_to_nothing, test_bad, test_dry_run,
+                 test_other_grid, test_linked_directory):
         suite.add(test.__name__[5:], test)
     for case in ("gpt_zarr_tp2_pp2_v0090", "gpt_zarr_optim_model_space_v0090"):
         suite.add(f"lost .zarray: {case}", test_lost_array, case)
+    for case in METADATA:
+        suite.add("lost .metadata: " + " ".join(case), test_lost_metadata,
+                  *case)
     for case in COMMONS:
         suite.add("lost common.pt: " + "/".join(case), test_lost_common, *case)
     for case in UNKNOWN:
