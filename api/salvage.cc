@@ -49,13 +49,14 @@ void Salvager::work() {
 }
 
 // Messages never name the shadow: its paths are shown as the source's.
-Error Salvager::of_source(const Error& error) const {
+std::string Salvager::shown(std::string text) const {
   const std::string root = files_.is_single() ? files_.path() : files_.root();
-  const auto shown = [&](std::string text) {
-    for (size_t at = text.find(root); at != text.npos; at = text.find(root))
-      text.replace(at, root.size(), source_);
-    return text;
-  };
+  for (size_t at = text.find(root); at != text.npos; at = text.find(root))
+    text.replace(at, root.size(), source_);
+  return text;
+}
+
+Error Salvager::of_source(const Error& error) const {
   std::string hint = shown(error.hint());
   if (hint.empty() && is_answer(error))
     hint = options_.like.empty()
@@ -107,6 +108,10 @@ void Salvager::open() {
             "what was where");
   }
   report_.format = catalog_.format;
+  for (const Problem& problem : catalog_.problems)
+    if (problem.severity == Problem::Severity::kWarning)
+      report_.warnings.push_back(
+          {shown(problem.file), shown(problem.message), false});
 }
 
 // Tensors that the manifest names, and nothing else does.

@@ -53,6 +53,8 @@ struct Salvaged {
   // What has no elements to list: files, and tensors of which the name is all
   // that is known.
   std::vector<salvage::Note> lost;
+  // What the reader of the format says of the result and can't decide.
+  std::vector<salvage::Note> warnings;
   bool written = false;
 
   bool whole() const { return gone.empty() && lost.empty(); }

@@ -31,6 +31,7 @@ class Salvager {
 
   // salvage.cc
   void work();
+  std::string shown(std::string text) const;
   Error of_source(const Error& error) const;
   std::string first_lost() const;
   std::string next_step() const;

@@ -143,6 +143,7 @@ std::string Salvage::json(const library::Salvaged& result) const {
   }
   json.end_array();
   write_notes(json, "lost", result.lost);
+  write_notes(json, "warnings", result.warnings);
   json.end_object();
   return std::move(json).text();
 }
@@ -163,6 +164,8 @@ std::string Salvage::text(const library::Salvaged& result) const {
         text::printable(gone.file));
   for (const salvage::Note& note : result.lost)
     text += "lost: " + line(note) + "\n";
+  for (const salvage::Note& note : result.warnings)
+    text += "warning: " + line(note) + "\n";
   return text;
 }
 

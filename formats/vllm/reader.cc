@@ -112,15 +112,16 @@ class Assembly {
     facts_.config = config_of(catalog_);
     if (facts_.config && catalog_.family.empty())
       catalog_.family = facts_.config->model_type;
-    if (!facts_.config && ranks() > 1)
-      catalog_.problems.push_back(
-          {Severity::kWarning,
-           "no_config",
-           path_,
-           {},
-           "there is no config.json: the parts of qkv_proj are told by the "
-           "width of o_proj, and no key/value head is taken to be on two "
-           "ranks"});
+    if (facts_.config) return;
+    const char* told =
+        ranks() > 1
+            ? "there is no config.json: the parts of qkv_proj are told by the "
+              "width of o_proj, and no key/value head is taken to be on two "
+              "ranks; whether a last rank's files are missing can't be told"
+            : "there is no config.json: whether files of other ranks are "
+              "missing can't be told";
+    catalog_.problems.push_back(
+        {Severity::kWarning, "no_config", path_, {}, told});
   }
 
   void check_names() const {
