@@ -254,9 +254,7 @@ class Settling {
 
   FileFate carry(const SourceFile& file, const std::string& name,
                  const std::string& where) {
-    std::error_code failed;
-    const fs::file_status itself = fs::symlink_status(where, failed);
-    if (fs::is_symlink(itself) && fs::is_directory(fs::status(where, failed)))
+    if (io::is_link(where) && io::is_directory(where))
       return left(file, "a link to a directory, which is not followed");
     check(where);
     const std::string path = io::join(target_.beside, name);
@@ -287,8 +285,7 @@ class Settling {
   // with the target.
   void check(const std::string& where) {
     if (!io::is_file(where)) return;  // throws for all but files and folders
-    std::error_code failed;
-    if (!fs::is_symlink(fs::symlink_status(where, failed))) return;
+    if (!io::is_link(where)) return;
     if (root_.empty()) root_ = fs::canonical(source_.file_root);
     const fs::path real = fs::canonical(where);
     if (is_below(real, root_)) return;

@@ -217,10 +217,7 @@ class Walk {
     const std::string path = io::join(folder, name);
     const std::string where = full(path);
     if (sizes_.contains(where)) return add(path, where);
-    std::error_code failed;
-    if (io::is_url(where) || io::find_mounted(where)
-            ? io::is_directory(where)
-            : fs::is_directory(fs::symlink_status(where, failed))) {
+    if (!io::is_link(where) && io::is_directory(where)) {
       if (path == except_) return;
       if (std::ranges::count(path, '/') < static_cast<long>(kMaxDepth))
         folders_.push_back(path);

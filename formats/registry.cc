@@ -9,6 +9,7 @@
 #include "formats/runs/run.h"
 #include "formats/tried.h"
 #include "formats/unrecognized.h"
+#include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
 #include "lib/trace.h"
@@ -114,6 +115,7 @@ std::vector<std::string> tried_formats(const std::string& path) {
 }
 
 Detection detect(const std::string& path) {
+  failures::add_source(path);
   check_path(path);
   const io::SameListings listings;
   Detection detection = try_formats(path);
@@ -129,10 +131,12 @@ Detection detect(const std::string& path) {
   unknown_file(detection);
 }
 
-Catalog open(const std::string& path, const std::string& from,
-             const ReadOptions& options) {
+namespace {
+
+Catalog open_as(const std::string& path, const std::string& from,
+                const ReadOptions& options) {
   if (const auto snapshot = find_snapshot(path)) {
-    Catalog catalog = open(snapshot->path, from, options);
+    Catalog catalog = open_as(snapshot->path, from, options);
     catalog.assumptions.insert(catalog.assumptions.begin(), snapshot->why);
     return catalog;
   }
@@ -163,6 +167,29 @@ Catalog open(const std::string& path, const std::string& from,
     throw usage_error({}, "format {} can be written, not read", from);
   check_path(path);
   return read(format, path, options);
+}
+
+// What a file that can't be read may be taken for by a reader that tries it.
+bool may_hide_a_failure(ExitCode code) {
+  return code == ExitCode::kMissing || code == ExitCode::kDamaged ||
+         code == ExitCode::kUnfaithful;
+}
+
+}  // namespace
+
+Catalog open(const std::string& path, const std::string& from,
+             const ReadOptions& options) {
+  const uint64_t begin = failures::mark();
+  failures::add_source(path);
+  try {
+    Catalog catalog = open_as(path, from, options);
+    if (const auto failure = failures::since(begin, path)) throw *failure;
+    return catalog;
+  } catch (const Error& error) {
+    const auto failure = failures::since(begin, path);
+    if (failure && may_hide_a_failure(error.code())) throw *failure;
+    throw;
+  }
 }
 
 }  // namespace ckpt::formats

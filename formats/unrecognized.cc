@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "containers/foreign.h"
+#include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
 #include "lib/io/remote.h"
@@ -103,6 +104,7 @@ void checkpoints_below(const std::string& path, const std::string& shown,
 
 // "below it are: a (dcp), b (dcp) and 7 more"; "" if there are none.
 std::string below_text(const std::string& path) {
+  const failures::Unimportant suggestions;
   constexpr size_t kShown = 6, kMostTried = 200;
   size_t left = kMostTried;
   std::vector<std::string> found;

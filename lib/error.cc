@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "lib/failures.h"
+
 namespace ckpt {
 namespace {
 
@@ -21,7 +23,9 @@ Error::Error(ExitCode code, Where where, std::string problem, std::string hint)
       code_(code),
       where_(std::move(where)),
       problem_(std::move(problem)),
-      hint_(std::move(hint)) {}
+      hint_(std::move(hint)) {
+  if (code == ExitCode::kIo) failures::note(*this);
+}
 
 Error io_error(std::string path, std::string operation, int errnum) {
   if (errnum == EMFILE || errnum == ENFILE)

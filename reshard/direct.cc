@@ -2,6 +2,7 @@
 #include "reshard/direct.h"
 
 #include "ckpt/error.h"
+#include "lib/failures.h"
 
 namespace ckpt::reshard {
 
@@ -33,10 +34,11 @@ bool DirectReader::read(uint32_t index, uint64_t offset,
   const io::ReadQueue::File& wanted = file(index);
   try {
     if (wanted && queue_.take(wanted, offset, buffer)) return true;
-  } catch (const Error&) {
+  } catch (const Error& error) {
     // Nobody asked for direct reads: an ordinary one says what is wrong, or
     // works where a file system only seems to have direct ones.
     if (!wanted_only_) throw;
+    failures::withdraw(error);
   }
   if (wanted_only_) return false;
   if (!wanted)

@@ -10,6 +10,7 @@
 #include "app/options/words.h"
 #include "app/print/console.h"
 #include "app/print/help.h"
+#include "lib/failures.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 
@@ -53,6 +54,23 @@ bool is_any_of(const std::string& word,
   return std::ranges::find(words, word) != words.end();
 }
 
+// An answer that rests on a file that couldn't be read is none: a reader that
+// tries things may have caught the error.
+ExitCode run_to_the_end(Command& command) {
+  try {
+    const ExitCode code = command.run();
+    if (const auto failure = failures::any()) throw *failure;
+    return code;
+  } catch (const Error& error) {
+    const bool other = error.code() == ExitCode::kMissing ||
+                       error.code() == ExitCode::kDamaged ||
+                       error.code() == ExitCode::kUnfaithful;
+    const auto failure = other ? failures::any() : std::nullopt;
+    if (failure) throw *failure;
+    throw;
+  }
+}
+
 int run_command(Command& command, std::vector<std::string> words) {
   CLI::App app;
   bool help = false;
@@ -74,7 +92,7 @@ int run_command(Command& command, std::vector<std::string> words) {
     throw wrong_options(command, app, error.what());
   }
   configure(command.output);
-  const ExitCode code = command.run();
+  const ExitCode code = run_to_the_end(command);
   if (const auto [requests, bytes] = io::remote_traffic(); requests != 0)
     spdlog::info("{}, {} over the wire", text::counted(requests, "request"),
                  text::iec_size(bytes));

@@ -14,6 +14,7 @@
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "formats/format.h"
+#include "lib/failures.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 
@@ -145,6 +146,7 @@ bool Wait::opens() {
     if (error.code() != ExitCode::kMissing &&
         error.code() != ExitCode::kDamaged && error.code() != ExitCode::kIo)
       throw;
+    failures::forget();
     why_ = error.what();
     return false;
   }

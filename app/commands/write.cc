@@ -184,9 +184,14 @@ void finish_dry_run(const WriteRequest& request,
 }  // namespace
 
 void check_apart(const std::string& source, const std::string& target) {
-  std::error_code ignored;
-  const auto from = std::filesystem::weakly_canonical(source, ignored).string();
-  const auto to = std::filesystem::weakly_canonical(target, ignored).string();
+  const auto real = [](const std::string& path) {
+    std::error_code failed;
+    const auto found = std::filesystem::weakly_canonical(path, failed);
+    // Who opens it says why it can't be looked at.
+    return failed ? std::filesystem::absolute(path).lexically_normal().string()
+                  : found.string();
+  };
+  const std::string from = real(source), to = real(target);
   const bool replaces = (from + "/").starts_with(to + "/");
   if (!replaces && !(to + "/").starts_with(from + "/")) return;
   throw usage_error({target, {}}, "the target {} the source {}",

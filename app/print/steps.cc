@@ -15,6 +15,7 @@
 #include "app/print/table.h"
 #include "ckpt/error.h"
 #include "formats/runs/find.h"
+#include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
@@ -45,6 +46,8 @@ void add_files(StepRow& step) {
     step.bytes += static_cast<uint64_t>(facts.st_size);
     newest = std::max(newest, facts.st_mtime);
   }
+  if (failed)
+    failures::note(io_error(step.path, "cannot list", failed.value()));
   step.age =
       newest == 0 ? 0 : std::max(0.0, std::difftime(::time(nullptr), newest));
 }

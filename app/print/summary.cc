@@ -19,6 +19,7 @@
 #include "convert/facts.h"
 #include "convert/values.h"
 #include "formats/peft/config.h"
+#include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
@@ -244,8 +245,11 @@ std::string saved_text(const Catalog& catalog) {
   const size_t step = catalog.files.size() / kMost + 1;
   for (size_t i = 0; i < catalog.files.size(); i += step) {
     struct stat info = {};
-    if (io::stat_any(catalog.files[i].path, info))
+    const std::string& path = catalog.files[i].path;
+    if (io::stat_any(path, info))
       newest = std::max<int64_t>(newest, info.st_mtime);
+    else
+      failures::note(io_error(path, "cannot look at it", errno));
   }
   if (newest == 0) return "";
   const auto now = std::chrono::duration_cast<std::chrono::seconds>(

@@ -121,7 +121,8 @@ void detect_dialect(const std::string& directory, Catalog& catalog) {
                                     ": model_type in config.json");
     }
   } catch (const Error& error) {
-    if (error.code() == ExitCode::kResource) throw;
+    if (error.code() == ExitCode::kResource || error.code() == ExitCode::kIo)
+      throw;
     catalog.problems.push_back({Problem::Severity::kWarning,
                                 "config_json",
                                 path,

@@ -53,10 +53,9 @@ class Collector {
       return;
     const std::string below = folder.empty() ? name : io::join(folder, name);
     const std::string path = io::join(home_, below);
-    std::error_code failed;
     if (io::is_directory(path)) {
       if (name == ".git" || name == ".cache") return;
-      if (fs::is_symlink(fs::symlink_status(path, failed)) ||
+      if (io::is_link(path) ||
           std::ranges::count(below, '/') >= static_cast<long>(kMaxDepth))
         leave_out(path);
       else

@@ -10,6 +10,7 @@
 #include "formats/runs/candidates.h"
 #include "formats/runs/find.h"
 #include "formats/runs/ranks.h"
+#include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 
@@ -52,6 +53,7 @@ void measure(const std::string& path, Step& step) {
     if (++count > kMostFiles) break;
     add(*it);
   }
+  if (failed) failures::note(io_error(path, "cannot list", failed.value()));
 }
 
 // Which parts of a step are there, by the names of their files.

@@ -15,6 +15,7 @@
 #include "containers/torch/container.h"
 #include "formats/dcp/metadata.h"
 #include "formats/scan/scanner.h"
+#include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/parallel.h"
@@ -144,7 +145,9 @@ class Walk {
 
   void directory(const std::string& path, bool raw, int depth) {
     struct stat facts;
-    if (depth > 64 || !io::stat_any(path, facts)) return;
+    if (depth > 64) throw input_error({path, {}}, "more than 64 levels deep");
+    if (!io::stat_any(path, facts))
+      throw io_error(path, "cannot look at it", errno);
     // A server's directories have no numbers, and no links.
     if (!io::is_url(path) && !seen_.emplace(facts.st_dev, facts.st_ino).second)
       return;
@@ -160,7 +163,8 @@ class Walk {
   void entry(const std::string& path, bool raw, int depth) {
     struct stat facts;
     if (!io::stat_any(path, facts)) {
-      files_.push_back({path, raw, std::strerror(errno)});
+      const Error error = io_error(path, "cannot look at it", errno);
+      files_.push_back({path, raw, error.problem()});
     } else if (S_ISDIR(facts.st_mode)) {
       try {
         directory(path, raw, depth + 1);

@@ -12,11 +12,6 @@
 namespace ckpt::io {
 namespace {
 
-bool is_link(const std::string& path) {
-  struct stat facts;
-  return ::lstat(path.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode);
-}
-
 // Of a member of an archive.
 std::optional<struct stat> facts_of_mounted(const Mounted& in) {
   if (in.absent) return std::nullopt;
@@ -78,6 +73,18 @@ bool is_file(const std::string& path) {
   if (!facts || S_ISDIR(facts->st_mode)) return false;
   if (!S_ISREG(facts->st_mode)) refuse(path, facts->st_mode);
   return true;
+}
+
+bool is_link(const std::string& path) {
+  if (is_url(path) || find_mounted(path)) return false;
+  struct stat facts;
+  int result = ::lstat(path.c_str(), &facts);
+  while (result != 0 && errno == EINTR) result = ::lstat(path.c_str(), &facts);
+  if (result == 0) return S_ISLNK(facts.st_mode);
+  const int errnum = errno;
+  if (errnum != ENOENT && errnum != ENOTDIR && errnum != ENAMETOOLONG)
+    throw io_error(path, "cannot look at it", errnum);
+  return false;
 }
 
 bool is_directory(const std::string& path) {

@@ -97,6 +97,8 @@ std::string read_file(const std::string& path, uint64_t limit);
 // Throws kDamaged for a FIFO, a socket or a device.
 bool is_file(const std::string& path);
 bool is_directory(const std::string& path);
+// A symbolic link, wherever it leads; no member of an archive or of a server.
+bool is_link(const std::string& path);
 // Nothing if it is absent; throws as is_file does, for directories too.
 std::optional<uint64_t> file_size(const std::string& path);
 // "a FIFO", "a socket" … of st_mode.

@@ -30,9 +30,9 @@ PASSED = FAILED = 0
 ERRORS = {"EIO": 5, "ENOSPC": 28, "EDQUOT": 122, "ESTALE": 116}
 WRITES = ["write", "truncate", "fsync", "fdatasync", "rename", "unlink",
           "rmdir", "mkdir", "sync_file_range", "copy_file_range", "close",
-          "open", "opendir", "readdir", "link"]
+          "open", "opendir", "readdir", "link", "stat"]
 TENSOR = re.compile(r"layers\.\d+\.weight")
-READS = ["open", "read", "close", "opendir", "readdir"]
+READS = ["open", "read", "close", "opendir", "readdir", "stat"]
 
 
 def check(name, good, detail=""):
@@ -360,6 +360,68 @@ def bad_sectors(folder):
     return tried
 
 
+def readers(folder, share):
+    """Every command that only reads: where a call fails, the command fails, or
+    says what it would have said. A listing that breaks off or a file that
+    can't be looked at is never taken for one that isn't there."""
+    hf = DATA / "hf" / "llama" / "ckpt"
+    dist = DATA / "megatron_torch_dist" / "gpt_tp2_pp2_v0161" / "ckpt"
+    native = DATA / "fairseq2_native" / "llama_tp2dp2_fsdp2" / "ckpt"
+    zarr = DATA / "megatron_zarr" / "gpt_zarr_tp2_pp2_v0090" / "ckpt"
+    run_ = DATA / "runs" / "verl_fsdp2_w2" / "ckpt"
+    lines = [("inspect", source) for source in (hf, dist, native, zarr, run_)
+             if source.exists()]
+    lines += [("inspect", "--digest", dist), ("inspect", "--stats", hf),
+              ("inspect", "--json", "--objects", native), ("ls", run_),
+              ("ls", dist), ("show", hf, "model.norm.weight[:4]"),
+              ("verify", hf), ("verify", dist), ("verify", native),
+              ("verify", zarr), ("verify", hf, hf), ("diff", native, native),
+              ("scan", dist), ("scan", native), ("family", "check", hf),
+              ("wait", hf, "--timeout", "3s", "--settle", "0s"),
+              ("convert", hf, folder / "x", "--to", "dcp", "-n"),
+              ("salvage", zarr, folder / "x", "-n")]
+    rng = random.Random(19)
+    tried = 0
+    jobs = []
+
+    def shown(done):
+        return done.returncode, re.sub(r": .* free$", "", done.stdout,
+                                       flags=re.M)
+
+    def one(words, source, fault, plain):
+        what = f"readers: {' '.join(map(str, words[1:]))}, {fault}"
+        done = run(words, source, FAULTS=fault)
+        same = shown(done) == shown(plain)
+        if words[1] == "wait" and "not finished" in done.stderr:
+            return  # it waited, and says for what
+        check(f"{what}: exit status", done.returncode in (3, 4, 6, 7) or same,
+              f"{done.returncode} {done.stdout[-300:]} {done.stderr}")
+        check(f"{what}: says why", same or re.search(
+            '^error: |"ckpt/error/1"', done.stderr, re.M), done.stderr)
+
+    with ThreadPoolExecutor(4) as pool:
+        for words in lines:
+            source = next(w for w in words if isinstance(w, Path))
+            if not source.exists():
+                continue
+            words = [CKPT, *words]
+            plain, counts = counts_of(words, source, folder)
+            check(f"readers: {words[1:]}", plain.returncode in (0, 1),
+                  plain.stderr)
+            for kind in READS:
+                for n in sample(rng, counts[kind]):
+                    error = rng.choice([5, 116, 13])
+                    for fault in (f"{kind}@{n}={error}", f"{kind}@{n}=4"):
+                        if rng.random() > share:
+                            continue
+                        tried += 1
+                        jobs.append(pool.submit(one, words, source, fault,
+                                                plain))
+        for job in jobs:
+            job.result()
+    return tried
+
+
 def remove(path):
     if path.is_dir():
         shutil.rmtree(path)
@@ -419,7 +481,7 @@ def main():
         sys.exit(f"no {SHIM}: build the target ckpt_faults")
     with tempfile.TemporaryDirectory(prefix="ckpt_faults_") as temp:
         for test, more in ((power_cuts, []), (limits, []),
-                           (bad_sectors, []),
+                           (bad_sectors, []), (readers, [args.share]),
                            (all_faults, [args.share])):
             place = Path(temp) / test.__name__
             place.mkdir()

@@ -77,16 +77,22 @@ void record(Kind kind, const std::string& path, const std::string& other = "",
     abort();
 }
 
+// Past the faults.
+int facts_of(int fd, struct stat* facts) {
+  REAL(fstatat);
+  return real_fstatat(fd, "", facts, AT_EMPTY_PATH);
+}
+
 void soil(int fd, off_t offset, size_t size) {
   struct stat facts;
-  if (fstat(fd, &facts) != 0) return;
+  if (facts_of(fd, &facts) != 0) return;
   const std::lock_guard lock(state().mutex);
   state().dirty[{facts.st_dev, facts.st_ino}].emplace_back(offset, size);
 }
 
 void clean(int fd, bool lost) {
   struct stat facts;
-  if (fstat(fd, &facts) != 0) return;
+  if (facts_of(fd, &facts) != 0) return;
   std::vector<std::pair<off_t, size_t>> ranges;
   {
     const std::lock_guard lock(state().mutex);
@@ -123,9 +129,10 @@ int open_with(int directory, const char* path, int flags, mode_t mode) {
   const std::string whole = absolute(directory, path);
   if (fails(fate(kOpen, whole))) return -1;
   REAL(openat);
+  REAL(fstatat);
   struct stat facts;
   const bool makes = (flags & O_CREAT) != 0 && is_ours(whole) &&
-                     fstatat(directory, path, &facts, 0) != 0;
+                     real_fstatat(directory, path, &facts, 0) != 0;
   const int fd = real_openat(directory, path, flags, mode);
   if (fd >= 0 && makes) record(kCreated, whole);
   if (fd >= 0 && (flags & O_TRUNC) != 0) record(kResized, whole);
@@ -314,7 +321,10 @@ int rmdir(const char* path) noexcept {
 }
 int remove(const char* path) noexcept {
   struct stat facts;
-  const bool directory = lstat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
+  REAL(fstatat);
+  const bool directory =
+      real_fstatat(AT_FDCWD, path, &facts, AT_SYMLINK_NOFOLLOW) == 0 &&
+      S_ISDIR(facts.st_mode);
   return unlink_with(AT_FDCWD, path, directory ? AT_REMOVEDIR : 0);
 }
 int unlinkat(int directory, const char* path, int flags) noexcept {
@@ -344,6 +354,16 @@ int lstat(const char* path, struct stat* facts) noexcept {
   if (fails(fate(kStat, absolute(AT_FDCWD, path)))) return -1;
   REAL(fstatat);
   return real_fstatat(AT_FDCWD, path, facts, AT_SYMLINK_NOFOLLOW);
+}
+int fstat(int fd, struct stat* facts) noexcept {
+  if (fails(fate(kStat, path_of(fd)))) return -1;
+  return facts_of(fd, facts);
+}
+int fstatat(int directory, const char* path, struct stat* facts,
+            int flags) noexcept {
+  if (fails(fate(kStat, absolute(directory, path)))) return -1;
+  REAL(fstatat);
+  return real_fstatat(directory, path, facts, flags);
 }
 ssize_t copy_file_range(int from, off64_t* from_offset, int to,
                         off64_t* to_offset, size_t size, unsigned flags) {

@@ -48,9 +48,8 @@ class Collector {
     if (is_part_file(folder, name)) return;
     const std::string below = folder.empty() ? name : io::join(folder, name);
     const std::string path = io::join(found_.home, below);
-    std::error_code failed;
     if (io::is_directory(path)) {
-      if (fs::is_symlink(fs::symlink_status(path, failed)) ||
+      if (io::is_link(path) ||
           std::ranges::count(below, '/') >= static_cast<long>(kMaxDepth))
         leave_out(path);
       else
