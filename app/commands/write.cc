@@ -184,6 +184,9 @@ void finish_dry_run(const WriteRequest& request,
 }  // namespace
 
 void check_apart(const std::string& source, const std::string& target) {
+  if (target.empty())
+    throw usage_error({}, "the name of the target is empty")
+        .with_hint("is a variable of the script not set?");
   const auto real = [](const std::string& path) {
     std::error_code failed;
     const auto found = std::filesystem::weakly_canonical(path, failed);

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <set>
 
 #include "ckpt/error.h"
@@ -74,6 +75,15 @@ Error exists_already(const std::string& target) {
 // --overwrite.
 void check_target(const std::string& target, const StagingOptions& options) {
   if (!exists(target)) return;
+  if (is_link(target)) {
+    std::error_code failed;
+    const std::string to =
+        std::filesystem::read_symlink(target, failed).string();
+    throw unfaithful_error({target, {}}, "is a link to {}", to)
+        .with_hint(
+            "a link is neither followed nor replaced: give the name that it "
+            "leads to, or remove it");
+  }
   const bool directory = is_directory(target);
   if (directory && options.single_file)
     throw usage_error({target, {}}, "is a directory, the target is one file");

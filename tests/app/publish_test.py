@@ -426,6 +426,35 @@ def rotted_source_is_found(folder, source, want):
         check(f"{name}: sound", done.returncode == 0, done.stderr)
 
 
+def target_is_a_link(folder, source, want):
+    """What a target's name leads to is never written, replaced or unlinked,
+    and it is said before the work is done."""
+    precious = folder / "precious"
+    precious.mkdir()
+    (folder / "empty").mkdir()
+    (precious / "mine").write_text("mine")
+    for name, to in (("directory", precious), ("empty_one", folder / "empty"),
+                     ("file.pt", precious / "mine"), ("nothing", "nowhere"),
+                     ("nothing.pt", "nowhere")):
+        link = folder / name
+        link.symlink_to(to)
+        for more in ([], ["--overwrite"], ["-n"], ["--resume"]):
+            done = run(argv(source, link, *more))
+            what = f"target_is_a_link: {name} {more}"
+            check(what, done.returncode == 5, f"{done.returncode}")
+            check(f"{what}: says so", "is a link to" in done.stderr and
+                  "hint: " in done.stderr, done.stderr)
+            check(f"{what}: stays", link.is_symlink() and
+                  str(link.readlink()) == str(to))
+    check("target_is_a_link: left",
+          (precious / "mine").read_text() == "mine")
+    check("target_is_a_link: nothing beside", not list(
+        folder.glob(".*.ckpt-staging")), list(folder.iterdir()))
+    done = run([CKPT, "convert", source, "", "--to", "safetensors"])
+    check("no name", done.returncode == 2 and "empty" in done.stderr,
+          done.stderr)
+
+
 def main():
     global CKPT, SHIM
     import argparse
@@ -450,8 +479,9 @@ def main():
         for test in (dst_appears_during_run, empty_dst_during_run,
                      second_writer_during_publish, two_writers_race,
                      overwrite_of_no_checkpoint, if_exists,
-                     staging_is_a_link, source_changes,
-                     plain_renames_only, after_the_rename, rotted_source_is_found):
+                     staging_is_a_link, target_is_a_link, source_changes,
+                     plain_renames_only, after_the_rename,
+                     rotted_source_is_found):
             if args.k not in test.__name__:
                 continue
             place = folder / test.__name__
