@@ -10,6 +10,7 @@ minimum, $ref to a file beside. A keyword that it does not know is an error.
 import json
 import os
 import shutil
+import subprocess
 
 from support import DATA, Suite, check, check_equal
 
@@ -251,7 +252,28 @@ def test_all_covered():
     """Each schema file is tested above or in its command's own test."""
     names = {path.stem for path in SCHEMAS.glob("*.json")}
     used = {name for name, _, _ in GOOD} | {"error", "plan", "progress"}
-    check_equal(names & used, used, "schemas of what is tested")
+    # view goes on after its document, fetch needs a server: test_view here,
+    # and remote_test.py with this file's fits().
+    check_equal(names, used | {"view", "fetch"}, "schemas of what is tested")
+    rows = CKPT.ok("--help").out.split("\nCommands\n")[1].split("\n\n")[0]
+    commands = {row.split()[0] for row in rows.splitlines()}
+    tested = {argv[0] for _, _, argv in GOOD}
+    # A plan's run is the command that it is a plan of.
+    check_equal(commands - tested, {"view", "fetch", "run"},
+                "commands without a row in GOOD")
+
+
+def test_view():
+    """Its document comes first, then it serves."""
+    child = subprocess.Popen([CKPT.path, "view", str(TP4), "--json"],
+                             stdout=subprocess.PIPE, text=True)
+    try:
+        text = child.stdout.readline()
+        check(json.loads(text)["url"].startswith("http://127.0.0.1:"), text)
+        check(not faults(json.loads(text), schema_of("view")), text)
+    finally:
+        child.terminate()
+        child.wait()
 
 
 def cut_salvage(folder):
@@ -319,6 +341,7 @@ def prepare(suite, ckpt):
     suite.add("free space", test_free_space)
     suite.add("--progress json", test_progress)
     suite.add("schemas", lambda folder: test_all_covered())
+    suite.add("view", lambda folder: test_view())
     suite.add("salvage of a cut file", cut_salvage)
     suite.add("stats as torch has them", stats_as_torch)
 

@@ -16,6 +16,7 @@ import time
 import urllib.parse
 from pathlib import Path
 
+from json_test import faults, schema_of
 from remote_servers import Hub, Server, free_port, wait_for
 from support import DATA, Skip, Suite, check, check_equal, read_safetensors
 
@@ -616,6 +617,7 @@ def test_fetch(folder):
         check(cdn.bytes < 41 << 20, f"{cdn.bytes} bytes again")
         same_files(folder / "out", root)
         check_equal(len(done.json()["files"]), len(files_of(root)), "files")
+        check_equal(faults(done.json(), schema_of("fetch")), [], "schema")
         check(not (folder / "out" / ".ckpt-fetch").exists(), "left over")
         (root / "sub" / "notes.txt").write_text("other")
         done = run("fetch", "hf://org/model", folder / "out", env=env)
