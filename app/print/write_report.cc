@@ -18,6 +18,8 @@
 #include "app/print/table.h"
 #include "convert/facts.h"
 #include "lib/io/file.h"
+#include "lib/io/probe.h"
+#include "lib/io/remote.h"
 #include "lib/io/upload.h"
 #include "lib/text/format.h"
 
@@ -125,10 +127,55 @@ std::optional<FreeSpace> free_space(const std::string& target) {
                    uint64_t{facts.f_bavail} * uint64_t{facts.f_frsize}};
 }
 
+// "40 s", "12 min", "3 h 20 min"
+std::string rough_time(double seconds) {
+  const auto minutes = static_cast<uint64_t>(std::min(seconds, 1e9) / 60 + 0.5);
+  if (minutes < 2) return fmt::format("{:.0f} s", std::max(seconds, 1.0));
+  if (minutes < 120) return fmt::format("{} min", minutes);
+  return fmt::format("{} h {} min", minutes / 60, minutes % 60);
+}
+
+// What a run takes at least, by the speed of the disks. Nothing of what is
+// small or is not on this machine.
+struct Estimate {
+  double seconds = 0;
+  double reads = 0;  // bytes a second
+  double writes = 0;
+};
+
+std::optional<Estimate> estimate(const WriteReport& report) {
+  constexpr uint64_t kWorthIt = uint64_t{1} << 30;
+  constexpr double kLook = 0.3;  // seconds, each
+  const auto free = free_space(report.target_path);
+  if (report.bytes_read + report.bytes_written < kWorthIt || !free)
+    return std::nullopt;
+  std::vector<std::string> files;
+  for (const File& file : report.source->files)
+    if (!io::is_url(file.path) && file.codec == Codec::kRaw)
+      files.push_back(file.path);
+  const auto reads = io::probe_reads(files, kLook);
+  const auto writes = io::probe_writes(free->directory, kLook);
+  if (!reads || !writes) return std::nullopt;
+  const double reading = static_cast<double>(report.bytes_read) / *reads;
+  const double writing = static_cast<double>(report.bytes_written) / *writes;
+  // Both go on at once; on one disk they share it.
+  const double seconds = io::on_one_disk(files[0], free->directory)
+                             ? reading + writing
+                             : std::max(reading, writing);
+  return Estimate{seconds, *reads, *writes};
+}
+
 void write_plan_facts(JsonWriter& json, const WriteReport& report) {
   json.member("peak_memory", report.peak_memory);
   if (const auto free = free_space(report.target_path))
     json.member("free_space", free->bytes);
+  if (const auto time = estimate(report)) {
+    json.key("estimate").begin_object();
+    json.member("seconds", time->seconds);
+    json.member("read_rate", static_cast<uint64_t>(time->reads));
+    json.member("write_rate", static_cast<uint64_t>(time->writes));
+    json.end_object();
+  }
   if (!io::is_target_url(report.target_path)) return;
   const Sending all = sending(report);
   json.key("upload").begin_object();
@@ -220,6 +267,13 @@ std::string dry_run_text(const WriteReport& report) {
         "{}: {} free{}\n", text::printable(free->directory),
         text::iec_size(free->bytes),
         free->bytes < report.bytes_written ? ", which is too little" : "");
+  if (const auto time = estimate(report))
+    text += fmt::format(
+        "takes about {} by the speed of the disks, which read {}/s and write "
+        "{}/s now\n",
+        rough_time(time->seconds),
+        text::iec_size(static_cast<uint64_t>(time->reads)),
+        text::iec_size(static_cast<uint64_t>(time->writes)));
   for (const std::string& line : report.source->assumptions)
     text += "assumed: " + text::printable(line) + "\n";
   for (const std::string& line : report.target->assumptions)

@@ -263,6 +263,31 @@ def test_all_covered():
                 "commands without a row in GOOD")
 
 
+def test_estimate(folder):
+    """Of a GiB or more: a look at the disks, which leaves nothing behind."""
+    text = (b'{"a":{"dtype":"U8","shape":[1610612736],'
+            b'"data_offsets":[0,1610612736]}}')
+    source = folder / "large.safetensors"
+    with open(source, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        # Of this much there is something to read, the rest is a hole.
+        file.write(os.urandom(64 << 20))
+        file.truncate(8 + len(text) + 1610612736)
+    argv = ("convert", source, folder / "out.pt", "--to", "torch", "-n")
+    done = CKPT.ok(*argv, "--json")
+    plan = fits(done.out, "convert", done)
+    check_equal([p.name for p in folder.iterdir()], [source.name], "files")
+    time = plan.get("estimate")
+    if time is None:  # no direct reads, or a disk that is nearly full
+        return
+    low = 1610612736 / max(time["read_rate"], time["write_rate"])
+    high = 2 * 1610612736 / min(time["read_rate"], time["write_rate"])
+    check(low * 0.9 <= time["seconds"] <= high * 1.1, f"{time}")
+    check("by the speed of the disks" in CKPT.ok(*argv).out, "not said")
+    done = CKPT.ok("unshard", LLAMA, folder / "out.pt", "-n", "--json")
+    check("estimate" not in fits(done.out, "unshard", done), f"{done}")
+
+
 def test_view():
     """Its document comes first, then it serves."""
     child = subprocess.Popen([CKPT.path, "view", str(TP4), "--json"],
@@ -341,6 +366,7 @@ def prepare(suite, ckpt):
     suite.add("free space", test_free_space)
     suite.add("--progress json", test_progress)
     suite.add("schemas", lambda folder: test_all_covered())
+    suite.add("estimate", test_estimate)
     suite.add("view", lambda folder: test_view())
     suite.add("salvage of a cut file", cut_salvage)
     suite.add("stats as torch has them", stats_as_torch)
