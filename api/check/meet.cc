@@ -133,9 +133,22 @@ bool translate_both(Catalog& a, Catalog& b, const std::string& family,
   return true;
 }
 
+// One format of Megatron's counts steps for each parameter, another once, among
+// the values.
+void drop_counts(Catalog& a, Catalog& b) {
+  const auto is_count = [](const Tensor& tensor) {
+    return tensor.kind == Kind::optim && tensor.state == "step" &&
+           element_count(tensor.shape) == 1;
+  };
+  const bool of_a = std::ranges::any_of(a.tensors, is_count);
+  const bool of_b = std::ranges::any_of(b.tensors, is_count);
+  if (of_a != of_b) std::erase_if(of_a ? a.tensors : b.tensors, is_count);
+}
+
 // Formats of Megatron's number and spell modules in ways of their own.
 bool canonical_both(Catalog& a, Catalog& b, const Engine& engine) {
   if (names_of(a) == names_of(b)) return false;
+  if (a.format != b.format) drop_counts(a, b);
   try {
     for (Catalog* catalog : {&a, &b}) {
       Catalog copy = *catalog;

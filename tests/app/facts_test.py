@@ -23,6 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 try:
+    import facts_hybrid_models
     import facts_models
     import facts_vision_models
     import torch
@@ -35,10 +36,11 @@ torch.set_num_threads(1)
 DIALECTS = {"mcore": "megatron_torch_dist", "meta": "meta",
             "fairseq2": "fairseq2", "olmo_core": "olmo_core", "vllm": "vllm"}
 SEEING = list(facts_vision_models.FAMILIES)
+HYBRID = list(facts_hybrid_models.FAMILIES)
 HAS = {"meta": ["llama", "mistral"],
        "olmo_core": ["llama", "qwen3", "olmo2", "olmo3"],
        "fairseq2": ["llama", "mistral", "qwen2", "qwen3", "olmo2"],
-       "mcore": [*FAMILIES, *SEEING], "vllm": list(FAMILIES)}
+       "mcore": [*FAMILIES, *SEEING, *HYBRID], "vllm": list(FAMILIES)}
 # What CI looks at: one field of each kind, in the families that differ in it.
 CHOSEN = {
     "llama": ["rope_parameters", "hidden_act", "rms_norm_eps"],
@@ -68,6 +70,8 @@ def distance(a, b):
 
 def models_of(family):
     """What makes tiny models of the family."""
+    if family in HYBRID:
+        return facts_hybrid_models
     return facts_vision_models if family in SEEING else facts_models
 
 
@@ -86,7 +90,7 @@ def ways(ckpt, source, dialect, family, home, want):
     unsaid = models_of(family).UNSAID.get(family, ())
     allowed = [word for fact in unsaid if dialect == "mcore"
                for word in ("--allow-unsaid", fact)]
-    named = [] if family in SEEING else ["--family", family]
+    named = [] if family in SEEING + HYBRID else ["--family", family]
     status, error = run(ckpt, "convert", source, there, "--to",
                         DIALECTS[dialect], "--no-fsync", *allowed)
     if status:
@@ -294,7 +298,8 @@ def main():
     parser.add_argument("names", nargs="*",
                         help="families, and dialects: all if there are none")
     given = parser.parse_args()
-    families = [n for n in given.names if n in [*FAMILIES, *SEEING]]
+    everything = [*FAMILIES, *SEEING, *HYBRID]
+    families = [n for n in given.names if n in everything]
     dialects = [n for n in given.names if n in DIALECTS] or list(DIALECTS)
     bad = 0
     with tempfile.TemporaryDirectory() as home:
@@ -306,7 +311,6 @@ def main():
             check_epsilon_of_fairseq2(given.ckpt, home)
             check_disagreement(given.ckpt, home)
             check_verify(given.ckpt, home)
-        everything = [*FAMILIES, *SEEING]
         for family in families or (everything if given.full else CHOSEN):
             fields = models_of(family).fields_of(
                 family) if given.full else CHOSEN[family]

@@ -106,6 +106,38 @@ def test_rescue(scratch, form, case, topology, world):
              source, main_weight="param")
 
 
+# A distributed checkpoint with its optimizer, as ranks' files of a topology.
+TO_RANKS = (
+    ("megatron_torch_dist", "gpt_optim_fully_reshardable_v0161",
+     {"tp": 2, "pp": 2}, 4),
+    ("megatron_torch_dist", "gpt_optim_dp_reshardable_v0161", {"tp": 2}, 4),
+    ("megatron_torch_dist", "gpt_optim_tied_buckets_tp2_pp2_v0161",
+     {"pp": 2}, 2),
+    ("megatron_torch_dist", "moe_nonhomogeneous_optim_v0161", {"ep": 2}, 2),
+    ("megatron_torch_dist", "gpt_optim_float16_v0161", {"tp": 2}, 2),
+    ("megatron_zarr", "gpt_zarr_optim_model_space_v0090", {"pp": 2}, 2),
+    ("megatron_zarr", "gpt_zarr_optim_bucket_space_v0090", {"tp": 2}, 2),
+)
+
+
+def test_to_ranks(scratch, form, case, topology, world):
+    """Megatron-Core's model and optimizer load ranks' files, and have what the
+    golden says: each main weight, each moment, the count of steps."""
+    require_peer()
+    out, source = scratch / "out", DATA / form / case
+    grid = {"tp": 1, "pp": 1, **topology}
+    ranks = grid["tp"] * grid["pp"]
+    sizes = [part for key, size in {**grid, "dp": world // ranks}.items()
+             for part in (f"--{key}", size)]
+    CKPT.ok("convert", source / "ckpt", out, "--to", "megatron_legacy", *sizes)
+    CKPT.ok("verify", source / "ckpt", out)
+    CKPT.ok("verify", out, "--deep")
+    flat = "float16" not in case
+    run_peer("legacy", out, expected_files(case, DATA / form), topology, world,
+             source, flat=flat, step=7,
+             main_weight="param" if flat else "fp32_param")
+
+
 LLAMA = dict(layers=2, hidden=12, heads=6, groups=2, kv=4, ffn=20, vocab=48,
              seq=16, swiglu=True, bias=False, tied=False, pos="rope",
              norm="RMSNorm")
@@ -256,6 +288,9 @@ def prepare(suite, ckpt):
         suite.add(f"{case} {options}", test_case, case, options, loads)
     for form, case, topology, world in RESCUES:
         suite.add(f"rescue {case}", test_rescue, form, case, topology, world)
+    for form, case, topology, world in TO_RANKS:
+        suite.add(f"ranks' files of {case}", test_to_ranks, form, case,
+                  topology, world)
     suite.add("legacy", test_legacy)
     suite.add("to legacy", test_to_legacy)
     suite.add("args", test_args)

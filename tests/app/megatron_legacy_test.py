@@ -196,6 +196,43 @@ def test_back(folder, case, options):
         compare_rank(ours / rank.name, rank, info, incidental)
 
 
+def of_optimizers(path):
+    """What training resumes from: weights, the optimizer's values and numbers,
+    flat buffers. (Scaling factors and random states are not in keys.)"""
+    state = load(path / "model_optim_rng.pt")
+    model = {k: v for k, v in flatten(state["model"])
+             if not str(k[-1]).endswith("_extra_state")}
+    flat = path / "distrib_optim.pt"
+    return model, state["optimizer"], load(flat) if flat.exists() else None
+
+
+def test_by_keys(folder, case):
+    """Through sharded keys and home: ranks' optimizers as Megatron-LM itself
+    wrote them, each group, number and place in a flat buffer."""
+    CKPT.ok("convert", case / "ckpt", folder / "keys", "--to",
+            "megatron_torch_dist")
+    theirs = step_of(case / "ckpt")
+    args = load(next(theirs.iterdir()) / "model_optim_rng.pt")["args"]
+    CKPT.ok("convert", folder / "keys", folder / "back", "--to",
+            "megatron_legacy", *options_of(args))
+    CKPT.ok("verify", case / "ckpt", folder / "back")
+    info = json.loads((case / "case.json").read_text())
+    ours = step_of(folder / "back")
+    for rank in sorted(theirs.iterdir()):
+        rows = rows_here(info, args, rank.name)
+        for got, want in zip(of_optimizers(ours / rank.name),
+                             of_optimizers(rank)):
+            compare_leaves(got, want, rows, rank.name)
+
+
+def compare_leaves(got, want, rows, what):
+    """As compare_trees, whatever the order of dicts."""
+    got, want = dict(flatten(got)), dict(flatten(want))
+    check_equal(sorted(map(str, got)), sorted(map(str, want)), what)
+    for path, expected in want.items():
+        check_leaf(got[path], expected, (what, *path), rows)
+
+
 def copy_of(case, folder):
     shutil.copytree(case / "ckpt", folder / "ckpt")
     return folder / "ckpt"
@@ -320,6 +357,10 @@ def prepare(suite, ckpt):
             ("lm_gpt_tp2_fp16", ("--tp", 4, "--pp", 2))):
         suite.add(f"{name}: {' '.join(map(str, options))} and back",
                   test_back, ROOT / name, options)
+    for name in ("llama_te_tp2_pp2", "llama_te_tp2_dp2_distopt",
+                 "gpt_te_tied_pp2_distopt_buckets", "moe_te_tp2_ep2"):
+        suite.add(f"{name}: by sharded keys and back", test_by_keys,
+                  ROOT / name)
     for name in ("olmo2_tp2dp1", "qwen25_tp4dp1_mixed"):
         suite.add(f"{name}: sizes that a refusal names", test_sizes,
                   DATA / "fairseq2_native" / name / "other/hf")

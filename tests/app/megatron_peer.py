@@ -325,21 +325,22 @@ def run_gpt(job, expected):
     return gpt
 
 
-def run_optim(job, expected):
+def with_optimizer(job):
+    """A model of the job's, its optimizer, and what both save."""
     import torch
-    from megatron.core import dist_checkpointing as dc
     from megatron.core.distributed import (
         DistributedDataParallel, DistributedDataParallelConfig)
     from megatron.core.optimizer import (
         OptimizerConfig, get_megatron_optimizer)
 
+    flat = job.get("flat", True)
     config, gpt = build_gpt(job["model"], job["topology"])
     ddp = DistributedDataParallel(config, DistributedDataParallelConfig(
-        use_distributed_optimizer=True, grad_reduce_in_fp32=True,
+        use_distributed_optimizer=flat, grad_reduce_in_fp32=True,
         overlap_grad_reduce=False), gpt)
     optimizer = get_megatron_optimizer(OptimizerConfig(
         optimizer="adam", lr=1e-3, bf16=True, params_dtype=torch.bfloat16,
-        use_distributed_optimizer=True), [ddp])
+        use_distributed_optimizer=flat), [ddp])
     # As after a step: the optimizer lists its states when it is asked.
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         for group in one.optimizer.param_groups:
@@ -347,20 +348,107 @@ def run_optim(job, expected):
                 one.optimizer.state[p] = {
                     "exp_avg": torch.zeros_like(p),
                     "exp_avg_sq": torch.zeros_like(p)}
-    metadata = metadata_of("fully_reshardable")
-    model = gpt.sharded_state_dict(metadata=metadata)
-    state = {"model": model, "optimizer": optimizer.sharded_state_dict(
-        {"model": model}, is_loading=True, metadata=metadata)}
-    loaded = dc.load(state, job["path"])
+    metadata = metadata_of("fully_reshardable" if flat else None)
+
+    def sharded(**options):
+        model = gpt.sharded_state_dict(metadata=metadata)
+        return {"model": model, "optimizer": optimizer.sharded_state_dict(
+            {"model": model}, metadata=metadata, **options)}
+
+    return gpt, optimizer, sharded
+
+
+def run_optim(job, expected):
+    import torch
+    from megatron.core import dist_checkpointing as dc
+
+    gpt, optimizer, sharded = with_optimizer(job)
+    loaded = dc.load(sharded(is_loading=True), job["path"])
     gpt.load_state_dict(loaded["model"], strict=True)
     optimizer.load_state_dict(loaded["optimizer"])
-    model = gpt.sharded_state_dict(metadata=metadata)
-    again = {"model": model, "optimizer": optimizer.sharded_state_dict(
-        {"model": model}, metadata=metadata)}
-    seen = compare_parts(sharded_parts(again), expected, "the optimizer")
+    seen = compare_parts(sharded_parts(sharded()), expected, "the optimizer")
     if torch.distributed.get_rank() == 0:
         require(any(key.startswith("optimizer.state.") for key in seen),
                 "no optimizer state")
+
+
+def whole_states(optimizer):
+    """{state: {parameter: its values, gathered from all data-parallel ranks}}
+
+    Not by sharded_state_dict: that of fully_reshardable looks for parameters
+    behind a padded bucket (a tied embedding's) in the wrong place."""
+    import torch
+
+    found = {}
+    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        flat = hasattr(one, "buffers")
+        params = [p for b in one.buffers for p in b.param_index_map] if flat \
+            else [p for g in one.float16_groups for p in g]
+        for p in params:
+            full = {}
+            if not flat:
+                main = p.main_param
+                full = {"fp32_param": main, **one.optimizer.state[main]}
+                full.pop("step", None)
+            else:
+                mine = p in one.model_param_group_index_map
+                states = one._get_main_param_and_optimizer_states(p) \
+                    if mine else {}
+                for name in ("param", "exp_avg", "exp_avg_sq"):
+                    full[name] = torch.zeros(p.numel())
+                    if mine:
+                        at = one._get_model_param_range_map(p)["param"]
+                        full[name][at.start:at.end] = states[name].flatten()
+                    torch.distributed.all_reduce(
+                        full[name],
+                        group=one.data_parallel_group)
+            for name, value in full.items():
+                found.setdefault(name, {})[p] = value.detach().reshape(p.shape)
+    return found
+
+
+def compare_states(gpt, optimizer, expected):
+    """The model's own keys say which part of a golden's tensor is whose."""
+    states = whole_states(optimizer)
+    require(len(states) == 3, f"states are {sorted(states)}")
+    for name, values in states.items():
+        require(set(values) == set(gpt.parameters()), f"{name}: parameters")
+        for p, value in values.items():
+            p.data = value
+        parts = sharded_parts(gpt.sharded_state_dict(metadata=metadata_of()))
+        for part in parts:
+            part.key = f"optimizer.state.{name}.{part.key}"
+        compare_parts(parts, expected, "ranks' files")
+
+
+def run_legacy(job, expected):
+    """Ranks' files, loaded as Megatron-LM's load_checkpoint does it."""
+    import torch
+    from megatron.core import parallel_state
+
+    gpt, optimizer, sharded = with_optimizer(job)
+    sizes = job["topology"]
+    name = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02}"
+    if sizes["pp"] > 1:
+        name += f"_{parallel_state.get_pipeline_model_parallel_rank():03}"
+    if sizes["ep"] > 1:
+        name += f"_{parallel_state.get_expert_model_parallel_rank():03}"
+    folder = os.path.join(job["path"], name)
+    state = torch.load(os.path.join(folder, "model_optim_rng.pt"),
+                       weights_only=False)
+    gpt.load_state_dict(state["model"], strict=True)
+    optimizer.load_state_dict(state["optimizer"])
+    if job.get("flat", True):
+        optimizer.load_parameter_state(
+            os.path.join(folder, "distrib_optim.pt"))
+    compare_states(gpt, optimizer, expected)
+    steps = {float(g["step"]) for one in getattr(
+        optimizer, "chained_optimizers", [optimizer])
+        for g in one.optimizer.param_groups if "step" in g}
+    steps |= {float(s["step"]) for one in getattr(
+        optimizer, "chained_optimizers", [optimizer])
+        for s in one.optimizer.state.values() if "step" in s}
+    require(steps == {float(job["step"])}, f"steps are {steps}")
 
 
 # ---------------------------------------------------------------------- main
@@ -382,7 +470,7 @@ def on_rank(number, world, rendezvous, job):
         key.replace("fp32_param", job.get("main_weight", "fp32_param")): value
         for key, value in read_expected(job["expected"]).items()}
     run = {"plain": run_plain, "vocabulary": run_vocabulary, "gpt": run_gpt,
-           "optim": run_optim}.get(job["kind"])
+           "optim": run_optim, "legacy": run_legacy}.get(job["kind"])
     if run:
         run(job, expected)
     else:

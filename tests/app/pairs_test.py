@@ -112,9 +112,12 @@ READERS = {
 
 
 def content(format, path, folder, options):
-    """Names and bytes of a checkpoint."""
+    """Names and bytes of a checkpoint. Main weights have the name that today's
+    Megatron-Core gives them: state of older ones comes home in today's form."""
     if format in READERS and "--model-only" not in options:
-        return READERS[format](path)
+        found = READERS[format](path)
+        return {n.replace("state.fp32_param.", "state.param."): t
+                for n, t in found.items()}
     shutil.rmtree(folder, ignore_errors=True)
     CKPT.ok("convert", path, folder, "--to", "safetensors", "--dialect",
             "keep", "-q", *options)

@@ -43,8 +43,10 @@ uint64_t round_up(uint64_t rows, uint64_t multiple, const Catalog& catalog) {
 
 void check_names(const Catalog& catalog) {
   if (catalog.format == "megatron_legacy") return;
+  const bool keys = catalog.format == "megatron_torch_dist" ||
+                    catalog.format == "megatron_zarr";
   for (const Tensor& tensor : catalog.tensors)
-    if (tensor.kind == Kind::optim)
+    if (tensor.kind == Kind::optim && !keys)
       throw unfaithful_error({catalog.path, text::printable(tensor.name)},
                              "optimizer state of {} in the form of ranks' "
                              "files can't be made",

@@ -12,7 +12,8 @@
 namespace ckpt::megatron {
 
 // Refuses sources of other formats whose tensors are not named like modules:
-// stacked layers, other dialects, an optimizer in another form.
+// stacked layers, other dialects, an optimizer that none of Megatron's formats
+// held.
 void check_names(const Catalog& catalog);
 
 // Changes shapes and pieces of word embeddings and output layers, and of their

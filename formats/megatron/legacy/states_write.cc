@@ -226,7 +226,13 @@ Id LegacyStatesWriter::State::add_sub(LegacyFile& file, Id sub,
                              params.size() - static_cast<size_t>(next),
                              params.size())
           .with_hint("--model-only leaves the optimizer out");
-    substitutes[from.find(inner, "state")] = dict;
+    const Id shared = from.find(inner, "state");
+    // Distributed checkpoints keep the count of steps once.
+    if (const Id step = from.find(shared, "common_step"); step != kNoId)
+      for (const auto entries = *doc.as_pairs(dict); const Id entry : entries)
+        if (doc.is(entry, Type::kDict))
+          doc.set(entry, "step", doc.import(from, step));
+    substitutes[shared] = dict;
     bool placed = main_count == 0;
     for (const char* key : kMainLists)
       if (const Id list = from.find(sub, key); from.is(list, Type::kList)) {

@@ -7,8 +7,10 @@
 #include "ckpt/error.h"
 #include "containers/torch/tree.h"
 #include "formats/megatron/dist/target.h"
+#include "formats/megatron/dist/zarr_scan.h"
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/legacy/check.h"
+#include "formats/megatron/legacy/from_dist.h"
 #include "formats/megatron/legacy/plan.h"
 #include "formats/megatron/legacy/rank_write.h"
 #include "formats/megatron/legacy/review.h"
@@ -43,13 +45,16 @@ class LegacyWriter : public formats::Writer {
       facts.local_spec = layout.megatron.transformer_impl == "local";
     const bool keys = source.format == "megatron_torch_dist" ||
                       source.format == "megatron_zarr";
-    // Optimizer state is refused; it must not be taken apart before.
     const bool state = std::ranges::any_of(
         source.tensors, [](const auto& t) { return t.kind == Kind::optim; });
-    if (keys && !state)
+    if (!keys) refuse_spelling(source, layout);
+    if (keys && state) {
+      if (source.format != "megatron_torch_dist") load_objects(source);
+      complete_object_names(source.objects);
+      take_optimizer(source, facts);
+    } else if (keys) {
       name_modules(source, facts);
-    else
-      refuse_spelling(source, layout);
+    }
     check_names(source);
     if (!ask_vocabulary(source, facts, layout, false))
       fit_vocabulary(source, facts, layout.topology.tp);
@@ -183,17 +188,18 @@ void Builder::choose_place() {
 void Builder::tell_left_out(bool optimizer) {
   bool ranks = false, fp8 = false, groups = false;
   for (const Object& object : source_.objects) {
-    if (!carries_object(source_, object)) {
+    const std::string_view name = object.name;
+    if (name == kOptimizerObject || name == kDtypesObject) {
+      groups = groups || name == kOptimizerObject;
+    } else if (!carries_object(source_, object)) {
       warn(target_, "object_without_place", "",
            printable(object.name) +
                " is left out: ranks' files have no place "
                "for it");
       continue;
     }
-    const std::string_view name = object.name;
     ranks = ranks || is_rank_key(name.substr(0, name.find('.')));
     fp8 = fp8 || name.starts_with(kStatesObject);
-    groups = groups || name == kOptimizerObject;
   }
   if (ranks && !plan_.same_ranks)
     warn(target_, "rng_state", "",

@@ -133,6 +133,7 @@ void read_buffers(const Entries& args, Facts& facts) {
   facts.overlap_grad_reduce = args.flag("overlap_grad_reduce");
   facts.bucket_size = args.count("ddp_bucket_size");
   facts.num_buckets = args.count("ddp_num_buckets");
+  facts.grads_in_float32 = args.flag("accumulate_allreduce_grads_in_fp32");
   facts.high_bandwidth = args.flag("ddp_pad_buckets_for_high_nccl_busbw");
 }
 

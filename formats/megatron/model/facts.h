@@ -54,9 +54,10 @@ struct Facts {
   // The gradient buffers of the distributed optimizer (buffers.h).
   std::optional<bool> distributed_optimizer;
   std::optional<bool> overlap_grad_reduce;
-  std::optional<uint64_t> bucket_size;  // ddp_bucket_size
-  std::optional<uint64_t> num_buckets;  // ddp_num_buckets
-  std::optional<bool> high_bandwidth;   // ddp_pad_buckets_for_high_nccl_busbw
+  std::optional<uint64_t> bucket_size;   // ddp_bucket_size
+  std::optional<uint64_t> num_buckets;   // ddp_num_buckets
+  std::optional<bool> high_bandwidth;    // ddp_pad_buckets_for_high_nccl_busbw
+  std::optional<bool> grads_in_float32;  // accumulate_allreduce_grads_in_fp32
 
   std::optional<uint64_t> iteration;
   bool any = false;  // there were args at all

@@ -31,7 +31,8 @@ bool join_gated(Catalog& catalog);
 void number_layers(Catalog& catalog);
 
 // The inverse of all of it, for a checkpoint under sharded keys: module names
-// with global numbers, in the spec that the args name (else the engine's).
+// with global numbers, in the spec that the args name (else the engine's), in
+// the order of modules; states as "exp_avg.decoder.layers.3.…".
 void name_modules(Catalog& catalog, const Facts& facts);
 
 }  // namespace ckpt::megatron

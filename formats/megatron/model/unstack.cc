@@ -10,6 +10,7 @@
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/parts.h"
 #include "formats/megatron/model/restack.h"
+#include "formats/megatron/model/spelling.h"
 #include "formats/megatron/model/stack.h"
 
 namespace ckpt::megatron {
@@ -138,16 +139,16 @@ void name_modules(Catalog& catalog, const Facts& facts) {
   number_layers(catalog);
   join_parts(catalog);
   const bool local = facts.local_spec == true;
-  for (Tensor& tensor : catalog.tensors)
-    if (tensor.kind != Kind::optim)
+  for (Tensor& tensor : catalog.tensors) {
+    if (tensor.kind == Kind::optim && !tensor.param.empty()) {
+      if (tensor.state == "param") tensor.state = "fp32_param";
+      tensor.param = module_name(tensor.param, local);
+      tensor.name = fmt::format("{}.{}", tensor.state, tensor.param);
+    } else {
       tensor.name = module_name(tensor.name, local);
-  // Layer by layer, as modules are listed.
-  std::ranges::stable_sort(catalog.tensors, {}, [](const Tensor& tensor) {
-    const Key key = parse_key(tensor.name);
-    const Where where = place_of(key);
-    const int end = where == Where::kFirst ? 0 : where == Where::kLayer ? 1 : 2;
-    return std::pair(end, key.layer.value_or(0));
-  });
+    }
+  }
+  sort_modules(catalog, local);
   catalog.claims.clear();
   const size_t states = std::erase_if(catalog.objects, [](const Object& o) {
     return o.name.find("._extra_state/shard_") != std::string::npos;

@@ -192,4 +192,17 @@ void convert_optimizer(Catalog& catalog, const Layout& layout) {
                      kModelSpace, kFullyReshardable)});
 }
 
+bool gather_optimizer(Catalog& catalog, std::optional<bool> distributed) {
+  const Form form = form_of(catalog, sharding_type(catalog));
+  if (form == Form::kRaw || form == Form::kZero) refuse(catalog, form);
+  if (form == Form::kNone) check_no_state(catalog);
+  const bool plain = form == Form::kPlain;
+  if (plain && distributed != true) {
+    rename_states(catalog);
+    return false;
+  }
+  if (form != Form::kFully) make_fully_reshardable(catalog, form);
+  return plain || distributed != false;
+}
+
 }  // namespace ckpt::megatron

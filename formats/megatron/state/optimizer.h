@@ -13,6 +13,7 @@
 // fully_reshardable, since their layout belongs to one topology.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "ckpt/catalog.h"
@@ -30,5 +31,11 @@ void check_optimizer_type(std::string_view type);
 // what there is, but for flat buffers. Adds assumptions and problems. Throws
 // unfaithful_error if it can't be done.
 void convert_optimizer(Catalog& catalog, const Layout& layout);
+
+// For ranks' files: one tensor for each parameter and state, under names
+// without a chain, and the object "optimizer" with all parameter groups. True:
+// of a distributed optimizer, which it becomes where the args ask for one.
+// Throws unfaithful_error where the state's parameters can't be told.
+bool gather_optimizer(Catalog& catalog, std::optional<bool> distributed);
 
 }  // namespace ckpt::megatron

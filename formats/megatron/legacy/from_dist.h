@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The optimizer of a distributed checkpoint, as ranks' files have it.
+//
+//   optimizer.state.param.decoder.layers.mlp.…    [layer, …]
+//     ─► fp32_param.decoder.layers.3.mlp.…        each layer and expert
+//   {"optimizer": {"param_groups": […]}, "param_state_sharding_type": …}
+//     ─► {"optimizer": {"param_groups": […]}}              distributed
+//     ─► {"optimizer": {"state": {}, "param_groups": […]},
+//         "fp32_from_fp16_params": []}                     not distributed
+//
+// The legacy writer fills what is empty here.
+#pragma once
+
+#include "ckpt/catalog.h"
+#include "formats/megatron/model/facts.h"
+
+namespace ckpt::megatron {
+
+// Gives a distributed checkpoint with optimizer state the names of modules and
+// the object "optimizer" of ranks' files. Throws unfaithful_error for state
+// whose parameters can't be told.
+void take_optimizer(Catalog& catalog, const Facts& facts);
+
+}  // namespace ckpt::megatron
