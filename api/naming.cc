@@ -250,6 +250,13 @@ Catalog into_dialect(Catalog source, const Naming& naming,
   }
   // Names that no dialect has: the format's writer says what it makes of them.
   const bool foreign = from.empty() && naming.dialect.empty();
+  // A trainer's folder keeps names, or has those of its own: for these the
+  // configuration says the model's numbers.
+  if (translate.to.empty() && !naming.config_from.empty() &&
+      target.target_ranks == formats::Traits::Ranks::kSources) {
+    take_config(source, naming.config_from);
+    return source;
+  }
   if (translate.to.empty() || translate.to == from || foreign ||
       (fused && from == origin.dialect)) {
     check_unused(from == "hf" && !target.computes_rotary.empty()

@@ -37,6 +37,7 @@ Target Composing::build() {
     add_plain();
   add_states();
   for (const SourceFile& file : source_.file_list) settle(file);
+  add_config();
   say();
   target_.files = std::move(payload_);
   std::ranges::move(rest_, std::back_inserter(target_.files));

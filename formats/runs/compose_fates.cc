@@ -4,6 +4,7 @@
 #include "formats/runs/composing.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/trainer.h"
+#include "formats/target.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -30,6 +31,15 @@ std::string_view Composing::part_of(const std::string& path, bool above) const {
         (match(part.file, path) || match(part.file, io::base_name(path))))
       return part.part;
   return {};
+}
+
+// That of --config-from, which is none of the source's files.
+void Composing::add_config() {
+  for (const Sidecar& sidecar : source_.sidecars)
+    if (io::base_name(sidecar.name) == "config.json" && !sidecar.text &&
+        !sidecar.path.starts_with(source_.path + "/"))
+      rest_.push_back(formats::copied_file(
+          io::join(std::string(form_.home), "config.json"), sidecar));
 }
 
 void Composing::settle(const SourceFile& file) {
