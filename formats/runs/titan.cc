@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "formats/runs/run.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
@@ -367,6 +368,13 @@ bool has_titan_names(const Catalog& source) {
 
 bool has_transformers_names(const Catalog& source) {
   return any_model(source, ".self_attn.q_proj.");
+}
+
+bool has_own_names(const Catalog& catalog) { return has_titan_names(catalog); }
+
+void take_transformers_names(Catalog& catalog) {
+  from_titan(catalog);
+  catalog.dialect = "hf";
 }
 
 void to_titan(Catalog& source) { Renaming(source).to_titan(); }

@@ -138,6 +138,26 @@ def config_of(case):
     return {}
 
 
+def test_weights(folder):
+    """torchtitan's step as a directory that transformers loads: the weights are
+    those of its step as a Trainer's, which the way back has proven."""
+    from safetensors.torch import load_file
+
+    case = "torchtitan_w2"
+    convert(case, folder, folder / "trainer", "hf_trainer", 1).want(0)
+    CKPT.ok("convert", step_of(case), folder / "out", "--to", "safetensors",
+            "--config-from", folder / "config")
+    got, want = (load_file(folder / name / "model.safetensors")
+                 for name in ("out", "trainer"))
+    check_equal(sorted(got), sorted(want), "names")
+    for name, tensor in want.items():
+        check((got[name] == tensor).all(), name)
+    check((folder / "out/config.json").is_file(), "no config.json")
+    said = CKPT.ok("convert", step_of(case), folder / "plain", "--to",
+                   "safetensors").err
+    check("--config-from" in said, said)
+
+
 def table():
     rows = {}
     for line in PAGE.read_text().splitlines():
@@ -167,6 +187,7 @@ def prepare(suite, ckpt):
     rows = table()
     check_equal(sorted(rows), sorted(p.name for p in GOLDENS.iterdir()),
                 "rows of the table")
+    suite.add("torchtitan's weights for transformers", test_weights)
     for case, cells in rows.items():
         for (trainer, ranks), says in zip(TARGETS, cells):
             suite.add(f"{case} as {trainer} of {ranks}: {says}", test_cell,
