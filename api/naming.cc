@@ -10,6 +10,7 @@
 #include "containers/hf/hf.h"
 #include "convert/translate.h"
 #include "convert/values.h"
+#include "formats/runs/run.h"
 #include "formats/traits.h"
 #include "lib/text/glob.h"
 #include "models/buffers.h"
@@ -182,6 +183,28 @@ Naming leave_frequencies(Catalog& source, std::string_view loader,
   return naming;
 }
 
+// A trainer's names for a model of transformers, in a directory of weights.
+// False if they stay: nobody says the model's numbers.
+bool take_transformers_names(Catalog& source, const Naming& naming) {
+  Catalog copy = source;
+  if (!naming.config_from.empty()) take_config(copy, naming.config_from);
+  locate(copy);
+  try {
+    runs::take_transformers_names(copy);
+  } catch (const Error& error) {
+    if (!naming.config_from.empty() || error.code() != ExitCode::kUnfaithful)
+      throw;
+    say(naming,
+        fmt::format("names stay those of {}: {}; --config-from DIR says it",
+                    source.run->trainer, error.problem()),
+        Problem::Severity::kWarning);
+    return false;
+  }
+  say(naming, copy.assumptions.back());
+  source = std::move(copy);
+  return true;
+}
+
 // The dialect that is asked for, or that the target's format has; "": any.
 std::string wanted_dialect(const std::string& asked,
                            const std::string& to_format) {
@@ -214,6 +237,11 @@ Catalog into_dialect(Catalog source, const Naming& naming,
   if (!translate.to.empty() || to_format == "safetensors" ||
       (target.is_container && asked))
     if (families::unwrap(source)) say(naming, source.assumptions.back());
+  if (source.run && runs::has_own_names(source) && naming.dialect.empty() &&
+      to_format == "safetensors") {
+    take_transformers_names(source, naming);
+    return source;
+  }
   std::string from(families::dialect_of(source));
   const formats::Traits& origin = formats::traits_of(source.format);
   const bool fused = origin.unfuse && from == origin.dialect;
@@ -250,6 +278,13 @@ Catalog into_dialect(Catalog source, const Naming& naming,
   }
   // Names that no dialect has: the format's writer says what it makes of them.
   const bool foreign = from.empty() && naming.dialect.empty();
+  // A trainer's folder keeps names, or has those of its own: for these the
+  // configuration says the model's numbers.
+  if (translate.to.empty() && !naming.config_from.empty() &&
+      target.target_ranks == formats::Traits::Ranks::kSources) {
+    take_config(source, naming.config_from);
+    return source;
+  }
   if (translate.to.empty() || translate.to == from || foreign ||
       (fused && from == origin.dialect)) {
     check_unused(from == "hf" && !target.computes_rotary.empty()

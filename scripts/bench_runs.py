@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trainer's folder into one model: ckpt beside the trainers' own mergers.
 
-    scripts/bench_runs.py [--mib N] [--rounds N] [--peers DIR]
+    scripts/bench_runs.py [--mib N] [--rounds N] [--peers DIR[:DIR]]
 
 A step of Accelerate (FSDP, DCP) is made with torch; ckpt writes it as verl's
-and Lightning's. Then each merger and ckpt, in turn, do the same work: clock and
-peak RSS of the process, as the kernel counts them, the median of the rounds.
-Prints a Markdown table. DIR holds wheels of verl and lightning (pip install
---no-deps --target DIR …); peers that are not there are named and left out.
+and Lightning's; a checkpoint of ZeRO 2 is made in DeepSpeed's form. Then each
+merger and ckpt, in turn, do the same work: clock and peak RSS of the process,
+as the kernel counts them, the median of the rounds. Prints a Markdown table.
+
+Run it with .venv/bin/python. Peers that .venv lacks are installed into folders
+of it (pip, without dependencies); DIR holds others. What can't be had is named
+and left out.
 """
 
 import argparse
@@ -24,9 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 
-MAKE = """
-import json, sys, torch, torch.distributed.checkpoint as dcp
-step, mib = sys.argv[1], int(sys.argv[2])
+SHAPES = """
 H, F, V = 1024, 4096, 8192
 def layer(i):
     p = f"model.layers.{i}."
@@ -35,11 +36,21 @@ def layer(i):
         p + "mlp.gate_proj.weight": (F, H), p + "mlp.up_proj.weight": (F, H),
         p + "mlp.down_proj.weight": (H, F), p + "input_layernorm.weight": (H,),
         p + "post_attention_layernorm.weight": (H,)}
-shapes = {"model.embed_tokens.weight": (V, H)}
-layers = max(1, (mib * 2**20 // 4 - 2 * V * H) // (4 * H * H + 3 * F * H))
-for i in range(layers):
-    shapes |= layer(i)
-shapes |= {"model.norm.weight": (H,), "lm_head.weight": (V, H)}
+def layers_of(mib):
+    return max(1, (mib * 2**20 // 4 - 2 * V * H) // (4 * H * H + 3 * F * H))
+def shapes_of(mib):
+    shapes = {"model.embed_tokens.weight": (V, H)}
+    for i in range(layers_of(mib)):
+        shapes |= layer(i)
+    return shapes | {"model.norm.weight": (H,), "lm_head.weight": (V, H)}
+"""
+
+MAKE = """
+import json, sys, torch, torch.distributed.checkpoint as dcp
+exec(sys.argv[3])
+step, mib = sys.argv[1], int(sys.argv[2])
+shapes = shapes_of(mib)
+layers = layers_of(mib)
 torch.manual_seed(0)
 weights = {"model." + n: torch.randn(s) for n, s in shapes.items()}
 dcp.save(weights, checkpoint_id=step + "/pytorch_model_fsdp_0", no_dist=True)
@@ -49,6 +60,62 @@ json.dump({"model_type": "llama", "architectures": ["LlamaForCausalLM"],
     "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": V,
     "tie_word_embeddings": False}, open(step + "/config.json", "w"))
 """
+
+# Four ranks of ZeRO 2, as DeepSpeed 0.19 writes them: f32 masters and moments in
+# flat partitions, the module in bf16.
+MAKE_ZERO = """
+import sys, torch
+from collections import OrderedDict
+exec(sys.argv[3])
+folder, mib = sys.argv[1], int(sys.argv[2])
+shapes = shapes_of(mib)
+torch.manual_seed(1)
+ranks = 4
+total = sum(torch.Size(s).numel() for s in shapes.values())
+part = -(-total // (2 * ranks)) * 2
+used = [max(0, min(part, total - r * part)) for r in range(ranks)]
+flat = torch.zeros(part * ranks)
+flat[:total].normal_()
+half = flat[:total].to(torch.bfloat16)
+module, at = OrderedDict(), 0
+for name, shape in shapes.items():
+    count = torch.Size(shape).numel()
+    module[name] = half[at:at + count].view(shape)
+    at += count
+config = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+torch.save({"module": module, "buffer_names": [], "optimizer": None,
+    "param_shapes": [OrderedDict((n, torch.Size(s)) for n, s in shapes.items())],
+    "frozen_param_shapes": OrderedDict(), "shared_params": {},
+    "frozen_param_fragments": OrderedDict(), "lr_scheduler": None,
+    "global_steps": 1, "skipped_steps": 0, "dp_world_size": ranks,
+    "mp_world_size": 1, "ds_config": config, "ds_version": "0.19.8"},
+    folder + "/mp_rank_00_model_states.pt")
+for r in range(ranks):
+    mine = flat[r * part:(r + 1) * part]
+    where, start = OrderedDict(), 0
+    torch.save({"optimizer_state_dict": {"zero_stage": 2, "overflow": False,
+        "base_optimizer_state": {"state": {0: {"step": torch.tensor(1.),
+            "exp_avg": mine.clone(), "exp_avg_sq": mine.abs()}},
+            "param_groups": [{"lr": 1e-3, "params": [0]}]},
+        "single_partition_of_fp32_groups": [mine[:used[r]].clone()],
+        "group_paddings": [part - used[r]], "partition_count": [ranks],
+        "ds_version": "0.19.8"}, "ds_config": config, "ds_version": "0.19.8"},
+        folder + f"/bf16_zero_pp_rank_{r}_mp_rank_00_optim_states.pt")
+"""
+
+ZERO = """
+import sys
+from deepspeed.utils.zero_to_fp32 import (
+    convert_zero_checkpoint_to_fp32_state_dict as convert)
+convert(sys.argv[1], sys.argv[2], safe_serialization=True)
+"""
+
+# Folders of .venv, and what is in them without dependencies.
+PEERS = {
+    "deepspeed": "tests/requirements/deepspeed.txt",
+    "lightning": "tests/requirements/lightning.txt",
+    "verl": "verl==0.9.1",
+}
 
 ACCELERATE = """
 import sys
@@ -97,6 +164,25 @@ def measured(command, environment, log):
     return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
+def install(options):
+    """Folders of the peers, for PYTHONPATH."""
+    folders = []
+    for name, what in PEERS.items():
+        folder = Path(sys.prefix) / name
+        folders.append(str(folder))
+        given = any(Path(p, name).is_dir() for p in options.peers.split(":"))
+        if given or (folder / name).is_dir():
+            continue
+        wanted = ["-r", ROOT / what] if what.endswith(".txt") else [what]
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "-q", "--no-deps",
+             "--disable-pip-version-check", "--target", folder, *wanted],
+            check=False)
+        if done.returncode:
+            print(f"{name}: pip can't install it", file=sys.stderr)
+    return folders
+
+
 def clear(path):
     if path.is_dir():
         shutil.rmtree(path)
@@ -113,15 +199,20 @@ def main():
     options = parser.parse_args()
     python = sys.executable
     paths = [str(Path(sys.prefix) / "transformers_5.12.1")]
-    paths += [p for p in options.peers.split(":") if p]
+    paths += [p for p in options.peers.split(":") if p] + install(options)
     environment = {**os.environ, "PYTHONPATH": ":".join(paths),
-                   "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+                   "HF_HUB_OFFLINE": "1",
+                   "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.TemporaryDirectory(prefix="bench_runs_") as temporary:
         base = Path(temporary)
         step = base / "step"
-        step.mkdir()
-        subprocess.run([python, "-W", "ignore", "-c", MAKE, step,
-                        str(options.mib)], check=True, env=environment)
+        for code, folder in ((MAKE, step),
+                             (MAKE_ZERO, base / "zero/global_step1")):
+            folder.mkdir(parents=True)
+            subprocess.run([python, "-W", "ignore", "-c", code, folder,
+                            str(options.mib), SHAPES], check=True,
+                           env=environment)
+        (base / "zero/latest").write_text("global_step1")
         size = sum(p.stat().st_size for p in step.rglob("*.distcp")) / MIB
         convert = [options.ckpt, "convert"]
         made = {}
@@ -137,6 +228,8 @@ def main():
              ["--to", "safetensors", "--dtype", "bf16"]),
             ("Lightning's consolidate", LIGHTNING, made["lightning"],
              "out.ckpt", ["--to", "torch"]),
+            ("DeepSpeed's zero_to_fp32", ZERO, base / "zero", "out",
+             ["--to", "safetensors", "--model-only"]),
         ]
         print(f"{size:.0f} MiB of f32, medians of {options.rounds}, "
               f"load {os.getloadavg()[0]:.1f}\n")

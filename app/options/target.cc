@@ -137,11 +137,6 @@ void add_megatron_options(CLI::App& app, TargetOptions& options) {
       ->group("Megatron");
 }
 
-bool has_no_ranks(std::string_view format) {
-  return formats::traits_of(format).target_ranks ==
-         formats::Traits::Ranks::kNone;
-}
-
 // Another trainer's step has data-parallel ranks alone, as many as the source
 // if nothing else is asked for.
 void settle_trainer(const TargetOptions& options, const Catalog& source,
@@ -153,11 +148,10 @@ void settle_trainer(const TargetOptions& options, const Catalog& source,
   layout.topology.dp = ranks;
 }
 
-// A step of a trainer stays one, but for a single file, DeepSpeed's partitions
-// and Megatron's directories, which have formats of their own.
+// A step of a trainer stays one, but for a single file and Megatron's
+// directories, which have formats of their own.
 std::string own_format(const WriteRequest& request, const Catalog& source) {
-  const bool step = source.run && !has_no_ranks(source.format) &&
-                    !source.format.starts_with("megatron") &&
+  const bool step = source.run && !source.format.starts_with("megatron") &&
                     io::is_directory(source.path) &&
                     file_format(request.target_path).empty();
   return step ? "run" : source.format;

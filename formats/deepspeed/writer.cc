@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes a universal checkpoint (universal.h), which DeepSpeed loads at any
-// number of ranks, as its own conversion does. At any stage it does not: the
-// loaders of ZeRO 1 and 2 take dicts, that of ZeRO 3 flat tensors, and the
-// model states are those of the source's stage:
+// Writes the files of ranks (ranks.h), or a universal checkpoint (universal.h),
+// which DeepSpeed loads at any number of ranks, as its own conversion does. At
+// any stage it does not: the loaders of ZeRO 1 and 2 take dicts, that of ZeRO 3
+// flat tensors, and the model states are those of the source's stage:
 //
 //   latest_universal
 //   TAG_universal/zero/NAME/*.pt, zero/optimizer_state.pt
@@ -16,6 +16,7 @@
 #include "containers/torch/tree.h"
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/deepspeed/locate.h"
+#include "formats/deepspeed/ranks.h"
 #include "formats/deepspeed/rules.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
@@ -107,11 +108,12 @@ class UniversalWriter {
               "model's weights");
     if (layout_.topology != Topology{})
       throw unfaithful_error({source_.path, {}},
-                             "partitions of ranks are not "
-                             "written; a universal checkpoint has none")
+                             "partitions are written for other data-parallel "
+                             "ranks alone (--dp N), not for {}",
+                             to_string(layout_.topology))
           .with_hint(
-              "ckpt convert SRC DST --to deepspeed, without sizes: DeepSpeed "
-              "loads it at any topology");
+              "ckpt convert SRC DST --to deepspeed, without sizes: a universal "
+              "checkpoint, which DeepSpeed loads at any topology");
   }
 
   void read_objects() {
@@ -343,16 +345,49 @@ class UniversalWriter {
   std::vector<const Tensor*> steps_;
 };
 
+// Ranks' own files are asked for.
+bool wants_ranks(const Catalog& source, const Layout& layout) {
+  const Topology only{.dp = layout.topology.dp};
+  return layout.topology.dp > 1 && layout.topology == only &&
+         source.format == "deepspeed" && !layout.single_file;
+}
+
+// A part of the parameters, or other names, would not load.
+void check_whole(const Catalog& source) {
+  const Catalog whole = make_reader()->read_catalog(source.path, {});
+  const auto same = [](const Tensor& a, const Tensor& b) {
+    return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape;
+  };
+  const auto [mine, its] =
+      std::ranges::mismatch(source.tensors, whole.tensors, same);
+  if (mine == source.tensors.end() && its == whole.tensors.end()) return;
+  throw unfaithful_error(
+      {source.path,
+       printable((its == whole.tensors.end() ? *mine : *its).name)},
+      "partitions of ranks are written whole and by their own names")
+      .with_hint(
+          "leave --keys, --rename and --dtype out, or write another format "
+          "(--to)");
+}
+
 class DeepSpeedWriter final : public formats::Writer {
  public:
   std::string_view name() const override { return "deepspeed"; }
   // Beside parameters the model states, which are copied, hold everything.
   Catalog review(Catalog source, const Layout& layout) const override {
-    if (source.format == name() && !layout.single_file) keep_masters(source);
+    if (source.format == name() && !layout.single_file &&
+        !wants_ranks(source, layout))
+      keep_masters(source);
     return source;
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
-    return UniversalWriter(source, layout).build();
+    if (!wants_ranks(source, layout))
+      return UniversalWriter(source, layout).build();
+    check_whole(source);
+    Target target = lay_out_ranks(source, layout.topology.dp);
+    target.files.push_back(
+        formats::literal_file("latest", io::base_name(source.path)));
+    return target;
   }
 };
 

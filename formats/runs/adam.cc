@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/titan.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 
@@ -150,7 +151,7 @@ class AdamFinder {
     if (!own_.empty()) return settle_own();
     if (adam_.groups.empty())
       refuse({}, "the optimizer's groups (lr, betas) are not there");
-    if (!by_name() && !by_number()) {
+    if (!by_name() && !by_number() && !by_shapes() && !by_list()) {
       // FSDP1's units, DeepSpeed's partitions: numbers of something else.
       if (adam_.groups.size() != 1)
         refuse({}, fmt::format("{} groups of options, and nothing says which "
@@ -159,7 +160,25 @@ class AdamFinder {
       for (const auto& [param, states] : adam_.states)
         adam_.groups[0].params.push_back(param);
     }
+    for (AdamGroup& group : adam_.groups) take_other_names(group.params);
     check_groups();
+  }
+
+  // Groups name what the source's trainer trains; states were renamed if the
+  // target's trains something else.
+  void take_other_names(std::vector<std::string>& params) const {
+    std::vector<std::string> now;
+    for (const std::string& param : params) {
+      std::vector<std::string> names;
+      if (!adam_.states.contains(param)) names = names_of_other(param);
+      std::erase_if(names, [&](const std::string& name) {
+        return !adam_.states.contains(name);
+      });
+      if (names.empty()) names = {param};
+      for (const std::string& name : names)
+        if (std::ranges::find(now, name) == now.end()) now.push_back(name);
+    }
+    params = std::move(now);
   }
 
   // {"params": ["model.norm.weight", …]}
@@ -177,6 +196,63 @@ class AdamFinder {
             unwrapped(std::string(document.text(item))));
     }
     adam_.ordered = true;
+    return true;
+  }
+
+  // DeepSpeed numbers vectors; its model states list what is in each.
+  bool by_shapes() {
+    const auto shapes =
+        std::ranges::find_if(source_.objects, [](const Object& object) {
+          return object.name.ends_with("param_shapes") && object.document;
+        });
+    if (shapes == source_.objects.end()) return false;
+    const Document& from = *shapes->document;
+    if (!from.is(shapes->node, Type::kList)) return false;
+    std::vector<std::vector<std::string>> params(adam_.groups.size());
+    for (size_t g = 0; g < adam_.groups.size(); ++g) {
+      if (!adam_.document->is(lists_[g], Type::kList)) return false;
+      for (const Id item : adam_.document->items(lists_[g])) {
+        const auto number = adam_.document->as_int(item);
+        const auto lists = from.items(shapes->node);
+        if (!number || *number < 0 ||
+            static_cast<uint64_t>(*number) >= lists.size())
+          return false;
+        const auto pairs = from.as_pairs(lists[static_cast<size_t>(*number)]);
+        for (size_t i = 0; pairs && i + 1 < pairs->size(); i += 2)
+          if (from.is((*pairs)[i], Type::kString))
+            params[g].emplace_back(from.text((*pairs)[i]));
+      }
+    }
+    for (size_t g = 0; g < params.size(); ++g)
+      adam_.groups[g].params = std::move(params[g]);
+    return true;
+  }
+
+  // nanotron lists the names: {0: "model.lm_head.pp_block.weight", …}.
+  bool by_list() {
+    const auto names =
+        std::ranges::find_if(source_.objects, [](const Object& object) {
+          return object.name.ends_with("optimizer.names") && object.document;
+        });
+    if (names == source_.objects.end()) return false;
+    const Document& from = *names->document;
+    std::map<int64_t, std::string_view> known;
+    const auto pairs = from.as_pairs(names->node);
+    for (size_t i = 0; pairs && i + 1 < pairs->size(); i += 2)
+      if (const auto number = from.as_int((*pairs)[i]);
+          number && from.is((*pairs)[i + 1], Type::kString))
+        known.emplace(*number, from.text((*pairs)[i + 1]));
+    std::vector<std::vector<std::string>> params(adam_.groups.size());
+    for (size_t g = 0; g < adam_.groups.size(); ++g) {
+      if (!adam_.document->is(lists_[g], Type::kList)) return false;
+      for (const Id item : adam_.document->items(lists_[g])) {
+        const auto number = adam_.document->as_int(item);
+        if (!number || !known.contains(*number)) return false;
+        params[g].emplace_back(known.at(*number));
+      }
+    }
+    for (size_t g = 0; g < params.size(); ++g)
+      adam_.groups[g].params = std::move(params[g]);
     return true;
   }
 
@@ -234,15 +310,18 @@ class AdamFinder {
   // one group.
   void settle_own() {
     std::map<std::string, size_t> known;
-    for (auto& [param, options] : own_) {
-      if (!adam_.states.contains(param)) continue;
+    for (auto& [before, options] : own_) {
+      std::vector<std::string> params = {before};
+      take_other_names(params);
+      if (!adam_.states.contains(params[0])) continue;
       std::ranges::sort(options, {}, [](const auto& one) { return one.first; });
       std::string text;
       for (const auto& [key, value] : options)
         text += key + pickle::to_json(*adam_.document, value).dump() + "\n";
       const auto [group, fresh] = known.emplace(text, adam_.groups.size());
       if (fresh) adam_.groups.push_back({.params = {}, .options = options});
-      adam_.groups[group->second].params.push_back(param);
+      for (std::string& param : params)
+        adam_.groups[group->second].params.push_back(std::move(param));
     }
     check_groups();
   }

@@ -9,6 +9,7 @@
 #include "formats/runs/compose.h"
 #include "formats/runs/forms.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/titan.h"
 #include "formats/runs/trainer.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -43,20 +44,6 @@ void check_one_model(const Catalog& source) {
                          "written",
                          roles)
       .with_hint("name the folder of the one that you mean");
-}
-
-// torchtitan's models have names of their own and query and key rows in another
-// order: under a model's names of transformers it would find nothing.
-void check_names(const Catalog& source, const Layout& layout) {
-  if (layout.form != "torchtitan") return;
-  for (const Tensor& tensor : source.tensors)
-    if (tensor.kind == Kind::model &&
-        tensor.name.find(".self_attn.") != tensor.name.npos)
-      throw unfaithful_error(
-          {source.path, printable(tensor.name)},
-          "is a name of transformers; torchtitan's models have others "
-          "(attention.wq.weight) and rotary rows in another order")
-          .with_hint("--trainer lightning or accelerate keeps names");
 }
 
 bool says_tied(const Catalog& source) {
@@ -198,10 +185,12 @@ Catalog review_composed(Catalog source, const Layout& layout) {
         .with_hint("--dp N says how many ranks there are to be");
   load_objects(source);
   check_one_model(source);
-  check_names(source, layout);
   locate(source);
+  const bool titan = layout.form == "torchtitan";
+  if (!titan && has_titan_names(source)) from_titan(source);
   settle_tied_head(source, layout);
   fuse_trained_experts(source, layout);
+  if (titan && has_transformers_names(source)) to_titan(source);
   std::string left;
   size_t count = 0;
   std::erase_if(source.tensors, [&](const Tensor& tensor) {

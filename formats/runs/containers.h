@@ -9,6 +9,7 @@
 #include "ckpt/catalog.h"
 #include "formats/format.h"
 #include "formats/runs/find.h"
+#include "formats/runs/order.h"
 
 namespace ckpt::runs {
 
@@ -21,6 +22,8 @@ struct Container {
   size_t first = 0;
   size_t base = 0;
   Catalog catalog;
+  // "flat": the parameters of each flat parameter, by its number.
+  std::vector<std::vector<Parameter>> units;
 };
 
 struct Whole {

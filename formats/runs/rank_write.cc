@@ -34,8 +34,8 @@ Box part_of(const Shape& shape, const Placement& placement, uint32_t rank,
 class Writing {
  public:
   Writing(const std::string& folder, const std::string& pattern,
-          const Catalog& catalog, uint32_t ranks)
-      : pattern_(pattern), catalog_(catalog), ranks_(ranks) {
+          const Catalog& catalog, uint32_t ranks, bool plain)
+      : pattern_(pattern), catalog_(catalog), ranks_(ranks), plain_(plain) {
     const auto files = rank_files(folder, pattern);
     path_ = io::join(folder, files->names[0]);
     first_ = torch::make_reader()->read_catalog(path_, {});
@@ -77,7 +77,7 @@ class Writing {
                        .parameter = whole && tensor.parameter});
       boxes.emplace_back(found->second, box);
       const Id slot = torch::add_placeholder(document, slots.size() - 1);
-      if (!dtensor) {
+      if (!dtensor || plain_) {
         substitutes[node] = slot;
         continue;
       }
@@ -126,6 +126,7 @@ class Writing {
   const std::string pattern_;
   const Catalog& catalog_;
   const uint32_t ranks_;
+  const bool plain_;  // tensors in the place of DTensors
   std::string path_;  // of rank 0's file
   Catalog first_;
   std::unordered_map<std::string_view, size_t> index_;
@@ -135,8 +136,8 @@ class Writing {
 }  // namespace
 
 Target lay_out_ranks(const std::string& folder, const std::string& pattern,
-                     const Catalog& catalog, uint32_t ranks) {
-  return Writing(folder, pattern, catalog, ranks).build();
+                     const Catalog& catalog, uint32_t ranks, bool plain) {
+  return Writing(folder, pattern, catalog, ranks, plain).build();
 }
 
 }  // namespace ckpt::runs

@@ -12,8 +12,8 @@ namespace ckpt::runs {
 
 // `pattern`: "model_world_size_{W}_rank_{r}.pt"; `catalog`: of the ranks that
 // are there. Throws unfaithful_error for a mesh of several dimensions and for
-// DTensors of a torch whose meshes are not known.
+// DTensors of a torch whose meshes are not known. `plain`: tensors instead.
 Target lay_out_ranks(const std::string& folder, const std::string& pattern,
-                     const Catalog& catalog, uint32_t ranks);
+                     const Catalog& catalog, uint32_t ranks, bool plain);
 
 }  // namespace ckpt::runs

@@ -260,7 +260,8 @@ RankCatalog read_ranks(const std::string& folder, const RankFiles& files,
   RankCatalog out;
   const auto reader = torch::make_reader();
   const auto paths = io::join_each(folder, files.names);
-  Joiner joiner(out, join_runs && files.world > 1);
+  // FSDP1 of one rank has flat parameters, too.
+  Joiner joiner(out, join_runs);
   in_order<Catalog>(
       paths.size(),
       [&](size_t r) { return reader->read_catalog(paths[r], options); },
@@ -328,6 +329,8 @@ std::string name_runs(RankCatalog& ranks,
     }
   }
   ranks.catalog.tensors = std::move(out);
+  if (flat)
+    for (const Unit& unit : units) ranks.units.push_back(unit.parameters);
   return {};
 }
 

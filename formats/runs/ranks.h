@@ -9,6 +9,7 @@
 
 #include "ckpt/catalog.h"
 #include "formats/format.h"
+#include "formats/runs/order.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt::runs {
@@ -33,6 +34,9 @@ struct RankCatalog {
     std::vector<uint64_t> lengths;  // by rank, in elements
   };
   std::vector<Runs> runs;
+  // Once runs are named: what each flat parameter holds, by its number. None
+  // where each number is a parameter (use_orig_params).
+  std::vector<std::vector<Parameter>> units;
   // Of rank 0: for what is not a tensor.
   std::shared_ptr<const pickle::Document> document;
 };

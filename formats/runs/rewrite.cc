@@ -8,8 +8,10 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "formats/deepspeed/ranks.h"
 #include "formats/runs/compose.h"
 #include "formats/runs/containers.h"
+#include "formats/runs/flat_write.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/rank_write.h"
 #include "formats/runs/run.h"
@@ -134,19 +136,29 @@ class Rewriting {
     }
     if (one.read == "ranks")
       return lay_out_ranks(io::join(source_.path, one.at), one.file,
-                           one.catalog, ranks_);
+                           one.catalog, ranks_, ranks_ == 1 && has_flat());
+    if (one.read == "flat" && !one.units.empty())
+      return lay_out_flat(io::join(source_.path, one.at), one.file, one.catalog,
+                          one.units, ranks_);
+    if (one.read == "deepspeed")
+      return deepspeed::lay_out_ranks(one.catalog, ranks_);
     if (one.read == "torch" || one.read == "safetensors")
       return lay_out_same(one.catalog, source_.path);
     throw unfaithful_error({source_.path, {}},
                            "{} of {} is not written for other ranks", one.read,
                            trainer_.name)
-        .with_hint(
-            one.read == "flat"
-                ? "FSDP1's flat parameters: --to dcp keeps them by name"
-            : one.read == "deepspeed"
-                ? "--to deepspeed writes a universal checkpoint, which any "
-                  "number of ranks loads"
-                : "--to safetensors or dcp keeps model and optimizer");
+        .with_hint(one.read == "flat"
+                       ? "FSDP1's optimizer with use_orig_params: --to dcp "
+                         "keeps it by "
+                         "name"
+                       : "--to safetensors or dcp keeps model and optimizer");
+  }
+
+  // FSDP1, which has no DTensors on one rank.
+  bool has_flat() const {
+    return std::ranges::any_of(whole_.containers, [](const Container& one) {
+      return one.read == "flat";
+    });
   }
 
   void drop_of_ranks(Catalog& catalog) {

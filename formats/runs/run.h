@@ -21,6 +21,13 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
 void adopt(Catalog& catalog, const std::string& only,
            const formats::ReadOptions& options);
 
+// True for names that a trainer gives to transformers' models (torchtitan's).
+bool has_own_names(const Catalog& catalog);
+
+// Transformers' names and arrangement in their place. Throws unfaithful_error
+// where no config.json says the model's numbers.
+void take_transformers_names(Catalog& catalog);
+
 // A file that the trainer alone reads, wherever its step is carried: its
 // tracker, its states, what says how many ranks there were. `path`: in the
 // step, or beside it.

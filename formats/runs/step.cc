@@ -353,6 +353,7 @@ class Reading {
     }
     const std::string why_not = name_runs(ranks, model);
     keep(source, "", ranks.catalog, "flat");
+    if (containers_) containers_->back().units = ranks.units;
     const size_t begin = Merger(catalog_).add(std::move(ranks.catalog));
     const Range range{begin, catalog_.tensors.size()};
     if (!why_not.empty())

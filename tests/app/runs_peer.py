@@ -20,7 +20,7 @@ PEER = Path(sys.prefix) / "transformers_5.12.1"
 os.environ.update(
     HF_HUB_OFFLINE="1", TQDM_DISABLE="1", GLOO_SOCKET_IFNAME="lo",
     TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
-if WORLD > 1 or "fsdp2" in KIND:
+if WORLD > 1 or "fsdp" in KIND:
     os.environ.update(
         RANK=str(RANK), LOCAL_RANK=str(RANK), WORLD_SIZE=str(WORLD),
         LOCAL_WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1",
@@ -68,14 +68,14 @@ def qwen2(**extra):
         eos_token_id=2), **extra}))
 
 
-def llama(kind):
+def llama(kind, layers=1):
     from transformers import (
         LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification)
 
     torch.manual_seed(7)
     config = LlamaConfig(
         vocab_size=53, hidden_size=16, intermediate_size=24,
-        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=32, pad_token_id=0, bos_token_id=1,
         eos_token_id=2, num_labels=1)
     return (LlamaForTokenClassification if kind == "critic"
@@ -176,38 +176,102 @@ def trainer_fsdp2():
         "cpu_ram_efficient_loading": False})
 
 
+def verl_manager():
+    """verl's own FSDPCheckpointManager; None if it is not installed. Its
+    packages are entered without their __init__, which ask for ray and more."""
+    import importlib
+    import types
+
+    home = Path(sys.prefix) / "verl"
+    if not (home / "verl").is_dir():
+        return None
+    sys.path.append(str(home))
+    for name in ("verl", "verl.utils", "verl.utils.checkpoint"):
+        module = types.ModuleType(name)
+        module.__path__ = [str(home / name.replace(".", "/"))]
+        sys.modules[name] = module
+    sys.modules["verl.utils"].hf_processor = lambda *a, **k: None
+    sys.modules["verl.utils"].hf_tokenizer = lambda *a, **k: None
+    return importlib.import_module(
+        "verl.utils.checkpoint.fsdp_checkpoint_manager").FSDPCheckpointManager
+
+
+def verl(model, context):
+    """What verl 0.9.1's FSDPCheckpointManager.load_checkpoint does, or (where
+    it is not installed) the same told again: three files of its own world size
+    and rank, torch.load of each, then load_state_dict."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=0.5, betas=(0.9, 0.95), weight_decay=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1.0)
+    manager = verl_manager()
+    if manager is not None:
+        manager(model=model, optimizer=optimizer, lr_scheduler=scheduler,
+                processing_class=object()).load_checkpoint(DIR)
+    else:
+        def load(what):
+            path = Path(DIR, f"{what}_world_size_{WORLD}_rank_{RANK}.pt")
+            return torch.load(path, weights_only=False)
+
+        with context():
+            model.load_state_dict(load("model"))
+            optimizer.load_state_dict(load("optim"))
+        extra = load("extra_state")
+        scheduler.load_state_dict(extra["lr_scheduler"])
+        torch.set_rng_state(extra["rng"]["cpu"])
+    assert scheduler.last_epoch > 0, scheduler.last_epoch
+    assert optimizer.param_groups[0]["lr"] != 0.5, "options did not come in"
+    for one, state in optimizer.state.items():
+        assert state["exp_avg"].shape == one.shape, (state, one.shape)
+    out = model(input_ids=batch()["input_ids"])
+    loss = out.logits.float().pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
 def verl_fsdp2():
-    """What verl 0.9.1's FSDPCheckpointManager.load_checkpoint does: three
-    files of its own world size and rank, torch.load of each, then
-    load_state_dict of model, optimizer and scheduler."""
+    import contextlib
+
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     dist.init_process_group("gloo", rank=RANK, world_size=WORLD)
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("fsdp",))
-    role = Path(DIR).name
-    model = llama(role)
+    model = llama(Path(DIR).name)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.01)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1.0)
+    finish(model, verl(model, contextlib.nullcontext))
 
-    def load(what):
-        path = Path(DIR, f"{what}_world_size_{WORLD}_rank_{RANK}.pt")
-        return torch.load(path, weights_only=False)
 
-    model.load_state_dict(load("model"))
-    optimizer.load_state_dict(load("optim"))
-    extra = load("extra_state")
-    scheduler.load_state_dict(extra["lr_scheduler"])
-    torch.set_rng_state(extra["rng"]["cpu"])
-    out = model(input_ids=batch()["input_ids"])
-    loss = out.logits.float().pow(2).mean()
-    loss.backward()
-    optimizer.step()
-    finish(model, loss)
+def verl_fsdp1():
+    """verl's default: FSDP1 with flat parameters."""
+    import functools
+
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import (
+        FullyShardedDataParallel, ShardedOptimStateDictConfig,
+        ShardedStateDictConfig, ShardingStrategy, StateDictType)
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    dist.init_process_group("gloo", rank=RANK, world_size=WORLD)
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("fsdp",))
+    model = FullyShardedDataParallel(
+        llama("actor", 2), use_orig_params=False,
+        auto_wrap_policy=functools.partial(
+            transformer_auto_wrap_policy,
+            transformer_layer_cls={LlamaDecoderLayer}),
+        device_id=torch.device("cpu"), device_mesh=mesh,
+        sharding_strategy=ShardingStrategy.FULL_SHARD,
+        sync_module_states=False, forward_prefetch=False)
+    loss = verl(model, lambda: FullyShardedDataParallel.state_dict_type(
+        model, StateDictType.SHARDED_STATE_DICT,
+        ShardedStateDictConfig(offload_to_cpu=True),
+        ShardedOptimStateDictConfig(offload_to_cpu=True)))
+    with FullyShardedDataParallel.state_dict_type(
+            model, StateDictType.FULL_STATE_DICT):
+        finish(model, loss)
 
 
 def bag(shapes):

@@ -20,10 +20,11 @@ CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
 HERE = Path(__file__).resolve().parent
 PEER = Path(sys.prefix) / "transformers_5.12.1"
-# The rest are of one file, of DeepSpeed, or of FSDP1's flat parameters.
+# Lightning's file has no ranks; nanotron's folders are not written.
 CASES = ["accelerate_fsdp2_w2", "hf_trainer_fsdp2_w2", "hf_trainer_lora",
-         "hf_trainer_moe_qwen3", "hf_trainer_qwen2", "lightning_mp_w2",
-         "torchtitan_w2", "verl_fsdp2_w2"]
+         "hf_trainer_moe_qwen3", "hf_trainer_qwen2", "hf_trainer_zero3_w2",
+         "lightning_mp_w2", "torchtitan_w2", "verl_fsdp1_flat_w2",
+         "verl_fsdp2_w2"]
 RANKS = (1, 3)
 
 
@@ -90,7 +91,7 @@ def test_whole(folder):
                     ("--dtype", "bf16"), ("--tp", 2)):
         CKPT.run("reshard", step, folder / "out", "--dp", 3,
                  *options).want(5)
-    CKPT.run("reshard", GOLDENS / "verl_fsdp1_flat_w2/ckpt", folder / "out",
+    CKPT.run("reshard", GOLDENS / "nanotron_tp2/ckpt", folder / "out",
              "--dp", 3).want(5)
 
 
@@ -173,6 +174,8 @@ def prepare(suite, ckpt):
             ("accelerate_fsdp2_w2", "accelerate_fsdp2", 1, ""),
             ("hf_trainer_fsdp2_w2", "trainer_fsdp2", 3, ""),
             ("hf_trainer_qwen2", "trainer_plain", 1, ""),
+            ("verl_fsdp1_flat_w2", "verl_fsdp1", 3, "actor"),
+            ("verl_fsdp1_flat_w2", "verl_fsdp1", 1, "actor"),
             ("verl_fsdp2_w2", "verl_fsdp2", 3, "actor"),
             ("verl_fsdp2_w2", "verl_fsdp2", 1, "critic")):
         suite.add(f"{kind} resumes with {ranks} ranks {role}".strip(),

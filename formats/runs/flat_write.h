@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// FSDP1's optimizer for another number of ranks: parameters that are laid end
+// to end, padded, and cut into equal parts (use_orig_params=False).
+//
+//   unit 1     | q_proj | k_proj | … | pad |
+//   of 3 ranks | rank 0    | rank 1    | rank 2 |
+//
+// Private to this room.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+#include "formats/runs/order.h"
+
+namespace ckpt::runs {
+
+// `pattern`: of the files in `folder`, "optim_world_size_{W}_rank_{r}.pt".
+// `catalog`: what read_ranks and name_runs made of them. `units`: by number.
+Target lay_out_flat(const std::string& folder, const std::string& pattern,
+                    const Catalog& catalog,
+                    const std::vector<std::vector<Parameter>>& units,
+                    uint32_t ranks);
+
+}  // namespace ckpt::runs
