@@ -91,6 +91,9 @@ std::vector<Format> make_formats() {
                      "the same of the zarr backend (cores up to 0.15)",
                      megatron::make_zarr_reader(), megatron::make_zarr_writer(),
                      megatron_dist_traits()});
+  formats.push_back({"megatron_fsdp_dtensor",
+                     "Megatron-FSDP's checkpoints (fsdp_dtensor, on DCP)",
+                     megatron::make_fsdp_reader(), nullptr, megatron_traits()});
   formats.push_back(
       {"olmo_core",
        "OLMo-core's checkpoints since 1.0 (on DCP)",

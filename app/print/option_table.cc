@@ -60,10 +60,11 @@ std::vector<std::string> probed_words(size_t command, size_t option) {
   return {};
 }
 
-std::vector<std::string> format_names() {
+// Those that are written, or all that are read.
+std::vector<std::string> format_names(bool written) {
   std::vector<std::string> names;
   for (const formats::Format& format : formats::all_formats())
-    names.emplace_back(format.name);
+    if (!written || format.writer) names.emplace_back(format.name);
   return names;
 }
 
@@ -77,7 +78,7 @@ void find_kind(OptionRow& row, size_t command, size_t option) {
   if (row.long_name == "--family")
     row.words = families::Family::names();
   else if (type == "FORMAT")
-    row.words = format_names();
+    row.words = format_names(row.long_name == "--to");
   else if (is_one_of(type, {"PATH", "SRC", "DST", "A", "B", "OTHER", "DIR",
                             "FILE", "PLAN", "URL"}) ||
            type.ends_with(".json") || type.ends_with("|FILE"))

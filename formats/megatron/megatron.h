@@ -12,4 +12,7 @@ namespace ckpt::megatron {
 std::unique_ptr<formats::Reader> make_dist_reader();
 std::unique_ptr<formats::Writer> make_dist_writer();
 
+// megatron_fsdp_dtensor, which is only read: dist/fsdp_reader.cc
+std::unique_ptr<formats::Reader> make_fsdp_reader();
+
 }  // namespace ckpt::megatron

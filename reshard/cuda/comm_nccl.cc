@@ -2,9 +2,11 @@
 // The exchange by NCCL: one communicator that never blocks its caller.
 #include <nccl.h>
 
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 
 #include "reshard/cuda/comm.h"
 #include "reshard/cuda/device_cuda.h"
@@ -45,6 +47,27 @@ class Group {
  private:
   bool open_ = true;
 };
+
+// What NCCL is asked for the last time has this long: a rank that failed never
+// answers.
+constexpr std::chrono::seconds kLastWait{2};
+
+// Without it a communicator that is destroyed may still be sending. False for
+// one that has failed, or whose other ranks don't come: it can be aborted only.
+bool finalize(ncclComm_t comm) {
+  ncclResult_t state = ncclSuccess;
+  const auto ask = [&] {
+    return ncclCommGetAsyncError(comm, &state) == ncclSuccess;
+  };
+  if (!ask() || state != ncclSuccess) return false;
+  const ncclResult_t begun = ncclCommFinalize(comm);
+  if (begun != ncclSuccess && begun != ncclInProgress) return false;
+  const auto end = std::chrono::steady_clock::now() + kLastWait;
+  while (ask() && state == ncclInProgress &&
+         std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return state == ncclSuccess;
+}
 
 }  // namespace
 
@@ -97,7 +120,12 @@ void comm_exchange(Comm* comm, std::span<const Parcel> sends,
 }
 
 void comm_abort(Comm* comm) noexcept {
-  if (comm->comm) ncclCommAbort(comm->comm);
+  if (comm->comm) {
+    if (finalize(comm->comm))
+      ncclCommDestroy(comm->comm);
+    else
+      ncclCommAbort(comm->comm);
+  }
   delete comm;
 }
 

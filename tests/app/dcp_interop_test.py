@@ -81,7 +81,7 @@ def test_topologies(folder, world, meshes):
     run_ranks(folder, world, load_sharded, jobs)
 
 
-def save_mixed(folder, seed):
+def save_mixed(folder, seed, **options):
     """Sharded and replicated tensors of many sizes, and values."""
     rng = random.Random(seed)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -101,7 +101,31 @@ def save_mixed(folder, seed):
                 torch.full(size, i, dtype=torch.float16), mesh, [Shard(0)],
                 run_check=False, shape=torch.Size(shape),
                 stride=tuple(strides))
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder))
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), **options)
+
+
+def save_apart(folder, seed):
+    save_mixed(folder, seed, use_collectives=False)
+
+
+def test_no_collectives(folder):
+    """Ranks that plan alone: an index for each, and what all hold is saved by
+    all. It is the checkpoint that they write together."""
+    seed = 11
+    run_ranks(folder, 3, save_mixed, [(folder / "one", seed)])
+    (folder / "init").unlink(missing_ok=True)
+    run_ranks(folder, 3, save_apart, [(folder / "apart", seed)])
+    check_equal(sorted(p.name for p in (folder / "apart").glob("*.metadata")),
+                [f"__{rank}.metadata" for rank in range(3)], "indexes")
+    CKPT.ok("verify", folder / "apart", "--deep")
+    CKPT.ok("verify", folder / "one", folder / "apart")
+    CKPT.ok("reshard", folder / "apart", folder / "out", "--dp", 2)
+    check_files(folder / "out")
+    check_same(load_nested(folder / "out"), load_nested(folder / "one"),
+               "resharded")
+    (folder / "apart/__1.metadata").unlink()
+    lost = CKPT.run("verify", folder / "apart")
+    check(lost.code in (1, 4), lost)
 
 
 def planned_files(folder, world):
@@ -351,6 +375,7 @@ def prepare(suite, ckpt):
     suite.add("same bytes", test_same_bytes)
     suite.add("refusals", test_refusals)
     suite.add("placement", test_placement)
+    suite.add("no collectives", test_no_collectives)
     suite.add("1 process", test_topologies, 1, [(1,)])
     suite.add("3 processes", test_topologies, 3, [(3,)])
     suite.add("4 processes", test_topologies, 4, [(4,), (2, 2)])

@@ -22,12 +22,14 @@
 #include "formats/megatron/model/vocab.h"
 #include "formats/megatron/state/common.h"
 #include "formats/megatron/state/optimizer.h"
+#include "lib/pickle/value.h"
 
 namespace ckpt::megatron {
 namespace {
 
 constexpr char kDist[] = "megatron_torch_dist";
 constexpr char kLegacy[] = "megatron_legacy";
+constexpr char kFsdp[] = "megatron_fsdp_dtensor";
 
 // Kinds and cuts for tensors of a source whose reader knows nothing of
 // Megatron, but whose names are Megatron's.
@@ -181,6 +183,50 @@ std::string review_legacy(Catalog& catalog, const Facts& facts) {
   return std::string(kFullyReshardable);
 }
 
+// Values of a dict that DCP stores one by one, "opt_param_scheduler.max_lr", as
+// the dict again.
+void nest_values(Catalog& catalog, const std::string& name) {
+  auto document = std::make_shared<pickle::Document>();
+  const pickle::Id dict = document->add_container(pickle::Type::kDict);
+  const std::string prefix = name + ".";
+  const size_t count = std::erase_if(catalog.objects, [&](const Object& one) {
+    if (!one.name.starts_with(prefix)) return false;
+    document->set(dict, document->add_string(one.name.substr(prefix.size())),
+                  document->import(*one.document, one.node));
+    return true;
+  });
+  if (count == 0) return;
+  catalog.objects.push_back({.name = name, .document = document, .node = dict});
+}
+
+// Megatron-FSDP's modules seen as sharded keys. Its optimizer has no groups,
+// but options by parameter.
+void review_fsdp(Catalog& catalog, const Facts& facts) {
+  if (has_state(catalog))
+    throw unfaithful_error(
+        {catalog.path, {}},
+        "optimizer state of Megatron-FSDP has its options by "
+        "parameter (param_to_group_meta), which no other "
+        "optimizer of Megatron's loads")
+        .with_hint("--model-only writes the model");
+  const size_t gone = std::erase_if(catalog.objects, [](const Object& object) {
+    return object.name.starts_with("rng_state") ||
+           object.name.starts_with("optimizer.");
+  });
+  if (gone != 0)
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "object_left_out", "", "rng_state",
+         fmt::format("{} values of random states and of the optimizer are kept "
+                     "in another form here, and left out: load with "
+                     "--no-load-rng --no-load-optim",
+                     gone)});
+  // They become entries of the common part: items of their own no longer.
+  for (Object& object : catalog.objects) object.bytes = 0;
+  nest_values(catalog, "opt_param_scheduler");
+  join_gated(catalog);
+  stack_modules(catalog, facts);
+}
+
 }  // namespace
 
 namespace {
@@ -209,6 +255,7 @@ Catalog review_for_dist(Catalog source, const Layout& layout) {
     const std::string form = review_legacy(source, facts);
     if (wanted.optimizer.empty()) wanted.optimizer = form;
   }
+  if (source.format == kFsdp) review_fsdp(source, facts);
   recognise(source, facts);
   warn_of_names(source);
   warn_of_heads(source, facts, layout.topology.tp);

@@ -22,6 +22,8 @@ namespace {
 
 using Severity = Problem::Severity;
 
+constexpr std::string_view kZarr = "megatron_zarr";
+
 // The catalog's files are the first of the target's: it lists another one only
 // if it lists all that come before.
 TargetFile& add_file(const std::string& path, uint64_t size, Target& target) {
@@ -102,7 +104,9 @@ void add_common(const Catalog& source, const Facts& facts, const Layout& layout,
   std::vector<ArgChange> changes = topology_changes(
       facts, target.catalog.topology, padded_vocabulary(source, facts));
   add_wanted(source, layout, changes);
-  CommonTarget common = plan_common(source, changes);
+  const bool old_core =
+      layout.format == kZarr && source.format != layout.format;
+  CommonTarget common = plan_common(source, changes, old_core);
   const std::string path = io::join(directory, kCommonFile);
   if (common.copy_of.empty())
     add_text(path, std::move(common.bytes), target);
@@ -112,6 +116,12 @@ void add_common(const Catalog& source, const Facts& facts, const Layout& layout,
     target.problems.push_back(problem);
   for (const Object& object : source.objects)
     if (is_common(source, object)) target.catalog.objects.push_back(object);
+  if (!common.plain.empty())
+    target.problems.push_back(
+        {Problem::Severity::kNote, "plain_values", "", std::string(kArgs),
+         fmt::format("members of {} are written as their values: "
+                     "megatron-core 0.9, which loads zarr, has no such class",
+                     fmt::join(common.plain, ", "))});
   if (!common.changed.empty())
     target.assumptions.push_back(fmt::format("changed in the args: {}",
                                              fmt::join(common.changed, ", ")));

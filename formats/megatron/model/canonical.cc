@@ -108,6 +108,8 @@ void to_canonical(Catalog& catalog) {
     number_layers(catalog);
     join_parts(catalog);
     catalog.claims.clear();
+  } else if (catalog.format == "megatron_fsdp_dtensor") {
+    join_gated(catalog);
   }
   rename(catalog);
   split_grouped_experts(catalog, facts);

@@ -58,11 +58,15 @@ struct CommonTarget {
   std::string copy_of;  // the source's file, which serves as it is; or …
   std::string bytes;    // … a new one
   std::vector<std::string> changed;  // entries of the args
+  std::vector<std::string> plain;    // classes that became plain values
   std::vector<Problem> problems;     // what had to be left out
 };
 // From the source's common objects, which somebody has opened. Apart from
-// `changes` to the args all values stay what they are.
+// `changes` to the args all values stay what they are; `old_core`: but for
+// members of enumerations that megatron-core 0.9 lacks, which are written as
+// their values: it could not open the file.
 CommonTarget plan_common(const Catalog& source,
-                         const std::vector<ArgChange>& changes);
+                         const std::vector<ArgChange>& changes,
+                         bool old_core = false);
 
 }  // namespace ckpt::megatron

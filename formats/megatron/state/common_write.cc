@@ -31,6 +31,15 @@ DType storage_dtype(const Document& document, Id persistent) {
   return dtype_from_storage(document.text(type)).value_or(DType::u8);
 }
 
+// Classes of Megatron's own that core 0.9, the last with a zarr of its own
+// kind, does not have. (Those of ModelType, AttnType, AttnMaskType it has.)
+bool is_newer_class(std::string_view name) {
+  constexpr std::string_view kOld[] = {"ModelType", "AttnType", "AttnMaskType"};
+  if (!name.starts_with("megatron.")) return false;
+  const std::string_view last = name.substr(name.find_last_of(". ") + 1);
+  return std::ranges::find(kOld, last) == std::end(kOld);
+}
+
 // Copies values into one document, the bytes of small tensors included.
 class Copier {
  public:
@@ -42,10 +51,28 @@ class Copier {
           document_, storage_dtype(from, node), content);
   }
 
+  // Members of newer enumerations become their values.
+  void plain_enums(const Document& from, std::vector<std::string>& classes) {
+    for (size_t node = 0; node < from.size(); ++node) {
+      const Id id = static_cast<Id>(node);
+      if (from.type(id) != Type::kCall) continue;
+      const std::string name = from.callable_name(id);
+      if (!is_newer_class(name)) continue;
+      const Id args = from.call(id).args;
+      if (!from.is(args, Type::kTuple) || from.items(args).size() != 1)
+        continue;
+      inlined_[id] = document_.import(from, from.items(args)[0]);
+      if (std::ranges::find(classes, name) == classes.end())
+        classes.push_back(name);
+    }
+    plain_ = &from;
+  }
+
   // Nothing if the value holds a tensor whose bytes are not at hand.
   Id copy(const Object& object) {
     const bool known =
-        source_.skeleton && source_.skeleton->document == object.document;
+        object.document.get() == plain_ ||
+        (source_.skeleton && source_.skeleton->document == object.document);
     const size_t before = document_.size();
     const Id id =
         known ? document_.import(*object.document, object.node, inlined_)
@@ -63,6 +90,7 @@ class Copier {
   const Catalog& source_;
   Document document_;
   std::unordered_map<Id, Id> inlined_;
+  const Document* plain_ = nullptr;  // whose ids are in inlined_, too
 };
 
 // The file that already says all of this: the same values under the same
@@ -105,7 +133,7 @@ bool is_common(const Catalog& source, const Object& object) {
 }
 
 CommonTarget plan_common(const Catalog& source,
-                         const std::vector<ArgChange>& changes) {
+                         const std::vector<ArgChange>& changes, bool old_core) {
   std::vector<const Object*> entries;
   for (const Object& object : source.objects)
     if (is_common(source, object)) entries.push_back(&object);
@@ -113,6 +141,9 @@ CommonTarget plan_common(const Catalog& source,
   Document& document = copier.document();
   const Id dict = document.add_container(Type::kDict);
   CommonTarget target;
+  for (const Object* entry : entries)
+    if (old_core && entry->name == kArgs && entry->document)
+      copier.plain_enums(*entry->document, target.plain);
   for (const Object* entry : entries) {
     if (!entry->document)
       throw bug_error({{}, entry->name}, "an object that nobody has opened");
@@ -129,7 +160,7 @@ CommonTarget plan_common(const Catalog& source,
       set_dtype_args(document, value, source);
     document.set(dict, document.add_string(entry->name), value);
   }
-  if (target.changed.empty() && target.problems.empty())
+  if (target.changed.empty() && target.problems.empty() && target.plain.empty())
     target.copy_of = unchanged_file(source, entries);
   if (target.copy_of.empty()) target.bytes = archive(document, dict);
   return target;
