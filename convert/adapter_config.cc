@@ -9,6 +9,7 @@
 
 #include "ckpt/error.h"
 #include "formats/megatron/model/adapter_rows.h"
+#include "formats/megatron/state/run_config.h"
 #include "lib/io/file.h"
 #include "lib/text/json.h"
 

@@ -155,7 +155,10 @@ std::string modern(const std::string& field) {
 }  // namespace
 
 families::Config read_flat_yaml(const std::string& path) {
-  const std::string bytes = io::read_file(path, kMaxBytes);
+  return flat_yaml(path, io::read_file(path, kMaxBytes));
+}
+
+families::Config flat_yaml(const std::string& path, const std::string& bytes) {
   std::istringstream text(bytes);
   Flatten flat(path);
   try {

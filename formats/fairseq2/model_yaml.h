@@ -26,5 +26,7 @@ ModelYaml read_model_yaml(const std::string& path);
 
 // The scalars of any such file by their dotted keys.
 families::Config read_flat_yaml(const std::string& path);
+// The same of a text; `path` is for messages.
+families::Config flat_yaml(const std::string& path, const std::string& bytes);
 
 }  // namespace ckpt::fairseq2

@@ -14,8 +14,21 @@ from adapter_test import LINEAR, make_adapter, make_base, read_model
 from support import Skip, Suite, check, check_equal
 
 CKPT = None  # set by prepare
-RUN = """model:
+RUN = """# Megatron-Bridge's
+checkpoint:
+  save_optim: true
+  save_rng: true
+model:
+  expert_tensor_parallel_size: null
+  num_layers_in_first_pipeline_stage: null
+  pipeline_model_parallel_layout:
+  - [embedding, decoder]
+  - - decoder
+    - loss
+  pipeline_model_parallel_size: 2
+  seq_length: 4096   # as trained
   tensor_model_parallel_size: 1
+  virtual_pipeline_model_parallel_size: 2
 peft:
   _target_: megatron.bridge.peft.lora.LoRA
   alpha: 16
@@ -149,6 +162,26 @@ def fused(folder):
             "--adapter", folder / "out")
 
 
+def run_config(tp, pp=2):
+    text = RUN.replace("tensor_model_parallel_size: 1",
+                       f"tensor_model_parallel_size: {tp}")
+    if pp == 2:
+        return text
+    begin = text.index("  pipeline_model_parallel_layout:")
+    end = text.index("  pipeline_model_parallel_size")
+    return (text[:begin] + "  pipeline_model_parallel_layout: null\n"
+            + text[end:].replace("parallel_size: 2", f"parallel_size: {pp}", 1)
+            .replace("virtual_pipeline_model_parallel_size: 2",
+                     "virtual_pipeline_model_parallel_size: null"))
+
+
+def check_run_config(folder, tp, pp, what):
+    """The target's ranks, no state of training, and all else as it was."""
+    want = run_config(tp, pp).replace("save_optim: true", "save_optim: false")
+    want = want.replace("save_rng: true", "save_rng: false")
+    check_equal((folder / "run_config.yaml").read_text(), want, what)
+
+
 def set_ranks(source, there, tp):
     """As Bridge leaves it: ranks in run_config.yaml, no args in common.pt."""
     import shutil
@@ -161,7 +194,7 @@ def set_ranks(source, there, tp):
     del state["args"]
     torch.save(state, common)
     (there / "release/run_config.yaml").write_text(
-        RUN.replace("size: 1", f"size: {tp}"))
+        run_config(tp, 1))
 
 
 def check_rows(folder, tp, want, what):
@@ -200,6 +233,8 @@ def other_ranks(folder):
                     CKPT.ok(command[0], source, out, "-q", *command[1:],
                             "--tp", to)
                     check_rows(out, to, want, what)
+                    if source == bridge:
+                        check_run_config(out / "release", to, 1, what)
                     if command[0] == "convert":
                         continue
                     back = folder / f"{out.name}_back"
@@ -217,11 +252,20 @@ def other_ranks(folder):
         run = CKPT.run("convert", args, folder / "no", "--to",
                        "megatron_legacy", "--tp", 2).want(5)
         check("ranks' files" in run.err, run.err)
-    # Nobody asks for ranks, and the files' boxes are for 4.
-    text = RUN.replace("size: 1", "size: 2")
-    (bridge / "release/run_config.yaml").write_text(text)
-    run = CKPT.run("reshard", bridge, folder / "no").want(5)
-    check("for 2 tensor-parallel" in run.err and "--tp 2" in run.err, run.err)
+    # Nobody asks for ranks: run_config.yaml says them.
+    (bridge / "release/run_config.yaml").write_text(run_config(4))
+    out = folder / "same"
+    CKPT.ok("reshard", bridge, out, "-q")
+    check_run_config(out / "release", 4, 2, "same ranks")
+    check_rows(out, 4, want, "same ranks")
+    CKPT.ok("reshard", bridge, folder / "less", "-q", "--tp", 2, "--pp", 1)
+    check_run_config(folder / "less/release", 2, 1, "fewer ranks")
+    check_rows(folder / "less", 2, want, "fewer ranks")
+    # What can't be edited is refused.
+    (bridge / "release/run_config.yaml").write_text(
+        run_config(4).replace("size: 4", "size: !!int 4"))
+    run = CKPT.run("reshard", bridge, folder / "no", "--tp", 2).want(5)
+    check("can't be changed in place" in run.err, run.err)
     (bridge / "release/run_config.yaml").unlink()
     for more in ((), ("--tp", 2)):
         run = CKPT.run("reshard", bridge, folder / "no", *more).want(5)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/megatron/dist/catalog.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <map>
@@ -10,6 +12,7 @@
 #include "formats/megatron/buckets/buckets.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/rules.h"
+#include "formats/megatron/state/run_config.h"
 #include "lib/io/file.h"
 
 namespace ckpt::megatron {
@@ -84,7 +87,29 @@ uint64_t writers(const Catalog& catalog) {
   return std::max<uint64_t>(1, ranks.size());
 }
 
+// Megatron-Bridge leaves no args: run_config.yaml says the ranks.
+bool by_run_config(Catalog& catalog, const Facts& facts) {
+  if (facts.tp || facts.pp) return false;
+  Facts own;
+  try {
+    own = run_config_facts(run_config(catalog));
+  } catch (const Error& error) {
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "run_config",
+         io::join(catalog.path, kRunConfigFile), "",
+         fmt::format("is not read: {}", error.problem())});
+  }
+  if (!own.tp || !own.pp) return false;
+  catalog.topology = topology_of(own);
+  catalog.topology.dp = static_cast<uint32_t>(
+      std::max<uint64_t>(1, writers(catalog) / (*own.tp * *own.pp)));
+  catalog.assumptions.push_back(
+      fmt::format("topology: {}, dp by the files", kRunConfigFile));
+  return true;
+}
+
 void set_topology(Catalog& catalog, const Facts& facts) {
+  if (by_run_config(catalog, facts)) return;
   catalog.topology = topology_of(facts);
   if (facts.tp && facts.pp) {
     catalog.assumptions.push_back("topology: args of the common part");

@@ -14,6 +14,7 @@
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/model/vocab.h"
 #include "formats/megatron/state/common.h"
+#include "formats/megatron/state/run_config.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
 
@@ -23,6 +24,7 @@ namespace {
 using Severity = Problem::Severity;
 
 constexpr std::string_view kZarr = "megatron_zarr";
+constexpr uint64_t kMostConfig = uint64_t{16} << 20;
 
 // The catalog's files are the first of the target's: it lists another one only
 // if it lists all that come before.
@@ -127,14 +129,47 @@ void add_common(const Catalog& source, const Facts& facts, const Layout& layout,
                                              fmt::join(common.changed, ", ")));
 }
 
-void add_sidecars(const Catalog& source, const std::string& directory,
-                  Target& target) {
+namespace {
+
+// Megatron-Bridge reads ranks from it, so it says the target's.
+void add_run_config(const Catalog& source, const Layout& layout,
+                    const std::string& directory, Target& target) {
+  const auto path = run_config_path(source);
+  if (!path) return;
+  const families::Config config = run_config(source);
+  std::vector<ArgChange> wanted;
+  add_wanted(source, layout, wanted);
+  const std::string text = io::read_file(*path, kMostConfig);
+  std::string edited =
+      edit_yaml(*path, text,
+                run_config_changes(config, target.catalog, std::move(wanted)));
+  if (edited == text) return;
+  target.files.push_back(formats::literal_file(
+      io::join(directory, kRunConfigFile), std::move(edited)));
+  for (const SourceFile& one : source.file_list)
+    if (io::join(source.file_root, one.path) == *path)
+      target.fates.push_back({one.path, Fate::kConverted, {}});
+  target.assumptions.push_back(
+      fmt::format("{} says the target's ranks", kRunConfigFile));
+}
+
+}  // namespace
+
+void add_sidecars(const Catalog& source, const Layout& layout,
+                  const std::string& directory, Target& target) {
   // With its config.json a model finds the way back to transformers.
   const bool keep =
       source.format.starts_with("megatron_") || source.dialect == "mcore";
   target.beside = directory;
+  add_run_config(source, layout, directory, target);
+  const std::string run_config = io::join(directory, kRunConfigFile);
+  const bool edited = std::ranges::any_of(
+      target.files,
+      [&](const TargetFile& file) { return file.path == run_config; });
   for (const Sidecar& sidecar : source.sidecars)
-    if (keep || sidecar.text)
+    if (edited && sidecar.name == kRunConfigFile && !sidecar.text)
+      continue;
+    else if (keep || sidecar.text)
       target.files.push_back(
           formats::copied_file(io::join(directory, sidecar.name), sidecar));
 }

@@ -28,8 +28,8 @@ DistSplit split_for(const Facts& facts, const Layout& layout);
 // of directory_for. Payload files must be in it already.
 void add_common(const Catalog& source, const Facts& facts, const Layout& layout,
                 const std::string& directory, Target& target);
-void add_sidecars(const Catalog& source, const std::string& directory,
-                  Target& target);
+void add_sidecars(const Catalog& source, const Layout& layout,
+                  const std::string& directory, Target& target);
 void add_tracker(const std::string& directory, Target& target);
 
 // A small file that is known whole.

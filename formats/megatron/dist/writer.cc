@@ -56,7 +56,7 @@ class Builder {
     save.add_file(kConfigFile, config_text("torch_dist"));
     save.finish(ranks_.count(), true);
     add_common(source_, facts_, layout_, directory_, target_);
-    add_sidecars(source_, directory_, target_);
+    add_sidecars(source_, layout_, directory_, target_);
     add_tracker(directory_, target_);
     return std::move(target_);
   }

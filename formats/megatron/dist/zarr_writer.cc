@@ -55,7 +55,7 @@ class ZarrBuilder {
     add_objects();
     add_common(source_, facts_, layout_, directory_, target_);
     add_text(at(kConfigFile), config_text("zarr"), target_);
-    add_sidecars(source_, directory_, target_);
+    add_sidecars(source_, layout_, directory_, target_);
     add_tracker(directory_, target_);
     tell_kept();
     return std::move(target_);

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "formats/fairseq2/model_yaml.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/state/common.h"
+#include "formats/megatron/state/run_config.h"
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"
 #include "lib/text/json.h"
@@ -24,7 +24,6 @@ namespace {
 using families::View;
 
 constexpr char kRanks[] = "tensor_model_parallel_size";
-constexpr char kRunConfig[] = "run_config.yaml";
 constexpr char kLegacy[] = "megatron_legacy";
 constexpr std::string_view kModule = ".linear_fc1.adapter.";
 constexpr std::string_view kOut = "linear_out.weight";
@@ -120,15 +119,6 @@ void check_halves(const Catalog& source, const Tensor& tensor, uint64_t ranks) {
       .with_hint("--tp N with twice N a divisor of its rows");
 }
 
-families::Config run_config(const Catalog& source) {
-  for (const Sidecar& sidecar : source.sidecars)
-    if (sidecar.name.ends_with(kRunConfig) && !sidecar.text)
-      return fairseq2::read_flat_yaml(sidecar.path);
-  const std::string beside = io::join(source.path, kRunConfig);
-  return io::is_file(beside) ? fairseq2::read_flat_yaml(beside)
-                             : families::Config();
-}
-
 uint64_t adapter_ranks(const Catalog& source) {
   if (source.format == kLegacy) return 1;
   if (const auto tp = facts_of(source).tp) return *tp;
@@ -159,21 +149,10 @@ void arrange_adapters(Catalog& source, const Layout& layout) {
                            "the order of its rows depends on the number of "
                            "tensor-parallel ranks, and neither args nor {} "
                            "say it",
-                           kRunConfig)
-        .with_hint(std::string("put the ") + kRunConfig +
+                           kRunConfigFile)
+        .with_hint(std::string("put the ") + kRunConfigFile +
                    " that it was trained with beside the checkpoint's files");
   if (from == to) return;
-  // A grid that nobody asked for: the reader takes 1 where args say nothing.
-  if (!args && source.format != kLegacy &&
-      to == std::max<uint32_t>(1, source.topology.tp))
-    throw unfaithful_error({source.path, tensors.front()->name},
-                           "the order of its rows is that for {} "
-                           "tensor-parallel ranks ({}), and the target would "
-                           "be for {}",
-                           from, kRunConfig, to)
-        .with_hint("--tp " + std::to_string(from) +
-                   " keeps the order; for one rank convert it to PEFT's names "
-                   "and back");
   locate(source);
   for (Tensor* tensor : tensors) arrange(source, *tensor, from, to);
   if (!args) note_adapter_ranks(source, to);

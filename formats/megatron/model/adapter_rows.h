@@ -18,7 +18,6 @@
 
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
-#include "models/config.h"
 #include "models/view.h"
 
 namespace ckpt::megatron {
@@ -38,8 +37,6 @@ void check_halves(const Catalog& source, const Tensor& tensor, uint64_t ranks);
 uint64_t adapter_ranks(const Catalog& source);
 // Says so in the args.
 void note_adapter_ranks(Catalog& source, uint64_t ranks);
-// The scalars of run_config.yaml; nothing if there is none.
-families::Config run_config(const Catalog& source);
 
 // Arranges the rows for the target's ranks, as a writer of distributed
 // checkpoints does. Throws unfaithful_error where that can't be known.
