@@ -88,6 +88,13 @@ void Ranks::open() {
   }
   if (models_.empty())
     throw input_error({source_.path, {}}, "has no *_model_states.pt");
+  const auto is_state = [](const Tensor& tensor) {
+    return tensor.kind == Kind::optim && !tensor.param.empty();
+  };
+  if (!optim_ && source_.path.ends_with("_universal") &&
+      std::ranges::any_of(source_.tensors, is_state))
+    refuse(source_.path, {},
+           "is a universal checkpoint: any number of ranks loads it as it is");
 }
 
 Id Ranks::state_dict() const {
@@ -127,6 +134,9 @@ void Ranks::regroup() {
   if (!optim_) return;
   if (!third()) {
     groups_ = models_[0].groups;
+    for (const Parameters& group : groups_)
+      if (group.empty())
+        refuse(models_[0].path, {}, "has a group without parameters");
     for (size_t g = 0; g < groups_.size(); ++g) from_.push_back(g);
     return;
   }
@@ -184,7 +194,8 @@ std::vector<Parameters> Ranks::old_sub_groups() const {
         all.emplace_back();
       }
       const uint64_t part = part_size(one, old_ranks_);
-      if (part > left) refuse(optim_->path, one.name, "lies in two sub-groups");
+      if (part > left || all.empty())
+        refuse(optim_->path, one.name, "lies in two sub-groups");
       left -= part;
       all.back().push_back(one);
     }

@@ -34,6 +34,8 @@ SameStorages::SameStorages(const torch::Container& container,
     if (std::ranges::find(without, s) != without.end()) continue;
     if (container.kind != torch::ContainerKind::kZip ||
         container.storages.big_endian || !all[s].dtype ||
+        element_size(*all[s].dtype) == 0 ||
+        all[s].declared % element_size(*all[s].dtype) != 0 ||
         opened.files[all[s].file].codec != Codec::kRaw)
       throw unfaithful_error({container.path, {}},
                              "is not as torch.save of today writes it: its "
