@@ -15,6 +15,7 @@
 #include "convert/warnings.h"
 #include "formats/megatron/model/canonical.h"
 #include "models/buffers.h"
+#include "models/defaults.h"
 #include "models/order.h"
 
 namespace ckpt::families {
@@ -379,6 +380,13 @@ const Dialect& need_dialect(const Family& family, std::string_view name) {
 std::shared_ptr<const Family> need_family(const Catalog& source,
                                           const TranslateOptions& options) {
   if (auto family = find_family(source, options)) return family;
+  if (const std::string why = why_not_megatron(source.family);
+      options.to == "mcore" && !why.empty())
+    throw unfaithful_error({source.path, {}},
+                           "no model of Megatron-Core can be a '{}': {}",
+                           source.family, why)
+        .with_hint(
+            "keep its names: --dialect keep, or --to safetensors, torch, dcp");
   throw unfaithful_error({source.path, {}}, "the model's family is not known{}",
                          source.family.empty()
                              ? std::string()

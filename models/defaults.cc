@@ -12,6 +12,11 @@ const Json& hf_defaults(const std::string& model_type) {
   return found == table.end() ? nothing : *found;
 }
 
+std::string why_not_megatron(const std::string& model_type) {
+  static const Json table = Json::parse(embedded_text("not_megatrons"));
+  return table.value(model_type, std::string());
+}
+
 void complete_text_config(Json& config, const std::string& type) {
   if (!config.is_object()) return;
   const auto text = config.find("text_config");

@@ -12,6 +12,10 @@ namespace ckpt::families {
 // The defaults of the class of a model type, or an empty object.
 const Json& hf_defaults(const std::string& model_type);
 
+// Why Megatron-Core's models can't be one of that type
+// (not_megatrons.json); empty for all others.
+std::string why_not_megatron(const std::string& model_type);
+
 // transformers saves a text_config without what is its class's default, sizes
 // too: LLaVA's says no heads. Adds those that neither it nor the whole has.
 // `type`: the model type of a text_config that does not say one.

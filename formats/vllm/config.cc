@@ -49,6 +49,25 @@ void settle_heads(Config& config, const std::string& path) {
     config.head_dim = *config.hidden / *config.heads;
 }
 
+// DeepSeek's fp8; nothing for every other way of quantizing.
+std::optional<std::array<uint64_t, 2>> blocks_of(const Json* quantized) {
+  if (!quantized || !quantized->is_object()) return std::nullopt;
+  const auto method = quantized->find("quant_method");
+  const auto size = quantized->find("weight_block_size");
+  if (method == quantized->end() || *method != Json("fp8") ||
+      size == quantized->end() || !size->is_array() || size->size() != 2)
+    return std::nullopt;
+  std::array<uint64_t, 2> blocks{};
+  for (size_t i = 0; i < 2; ++i) {
+    const Json& one = (*size)[i];
+    if (!one.is_number_unsigned() || one.get<uint64_t>() == 0 ||
+        one.get<uint64_t>() > kMost)
+      return std::nullopt;
+    blocks[i] = one.get<uint64_t>();
+  }
+  return blocks;
+}
+
 Config from_json(const Json& json, const std::string& path) {
   if (!json.is_object())
     throw input_error({path, {}}, "expected an object, found {}",
@@ -68,7 +87,9 @@ Config from_json(const Json& json, const std::string& path) {
     if (!config.experts) config.experts = count(json, key, path);
   const Json* tied = member(json, "tie_word_embeddings");
   if (tied && tied->is_boolean()) config.tied = tied->get<bool>();
-  config.quantized = member(json, "quantization_config") != nullptr;
+  const Json* quantized = member(json, "quantization_config");
+  config.quantized = quantized != nullptr;
+  config.blocks = blocks_of(quantized);
   settle_heads(config, path);
   return config;
 }

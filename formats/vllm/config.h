@@ -2,6 +2,7 @@
 // What config.json says of a model that its tensors alone don't tell.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -21,7 +22,9 @@ struct Config {
   std::optional<uint64_t> layers;    // num_hidden_layers
   std::optional<uint64_t> q_rank;    // q_lora_rank
   std::optional<bool> tied;          // tie_word_embeddings
-  bool quantized = false;            // quantization_config is there
+  bool quantized = false;            // quantization_config is there …
+  // … and says fp8 in blocks of so many rows and columns.
+  std::optional<std::array<uint64_t, 2>> blocks;
 
   std::optional<uint64_t> query_rows() const;
   std::optional<uint64_t> key_rows() const;

@@ -100,7 +100,8 @@ class Fuser {
   void keep(Tensor tensor) {
     arrange(tensor);
     tensor.name = vllm_name(*model_, std::move(tensor.name));
-    if (role_of(tensor.name, tensor.dtype, tensor.shape) == Role::kUnknown)
+    if (role_of(tensor.name, tensor.dtype, tensor.shape,
+                config_->blocks.has_value()) == Role::kUnknown)
       throw unfaithful_error({source_.path, tensor.name},
                              "it is not known what vLLM does with it in a "
                              "model of type {}",
@@ -154,10 +155,12 @@ class Fuser {
     const std::string before = tensor.name.substr(0, at + kWord.size());
     const std::string rest = tensor.name.substr(before.size());
     const Experts& parts = *model_->experts;
-    if (rest == fmt::format("0.{}.weight", parts.gate))
-      join_experts(before, {parts.gate, parts.up}, kUp13);
-    else if (rest == fmt::format("0.{}.weight", parts.down))
-      join_experts(before, {parts.down}, kDown2);
+    const std::string_view end =
+        config_->blocks && rest.ends_with(kScaleInv) ? kScaleInv : "";
+    if (rest == fmt::format("0.{}.weight{}", parts.gate, end))
+      join_experts(before, {parts.gate, parts.up}, kUp13, end);
+    else if (rest == fmt::format("0.{}.weight{}", parts.down, end))
+      join_experts(before, {parts.down}, kDown2, end);
     else if (!is_part(before, rest))
       throw unfaithful_error({source_.path, tensor.name},
                              "it is not known where vLLM has this part of the "
@@ -165,7 +168,9 @@ class Fuser {
     return true;
   }
 
-  bool is_part(const std::string& before, const std::string& rest) const {
+  bool is_part(const std::string& before, std::string rest) const {
+    if (config_->blocks && rest.ends_with(kScaleInv))
+      rest.resize(rest.size() - kScaleInv.size());
     const size_t dot = rest.find('.');
     for (const std::string_view part :
          {model_->experts->gate, model_->experts->up, model_->experts->down})
@@ -178,7 +183,7 @@ class Fuser {
   // [experts, gate | up, width], or [experts, width, columns].
   void join_experts(const std::string& before,
                     const std::vector<std::string_view>& parts,
-                    std::string_view to) {
+                    std::string_view to, std::string_view end) {
     if (!config_->experts)
       throw unfaithful_error({source_.path, before},
                              "config.json does not say how many experts there "
@@ -188,22 +193,23 @@ class Fuser {
     for (uint64_t expert = 0; expert < *config_->experts; ++expert) {
       std::vector<View> views;
       for (const std::string_view part : parts) {
-        const Tensor& one =
-            find_expert(before + fmt::format("{}.{}.weight", expert, part));
+        const Tensor& one = find_expert(
+            before + fmt::format("{}.{}.weight{}", expert, part, end));
+        if (part != parts.back()) check_blocks(one);
         if (expert == 0 && views.empty()) whole = one;
         check_alike(whole, one);
         views.push_back(View::of(one).reshape({1, one.shape[0], one.shape[1]}));
       }
       experts.push_back(View::concat(views, 1));
     }
-    const auto more =
-        fmt::format("{}{}.{}.weight", before, *config_->experts, parts[0]);
+    const auto more = fmt::format("{}{}.{}.weight{}", before, *config_->experts,
+                                  parts[0], end);
     if (by_name_.contains(more))
       throw unfaithful_error({source_.path, more},
                              "an expert more than the {} of config.json",
                              *config_->experts);
     whole.name = before.substr(0, before.size() - kOldExperts.size()) +
-                 std::string(kExperts) + std::string(to);
+                 std::string(kExperts) + std::string(to) + std::string(end);
     whole.tp = {};
     View::concat(experts, 0).into(whole);
     keep(std::move(whole));
@@ -243,6 +249,7 @@ class Fuser {
                                before, part, after, fusion.to)
             .with_hint("keep or leave out all of them");
       check_alike(tensor, *found->second);
+      if (part != fusion.from.back()) check_blocks(*found->second);
       if (part == word || word == fusion.from[0])
         views.push_back(arranged(*found->second, part));
     }
@@ -258,6 +265,19 @@ class Fuser {
     const View view = View::of(tensor);
     if (!model_->paired || (part != "q_proj" && part != "k_proj")) return view;
     return turn_heads(view, *config_, tensor.name, part == "k_proj", true);
+  }
+
+  // What another one is joined to ends with a whole block of fp8.
+  void check_blocks(const Tensor& tensor) const {
+    if (!config_->blocks || tensor.shape.size() != 2 ||
+        tensor.dtype != DType::f8_e4m3 ||
+        tensor.shape[0] % (*config_->blocks)[0] == 0)
+      return;
+    throw unfaithful_error({source_.path, tensor.name},
+                           "its {} rows end inside a block of {}, and vLLM "
+                           "joins it with others",
+                           tensor.shape[0], (*config_->blocks)[0])
+        .with_hint("--dtype bf16 makes numbers of the codes on the way");
   }
 
   void check_alike(const Tensor& tensor, const Tensor& other) const {
@@ -305,6 +325,15 @@ class Fuser {
       tensor.kind = Kind::other;
       one_->into(tensor);
     }
+    if (!config_->blocks || model_->latent) return;
+    // What a checkpoint may say of a quantized cache, and this one doesn't.
+    if (!unsaid_) unsaid_ = View::filled(source_, DType::f32, Shape{}, -1.0);
+    for (const std::string_view scale : kCacheScales) {
+      Tensor& tensor = fused_.emplace_back();
+      tensor.name = prefix + std::string(scale);
+      tensor.kind = Kind::other;
+      unsaid_->into(tensor);
+    }
   }
 
   Catalog source_;
@@ -312,7 +341,7 @@ class Fuser {
   const Model* model_ = nullptr;
   std::unordered_map<std::string_view, const Tensor*> by_name_;
   std::vector<Tensor> fused_;
-  std::optional<View> one_;
+  std::optional<View> one_, unsaid_;
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "ckpt/error.h"
 
@@ -130,10 +131,55 @@ bool is_expert(Role role) {
          role == Role::kBias2;
 }
 
+bool is_fp8(const Facts& facts) { return facts.config && facts.config->blocks; }
+
+// Elements of a dimension that share a scale: rows and columns are the last
+// two dimensions.
+uint64_t block_of(size_t dim, size_t rank, const Facts& facts) {
+  if (rank < 2 || dim + 2 < rank) return 1;
+  return (*facts.config->blocks)[dim + 2 == rank ? 0 : 1];
+}
+
+// The shape of a weight whose scales have this one, but for a last block that
+// may be smaller.
+Shape weight_shape(Shape scales, const std::string& name, const Facts& facts) {
+  for (size_t d = 0; d < scales.size(); ++d) {
+    const uint64_t block = block_of(d, scales.size(), facts);
+    if (scales[d] > UINT32_MAX / block)
+      throw input_error({facts.path, name}, "{} are no scales of a weight",
+                        to_string(scales));
+    scales[d] *= block;
+  }
+  return scales;
+}
+
+// Each rank has whole blocks of each segment.
+void check_blocks(const Cut& cut, size_t rank, const std::string& name,
+                  const Facts& facts) {
+  if (cut.whole() || facts.ranks == 1) return;
+  const uint64_t block = block_of(cut.dim, rank, facts);
+  for (const formats::Segment& segment : cut.segments)
+    if (segment.size * segment.repeat % (block * facts.ranks) != 0)
+      throw unfaithful_error({facts.path, name},
+                             "{} ranks would cut blocks of {}: vLLM wants "
+                             "whole blocks of fp8 on each",
+                             facts.ranks, block)
+          .with_hint("give a smaller --tp, or --dtype bf16");
+}
+
+// How scales are cut whose weight is cut so.
+Cut scale_cut(Cut cut, size_t rank, const std::string& name,
+              const Facts& facts) {
+  check_blocks(cut, rank, name, facts);
+  for (formats::Segment& segment : cut.segments)
+    segment.size /= block_of(cut.dim, rank, facts);
+  return cut;
+}
+
 // Names alike mean other things in some models.
 Role role_in(std::string_view name, DType dtype, const Shape& shape,
              const Facts& facts) {
-  const Role role = role_of(name, dtype, shape);
+  const Role role = role_of(name, dtype, shape, is_fp8(facts));
   const std::string_view type =
       facts.config ? std::string_view(facts.config->model_type) : "";
   if (type == "gpt_oss" && role == Role::kUp13) return Role::kMixed13;
@@ -310,14 +356,29 @@ void check_told(std::string_view name, Role role, const Facts& facts) {
 
 }  // namespace
 
-Role role_of(std::string_view name, DType dtype, const Shape& shape) {
+std::optional<std::string> scaled_weight(std::string_view name) {
+  if (!name.ends_with(kScaleInv)) return std::nullopt;
+  name.remove_suffix(kScaleInv.size());
+  if (!name.ends_with("weight")) return std::nullopt;
+  return std::string(name);
+}
+
+Role role_of(std::string_view name, DType dtype, const Shape& shape, bool fp8) {
   if (shape.empty()) return Role::kWhole;
+  if (const auto weight = fp8 ? scaled_weight(name) : std::nullopt)
+    return is_plain(dtype) || dtype == DType::f8_e8m0
+               ? role_of(*weight, DType::f8_e4m3, shape, true)
+               : Role::kUnknown;
   const Words words = split(name);
   if (is_norm(words) && shape.size() == 1) return Role::kWhole;
   for (const Rule& rule : kRules)
     if (rule.module == words.module && rule.parameter == words.parameter)
-      return is_plain(dtype) && shape.size() == rule.rank ? rule.role
-                                                          : Role::kUnknown;
+      return (is_plain(dtype) ||
+              (fp8 && dtype == DType::f8_e4m3 && rule.rank > 1 &&
+               rule.role != Role::kVocab)) &&
+                     shape.size() == rule.rank
+                 ? rule.role
+                 : Role::kUnknown;
   return Role::kUnknown;
 }
 
@@ -336,6 +397,12 @@ bool is_first_only(std::string_view name, DType dtype, const Shape& local,
 
 std::optional<Cut> stored_cut(std::string_view name, DType dtype,
                               const Shape& local, const Facts& facts) {
+  if (const auto weight = is_fp8(facts) ? scaled_weight(name) : std::nullopt) {
+    auto cut = stored_cut(*weight, DType::f8_e4m3,
+                          weight_shape(local, *weight, facts), facts);
+    if (cut) cut = scale_cut(std::move(*cut), local.size(), *weight, facts);
+    return cut;
+  }
   const Role role = role_in(name, dtype, local, facts);
   if (role == Role::kWhole) return Cut{};
   if (role == Role::kUnknown)
@@ -356,8 +423,10 @@ std::optional<Cut> stored_cut(std::string_view name, DType dtype,
   return Cut::even(dim, *size, groups_of(role));
 }
 
-std::optional<Cut> wanted_cut(const Tensor& tensor, uint32_t held,
-                              const Facts& facts) {
+namespace {
+
+std::optional<Cut> plain_cut(const Tensor& tensor, uint32_t held,
+                             const Facts& facts) {
   const Role role = role_in(tensor.name, tensor.dtype, tensor.shape, facts);
   if (role == Role::kWhole) return Cut{};
   const bool said = tensor.tp.state == TpRule::State::kSplit;
@@ -383,6 +452,26 @@ std::optional<Cut> wanted_cut(const Tensor& tensor, uint32_t held,
   const bool heads = tensor.name.find(".self_attn.") != tensor.name.npos;
   if (role == Role::kRows && heads) check_query_heads(tensor, held, facts);
   return Cut::even(dim_of(role), tensor.shape[dim_of(role)], groups_of(role));
+}
+
+}  // namespace
+
+std::optional<Cut> wanted_cut(const Tensor& tensor, uint32_t held,
+                              const Facts& facts) {
+  const size_t rank = tensor.shape.size();
+  if (const auto name =
+          is_fp8(facts) ? scaled_weight(tensor.name) : std::nullopt) {
+    const Tensor weight{.name = *name,
+                        .dtype = DType::f8_e4m3,
+                        .shape = weight_shape(tensor.shape, *name, facts)};
+    auto cut = plain_cut(weight, held, facts);
+    if (cut) cut = scale_cut(std::move(*cut), rank, *name, facts);
+    return cut;
+  }
+  auto cut = plain_cut(tensor, held, facts);
+  if (cut && is_fp8(facts) && tensor.dtype == DType::f8_e4m3)
+    check_blocks(*cut, rank, tensor.name, facts);
+  return cut;
 }
 
 }  // namespace ckpt::vllm

@@ -33,9 +33,19 @@ enum class Role : uint8_t {
   kWhole,
 };
 
-// kUnknown too for quantized weights: vLLM packs and turns them as its kernels
-// like it.
-Role role_of(std::string_view name, DType dtype, const Shape& shape);
+// kUnknown too for quantized weights, which vLLM packs and turns as its kernels
+// like it; but `fp8` in blocks is loaded as it is stored: codes, and scales
+// (weight_scale_inv) that are cut as their weight.
+Role role_of(std::string_view name, DType dtype, const Shape& shape,
+             bool fp8 = false);
+
+// "….weight" of "….weight_scale_inv"; nothing for any other name.
+std::optional<std::string> scaled_weight(std::string_view name);
+inline constexpr std::string_view kScaleInv = "_scale_inv";
+
+// Parameters of an attention in a model of fp8, -1 until a checkpoint has them.
+inline constexpr std::string_view kCacheScales[] = {
+    "attn.k_scale", "attn.v_scale", "attn.q_scale", "attn.prob_scale"};
 
 // "model.layers.0.self_attn.o_proj.weight" for that qkv_proj: its columns are
 // what the queries' rows are.

@@ -137,11 +137,12 @@ const Model& model_of(const Catalog& source,
                            "there is no config.json, and what vLLM fuses "
                            "depends on the model")
         .with_hint("put the model's config.json beside its files");
-  if (config->quantized)
+  if (config->quantized && !config->blocks)
     throw unfaithful_error({source.path, {}},
-                           "config.json has a quantization_config: vLLM packs "
-                           "such weights anew, in ways of its own")
-        .with_hint("convert the unquantized model");
+                           "config.json has a quantization_config that is not "
+                           "fp8 in blocks: how vLLM holds such weights depends "
+                           "on the kernels that a GPU has")
+        .with_hint("--dtype bf16 makes numbers of them on the way");
   for (const Model& model : kModels)
     if (model.type == config->model_type) return model;
   std::string known;

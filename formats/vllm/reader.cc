@@ -229,7 +229,8 @@ class Assembly {
 
   // A TpRule has equal groups only: of what it can't say it says nothing.
   void settle(const Cut& cut, Tensor& tensor) const {
-    const Role role = role_of(tensor.name, tensor.dtype, tensor.shape);
+    const Role role = role_of(tensor.name, tensor.dtype, tensor.shape,
+                              facts_.config && facts_.config->blocks);
     if (role == Role::kUnknown && ranks() == 1)
       tensor.tp = rules_.tp(tensor.name);
     else if (cut.whole())

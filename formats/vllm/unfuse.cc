@@ -37,6 +37,12 @@ bool is_scale(const std::string& name) {
          name.ends_with("_scale");
 }
 
+bool is_cache_scale(const std::string& name) {
+  return std::ranges::any_of(kCacheScales, [&](std::string_view scale) {
+    return name.ends_with("." + std::string(scale));
+  });
+}
+
 class Unfuser {
  public:
   explicit Unfuser(Catalog source) : source_(std::move(source)) {}
@@ -59,6 +65,11 @@ class Unfuser {
     if (is_scale(tensor.name)) {
       source_.redundant.push_back(
           {tensor, 1.0, {}, "vLLM makes it itself: 1 in unquantized models"});
+      return;
+    }
+    if (config_->blocks && is_cache_scale(tensor.name)) {
+      source_.redundant.push_back(
+          {tensor, -1.0, {}, "vLLM has it so where a checkpoint says nothing"});
       return;
     }
     if (model_->experts && take_experts(tensor)) return;
@@ -86,17 +97,21 @@ class Unfuser {
   bool take_experts(const Tensor& tensor) {
     for (const std::string_view module : {kExperts, kOldExperts})
       for (const std::string_view word : {kUp13, kDown2}) {
+        const auto weight =
+            config_->blocks ? scaled_weight(tensor.name) : std::nullopt;
+        const std::string& name = weight ? *weight : tensor.name;
         const std::string end = "." + std::string(module) + std::string(word);
-        if (!tensor.name.ends_with(end)) continue;
-        const std::string before =
-            tensor.name.substr(0, tensor.name.size() - end.size() + 1);
-        cut_experts(tensor, before + "experts.", word == kUp13);
+        if (!name.ends_with(end)) continue;
+        const std::string before = name.substr(0, name.size() - end.size() + 1);
+        cut_experts(tensor, before + "experts.", word == kUp13,
+                    weight ? kScaleInv : "");
         return true;
       }
     return false;
   }
 
-  void cut_experts(const Tensor& tensor, const std::string& before, bool up) {
+  void cut_experts(const Tensor& tensor, const std::string& before, bool up,
+                   std::string_view end) {
     const Shape& shape = tensor.shape;
     if (shape.size() != 3 || shape[0] != config_->experts.value_or(0) ||
         (up && shape[1] % 2 != 0))
@@ -111,7 +126,8 @@ class Unfuser {
     for (uint64_t expert = 0; expert < shape[0]; ++expert)
       for (size_t i = 0; i < parts.size(); ++i) {
         Tensor& part = parts_.emplace_back();
-        part.name = before + fmt::format("{}.{}.weight", expert, parts[i]);
+        part.name =
+            before + fmt::format("{}.{}.weight{}", expert, parts[i], end);
         part.kind = tensor.kind;
         whole.slice(0, expert, 1)
             .slice(1, i * rows, rows)
@@ -141,8 +157,11 @@ class Unfuser {
   std::vector<uint64_t> rows_of(const Tensor& tensor,
                                 const Fusion& fusion) const {
     const uint64_t all = tensor.shape.empty() ? 0 : tensor.shape[0];
+    const uint64_t block = config_->blocks && scaled_weight(tensor.name)
+                               ? (*config_->blocks)[0]
+                               : 1;
     if (fusion.to == "fused_qkv_a_proj") {
-      const uint64_t rank = config_->q_rank.value_or(0);
+      const uint64_t rank = config_->q_rank.value_or(0) / block;
       if (rank == 0 || rank >= all) refuse(tensor, all);
       return {rank, all - rank};
     }
@@ -155,6 +174,7 @@ class Unfuser {
     for (const Tensor& other : source_.tensors)
       if (other.name == output && other.shape.size() == 2)
         queries = other.shape[1];
+    if (queries) *queries /= block;
     if (!queries || *queries >= all || (all - *queries) % 2 != 0)
       refuse(tensor, all);
     const uint64_t keys = (all - *queries) / 2;

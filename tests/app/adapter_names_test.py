@@ -275,6 +275,49 @@ def other_ranks(folder):
     check(not (folder / "no").exists(), "something was written")
 
 
+def moments(folder):
+    """Adam's states of an adapter follow its rows to other ranks."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(11)
+    state = {}
+    for layer in range(2):
+        for part in ("adapter_gate", "adapter_up"):
+            name = (MLP.format(layer) +
+                    f"linear_fc1.adapter.{part}.linear_out.weight")
+            state[name] = torch.randn(32, 8)
+            for word, times in (("fp32_param", 1), ("exp_avg", 2),
+                                ("exp_avg_sq", 4)):
+                state[f"optimizer.state.{word}.{name}"] = state[name] * times
+    source = folder / "source"
+    source.mkdir()
+    save_file(state, source / "model.safetensors")
+    (source / "run_config.yaml").write_text(run_config(2))
+    out = folder / "out"
+    CKPT.ok("convert", source, out, "-q", "--to", "megatron_torch_dist",
+            "--tp", 4)
+    [index] = out.rglob(".metadata")
+    got = read_dist(index.parent)
+    weights = [name for name in got if not name.startswith("optimizer.")]
+    check(weights, "no weights")
+    for name in weights:
+        for layer in range(2):
+            own = state[name.replace("layers.", f"layers.{layer}.")]
+            # Whole again: rows as they stand for one rank.
+            before = torch.cat([on_ranks(own, part, 2, rank) for rank, part
+                                in enumerate(own.chunk(2))])
+            after = torch.cat([on_ranks(got[name][layer], part, 4, rank)
+                               for rank, part in enumerate(own.chunk(4))])
+            check(torch.equal(before, after), f"{name}: other rows")
+        for word, times in (("fp32_param", 1), ("exp_avg", 2),
+                            ("exp_avg_sq", 4)):
+            check(torch.equal(got[f"optimizer.state.{word}.{name}"],
+                              got[name] * times), f"{word} of {name}")
+    check("save_optim: true" in
+          (index.parent / "run_config.yaml").read_text(), "save_optim")
+
+
 def refusals(folder):
     base = make_base(folder / "base", "llama", "float32")
     rows = (
@@ -302,6 +345,7 @@ def prepare(suite, ckpt):
     suite.add("there and back", there_and_back)
     suite.add("fused adapters", fused)
     suite.add("other ranks", other_ranks)
+    suite.add("moments", moments)
     suite.add("refusals", refusals)
 
 

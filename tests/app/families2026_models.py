@@ -46,6 +46,8 @@ TYPES = {
     "apertus": {}, "nemotron": {}, "arcee": {}, "jais2": {}, "helium": HEAD,
     "ernie4_5": HEAD, "hunyuan_v1_dense": HEAD, "phi": {}, "phimoe": STACKED,
     "gptj": dict(GPT, rotary_dim=4), "gpt_bigcode": GPT,
+    "cwm": dict(HEAD, num_hidden_layers=4, sliding_window=4),
+    "persimmon": dict(num_key_value_heads=None),  # it has no such key
     # mixtures
     "glm4_moe": dict(HEAD, **ROUTED, first_k_dense_replace=1, use_qk_norm=True),
     "dots1": dict(ROUTED, first_k_dense_replace=1, norm_topk_prob=True),
@@ -87,7 +89,9 @@ UNSAID["granitemoe"] = UNSAID["granitemoeshared"] = UNSAID["granite"]
 def config_of(model_type, **changes):
     own = TYPES[model_type]
     base = {} if "n_embd" in own else BASE
-    return AutoConfig.for_model(model_type, **{**base, **own, **changes})
+    keys = {**base, **own, **changes}
+    return AutoConfig.for_model(
+        model_type, **{k: v for k, v in keys.items() if v is not None})
 
 
 def with_weights(model, seed):

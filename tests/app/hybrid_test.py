@@ -168,6 +168,26 @@ def ranks_files(folder, model_type):
     compare(tensors_of(back), want, "home from ranks")
 
 
+def too_many_ranks(folder, model_type):
+    """A group of Mamba's, or a key head of a delta net's, is one rank's:
+    MambaMixer asserts it (megatron-core 0.16.1), and its rows divide."""
+    config, _, _ = save(folder / "source", model_type)
+    count = getattr(config, "linear_num_key_heads", None) or config.n_groups
+    tp = 2 * count
+    run = CKPT.run("convert", folder / "source", folder / "no", "--to",
+                   "megatron_legacy", "--tp", tp, *allowed(model_type)).want(5)
+    check(f"{count} " in run.err and f"tp={tp}" in run.err, run.err)
+    check(not (folder / "no").exists(), "something was written")
+    CKPT.ok("convert", folder / "source", folder / "ranks", "-q", "--to",
+            "megatron_legacy", "--tp", count, *allowed(model_type))
+    run = CKPT.run("reshard", folder / "ranks", folder / "no", "--tp", tp)
+    check("tp=" in run.want(5).err, run.err)
+    # Its keys are whole: any job can load them, but none of so many ranks.
+    run = CKPT.ok("convert", folder / "source", folder / "dist", "--to",
+                  "megatron_torch_dist", "--tp", tp, *allowed(model_type))
+    check("builds no such model" in run.err, run.err)
+
+
 def further_tokens(folder, model_type):
     """The module that predicts a further token comes along."""
     save(folder / "source", model_type, mtp=True)
@@ -234,6 +254,8 @@ def prepare(suite, ckpt):
         if has_megatron() and model_type != "falcon_h1":
             suite.add("megatron " + model_type, megatrons_loader, model_type)
         suite.add("containers " + model_type, other_containers, model_type)
+        if model_type in ("mamba2", "qwen3_next"):
+            suite.add("groups " + model_type, too_many_ranks, model_type)
         if model_type.startswith("qwen3"):
             suite.add("mtp " + model_type, further_tokens, model_type)
 

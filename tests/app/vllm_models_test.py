@@ -13,6 +13,7 @@ both other names and missing ones.
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -228,11 +229,99 @@ class Rank:
                      self.take(m + "shared_expert_gate.weight"))
 
 
+BLOCK = 2  # rows and columns that share a scale, so that models stay tiny
+
+
+class Fp8Rank(Rank):
+    """The same of fp8 in blocks, as vLLM 0.33.0 makes the parameters that its
+    loader fills (Fp8LinearMethod, Fp8MoEMethod: create_weights, before the
+    kernels' own form): a weight_scale_inv beside each weight, cut and joined as
+    the weight is, and an attention's scales of the cache, -1 where no
+    checkpoint says them (Fp8KVCacheMethod; MLA's attention has none).
+    """
+
+    def __init__(self, tensors, config, tp, rank, ep):
+        scales = {n.removesuffix("_scale_inv"): t for n, t in tensors.items()
+                  if n.endswith("_scale_inv")}
+        others = {n: t for n, t in tensors.items()
+                  if not n.endswith("_scale_inv")}
+        super().__init__(others, config, tp, rank, ep)
+        # Scales are cut as a model whose sizes are a block's part of these.
+        small = {n: scales.get(n, t) for n, t in others.items()}
+        whole = self.state
+        super().__init__(small, config, tp, rank, ep)
+        for name, value in self.state.items():
+            if whole[name].element_size() == 1:
+                whole[name + "_scale_inv"] = value
+        self.state = whole
+
+    def scales(self, prefix):
+        import torch
+
+        super().scales(prefix)
+        if "mla_attn" not in prefix:
+            for scale in ("k_scale", "v_scale", "q_scale", "prob_scale"):
+                self.put([prefix + scale], torch.tensor(-1.0))
+
+
+def in_fp8(folder):
+    """The linear layers of a model as codes of fp8 and scales of blocks."""
+    import torch
+    from safetensors.torch import save_file
+
+    from quantized_peer import fp8_block
+
+    generator = torch.Generator().manual_seed(3)
+    tensors = {}
+    for name, value in read_hf(folder).items():
+        plain = value.dim() != 2 or ".gate." in name or not (
+            "_proj" in name or ".experts." in name)
+        if plain:
+            tensors[name] = value
+            continue
+        parts, _, _, config = fp8_block(generator, *value.shape,
+                                        block=(BLOCK, BLOCK))
+        for end, part in parts.items():
+            tensors[name.removesuffix("weight") + end] = part
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    for path in folder.glob("*.index.json"):
+        path.unlink()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "config.json"
+    said = json.loads(path.read_text()) | {"quantization_config": config}
+    path.write_text(json.dumps(said))
+    return folder
+
+
+def quantized(folder, kind):
+    hf = folder / "hf"
+    if kind in GOLDENS:
+        shutil.copytree(DATA / "hf" / kind / "ckpt", hf)
+    else:
+        make(hf, kind)
+    in_fp8(hf)
+    ranks = [(1, False), (2, False)]
+    if kind in GOLDENS:
+        ranks.append((2, True))
+    round_trip(folder, hf, ranks, Fp8Rank)
+    # Of 2 rows each: a block would be cut.
+    run = CKPT.run("convert", hf, folder / "no", "--to", "vllm", "--tp", 16)
+    run.want(5)
+    CKPT.ok("convert", hf, folder / "bf16", "-q", "--to", "vllm", "--tp", 2,
+            "--dtype", "bf16")
+    config = json.loads((hf / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (hf / "config.json").write_text(json.dumps(config))
+    run = CKPT.run("convert", hf, folder / "no", "--to", "vllm").want(5)
+    check("kernels" in run.err, run.err)
+
+
 def read_hf(folder):
     import torch
 
     kinds = {"f32": torch.float32, "bf16": torch.bfloat16,
-             "f16": torch.float16}
+             "f16": torch.float16, "f8_e4m3": torch.float8_e4m3fn}
     return {name: torch.frombuffer(bytearray(t.data), dtype=kinds[
                 t.dtype]).reshape(t.shape)
             for path in sorted(Path(folder).glob("*.safetensors"))
@@ -263,9 +352,9 @@ def make(folder, kind):
     return folder
 
 
-def check_ranks(folder, tensors, config, tp, ep):
+def check_ranks(folder, tensors, config, tp, ep, kind=Rank):
     for rank in range(tp):
-        want = Rank(tensors, config, tp, rank, ep).state
+        want = kind(tensors, config, tp, rank, ep).state
         got = {}
         for path in sorted(folder.glob(f"model-rank-{rank}-part-*")):
             got.update(read_safetensors(path))
@@ -275,7 +364,7 @@ def check_ranks(folder, tensors, config, tp, ep):
     check(not list(folder.glob(f"model-rank-{tp}-*")), "another rank")
 
 
-def round_trip(folder, hf, ranks):
+def round_trip(folder, hf, ranks, kind=Rank):
     """(tp, whole experts on each rank) one after the other, and back."""
     tensors = read_hf(hf)
     config = json.loads((hf / "config.json").read_text())
@@ -288,7 +377,7 @@ def round_trip(folder, hf, ranks):
         out = folder / f"out{step}"
         CKPT.ok("convert", source, out, "-q", "--to", "vllm", "--tp", tp,
                 "--ep", tp if ep else 1)
-        check_ranks(out, tensors, config, tp, ep)
+        check_ranks(out, tensors, config, tp, ep, kind)
         source = out
     CKPT.ok("verify", source, "--deep")
     back = folder / "back"
@@ -365,6 +454,9 @@ def prepare(suite, ckpt):
         suite.add(f"golden {case}", golden, case)
     for kind in MODELS:
         suite.add(f"made {kind}", made, kind)
+    for kind in ("qwen3_moe_bf16", "deepseek_v3_bf16", "mixtral_f32", "qwen3",
+                 "glm4_moe"):
+        suite.add(f"fp8 {kind}", quantized, kind)
     suite.add("old names", old_names)
     suite.add("refusals", refusals)
     suite.add("counted", counted)

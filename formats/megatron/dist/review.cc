@@ -17,6 +17,7 @@
 #include "formats/megatron/model/canonical_review.h"
 #include "formats/megatron/model/grouped.h"
 #include "formats/megatron/model/keys.h"
+#include "formats/megatron/model/parts.h"
 #include "formats/megatron/model/restack.h"
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/model/vocab.h"
@@ -62,6 +63,13 @@ void warn_of_names(Catalog& catalog) {
 // share the heads evenly are those of no model.
 void warn_of_heads(Catalog& catalog, const Facts& facts, uint64_t tp) {
   if (tp <= 1) return;
+  if (const auto said =
+          unshared(catalog.tensors, {facts.mamba_groups, facts.delta_keys}, tp))
+    catalog.problems.push_back(
+        {Problem::Severity::kWarning, "heads", catalog.path, "",
+         fmt::format("{}: Megatron builds no such model; load it with a "
+                     "--tensor-model-parallel-size that divides them",
+                     *said)});
   const uint64_t heads = facts.num_attention_heads.value_or(tp);
   const uint64_t groups = facts.num_query_groups.value_or(tp);
   const auto fits = [&](uint64_t ranks) {

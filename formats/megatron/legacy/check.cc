@@ -4,10 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 #include <unordered_set>
 
 #include "ckpt/error.h"
 #include "formats/megatron/legacy/names.h"
+#include "formats/megatron/model/parts.h"
 #include "formats/megatron/model/rules.h"
 #include "lib/text/format.h"
 
@@ -37,6 +39,7 @@ class Checker {
   void check_parts(const Tensor& tensor, uint64_t ranks) const;
   bool shares_heads(uint64_t tp) const;
   bool shares_groups(uint64_t tp) const;
+  std::optional<std::string> unshared_mixers(uint64_t tp) const;
   std::string possible_sizes(const Tensor* refused) const;
 
   const Catalog& source_;
@@ -55,6 +58,11 @@ bool Checker::shares_groups(uint64_t tp) const {
   return groups % tp == 0 || tp % groups == 0;
 }
 
+std::optional<std::string> Checker::unshared_mixers(uint64_t tp) const {
+  return unshared(target_.catalog.tensors,
+                  {facts_.mamba_groups, facts_.delta_keys}, tp);
+}
+
 // `refused` may be null, or a vocabulary that is not padded.
 std::string Checker::possible_sizes(const Tensor* refused) const {
   std::vector<uint64_t> sizes;
@@ -63,7 +71,7 @@ std::string Checker::possible_sizes(const Tensor* refused) const {
       return tensor.kind != Kind::model || is_vocabulary(tensor.name) ||
              divides(tensor.shape, tensor.tp, tp);
     };
-    if (shares_heads(tp) && shares_groups(tp) &&
+    if (shares_heads(tp) && shares_groups(tp) && !unshared_mixers(tp) &&
         (!refused || divides(refused->shape, refused->tp, tp)) &&
         std::ranges::all_of(target_.catalog.tensors, fits))
       sizes.push_back(tp);
@@ -134,6 +142,10 @@ void Checker::check_tensors() {
         .with_hint(possible_sizes(nullptr) +
                    "; --to megatron_torch_dist takes any that divides the "
                    "rows");
+  if (const auto said = unshared_mixers(tp))
+    throw unfaithful_error({source_.path, {}},
+                           "{}: Megatron gives each rank whole ones", *said)
+        .with_hint(possible_sizes(nullptr));
 }
 
 // State of a parameter that is not written would be lost.

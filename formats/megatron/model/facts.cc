@@ -87,6 +87,8 @@ void read_model(const Entries& args, Facts& facts) {
     facts.num_query_groups = facts.num_attention_heads;
   facts.kv_channels = args.count("kv_channels");
   facts.num_experts = args.count("num_experts");
+  facts.mamba_groups = args.count("mamba_num_groups");
+  facts.delta_keys = args.count("linear_num_key_heads");
   facts.vocab_size = args.count("vocab_size");
   facts.padded_vocab_size = args.count("padded_vocab_size");
   facts.vocab_multiple = args.count("make_vocab_size_divisible_by");

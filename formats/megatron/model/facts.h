@@ -29,6 +29,8 @@ struct Facts {
   std::optional<uint64_t> num_query_groups;  // those in use: heads without GQA
   std::optional<uint64_t> kv_channels;
   std::optional<uint64_t> num_experts;
+  std::optional<uint64_t> mamba_groups;       // mamba_num_groups
+  std::optional<uint64_t> delta_keys;         // linear_num_key_heads
   std::optional<uint64_t> vocab_size;         // true rows
   std::optional<uint64_t> padded_vocab_size;  // rows that are stored
   std::optional<uint64_t> vocab_multiple;     // make_vocab_size_divisible_by

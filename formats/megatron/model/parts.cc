@@ -152,6 +152,24 @@ std::vector<uint64_t> MixerParts::need(const std::string& path,
       fmt::join(parts_of(name), ", "));
 }
 
+std::optional<std::string> unshared(const std::vector<Tensor>& tensors,
+                                    const MixerNumbers& numbers, uint64_t tp) {
+  for (const Tensor& tensor : tensors) {
+    const std::string& name = parameter_of(tensor);
+    const auto key = part_key(name);
+    const string_view whole = key ? key->whole : string_view(name);
+    const auto at = in_mixer(whole);
+    if (!at || !is_input(at->rest)) continue;
+    const bool mamba = at->kind == Mixer::kMamba;
+    const auto& count = mamba ? numbers.mamba_groups : numbers.delta_keys;
+    if (count && *count % tp != 0)
+      return fmt::format(
+          "{} {} for tp={}", *count,
+          mamba ? "groups of Mamba's mixers" : "key heads of delta nets", tp);
+  }
+  return std::nullopt;
+}
+
 const std::string& parameter_of(const Tensor& tensor) {
   return tensor.kind == Kind::optim && !tensor.param.empty() ? tensor.param
                                                              : tensor.name;

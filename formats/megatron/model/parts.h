@@ -55,6 +55,16 @@ class MixerParts {
   std::unordered_map<std::string, Shape> shapes_;
 };
 
+// What of a mixer `tp` ranks would have to cut, in words: Megatron gives each
+// rank whole groups of Mamba and whole key heads of a delta net. Nothing if
+// they share the mixers, or if there are none; args of other models name such
+// numbers, too.
+struct MixerNumbers {
+  std::optional<uint64_t> mamba_groups, delta_keys;
+};
+std::optional<std::string> unshared(const std::vector<Tensor>& tensors,
+                                    const MixerNumbers& numbers, uint64_t tp);
+
 // The parameter whose parts it has: its own name, or of whom it is a state.
 const std::string& parameter_of(const Tensor& tensor);
 
