@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What Python costs beside the library itself, in one run.
+
+  scripts/bench_python.py [--build build] [--gib 1] [--rounds 5]
+
+Makes a file of that many GiB in tensors of 32 MiB, and reads all of them: by a C
+program over ckpt/c.h, by the Python package with ckpt.open, and the whole file
+is converted by the binary and by ckpt.convert. Best of the rounds, taken in
+turn; the page cache is warm, so that the disk hides nothing.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TENSOR = 32 << 20
+PROGRAM = r"""
+#include <ckpt/c.h>
+#include <stdio.h>
+int main(int argc, char** argv) {
+  char* error = 0;
+  ckpt_checkpoint* source = ckpt_open(argv[argc - 1], 0, 0, &error);
+  unsigned long long sum = 0;
+  if (!source) return 1;
+  for (size_t i = 0; i < ckpt_tensor_count(source); ++i) {
+    ckpt_tensor row;
+    size_t size = 0;
+    ckpt_tensor_at(source, i, &row);
+    ckpt_data* data = ckpt_read(source, row.name, 0, 0, &error);
+    if (!data) return 1;
+    sum += *(const unsigned char*)ckpt_data_bytes(data, &size);
+    ckpt_data_close(data);
+  }
+  printf("%llu\n", sum);
+  ckpt_close(source);
+  return 0;
+}
+"""
+READ = """
+import sys, ckpt
+total = 0
+with ckpt.open(sys.argv[1]) as source:
+    for name in source:
+        total += source[name].read().nbytes
+print(total)
+"""
+CONVERT = """
+import sys, ckpt
+ckpt.convert(sys.argv[1], sys.argv[2], to="torch", if_exists="replace")
+"""
+
+
+def make_file(path, gib):
+    count = int(gib * (1 << 30)) // TENSOR
+    rows = {f"layers.{i}.weight": {
+        "dtype": "U8", "shape": [TENSOR],
+        "data_offsets": [i * TENSOR, (i + 1) * TENSOR]} for i in range(count)}
+    text = json.dumps(rows).encode()
+    block = os.urandom(TENSOR)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _ in range(count):
+            file.write(block)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=Path, default=ROOT / "build")
+    parser.add_argument("--gib", type=float, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    binaries = args.build.resolve() / "bin"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"),
+           "CKPT_LIBRARY": str(binaries / "libckpt.so"),
+           "CKPT_BINARY": str(binaries / "ckpt")}
+    with tempfile.TemporaryDirectory(prefix="ckpt_bench_") as temp:
+        folder = Path(temp)
+        source, out = folder / "source.safetensors", folder / "out.pt"
+        make_file(source, args.gib)
+        (folder / "read.c").write_text(PROGRAM)
+        reader = folder / "read"
+        subprocess.run(["cc", "-O2", f"-I{ROOT / 'lib/include'}",
+                        str(folder / "read.c"), "-o", str(reader),
+                        f"-L{binaries}", "-lckpt",
+                        f"-Wl,-rpath,{binaries}"], check=True)
+        cases = {
+            "read, C": [reader, source],
+            "read, Python": [sys.executable, "-c", READ, source],
+            "convert, binary": [binaries / "ckpt", "convert", source, out,
+                                "--to", "torch", "--overwrite", "-q"],
+            "convert, Python": [sys.executable, "-c", CONVERT, source, out],
+        }
+        best = dict.fromkeys(cases, float("inf"))
+        empty = float("inf")
+        for _ in range(args.rounds):
+            for name, words in cases.items():
+                begin = time.monotonic()
+                subprocess.run([str(w) for w in words], check=True, env=env,
+                               stdout=subprocess.DEVNULL)
+                best[name] = min(best[name], time.monotonic() - begin)
+            begin = time.monotonic()
+            subprocess.run([sys.executable, "-c", "import ckpt"], check=True,
+                           env=env)
+            empty = min(empty, time.monotonic() - begin)
+        print(f"{args.gib} GiB, best of {args.rounds}; the interpreter and "
+              f"`import ckpt` alone {empty:.3f} s")
+        for what, alone in (("read", "C"), ("convert", "binary")):
+            own, python = best[f"{what}, {alone}"], best[f"{what}, Python"]
+            print(f"{what:8} {alone} {own:.3f} s, Python {python:.3f} s: "
+                  f"{(python - empty) / own - 1:+.1%} without the "
+                  f"interpreter's start, {python / own - 1:+.1%} with it")
+        shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
