@@ -10,6 +10,7 @@
 #include "containers/hf/hf.h"
 #include "convert/facts_olmo.h"
 #include "convert/facts_table.h"
+#include "convert/warnings.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "models/order.h"
@@ -143,6 +144,7 @@ Configuration::Configuration(const Catalog& source,
 void Configuration::read_all_facts(const Catalog& source) {
   const bool own = !own_.source.empty();
   if (own) facts_ = read_facts(family_, from_, own_, options_.set);
+  settle_vocabulary();
   if (own && from_ != "hf") note_unknown(source, from_, own_);
   if (carried_.source.empty()) return;
   note_unknown(source, "hf", carried_);
@@ -170,6 +172,15 @@ void Configuration::read_all_facts(const Catalog& source) {
   facts_.merge(other);
 }
 
+// What --vocab-size says is so: args say how many rows were in use before.
+void Configuration::settle_vocabulary() {
+  const auto given = options_.set.find("V");
+  const auto fact = facts_.find("vocab_size");
+  if (given == options_.set.end() || fact == facts_.end()) return;
+  const Json rows = Json::parse(given->second, nullptr, false);
+  if (rows.is_number_integer()) fact->second = {rows, "--vocab-size"};
+}
+
 void Configuration::note_unknown(const Catalog& source, const std::string& side,
                                  const Values& values) {
   if (side == "hf" && !options_.lenient) check_denied(source, values);
@@ -189,20 +200,23 @@ void Configuration::note_unknown(const Catalog& source, const std::string& side,
 }
 
 // A key that has one value in all models of the family, and another here.
-void Configuration::check_denied(const Catalog& source,
-                                 const Values& values) const {
-  const auto denied = denied_keys(*family_, values.values);
-  if (denied.empty()) return;
-  const FactDifference& one = denied.front();
-  throw unfaithful_error({source.path, {}},
-                         "{} says {} {}, and what is known of {} is {} {}",
-                         values.source, text::printable(one.name),
-                         text::printable(shown_fact(one.a)), family_->name(),
-                         text::printable(one.name), shown_fact(one.b))
-      .with_hint(
-          "transformers' class looks at no such key: take it out if it "
-          "changes nothing, or bring the family with --family-file FILE "
-          "(\"traits\": {\"says\": …})");
+void Configuration::check_denied(const Catalog& source, const Values& values) {
+  for (const FactDifference& one : denied_keys(*family_, values.values)) {
+    const std::string said = text::printable(
+        fmt::format("{} says {} {}, and what is known of {} is {} {}",
+                    values.source, one.name, shown_fact(one.a), family_->name(),
+                    one.name, shown_fact(one.b)));
+    if (is_allowed(options_.allow_unsaid, one.name)) {
+      unknown_.push_back(said);
+      continue;
+    }
+    throw unfaithful_error({source.path, {}}, "{}", said)
+        .with_hint(fmt::format(
+            "transformers' class looks at no such key. If it changes nothing "
+            "here: --allow-unsaid {} converts as if it said the usual value; "
+            "if it does, --family-file FILE brings a family that knows it",
+            text::printable(one.name)));
+  }
 }
 
 const Numbers& Configuration::numbers(const Dialect& dialect) {
@@ -280,6 +294,12 @@ void Configuration::finish(Catalog& catalog) const {
     catalog.problems.push_back(
         {Problem::Severity::kWarning, "unknown_key", catalog.path, "", line});
   warn_of_unsaid(unsaid_, kHfConfig, catalog);
+  const auto vocabulary = facts_.find("vocab_size");
+  const bool counted = vocabulary != facts_.end() &&
+                       vocabulary->second.value.is_number_unsigned();
+  if (!options_.lenient)
+    warn_of_leftovers(catalog, carried_.values,
+                      counted ? vocabulary->second.value.get<uint64_t>() : 0);
   if (from_ == "mcore" && options_.to != "mcore")
     std::erase_if(catalog.objects, is_told_otherwise);
   if (options_.to == "hf") return write_hf(catalog);
@@ -291,10 +311,47 @@ void Configuration::finish(Catalog& catalog) const {
     return describes(sidecar.name) &&
            !(keep_config && sidecar.name == kHfConfig);
   });
+  if (keep_config) correct_kept(catalog);
   if (options_.to == "mcore") return write_args(catalog);
   if (options_.to == "meta") return write_params(catalog);
   if (options_.to == "fairseq2") return write_yaml(catalog);
   if (options_.to == "olmo_core") return write_olmo(catalog);
+}
+
+// config.json that goes along says what --set says: each key that follows from
+// it, and no other.
+void Configuration::correct_kept(Catalog& catalog) const {
+  if (options_.set.empty() || from_ != "hf" || !out_) return;
+  const Json& formula = out_->dialect().hf_config;
+  if (!formula.is_object()) return;
+  Json before;
+  try {
+    before =
+        config_table(formula, Numbers(family_, out_->dialect(), "hf",
+                                      carried_.values, carried_.source, {}));
+  } catch (const Error&) {
+    return;  // the file lacks what --set says
+  }
+  Json kept = carried_.values;
+  const auto correct = [](Json& object, const std::string& key,
+                          const Json& value) {
+    if (!object.is_object() || !object.contains(key)) return false;
+    object[key] = value;
+    return true;
+  };
+  bool any = false;
+  const Json after = config_table(formula, *out_);
+  for (const auto& [key, value] : after.items()) {
+    if (before.value(key, Json()) == value) continue;
+    any |= correct(kept, key, value);
+    if (kept.contains("text_config"))
+      any |= correct(kept["text_config"], key, value);
+  }
+  if (!any) return;
+  std::erase_if(catalog.sidecars, [](const Sidecar& sidecar) {
+    return sidecar.name == kHfConfig;
+  });
+  add_text(catalog, kHfConfig, kept.dump(2) + "\n");
 }
 
 // Of the weights, as they will be written.

@@ -30,6 +30,8 @@ class Configuration {
 
  private:
   void read_all_facts(const Catalog& source);
+  void settle_vocabulary();
+  void correct_kept(Catalog& catalog) const;
   void complete(const Dialect& dialect);
   DType dtype_of(const Catalog& catalog) const;
   Json hf_config(const Catalog& catalog) const;
@@ -49,7 +51,7 @@ class Configuration {
   Json token_ids() const;
   void note_unknown(const Catalog& source, const std::string& side,
                     const Values& values);
-  void check_denied(const Catalog& source, const Values& values) const;
+  void check_denied(const Catalog& source, const Values& values);
 
   std::shared_ptr<const Family> family_;
   const std::string from_;

@@ -14,6 +14,7 @@
 #include "convert/quantized.h"
 #include "convert/warnings.h"
 #include "formats/megatron/model/canonical.h"
+#include "lib/text/format.h"
 #include "models/buffers.h"
 #include "models/defaults.h"
 #include "models/order.h"
@@ -259,8 +260,38 @@ class Translation {
         {tensor, {}, std::move(wanted), "the target's model shares them"});
   }
 
+  // The embedding has as many rows as config.json says.
+  void check_rows(const Instance& one, const std::vector<const Tensor*>& from,
+                  const Numbers& numbers) {
+    const auto pads = [](const Op& op) { return op.name == "vocab"; };
+    if (lenient_ || vocabulary_given_ || from.empty() ||
+        from[0]->shape.empty() || std::ranges::none_of(one.rule->ops, pads))
+      return;
+    const uint64_t rows = numbers.whole("$V", {}, "rows of the vocabulary");
+    const uint64_t have = from[0]->shape[0];
+    if (have < rows)
+      throw unfaithful_error({source_.path, text::printable(from[0]->name)},
+                             "has {} rows, the vocabulary has {} ({})", have,
+                             rows, numbers.source())
+          .with_hint(
+              fmt::format("--vocab-size {} says that these are all; else the "
+                          "configuration is another model's",
+                          have));
+    if (have == rows) return;
+    // Padding from another framework is zero.
+    Tensor padding{.name = from[0]->name};
+    View::of(*from[0]).slice(0, rows, have - rows).into(padding);
+    Redundant proof{.tensor = std::move(padding), .value = 0.0};
+    proof.why = fmt::format(
+        "the vocabulary has {} rows ({}), and those past it count as padding: "
+        "--vocab-size {} says that they are tokens",
+        rows, numbers.source(), have);
+    source_.redundant.push_back(std::move(proof));
+  }
+
   Tensor made_of(const Instance& one, const std::vector<const Tensor*>& from,
                  const Numbers& numbers, uint64_t spare) {
+    check_rows(one, from, numbers);
     Tensor made{.name = one.to};
     if (is_copy(*one.rule) && (from[0]->grid.empty() || spare != kAnyNumber)) {
       made = *from[0];

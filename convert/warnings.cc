@@ -2,8 +2,13 @@
 #include "convert/warnings.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "convert/quantized_config.h"
 
 namespace ckpt::families {
 
@@ -34,6 +39,88 @@ void warn_of_rounding(Catalog& source, DType dtype) {
                    "and rounded to {}: the way back does not give the same "
                    "bits",
                    count, name(dtype))});
+}
+
+namespace {
+
+void warn(Catalog& catalog, const char* kind, std::string message) {
+  catalog.problems.push_back({Problem::Severity::kWarning, kind, catalog.path,
+                              "", std::move(message)});
+}
+
+Json beside(const Catalog& catalog, std::string_view name) {
+  constexpr uint64_t kMost = uint64_t{16} << 20;
+  for (const Sidecar& sidecar : catalog.sidecars)
+    if (sidecar.name == name && sidecar.size <= kMost)
+      return Json::parse(sidecar_text(sidecar), nullptr, false);
+  return {};
+}
+
+std::set<int64_t> tokens(const Json& config, const char* key) {
+  std::set<int64_t> ids;
+  const Json value = config.is_object() ? config.value(key, Json()) : Json();
+  const auto take = [&](const Json& one) {
+    if (one.is_number_integer()) ids.insert(one.get<int64_t>());
+  };
+  if (value.is_array())
+    for (const Json& one : value) take(one);
+  take(value);
+  return ids;
+}
+
+bool is_plain(const Tensor& tensor) {
+  return tensor.kind != Kind::model || tensor.dtype == DType::f32 ||
+         tensor.dtype == DType::bf16 || tensor.dtype == DType::f16 ||
+         tensor.dtype == DType::f64;
+}
+
+// The largest token that tokenizer_config.json adds.
+std::optional<int64_t> last_added(const Catalog& catalog) {
+  const Json config = beside(catalog, "tokenizer_config.json");
+  std::optional<int64_t> last;
+  if (!config.is_object()) return last;
+  const Json added = config.value("added_tokens_decoder", Json());
+  if (!added.is_object()) return last;
+  for (const auto& [key, token] : added.items()) {
+    int64_t id = 0;
+    const auto [end, failure] =
+        std::from_chars(key.data(), key.data() + key.size(), id);
+    if (failure == std::errc{} && end == key.data() + key.size())
+      last = std::max(last.value_or(id), id);
+  }
+  return last;
+}
+
+}  // namespace
+
+void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows) {
+  const Json text =
+      config.is_object() ? config.value("text_config", Json()) : Json();
+  for (const char* key : {"quantization_config", "compression_config"})
+    for (const Json* where : {&config, &text})
+      if (where->is_object() && where->value(key, Json()).is_object() &&
+          std::ranges::all_of(catalog.tensors, is_plain))
+        warn(catalog, "leftover",
+             fmt::format("config.json says {} and no weight is quantized: what "
+                         "opens the model looks for scales; take the key out",
+                         key));
+  const auto stops =
+      tokens(beside(catalog, "generation_config.json"), "eos_token_id");
+  const auto ends = tokens(config, "eos_token_id");
+  if (!stops.empty() && !ends.empty() &&
+      std::ranges::none_of(ends,
+                           [&](int64_t id) { return stops.contains(id); }))
+    warn(catalog, "token_ids",
+         fmt::format("generation_config.json stops at token {}, config.json "
+                     "says eos_token_id {}: transformers generates by the "
+                     "first, training and other programs may take the second",
+                     fmt::join(stops, ", "), fmt::join(ends, ", ")));
+  if (const auto last = last_added(catalog);
+      last && rows != 0 && *last >= static_cast<int64_t>(rows))
+    warn(catalog, "vocabulary",
+         fmt::format("tokenizer_config.json adds token {}, and the vocabulary "
+                     "has {} rows: the tokens past them have no embedding",
+                     *last, rows));
 }
 
 }  // namespace ckpt::families

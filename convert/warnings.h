@@ -2,6 +2,8 @@
 // What a user should know of a conversion that went through.
 #pragma once
 
+#include <cstdint>
+
 #include "ckpt/catalog.h"
 #include "models/numbers.h"
 
@@ -13,5 +15,11 @@ void warn_of_padding(Catalog& source, const Numbers& numbers);
 
 // The one arithmetic that dialects need is not exact. `dtype`: of the weights.
 void warn_of_rounding(Catalog& source, DType dtype);
+
+// What stands beside the tensors and does not fit them, or each other:
+// quantization of weights that are plain numbers, tokens at which
+// generation_config.json stops and config.json does not, tokens past the rows
+// of the vocabulary. It is carried all the same.
+void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows);
 
 }  // namespace ckpt::families

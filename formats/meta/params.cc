@@ -147,6 +147,11 @@ std::optional<Params> params_of(const Catalog& catalog) {
                                                                  sidecar.path),
                                          sidecar.path)
                           : read_params(sidecar.path);
+  // Readers of containers that know no model leave it beside the files.
+  const std::string home =
+      io::is_file(catalog.path) ? io::parent(catalog.path) : catalog.path;
+  const std::string beside = io::join(home, kParams);
+  if (io::is_file(beside)) return read_params(beside);
   return std::nullopt;
 }
 

@@ -44,8 +44,8 @@ Params read_params(const std::string& path);
 nlohmann::ordered_json plain_json(const pickle::Document& document,
                                   pickle::Id value);
 
-// Of the object "params", else of the sidecar params.json; nothing if there is
-// neither.
+// Of the object "params", else of params.json, a sidecar or a file beside the
+// checkpoint; nothing if there is neither.
 std::optional<Params> params_of(const Catalog& catalog);
 
 }  // namespace ckpt::meta

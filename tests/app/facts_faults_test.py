@@ -193,6 +193,36 @@ def args_by_megatrons_names(folder):
     check_equal(list(args["window_size"]), [5, 0], "window_size")
 
 
+def mtp_without_tensors(folder):
+    """config.json counts a layer that predicts a further token, and there is
+    none: Megatron's args ask for none."""
+    import torch
+
+    source, want = model(folder / "source", "deepseek_v3")
+    edit_config(source, num_nextn_predict_layers=1)
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
+    [common] = there.rglob("common.pt")
+    args = vars(torch.load(common, weights_only=False)["args"])
+    check(not args.get("mtp_num_layers"), f"{args.get('mtp_num_layers')}")
+    CKPT.ok("convert", there, folder / "back", "-q", "--to", "safetensors")
+    same_logits(folder / "back", want)
+
+
+def generation_config_travels(folder):
+    """Through each format of Megatron's, byte for byte."""
+    source, _ = model(folder / "source", "llama")
+    wanted = '{"eos_token_id": [2, 7], "temperature": 0.6}\n'
+    (source / "generation_config.json").write_text(wanted)
+    before = source
+    for target in ("megatron_torch_dist", "megatron_zarr", "megatron_legacy",
+                   "safetensors"):
+        CKPT.ok("convert", before, folder / target, "-q", "--to", target)
+        before = folder / target
+    check_equal((before / "generation_config.json").read_text(), wanted,
+                "generation_config.json")
+
+
 def layers_follow(folder):
     source, _ = model(folder / "source", "llama", num_hidden_layers=4)
     there = folder / "there"
@@ -339,6 +369,9 @@ def prepare(suite, ckpt):
     suite.add("a config.json with other heads is taken", heads_of_others)
     suite.add("args have names that Megatron does not read",
               args_by_megatrons_names)
+    suite.add("mtp_num_layers without MTP tensors", mtp_without_tensors)
+    suite.add("generation_config.json is lost through Megatron",
+              generation_config_travels)
     suite.add("num_layers stays 4 after --layers 0-1", layers_follow)
     suite.add("config.json is rewritten", config_is_rewritten)
     suite.add("config.json's dtype stays", dtype_follows)

@@ -73,6 +73,8 @@ VALUES = {
         dict(YARN, rope_theta=10000.0, mscale=0.7, mscale_all_dim=0.5),
         {"rope_type": "default", "rope_theta": 10000.0,
          "partial_rotary_factor": 0.5},
+        {"rope_type": "default", "rope_theta": 10000.0,
+         "partial_rotary_factor": 1.0},
     ],
     "hidden_act": ["gelu", "gelu_pytorch_tanh", "relu", "silu"],
     "hidden_activation": ["gelu", "silu"],

@@ -107,6 +107,9 @@ def ways(ckpt, source, dialect, family, home, want):
                             "safetensors", "--no-fsync", *named)
         results[kept] = refusal(status, error) if status else likeness(
             models_of(family), back, want)
+        # What was taken on the way there is to come home.
+        if kept and results[kept].startswith("refused"):
+            results[kept] = "FAILED: no way home: " + results[kept]
     return results
 
 

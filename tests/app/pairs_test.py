@@ -287,6 +287,9 @@ and `--write` makes this page of what came out (with `-k ROW`, of that row).
 | one way | the way back is refused with exit status 5; below is why |
 | - | refused with exit status 5; below is why |
 
+A run of Megatron's without a config.json does not say its family. --family NAME
+does; what then comes out is the model's table.
+
 Rows that are not here were not run yet.
 """
 
