@@ -34,12 +34,18 @@ std::string_view Composing::part_of(const std::string& path, bool above) const {
 }
 
 // That of --config-from, which is none of the source's files.
-void Composing::add_config() {
+const Sidecar* Composing::given_config() const {
   for (const Sidecar& sidecar : source_.sidecars)
     if (io::base_name(sidecar.name) == "config.json" && !sidecar.text &&
         !sidecar.path.starts_with(source_.path + "/"))
-      rest_.push_back(formats::copied_file(
-          io::join(std::string(form_.home), "config.json"), sidecar));
+      return &sidecar;
+  return nullptr;
+}
+
+void Composing::add_config() {
+  if (const Sidecar* given = given_config())
+    rest_.push_back(formats::copied_file(
+        io::join(std::string(form_.home), "config.json"), *given));
 }
 
 void Composing::settle(const SourceFile& file) {
@@ -60,6 +66,8 @@ void Composing::settle(const SourceFile& file) {
   if (const auto name = at_home(path);
       name && about_model && base != "fsdp_config.json" &&
       (file.part == "config" || file.part == "tokenizer")) {
+    if (base == "config.json" && given_config())
+      return decide(file, Fate::kLeftOut, "that of --config-from is there");
     TargetFile copy;
     copy.path = io::join(std::string(form_.home), *name);
     copy.size = file.bytes;

@@ -46,6 +46,22 @@ void check_one_model(const Catalog& source) {
       .with_hint("name the folder of the one that you mean");
 }
 
+// Without the model's numbers the names stay, for a module that has them.
+void leave_titan(Catalog& source) {
+  const bool known =
+      std::ranges::any_of(source.sidecars, [](const Sidecar& sidecar) {
+        return io::base_name(sidecar.name) == "config.json";
+      });
+  if (known) return from_titan(source);
+  source.problems.push_back(
+      {Problem::Severity::kWarning,
+       "names",
+       source.path,
+       {},
+       "names stay torchtitan's: no config.json says the numbers of heads; "
+       "--config-from DIR does, for transformers' names"});
+}
+
 bool says_tied(const Catalog& source) {
   constexpr uint64_t kMaxConfig = 64 << 20;
   for (const Sidecar& sidecar : source.sidecars) {
@@ -187,7 +203,7 @@ Catalog review_composed(Catalog source, const Layout& layout) {
   check_one_model(source);
   locate(source);
   const bool titan = layout.form == "torchtitan";
-  if (!titan && has_titan_names(source)) from_titan(source);
+  if (!titan && has_titan_names(source)) leave_titan(source);
   settle_tied_head(source, layout);
   fuse_trained_experts(source, layout);
   if (titan && has_transformers_names(source)) to_titan(source);

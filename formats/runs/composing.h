@@ -73,6 +73,7 @@ class Composing {
   // compose_fates.cc
   std::optional<std::string> at_home(const std::string& path) const;
   std::string_view part_of(const std::string& path, bool above) const;
+  const Sidecar* given_config() const;
   void add_config();
   void settle(const SourceFile& file);
   void settle_state(const SourceFile& file, std::string_view part);

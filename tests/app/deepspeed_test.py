@@ -207,7 +207,8 @@ def test_write_universal(folder, case, source):
 def test_not_written(folder):
     source, out = GOLDENS / "zero1_dp2" / "ckpt", folder / "out"
     for args, words in (
-            (("--dp", 4), "any topology"),
+            (("--tp", 2), "any topology"),
+            (("--dp", 4, "--exclude", "emb.weight"), "written whole"),
             (("--exclude", "emb.weight"), "left out"),
             (("--model-only",), "no optimizer state")):
         result = CKPT.run("convert", source, out, "--to", "deepspeed", *args)

@@ -66,7 +66,7 @@ def prepare(suite, ckpt):
     suite.add("a step of Lightning's for 1 rank", test_own, 1)
     if suite.full:
         suite.add("a step of Lightning's for 3 ranks", test_own, 3)
-    suite.add("a step of verl's with 2 ranks", test_verl, 2)
+        suite.add("a step of verl's with 2 ranks", test_verl, 2)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,7 @@ def has_hf_names(case):
 
 def config_of(case):
     for path in (step_of(case) / "huggingface/config.json",
+                 step_of(case) / "actor/huggingface/config.json",
                  step_of(case) / "config.json"):
         if path.is_file():
             return json.loads(path.read_text())
