@@ -64,21 +64,6 @@ bool drop(State& state, const std::set<std::string>& keys) {
   return key != nullptr && keys.contains(*key);
 }
 
-State state_of(const json& value) {
-  if (value.is_object()) {
-    Dict dict;
-    for (const auto& [name, member] : value.items())
-      dict[name] = state_of(member);
-    return dict;
-  }
-  if (value.is_array()) {
-    List list;
-    for (const json& member : value) list.push_back(state_of(member));
-    return list;
-  }
-  return Json{value.dump()};
-}
-
 // The common part into what was loaded: dicts by their names, lists of one
 // length member by member. What is sharded, or of this process, stays; a plain
 // value is the checkpoint's.

@@ -13,7 +13,8 @@
 //            {"$object": {"key", "at", "grid", "value", "replica"}}
 //            {"$optimizer": {"model": STATE, "params": [file], "states": …}}
 //   TENSOR   {"key", "dtype", "local", "prepended", "offsets", "replica",
-//            "allow", "data": file of its bytes}
+//            "allow", "data": file of its bytes}; with "shape" and "range":
+//            that run of the elements of a local tensor of that shape
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -80,6 +81,10 @@ ShardedOptions options_of(const json& job) {
 }
 
 ShardedTensor tensor_of(const json& job) {
+  if (job.contains("range"))
+    return from_rank_offsets_flat(
+        job.at("key"), data_of(job), dims_of(job.at("shape")),
+        {job["range"][0], job["range"][1]}, offsets_of(job), options_of(job));
   return from_rank_offsets(job.at("key"), data_of(job), offsets_of(job),
                            options_of(job));
 }
@@ -220,12 +225,17 @@ json describe(const json& job) {
   ShardedTensor tensor = tensor_of(job.at("tensor"));
   if (job.contains("narrow")) {
     const json& n = job["narrow"];
-    tensor = tensor.narrow(n[0], n[1], n[2]).at(0);
+    const std::vector<ShardedTensor> parts = tensor.narrow(n[0], n[1], n[2]);
+    if (parts.empty()) return "none";
+    tensor = parts.at(0);
   }
   json answer = tensor_json(tensor);
   answer["chunk"] = list_of(tensor.chunk_offset());
   answer["chunks"] = list_of(tensor.max_allowed_chunks());
   answer["main"] = is_main_replica(tensor.replica);
+  if (tensor.flattened_range)
+    answer["range"] = {tensor.flattened_range->begin,
+                       tensor.flattened_range->end};
   return answer;
 }
 
