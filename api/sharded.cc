@@ -9,6 +9,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "api/strictness.h"
 #include "ckpt/trees.h"
 #include "formats/format.h"
 #include "formats/megatron/model/keys.h"
@@ -41,56 +42,6 @@ constexpr std::array<StrictWord, 8> kStrictWords{{
     {"return_all", StrictHandling::kReturnAll},
     {"ignore_all", StrictHandling::kIgnoreAll},
 }};
-
-std::string list_of(const std::vector<std::string>& names) {
-  constexpr size_t kMost = 5;
-  const size_t shown = std::min(names.size(), kMost);
-  std::string text = fmt::format(
-      "{}",
-      fmt::join(names.begin(),
-                names.begin() + static_cast<std::ptrdiff_t>(shown), ", "));
-  if (names.size() > shown)
-    text += fmt::format(" and {} more", names.size() - shown);
-  return text;
-}
-
-// Raises, tells or returns the names that one side lacks.
-class Strictness {
- public:
-  Strictness(const LoadOptions& options, const std::string& path)
-      : options_(options), path_(path) {}
-
-  void unexpected(std::vector<std::string> names, LoadResult& result) const {
-    using enum StrictHandling;
-    const StrictHandling mode = options_.strict;
-    apply(names, "requested and not in the checkpoint",
-          mode == kAssumeOkUnexpected || mode == kRaiseUnexpected ||
-              mode == kRaiseAll,
-          mode == kLogUnexpected || mode == kLogAll);
-    if (mode == kReturnUnexpected || mode == kReturnAll)
-      result.unexpected = std::move(names);
-  }
-  void missing(std::vector<std::string> names, LoadResult& result) const {
-    using enum StrictHandling;
-    const StrictHandling mode = options_.strict;
-    apply(names, "in the checkpoint and not requested", mode == kRaiseAll,
-          mode == kLogAll);
-    if (mode == kReturnAll) result.missing = std::move(names);
-  }
-
- private:
-  void apply(const std::vector<std::string>& names, std::string_view what,
-             bool raise, bool log) const {
-    if (names.empty()) return;
-    const std::string line =
-        fmt::format("{} {}: {}", names.size(), what, list_of(names));
-    if (raise) throw unfaithful_error({path_, {}}, "{}", line);
-    if (log && options_.log) options_.log(line);
-  }
-
-  const LoadOptions& options_;
-  const std::string& path_;
-};
 
 // Rows of `part` go to where they belong in `whole`, which is larger.
 void paste(const TensorData& part, TensorData& whole) {
@@ -202,9 +153,10 @@ LoadResult load_shards(const std::string& path,
       missing.push_back(tensor.name);
   std::ranges::sort(missing);
   LoadResult result;
-  const Strictness strictness(options, catalog.path);
-  strictness.unexpected({unexpected.begin(), unexpected.end()}, result);
-  strictness.missing(std::move(missing), result);
+  const library::Strictness strictness(options, catalog.path);
+  result.unexpected =
+      strictness.unexpected({unexpected.begin(), unexpected.end()});
+  result.missing = strictness.missing(std::move(missing));
 
   // Only what is wanted is looked for in the files.
   std::erase_if(catalog.tensors, [&](const Tensor& tensor) {

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <map>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "ckpt/error.h"
@@ -343,11 +345,61 @@ std::string json_of(const Object& object) {
   return dump(pickle::to_json(node.document, node.id));
 }
 
+namespace {
+
+// The tag of canonical JSON in a dict ({"!float": "0.5"}), or "". A dict whose
+// own keys begin so is {"!dict": …} there.
+std::string_view tag_of(const Document& document, Id id) {
+  if (!document.is(id, Type::kDict)) return {};
+  const auto pairs = document.as_pairs(id);
+  for (size_t i = 0; pairs && i + 1 < pairs->size(); i += 2) {
+    if (!document.is((*pairs)[i], Type::kString)) continue;
+    const std::string_view key = document.text((*pairs)[i]);
+    if (key.starts_with('!')) return key;
+  }
+  return {};
+}
+
+Id add_number(Document& document, std::string_view tag, std::string_view text) {
+  if (tag == "!int" && !text.empty() &&
+      text.find_first_not_of("0123456789", text[0] == '-') == text.npos)
+    return document.add_big_int(text);
+  double real = 0;
+  const char* const last = text.data() + text.size();
+  const auto [end, failure] = std::from_chars(text.data(), last, real);
+  const bool whole = failure == std::errc{} && end == last && !text.empty();
+  return tag == "!float" && whole ? document.add_float(real) : kNoId;
+}
+
+// Numbers that canonical JSON tags are numbers again. What else it tags is of a
+// class that JSON lacks: as a dict it would be another value.
+void undo_tags(const Document& from, Id root, Document& document) {
+  std::unordered_map<Id, Id> numbers;
+  for (size_t node = 0; node < from.size(); ++node) {
+    const Id id = static_cast<Id>(node);
+    const std::string_view tag = tag_of(from, id);
+    if (tag.empty()) continue;
+    const auto pairs = from.as_pairs(id);
+    const Id value = (*pairs)[1];
+    const Id number = pairs->size() == 2 && from.is(value, Type::kString)
+                          ? add_number(document, tag, from.text(value))
+                          : kNoId;
+    if (number == kNoId)
+      throw input_error({}, "{} is a value that JSON has no word for", tag);
+    numbers[id] = number;
+  }
+  document.set_root(document.import(from, root, numbers));
+}
+
+}  // namespace
+
 Object object_from_json(std::string name, const std::string& json) {
   auto document = std::make_shared<Document>();
   try {
-    const Id id = pickle::read_json(*document, json, name);
-    document->set_root(id);
+    Document read;
+    const Id root = pickle::read_json(read, json, name);
+    undo_tags(read, root, *document);
+    const Id id = document->root();
     Object object{.name = std::move(name)};
     object.document = std::move(document);
     object.node = id;

@@ -103,15 +103,16 @@ void rename_tensors(
       name = found->second;
 }
 
-void apply_prefix_mapping(Catalog& catalog,
-                          const std::map<std::string, std::string>& prefixes) {
+void apply_prefix_mapping(
+    Catalog& catalog,
+    const std::vector<std::pair<std::string, std::string>>& prefixes) {
   const auto mapped = [&](const std::string& name) {
-    const std::pair<const std::string, std::string>* best = nullptr;
-    for (const auto& entry : prefixes)
-      if (name.starts_with(entry.first) &&
-          (!best || entry.first.size() > best->first.size()))
-        best = &entry;
-    return best ? best->second + name.substr(best->first.size()) : name;
+    const auto first = std::ranges::find_if(prefixes, [&](const auto& entry) {
+      return name.starts_with(entry.first);
+    });
+    return first == prefixes.end()
+               ? name
+               : first->second + name.substr(first->first.size());
   };
   // State that is named after its parameter is renamed with it: the prefix is
   // one of both names.

@@ -354,15 +354,19 @@ TEST_CASE("validate_sharding_integrity: holes and unlike replicas") {
   CHECK(problems[0].tensor == catalog.tensors[0].name);
 }
 
-TEST_CASE("apply_prefix_mapping: the longest prefix, and no two of a name") {
+TEST_CASE("apply_prefix_mapping: the first prefix, and no two of a name") {
   Catalog catalog = open(kCase + "/ckpt").catalog();
   apply_prefix_mapping(
-      catalog, {{"decoder.", "model."}, {"decoder.layers.", "blocks."}});
+      catalog, {{"decoder.layers.", "blocks."}, {"decoder.", "model."}});
   CHECK(catalog.find("model.layer_norm.weight"));
   CHECK(catalog.find("blocks.0.ffn.gate_proj.weight"));
   const Tensor* state = catalog.find("blocks.0.ffn.gate_proj.weight.exp_avg");
   REQUIRE(state);
   CHECK(state->param == "blocks.0.ffn.gate_proj.weight");
+  Catalog other = open(kCase + "/ckpt").catalog();
+  apply_prefix_mapping(
+      other, {{"decoder.", "model."}, {"decoder.layers.", "blocks."}});
+  CHECK(other.find("model.layers.0.ffn.gate_proj.weight"));
   CHECK_THROWS_WITH_AS(
       apply_prefix_mapping(catalog, {{"blocks.0.", "blocks.1."}}),
       doctest::Contains("would be called blocks.1."), Error);

@@ -111,4 +111,21 @@ TEST_CASE("trees: what is in one") {
   CHECK_THROWS_AS(tree("{1"), Error);
 }
 
+TEST_CASE("object_from_json: canonical JSON comes back as what it was") {
+  for (const char* json :
+       {R"({"a":[{"!float":"0.5"},{"!float":"nan"}],"b":{"c":1}})",
+        R"({"!float":"-inf"})", R"({"!int":"99999999999999999999"})"}) {
+    CAPTURE(json);
+    CHECK(json_of(object_from_json("x", json)) == json);
+  }
+  for (const char* json :
+       {R"({"a":{"!tuple":[1,2]}})", R"({"!tensor":{}})", R"({"!float":"x"})",
+        R"({"!int":""})", R"({"!float":1})", R"({"!float":"1.0","other":2})",
+        R"({"a":1,"!tuple":[]})"}) {
+    CAPTURE(json);
+    CHECK_THROWS_WITH_AS(object_from_json("x", json),
+                         doctest::Contains("JSON has no word for"), Error);
+  }
+}
+
 }  // namespace ckpt

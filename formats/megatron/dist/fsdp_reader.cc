@@ -39,7 +39,7 @@ using formats::Support;
 
 constexpr std::string_view kIndexName = ".metadata";
 constexpr std::string_view kModelPrefix = "model.module.";
-constexpr std::string_view kStatePrefix = "optimizer.state.module.";
+constexpr std::string_view kOptions = "optimizer.param_to_group_meta.";
 constexpr std::string_view kOptimizer = "optimizer.";
 // The index names what it holds at its front: values, then the model.
 constexpr uint64_t kLooked = uint64_t{1} << 20;
@@ -58,7 +58,7 @@ bool is_fsdp_directory(const std::string& path) {
   for (const uint64_t at : {uint64_t{0}, file.size() - part}) {
     const std::string text = file.read_string(at, part);
     if (holds(text, kModelPrefix) &&
-        (holds(text, "checkpoint_version") || holds(text, kStatePrefix)))
+        (holds(text, "checkpoint_version") || holds(text, kOptions)))
       return true;
   }
   return false;

@@ -258,11 +258,12 @@ std::vector<Problem> validate_sharding_integrity(const Catalog& catalog,
                                                  bool deep = false);
 
 // Renames tensors: of the prefixes (ends included as they are given: "model."
-// and "model" are two) the longest that fits is replaced. Optimizer state
-// follows its parameter. Throws unfaithful_error if two tensors would get one
-// name.
-void apply_prefix_mapping(Catalog& catalog,
-                          const std::map<std::string, std::string>& prefixes);
+// and "model" are two) the first that fits is replaced, as megatron-core does
+// it. Optimizer state follows its parameter. Throws unfaithful_error if two
+// tensors would get one name.
+void apply_prefix_mapping(
+    Catalog& catalog,
+    const std::vector<std::pair<std::string, std::string>>& prefixes);
 
 // Replaces a prefix that every tensor's name must have (megatron-core:
 // replace_prefix_for_sharding). Throws usage_error naming one that lacks it.

@@ -140,6 +140,7 @@ struct RankState {
   std::vector<ShardedTensor> tensors;  // bytes stay until all is written
   std::vector<ShardedObject> objects;
   std::string common;  // a JSON object; only rank 0's is stored
+  std::shared_ptr<const void> owner = nullptr;  // of the bytes, if anybody is
 };
 
 // A save that all ranks take part in; threads stand for ranks. The last rank

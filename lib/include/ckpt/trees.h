@@ -19,7 +19,9 @@ namespace ckpt {
 // (load_objects).
 std::string json_of(const Object& object);
 
-// An object from JSON. Throws usage_error for invalid JSON.
+// An object from JSON, canonical or not: tagged numbers are numbers. Throws
+// usage_error for invalid JSON, and for tags of what JSON lacks (!tuple,
+// !tensor).
 Object object_from_json(std::string name, const std::string& json);
 
 // A leaf, or a dict or list without elements: where it is and what it is.

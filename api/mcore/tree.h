@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Walks over sharded state dicts.
+#pragma once
+
+#include "ckpt/mcore.h"
+
+namespace ckpt::mcore {
+
+// Calls `take` for every State that is neither a dict nor a list. `take` may
+// put a dict into its place, which is not walked then.
+template <typename Tree, typename Take>
+void walk_leaves(Tree& state, const Take& take) {
+  if (auto* dict = state.template as<Dict>()) {
+    for (auto& [name, member] : *dict) walk_leaves(member, take);
+  } else if (auto* list = state.template as<List>()) {
+    for (auto& member : *list) walk_leaves(member, take);
+  } else {
+    take(state);
+  }
+}
+
+// A word for messages: "dict", "sharded tensor".
+const char* kind_of(const State& state);
+
+}  // namespace ckpt::mcore
