@@ -6,7 +6,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cctype>
-#include <charconv>
 #include <functional>
 #include <map>
 
@@ -19,6 +18,7 @@
 #include "formats/megatron/state/optimizer.h"
 #include "formats/modelopt/owners.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 #include "lib/text/suggest.h"
 #include "lib/trace.h"
 #include "lib/tree_memory.h"
@@ -32,13 +32,8 @@ constexpr uint64_t kLeastMemory = uint64_t{16} << 20;
 
 // A digit string that fits; signs, spaces and junk are refused.
 std::optional<uint32_t> parse_count(std::string_view text, uint32_t most) {
-  uint32_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || end != text.data() + text.size())
-    return std::nullopt;
-  if (value == 0 || value > most) return std::nullopt;
-  return value;
+  const auto value = text::number<uint32_t>(text);
+  return value.value_or(0) == 0 || *value > most ? std::nullopt : value;
 }
 
 uint32_t rank_count(const std::string& option, std::string_view text) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -16,6 +15,7 @@
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/number.h"
 
 namespace ckpt::orbax {
 namespace {
@@ -58,14 +58,6 @@ std::string item_of(const std::string& step) {
   return usual ? io::join(step, "default") : std::string();
 }
 
-std::optional<uint64_t> step_number(std::string_view name) {
-  uint64_t number = 0;
-  const char* const end = name.data() + name.size();
-  const auto [at, error] = std::from_chars(name.data(), end, number);
-  if (name.empty() || error != std::errc() || at != end) return std::nullopt;
-  return number;
-}
-
 // The tree that a path means: itself, its item, or its newest step's.
 std::string find_tree(const std::string& path) {
   if (!io::is_directory(path)) return {};
@@ -74,7 +66,7 @@ std::string find_tree(const std::string& path) {
   std::optional<uint64_t> newest;
   std::string found;
   for (const std::string& name : io::list_directory(path)) {
-    const auto number = step_number(name);
+    const auto number = text::number(name);
     const std::string step = io::join(path, name);
     if (!number || (newest && *newest >= *number) || !io::is_directory(step))
       continue;
