@@ -36,7 +36,8 @@ class Composing {
  public:
   Composing(const Catalog& source, const Layout& layout)
       : source_(source),
-        form_(find_form(layout.form, layout.topology.dp, trainer_in(source))),
+        form_(find_form(layout.option(kTrainer), layout.topology.dp,
+                        trainer_in(source))),
         ranks_(layout.topology.dp),
         layout_(layout),
         adam_(find_adam(source)),
@@ -44,7 +45,7 @@ class Composing {
         groups_(groups_for(form_, adam_, source)) {
     target_.catalog = formats::catalog_like(source, kRunFormat);
     target_.catalog.topology = {.dp = ranks_};
-    target_.catalog.run = Run{layout.form, states_.step};
+    target_.catalog.run = Run{layout.option(kTrainer), states_.step};
     target_.beside = form_.home;
   }
 
@@ -113,7 +114,7 @@ class Composing {
     Nest other(source_);
     Nest& into = apart ? other : nest;
     if (!adam_.states.empty()) add_optimizer(into);
-    if (layout_.form == "torchtitan") add_titan(into);
+    if (layout_.option(kTrainer) == "torchtitan") add_titan(into);
     if (!apart || !adam_.states.empty())
       place_dcp(into, std::string(form_.optimizer_at));
   }

@@ -9,6 +9,7 @@
 #include "formats/runs/compose.h"
 #include "formats/runs/forms.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/rewrite.h"
 #include "formats/runs/trainer.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -48,7 +49,7 @@ void check_one_model(const Catalog& source) {
 // torchtitan's models have names of their own and query and key rows in another
 // order: under a model's names of transformers it would find nothing.
 void check_names(const Catalog& source, const Layout& layout) {
-  if (layout.form != "torchtitan") return;
+  if (layout.option(kTrainer) != "torchtitan") return;
   for (const Tensor& tensor : source.tensors)
     if (tensor.kind == Kind::model &&
         tensor.name.find(".self_attn.") != tensor.name.npos)
@@ -77,8 +78,8 @@ bool says_tied(const Catalog& source) {
 void settle_tied_head(Catalog& source, const Layout& layout) {
   constexpr std::string_view kHead = "lm_head.weight";
   constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
-  const Form& form =
-      find_form(layout.form, layout.topology.dp, trainer_in(source));
+  const Form& form = find_form(layout.option(kTrainer), layout.topology.dp,
+                               trainer_in(source));
   if (!form.sharded && !form.rank_files) return;
   const auto embedding =
       std::ranges::find(source.tensors, kEmbedding, &Tensor::name);
@@ -137,8 +138,8 @@ std::map<std::string, Experts> find_experts(const Catalog& source) {
 // Experts are saved one by one by transformers alone: a state dict has what is
 // trained, which the optimizer shows.
 void fuse_trained_experts(Catalog& source, const Layout& layout) {
-  const Form& form =
-      find_form(layout.form, layout.topology.dp, trainer_in(source));
+  const Form& form = find_form(layout.option(kTrainer), layout.topology.dp,
+                               trainer_in(source));
   if (!form.sharded && !form.rank_files) return;
   std::set<std::string_view> trained;
   for (const Tensor& tensor : source.tensors)
@@ -177,24 +178,26 @@ void fuse_trained_experts(Catalog& source, const Layout& layout) {
     if (!used.contains(t)) kept.push_back(std::move(source.tensors[t]));
   std::ranges::move(made, std::back_inserter(kept));
   source.tensors = std::move(kept);
-  source.assumptions.push_back(fmt::format(
-      "experts: {} saves what is trained, all experts in one", layout.form));
+  source.assumptions.push_back(
+      fmt::format("experts: {} saves what is trained, all experts in one",
+                  layout.option(kTrainer)));
 }
 
 }  // namespace
 
 bool is_composed(const Catalog& source, const Layout& layout) {
-  return !layout.form.empty() && layout.form != trainer_in(source);
+  return !layout.option(kTrainer).empty() &&
+         layout.option(kTrainer) != trainer_in(source);
 }
 
 Catalog review_composed(Catalog source, const Layout& layout) {
   const Topology& asked = layout.topology;
-  find_form(layout.form, asked.dp, trainer_in(source));
+  find_form(layout.option(kTrainer), asked.dp, trainer_in(source));
   if (asked.tp != 1 || asked.pp != 1 || asked.ep != 1)
     throw unfaithful_error({source.path, {}},
                            "a step of {} is cut over data-parallel ranks: {} "
                            "is asked for",
-                           layout.form, to_string(asked))
+                           layout.option(kTrainer), to_string(asked))
         .with_hint("--dp N says how many ranks there are to be");
   load_objects(source);
   check_one_model(source);
@@ -214,7 +217,7 @@ Catalog review_composed(Catalog source, const Layout& layout) {
         {Problem::Severity::kWarning, "tensors_left_out", source.path, left,
          fmt::format("{} of neither model nor optimizer: {} has no place for "
                      "them",
-                     text::counted(count, "tensor"), layout.form)});
+                     text::counted(count, "tensor"), layout.option(kTrainer))});
   return source;
 }
 

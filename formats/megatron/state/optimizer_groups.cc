@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "formats/megatron/buckets/sizes.h"
+#include "formats/megatron/options.h"
 #include "formats/megatron/state/optimizer.h"
 #include "lib/pickle/json.h"
 #include "lib/text/number.h"
