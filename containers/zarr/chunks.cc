@@ -234,7 +234,7 @@ class Chunks {
         {Severity::kWarning, "foreign_file",
          printable(io::join(array_.directory, stranger_)), tensor_.name,
          strangers_ == 1
-             ? "is no chunk of the array and is not read"
+             ? "is not a chunk of the array and is not read"
              : fmt::format("and {} more are not chunks of the array "
                            "and are not read",
                            strangers_ - 1)});
