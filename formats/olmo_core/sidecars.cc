@@ -78,7 +78,7 @@ class Collector {
                                  "sidecar_left_out",
                                  path,
                                  {},
-                                 "is no plain file or folder: not copied"});
+                                 "is not a plain file or folder: not copied"});
   }
 
   const std::string& home_;

@@ -117,7 +117,8 @@ class Tree {
     }
     if (leaf.name.find('/') != leaf.name.npos || leaf.name == "." ||
         leaf.name == ".." || leaf.name.find('\0') != leaf.name.npos)
-      throw input_error({file_, {}}, "a leaf's keys {} are no name of a file",
+      throw input_error({file_, {}},
+                        "a leaf's keys {} don't make a file's name",
                         printable(leaf.name));
     const json& what = text::member(value, "value_metadata", file_);
     leaf.type = text::string_member(what, "value_type", file_);

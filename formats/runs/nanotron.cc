@@ -51,7 +51,7 @@ struct Entry {
 
 [[noreturn]] void bad(const std::string& path, std::string_view what,
                       std::string_view text) {
-  throw input_error({path, {}}, "{}: \"{}\" is none", what,
+  throw input_error({path, {}}, "{}: \"{}\" is malformed", what,
                     printable(text.substr(0, 100)));
 }
 
@@ -433,7 +433,7 @@ class Reading {
       const auto index = document.as_int((*pairs)[i]);
       if (!index || *index < 0 ||
           !document.is((*pairs)[i + 1], pickle::Type::kString))
-        throw input_error({path, {}}, "names: an entry that is none");
+        throw input_error({path, {}}, "names: a malformed entry");
       names[static_cast<uint64_t>(*index)] =
           std::string(document.text((*pairs)[i + 1]));
     }

@@ -214,7 +214,7 @@ class Fuser {
                              "layer together")
           .with_hint("keep or leave out all of them");
     if (found->second->shape.size() != 2)
-      throw unfaithful_error({source_.path, wanted}, "is no matrix");
+      throw unfaithful_error({source_.path, wanted}, "is not a matrix");
     return *found->second;
   }
 

@@ -99,10 +99,10 @@ class Scan {
     const std::vector<std::string> names = io::list_directory(path);
     if (add_objects(key, path, names)) return;
     check_lost(key, path, names);
-    catalog_.problems.push_back({Severity::kNote, "foreign_directory",
-                                 printable(path), "",
-                                 "is no array and has no objects; it is left "
-                                 "alone"});
+    catalog_.problems.push_back(
+        {Severity::kNote, "foreign_directory", printable(path), "",
+         "is not an array and has no objects; it is left "
+         "alone"});
   }
 
   // Locks of flattened writes: an array of the same name without the ending.
@@ -175,7 +175,7 @@ class Scan {
       for (const std::string& stranger : strangers_)
         catalog_.problems.push_back({Severity::kWarning, "foreign_file",
                                      printable(stranger), "",
-                                     "is no object of a grid; it is left "
+                                     "is not an object of a grid; it is left "
                                      "alone"});
     strangers_.clear();
     return any;
