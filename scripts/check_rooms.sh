@@ -82,6 +82,10 @@ forbid "zig's runtime answers no to it: ask lib/cpu.h" \
   '__builtin_cpu_(supports|is)\(' $all
 
 # shellcheck disable=SC2086
+forbid 'messages say "not a directory", not "is no directory"' \
+  '^[^/]*"([^"]*[^e] )?(is|are) no [a-z]' $all
+
+# shellcheck disable=SC2086
 forbid 'no marks left behind' '\b(TODO|FIXME|XXX)\b' $all tests
 
 [ $status -ne 0 ] || echo "rooms: ok"
