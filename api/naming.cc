@@ -234,7 +234,7 @@ Catalog into_dialect(Catalog source, const Naming& naming,
   translate.to = wanted_dialect(naming.dialect, to_format);
   const bool asked = !naming.dialect.empty() || is_asked(translate);
   const formats::Traits& target = formats::traits_of(to_format);
-  if (!translate.to.empty() || to_format == "safetensors" ||
+  if (!translate.to.empty() || target.unwraps_names ||
       (target.is_container && asked))
     if (families::unwrap(source)) say(naming, source.assumptions.back());
   if (source.run && runs::has_own_names(source) && naming.dialect.empty() &&

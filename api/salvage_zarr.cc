@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "api/salvage_structure.h"
@@ -11,6 +10,7 @@
 #include "formats/megatron/state/common.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::library {
 namespace {
@@ -24,14 +24,10 @@ struct Chunks {
 std::optional<Dims> index_of(std::string_view name) {
   Dims index;
   while (true) {
-    uint64_t at = 0;
     const size_t dot = std::min(name.find('.'), name.size());
-    const auto [end, failure] =
-        std::from_chars(name.data(), name.data() + dot, at);
-    if (failure != std::errc{} || end != name.data() + dot ||
-        at > (uint64_t{1} << 40))
-      return std::nullopt;
-    index.push_back(at);
+    const auto at = text::number(name.substr(0, dot), uint64_t{1} << 40);
+    if (!at) return std::nullopt;
+    index.push_back(*at);
     if (dot == name.size()) return index;
     name.remove_prefix(dot + 1);
   }

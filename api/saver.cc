@@ -125,7 +125,7 @@ std::vector<Object> entries_of(const std::string& json) {
   if (json.empty()) return entries;
   const Object all = object_from_json("common", json);
   if (!all.document->is(all.node, pickle::Type::kDict))
-    throw usage_error({}, "the common part is no JSON object");
+    throw usage_error({}, "the common part is not a JSON object");
   const auto pairs = all.document->items(all.node);
   for (size_t i = 0; i + 1 < pairs.size(); i += 2) {
     Object entry{.name = std::string(all.document->text(pairs[i]))};

@@ -405,7 +405,7 @@ Object object_from_json(std::string name, const std::string& json) {
     object.node = id;
     return object;
   } catch (const Error& error) {
-    throw usage_error({{}, name}, "its value is no JSON: {}", error.problem());
+    throw usage_error({{}, name}, "its value is not JSON: {}", error.problem());
   }
 }
 

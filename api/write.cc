@@ -17,6 +17,7 @@
 #include "convert/quantized.h"
 #include "formats/beside.h"
 #include "formats/format.h"
+#include "formats/options.h"
 #include "formats/scan/unknown.h"
 #include "lib/interrupt.h"
 #include "lib/io/remote.h"
@@ -329,6 +330,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   if (!format.writer)
     throw unfaithful_error({}, "format {} can be read, not written",
                            layout.format);
+  formats::check_options(layout);
   layout.name = io::base_name(path);
   const size_t problems = source.problems.size();
   const size_t assumptions = source.assumptions.size();

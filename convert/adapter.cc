@@ -117,7 +117,7 @@ class Modules {
     const auto why = why_not_.find(name + std::string(kWeight));
     throw unfaithful_error(
         {source.path, name}, "this module's adapter has no counterpart: {}",
-        why == why_not_.end() ? "the base model has no such module"
+        why == why_not_.end() ? "the base model doesn't have this module"
                               : why->second)
         .with_hint(
             "add the adapter to its base instead: ckpt convert BASE DST "
@@ -293,7 +293,7 @@ class ToPeft {
     const auto hf = std::ranges::find(module.hf, part, &part_of);
     if (hf == module.hf.end())
       throw unfaithful_error({source_.path, tensor.name},
-                             "the base's module has no such part");
+                             "the base's module doesn't have this part");
     if (ranks_ == 1 || !megatron::is_halved_part(part, in))
       return put(tensor, *hf, in);
     if (ranks_ == 0)

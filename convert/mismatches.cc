@@ -47,7 +47,7 @@ std::string Mismatches::hint() const {
     return "--drop GLOB leaves tensors out by name; --family-file FILE has "
            "rules for them";
   if (!missing_.empty())
-    return "if the model has no such tensors: --allow-missing GLOB";
+    return "if the model lacks these tensors: --allow-missing GLOB";
   return "--drop GLOB leaves one of them out";
 }
 

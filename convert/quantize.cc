@@ -171,7 +171,7 @@ void quantize_fp8(Catalog& catalog) {
   }
   if (count == 0)
     throw unfaithful_error({catalog.path, {}},
-                           "--quantize: none of the tensors is a weight of a "
+                           "--quantize: no tensor is a weight of a "
                            "linear layer");
   catalog.tensors = std::move(tensors);
   catalog.skeleton.reset();

@@ -58,7 +58,7 @@ class Translation {
             {*tensor,
              value,
              {},
-             fmt::format("family {} has no such weights in transformers",
+             fmt::format("family {} doesn't have these weights in transformers",
                          numbers.family().name())});
       } else {
         try {

@@ -220,12 +220,12 @@ class Settling {
     if (!inner && file.path.find('/') != file.path.npos)
       return "it lies beside the checkpoint that was opened";
     if (is_hidden_folder(file.path))
-      return "version control and download caches are no part of a checkpoint";
+      return "version control and download caches are not part of a checkpoint";
     const std::string name = io::base_name(file.path);
     if (name.starts_with("adapter_model") && !keeps_hf())
       return "an adapter in the names of the source: convert it by itself";
     if (file.part == "model" && !name.starts_with("adapter_model"))
-      return "weights that are no part of this checkpoint: convert them by "
+      return "weights that are not part of this checkpoint: convert them by "
              "themselves";
     if (source_.run && target_.catalog.format != "run" &&
         runs::is_trainers_own(source_.run->trainer, inner.value_or(file.path)))

@@ -130,7 +130,8 @@ class Registered final : public FormatRegistry {
                     .reader = nullptr,
                     .writer = nullptr,
                     .traits = {.dialect = added.dialect,
-                               .any_tensors = added.dialect.empty()}};
+                               .any_tensors = added.dialect.empty(),
+                               .options = std::move(added.options)}};
       if (added.reader)
         format.reader =
             std::make_unique<OwnReader>(added.name, std::move(added.reader));

@@ -148,7 +148,8 @@ Catalog open_as(const std::string& path, const std::string& from,
       if (auto catalog = read_found(*found, path, options))
         return *std::move(catalog);
     if (!options.trainer.empty())
-      throw missing_error({path, {}}, "is no step of {} and no root of steps",
+      throw missing_error({path, {}},
+                          "is neither a step of {} nor a root of steps",
                           options.trainer)
           .with_hint("leave --trainer out: inspect -v says what it is");
   }

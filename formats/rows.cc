@@ -14,9 +14,11 @@
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/model/keys.h"
+#include "formats/megatron/options.h"
 #include "formats/megatron/zarr.h"
 #include "formats/meta/meta.h"
 #include "formats/modelopt/modelopt.h"
+#include "formats/modelopt/options.h"
 #include "formats/nemo/nemo.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/v1/v1.h"
@@ -41,7 +43,8 @@ bool stacks_layers(std::string_view name) {
 Traits megatron_traits() {
   return {.dialect = "mcore",
           .grid = "megatron",
-          .options = Traits::Options::kMegatron,
+          .settle = megatron::settle_options,
+          .rewritten_as = {},
           .sharded_objects = true,
           .typed_config = true,
           .pads_rows = true,
@@ -50,14 +53,14 @@ Traits megatron_traits() {
 
 Traits megatron_dist_traits() {
   Traits traits = megatron_traits();
-  traits.optimizer_forms = true;
+  traits.options = megatron::dist_options();
   traits.stacks_layers = stacks_layers;
   return traits;
 }
 
 Traits megatron_legacy_traits() {
   Traits traits = megatron_traits();
-  traits.virtual_stages = true;
+  traits.options = megatron::legacy_options();
   return traits;
 }
 
@@ -119,7 +122,8 @@ std::vector<Format> make_formats() {
                      {.dialect = "hf",
                       .mixed_dialects = true,
                       .repeats_tied_head = true,
-                      .options = Traits::Options::kBlocks}});
+                      .options = modelopt::options(),
+                      .settle = modelopt::settle_options}});
   formats.push_back({"meta",
                      "Meta's ranks of Llama (consolidated.NN.pth)",
                      meta::make_reader(),
@@ -137,22 +141,33 @@ std::vector<Format> make_formats() {
                      "safetensors: one file, or a Hugging Face directory",
                      safetensors::make_reader(),
                      with_forms(safetensors::make_writer()),
-                     {.any_tensors = true, .is_container = true}});
-  formats.push_back({"deepspeed",
-                     "DeepSpeed's checkpoints: ZeRO, universal",
-                     deepspeed::make_reader(),
-                     deepspeed::make_writer(),
-                     {.target_ranks = Traits::Ranks::kNone}});
+                     {.any_tensors = true,
+                      .is_container = true,
+                      .options = {form_option()},
+                      .endings = {".safetensors"},
+                      .unwraps_names = true}});
+  formats.push_back(
+      {"deepspeed",
+       "DeepSpeed's checkpoints: ZeRO, universal",
+       deepspeed::make_reader(),
+       deepspeed::make_writer(),
+       {.target_ranks = Traits::Ranks::kNone}});
   formats.push_back({"torch",
                      "torch.save: .pt, .pth, .bin, .ckpt",
                      torch::make_reader(),
                      with_forms(torch::make_writer()),
-                     {.any_tensors = true, .is_container = true}});
+                     {.any_tensors = true,
+                      .is_container = true,
+                      .options = {form_option()},
+                      .endings = {".pt", ".pth", ".bin", ".ckpt"}}});
   formats.push_back({"run",
                      "the folder of a step, as its trainer left it",
                      runs::make_run_reader(),
                      runs::make_run_writer(),
-                     {.target_ranks = Traits::Ranks::kSources}});
+                     {.target_ranks = Traits::Ranks::kSources,
+                      .options = runs::options(),
+                      .settle = runs::settle_options,
+                      .any_name = true}});
   return formats;
 }
 

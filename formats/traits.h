@@ -6,14 +6,30 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "ckpt/layout.h"
+#include "ckpt/topology.h"
 #include "lib/progress.h"
 
 namespace ckpt::formats {
+
+// Sizes of the target that were asked for.
+struct Asked {
+  std::optional<uint32_t> tp, pp, dp, ep;
+
+  // 1 where nothing was asked for.
+  Topology alone() const {
+    return {.tp = tp.value_or(1),
+            .pp = pp.value_or(1),
+            .dp = dp.value_or(1),
+            .ep = ep.value_or(1)};
+  }
+};
 
 // What a checkpoint's own digests of whole files say of them.
 struct FileCheck {
@@ -53,11 +69,22 @@ struct Traits {
   };
   Ranks target_ranks = Ranks::kAsAsked;
 
-  // Which options of the target it has, beside --tp --pp --dp --ep.
-  enum class Options : uint8_t { kNone, kMegatron, kBlocks };
-  Options options = Options::kNone;
-  bool virtual_stages = false;   // --vpp
-  bool optimizer_forms = false;  // --optim
+  // What it finds in Layout::options (formats/options.h).
+  std::vector<FormatOption> options = {};
+  // What its options and the sizes that were asked for make of the layout; the
+  // sizes that were not are the source's or 1. Throws a usage_error for a
+  // contradiction. Null: nothing.
+  void (*settle)(const Catalog& source, const Asked& asked,
+                 Layout& layout) = nullptr;
+
+  // Endings of a file's name that say that the file is of this format.
+  std::vector<std::string_view> endings = {};
+  // A folder of it may be named like a file of another: last.ckpt.
+  bool any_name = false;
+  // What a trainer's step of it is rewritten as; "": as itself.
+  std::string_view rewritten_as = "run";
+  // In it a wrapper around all names has no place (module., model.).
+  bool unwraps_names = false;
 
   // Its reader takes --family and --shard-dims; else they are applied later.
   bool reads_rules = false;

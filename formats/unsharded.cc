@@ -50,6 +50,7 @@ class Builder {
   Builder(const Catalog& source, const Layout& layout)
       : source_(source),
         layout_(layout),
+        form_(layout.option(kForm)),
         extension_(layout.format == kTorch ? ".pt" : ".safetensors"),
         safetensors_(safetensors::make_writer()),
         torch_(torch::make_writer()) {}
@@ -58,15 +59,15 @@ class Builder {
     for (const Tensor& tensor : source_.tensors)
       torch::check_materialisable(tensor, source_);
     start();
-    if (layout_.form == kTensors)
+    if (form_ == kTensors)
       split_tensors();
-    else if (layout_.form == kChunks)
+    else if (form_ == kChunks)
       split_chunks();
     else
       split_kinds();
     give_objects();
     for (const Part& part : parts_) add(part);
-    if (layout_.form == kChunks) add_indexes();
+    if (form_ == kChunks) add_indexes();
     copy_sidecars(source_, false, {}, target_);
     return std::move(target_);
   }
@@ -144,7 +145,7 @@ class Builder {
       return !o.name.starts_with(kHeader);
     });
     if (!any || parts_.empty()) return;
-    const bool pickled = layout_.form == kFiles && layout_.format == kTorch;
+    const bool pickled = form_ == kFiles && layout_.format == kTorch;
     const bool nested = source_.skeleton.has_value();
     if (!pickled && nested)
       parts_.push_back({.path = std::string(kObjects), .tensors = {}});
@@ -155,7 +156,7 @@ class Builder {
     const bool pickled = part.path.ends_with(".pt");
     Layout layout = layout_;
     layout.single_file = true;
-    layout.form.clear();
+    layout.options.clear();
     layout.max_shard_size = 0;
     layout.format = pickled ? kTorch : "safetensors";
     layout.name = part.path.substr(part.path.rfind('/') + 1);
@@ -236,6 +237,7 @@ class Builder {
 
   const Catalog& source_;
   const Layout& layout_;
+  const std::string form_;
   std::string extension_;
   std::unique_ptr<Writer> safetensors_;
   std::unique_ptr<Writer> torch_;
@@ -256,7 +258,7 @@ class WithForms : public Writer {
     const bool pickled = name() == kTorch;
     if (!pickled && is_unsharded(layout)) return source;
     source = container_->review(std::move(source), layout);
-    if (!pickled || (!layout.single_file && layout.form != kFiles))
+    if (!pickled || (!layout.single_file && layout.option(kForm) != kFiles))
       return source;
     return olmo_core::v1::as_state_dict(std::move(source));
   }
@@ -273,9 +275,24 @@ class WithForms : public Writer {
 }  // namespace
 
 bool is_unsharded(const Layout& layout) {
-  return !layout.single_file &&
-         (layout.form == kFiles || layout.form == kTensors ||
-          layout.form == kChunks);
+  return !layout.single_file && !layout.option(kForm).empty();
+}
+
+bool is_one_checkpoint(const Layout& layout) {
+  return !is_unsharded(layout) ||
+         (layout.option(kForm) == kFiles && layout.format != kTorch);
+}
+
+FormatOption form_option() {
+  return {.name = std::string(kForm),
+          .type = "FORM",
+          .help = "",
+          .check = [](const FormatOption& option, const std::string& text) {
+            if (text != kFiles && text != kTensors && text != kChunks)
+              throw usage_error({}, "--{} '{}': expected {}, {} or {}",
+                                option.name, text::printable(text), kFiles,
+                                kTensors, kChunks);
+          }};
 }
 
 std::unique_ptr<Writer> with_forms(std::unique_ptr<Writer> container) {

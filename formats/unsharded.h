@@ -22,13 +22,20 @@
 
 namespace ckpt::formats {
 
-// Layout::form
+// The option of containers and its values.
+inline constexpr std::string_view kForm = "split";
 inline constexpr std::string_view kFiles = "files";
 inline constexpr std::string_view kTensors = "tensors";
 inline constexpr std::string_view kChunks = "chunks";  // of max_shard_size
 
 // True if the layout has one of these forms (and is not a single file).
 bool is_unsharded(const Layout& layout);
+
+// False: what such a layout writes is several files, each a checkpoint of its
+// own, of which no reader takes the whole.
+bool is_one_checkpoint(const Layout& layout);
+
+FormatOption form_option();
 
 // The writer of a container, safetensors or torch, that has these forms too.
 // Its lay_out throws unfaithful_error for two tensors whose files would have

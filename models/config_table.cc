@@ -24,8 +24,7 @@ Json each_of(const Json& entry, const Numbers& numbers) {
   std::string text;
   for (const Json& item : list) {
     if (!item.is_string())
-      throw unfaithful_error({numbers.source(), {}},
-                             "{} is not text, of which others make one",
+      throw unfaithful_error({numbers.source(), {}}, "{} is not text",
                              item.dump());
     text += item.get_ref<const std::string&>();
   }

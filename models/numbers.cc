@@ -141,7 +141,7 @@ Numbers::Numbers(std::shared_ptr<const Family> family, const Dialect& dialect,
   }
   for (const auto& [name, text] : overrides) {
     if (!known.contains(name))
-      throw usage_error({}, "--set {}: family {} has no such number",
+      throw usage_error({}, "--set {}: family {} doesn't have this number",
                         text::printable(name), family_->name())
           .with_hint(known_names(name, {known.begin(), known.end()}));
     overrides_.emplace(name, parse_override(text));

@@ -5,6 +5,7 @@
 
 #include "lib/io/remote.h"
 #include "reshard/mover.h"
+#include "reshard/tiles.h"
 
 namespace ckpt::reshard {
 

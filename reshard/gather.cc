@@ -9,37 +9,11 @@
 #include "lib/interrupt.h"
 #include "lib/trace.h"
 #include "reshard/mover.h"
+#include "reshard/tiles.h"
 #include "reshard/transform.h"
 
 namespace ckpt::reshard {
 namespace {
-
-// Bytes from the first to the end of the last element of a tile.
-uint64_t span_of(const Gather& gather, const Dims& shape, uint64_t element) {
-  uint64_t span = element;
-  for (size_t d = 0; d < shape.size(); ++d)
-    span += (shape[d] - 1) * gather.source_strides[d];
-  return span;
-}
-
-// The dimension whose halving shrinks the file range most, or, if only the
-// number of elements is too large, the outermost.
-size_t split_dimension(const Gather& gather, const Dims& shape, bool span) {
-  size_t best = 0;
-  while (shape[best] == 1) ++best;
-  if (!span) return best;
-  for (size_t d = best + 1; d < shape.size(); ++d)
-    if ((shape[d] - 1) * gather.source_strides[d] >
-        (shape[best] - 1) * gather.source_strides[best])
-      best = d;
-  return best;
-}
-
-uint64_t dot(const Dims& index, const Dims& strides) {
-  uint64_t sum = 0;
-  for (size_t d = 0; d < index.size(); ++d) sum += index[d] * strides[d];
-  return sum;
-}
 
 // Advances an index through all dimensions but the last; false at the end.
 bool next_row(Dims& index, const Dims& shape) {
@@ -82,25 +56,11 @@ void Mover::run_gather(const Gather& gather) {
   const PlannedTensor& tensor = plan_.tensors[gather.tensor];
   const uint64_t element = element_size(tensor.source_dtype);
   const uint64_t widest = std::max(element, element_size(tensor.target_dtype));
-  std::vector<std::pair<Dims, Dims>> tiles;  // begin, shape
-  tiles.emplace_back(Dims(gather.shape.size(), 0), gather.shape);
-  while (!tiles.empty() && !interrupted()) {
-    auto [begin, shape] = std::move(tiles.back());
-    tiles.pop_back();
-    const uint64_t count = element_count(shape).value_or(UINT64_MAX);
-    const bool wide = span_of(gather, shape, element) > block_;
-    if (!wide && count <= block_ / widest) {
-      emit_tile(gather, begin, shape);
-      continue;
-    }
-    const size_t d = split_dimension(gather, shape, wide);
-    Dims half = shape, rest = shape, middle = begin;
-    half[d] = shape[d] / 2;
-    rest[d] = shape[d] - half[d];
-    middle[d] += half[d];
-    tiles.emplace_back(std::move(middle), std::move(rest));
-    tiles.emplace_back(std::move(begin), std::move(half));
-  }
+  Tiles tiles(gather,
+              {.element = element, .span = block_, .count = block_ / widest});
+  Dims begin, shape;
+  while (!interrupted() && tiles.next(begin, shape))
+    emit_tile(gather, begin, shape);
 }
 
 void Mover::emit_tile(const Gather& gather, const Dims& begin,

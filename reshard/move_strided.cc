@@ -8,29 +8,16 @@
 #include "lib/interrupt.h"
 #include "lib/trace.h"
 #include "reshard/mover.h"
+#include "reshard/tiles.h"
 #include "reshard/transform.h"
 
 namespace ckpt::reshard {
-namespace {
-
-// What a lane takes in a buffer.
-uint64_t bytes_per_row(const Lane& lane, bool dense) {
-  return dense ? std::max(lane.row_stride, lane.width) : lane.width;
-}
-
-}  // namespace
-
-// A lane is read row by row if less than a quarter of it is wanted.
-bool Mover::is_dense(const Lane& lane) {
-  return lane.width * 4 >= lane.row_stride;
-}
-
 uint64_t Mover::row_step(const Job& job) const {
   const PlannedTensor& tensor = plan_.tensors[job.tensor];
   uint64_t row_bytes = 0;
   for (uint32_t i = 0; i < job.sources; ++i) {
     const Lane& lane = plan_.lanes[job.first_source + i];
-    row_bytes += bytes_per_row(lane, is_dense(lane));
+    row_bytes += bytes_per_row(lane);
   }
   uint64_t room = block_;
   if (tensor.casts())
@@ -59,7 +46,7 @@ void Mover::move_block(const Job& job, uint64_t row, uint64_t rows) {
     const Lane& lane = plan_.lanes[job.first_source + i];
     loaded_[i].data = at;
     load(lane, row, rows, loaded_[i]);
-    at += rows * bytes_per_row(lane, is_dense(lane));
+    at += rows * bytes_per_row(lane);
     wanted += rows * lane.width;
     if (!lane.transform) continue;
     for (uint64_t r = 0; r < (loaded_[i].stride ? rows : 1); ++r)

@@ -82,8 +82,6 @@ class Mover {
   void run_rows(const Job& job, uint64_t begin, uint64_t end);
   // Rows that fit a block; 0 if not one does.
   uint64_t row_step(const Job& job) const;
-  // False if a lane is so sparse that it is read row by row.
-  static bool is_dense(const Lane& lane);
   void move_block(const Job& job, uint64_t row, uint64_t rows);
   void load(const Lane& lane, uint64_t row, uint64_t rows, Loaded& loaded);
   void digest_block(const Job& job, uint64_t row, uint64_t rows);

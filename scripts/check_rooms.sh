@@ -54,6 +54,25 @@ if [ -n "$mutual" ]; then
   status=1
 fi
 
+# What stands above the formats asks their rows, not their names. The words of
+# dialects (fairseq2, meta, olmo_core, vllm), the command `run` and the module
+# `torch` are no formats there.
+formats=$(sed -nE 's/^ *(formats\.push_back\()?\{"([a-z0-9_]+)",$/\2/p' \
+  formats/rows.cc)
+names=$(grep -vxE 'fairseq2|meta|olmo_core|vllm|run|torch' <<<"$formats" |
+  paste -sd'|')
+forbid 'api and app name no format: ask formats/traits.h or formats/options.h' \
+  "\"($names|megatron[a-z_]*)\"" api app
+folders=$(sed -nE 's#.*"formats/([a-z0-9_]+)/.*#\1#p' formats/rows.cc |
+  grep -vx runs | sort -u)
+# api reads Megatron's keys, ModelOpt's blocks, DCP's metadata and fairseq2's
+# chunks for functions that are about them.
+forbid 'app includes no format' \
+  "#include \"formats/($(paste -sd'|' <<<"$folders"))/" app
+forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
+  "#include \"formats/($(grep -vxE 'dcp|fairseq2|megatron|modelopt' \
+    <<<"$folders" | paste -sd'|'))/" api
+
 print='(std::(cout|cerr|clog)|fmt::print|[^nf:_a-z](f|v|vf)?printf|[^_a-z]f?puts) *\('
 # shellcheck disable=SC2086  # one word a room
 forbid 'only app prints' "$print|std::(cout|cerr|clog)" ${all%app}
@@ -61,6 +80,10 @@ forbid 'only app prints' "$print|std::(cout|cerr|clog)" ${all%app}
 # shellcheck disable=SC2086
 forbid "zig's runtime answers no to it: ask lib/cpu.h" \
   '__builtin_cpu_(supports|is)\(' $all
+
+# shellcheck disable=SC2086
+forbid 'messages say "not a directory", not "is no directory"' \
+  '^[^/]*"([^"]*[^e] )?(is|are) no [a-z]' $all
 
 # shellcheck disable=SC2086
 forbid 'no marks left behind' '\b(TODO|FIXME|XXX)\b' $all tests

@@ -94,6 +94,8 @@ uint64_t count_blocks(const Catalog& catalog, const Parts& parts) {
 
 }  // namespace
 
+void check_blocks(const std::string& blocks) { modelopt::parse_ranks(blocks); }
+
 std::function<bool(const Tensor&)> owned_blocks(const Catalog& catalog,
                                                 const std::string& blocks) {
   const auto parts = std::make_shared<Parts>(catalog);

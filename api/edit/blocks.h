@@ -12,6 +12,9 @@
 
 namespace ckpt::library {
 
+// Throws usage_error for what isn't such a list.
+void check_blocks(const std::string& blocks);
+
 // True for the tensors that the owner of `blocks` keeps ("0-3,8"; "0-3/4-7":
 // any of two ranks). Throws usage_error for a block that the model lacks, and
 // unfaithful_error if the names don't tell their blocks.

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <set>
 
@@ -12,6 +11,7 @@
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 #include "models/view.h"
 
 namespace ckpt::library {
@@ -19,17 +19,8 @@ namespace {
 
 using What = ExpertName::What;
 
-std::optional<uint64_t> parse_number(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || end != text.data() + text.size())
-    return std::nullopt;
-  return value;
-}
-
 uint64_t expert_number(const std::string& list, std::string_view text) {
-  const auto number = parse_number(text);
+  const auto number = text::number(text);
   if (!number || *number >= kMostExperts)
     throw usage_error({}, "--experts {}: '{}' is not a number of an expert",
                       list, text)
@@ -50,14 +41,14 @@ std::optional<size_t> digits_at_end(std::string_view name) {
   const size_t dot = name.rfind('.') + 1;  // npos + 1 is 0
   for (const std::string_view word : {"weight", "bias"})
     if (name.substr(dot).starts_with(word) &&
-        parse_number(name.substr(dot + word.size())))
+        text::number(name.substr(dot + word.size())))
       return dot + word.size();
   return std::nullopt;
 }
 
 ExpertName numbered(std::string_view name, std::string_view module,
                     size_t begin, size_t end) {
-  const auto expert = parse_number(name.substr(begin, end - begin));
+  const auto expert = text::number(name.substr(begin, end - begin));
   return {What::kNumbered, module, expert.value_or(0), begin, end};
 }
 
@@ -70,7 +61,7 @@ ExpertName of_expert(std::string_view name, std::string_view module,
   while (!tail.empty()) {
     const size_t begin = name.size() - tail.size();
     const std::string_view part = next_part(tail);
-    if (parse_number(part))
+    if (text::number(part))
       return numbered(name, module, begin, begin + part.size());
     if (part != "experts" && part != "local_experts") break;
   }

@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <vector>
 
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/traits.h"
+#include "lib/text/number.h"
 
 namespace ckpt::library {
 namespace {
@@ -19,12 +19,7 @@ constexpr std::string_view kLayerWords[] = {"layers", "layer", "blocks",
                                             "block", "h"};
 
 std::optional<uint32_t> layer_digits(std::string_view text) {
-  uint32_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || end != text.data() + text.size())
-    return std::nullopt;
-  return value;
+  return text::number<uint32_t>(text);
 }
 
 uint32_t layer_number(const std::string& list, std::string_view text) {

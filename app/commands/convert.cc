@@ -14,8 +14,8 @@
 #include "ckpt/error.h"
 #include "convert/adapter.h"
 #include "convert/translate.h"
+#include "formats/options.h"
 #include "formats/peft/config.h"
-#include "formats/runs/trainer.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
 
@@ -52,9 +52,8 @@ class Convert : public Command {
           .with_hint(
               "ckpt convert SRC DST --to safetensors; the name of a file "
               "(.safetensors, .pt) says it, too");
-    check_target_options(target_);
-    check_optim(target_.optim, target_.to);
     take_trainer();
+    check_target_options(target_);
     request_.command = "convert";
     request_.output = output;
     Catalog source = open_for_write(request_);
@@ -68,9 +67,9 @@ class Convert : public Command {
     if (alone)
       source = adapter_in_dialect(std::move(source));
     else
-      source = into_dialect(
-          std::move(source), dialect_, request_.source.read.family, target_.to,
-          target_.megatron.vocab_size, request_.write.dtype, partial);
+      source = into_dialect(std::move(source), dialect_,
+                            request_.source.read.family, target_.to,
+                            target_.vocab_size, request_.write.dtype, partial);
     if (source.tensors.empty() && any)
       throw usage_error({request_.source_path, {}},
                         "--drop leaves no tensor: nothing would be written");
@@ -79,12 +78,13 @@ class Convert : public Command {
   }
 
  private:
-  // With --to run it is the target's: whose step the source is shows itself.
+  // Of a format with this option it is the target's: whose step the source is
+  // shows itself.
   void take_trainer() {
     std::string& named = request_.source.read.trainer;
-    if (target_.to != "run" || named.empty() || named == "none") return;
-    runs::find_trainer(named);  // throws for a misspelt one
-    target_.trainer = std::exchange(named, {});
+    if (named.empty() || named == "none") return;
+    if (formats::takes(target_.to, "trainer"))
+      target_.options["trainer"] = std::exchange(named, {});
   }
 
   std::string wanted_adapter_dialect() const {
@@ -143,7 +143,8 @@ class Convert : public Command {
     if (families::dialect_of(source) != "hf")
       source =
           into_dialect(std::move(source), names, request_.source.read.family,
-                       "safetensors", target_.megatron.vocab_size, {}, false);
+                       std::string(formats::usual_container()),
+                       target_.vocab_size, {}, false);
     add_adapters(source, adapter_);
     return source;
   }

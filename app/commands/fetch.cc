@@ -310,7 +310,7 @@ void Fetch::report() const {
 
 ExitCode Fetch::run() {
   if (!io::is_url(url_))
-    throw usage_error({url_, {}}, "is no URL")
+    throw usage_error({url_, {}}, "is not a URL")
         .with_hint("what is on this machine: cp -r");
   if (io::is_url(target_))
     throw usage_error({target_, {}}, "a target is written on this machine");

@@ -32,7 +32,7 @@ class Reshard : public Command {
     Catalog source = open_for_write(request_);
     if (!target_.to.empty())
       source = into_dialect(std::move(source), {}, request_.source.read.family,
-                            target_.to, target_.megatron.vocab_size,
+                            target_.to, target_.vocab_size,
                             request_.write.dtype, true);
     const Layout layout = make_layout(request_, target_, source);
     return write_checkpoint(request_, std::move(source), layout);

@@ -5,6 +5,7 @@
 #include "app/commands/write.h"
 #include "app/options/target_name.h"
 #include "ckpt/error.h"
+#include "formats/options.h"
 #include "formats/traits.h"
 #include "formats/unsharded.h"
 
@@ -72,13 +73,16 @@ class Unshard : public Command {
     if (!container_.empty())
       layout.format = container_;
     else
-      layout.format = traits.is_container ? source.format : "safetensors";
+      layout.format = traits.is_container
+                          ? source.format
+                          : std::string(formats::usual_container());
+    std::string_view form;
     if (per_tensor_)
-      layout.form = formats::kTensors;
-    else if (traits.unshards_apart && request_.write.max_shard_size > 0)
-      layout.form = formats::kChunks;
+      form = formats::kTensors;
     else if (traits.unshards_apart)
-      layout.form = formats::kFiles;
+      form = request_.write.max_shard_size > 0 ? formats::kChunks
+                                               : formats::kFiles;
+    if (!form.empty()) layout.options[std::string(formats::kForm)] = form;
   }
 
   std::string container_;  // "": as the source has it

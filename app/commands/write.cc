@@ -279,13 +279,11 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
       std::move(source), layout, request.target_path, options,
       request.write.dry_run ? library::Use::kShow : library::Use::kRun,
       plan_seen(request, flow)));
-  const bool pair =
-      layout.form == formats::kFiles && layout.format == "safetensors";
-  if (formats::is_unsharded(layout) && !pair &&
+  if (!formats::is_one_checkpoint(layout) &&
       prepared.target.catalog.files.size() > 1) {
     // Which would list what no single one of the files holds.
     options.manifest = false;
-    spdlog::info("no manifest: the files are no checkpoint of one format");
+    spdlog::info("no manifest: the files are not one checkpoint");
   }
   log_problems(prepared.target.problems);
   for (const std::string& line : prepared.target.assumptions)

@@ -6,19 +6,18 @@
 
 #include <CLI/CLI.hpp>
 #include <cctype>
-#include <charconv>
 #include <functional>
 #include <map>
 
+#include "api/edit/blocks.h"
 #include "api/edit/experts.h"
 #include "api/edit/layers.h"
 #include "app/options/ranks.h"
 #include "app/options/rate.h"
 #include "ckpt/error.h"
 #include "formats/format.h"
-#include "formats/megatron/state/optimizer.h"
-#include "formats/modelopt/owners.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 #include "lib/text/suggest.h"
 #include "lib/trace.h"
 #include "lib/tree_memory.h"
@@ -32,13 +31,8 @@ constexpr uint64_t kLeastMemory = uint64_t{16} << 20;
 
 // A digit string that fits; signs, spaces and junk are refused.
 std::optional<uint32_t> parse_count(std::string_view text, uint32_t most) {
-  uint32_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || end != text.data() + text.size())
-    return std::nullopt;
-  if (value == 0 || value > most) return std::nullopt;
-  return value;
+  const auto value = text::number<uint32_t>(text);
+  return value.value_or(0) == 0 || *value > most ? std::nullopt : value;
 }
 
 uint32_t rank_count(const std::string& option, std::string_view text) {
@@ -255,7 +249,7 @@ void add_select_options(CLI::App& app, Selection& options) {
          "--blocks",
          [&](const std::vector<std::string>& lists) {
            options.blocks = fmt::format("{}", fmt::join(lists, "/"));
-           modelopt::parse_ranks(options.blocks);  // refused here, too
+           library::check_blocks(options.blocks);  // refused here, too
          },
          "Only tensors owned by these blocks (0-3,8); for modelopt once for "
          "each rank")
@@ -270,12 +264,10 @@ void add_select_options(CLI::App& app, Selection& options) {
       ->excludes(model);
 }
 
-Topology TopologyOptions::alone() const {
-  return {.tp = tp.to.value_or(1),
-          .pp = pp.to.value_or(1),
-          .dp = dp.to.value_or(1),
-          .ep = ep.to.value_or(1)};
+formats::Asked TopologyOptions::asked() const {
+  return {.tp = tp.to, .pp = pp.to, .dp = dp.to, .ep = ep.to};
 }
+
 void add_topology_options(CLI::App& app, TopologyOptions& options) {
   struct Row {
     const char* name;
@@ -293,25 +285,6 @@ void add_topology_options(CLI::App& app, TopologyOptions& options) {
       *row.axis = parse_axis(row.name, s);
     })->group("Topology");
   }
-}
-
-void add_optim_option(CLI::App& app, std::string& optim) {
-  app.add_option("--optim", optim,
-                 "Form of Megatron's optimizer state: fully_reshardable is "
-                 "what megatron-core 0.15 and later load at any topology")
-      ->type_name("FORM")
-      ->group("Target");
-}
-
-void check_optim(const std::string& optim, std::string_view format) {
-  if (optim.empty()) return;
-  megatron::check_optimizer_type(optim);
-  if (formats::traits_of(format).optimizer_forms) return;
-  std::vector<std::string_view> with;
-  for (const formats::Format& one : formats::all_formats())
-    if (one.traits.optimizer_forms) with.push_back(one.name);
-  throw usage_error({}, "--optim is for {}, not for {}",
-                    fmt::join(with, " and "), format);
 }
 
 void add_memory_option(CLI::App& app, uint64_t& max_mem) {

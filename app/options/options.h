@@ -51,9 +51,7 @@ struct TopologyOptions {
   Axis tp, pp, dp, ep;
 
   bool any() const { return tp.to || pp.to || dp.to || ep.to; }
-  // A size that was asked for, or 1: for targets whose grid has nothing to do
-  // with the source's.
-  Topology alone() const;
+  formats::Asked asked() const;
   // The target: the source's sizes with the given ones in their place.
   // Throws a usage_error if a left side isn't what the source holds.
   Topology resolve(const Topology& source) const;
@@ -100,10 +98,6 @@ void add_engine_options(CLI::App& app, EngineOptions& options);
 void add_memory_option(CLI::App& app, uint64_t& max_mem);
 // --max-rate (rate.h)
 void add_rate_option(CLI::App& app);
-// --optim: the form of Megatron's optimizer state.
-void add_optim_option(CLI::App& app, std::string& optim);
-// Throws a usage_error for a form that is unknown, or that `format` lacks.
-void check_optim(const std::string& optim, std::string_view format);
 void add_write_options(CLI::App& app, WriteOptions& options);
 
 // "8", "4→8" … for the option named `option` ("--tp").

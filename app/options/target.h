@@ -2,6 +2,7 @@
 // What reshard and convert are told about the target.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "app/commands/write.h"
@@ -14,16 +15,12 @@ class App;
 
 namespace ckpt::app {
 
-// --to --tp --pp --dp --ep --etp --vpp --pp-layout --optim --block-files
-// --vocab-size --make-vocab-size-divisible-by --transformer-impl
+// --to --tp --pp --dp --ep --vocab-size and the options that formats own
 struct TargetOptions {
-  std::string to;       // "": the source's format
-  std::string trainer;  // --to run: whose step; "": the source's own
+  std::string to;  // "": the source's format
   TopologyOptions topology;
-  std::string optim;
-  bool block_files = false;
-  Layout::Megatron megatron;
-  std::string stage_layers;  // "9,8,8,7"
+  uint64_t vocab_size = 0;  // 0: as the source says
+  decltype(Layout::options) options;
 };
 
 void add_target_options(CLI::App& app, TargetOptions& options);

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app/options/target_name.h"
 
+#include "formats/options.h"
+
 namespace ckpt::app {
 
 std::string file_format(std::string_view target) {
-  if (target.ends_with(".safetensors")) return "safetensors";
-  for (const std::string_view suffix : {".pt", ".pth", ".bin", ".ckpt"})
-    if (target.ends_with(suffix)) return "torch";
-  return "";
+  return std::string(formats::format_of_name(target));
 }
 
 }  // namespace ckpt::app

@@ -7,8 +7,8 @@
 
 namespace ckpt::app {
 
-// "safetensors" for *.safetensors, "torch" for *.pt *.pth *.bin *.ckpt, ""
-// for a directory. A trailing slash makes any name a directory.
+// The format whose files have such names (*.safetensors, *.pt); "" for a
+// directory. A trailing slash makes any name a directory.
 std::string file_format(std::string_view target);
 
 }  // namespace ckpt::app

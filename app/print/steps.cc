@@ -315,7 +315,7 @@ std::string compare_steps(const std::string& root, const SourceOptions& source,
     steps = steps_of(root, source, &catalog);
   }
   if (steps.empty())
-    throw usage_error({root, {}}, "--all: is no root of steps")
+    throw usage_error({root, {}}, "--all: not a root of steps")
         .with_hint("name the directory that the steps are in");
   const std::vector<Opened> all = open_all(std::move(steps), source);
   return json ? all_json(root, all) : all_text(all);

@@ -2,13 +2,13 @@
 #include "containers/hf/numbered.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <tuple>
 #include <utility>
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::formats {
 
@@ -27,14 +27,11 @@ std::optional<NumberedName> parse_numbered(std::string_view name) {
 
   NumberedName parsed{.stem = std::string(name.substr(0, dash)),
                       .rest = std::string(after.substr(digits))};
-  const auto read = [](std::string_view spelled, uint32_t& value) {
-    const char* end = spelled.data() + spelled.size();
-    const auto result = std::from_chars(spelled.data(), end, value);
-    return result.ec == std::errc() && result.ptr == end;
-  };
-  if (!read(number, parsed.number) ||
-      !read(after.substr(0, digits), parsed.count))
-    return std::nullopt;
+  const auto at = text::number<uint32_t>(number);
+  const auto count = text::number<uint32_t>(after.substr(0, digits));
+  if (!at || !count) return std::nullopt;
+  parsed.number = *at;
+  parsed.count = *count;
   return parsed;
 }
 

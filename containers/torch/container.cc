@@ -60,7 +60,7 @@ Sniff sniff_head(std::string_view head, uint64_t size) {
   if (is_safetensors(head, size))
     return {Sniffed::kSafetensors,
             "is a safetensors file, whatever its name says"};
-  return {Sniffed::kNothing, "starts with none of torch's magic bytes"};
+  return {Sniffed::kNothing, "doesn't start with torch's magic bytes"};
 }
 
 [[noreturn]] void throw_foreign(const std::string& path, const Sniff& sniffed) {

@@ -130,7 +130,7 @@ Shape Reader::shape(Id node, std::string_view what) const {
 
 TensorRef Reader::local_tensor(Id node) const {
   const auto ref = as_plain_tensor(document_, node, storages_, name_);
-  if (!ref) fail("its local tensor is none that is known");
+  if (!ref) fail("its local tensor is of an unknown kind");
   return *ref;
 }
 
@@ -248,7 +248,7 @@ std::vector<std::vector<size_t>> Reader::shard_order(
     const auto dim = document_.as_int(document_.items(args)[0]);
     const auto mesh_dims = as_ints(document_, document_.items(args)[1]);
     if (!dim || *dim < 0 || static_cast<size_t>(*dim) >= rank || !mesh_dims)
-      fail("a shard_order that is none");
+      fail("a malformed shard_order");
     std::vector<size_t> wanted(mesh_dims->begin(), mesh_dims->end());
     auto& mine = order[static_cast<size_t>(*dim)];
     if (std::ranges::is_permutation(wanted, mine)) mine = wanted;

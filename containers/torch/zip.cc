@@ -5,11 +5,11 @@
 //   <root>/byteorder      "little" or "big"; absent: little
 //   <root>/data/<key>     one storage each
 //   <root>/version        "3\n"; some writers: .data/version
-#include <charconv>
 
 #include "containers/torch/storages.h"
 #include "lib/pickle/decode.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 #include "lib/zip/archive.h"
 
 namespace ckpt::torch {
@@ -77,15 +77,13 @@ std::string read_version(const Records& records) {
   std::string text = records.read(*entry, 64);
   while (!text.empty() && (text.back() == '\n' || text.back() == ' '))
     text.pop_back();
-  uint64_t version = 0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), version);
-  if (error != std::errc() || end != text.data() + text.size())
+  const auto version = text::number(text);
+  if (!version)
     throw input_error({path, {}}, "record version is not a number: '{}'",
                       text::printable(text));
-  if (version < 1 || version > kMaxVersion)
+  if (*version < 1 || *version > kMaxVersion)
     throw input_error({path, {}}, "archive version {}, known are 1 to {}",
-                      version, kMaxVersion);
+                      *version, kMaxVersion);
   return text;
 }
 

@@ -2,7 +2,6 @@
 #include "containers/zarr/chunks.h"
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "lib/codec/delta.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::zarr {
 namespace {
@@ -18,15 +18,9 @@ namespace {
 using text::printable;
 using Severity = Problem::Severity;
 
-// A decimal index as zarr writes it: no sign, no leading zeros.
+// A decimal index as zarr writes it: no leading zeros.
 std::optional<uint64_t> parse_index(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, failed] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failed != std::errc() || end != text.data() + text.size() ||
-      (text.size() > 1 && text[0] == '0'))
-    return std::nullopt;
-  return value;
+  return text::number(text, text::Zeros::kRefused);
 }
 
 // "0.3.1" with exactly `rank` numbers.
@@ -240,7 +234,7 @@ class Chunks {
         {Severity::kWarning, "foreign_file",
          printable(io::join(array_.directory, stranger_)), tensor_.name,
          strangers_ == 1
-             ? "is no chunk of the array and is not read"
+             ? "is not a chunk of the array and is not read"
              : fmt::format("and {} more are not chunks of the array "
                            "and are not read",
                            strangers_ - 1)});

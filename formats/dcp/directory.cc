@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 
 #include "ckpt/error.h"
 #include "formats/dcp/hf.h"
 #include "lib/io/file.h"
+#include "lib/text/number.h"
 
 namespace ckpt::dcp {
 namespace {
@@ -16,15 +16,6 @@ namespace {
 constexpr std::string_view kIndex = ".metadata";
 constexpr std::string_view kStarted = ".metadata.tmp";
 constexpr std::string_view kData = ".distcp";
-
-std::optional<uint64_t> number(std::string_view digits) {
-  uint64_t value = 0;
-  const char* end = digits.data() + digits.size();
-  const auto [stop, error] = std::from_chars(digits.data(), end, value);
-  if (digits.empty() || error != std::errc() || stop != end)
-    return std::nullopt;
-  return value;
-}
 
 // Files that belong to another writer, which has its own reader: Megatron's
 // metadata.json, OLMo-core's .metadata.json.
@@ -47,7 +38,8 @@ std::optional<Step> step_of(std::string_view name) {
     std::string_view rest = name.substr(word.size());
     if (!rest.empty() && std::string_view("-_=").find(rest[0]) != rest.npos)
       rest.remove_prefix(1);
-    if (const auto value = number(rest)) return Step{std::string(word), *value};
+    if (const auto value = text::number(rest))
+      return Step{std::string(word), *value};
   }
   return std::nullopt;
 }
@@ -71,7 +63,7 @@ std::optional<uint32_t> rank_of(std::string_view name) {
   name.remove_prefix(2);
   const size_t digits =
       std::min(name.find_first_not_of("0123456789"), name.size());
-  const auto rank = number(name.substr(0, digits));
+  const auto rank = text::number(name.substr(0, digits));
   if (!rank || *rank >= UINT32_MAX) return std::nullopt;
   return static_cast<uint32_t>(*rank);
 }

@@ -107,7 +107,7 @@ std::vector<Dims> read_offsets(const std::string& info, const std::string& path,
   if (auto found = match(info, path, entries)) return *std::move(found);
   const nlohmann::json document = text::parse_json(info, path);
   if (!document.is_object())
-    throw input_error({path, {}}, "{} is no JSON object", kShardInfo);
+    throw input_error({path, {}}, "{} is not a JSON object", kShardInfo);
   std::vector<Dims> offsets;
   for (const Entry& entry : entries)
     offsets.push_back(read_offset(path, document, entry));

@@ -265,7 +265,7 @@ void Save::State::carry(const ObjectItem& object, TargetFile& file) {
       const uint64_t begin = part.piece.extent.offset;
       if (!part.piece.extent.strides.empty())
         throw unfaithful_error({{}, printable(about.name)},
-                               "is no contiguous part of {}", object.name);
+                               "is not a contiguous part of {}", object.name);
       holes.emplace_back(begin, begin + byte_size(about));
     }
   std::ranges::sort(holes);

@@ -2,12 +2,12 @@
 #include "formats/deepspeed/locate.h"
 
 #include <algorithm>
-#include <charconv>
 #include <tuple>
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::deepspeed {
 namespace {
@@ -25,11 +25,9 @@ class Scanner {
     return true;
   }
   bool number(uint32_t& value) {
-    const auto [stop, error] =
-        std::from_chars(left_.data(), left_.data() + left_.size(), value);
-    if (error != std::errc()) return false;
-    left_.remove_prefix(static_cast<size_t>(stop - left_.data()));
-    return true;
+    const auto number = text::take_number(left_, UINT32_MAX);
+    if (number) value = static_cast<uint32_t>(*number);
+    return number.has_value();
   }
   bool done() const { return left_.empty(); }
 

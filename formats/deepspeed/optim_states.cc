@@ -95,7 +95,7 @@ class Parser {
       const auto ref = tensor(document_.items(list)[g], name);
       if (!ref)
         throw unfaithful_error({container_.path, name},
-                               "is no tensor: it was offloaded, maybe");
+                               "is not a tensor: perhaps it was offloaded");
       Group& group = out.groups.emplace_back();
       group.fp32 = flat_of(*ref, name);
       read_states(state_of(optimizer, g), g, group);

@@ -376,7 +376,7 @@ class DeepSpeedReader final : public formats::Reader {
                        const ReadOptions& options) const override {
     const Found found = locate(path);
     if (!found.yes)
-      throw missing_error({path, {}}, "is no checkpoint of DeepSpeed: {}",
+      throw missing_error({path, {}}, "is not a checkpoint of DeepSpeed: {}",
                           found.why);
     if (found.directory.empty())
       throw unsafe_error({found.pointer, {}},

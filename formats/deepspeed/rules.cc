@@ -97,8 +97,8 @@ std::vector<Pattern> read_patterns(const Document& document, Id list,
   std::vector<Pattern> out;
   if (list == pickle::kNoId || document.is(list, Type::kNone)) return out;
   if (!document.is(list, Type::kList) && !document.is(list, Type::kTuple))
-    throw input_error({path, {}},
-                      "universal_checkpoint_info: patterns that are no list");
+    throw input_error(
+        {path, {}}, "universal_checkpoint_info: patterns that are not a list");
   const auto items = document.items(list);
   if (items.size() > kMaxPatterns)
     throw input_error({path, {}}, "universal_checkpoint_info: {} patterns",

@@ -2,11 +2,11 @@
 #include "formats/fairseq2/family.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "ckpt/error.h"
 #include "formats/fairseq2/order.h"
 #include "lib/io/file.h"
+#include "lib/text/number.h"
 #include "models/key_table.h"
 
 namespace ckpt::fairseq2 {
@@ -69,10 +69,9 @@ int64_t count_layers(const Stage& stage) {
   int64_t count = 0;
   for (const Key& key : stage.keys) {
     if (!key.name.starts_with(kPrefix)) continue;
-    int64_t index = 0;
-    const char* end = key.name.data() + key.name.size();
-    std::from_chars(key.name.data() + kPrefix.size(), end, index);
-    if (index >= 0 && index < INT32_MAX) count = std::max(count, index + 1);
+    std::string_view rest = std::string_view(key.name).substr(kPrefix.size());
+    const auto index = text::take_number(rest, INT32_MAX - 1);
+    count = std::max(count, static_cast<int64_t>(index.value_or(0)) + 1);
   }
   return count;
 }

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <initializer_list>
 
 #include "ckpt/error.h"
+#include "lib/text/number.h"
 
 namespace ckpt::fairseq2 {
 namespace {
@@ -126,13 +126,10 @@ LayerName layer_of(std::string_view name) {
   const bool known = stack == "decoder" || stack.ends_with(".decoder") ||
                      Stacks::is_encoder(stack);
   LayerName layer{stack, 0, name.substr(at + kLayers.size())};
-  const char* begin = layer.rest.data();
-  const char* end = begin + layer.rest.size();
-  const auto [stop, error] = std::from_chars(begin, end, layer.index);
-  if (!known || error != std::errc() || stop == end || *stop != '.' ||
-      layer.index > UINT32_MAX)
-    return {};
-  layer.rest.remove_prefix(static_cast<size_t>(stop - begin) + 1);
+  const auto index = text::take_number(layer.rest, UINT32_MAX);
+  if (!known || !index || !layer.rest.starts_with('.')) return {};
+  layer.index = *index;
+  layer.rest.remove_prefix(1);
   return layer;
 }
 

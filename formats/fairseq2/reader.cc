@@ -33,7 +33,7 @@ class Reader : public formats::Reader {
 void add_strays(const Grid& grid, Catalog& catalog) {
   for (const std::string& path : grid.strays)
     catalog.problems.push_back({Problem::Severity::kNote, "stray_file", path,
-                                "", "is no part of the checkpoint"});
+                                "", "is not part of the checkpoint"});
 }
 
 Location locate_or_throw(const std::string& path) {
@@ -41,7 +41,8 @@ Location locate_or_throw(const std::string& path) {
   if (found.location) return *found.location;
   if (!io::is_directory(path) && !io::is_file(path))
     throw missing_error({path, {}}, "does not exist");
-  throw missing_error({path, {}}, "is no fairseq2 checkpoint: {}", found.why);
+  throw missing_error({path, {}}, "is not a fairseq2 checkpoint: {}",
+                      found.why);
 }
 
 Catalog begin_catalog(const std::string& path, const Location& location,

@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/text/number.h"
 
 namespace ckpt::fairseq2 {
 namespace {
@@ -135,12 +135,8 @@ std::optional<uint64_t> number_in(const std::string& name,
                                   const std::string& suffix) {
   if (!name.starts_with(prefix) || !name.ends_with(suffix)) return std::nullopt;
   if (name.size() <= prefix.size() + suffix.size()) return std::nullopt;
-  const char* begin = name.data() + prefix.size();
-  const char* end = name.data() + name.size() - suffix.size();
-  uint64_t number = 0;
-  const auto [at, error] = std::from_chars(begin, end, number);
-  if (error != std::errc() || at != end) return std::nullopt;
-  return number;
+  return text::number(std::string_view(name).substr(
+      prefix.size(), name.size() - prefix.size() - suffix.size()));
 }
 
 Found locate(const std::string& path) {

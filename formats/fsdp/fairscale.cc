@@ -110,7 +110,7 @@ class Parser {
   Shape shape_of(const std::string& key, Id node, int64_t numel) const {
     const auto sizes = torch::as_ints(document_, node);
     if (!sizes || sizes->size() > kMaxRank)
-      fail("a shape in {} is none", printable(key));
+      fail("a malformed shape in {}", printable(key));
     Shape shape;
     for (const int64_t size : *sizes) {
       if (size < 0) fail("a shape in {} is negative", printable(key));

@@ -38,7 +38,7 @@ bool is_plain(const std::string& name) {
 std::vector<Listed> read_manifest(const std::string& path) {
   const nlohmann::json root =
       text::parse_python_json(io::read_file(path, kMostManifest), path);
-  if (!root.is_object()) throw input_error({path, {}}, "is no object");
+  if (!root.is_object()) throw input_error({path, {}}, "is not an object");
   const std::string algorithm = text::string_member(root, "algorithm", path);
   if (algorithm != "sha256")
     throw input_error({path, {}}, "has checksums of kind '{}', known is sha256",

@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "ckpt/error.h"
 #include "formats/megatron/state/common.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -26,15 +26,6 @@ std::string_view trimmed(std::string_view text) {
   const size_t begin = text.find_first_not_of(kSpace);
   if (begin == text.npos) return {};
   return text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
-}
-
-std::optional<uint64_t> number(std::string_view text) {
-  uint64_t value = 0;
-  const char* last = text.data() + text.size();
-  const auto [end, failure] = std::from_chars(text.data(), last, value);
-  if (failure != std::errc{} || end != last || text.empty())
-    return std::nullopt;
-  return value;
 }
 
 // The checkpoint itself, or one level down where NeMo puts it.
@@ -111,14 +102,14 @@ bool contains(const std::string& text, std::string_view word) {
 
 std::optional<std::string> iteration_directory(std::string_view word) {
   if (word == kRelease) return std::string(kRelease);
-  const auto iteration = number(word);
+  const auto iteration = text::number(word);
   if (!iteration) return std::nullopt;
   return fmt::format("{}{:07}", kIter, *iteration);
 }
 
 std::optional<uint64_t> iteration_number(std::string_view directory) {
   if (!directory.starts_with(kIter)) return std::nullopt;
-  return number(directory.substr(kIter.size()));
+  return text::number(directory.substr(kIter.size()));
 }
 
 namespace {

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 #include "ckpt/error.h"
+#include "lib/text/number.h"
 #include "models/rules.h"
 
 namespace ckpt::meta {
@@ -43,12 +43,8 @@ size_t part_of(std::string_view name) {
 std::optional<uint64_t> layer_of(std::string_view name) {
   if (!name.starts_with(kLayers)) return std::nullopt;
   name.remove_prefix(kLayers.size());
-  uint64_t layer = 0;
-  const auto [end, error] =
-      std::from_chars(name.data(), name.data() + name.size(), layer);
-  if (error != std::errc() || end == name.data() + name.size() || *end != '.')
-    return std::nullopt;
-  return layer;
+  const auto layer = text::take_number(name);
+  return name.starts_with('.') ? layer : std::nullopt;
 }
 
 // What a dimension has to be by params.json, if that says it.

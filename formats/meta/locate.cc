@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "ckpt/error.h"
 #include "containers/hf/numbered.h"
 #include "formats/meta/meta.h"
 #include "lib/io/file.h"
+#include "lib/text/number.h"
 
 namespace ckpt::meta {
 namespace {
@@ -25,10 +25,8 @@ std::optional<uint32_t> rank_of(std::string_view name) {
     return std::nullopt;
   const std::string_view digits =
       name.substr(kStem.size(), name.size() - kStem.size() - kEnding.size());
-  uint32_t rank = 0;
-  const auto [end, error] =
-      std::from_chars(digits.data(), digits.data() + digits.size(), rank);
-  if (error != std::errc() || file_name(rank) != name) return std::nullopt;
+  const auto rank = text::number<uint32_t>(digits);
+  if (!rank || file_name(*rank) != name) return std::nullopt;
   return rank;
 }
 

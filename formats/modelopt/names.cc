@@ -2,10 +2,10 @@
 #include "formats/modelopt/names.h"
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "lib/embedded.h"
+#include "lib/text/number.h"
 
 namespace ckpt::modelopt {
 namespace {
@@ -68,13 +68,10 @@ Place Naming::place(std::string_view name) const {
   if (contains(norm, name)) return {Part::kNorm, 0, {}};
   if (contains(head, name)) return {Part::kHead, 0, {}};
   if (!name.starts_with(layers)) return {};
-  const std::string_view after = name.substr(layers.size());
-  uint32_t block = 0;
-  const char* const last = after.data() + after.size();
-  const auto [end, failure] = std::from_chars(after.data(), last, block);
-  if (failure != std::errc{} || end == last || *end != '.') return {};
-  const auto digits = static_cast<size_t>(end - after.data());
-  return {Part::kBlock, block, after.substr(digits + 1)};
+  std::string_view after = name.substr(layers.size());
+  const auto block = text::take_number(after, UINT32_MAX);
+  if (!block || !after.starts_with('.')) return {};
+  return {Part::kBlock, static_cast<uint32_t>(*block), after.substr(1)};
 }
 
 Half Naming::half(std::string_view rest) const {

@@ -2,10 +2,10 @@
 #include "formats/modelopt/owners.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::modelopt {
 namespace {
@@ -22,12 +22,9 @@ constexpr uint32_t kMostBlocks = 100'000;
 }
 
 uint32_t parse_number(std::string_view text, std::string_view whole) {
-  uint32_t value = 0;
-  const char* const last = text.data() + text.size();
-  const auto [end, failure] = std::from_chars(text.data(), last, value);
-  if (failure != std::errc{} || end != last || value >= kMostBlocks)
-    refuse(whole);
-  return value;
+  const auto value = text::number<uint32_t>(text);
+  if (!value || *value >= kMostBlocks) refuse(whole);
+  return *value;
 }
 
 // Cuts `text` at each `mark`.

@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "formats/modelopt/modelopt.h"
+#include "formats/modelopt/options.h"
 #include "lib/text/format.h"
 
 namespace ckpt::modelopt {
@@ -17,15 +18,12 @@ using Severity = Problem::Severity;
 constexpr uint32_t kMostRanks = 10'000;
 
 bool wants_blocks(const Catalog& source, const Layout& layout) {
-  if (layout.form == kBlocks || layout.form == kShards)
-    return layout.form == kBlocks;
-  if (!layout.form.empty())
-    throw usage_error({}, "modelopt has no form '{}': shards or blocks",
-                      layout.form);
+  const std::string form = form_of(layout);
+  if (!form.empty()) return form == kBlocks;
   const bool was =
       source.format == kFormat &&
       (source.version == kBlocks || source.version == kPickledBlocks);
-  return was && layout.topology.pp == 1 && layout.blocks.empty();
+  return was && layout.topology.pp == 1 && layout.option("blocks").empty();
 }
 
 void refuse_optimizer(const Catalog& source) {
@@ -147,15 +145,15 @@ Decision decide(const Catalog& source, const Layout& layout) {
   decision.tied = decision.config && decision.config->tied;
   decision.blocks = wants_blocks(source, layout);
   const uint64_t count = block_count(source, *decision.naming, decision.config);
-  if (layout.blocks.empty()) {
+  const std::string blocks = layout.option("blocks");
+  if (blocks.empty()) {
     decision.owners =
         Owners::even(count, decision.blocks ? 1 : layout.topology.pp);
     return decision;
   }
-  decision.owners = Owners::given(layout.blocks, count);
+  decision.owners = Owners::given(blocks, count);
   if (decision.blocks && decision.owners.ranks() > 1)
-    throw usage_error({}, "--blocks {}: block files have no ranks",
-                      layout.blocks)
+    throw usage_error({}, "--blocks {}: block files have no ranks", blocks)
         .with_hint("give one list of blocks");
   return decision;
 }
@@ -171,7 +169,8 @@ Catalog review(Catalog source, const Layout& layout) {
   drop_unowned(source, decision);
   if (source.tensors.empty())
     throw unfaithful_error({source.path, {}},
-                           "no tensor belongs to --blocks {}", layout.blocks);
+                           "no tensor belongs to --blocks {}",
+                           layout.option("blocks"));
   sort_like_model(source, *decision.naming);
   note_packed(source);
   return source;

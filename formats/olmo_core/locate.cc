@@ -2,7 +2,6 @@
 #include "formats/olmo_core/locate.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -13,6 +12,7 @@
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/number.h"
 
 namespace ckpt::olmo_core {
 namespace {
@@ -124,9 +124,9 @@ std::optional<Step> step_of(std::string_view name) {
     step.temporary = true;
     name.remove_suffix(kTemporary.size());
   }
-  const char* end = name.data() + name.size();
-  const auto [stop, error] = std::from_chars(name.data(), end, step.number);
-  if (name.empty() || error != std::errc() || stop != end) return std::nullopt;
+  const auto number = text::number(name);
+  if (!number) return std::nullopt;
+  step.number = *number;
   return step;
 }
 

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "formats/dcp/kinds.h"
 #include "formats/olmo_core/olmo_core.h"
+#include "lib/text/number.h"
 
 namespace ckpt::olmo_core {
 namespace {
@@ -139,12 +139,8 @@ void set_direct_kinds(Catalog& catalog) {
 
 // The number of a group; nothing if it is a parameter's name.
 std::optional<int64_t> group_number(std::string_view word) {
-  int64_t value = 0;
-  const char* end = word.data() + word.size();
-  const auto [stop, error] = std::from_chars(word.data(), end, value);
-  if (word.empty() || error != std::errc() || stop != end || value < 0)
-    return std::nullopt;
-  return value;
+  const auto value = text::number(word, INT64_MAX);
+  return value ? std::optional(static_cast<int64_t>(*value)) : std::nullopt;
 }
 
 // "state.<param>.exp_avg" -> ("optim", "state", param, "exp_avg"), or in the

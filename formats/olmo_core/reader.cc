@@ -154,7 +154,7 @@ class OlmoReader final : public formats::Reader {
   static Found forced(const std::string& path, const Found& found) {
     const std::string home = io::is_directory(path) ? path : io::parent(path);
     if (!io::is_file(io::join(home, kIndex)))
-      throw missing_error({path, {}}, "is no checkpoint of OLMo-core: {}",
+      throw missing_error({path, {}}, "is not a checkpoint of OLMo-core: {}",
                           found.why);
     return {.why = {}, .home = home, .data = home, .finished = true};
   }

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <set>
 
@@ -16,6 +15,7 @@
 #include "formats/rank_holes.h"
 #include "lib/io/file.h"
 #include "lib/pickle/value.h"
+#include "lib/text/number.h"
 
 namespace ckpt::olmo_core {
 namespace {
@@ -77,7 +77,7 @@ class Collector {
                                  "sidecar_left_out",
                                  path,
                                  {},
-                                 "is no plain file or folder: not copied"});
+                                 "is not a plain file or folder: not copied"});
   }
 
   const std::string& home_;
@@ -131,12 +131,7 @@ std::optional<uint32_t> train_rank(std::string_view sidecar) {
     return std::nullopt;
   sidecar.remove_prefix(kBefore.size());
   sidecar.remove_suffix(std::min(kAfter.size(), sidecar.size()));
-  uint32_t rank = 0;
-  const char* end = sidecar.data() + sidecar.size();
-  const auto [stop, error] = std::from_chars(sidecar.data(), end, rank);
-  if (sidecar.empty() || error != std::errc() || stop != end)
-    return std::nullopt;
-  return rank;
+  return text::number<uint32_t>(sidecar);
 }
 
 }  // namespace ckpt::olmo_core

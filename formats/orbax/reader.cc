@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -16,6 +15,7 @@
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/number.h"
 
 namespace ckpt::orbax {
 namespace {
@@ -58,14 +58,6 @@ std::string item_of(const std::string& step) {
   return usual ? io::join(step, "default") : std::string();
 }
 
-std::optional<uint64_t> step_number(std::string_view name) {
-  uint64_t number = 0;
-  const char* const end = name.data() + name.size();
-  const auto [at, error] = std::from_chars(name.data(), end, number);
-  if (name.empty() || error != std::errc() || at != end) return std::nullopt;
-  return number;
-}
-
 // The tree that a path means: itself, its item, or its newest step's.
 std::string find_tree(const std::string& path) {
   if (!io::is_directory(path)) return {};
@@ -74,7 +66,7 @@ std::string find_tree(const std::string& path) {
   std::optional<uint64_t> newest;
   std::string found;
   for (const std::string& name : io::list_directory(path)) {
-    const auto number = step_number(name);
+    const auto number = text::number(name);
     const std::string step = io::join(path, name);
     if (!number || (newest && *newest >= *number) || !io::is_directory(step))
       continue;
@@ -125,7 +117,8 @@ class Tree {
     }
     if (leaf.name.find('/') != leaf.name.npos || leaf.name == "." ||
         leaf.name == ".." || leaf.name.find('\0') != leaf.name.npos)
-      throw input_error({file_, {}}, "a leaf's keys {} are no name of a file",
+      throw input_error({file_, {}},
+                        "a leaf's keys {} don't make a file's name",
                         printable(leaf.name));
     const json& what = text::member(value, "value_metadata", file_);
     leaf.type = text::string_member(what, "value_type", file_);

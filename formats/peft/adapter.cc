@@ -180,7 +180,7 @@ void meet_base(Adapter& adapter, const Catalog& base) {
   if (!lacking.empty())
     throw unfaithful_error(
         {adapter.catalog.path, lacking.front()},
-        "the base has no such tensor{}; the adapter changes it",
+        "the base doesn't have this tensor{}; the adapter changes it",
         lacking.size() == 1 ? std::string()
                             : fmt::format(", nor {} more", lacking.size() - 1))
         .with_hint(

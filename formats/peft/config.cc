@@ -82,7 +82,7 @@ std::string find_hindrance(const Config& config, const Json& root) {
   for (const auto& [key, what] :
        {std::pair{"layer_replication", "it repeats layers of the base model"},
         {"target_parameters",
-         "it changes parameters that are no matrix of a module"},
+         "it changes parameters that aren't a module's matrix"},
         {"alora_invocation_tokens", "it is switched on by tokens (aLoRA)"},
         {"trainable_token_indices", "it has rows for single tokens"},
         {"arrow_config", "it is a mixture of adapters (Arrow)"},

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "ckpt/error.h"
 #include "containers/torch/container.h"
@@ -13,6 +12,7 @@
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::runs {
 namespace {
@@ -60,10 +60,8 @@ std::optional<uint64_t> tracked(const std::string& path) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ' ||
                            text.back() == '\r' || text.back() == '\t'))
     text.pop_back();
-  uint64_t value = 0;
-  const auto [stop, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || stop != text.data() + text.size())
+  const auto value = text::number(text);
+  if (!value)
     throw input_error({path, {}}, "holds \"{}\", no number of a step",
                       printable(text.substr(0, 64)))
         .with_hint("name the folder of the step that you mean");

@@ -16,7 +16,7 @@ using pickle::Id;
 
 Composing::Composing(const Catalog& source, const Layout& layout)
     : source_(source),
-      form_(find_form(layout.form, layout.topology.dp, trainer_in(source))),
+      form_(find_form(layout.option(kTrainer), layout.topology.dp, trainer_in(source))),
       ranks_(layout.topology.dp),
       layout_(layout),
       adam_(find_adam(source)),
@@ -24,7 +24,7 @@ Composing::Composing(const Catalog& source, const Layout& layout)
       groups_(groups_for(form_, adam_, source)) {
   target_.catalog = formats::catalog_like(source, kRunFormat);
   target_.catalog.topology = {.dp = ranks_};
-  target_.catalog.run = Run{layout.form, states_.step};
+  target_.catalog.run = Run{layout.option(kTrainer), states_.step};
   target_.beside = form_.home;
 }
 

@@ -9,6 +9,7 @@
 #include "formats/runs/compose.h"
 #include "formats/runs/forms.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/rewrite.h"
 #include "formats/runs/titan.h"
 #include "formats/runs/trainer.h"
 #include "lib/io/file.h"
@@ -81,7 +82,7 @@ void settle_tied_head(Catalog& source, const Layout& layout) {
   constexpr std::string_view kHead = "lm_head.weight";
   constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
   const Form& form =
-      find_form(layout.form, layout.topology.dp, trainer_in(source));
+      find_form(layout.option(kTrainer), layout.topology.dp, trainer_in(source));
   if (!form.sharded && !form.rank_files) return;
   const auto embedding =
       std::ranges::find(source.tensors, kEmbedding, &Tensor::name);
@@ -141,7 +142,7 @@ std::map<std::string, Experts> find_experts(const Catalog& source) {
 // trained, which the optimizer shows.
 void fuse_trained_experts(Catalog& source, const Layout& layout) {
   const Form& form =
-      find_form(layout.form, layout.topology.dp, trainer_in(source));
+      find_form(layout.option(kTrainer), layout.topology.dp, trainer_in(source));
   if (!form.sharded && !form.rank_files) return;
   std::set<std::string_view> trained;
   for (const Tensor& tensor : source.tensors)
@@ -181,28 +182,28 @@ void fuse_trained_experts(Catalog& source, const Layout& layout) {
   std::ranges::move(made, std::back_inserter(kept));
   source.tensors = std::move(kept);
   source.assumptions.push_back(fmt::format(
-      "experts: {} saves what is trained, all experts in one", layout.form));
+      "experts: {} saves what is trained, all experts in one", layout.option(kTrainer)));
 }
 
 }  // namespace
 
 bool is_composed(const Catalog& source, const Layout& layout) {
-  return !layout.form.empty() && layout.form != trainer_in(source);
+  return !layout.option(kTrainer).empty() && layout.option(kTrainer) != trainer_in(source);
 }
 
 Catalog review_composed(Catalog source, const Layout& layout) {
   const Topology& asked = layout.topology;
-  find_form(layout.form, asked.dp, trainer_in(source));
+  find_form(layout.option(kTrainer), asked.dp, trainer_in(source));
   if (asked.tp != 1 || asked.pp != 1 || asked.ep != 1)
     throw unfaithful_error({source.path, {}},
                            "a step of {} is cut over data-parallel ranks: {} "
                            "is asked for",
-                           layout.form, to_string(asked))
+                           layout.option(kTrainer), to_string(asked))
         .with_hint("--dp N says how many ranks there are to be");
   load_objects(source);
   check_one_model(source);
   locate(source);
-  const bool titan = layout.form == "torchtitan";
+  const bool titan = layout.option(kTrainer) == "torchtitan";
   if (!titan && has_titan_names(source)) leave_titan(source);
   settle_tied_head(source, layout);
   fuse_trained_experts(source, layout);
@@ -219,7 +220,7 @@ Catalog review_composed(Catalog source, const Layout& layout) {
         {Problem::Severity::kWarning, "tensors_left_out", source.path, left,
          fmt::format("{} of neither model nor optimizer: {} has no place for "
                      "them",
-                     text::counted(count, "tensor"), layout.form)});
+                     text::counted(count, "tensor"), layout.option(kTrainer))});
   return source;
 }
 

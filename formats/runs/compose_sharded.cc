@@ -27,7 +27,7 @@ void Composing::add_sharded() {
   Nest other(source_);
   Nest& into = apart ? other : nest;
   if (!adam_.states.empty()) add_optimizer(into);
-  if (layout_.form == "torchtitan") add_titan(into);
+  if (layout_.option(kTrainer) == "torchtitan") add_titan(into);
   if (!apart || !adam_.states.empty())
     place_dcp(into, std::string(form_.optimizer_at));
 }

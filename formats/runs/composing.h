@@ -25,6 +25,7 @@
 #include "formats/runs/adam.h"
 #include "formats/runs/forms.h"
 #include "formats/runs/nest.h"
+#include "formats/runs/rewrite.h"
 #include "formats/runs/states.h"
 #include "lib/pickle/value.h"
 

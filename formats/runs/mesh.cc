@@ -181,7 +181,7 @@ Id MeshMaker::rank_map(Id node) {
 Id MeshMaker::mesh(Id node) {
   if (const auto known = made_.find(node); known != made_.end())
     return known->second;
-  if (!from_.is(node, Type::kCall)) refuse("is no object");
+  if (!from_.is(node, Type::kCall)) refuse("is not an object");
   const Id made = remade(node, [&](std::string_view key, Id value) -> Id {
     if (key == "_rank") return to_.add_int(rank_);
     if (key == "_coordinate_on_dim")

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -19,6 +18,7 @@
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/number.h"
 
 namespace ckpt::runs {
 namespace {
@@ -51,18 +51,8 @@ struct Entry {
 
 [[noreturn]] void bad(const std::string& path, std::string_view what,
                       std::string_view text) {
-  throw input_error({path, {}}, "{}: \"{}\" is none", what,
+  throw input_error({path, {}}, "{}: \"{}\" is malformed", what,
                     printable(text.substr(0, 100)));
-}
-
-std::optional<uint64_t> number(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || failure != std::errc{} ||
-      end != text.data() + text.size())
-    return std::nullopt;
-  return value;
 }
 
 std::vector<std::string_view> cut(std::string_view text, char at) {
@@ -88,7 +78,7 @@ Shape read_shape(std::string_view text, const std::string& path) {
     if (part.empty()) continue;  // "(12,)"
     if (part.starts_with(kNumpy) && part.ends_with(')'))
       part = part.substr(kNumpy.size(), part.size() - kNumpy.size() - 1);
-    const auto value = number(part);
+    const auto value = text::number(part);
     if (!value || shape.size() == kMaxRank) bad(path, "unsharded_shape", all);
     shape.push_back(*value);
   }
@@ -104,10 +94,10 @@ Box read_box(std::string_view text, const Shape& shape,
     const auto parts = cut(dims[d], ',');
     if (parts.size() != 3 || (parts[2] != "None" && parts[2] != "1"))
       bad(path, "a slice", text);
-    const auto begin =
-        parts[0] == "None" ? std::optional<uint64_t>(0) : number(parts[0]);
+    const auto begin = parts[0] == "None" ? std::optional<uint64_t>(0)
+                                          : text::number(parts[0]);
     const auto end = parts[1] == "None" ? std::optional<uint64_t>(shape[d])
-                                        : number(parts[1]);
+                                        : text::number(parts[1]);
     if (!begin || !end || *begin > *end || *end > shape[d])
       bad(path, "a slice", text);
     box.offset.push_back(*begin);
@@ -366,7 +356,7 @@ class Reading {
     for (Tensor& tensor : tensors) {
       tensor.kind = Kind::optim;
       tensor.tie = 0;
-      const auto index = number(tensor.param);
+      const auto index = text::number(tensor.param);
       const auto name = index ? names.find(*index) : names.end();
       const auto entry =
           name == names.end() ? entries_.end() : entries_.find(name->second);
@@ -442,7 +432,7 @@ class Reading {
       const auto index = document.as_int((*pairs)[i]);
       if (!index || *index < 0 ||
           !document.is((*pairs)[i + 1], pickle::Type::kString))
-        throw input_error({path, {}}, "names: an entry that is none");
+        throw input_error({path, {}}, "names: a malformed entry");
       names[static_cast<uint64_t>(*index)] =
           std::string(document.text((*pairs)[i + 1]));
     }

@@ -95,7 +95,7 @@ void add_object(const std::string& path, const std::string& name,
                                 "unread_file",
                                 path,
                                 {},
-                                "is no file of torch.save; its values are "
+                                "is not a file of torch.save; its values are "
                                 "not shown"});
     return;
   }

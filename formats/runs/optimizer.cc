@@ -207,7 +207,7 @@ Asked asked_order(const std::string& text,
   asked.order.why = "the order that --assume-order says";
   if (text == "module" || text == "decay") return asked;
   if (!io::is_file(text))
-    throw usage_error({text, {}}, "--assume-order: is no rule and no file")
+    throw usage_error({text, {}}, "--assume-order: neither a rule nor a file")
         .with_hint("module, decay, or a file with a name on each line");
   asked.rule = "module";
   std::map<std::string, Parameter> known;
@@ -223,8 +223,9 @@ Asked asked_order(const std::string& text,
     if (name.empty()) continue;
     const auto found = known.find(name);
     if (found == known.end())
-      throw usage_error({text, printable(name)},
-                        "--assume-order: the model has no such parameter");
+      throw usage_error(
+          {text, printable(name)},
+          "--assume-order: the model doesn't have this parameter");
     asked.order.parameters.push_back(found->second);
   }
   return asked;

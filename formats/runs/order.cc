@@ -2,7 +2,6 @@
 #include "formats/runs/order.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <set>
 #include <tuple>
@@ -11,6 +10,7 @@
 #include "lib/embedded.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/number.h"
 
 namespace ckpt::runs {
 namespace {
@@ -76,16 +76,12 @@ std::optional<Place> place_of(const Order& order, std::string_view name) {
   if (name.starts_with(kAdapter)) name.remove_prefix(kAdapter.size());
   if (name.starts_with(order.layer)) {
     std::string_view rest = name.substr(order.layer.size());
-    uint64_t number = 0;
-    const auto [stop, failure] =
-        std::from_chars(rest.data(), rest.data() + rest.size(), number);
-    if (failure != std::errc{} || stop == rest.data() + rest.size() ||
-        *stop != '.')
-      return std::nullopt;
-    rest.remove_prefix(static_cast<size_t>(stop - rest.data()) + 1);
+    const auto number = text::take_number(rest);
+    if (!number || !rest.starts_with('.')) return std::nullopt;
+    rest.remove_prefix(1);
     const auto at = in_list(order.in, rest);
     if (!at) return std::nullopt;
-    return Place{1, number, at->first, at->second};
+    return Place{1, *number, at->first, at->second};
   }
   if (const auto at = in_list(order.before, name))
     return Place{0, 0, at->first, at->second};
@@ -115,10 +111,9 @@ std::optional<Expert> expert_of(std::string_view name) {
                 .number = 0,
                 .which = {}};
   std::string_view rest = name.substr(at + kWord.size());
-  const auto [stop, failure] =
-      std::from_chars(rest.data(), rest.data() + rest.size(), expert.number);
-  rest.remove_prefix(static_cast<size_t>(stop - rest.data()));
-  if (failure != std::errc{} || !rest.ends_with(".weight")) return std::nullopt;
+  const auto number = text::take_number(rest);
+  if (!number || !rest.ends_with(".weight")) return std::nullopt;
+  expert.number = *number;
   rest.remove_suffix(7);
   if (!rest.starts_with('.')) return std::nullopt;
   expert.which = rest.substr(1);

@@ -1,25 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/pattern.h"
 
-#include <charconv>
+#include "lib/text/number.h"
 
 namespace ckpt::runs {
 namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
-// A number at the start of `name`, without leading zeros beyond its own.
-std::optional<uint64_t> take_number(std::string_view& name) {
-  size_t end = 0;
-  while (end < name.size() && is_digit(name[end])) ++end;
-  uint64_t value = 0;
-  const auto [stop, failure] =
-      std::from_chars(name.data(), name.data() + end, value);
-  if (end == 0 || failure != std::errc{} || stop != name.data() + end)
-    return std::nullopt;
-  name.remove_prefix(end);
-  return value;
-}
 
 bool take(std::string_view pattern, std::string_view name, Numbers& numbers) {
   while (!pattern.empty()) {
@@ -46,12 +33,12 @@ bool take(std::string_view pattern, std::string_view name, Numbers& numbers) {
       what.remove_prefix(1);
       if (name.starts_with('_') && name.size() > 1 && is_digit(name[1])) {
         name.remove_prefix(1);
-        const auto number = take_number(name);
+        const auto number = text::take_number(name);
         if (!number || *number == 0) return false;
         value = *number;
       }
     } else {
-      const auto number = take_number(name);
+      const auto number = text::take_number(name);
       if (!number) return false;
       value = *number;
     }
@@ -98,13 +85,7 @@ bool has(std::string_view pattern, std::string_view number) {
 }
 
 std::optional<uint64_t> whole_number(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || failure != std::errc{} ||
-      end != text.data() + text.size())
-    return std::nullopt;
-  return value;
+  return text::number(text);
 }
 
 }  // namespace ckpt::runs

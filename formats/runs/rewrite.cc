@@ -16,6 +16,7 @@
 #include "formats/runs/rank_write.h"
 #include "formats/runs/run.h"
 #include "formats/runs/same_file.h"
+#include "formats/runs/trainer.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -38,7 +39,7 @@ std::vector<bool> in_containers(const Whole& whole) {
 const std::string& trainer_of(const Catalog& source) {
   if (!source.run)
     throw unfaithful_error({source.path, {}},
-                           "is no step of a trainer: there is none whose "
+                           "is not a step of a trainer: there is none whose "
                            "folder it could be written as")
         .with_hint("name a format: --to dcp, --to safetensors");
   return source.run->trainer;
@@ -375,14 +376,14 @@ class RunReader final : public formats::Reader {
   std::string_view name() const override { return kRunFormat; }
   // Runs are looked for before any format (formats::open).
   formats::Support supports(const std::string&) const override {
-    return {false, "no step of a trainer"};
+    return {false, "not a step of a trainer"};
   }
   Catalog read_catalog(const std::string& path,
                        const formats::ReadOptions& options) const override {
     // torchtitan's is known by what its container holds.
     Catalog catalog = formats::open(path, {}, options);
     if (catalog.run) return catalog;
-    throw missing_error({path, {}}, "is no step of a trainer that is known");
+    throw missing_error({path, {}}, "is not a step of a known trainer");
   }
 };
 
@@ -416,7 +417,28 @@ class RunWriter final : public formats::Writer {
   }
 };
 
+void check_trainer(const FormatOption&, const std::string& text) {
+  find_trainer(text);
+}
+
 }  // namespace
+
+std::vector<FormatOption> options() {
+  return {{.name = std::string(kTrainer),
+           .type = "NAME",
+           .help = "",
+           .check = check_trainer}};
+}
+
+void settle_options(const Catalog& source, const formats::Asked& asked,
+                    Layout& layout) {
+  const std::string trainer = layout.option(kTrainer);
+  if (trainer.empty()) return;
+  if (source.run && source.run->trainer == trainer) return;
+  const uint32_t ranks = layout.topology.dp;
+  layout.topology = asked.alone();
+  layout.topology.dp = ranks;
+}
 
 std::unique_ptr<formats::Reader> make_run_reader() {
   return std::make_unique<RunReader>();

@@ -13,12 +13,22 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
+#include <vector>
 
 #include "formats/format.h"
 
 namespace ckpt::runs {
 
 inline constexpr std::string_view kRunFormat = "run";
+
+// The option of the format: whose step it is to be; not set: the source's.
+inline constexpr std::string_view kTrainer = "trainer";
+std::vector<FormatOption> options();
+// Another trainer's step has data-parallel ranks alone, as many as the source
+// if nothing else is asked for (Traits::settle).
+void settle_options(const Catalog& source, const formats::Asked& asked,
+                    Layout& layout);
 
 std::unique_ptr<formats::Reader> make_run_reader();
 std::unique_ptr<formats::Writer> make_run_writer();

@@ -314,9 +314,9 @@ void Scanner::more_pickles(const io::Handle& file, const Part& part,
     const pickle::Trace trace = pickle::trace(file, at, file.size());
     if (!trace.error.empty()) {
       add(file, trace, part);
-      return problem(part,
-                     fmt::format("{} bytes after STOP at byte {} are no pickle",
-                                 file.size() - at, at));
+      return problem(
+          part, fmt::format("{} bytes after STOP at byte {} are not a pickle",
+                            file.size() - at, at));
     }
     add(file, trace, part);
     at = trace.end;

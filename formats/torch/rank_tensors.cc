@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/torch/rank_tensors.h"
 
-#include <charconv>
-
 #include "ckpt/error.h"
 #include "formats/fsdp/expand.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::torch {
 namespace {
@@ -23,12 +22,7 @@ Tensor tensor_of(const NamedTensor& found) {
 
 // "12" -> 12
 std::optional<uint64_t> number_of(const std::string& text) {
-  uint64_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || end != text.data() + text.size())
-    return std::nullopt;
-  return value;
+  return text::number(text);
 }
 
 }  // namespace

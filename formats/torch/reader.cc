@@ -49,7 +49,7 @@ Support supports_directory(const std::string& path) {
     const size_t others = count_torch_names(path);
     if (others > 1)
       return {false, fmt::format("{} .pt, .pth, .bin or .ckpt files in it that "
-                                 "are no set: name the one to open",
+                                 "don't belong together: name the one to open",
                                  others)};
     return {false, "no pytorch_model.bin, no index of .bin files"};
   }

@@ -2,7 +2,6 @@
 #include "formats/vllm/fuse.h"
 
 #include <algorithm>
-#include <charconv>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "formats/vllm/config.h"
 #include "formats/vllm/layout.h"
 #include "formats/vllm/models.h"
+#include "lib/text/number.h"
 #include "models/view.h"
 
 namespace ckpt::vllm {
@@ -138,12 +138,9 @@ class Fuser {
   static std::optional<uint64_t> layer_of(std::string_view name) {
     constexpr std::string_view kLayers = "model.layers.";
     if (!name.starts_with(kLayers)) return {};
-    uint64_t layer = 0;
-    const char* end = name.data() + name.size();
-    const auto [at, error] =
-        std::from_chars(name.data() + kLayers.size(), end, layer);
-    if (error != std::errc() || at == end || *at != '.') return {};
-    return layer;
+    name.remove_prefix(kLayers.size());
+    const auto layer = text::take_number(name);
+    return name.starts_with('.') ? layer : std::nullopt;
   }
 
   // MODULE.experts.N.PART.weight: with those of all N, where the first one's
@@ -223,7 +220,7 @@ class Fuser {
                              "layer together")
           .with_hint("keep or leave out all of them");
     if (found->second->shape.size() != 2)
-      throw unfaithful_error({source_.path, wanted}, "is no matrix");
+      throw unfaithful_error({source_.path, wanted}, "is not a matrix");
     return *found->second;
   }
 

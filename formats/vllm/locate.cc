@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "ckpt/error.h"
 #include "containers/hf/numbered.h"
 #include "lib/io/file.h"
+#include "lib/text/number.h"
 
 namespace ckpt::vllm {
 namespace {
@@ -39,10 +39,9 @@ std::string name_of(const FileName& file) {
 
 // The number at the front, which is taken away.
 bool take_number(std::string_view& text, uint32_t& number) {
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), number);
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
-  return error == std::errc();
+  const auto value = text::take_number(text, UINT32_MAX);
+  if (value) number = static_cast<uint32_t>(*value);
+  return value.has_value();
 }
 
 bool take_word(std::string_view& text, std::string_view word) {

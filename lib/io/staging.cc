@@ -197,9 +197,10 @@ void Staging::open_root() {
   const bool left_over = exists(root_);
   make_directory(root_);
   if (!is_plain_directory(root_))
-    throw unsafe_error({root_, {}},
-                       "is no directory: the target is written in a directory "
-                       "of that name first")
+    throw unsafe_error(
+        {root_, {}},
+        "is not a directory: the target is written in a directory "
+        "of that name first")
         .with_hint("remove it, or choose another target");
   const std::string shared = join(root_, kLock);
   if (is_plain_file(shared)) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/net/settings.h"
 
-#include <charconv>
 #include <cstdlib>
 
 #include "ckpt/error.h"
+#include "lib/text/number.h"
 
 namespace ckpt::net {
 namespace {
@@ -13,13 +13,11 @@ void read_number(const char* name, uint64_t least, uint64_t most,
                  uint64_t& value) {
   const std::string text = environment(name);
   if (text.empty()) return;
-  uint64_t number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, failure] = std::from_chars(text.data(), end, number);
-  if (failure != std::errc{} || stop != end || number < least || number > most)
+  const auto number = text::number(text, most);
+  if (!number || *number < least)
     throw usage_error({}, "{}={}: expected a number from {} to {}", name, text,
                       least, most);
-  value = number;
+  value = *number;
 }
 
 Settings read_settings() {

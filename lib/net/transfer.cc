@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <random>
 
 #include "lib/net/settings.h"
 #include "lib/net/url.h"
+#include "lib/text/number.h"
 
 namespace ckpt::net {
 namespace {
@@ -33,15 +33,6 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
-std::optional<uint64_t> number(std::string_view text) {
-  uint64_t value = 0;
-  const auto [stop, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || stop != text.data() + text.size())
-    return std::nullopt;
-  return value;
-}
-
 struct ContentRange {
   std::optional<uint64_t> first, last, total;
 };
@@ -53,12 +44,12 @@ ContentRange parse_range(std::string_view text) {
   text.remove_prefix(6);
   const size_t slash = text.find('/');
   if (slash == text.npos) return range;
-  range.total = number(trim(text.substr(slash + 1)));
+  range.total = text::number(trim(text.substr(slash + 1)));
   const std::string_view both = trim(text.substr(0, slash));
   const size_t dash = both.find('-');
   if (dash == both.npos) return range;
-  range.first = number(both.substr(0, dash));
-  range.last = number(both.substr(dash + 1));
+  range.first = text::number(both.substr(0, dash));
+  range.last = text::number(both.substr(dash + 1));
   return range;
 }
 
@@ -223,8 +214,8 @@ void Transfer::add_header(std::string_view line) {
     const size_t space = line.find(' ');
     response.status = 0;
     if (space != line.npos)
-      response.status =
-          static_cast<long>(number(line.substr(space + 1, 3)).value_or(0));
+      response.status = static_cast<long>(
+          text::number(line.substr(space + 1, 3)).value_or(0));
     return;
   }
   const size_t colon = line.find(':');
@@ -285,7 +276,7 @@ bool Transfer::check_head() {
   if (request.into.empty()) return true;
   if (response.status == 206) return judge_range();
   if (request.first_look) {
-    const auto length = number(response.header("content-length"));
+    const auto length = text::number(response.header("content-length"));
     if (!length || *length <= request.most_body) return true;
   }
   verdict_ = Verdict::kNoRanges;
@@ -325,7 +316,7 @@ bool Transfer::again(std::string what, bool always) {
   ++failures_;
   if (always || (failures_ <= settings().retries && take_retry())) {
     pause_ = backoff(failures_);
-    const auto told = number(response.header("retry-after"));
+    const auto told = text::number(response.header("retry-after"));
     if (told && *told <= 120)
       pause_ = std::max(pause_, std::chrono::milliseconds(*told * 1000));
     if (request.into.empty() || response.got == 0) response.body.clear();

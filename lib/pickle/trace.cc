@@ -2,12 +2,12 @@
 #include "lib/pickle/trace.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "lib/pickle/codecs.h"
 #include "lib/pickle/names.h"
 #include "lib/pickle/tracer.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::pickle {
 namespace {
@@ -50,12 +50,9 @@ void Tracer::skip_line() { in_.line(uint64_t{1} << 28); }
 
 uint64_t Tracer::line_number() {
   const std::string_view line = in_.line(kLongestLine);
-  uint64_t number = 0;
-  const auto [end, error] =
-      std::from_chars(line.data(), line.data() + line.size(), number);
-  if (error != std::errc() || end != line.data() + line.size())
-    fail("a memo index that is not a number");
-  return number;
+  const auto number = text::number(line);
+  if (!number) fail("a memo index that is not a number");
+  return *number;
 }
 
 void Tracer::put(uint64_t index) {

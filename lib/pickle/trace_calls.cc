@@ -74,7 +74,7 @@ Tracer::Value Tracer::global_of_lines() {
   if (!trace_.protocol &&
       (module.empty() || module.find_first_of(kNever) != module.npos ||
        name.empty()))
-    fail("a global whose name is none");
+    fail("a global whose name is not text");
   return global(std::move(module), std::move(name));
 }
 

@@ -17,45 +17,11 @@ uint64_t aligned(uint64_t bytes) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-// A lane is read row by row if less than a quarter of it is wanted.
-bool is_dense(const Lane& lane) { return lane.width * 4 >= lane.row_stride; }
-
-uint64_t bytes_per_row(const Lane& lane) {
-  return is_dense(lane) ? std::max(lane.row_stride, lane.width) : lane.width;
-}
-
 uint64_t at_least_1(uint64_t bytes) { return std::max<uint64_t>(bytes, 1); }
 
 bool same_source(const Move& a, const Move& b) {
   return a.source == b.source && a.source_column == b.source_column &&
          a.bytes == b.bytes;
-}
-
-uint64_t dot(const Dims& index, const Dims& strides) {
-  uint64_t sum = 0;
-  for (size_t d = 0; d < index.size(); ++d) sum += index[d] * strides[d];
-  return sum;
-}
-
-// Bytes from the first to the end of the last element of a tile.
-uint64_t span_of(const Gather& gather, const Dims& shape, uint64_t element) {
-  uint64_t span = element;
-  for (size_t d = 0; d < shape.size(); ++d)
-    span += (shape[d] - 1) * gather.source_strides[d];
-  return span;
-}
-
-// What to halve: the dimension that spreads the tile most over the file, or,
-// if only the elements are too many, the outermost.
-size_t split_dimension(const Gather& gather, const Dims& shape, bool wide) {
-  size_t best = 0;
-  while (shape[best] == 1) ++best;
-  if (!wide) return best;
-  for (size_t d = best + 1; d < shape.size(); ++d)
-    if ((shape[d] - 1) * gather.source_strides[d] >
-        (shape[best] - 1) * gather.source_strides[best])
-      best = d;
-  return best;
 }
 
 CkptCudaDigest run_digest(uint32_t buffer, uint64_t at, uint64_t content,
@@ -176,8 +142,9 @@ bool Blocks::begin_gather(const Gather& gather) {
   const uint64_t count = element_count(gather.shape).value_or(UINT64_MAX);
   if (count < module_.api().least_bytes / from_) return false;
   kind_ = Kind::kGather;
-  tiles_.clear();
-  tiles_.emplace_back(Dims(gather.shape.size(), 0), gather.shape);
+  tiles_ = Tiles(
+      gather,
+      {.element = from_, .span = room_, .count = room_ / std::max(from_, to_)});
   return true;
 }
 
@@ -353,25 +320,10 @@ void Blocks::move_lanes(const Job& job, uint64_t row, uint64_t rows,
 
 bool Blocks::next_tile(Block& block) {
   const Gather& gather = plan_.gathers[item_.index];
-  while (!tiles_.empty()) {
-    auto [begin, shape] = std::move(tiles_.back());
-    tiles_.pop_back();
-    const uint64_t count = element_count(shape).value_or(UINT64_MAX);
-    if (count == 0) continue;
-    const bool wide = span_of(gather, shape, from_) > room_;
-    if (!wide && count <= room_ / std::max(from_, to_)) {
-      fill_tile(gather, begin, shape, block);
-      return true;
-    }
-    const size_t d = split_dimension(gather, shape, wide);
-    Dims half = shape, rest = shape, middle = begin;
-    half[d] = shape[d] / 2;
-    rest[d] = shape[d] - half[d];
-    middle[d] += half[d];
-    tiles_.emplace_back(std::move(middle), std::move(rest));
-    tiles_.emplace_back(std::move(begin), std::move(half));
-  }
-  return false;
+  Dims begin, shape;
+  if (!tiles_.next(begin, shape)) return false;
+  fill_tile(gather, begin, shape, block);
+  return true;
 }
 
 // Elements are put in order first, as the source has them: their digest is

@@ -8,6 +8,7 @@
 
 #include "reshard/cuda/load.h"
 #include "reshard/plan.h"
+#include "reshard/tiles.h"
 #include "reshard/work.h"
 
 namespace ckpt::reshard {
@@ -114,7 +115,7 @@ class Blocks {
   uint32_t move_ = 0;  // kColumns: the group of moves
   uint32_t group_ = 0;
   std::vector<std::pair<uint64_t, uint64_t>> lanes_;  // at, stride in memory
-  std::vector<std::pair<Dims, Dims>> tiles_;          // begin, shape
+  Tiles tiles_;                                       // of the gather
 };
 
 }  // namespace ckpt::reshard

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reshard/ranks/link.h"
 
-#include <charconv>
 #include <cstdlib>
 
 #include "ckpt/error.h"
 #include "lib/module.h"
+#include "lib/text/number.h"
 #include "reshard/ranks/abi.h"
 
 namespace ckpt::ranks {
@@ -14,13 +14,7 @@ namespace {
 std::optional<uint32_t> number(const char* variable) {
   const char* text = variable ? std::getenv(variable) : nullptr;
   if (!text) return std::nullopt;
-  const std::string_view digits(text);
-  uint32_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (failure != std::errc{} || end != digits.data() + digits.size())
-    return std::nullopt;
-  return value;
+  return text::number<uint32_t>(text);
 }
 
 class MpiLink : public Link {

@@ -309,7 +309,7 @@ TEST_CASE("Saver: what ranks don't agree on fails for all of them") {
       {"3 of the 4 objects", [](Ranks& r) { r.states[1].objects.clear(); }},
       {"there is no entry [4] in a grid of [4]",
        [](Ranks& r) { r.states[1].objects[0].at = Dims{4}; }},
-      {"its value is no JSON",
+      {"its value is not JSON",
        [](Ranks& r) { r.states[1].objects[0].json = "{"; }},
   };
   for (const Row& row : rows) {

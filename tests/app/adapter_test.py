@@ -390,7 +390,7 @@ def refusals(folder):
         check(said in run.err, f"not said: {said}\n{run}")
         check(not (folder / "out").exists(), "written all the same")
 
-    refused(5, "the base has no such tensor, nor 1 more", other, good)
+    refused(5, "the base doesn't have this tensor, nor 1 more", other, good)
     refused(3, "no adapter", base, base)
     refused(2, "--adapter-weight", base, good, "--adapter-weight", "1",
             "--adapter-weight", "2")

@@ -76,7 +76,7 @@ def test_damaged(folder):
         "key_metadata": [{"key": "../../etc", "key_type": 2}],
         "value_metadata": {"value_type": "jax.Array"}}
     (path / "_METADATA").write_text(json.dumps(tree))
-    refused(path, 4, "are no name of a file")
+    refused(path, 4, "don't make a file's name")
     path = copy(folder, "text")
     (path / "_strings.json").write_text("{}")
     refused(path, 4, "name: is not there")

@@ -836,7 +836,7 @@ def test_refused(folder):
               "dcp"), 2,
              "can be read, not written"),
             (("inspect", "az://c/m"), 2, "not supported yet"),
-            (("fetch", folder, folder / "x"), 2, "is no URL"),
+            (("fetch", folder, folder / "x"), 2, "is not a URL"),
             (("inspect", "hf://org"), 3, "no such file"),
             (("inspect", "https://127.0.0.1:1/m.safetensors"), 6,
              "127.0.0.1:1")):

@@ -92,6 +92,55 @@ TEST_CASE("rank cut: pieces of a target are contiguous") {
   }
 }
 
+// Every cut of up to three segments of up to six elements over up to six ranks:
+// each rank's parts lie in its shard without a gap, and each element of the
+// whole is on `repeat` neighbouring ranks.
+TEST_CASE("rank cut: all small cuts cover the whole") {
+  size_t fitting = 0;
+  const auto check = [&](const Cut& cut, uint64_t size, uint32_t ranks) {
+    const Shape shape{size, 2};
+    if (!fits(cut, shape, ranks)) return;
+    ++fitting;
+    std::vector<std::vector<uint32_t>> holders(size);
+    size_t wrong = 0;
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      uint64_t at = 0;
+      for (const CutPart& part : parts_of(cut, shape, ranks, rank)) {
+        wrong += part.at[0] != at;
+        const uint64_t begin = part.box.offset[0];
+        for (uint64_t i = 0; i < part.box.shape[0]; ++i)
+          holders.at(begin + i).push_back(rank);
+        at += part.box.shape[0];
+      }
+      wrong += at != local_shape(cut, shape, ranks)[0];
+    }
+    uint64_t begin = 0;
+    for (const Segment& segment : cut.segments) {
+      const uint64_t run = segment.size / (ranks / segment.repeat);
+      for (uint64_t i = 0; i < segment.size; ++i) {
+        std::vector<uint32_t> want(segment.repeat);
+        for (uint32_t r = 0; r < segment.repeat; ++r)
+          want[r] = static_cast<uint32_t>(i / run) * segment.repeat + r;
+        wrong += holders[begin + i] != want;
+      }
+      begin += segment.size;
+    }
+    CHECK(wrong == 0);
+  };
+  for (uint32_t ranks = 1; ranks <= 6; ++ranks)
+    for (uint64_t a = 1; a <= 6; ++a)
+      for (uint32_t repeat = 1; repeat <= ranks; ++repeat) {
+        check({.dim = 0, .segments = {{a, repeat}}}, a, ranks);
+        for (uint64_t b = 1; b <= 6; ++b) {
+          check({.dim = 0, .segments = {{a, 1}, {b, repeat}}}, a + b, ranks);
+          for (uint64_t c = 1; c <= 6; ++c)
+            check({.dim = 0, .segments = {{a, repeat}, {b, 1}, {c, repeat}}},
+                  a + b + c, ranks);
+        }
+      }
+  CHECK(fitting > 1000);
+}
+
 TEST_CASE("meta: what names are") {
   using meta::Role;
   struct Row {

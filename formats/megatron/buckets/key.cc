@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -16,11 +16,9 @@ bool eat(std::string_view& text, std::string_view word) {
 }
 
 bool eat_number(std::string_view& text, uint64_t& value) {
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{}) return false;
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
-  return true;
+  const auto number = text::take_number(text);
+  if (number) value = *number;
+  return number.has_value();
 }
 
 // Buffers and buckets of a rank are few; a number beyond it is not an index.

@@ -22,7 +22,7 @@ std::vector<uint64_t> numbers(const Document& document, Id list,
       all.push_back(static_cast<uint64_t>(*value));
     }
   if (!is_list || all.size() != document.items(list).size())
-    throw input_error({{}, name}, "is no list of bucket lengths");
+    throw input_error({{}, name}, "is not a list of bucket lengths");
   return all;
 }
 
@@ -63,7 +63,7 @@ std::optional<std::vector<std::vector<uint64_t>>> GroupObjects::unpadded(
   const Value value = value_of(catalog_, *object);
   const Document& document = *value.document;
   if (!document.is(value.node, Type::kList))
-    throw input_error({{}, object->name}, "is no list of buffers");
+    throw input_error({{}, object->name}, "is not a list of buffers");
   std::vector<std::vector<uint64_t>> all;
   for (const Id buffer : document.items(value.node)) {
     const auto pairs = document.as_pairs(buffer);

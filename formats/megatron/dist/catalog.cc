@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <set>
 
@@ -14,6 +13,7 @@
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/state/run_config.h"
 #include "lib/io/file.h"
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -174,12 +174,9 @@ std::optional<uint64_t> writer_rank(std::string_view name) {
   if (!name.ends_with(".distcp")) return std::nullopt;
   const size_t at = name.rfind("__");
   if (at == name.npos) return std::nullopt;
-  const char* begin = name.data() + at + 2;
-  uint64_t rank = 0;
-  const auto [end, failure] =
-      std::from_chars(begin, name.data() + name.size(), rank);
-  if (failure != std::errc{} || *end != '_') return std::nullopt;
-  return rank;
+  std::string_view rest = name.substr(at + 2);
+  const auto rank = text::take_number(rest);
+  return rest.starts_with('_') ? rank : std::nullopt;
 }
 
 void finish_dist_catalog(Catalog& catalog, const Common& common) {

@@ -69,7 +69,7 @@ DistFound locate_or_throw(const std::string& path) {
             "Megatron writes it last; use an older iteration, or read what is "
             "there with --from dcp");
   throw missing_error(
-      {path, {}}, "is no distributed checkpoint of Megatron: {}", found.why);
+      {path, {}}, "is not a distributed checkpoint of Megatron: {}", found.why);
 }
 
 // The backend and its version are ones that we know.

@@ -21,6 +21,7 @@
 #include "formats/megatron/model/restack.h"
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/model/vocab.h"
+#include "formats/megatron/options.h"
 #include "formats/megatron/state/common.h"
 #include "formats/megatron/state/optimizer.h"
 #include "lib/pickle/value.h"
@@ -261,7 +262,7 @@ Catalog review_for_dist(Catalog source, const Layout& layout) {
   Layout wanted = layout;
   if (source.format == kLegacy) {
     const std::string form = review_legacy(source, facts);
-    if (wanted.optimizer.empty()) wanted.optimizer = form;
+    if (!form.empty()) wanted.options.try_emplace("optim", form);
   }
   if (source.format == kFsdp) review_fsdp(source, facts);
   recognise(source, facts);

@@ -13,6 +13,7 @@
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/model/vocab.h"
+#include "formats/megatron/options.h"
 #include "formats/megatron/state/common.h"
 #include "formats/megatron/state/run_config.h"
 #include "formats/target.h"
@@ -52,7 +53,7 @@ uint64_t padded_vocabulary(const Catalog& source, const Facts& facts) {
 // What the command line says of the job, for args that have a place for it.
 void add_wanted(const Catalog& source, const Layout& layout,
                 std::vector<ArgChange>& changes) {
-  const Layout::Megatron& wanted = layout.megatron;
+  const Wanted wanted = wanted_of(layout);
   if (wanted.etp != 0)
     changes.push_back({"expert_tensor_parallel_size", wanted.etp});
   if (wanted.vocab_multiple != 0)
@@ -91,7 +92,7 @@ DistSplit split_for(const Facts& facts, const Layout& layout) {
   const uint64_t tp = std::max<uint32_t>(1, layout.topology.tp);
   const bool apart = facts.etp && facts.etp != facts.tp;
   uint64_t etp = apart ? *facts.etp : tp;
-  if (layout.megatron.etp != 0) etp = layout.megatron.etp;
+  if (const uint32_t asked = wanted_of(layout).etp; asked != 0) etp = asked;
   return {
       .tp = tp, .etp = etp, .ep = std::max<uint32_t>(1, layout.topology.ep)};
 }

@@ -18,6 +18,7 @@
 #include "formats/megatron/dist/target.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/model/ranks.h"
+#include "formats/megatron/options.h"
 #include "formats/megatron/state/object_archive.h"
 #include "formats/megatron/strategy.h"
 #include "formats/target.h"
@@ -35,7 +36,7 @@ class Builder {
         facts_(facts_with_shapes(source)),
         split_(split_for(facts_, layout)),
         stages_(source, facts_, std::max<uint32_t>(1, topology_.pp),
-                layout.megatron.stage_layers),
+                wanted_of(layout).stage_layers),
         ranks_(topology_, split_.etp, has_experts(source)) {
     if (layout.single_file)
       throw usage_error({}, "a distributed checkpoint is a directory");

@@ -80,7 +80,7 @@ DistFound locate_or_throw(const std::string& path) {
             "Megatron writes it last; use an older iteration, or fetch "
             "the checkpoint again");
   throw missing_error(
-      {path, {}}, "is no distributed checkpoint of Megatron: {}", found.why);
+      {path, {}}, "is not a distributed checkpoint of Megatron: {}", found.why);
 }
 
 void check_config(const DistFound& found, Catalog& catalog) {

@@ -2,7 +2,6 @@
 #include "formats/megatron/dist/zarr_scan.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <set>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "formats/megatron/model/keys.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -29,12 +29,9 @@ std::optional<std::vector<uint64_t>> parse_numbers(std::string_view text) {
   std::vector<uint64_t> numbers;
   while (true) {
     const size_t dot = text.find('.');
-    const std::string_view part = text.substr(0, dot);
-    uint64_t value = 0;
-    const char* last = part.data() + part.size();
-    const auto [end, failure] = std::from_chars(part.data(), last, value);
-    if (failure != std::errc{} || end != last) return std::nullopt;
-    numbers.push_back(value);
+    const auto value = text::number(text.substr(0, dot));
+    if (!value) return std::nullopt;
+    numbers.push_back(*value);
     if (dot == text.npos) return numbers;
     text.remove_prefix(dot + 1);
   }
@@ -102,10 +99,10 @@ class Scan {
     const std::vector<std::string> names = io::list_directory(path);
     if (add_objects(key, path, names)) return;
     check_lost(key, path, names);
-    catalog_.problems.push_back({Severity::kNote, "foreign_directory",
-                                 printable(path), "",
-                                 "is no array and has no objects; it is left "
-                                 "alone"});
+    catalog_.problems.push_back(
+        {Severity::kNote, "foreign_directory", printable(path), "",
+         "is not an array and has no objects; it is left "
+         "alone"});
   }
 
   // Locks of flattened writes: an array of the same name without the ending.
@@ -178,7 +175,7 @@ class Scan {
       for (const std::string& stranger : strangers_)
         catalog_.problems.push_back({Severity::kWarning, "foreign_file",
                                      printable(stranger), "",
-                                     "is no object of a grid; it is left "
+                                     "is not an object of a grid; it is left "
                                      "alone"});
     strangers_.clear();
     return any;

@@ -15,6 +15,7 @@
 #include "formats/megatron/dist/zarr_chunks.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/ranks.h"
+#include "formats/megatron/options.h"
 #include "formats/megatron/state/object_archive.h"
 #include "formats/megatron/strategy.h"
 #include "formats/megatron/zarr.h"
@@ -38,9 +39,9 @@ class ZarrBuilder {
         facts_(facts_with_shapes(source)),
         split_(split_for(facts_, layout)) {
     // Its files know no stages; its args say them.
-    if (!layout.megatron.stage_layers.empty())
+    if (const Wanted wanted = wanted_of(layout); !wanted.stage_layers.empty())
       Stages(source, facts_, std::max<uint32_t>(1, topology_.pp),
-             layout.megatron.stage_layers);
+             wanted.stage_layers);
   }
 
   Target build() {

@@ -83,10 +83,11 @@ RowOrder LegacyAssembler::row_order(const LegacyRank& rank,
   order.heads = heads / sizes_.tp;
   if (order.heads == 0 || heads % sizes_.tp != 0 ||
       rows % (order.heads * order.parts) != 0)
-    throw input_error({rank.file.path, printable(entry.name)},
-                      "checkpoint_version {}: {} rows are no {} parts of {} "
-                      "heads on each of {} ranks",
-                      rank.version, rows, order.parts, heads, sizes_.tp)
+    throw input_error(
+        {rank.file.path, printable(entry.name)},
+        "checkpoint_version {}: {} rows don't make {} parts of {} "
+        "heads on each of {} ranks",
+        rank.version, rows, order.parts, heads, sizes_.tp)
         .with_hint("args.num_attention_heads must be that of the model");
   const uint64_t hn = rows / (order.heads * order.parts);
   if (facts_.kv_channels && *facts_.kv_channels != hn)

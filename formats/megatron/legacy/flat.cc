@@ -125,7 +125,7 @@ class FlatReader {
     const auto ref = torch::as_tensor(document_, node, file_.storages, state);
     if (!ref || ref->shape.size() != 1 || !ref->extent.strides.empty())
       throw input_error({file_.path, printable(state)},
-                        "is no flat tensor of a gradient buffer");
+                        "is not a flat tensor of a gradient buffer");
     if (ref->shape[0] < total)
       throw input_error({file_.path, printable(state)},
                         "has {} elements, numel_unpadded is {}", ref->shape[0],

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/megatron/legacy/names.h"
 
-#include <charconv>
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -10,18 +10,13 @@ constexpr uint64_t kMostNumber = uint64_t{1} << 32;
 
 std::optional<LegacyName::Number> number_at(std::string_view text, size_t at,
                                             bool to_end) {
-  size_t end = at;
-  while (end < text.size() && text[end] >= '0' && text[end] <= '9') ++end;
-  if (end == at) return std::nullopt;
-  if (to_end ? end != text.size() : end == text.size() || text[end] != '.')
+  if (at > text.size()) return std::nullopt;
+  std::string_view rest = text.substr(at);
+  const auto value =
+      text::take_number(rest, kMostNumber, text::Zeros::kRefused);
+  if (!value || (to_end ? !rest.empty() : !rest.starts_with('.')))
     return std::nullopt;
-  uint64_t value = 0;
-  const auto [last, failure] =
-      std::from_chars(text.data() + at, text.data() + end, value);
-  const bool zeros = end - at > 1 && text[at] == '0';
-  if (failure != std::errc{} || zeros || value > kMostNumber)
-    return std::nullopt;
-  return LegacyName::Number{at, end - at, value};
+  return LegacyName::Number{at, text.size() - rest.size() - at, *value};
 }
 
 // A component's first byte, or npos: "layers." at the start or behind a dot.

@@ -12,6 +12,7 @@
 #include "ckpt/error.h"
 #include "formats/megatron/legacy/names.h"
 #include "formats/megatron/legacy/stages.h"
+#include "formats/megatron/options.h"
 #include "lib/text/format.h"
 
 namespace ckpt::megatron {
@@ -59,7 +60,11 @@ class Planner {
  public:
   Planner(const Catalog& source, const Facts& facts, const Layout& layout,
           Target& target)
-      : source_(source), facts_(facts), layout_(layout), target_(target) {
+      : source_(source),
+        facts_(facts),
+        layout_(layout),
+        wanted_(wanted_of(layout)),
+        target_(target) {
     for (const Tensor& tensor : source.tensors)
       if (tensor.kind == Kind::model) models_.insert(tensor.name);
     ours_ = source.format == "megatron_legacy";
@@ -68,23 +73,22 @@ class Planner {
   LegacyPlan plan() {
     plan_.topology = layout_.topology;
     plan_.cp = facts_.cp.value_or(1);
-    plan_.vocab_multiple = layout_.megatron.vocab_multiple;
+    plan_.vocab_multiple = wanted_.vocab_multiple;
     plan_.tied =
         layout_.topology.pp > 1 && !facts_.untied.value_or(!facts_.any);
     std::vector<Keys> chunks = source_chunks();
     count_experts(chunks);
     choose_expert_ranks();
     const uint32_t pp = layout_.topology.pp;
-    const Layout::Megatron& wanted = layout_.megatron;
     const uint32_t vpp = source_vpp(chunks);
     const bool same_stages = ours_ && source_.topology.pp == pp &&
                              chunks.size() % pp == 0 && !chunks.empty() &&
-                             wanted.stage_layers.empty() &&
-                             (wanted.vpp == 0 || wanted.vpp == vpp);
+                             wanted_.stage_layers.empty() &&
+                             (wanted_.vpp == 0 || wanted_.vpp == vpp);
     if (same_stages)
       keep_stages(std::move(chunks));
     else
-      share_out(flatten(chunks), wanted.vpp != 0 ? wanted.vpp : vpp);
+      share_out(flatten(chunks), wanted_.vpp != 0 ? wanted_.vpp : vpp);
     number_layers();
     plan_.same_ranks = ours_ && source_.topology.tp == plan_.topology.tp &&
                        source_.topology.pp == pp &&
@@ -173,7 +177,7 @@ class Planner {
     const uint64_t old = facts_.etp.value_or(old_tp);
     plan_.etp = old == old_tp ? tp : old;
     if (plan_.etp == 0 || tp % plan_.etp != 0) plan_.etp = 1;
-    if (const uint32_t asked = layout_.megatron.etp; asked != 0) {
+    if (const uint32_t asked = wanted_.etp; asked != 0) {
       if (tp % asked != 0)
         throw unfaithful_error({source_.path, {}},
                                "--etp {} does not divide tp={}", asked, tp)
@@ -228,8 +232,8 @@ class Planner {
     std::string assumption;
     const StageSplit split =
         split_stages(source_, facts_, keys, layout_.topology.pp, vpp,
-                     assumption, layout_.megatron.stage_layers);
-    const uint32_t asked = layout_.megatron.vpp;
+                     assumption, wanted_.stage_layers);
+    const uint32_t asked = wanted_.vpp;
     if (asked != 0 && (split.vpp != asked || (asked > 1 && plan_pp() == 1)))
       throw unfaithful_error({source_.path, {}},
                              "--vpp {}: the layers are not {} x {} equal parts",
@@ -276,6 +280,7 @@ class Planner {
   const Catalog& source_;
   const Facts& facts_;
   const Layout& layout_;
+  const Wanted wanted_;
   Target& target_;
   std::unordered_set<std::string_view> models_;
   bool ours_ = false;

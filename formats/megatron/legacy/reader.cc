@@ -38,7 +38,7 @@ class LegacyReader : public formats::Reader {
 LegacyPlace locate_or_throw(const std::string& path) {
   LegacyFound found = locate_legacy(path);
   if (found.place) return *found.place;
-  throw missing_error({path, {}}, "is no legacy Megatron checkpoint: {}",
+  throw missing_error({path, {}}, "is not a legacy Megatron checkpoint: {}",
                       found.why);
 }
 

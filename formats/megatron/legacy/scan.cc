@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <map>
 #include <set>
 #include <tuple>
@@ -15,6 +14,7 @@
 #include "formats/megatron/locate.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -25,13 +25,9 @@ constexpr std::string_view kRank = "mp_rank_";
 
 // "00" or "001": at least `digits` of them.
 std::optional<uint32_t> padded_number(std::string_view text, size_t digits) {
-  uint32_t value = 0;
-  const auto [end, failure] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || end != text.data() + text.size() ||
-      text.size() < digits || (text.size() > digits && text[0] == '0'))
+  if (text.size() < digits || (text.size() > digits && text[0] == '0'))
     return std::nullopt;
-  return value;
+  return text::number<uint32_t>(text);
 }
 
 // NeMo's pipelines: tp_rank_TT_pp_rank_PPP

@@ -20,6 +20,7 @@
 #include "formats/megatron/model/canonical_review.h"
 #include "formats/megatron/model/restack.h"
 #include "formats/megatron/model/vocab.h"
+#include "formats/megatron/options.h"
 #include "formats/megatron/state/common.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
@@ -41,8 +42,9 @@ class LegacyWriter : public formats::Writer {
       return source;
     }
     Facts facts = facts_of(source);
-    if (!layout.megatron.transformer_impl.empty())
-      facts.local_spec = layout.megatron.transformer_impl == "local";
+    if (const std::string asked = wanted_of(layout).transformer_impl;
+        !asked.empty())
+      facts.local_spec = asked == "local";
     const bool keys = source.format == "megatron_torch_dist" ||
                       source.format == "megatron_zarr";
     const bool state = std::ranges::any_of(

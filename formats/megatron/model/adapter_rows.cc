@@ -78,7 +78,7 @@ void arrange(const Catalog& source, Tensor& tensor, uint64_t from,
         .with_hint("add the adapter to its base with Megatron-Bridge first");
   if (tensor.shape.size() != key.axes() + size_t{2})
     throw unfaithful_error({source.path, tensor.name},
-                           "its shape {} is no matrix: rows for {} "
+                           "its shape {} is not a matrix: rows for {} "
                            "tensor-parallel ranks can't be arranged for {}",
                            to_string(tensor.shape), from, to)
         .with_hint("--model-only leaves the optimizer out");

@@ -12,6 +12,7 @@
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/model/spelling.h"
 #include "formats/megatron/model/vocab.h"
+#include "formats/megatron/options.h"
 #include "formats/megatron/state/common.h"
 #include "formats/megatron/state/job_args.h"
 #include "lib/text/format.h"
@@ -59,7 +60,7 @@ void check_names(const Catalog& catalog) {
 // What the args say, what shapes do, and what was asked for.
 Facts facts_for(const Catalog& catalog, const Layout& layout) {
   Facts facts = facts_of(catalog);
-  const Layout::Megatron& wanted = layout.megatron;
+  const Wanted wanted = wanted_of(layout);
   const bool apart = facts.etp && facts.etp != facts.tp;
   if (!apart) facts.etp.reset();
   if (wanted.etp != 0) facts.etp = wanted.etp;
@@ -159,7 +160,7 @@ Facts settle_canonical(Catalog& source, const Layout& layout) {
 }
 
 void refuse_spelling(const Catalog& source, const Layout& layout) {
-  const std::string& asked = layout.megatron.transformer_impl;
+  const std::string asked = wanted_of(layout).transformer_impl;
   if (asked.empty()) return;
   throw usage_error({source.path, {}},
                     "--transformer-impl {}: what {} becomes in {} keeps the "

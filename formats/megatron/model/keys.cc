@@ -4,7 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
+
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -26,15 +27,9 @@ constexpr std::string_view kTowers[] = {
 // Layers, experts, ranks: so that one more never overflows.
 constexpr uint64_t kMostNumber = uint64_t{1} << 40;
 
+// As Python prints it: no leading zero.
 std::optional<uint64_t> number(std::string_view text) {
-  uint64_t value = 0;
-  const char* last = text.data() + text.size();
-  const auto [end, failure] = std::from_chars(text.data(), last, value);
-  // As Python prints it: no sign, no leading zero.
-  if (failure != std::errc{} || end != last || text.empty() ||
-      value > kMostNumber || (text.size() > 1 && text[0] == '0'))
-    return std::nullopt;
-  return value;
+  return text::number(text, kMostNumber, text::Zeros::kRefused);
 }
 
 // The component that begins at `at`, without its dot.

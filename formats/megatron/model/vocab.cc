@@ -9,6 +9,7 @@
 
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
+#include "formats/megatron/options.h"
 #include "models/view.h"
 
 namespace ckpt::megatron {
@@ -129,7 +130,7 @@ void pad_vocabulary(Catalog& catalog, const Facts& facts, uint64_t tp) {
 
 bool ask_vocabulary(Catalog& catalog, const Facts& facts, const Layout& layout,
                     bool unpadded) {
-  const Layout::Megatron& wanted = layout.megatron;
+  const Wanted wanted = wanted_of(layout);
   const uint64_t rows = vocabulary_rows(catalog);
   const bool asked = wanted.vocab_size != 0 || wanted.vocab_multiple != 0;
   if (rows == 0 || (!asked && !unpadded)) return false;

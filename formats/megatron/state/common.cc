@@ -56,7 +56,7 @@ Common read_common_item(const torch::OpenedObject& opened,
   const Document& document = *container.document;
   const Id list = document.root();
   if (!document.is(list, Type::kList) || document.items(list).size() != 1)
-    throw input_error({path, kCommonObject}, "is no list of one value");
+    throw input_error({path, kCommonObject}, "is not a list of one value");
   const Id root = document.items(list)[0];
   check_dict(document, root, path);
   Skeleton skeleton{.document = container.document, .root = root};

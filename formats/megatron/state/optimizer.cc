@@ -9,6 +9,7 @@
 
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
+#include "formats/megatron/options.h"
 #include "formats/megatron/state/optimizer_common.h"
 #include "formats/megatron/state/optimizer_groups.h"
 
@@ -118,7 +119,7 @@ void make_fully_reshardable(Catalog& catalog, Form form) {
   if (objects)
     catalog.assumptions.push_back(fmt::format(
         "optimizer: {} objects of flat buffers became entries of the common "
-        "part, or describe what is no more",
+        "part, or describe what no longer exists",
         objects));
 }
 
@@ -150,21 +151,12 @@ void check_no_state(const Catalog& catalog) {
 
 }  // namespace
 
-void check_optimizer_type(std::string_view type) {
-  if (type.empty() || type == kFullyReshardable) return;
-  throw usage_error({}, "--optim {}: only {} can be asked for", type,
-                    kFullyReshardable)
-      .with_hint(
-          "without --optim optimizer state keeps its form, but for flat "
-          "buffers (dp_reshardable, fully_sharded_bucket_space), which belong "
-          "to one topology and become fully_reshardable");
-}
-
 void convert_optimizer(Catalog& catalog, const Layout& layout) {
-  check_optimizer_type(layout.optimizer);
+  const std::string wanted = wanted_of(layout).optimizer;
+  check_optimizer_type(wanted);
   const std::string type = sharding_type(catalog);
   const Form form = form_of(catalog, type);
-  const bool asked = !layout.optimizer.empty();
+  const bool asked = !wanted.empty();
   if (form == Form::kRaw || form == Form::kZero) {
     if (asked || !same_ranks(layout.topology, catalog.topology))
       refuse(catalog, form);

@@ -21,13 +21,8 @@
 
 namespace ckpt::megatron {
 
-inline constexpr std::string_view kFullyReshardable = "fully_reshardable";
-
-// Throws usage_error for an unknown value of --optim.
-void check_optimizer_type(std::string_view type);
-
 // Gives the catalog of a distributed checkpoint (sharded keys, the common part
-// as objects) the optimizer state that layout.optimizer asks for; "" keeps
+// as objects) the optimizer state that the option "optim" asks for; "" keeps
 // what there is, but for flat buffers. Adds assumptions and problems. Throws
 // unfaithful_error if it can't be done.
 void convert_optimizer(Catalog& catalog, const Layout& layout);

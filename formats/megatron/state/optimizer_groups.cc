@@ -4,13 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 
 #include "ckpt/error.h"
 #include "formats/megatron/buckets/sizes.h"
+#include "formats/megatron/options.h"
 #include "formats/megatron/state/optimizer.h"
 #include "lib/pickle/json.h"
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -54,11 +55,11 @@ std::optional<GroupObject> parse_group_object(std::string_view name) {
   GroupObject object;
   name = name.substr(0, name.find('/'));
   if (name.starts_with("chained_")) {
-    const char* end = name.data() + name.size();
-    const auto [at, failure] =
-        std::from_chars(name.data() + 8, end, object.chain);
-    if (failure != std::errc{} || at == end || *at != '.') return std::nullopt;
-    name.remove_prefix(static_cast<size_t>(at - name.data()) + 1);
+    name.remove_prefix(8);
+    const auto chain = text::take_number(name);
+    if (!chain || !name.starts_with('.')) return std::nullopt;
+    name.remove_prefix(1);
+    object.chain = *chain;
     object.chained = true;
   }
   if (!name.starts_with(kGroup)) return std::nullopt;

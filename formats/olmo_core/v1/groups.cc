@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
 #include <set>
@@ -13,6 +12,7 @@
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::olmo_core::v1 {
 namespace {
@@ -35,14 +35,6 @@ struct Group {
   std::vector<std::pair<std::string, Value>> options;  // without params
   std::vector<std::string> names;
 };
-
-std::optional<uint64_t> number(std::string_view text) {
-  uint64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (text.empty() || error != std::errc() || stop != end) return std::nullopt;
-  return value;
-}
 
 // Names of parameters, if the value is a list of texts.
 std::vector<std::string> texts(const Value& value) {
@@ -108,12 +100,12 @@ class GroupMaker {
     name.remove_prefix(1);
     const size_t dot = name.rfind('.');
     if (dot == name.npos) {
-      if (const auto index = number(name)) take_dict(*index, value);
+      if (const auto index = text::number(name)) take_dict(*index, value);
       return;
     }
     const std::string_view owner = name.substr(0, dot);
     const std::string option(name.substr(dot + 1));
-    if (const auto index = number(owner);
+    if (const auto index = text::number(owner);
         index && !params_.contains(std::string(owner)))
       set_option(groups_[*index], option, value);
     else

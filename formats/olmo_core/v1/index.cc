@@ -2,12 +2,12 @@
 #include "formats/olmo_core/v1/index.h"
 
 #include <algorithm>
-#include <charconv>
 #include <unordered_set>
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 #include "lib/text/scan.h"
 
 namespace ckpt::olmo_core::v1 {
@@ -292,12 +292,7 @@ std::optional<uint32_t> rank_of_file(std::string_view name) {
     return std::nullopt;
   name.remove_prefix(kFirst.size());
   name.remove_suffix(kLast.size());
-  uint32_t rank = 0;
-  const char* end = name.data() + name.size();
-  const auto [stop, error] = std::from_chars(name.data(), end, rank);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  if (name.size() > 1 && name[0] == '0') return std::nullopt;
-  return rank;
+  return text::number<uint32_t>(name, text::Zeros::kRefused);
 }
 
 std::string rank_file(uint32_t rank) {

@@ -2,7 +2,6 @@
 #include "formats/olmo_core/v1/locate.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
 
@@ -10,6 +9,7 @@
 #include "formats/olmo_core/v1/index.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::olmo_core::v1 {
 namespace {
@@ -62,11 +62,7 @@ std::optional<uint64_t> step_of(std::string_view name) {
   if (!name.starts_with(kWord)) return std::nullopt;
   name.remove_prefix(kWord.size());
   if (name.ends_with("-tmp")) name.remove_suffix(4);
-  uint64_t step = 0;
-  const char* end = name.data() + name.size();
-  const auto [stop, error] = std::from_chars(name.data(), end, step);
-  if (name.empty() || error != std::errc() || stop != end) return std::nullopt;
-  return step;
+  return text::number(name);
 }
 
 // The newest complete checkpoint below, or the newest unfinished one.

@@ -2,7 +2,6 @@
 #include "formats/olmo_core/v1/optimizer.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <unordered_map>
 #include <unordered_set>
@@ -14,6 +13,7 @@
 #include "lib/pickle/decode.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::olmo_core::v1 {
 namespace {
@@ -178,11 +178,7 @@ class ObjectTaker {
 std::optional<uint32_t> group_of(std::string_view name) {
   if (!name.starts_with(kGroup)) return std::nullopt;
   name.remove_prefix(kGroup.size());
-  uint32_t group = 0;
-  const char* end = name.data() + name.size();
-  const auto [stop, error] = std::from_chars(name.data(), end, group);
-  if (name.empty() || error != std::errc() || stop != end) return std::nullopt;
-  return group;
+  return text::number<uint32_t>(name);
 }
 
 bool is_optimizer(const Part& part) {

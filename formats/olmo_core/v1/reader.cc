@@ -234,8 +234,8 @@ class V1Reader final : public formats::Reader {
     if (result.parts.empty() && io::is_file(io::join(home, kIndexName)))
       result.parts = {""};
     if (result.parts.empty())
-      throw missing_error({path, {}}, "is no checkpoint of OLMo-core 0.1: {}",
-                          found.why);
+      throw missing_error(
+          {path, {}}, "is not a checkpoint of OLMo-core 0.1: {}", found.why);
     return result;
   }
 };

@@ -116,7 +116,8 @@ class PartReader {
                         name(dtype));
     if (info(dtype).bits % 8 != 0)
       throw input_error({path, printable(entry.name)},
-                        "is {}: OLMo-core has no such tensors", name(dtype));
+                        "is {}: OLMo-core does not write such tensors",
+                        name(dtype));
   }
 
   // A plain tensor is a box, a flat shard a range even if it has everything:

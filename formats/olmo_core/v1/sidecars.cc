@@ -70,7 +70,7 @@ class Collector {
                                  "sidecar_left_out",
                                  path,
                                  {},
-                                 "is no plain file or folder: not copied"});
+                                 "is not a plain file or folder: not copied"});
   }
 
   const Found& found_;

@@ -185,7 +185,7 @@ class Builder {
     const pickle::Document& document = *object.document;
     if (object.name == kGroupCount) {
       const auto count = document.as_int(object.node);
-      if (!count) throw unfaithful_error({{}, object.name}, "is no number");
+      if (!count) throw unfaithful_error({{}, object.name}, "is not a number");
       std::string bytes(8, '\0');
       for (size_t i = 0; i < 8; ++i)
         bytes[i] = static_cast<char>(static_cast<uint64_t>(*count) >> (8 * i));

@@ -16,6 +16,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
@@ -51,6 +52,8 @@ struct NewFormat {
   // The dialect of its tensors' names: hf, mcore, …; "": as whoever wrote them
   // has them.
   std::string dialect = {};
+  // What its writer finds in Layout::options; another is refused.
+  std::vector<FormatOption> options = {};
 };
 
 // Adds a format, which is tried before those that ckpt knows. Before the first
@@ -74,9 +77,9 @@ class FormatRegistry {
 // Changes with what modules and program have to agree on.
 inline constexpr char kFormatAbi[] =
 #ifdef _LIBCPP_VERSION
-    "ckpt format 1 libc++";
+    "ckpt format 2 libc++";
 #else
-    "ckpt format 1 libstdc++";
+    "ckpt format 2 libstdc++";
 #endif
 
 }  // namespace ckpt

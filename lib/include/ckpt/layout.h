@@ -8,7 +8,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +22,19 @@
 
 namespace ckpt {
 
+// An option that a format has beside topology and the sizes of files. Commands
+// have a flag for it, programs put its text into Layout::options.
+struct FormatOption {
+  std::string name;  // "pp-layout": --pp-layout
+  // What a value is called in help, "N"; the choice that there is, "a|b"; "": a
+  // flag.
+  std::string type;
+  std::string help;  // "": a command that knows the option gives it itself
+  std::string group = "Target";  // in help
+  // Throws a usage_error for a text that is not a value of it. Null: any is.
+  void (*check)(const FormatOption& option, const std::string& text) = nullptr;
+};
+
 // What the user asks for. Anything that is not set stays as it is in the
 // source (topology, dtype) or is the format's habit (file naming).
 struct Layout {
@@ -29,29 +44,17 @@ struct Layout {
   uint64_t max_shard_size = 0;
   // The target is one file (DST ends in .safetensors or .pt), not a directory.
   bool single_file = false;
-  // Megatron: the sharding type of the optimizer's state ("fully_reshardable";
-  // "" as in the source).
-  std::string optimizer;
-  // modelopt: "shards" (a file for each rank) or "blocks" (files for the parts
-  // of each block); "" as in the source.
-  std::string form;
-  // modelopt: the blocks of each rank, "0-3,8/4-7"; "" even runs.
-  std::string blocks;
-  // Megatron. Nothing, or 0: as the source's args have it, else Megatron's
-  // habit.
-  struct Megatron {
-    uint64_t vocab_size = 0;      // rows of the vocabulary that are in use
-    uint64_t vocab_multiple = 0;  // make_vocab_size_divisible_by
-    // Layers of each pipeline stage; with virtual stages of each chunk, the
-    // first chunks of all stages first.
-    std::vector<uint64_t> stage_layers;
-    uint32_t vpp = 0;              // virtual stages of each pipeline rank
-    uint32_t etp = 0;              // tensor-parallel ranks of experts
-    std::string transformer_impl;  // "local" or "transformer_engine"
-  };
-  Megatron megatron;
+  // The format's own, by name, as a command line has them: {"etp", "2"}. Its
+  // writer reads them; one that it doesn't have is refused.
+  std::map<std::string, std::string, std::less<>> options = {};
   // The name that DST will have in the end (torch puts a file's stem in it).
-  std::string name;
+  std::string name = {};
+
+  // The text of an option; "" if it is not set.
+  std::string option(std::string_view option_name) const {
+    const auto found = options.find(option_name);
+    return found == options.end() ? std::string() : found->second;
+  }
 };
 
 // Bytes that are known before the payload: headers, padding, small files.
