@@ -43,7 +43,8 @@ def fit(model, directory, out, ranks):
 def test_own(folder, ranks):
     step = (GOLDENS / "lightning_mp_w2/ckpt/checkpoints/epoch=0-step=4.ckpt")
     want = fit("net", step, folder / "want.pt", 2)
-    CKPT.ok("reshard", step, folder / "out.ckpt", "--dp", ranks)
+    CKPT.ok("convert", step, folder / "out.ckpt", "--to", "run", "--dp",
+            ranks)
     same(fit("net", folder / "out.ckpt", folder / "got.pt", ranks), want,
          f"2 and {ranks} ranks")
 
