@@ -105,7 +105,7 @@ class Dims {
   }
   void steal(Dims& other) noexcept {
     // All of it, used or not, heap or not: a move of a register or two.
-    std::memcpy(static_cast<void*>(this), &other, sizeof *this);
+    std::memcpy(static_cast<void*>(this), &other, sizeof *this);  // NOLINT
     other.capacity_ = kInline;
     other.size_ = 0;
   }
