@@ -414,7 +414,7 @@ std::shared_ptr<const Family> need_family(const Catalog& source,
   if (const std::string why = why_not_megatron(source.family);
       options.to == "mcore" && !why.empty())
     throw unfaithful_error({source.path, {}},
-                           "no model of Megatron-Core can be a '{}': {}",
+                           "a '{}' does not go to Megatron-Core: {}",
                            source.family, why)
         .with_hint(
             "keep its names: --dialect keep, or --to safetensors, torch, dcp");

@@ -12,7 +12,7 @@ namespace ckpt::families {
 // The defaults of the class of a model type, or an empty object.
 const Json& hf_defaults(const std::string& model_type);
 
-// Why Megatron-Core's models can't be one of that type
+// Why models of that type don't go to Megatron-Core
 // (not_megatrons.json); empty for all others.
 std::string why_not_megatron(const std::string& model_type);
 

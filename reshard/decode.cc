@@ -11,11 +11,15 @@
 #include "reshard/cast_kernel.h"
 #include "reshard/decode_kernel.h"
 #include "reshard/sources.h"
+#include "reshard/turn.h"
 
 namespace ckpt::reshard {
 namespace {
 
 constexpr uint64_t kPanel = 2 << 20;         // bytes of a transposed panel
+constexpr uint64_t kLine = 128;              // codes of 4 bits in a cache line
+constexpr uint64_t kAhead = 16;              // rows of codes that are fetched
+constexpr uint64_t kHeld = 4608 << 10;       // bytes of codes for some panels
 constexpr uint64_t kStripCodes = 128 << 10;  // bytes of codes read at once
 constexpr uint64_t kTile = 256 << 10;        // elements that share a look-up
 constexpr uint64_t kWidest = 32 << 10;       // columns of a line
@@ -27,16 +31,6 @@ uint32_t word_at(std::span<const std::byte> bytes, uint64_t index) {
   uint32_t word;
   std::memcpy(&word, bytes.data() + 4 * index, 4);
   return word;
-}
-
-// Rows [0, rows) of `in`, each `columns` elements, into columns.
-template <size_t kElement>
-void turn(const std::byte* in, uint64_t rows, uint64_t columns, std::byte* out,
-          uint64_t by_row, uint64_t by_column) {
-  for (uint64_t c = 0; c < columns; ++c)
-    for (uint64_t r = 0; r < rows; ++r)
-      std::memcpy(out + c * by_column + r * by_row,
-                  in + (r * columns + c) * kElement, kElement);
 }
 
 }  // namespace
@@ -55,6 +49,41 @@ SourceReader& DecodeReader::reader(const Decoding& made) {
     reader_ = std::make_unique<SourceReader>(*files_, handles_);
   }
   return *reader_;
+}
+
+bool DecodeReader::contains(const Tile& whole, const Tile& part) {
+  return whole.batch == part.batch && whole.row <= part.row &&
+         part.row + part.rows <= whole.row + whole.rows &&
+         whole.column <= part.column &&
+         part.column + part.columns <= whole.column + whole.columns;
+}
+
+// A tile in elements of the stored codes. Words and pairs that reach beyond it
+// are whole.
+DecodeReader::Tile DecodeReader::stored_tile(const Decoding& made,
+                                             const Tile& tile) {
+  Tile stored = tile;
+  const uint64_t per = 32 / made.bits;
+  const uint64_t end = tile.column + tile.columns;
+  switch (made.coding) {
+    case Coding::kScaled:
+    case Coding::kFp8Codes:
+    case Coding::kFp8Scales:
+      break;
+    case Coding::kE2m1:
+      stored.column = tile.column / 2;
+      stored.columns = up(end, 2) - stored.column;
+      break;
+    case Coding::kGptq:
+      stored.row = tile.row / per;
+      stored.rows = up(tile.row + tile.rows, per) - stored.row;
+      break;
+    case Coding::kAwq:
+      stored.column = tile.column / per;
+      stored.columns = up(end, per) - stored.column;
+      break;
+  }
+  return stored;
 }
 
 void DecodeReader::read(const Decoding& made, uint64_t offset,
@@ -117,12 +146,13 @@ void DecodeReader::read_panel(const Decoding& made, uint64_t batch,
     const bool whole = count * 2 >= made.rows;
     panel_column_ = whole ? 0 : column;
     panel_columns_ = whole ? made.rows : count;
-    const uint64_t most =
-        std::max<uint64_t>(1, kPanel / (panel_columns_ * element));
+    uint64_t most = std::max<uint64_t>(1, kPanel / (panel_columns_ * element));
+    if (most > kLine) most -= most % kLine;
     panel_row_ = row / most * most;
     panel_rows_ = std::min(most, made.columns - panel_row_);
     panel_batch_ = batch;
     panel_.resize(panel_rows_ * panel_columns_ * element);
+    hold(made, {batch, panel_column_, panel_columns_, panel_row_, panel_rows_});
     make(made, {batch, panel_column_, panel_columns_, panel_row_, panel_rows_},
          {panel_.data(), element, panel_columns_ * element});
     panel_of_ = &made;
@@ -132,6 +162,36 @@ void DecodeReader::read_panel(const Decoding& made, uint64_t batch,
                                panel_column_) *
                                   element,
               count * element);
+}
+
+// Reads the codes of a panel and of those behind it at once, and their scales:
+// alone, each row has a few bytes of them.
+void DecodeReader::hold(const Decoding& made, const Tile& panel) {
+  if (held_of_ == &made && contains(held_tile_, panel)) return;
+  held_of_ = nullptr;
+  const uint64_t column_bits = panel.rows * made.bits;
+  const uint64_t fit = kHeld * 8 / column_bits / kLine * kLine;
+  if (fit <= panel.columns) return;
+  Tile wide = panel;
+  wide.columns = std::min(fit, made.columns - panel.column);
+  if (wide.columns > panel.columns) load(made, wide);
+  const Tile stored = stored_tile(made, wide);
+  held_.resize(stored.rows * stored.columns * element_size(made.codes.dtype));
+  box(made, made.codes, stored, held_.data());
+  held_tile_ = wide;
+  held_of_ = &made;
+}
+
+// Scales and zeros of a tile.
+void DecodeReader::load(const Decoding& made, const Tile& tile) {
+  if (scales_of_ == &made && contains(scales_tile_, tile)) return;
+  scales_of_ = nullptr;
+  if (made.coding == Coding::kGptq || made.coding == Coding::kAwq)
+    load_groups(made, tile);
+  else
+    load_scales(made, tile);
+  scales_tile_ = tile;
+  scales_of_ = &made;
 }
 
 void DecodeReader::make(const Decoding& made, const Tile& tile,
@@ -144,9 +204,7 @@ void DecodeReader::make(const Decoding& made, const Tile& tile,
            {place.at + c * place.by_column, place.by_row, place.by_column});
     return;
   }
-  const bool grouped =
-      made.coding == Coding::kGptq || made.coding == Coding::kAwq;
-  grouped ? load_groups(made, tile) : load_scales(made, tile);
+  load(made, tile);
   const uint64_t element = element_size(made.dtype);
   const CastStep narrow = best_cast_kernel().narrow(DType::f32, made.dtype);
   const bool turns = place.by_column != element;
@@ -161,9 +219,12 @@ void DecodeReader::make(const Decoding& made, const Tile& tile,
         std::min(step - (tile.row + begin) % 32, tile.rows - begin);
     const Tile strip{tile.batch, tile.row + begin, rows, tile.column,
                      tile.columns};
-    const std::span<const std::byte> stored = codes(made, strip);
+    const Codes stored = codes(made, strip);
     const trace::Span span("dequantize", rows * tile.columns * element);
     for (uint64_t r = 0; r < rows; ++r) {
+      // Rows that are held lie far apart, which no processor foresees.
+      if (made.coding != Coding::kGptq && r + kAhead < rows)
+        __builtin_prefetch(stored.at + (r + kAhead) * stored.stride);
       line(made, strip, r, stored);
       const auto* numbers = reinterpret_cast<const std::byte*>(line_.data());
       std::byte* to = turns
@@ -176,76 +237,64 @@ void DecodeReader::make(const Decoding& made, const Tile& tile,
       if (!turns || ((r + 1) % kTurn != 0 && r + 1 != rows)) continue;
       const uint64_t turned = r % kTurn + 1;
       std::byte* at = place.at + (begin + r + 1 - turned) * place.by_row;
-      (element == 2 ? turn<2> : turn<4>)(narrow_.data(), turned, tile.columns,
-                                         at, place.by_row, place.by_column);
+      turn(element, narrow_.data(), turned, tile.columns, at, place.by_row,
+           place.by_column);
     }
     begin += rows;
   }
 }
 
-// The codes of whole rows of a tile. Words and pairs that reach beyond it are
-// read whole.
-std::span<const std::byte> DecodeReader::codes(const Decoding& made,
-                                               const Tile& tile) {
-  Tile stored = tile;
-  const uint64_t per = 32 / made.bits;
-  const uint64_t end = tile.column + tile.columns;
-  switch (made.coding) {
-    case Coding::kScaled:
-    case Coding::kFp8Codes:
-    case Coding::kFp8Scales:
-      break;
-    case Coding::kE2m1:
-      stored.column = tile.column / 2;
-      stored.columns = up(end, 2) - stored.column;
-      break;
-    case Coding::kGptq:
-      stored.row = tile.row / per;
-      stored.rows = up(tile.row + tile.rows, per) - stored.row;
-      break;
-    case Coding::kAwq:
-      stored.column = tile.column / per;
-      stored.columns = up(end, per) - stored.column;
-      break;
+// The codes of whole rows of a tile.
+DecodeReader::Codes DecodeReader::codes(const Decoding& made,
+                                        const Tile& tile) {
+  const Tile stored = stored_tile(made, tile);
+  const uint64_t element = element_size(made.codes.dtype);
+  if (held_of_ == &made && contains(held_tile_, tile)) {
+    const Tile held = stored_tile(made, held_tile_);
+    const uint64_t stride = held.columns * element;
+    return {held_.data() + (stored.row - held.row) * stride +
+                (stored.column - held.column) * element,
+            stride};
   }
-  codes_.resize(stored.rows * stored.columns * element_size(made.codes.dtype));
+  codes_.resize(stored.rows * stored.columns * element);
   box(made, made.codes, stored, codes_.data());
-  return codes_;
+  return {codes_.data(), stored.columns * element};
 }
 
 // Row `row` of a tile as numbers, to line_.
 void DecodeReader::line(const Decoding& made, const Tile& tile, uint64_t row,
-                        std::span<const std::byte> codes) {
+                        const Codes& codes) {
   const DecodeKernel& kernel = best_decode_kernel();
   const uint64_t per = 32 / made.bits;
   const uint64_t natural = tile.row + row;
   if (made.coding == Coding::kScaled)
-    return scaled_line(made, tile, row, codes.data() + row * tile.columns);
+    return scaled_line(made, tile, row, codes.at + row * codes.stride);
   if (made.coding == Coding::kE2m1) {
     const uint64_t skip = tile.column % 2;
     const uint64_t bytes = up(tile.columns + skip, 2);
-    kernel.from_e2m1(codes.data() + row * bytes, line_.data(), 2 * bytes);
+    kernel.from_e2m1(codes.at + row * codes.stride, line_.data(), 2 * bytes);
     if (skip) std::memmove(line_.data(), line_.data() + 1, tile.columns * 4);
     return scaled_line(made, tile, row, nullptr);
   }
   if (made.coding == Coding::kGptq) {
     const uint64_t word_row = natural / per - tile.row / per;
     const auto shift = static_cast<uint32_t>(natural % per * made.bits);
-    const auto* words = reinterpret_cast<const uint32_t*>(
-        codes.data() + word_row * tile.columns * 4);
+    const auto* words =
+        reinterpret_cast<const uint32_t*>(codes.at + word_row * codes.stride);
     kernel.from_words(words, shift, (1U << made.bits) - 1, line_.data(),
                       tile.columns);
   } else {
     const uint64_t skip = tile.column % 8;
     const uint64_t words = up(tile.columns + skip, 8);
     kernel.from_awq(
-        reinterpret_cast<const uint32_t*>(codes.data() + row * words * 4),
+        reinterpret_cast<const uint32_t*>(codes.at + row * codes.stride),
         line_.data(), words);
     if (skip) std::memmove(line_.data(), line_.data() + skip, tile.columns * 4);
   }
   const uint64_t group = group_of(made, natural) - scale_row_;
-  kernel.scale_each(line_.data(), zeros_.data() + group * tile.columns,
-                    scales_.data() + group * tile.columns, tile.columns);
+  const uint64_t at = group * scale_columns_ + tile.column - scale_column_;
+  kernel.scale_each(line_.data(), zeros_.data() + at, scales_.data() + at,
+                    tile.columns);
 }
 
 // Codes null: line_ has them as numbers.
@@ -340,6 +389,8 @@ void DecodeReader::load_groups(const Decoding& made, const Tile& tile) {
     scale_row_ = static_cast<uint64_t>(least);
     end = static_cast<uint64_t>(most) + 1;
   }
+  scale_column_ = tile.column;
+  scale_columns_ = tile.columns;
   const uint64_t groups = end - scale_row_;
   numbers(made, made.scales, {0, scale_row_, groups, tile.column, tile.columns},
           scales_);
@@ -367,14 +418,15 @@ void DecodeReader::load_groups(const Decoding& made, const Tile& tile) {
 void DecodeReader::floats(const Decoding& made, const Tensor& tensor,
                           const Tile& tile, std::vector<float>& out) {
   const uint64_t count = tile.rows * tile.columns;
-  std::vector<std::byte> stored(count * element_size(tensor.dtype));
+  std::vector<std::byte>& stored = stored_;
+  stored.resize(count * element_size(tensor.dtype));
   box(made, tensor, tile, stored.data());
   out.resize(count);
   auto* to = reinterpret_cast<std::byte*>(out.data());
   DType dtype = tensor.dtype;
   if (dtype == DType::u8 && &tensor == &made.scales) dtype = DType::f8_e8m0;
   if (dtype == DType::f32)
-    std::memcpy(to, stored.data(), stored.size());
+    std::memcpy(to, stored.data(), count * sizeof(float));
   else if (dtype == DType::i8)
     best_decode_kernel().from_i8(stored.data(), out.data(), count);
   else if (dtype == DType::u8)
@@ -428,8 +480,9 @@ void DecodeReader::box(const Decoding& made, const Tensor& tensor,
       continue;
     }
     constexpr uint64_t kBounce = 256 << 10;
-    const uint64_t once =
-        strides[1] <= 16 * seg && strides[1] >= seg ? kBounce / strides[1] : 0;
+    const uint64_t once = strides[1] <= 4 * seg + 512 && strides[1] >= seg
+                              ? kBounce / strides[1]
+                              : 0;
     if (once < 2) {
       for (uint64_t r = 0; r < both.rows; ++r)
         source.read(file, from + r * strides[1], {to + r * width, seg});

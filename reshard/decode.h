@@ -41,6 +41,8 @@ class DecodeReader {
     std::byte* at;
     uint64_t by_row, by_column;
   };
+  static bool contains(const Tile& whole, const Tile& part);
+  static Tile stored_tile(const Decoding& made, const Tile& tile);
   SourceReader& reader(const Decoding& made);
   void read_elements(const Decoding& made, uint64_t first, uint64_t count,
                      std::byte* out);
@@ -50,9 +52,16 @@ class DecodeReader {
   void load_scales(const Decoding& made, const Tile& tile);
   void load_groups(const Decoding& made, const Tile& tile);
   void load_order(const Decoding& made, const Tile& tile);
-  std::span<const std::byte> codes(const Decoding& made, const Tile& tile);
+  // Stored codes, a row of them each `stride` bytes.
+  struct Codes {
+    const std::byte* at;
+    uint64_t stride;
+  };
+  Codes codes(const Decoding& made, const Tile& tile);
+  void hold(const Decoding& made, const Tile& panel);
+  void load(const Decoding& made, const Tile& tile);
   void line(const Decoding& made, const Tile& tile, uint64_t row,
-            std::span<const std::byte> codes);
+            const Codes& codes);
   void scaled_line(const Decoding& made, const Tile& tile, uint64_t row,
                    const std::byte* codes);
   void check_zero(const Decoding& made, const Tile& tile, uint64_t row,
@@ -61,11 +70,13 @@ class DecodeReader {
   // A box of a tensor of three dimensions, row-major.
   void box(const Decoding& made, const Tensor& tensor, const Tile& tile,
            std::byte* out);
-  // made_fp8.cc
+  // decode_fp8.cc
   void read_fp8(const Decoding& made, uint64_t first, uint64_t count,
                 std::byte* out);
   void find_blocks(const Decoding& made, uint64_t batch, uint64_t block_row);
   void make_codes(const Decoding& made, const Tile& tile, std::byte* out);
+  bool hold_rows(const Decoding& made, uint64_t batch, uint64_t block_row);
+  void widen_rows(const Decoding& made, const Tile& tile);
   void floats(const Decoding& made, const Tensor& tensor, const Tile& tile,
               std::vector<float>& out);
   void numbers(const Decoding& made, const Tensor& tensor, const Tile& tile,
@@ -76,18 +87,30 @@ class DecodeReader {
   std::unique_ptr<SourceReader> reader_;
   uint64_t read_before_ = 0;  // by readers of other lists of files
 
+  // Scales and zeros of the tile that was loaded last.
+  const Decoding* scales_of_ = nullptr;
+  Tile scales_tile_{};
   std::vector<float> scales_, zeros_;
   uint64_t scale_row_ = 0, scale_column_ = 0, scale_columns_ = 0;
   bool has_zero_scale_ = false;
   std::vector<int32_t> order_;
   uint64_t order_row_ = 0;
-  std::vector<std::byte> codes_, bounce_, narrow_;
+  std::vector<std::byte> codes_, bounce_, narrow_, stored_;
   std::vector<float> line_;
 
-  // The largest magnitudes of a row of blocks.
+  // The largest magnitudes of a row of blocks, and its numbers as they are
+  // stored, if those are few.
   const Decoding* blocks_of_ = nullptr;
   uint64_t blocks_batch_ = 0, blocks_row_ = 0;
   std::vector<float> largest_;
+  const Decoding* rows_of_ = nullptr;
+  uint64_t rows_batch_ = 0, rows_begin_ = 0;
+  std::vector<std::byte> rows_;
+
+  // The stored codes of some panels beside each other.
+  const Decoding* held_of_ = nullptr;
+  Tile held_tile_{};
+  std::vector<std::byte> held_;
 
   // The last panel of a transposed matrix.
   const Decoding* panel_of_ = nullptr;

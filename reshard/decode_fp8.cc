@@ -5,10 +5,17 @@
 //   code = e4m3(x * (1 / amax * 448))       scale = amax / 448
 //
 // The quotient is what PyTorch makes of 448.0 / amax: a reciprocal first.
-// A row of blocks is read twice: once for its largest, once to be cast.
+// A row of blocks is read once where it is held in memory, else twice. The
+// scales follow from the same largest magnitudes; they are kept for them.
 #include <algorithm>
 #include <bit>
+#include <compare>
 #include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
 
 #include "ckpt/error.h"
 #include "reshard/cast_kernel.h"
@@ -21,10 +28,94 @@ namespace {
 constexpr float kMostE4m3 = 448.0F;
 constexpr float kLeastAmax = 1e-4F;
 constexpr uint64_t kRowsAtOnce = 128 << 10;  // elements
+constexpr uint64_t kHeldRows = 4 << 20;      // bytes
+constexpr size_t kKept = 256 << 10;          // numbers
 
 uint64_t parts(uint64_t count, uint64_t by) { return (count + by - 1) / by; }
 
+// The largest magnitudes of the last rows of blocks, of all threads: codes
+// come first, and their scales need not read the weight again. A list of files
+// is kept as long as the process, so no other one has its address.
+class Kept {
+ public:
+  struct Key {
+    const void* files;
+    std::string weight;
+    uint64_t batch, row;
+    auto operator<=>(const Key&) const = default;
+  };
+  bool find(const Key& key, std::vector<float>& largest) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = rows_.find(key);
+    if (found == rows_.end()) return false;
+    largest = found->second;
+    return true;
+  }
+  void add(const Key& key, const std::vector<float>& largest) {
+    const std::scoped_lock lock(mutex_);
+    if (!rows_.emplace(key, largest).second) return;
+    order_.push_back(key);
+    for (held_ += largest.size(); held_ > kKept; order_.pop_front()) {
+      const auto oldest = rows_.find(order_.front());
+      held_ -= oldest->second.size();
+      rows_.erase(oldest);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, std::vector<float>> rows_;
+  std::deque<Key> order_;
+  size_t held_ = 0;  // numbers
+};
+
+Kept& kept() {
+  static Kept all;
+  return all;
+}
+
 }  // namespace
+
+// rows_: the numbers of a row of blocks, as they are stored; false if they are
+// too many.
+bool DecodeReader::hold_rows(const Decoding& made, uint64_t batch,
+                             uint64_t block_row) {
+  const uint64_t begin = block_row * made.block_rows;
+  if (rows_of_ == &made && rows_batch_ == batch && rows_begin_ == begin)
+    return true;
+  const uint64_t rows = std::min(made.block_rows, made.rows - begin);
+  const uint64_t bytes = rows * made.columns * element_size(made.codes.dtype);
+  if (bytes > kHeldRows) return false;
+  rows_of_ = nullptr;
+  rows_.resize(bytes);
+  box(made, made.codes, {batch, begin, rows, 0, made.columns}, rows_.data());
+  rows_of_ = &made;
+  rows_batch_ = batch;
+  rows_begin_ = begin;
+  return true;
+}
+
+// A tile of a row of blocks, to line_.
+void DecodeReader::widen_rows(const Decoding& made, const Tile& tile) {
+  if (!hold_rows(made, tile.batch, tile.row / made.block_rows))
+    return floats(made, made.codes, tile, line_);
+  const uint64_t element = element_size(made.codes.dtype);
+  line_.resize(tile.rows * tile.columns);
+  const bool whole = tile.columns == made.columns;
+  const uint64_t runs = whole ? 1 : tile.rows;
+  const uint64_t run = whole ? tile.rows * tile.columns : tile.columns;
+  for (uint64_t r = 0; r < runs; ++r) {
+    const std::byte* from =
+        rows_.data() +
+        ((tile.row + r - rows_begin_) * made.columns + tile.column) * element;
+    float* to = line_.data() + r * tile.columns;
+    if (made.codes.dtype == DType::f32)
+      std::memcpy(to, from, run * sizeof *to);
+    else
+      best_cast_kernel().cast(made.codes.dtype, DType::f32, from,
+                              reinterpret_cast<std::byte*>(to), run);
+  }
+}
 
 // largest_: of each block in that row of blocks.
 void DecodeReader::find_blocks(const Decoding& made, uint64_t batch,
@@ -32,13 +123,20 @@ void DecodeReader::find_blocks(const Decoding& made, uint64_t batch,
   if (blocks_of_ == &made && blocks_batch_ == batch && blocks_row_ == block_row)
     return;
   blocks_of_ = nullptr;
+  const Kept::Key key{made.files.get(), made.name, batch, block_row};
+  if (kept().find(key, largest_)) {
+    blocks_of_ = &made;
+    blocks_batch_ = batch;
+    blocks_row_ = block_row;
+    return;
+  }
   const uint64_t blocks = parts(made.columns, made.block_columns);
   std::vector<uint32_t> bits(blocks, 0);
   const uint64_t end = std::min(made.rows, (block_row + 1) * made.block_rows);
   const uint64_t step = std::max<uint64_t>(1, kRowsAtOnce / made.columns);
   for (uint64_t row = block_row * made.block_rows; row < end; row += step) {
     const uint64_t rows = std::min(step, end - row);
-    floats(made, made.codes, {batch, row, rows, 0, made.columns}, line_);
+    widen_rows(made, {batch, row, rows, 0, made.columns});
     for (uint64_t r = 0; r < rows; ++r)
       for (uint64_t b = 0; b < blocks; ++b) {
         const uint64_t column = b * made.block_columns;
@@ -62,6 +160,7 @@ void DecodeReader::find_blocks(const Decoding& made, uint64_t batch,
               "them");
     largest_[b] = std::max(most, kLeastAmax);
   }
+  kept().add(key, largest_);
   blocks_of_ = &made;
   blocks_batch_ = batch;
   blocks_row_ = block_row;
@@ -71,7 +170,7 @@ void DecodeReader::find_blocks(const Decoding& made, uint64_t batch,
 void DecodeReader::make_codes(const Decoding& made, const Tile& tile,
                               std::byte* out) {
   find_blocks(made, tile.batch, tile.row / made.block_rows);
-  floats(made, made.codes, tile, line_);
+  widen_rows(made, tile);
   for (uint64_t r = 0; r < tile.rows; ++r)
     for (uint64_t c = 0; c < tile.columns;) {
       const uint64_t block = (tile.column + c) / made.block_columns;

@@ -122,6 +122,21 @@ def bases(ckpt, at, case):
     return ["cp", "-r", source, "OUT"]
 
 
+def quantized(ckpt, at):
+    """(label, source, argv, promised ratio): against `cp` of the target."""
+    def convert(source, *options):
+        return [ckpt, "convert", at[source], "OUT", "--to", "safetensors",
+                "--no-fsync", "-q", *options]
+
+    numbers = ("--dtype", "bf16")
+    return [("fp8 128x128 to bf16", "fp8", convert("fp8", *numbers), 2),
+            ("mxfp4 to bf16", "mxfp4", convert("mxfp4", *numbers), 2),
+            ("GPTQ to bf16", "gptq", convert("gptq", *numbers), 2),
+            ("AWQ to bf16", "awq", convert("awq", *numbers), 2),
+            ("bf16 to fp8 128x128", "bf16",
+             convert("bf16", "--quantize", "fp8-block"), 2)]
+
+
 def peers(ckpt, at):
     """(label, peer's task, source, ckpt's command, promised ratio)"""
     def command(verb, source, *options, out="OUT"):

@@ -245,7 +245,7 @@ def unknown(case, folder):
 
 
 # What names, shapes and numbers can't tell apart; the others are doubts.
-ALIKE = {"gemma": {"ministral3"}, "mistral": {"ministral"},
+ALIKE = {"gemma": {"ministral3"}, "mistral": {"ministral", "cwm"},
          "olmoe": {"qwen3_moe"}}
 
 
