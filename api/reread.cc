@@ -36,7 +36,11 @@ void check_by_reading(const Catalog& source, const Manifest& manifest,
                       const std::string& manifest_path,
                       const std::set<std::string>& names,
                       const reshard::RunOptions& options) {
-  Catalog again = formats::open(source.path, source.format, {});
+  // A trainer's step is more than the container that its format names.
+  formats::ReadOptions as_before;
+  if (source.run) as_before.trainer = source.run->trainer;
+  Catalog again = formats::open(
+      source.path, source.run ? std::string() : source.format, as_before);
   std::erase_if(again.tensors, [&](const Tensor& tensor) {
     return !names.contains(tensor.name);
   });
