@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "containers/hf/index.h"
-
 #include <doctest/doctest.h>
 
 #include "ckpt/error.h"
+#include "containers/hf/index.h"
 
 namespace ckpt::formats {
 

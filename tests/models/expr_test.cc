@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Expressions: expectations are those of the rules' reference interpreter, in
 // Python, where a row does not say otherwise.
+#include "models/expr.h"
+
 #include <doctest/doctest.h>
 
 #include "ckpt/error.h"
-#include "models/expr.h"
 
 namespace ckpt::families {
 namespace {

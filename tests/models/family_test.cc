@@ -228,7 +228,7 @@ TEST_CASE("numbers: what is missing or no number names the way out") {
     CHECK(error.hint() == "give it: --set L=VALUE");
   }
   CHECK_THROWS_WITH_AS(model.numbers({}, {{"LL", "1"}}),
-                       doctest::Contains("no such number"), Error);
+                       doctest::Contains("have this number"), Error);
 }
 
 TEST_CASE("family files: variables that build on each other have an end") {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Views against arrays: random arrangements, done once to pieces and once to
 // the elements themselves.
+#include "models/view.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include <random>
 
 #include "ckpt/error.h"
-#include "models/view.h"
 
 using ckpt::Box;
 using ckpt::Catalog;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How fairseq2 cuts: against brute force, and against numbers from torch.
+#include "formats/fairseq2/layout.h"
+
 #include <doctest/doctest.h>
 
 #include <random>
@@ -9,7 +11,6 @@
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/fairseq2/flat.h"
 #include "formats/fairseq2/groups.h"
-#include "formats/fairseq2/layout.h"
 #include "formats/fairseq2/order.h"
 #include "tests/support/assemble.h"
 #include "tests/support/golden.h"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Flat buffers as megatron-core itself laid them out: the goldens' case.json
 // lists where each parameter was, bucket by bucket.
+#include "formats/megatron/state/buffers.h"
+
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -12,7 +14,6 @@
 #include "ckpt/error.h"
 #include "formats/megatron/buckets/key.h"
 #include "formats/megatron/model/module_order.h"
-#include "formats/megatron/state/buffers.h"
 
 namespace ckpt::megatron {
 namespace {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every spelling of a model's names comes out as one.
+#include "formats/megatron/model/canonical.h"
+
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -7,7 +9,6 @@
 
 #include "ckpt/error.h"
 #include "formats/format.h"
-#include "formats/megatron/model/canonical.h"
 #include "formats/megatron/model/grouped.h"
 #include "formats/megatron/model/spelling.h"
 #include "tests/support/materialise.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "formats/megatron/zarr.h"
+
 #include <doctest/doctest.h>
 #include <fmt/ranges.h>
 
@@ -10,7 +12,6 @@
 #include "formats/format.h"
 #include "formats/megatron/dist/zarr_chunks.h"
 #include "formats/megatron/dist/zarr_scan.h"
-#include "formats/megatron/zarr.h"
 #include "tests/support/golden.h"
 #include "tests/support/materialise.h"
 #include "tests/support/temp_file.h"

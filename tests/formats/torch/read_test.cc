@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every golden of torch.save: names, dtypes, shapes and bytes as torch itself
 // put them into expected.safetensors, whatever the container.
-#include "formats/torch/torch.h"
-
 #include <doctest/doctest.h>
 
 #include <map>
@@ -11,6 +9,7 @@
 #include "containers/safetensors/header.h"
 #include "containers/torch/container.h"
 #include "formats/format.h"
+#include "formats/torch/torch.h"
 #include "lib/pickle/json.h"
 #include "tests/support/golden.h"
 #include "tests/support/materialise.h"
@@ -316,7 +315,7 @@ TEST_CASE("torch: content decides, not the name") {
        "safetensors"},
       {"\x80\x02}q\0.", false, "plain pickle"},
       {"", false, "empty"},
-      {"hello", false, "none of torch's"},
+      {"hello", false, "start with torch's"},
   };
   const auto reader = torch::make_reader();
   for (const Row& row : rows) {
