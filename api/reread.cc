@@ -37,10 +37,8 @@ void check_by_reading(const Catalog& source, const Manifest& manifest,
                       const std::set<std::string>& names,
                       const reshard::RunOptions& options) {
   // A trainer's step is more than the container that its format names.
-  formats::ReadOptions as_before;
-  if (source.run) as_before.trainer = source.run->trainer;
-  Catalog again = formats::open(
-      source.path, source.run ? std::string() : source.format, as_before);
+  Catalog again = formats::open(source.path,
+                                source.run ? std::string() : source.format, {});
   std::erase_if(again.tensors, [&](const Tensor& tensor) {
     return !names.contains(tensor.name);
   });
