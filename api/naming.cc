@@ -238,7 +238,7 @@ Catalog into_dialect(Catalog source, const Naming& naming,
       (target.is_container && asked))
     if (families::unwrap(source)) say(naming, source.assumptions.back());
   if (source.run && runs::has_own_names(source) && naming.dialect.empty() &&
-      to_format == "safetensors") {
+      target.unwraps_names) {
     take_transformers_names(source, naming);
     return source;
   }

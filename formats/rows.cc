@@ -146,12 +146,11 @@ std::vector<Format> make_formats() {
                       .options = {form_option()},
                       .endings = {".safetensors"},
                       .unwraps_names = true}});
-  formats.push_back(
-      {"deepspeed",
-       "DeepSpeed's checkpoints: ZeRO, universal",
-       deepspeed::make_reader(),
-       deepspeed::make_writer(),
-       {.target_ranks = Traits::Ranks::kNone}});
+  formats.push_back({"deepspeed",
+                     "DeepSpeed's checkpoints: ZeRO, universal",
+                     deepspeed::make_reader(),
+                     deepspeed::make_writer(),
+                     {.target_ranks = Traits::Ranks::kNone}});
   formats.push_back({"torch",
                      "torch.save: .pt, .pth, .bin, .ckpt",
                      torch::make_reader(),

@@ -83,7 +83,7 @@ State optim_state_to_sharding_state(
       const auto param = params.find(number);
       if (param == params.end())
         throw usage_error({{}, name},
-                          "parameter {} of the optimizer is no sharded "
+                          "parameter {} of the optimizer is not a sharded "
                           "parameter of the model",
                           number);
       sharded[name] = as_state(

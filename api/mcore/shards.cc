@@ -211,7 +211,7 @@ std::vector<ShardedTensor> ShardedTensor::narrow(size_t axis, uint64_t start,
   const uint64_t local = local_shape[axis];
   if (local == 0 || global_shape[global_axis] % local != 0 ||
       global_offset[global_axis] % local != 0)
-    throw wrong(*this, "is no part of a regular grid: it can't be narrowed");
+    throw wrong(*this, "is not part of a regular grid: it can't be narrowed");
   ShardedTensor part = *this;
   part.local_shape[axis] = length;
   part.global_shape[global_axis] =

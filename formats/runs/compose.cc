@@ -16,7 +16,8 @@ using pickle::Id;
 
 Composing::Composing(const Catalog& source, const Layout& layout)
     : source_(source),
-      form_(find_form(layout.option(kTrainer), layout.topology.dp, trainer_in(source))),
+      form_(find_form(layout.option(kTrainer), layout.topology.dp,
+                      trainer_in(source))),
       ranks_(layout.topology.dp),
       layout_(layout),
       adam_(find_adam(source)),

@@ -81,8 +81,8 @@ bool says_tied(const Catalog& source) {
 void settle_tied_head(Catalog& source, const Layout& layout) {
   constexpr std::string_view kHead = "lm_head.weight";
   constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
-  const Form& form =
-      find_form(layout.option(kTrainer), layout.topology.dp, trainer_in(source));
+  const Form& form = find_form(layout.option(kTrainer), layout.topology.dp,
+                               trainer_in(source));
   if (!form.sharded && !form.rank_files) return;
   const auto embedding =
       std::ranges::find(source.tensors, kEmbedding, &Tensor::name);
@@ -141,8 +141,8 @@ std::map<std::string, Experts> find_experts(const Catalog& source) {
 // Experts are saved one by one by transformers alone: a state dict has what is
 // trained, which the optimizer shows.
 void fuse_trained_experts(Catalog& source, const Layout& layout) {
-  const Form& form =
-      find_form(layout.option(kTrainer), layout.topology.dp, trainer_in(source));
+  const Form& form = find_form(layout.option(kTrainer), layout.topology.dp,
+                               trainer_in(source));
   if (!form.sharded && !form.rank_files) return;
   std::set<std::string_view> trained;
   for (const Tensor& tensor : source.tensors)
@@ -181,14 +181,16 @@ void fuse_trained_experts(Catalog& source, const Layout& layout) {
     if (!used.contains(t)) kept.push_back(std::move(source.tensors[t]));
   std::ranges::move(made, std::back_inserter(kept));
   source.tensors = std::move(kept);
-  source.assumptions.push_back(fmt::format(
-      "experts: {} saves what is trained, all experts in one", layout.option(kTrainer)));
+  source.assumptions.push_back(
+      fmt::format("experts: {} saves what is trained, all experts in one",
+                  layout.option(kTrainer)));
 }
 
 }  // namespace
 
 bool is_composed(const Catalog& source, const Layout& layout) {
-  return !layout.option(kTrainer).empty() && layout.option(kTrainer) != trainer_in(source);
+  return !layout.option(kTrainer).empty() &&
+         layout.option(kTrainer) != trainer_in(source);
 }
 
 Catalog review_composed(Catalog source, const Layout& layout) {

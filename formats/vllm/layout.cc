@@ -146,7 +146,8 @@ Shape weight_shape(Shape scales, const std::string& name, const Facts& facts) {
   for (size_t d = 0; d < scales.size(); ++d) {
     const uint64_t block = block_of(d, scales.size(), facts);
     if (scales[d] > UINT32_MAX / block)
-      throw input_error({facts.path, name}, "{} are no scales of a weight",
+      throw input_error({facts.path, name},
+                        "{} can't be the scales of a weight",
                         to_string(scales));
     scales[d] *= block;
   }

@@ -34,8 +34,8 @@ struct Parcel {
 // One group of sends and receives, after what the stream has already.
 void comm_exchange(Comm* comm, std::span<const Parcel> sends,
                    std::span<const Parcel> receives, Stream* stream);
-// Frees it: what has nothing under way is finalized with the other ranks, within
-// 2 s; else whatever is under way is ended, on all ranks.
+// Frees it: what has nothing under way is finalized with the other ranks,
+// within 2 s; else whatever is under way is ended, on all ranks.
 void comm_abort(Comm* comm) noexcept;
 
 }  // namespace ckpt::cuda
