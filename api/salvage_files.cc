@@ -410,8 +410,9 @@ void SalvageFiles::check_indexes() {
   for (const std::string& file : files) {
     const std::string name = io::base_name(file);
     const size_t of = name.find("-00001-of-");
-    if (of == name.npos || !name.ends_with(".safetensors") ||
-        name.find("-of-00001.") != name.npos)
+    // DCP's shards (shard-00001-model-00001-of-…) have no index of their own.
+    if (of == name.npos || name.starts_with("shard-") ||
+        !name.ends_with(".safetensors") || name.find("-of-00001.") != name.npos)
       continue;
     const std::string index = (fs::path(file).parent_path() /
                                (name.substr(0, of) + ".safetensors.index.json"))

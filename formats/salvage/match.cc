@@ -302,8 +302,9 @@ std::optional<Matcher::Choice> Matcher::any_order(const Manifest::Entry& entry,
   std::ranges::sort(sorted, {}, d0);
   for (size_t n = 0; n < second.size(); ++n) {
     const Digest rest = entry.digest - second[n];
-    for (const uint32_t other :
-         std::ranges::equal_range(sorted, rest.d0, {}, d0)) {
+    for (auto at = std::ranges::lower_bound(sorted, rest.d0, {}, d0);
+         at != sorted.end() && d0(*at) == rest.d0; ++at) {
+      const uint32_t other = *at;
       if (first[other] != rest) continue;
       Choice choice(cells.size());
       uint64_t digits = other;
