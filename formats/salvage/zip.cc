@@ -162,11 +162,16 @@ class Rebuilder {
           {.name = name, .size = record.size, .content = found.content});
       return;
     }
-    // What is behind the end of a record that was cut is gone; what is
-    // before it has no checksum any more, but it is there.
-    const bool cut = !record.ends && record.method == zip::kStored &&
-                     record.data_offset < file_.size();
     const uint64_t size = found.whole ? std::max(*bytes, record.size) : *bytes;
+    // What is behind the end of a record that was cut is gone; what is
+    // before it has no checksum any more, but it is there. Where the file goes
+    // on behind the record it was not cut: its checksum was overwritten, and
+    // perhaps the record with it.
+    constexpr uint64_t kDescriptor = 24;
+    const bool open = !record.ends && record.method == zip::kStored &&
+                      record.data_offset < file_.size();
+    const bool cut =
+        open && file_.size() - record.data_offset < size + kDescriptor;
     const uint64_t here =
         found.whole ? record.size
         : cut       ? std::min(size, file_.size() - record.data_offset)
@@ -174,8 +179,9 @@ class Rebuilder {
     if (!found.whole)
       note(fmt::format(
           "record {} {}", text::printable(name),
-          cut ? fmt::format("is cut: {} of {} bytes are there", here, size)
-              : "is not what its checksum says"));
+          cut    ? fmt::format("is cut: {} of {} bytes are there", here, size)
+          : open ? "has lost its checksum, what stands behind it is damaged"
+                 : "is not what its checksum says"));
     sources_.emplace(records_.size(), std::pair(record.data_offset, here));
     records_.push_back({.name = name, .size = size});
   }
