@@ -40,6 +40,10 @@ struct Row {
   const char* cast_by_peer = nullptr;
 };
 
+// Of these the repository has no files: their peers write them while their own
+// tests run (tests/app/fsdp_dtensor_test.py).
+constexpr std::string_view kWrittenInTests[] = {"megatron_fsdp_dtensor"};
+
 // A tar of one process, as Python's tarfile has it.
 std::string tar_member(const std::string& name, const std::string& content) {
   std::string header(512, '\0');
@@ -189,7 +193,8 @@ TEST_CASE("conformance: every format has a row") {
   for (const formats::Format& format : formats::all_formats()) {
     CAPTURE(format.name);
     // Those that another test registers have no reader.
-    CHECK((seen.contains(format.name) || !format.reader));
+    CHECK((seen.contains(format.name) || !format.reader ||
+           std::ranges::count(kWrittenInTests, format.name) == 1));
   }
 }
 
