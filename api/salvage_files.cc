@@ -372,10 +372,14 @@ void SalvageFiles::find_lost_structure() {
     if (name.ends_with(".distcp") && !there.contains(metadata) &&
         !told.contains(metadata))
       unknown_.emplace(metadata, "it is missing");
-    if (zarr && is_chunk(name)) {
-      const std::string file = (folder / ".zarray").string();
-      if (!there.contains(file)) unknown_.emplace(file, "it is missing");
-    }
+    if (!zarr || !is_chunk(name)) continue;
+    // Chunks whose indexes are joined by "/" lie in folders of their own.
+    fs::path array = folder;
+    while (!there.contains((array / ".zarray").string()) &&
+           is_chunk(array.string()))
+      array = array.parent_path();
+    const std::string file = (array / ".zarray").string();
+    if (!there.contains(file)) unknown_.emplace(file, "it is missing");
   }
 }
 

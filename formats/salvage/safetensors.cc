@@ -85,6 +85,8 @@ std::optional<Framed> frame_without_length(const io::Handle& file) {
       while (end < text.size() && text[end] == ' ') ++end;
       // Data may begin with a space's byte, so at least so many.
       if (header > end || header <= i) return std::nullopt;
+      // Spaces to the end: the length may be right, and the file cut in them.
+      if (*data > 0 && 8 + end == file.size()) return std::nullopt;
       return frame_of(file, header);
     }
   }

@@ -24,6 +24,7 @@ MANIFEST = ".ckpt-manifest.json"
 # Format, case, what is opened below ckpt/ ("": the folder).
 CASES = [
     ("safetensors", "hf_sharded", ""),
+    ("safetensors", "odd_but_valid", "long_padding.safetensors"),
     ("hf", "llama", ""),
     ("torch_pt", "dtypes", "model.pt"),
     ("torch_pt", "container_variants", "default.pt"),
