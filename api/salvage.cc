@@ -108,10 +108,14 @@ void Salvager::open() {
             "what was where");
   }
   report_.format = catalog_.format;
-  for (const Problem& problem : catalog_.problems)
+  // What is left as damage is lost: a state that its step has no more.
+  for (const Problem& problem : catalog_.problems) {
+    salvage::Note note{shown(problem.file), shown(problem.message), false};
+    if (problem.severity == Problem::Severity::kDamage)
+      report_.lost.push_back(std::move(note));
     if (problem.severity == Problem::Severity::kWarning)
-      report_.warnings.push_back(
-          {shown(problem.file), shown(problem.message), false});
+      report_.warnings.push_back(std::move(note));
+  }
 }
 
 // Tensors that the manifest names, and nothing else does.
@@ -131,7 +135,10 @@ void Salvager::check_names() {
 
 // As any reader sees it, with every element in its place once.
 void Salvager::prove() {
-  Catalog whole = formats::open(files_.path(), catalog_.format, options_.read);
+  // A trainer's step is no directory of the format that its parts are of.
+  Catalog whole = formats::open(files_.path(),
+                                catalog_.run ? options_.from : catalog_.format,
+                                options_.read);
   locate(whole);
   load_objects(whole);
   const reshard::Plan plan = reshard::make_read_plan(whole, true);

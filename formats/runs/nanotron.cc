@@ -149,7 +149,7 @@ void list_below(const std::string& folder, const std::string& path,
   for (const std::string& name : io::list_directory(io::join(folder, path))) {
     const std::string one = path.empty() ? name : io::join(path, name);
     const std::string full = io::join(folder, one);
-    if (io::is_link(full)) continue;
+    if (io::is_link(full) && io::is_directory(full)) continue;
     if (io::is_directory(full))
       list_below(folder, one, depth + 1, out);
     else if (one.ends_with(".safetensors"))

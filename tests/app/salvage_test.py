@@ -44,6 +44,8 @@ CASES = [
     ("deepspeed", "zero2_dp4", ""),
     ("olmo_core_v1", "fsdp_olmo_w2", ""),
     ("vllm", "tp2", ""),
+    ("runs", "hf_trainer_qwen2", ""),
+    ("runs", "nanotron_tp2", ""),
 ]
 
 
@@ -221,6 +223,9 @@ def test_damage(folder, format, case, name, with_like):
     files = one_of_each(files_of(source))
     for file in files:
         for damage in DAMAGE:
+            # The names of its optimizer's states follow from it.
+            if format == "runs" and file.name == "config.json":
+                continue
             if not FULL and len(files) > 2 and zlib.crc32(
                     f"{case} {file.name} {damage}".encode()) % 2:
                 continue  # half of them: time
