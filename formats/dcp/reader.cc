@@ -61,7 +61,8 @@ Support supports_directory(const std::string& path) {
                         printable(directory.started[0]));
   throw error.with_hint(
       "use an earlier checkpoint; if this one was copied, look whether "
-      "names that begin with a dot were left out");
+      "names that begin with a dot were left out; `ckpt salvage` rebuilds what "
+      "ckpt wrote");
 }
 
 // Each rank wrote an index of its own; one that is not there can't be known
