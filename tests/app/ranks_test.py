@@ -66,6 +66,15 @@ def tree(path):
             for p in files}
 
 
+def alive(pid):
+    """False for who is gone, or waits for its parent to notice."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
+
+
 def document(text):
     try:
         found = json.loads(text)
@@ -366,6 +375,33 @@ class Tests:
                 found[int(path.name)] = int(text)
         return found
 
+    def ended(self, job):
+        """What it said, once it has ended. A launcher whose ranks are all gone
+        may wait for a lock of its own for ever, where one was killed: Open MPI
+        4.1.4 does, in PMIx_server_finalize, one time in a hundred and more.
+        That is ended here, and its exit status says nothing."""
+        deadline = time.monotonic() + 2 * SOON
+        alone_since = None
+        while True:
+            try:
+                _, said = job.communicate(timeout=0.2)
+                return said, alone_since is not None and job.returncode == -9
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+                if now > deadline:
+                    raise
+                if not self.all_dead():
+                    alone_since = None
+                elif alone_since is None:
+                    alone_since = now
+                elif now - alone_since > 5:
+                    print("  mpirun hangs without its ranks; it was ended")
+                    job.kill()
+
+    def all_dead(self):
+        return bool(self.pids()) and not any(
+            alive(pid) for pid in self.pids().values())
+
     def all_gone(self):
         deadline = time.monotonic() + SOON
         while time.monotonic() < deadline:
@@ -393,10 +429,11 @@ class Tests:
         """It ends in time, with this status and these words, and what it did
         is gone on from."""
         begin, dst = time.monotonic(), self.folder / "target"
-        _, said = job.communicate(timeout=2 * SOON)
+        said, hung = self.ended(job)
         took = time.monotonic() - begin
         check(took < SOON, f"it took {took:.0f} s to end")
-        check(job.returncode == status, f"exit {job.returncode}: {said}")
+        check(hung or job.returncode == status,
+              f"exit {job.returncode}: {said}")
         for word in words:
             check(word in said, said)
         check(not dst.exists(), "there is a target")
@@ -529,7 +566,7 @@ class Tests:
                 os.kill(killed, how)
             except ProcessLookupError:
                 killed = None
-        _, said = job.communicate(timeout=2 * SOON)
+        said, _ = self.ended(job)
         check(time.monotonic() - begin < SOON, "it took too long to end")
         self.all_gone()
         if job.returncode == 0:

@@ -686,6 +686,8 @@ class S3:
              f"-volume.port.grpc={free_port()}",
              f"-filer.port.grpc={free_port()}", f"-s3.port.grpc={free_port()}",
              "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}",
+             # Those two have one port for all servers of a machine.
+             "-s3.port.iceberg=0", "-s3.port.lance=0",
              f"-s3.config={config}", "-volume.max=60",
              "-master.volumeSizeLimitMB=64"],
             stdout=self.log, stderr=self.log, cwd=folder)

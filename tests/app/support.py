@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # torch warns that a DeviceMesh was unpickled without its process group.
@@ -352,6 +353,8 @@ class Suite:
         parser.add_argument("-v", action="store_true", help="name each case")
         parser.add_argument("--full", action="store_true",
                             help="what takes too long for every day, too")
+        parser.add_argument("--jobs", metavar="N", type=int, default=1,
+                            help="cases side by side: for those that wait")
         options = parser.parse_args()
         if not Path(options.ckpt).exists():
             print(f"no binary at {options.ckpt}: run scripts/build.sh")
@@ -364,21 +367,26 @@ class Suite:
                   and random.Random(c[0]).randrange(options.one_in) == 0]
         failed = skipped = 0
         with tempfile.TemporaryDirectory(prefix="ckpt_test_") as temp:
-            for index, (name, function, args) in enumerate(chosen):
+            def one(index):
+                name, function, args = chosen[index]
                 folder = Path(temp) / str(index)
                 folder.mkdir()
                 if options.v:
                     print(name, flush=True)
                 try:
-                    message = run_case(function, folder, args)
+                    return name, run_case(function, folder, args), None
                 except Skip as skip:
-                    skipped += 1
-                    print(f"skipped {name}: {skip}", flush=True)
-                    continue
-                if message is not None:
-                    failed += 1
-                    print(f"FAIL {name}\n  "
-                          + message.replace("\n", "\n  "), flush=True)
+                    return name, None, skip
+
+            with ThreadPoolExecutor(options.jobs) as pool:
+                for name, message, skip in pool.map(one, range(len(chosen))):
+                    if skip is not None:
+                        skipped += 1
+                        print(f"skipped {name}: {skip}", flush=True)
+                    elif message is not None:
+                        failed += 1
+                        print(f"FAIL {name}\n  "
+                              + message.replace("\n", "\n  "), flush=True)
         if ckpt.results:
             seconds, _, line = max(ckpt.results)
             print(f"{len(ckpt.results)} runs of ckpt; the slowest took "
