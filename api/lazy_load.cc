@@ -13,7 +13,7 @@ namespace {
 // Boxes one after the other: what a rank holds, in the order it holds it.
 // With groups a rank's rows come from several places of the tensor.
 std::vector<std::byte> read_boxes(const Catalog& catalog, const Tensor& tensor,
-                                  const std::vector<fairseq2::Placed>& parts,
+                                  const std::vector<cuts::Part>& parts,
                                   const Shape& local) {
   if (parts.size() == 1)
     return reshard::read_box(catalog, tensor, parts[0].box);
@@ -21,7 +21,7 @@ std::vector<std::byte> read_boxes(const Catalog& catalog, const Tensor& tensor,
   const uint64_t element = element_size(tensor.dtype);
   std::vector<std::byte> bytes(byte_size(tensor.dtype, local).value_or(0));
   const Dims strides = row_major_strides(local);
-  for (const fairseq2::Placed& part : parts) {
+  for (const cuts::Part& part : parts) {
     const auto piece = reshard::read_box(catalog, tensor, part.box);
     size_t d = 0;  // the first dimension that the part does not fill
     while (d + 1 < local.size() && part.box.shape[d] == local[d]) ++d;
@@ -29,7 +29,7 @@ std::vector<std::byte> read_boxes(const Catalog& catalog, const Tensor& tensor,
         part.box.shape[d] * (d < local.size() ? strides[d] : 1) * element;
     uint64_t outer = 0, first = 0;
     for (size_t k = 0; k < local.size(); ++k)
-      first += part.local[k] * strides[k] * element;
+      first += part.at[k] * strides[k] * element;
     for (uint64_t at = 0; at < piece.size(); at += run, ++outer) {
       const uint64_t to = first + (d ? outer * strides[d - 1] * element : 0);
       std::copy_n(piece.begin() + static_cast<std::ptrdiff_t>(at), run,
@@ -77,13 +77,11 @@ std::optional<std::pair<std::string, TensorData>> LazyLoad::next() {
   Shape local = fairseq2::tp_local(tensor.shape, tensor.tp, tp);
   fairseq2::Rows rows{0, local.empty() ? 1 : local[0]};
   if (topology_.dp > 1 && !tensor.dp_replicated && !local.empty()) {
-    rows = fairseq2::chunk(local[0], topology_.dp, rank_.dp);
+    rows = cuts::chunk(local[0], topology_.dp, rank_.dp);
     local[0] = rows.count();
   }
   TensorData data{tensor.dtype, local, {}};
   auto parts = fairseq2::place(tensor.shape, tensor.tp, tp, rank_.tp, rows);
-  for (fairseq2::Placed& part : parts)
-    if (!part.local.empty()) part.local[0] -= rows.begin;
   if (element_count(local).value_or(0))
     data.bytes = read_boxes(*catalog_, tensor, parts, local);
   return std::pair(tensor.name, std::move(data));

@@ -156,13 +156,12 @@ TensorData reshard_tensor(std::span<const TensorData> shards,
       const uint32_t file = add_memory(catalog, shard.bytes);
       const Dims strides = row_major_strides(shard.shape);
       const uint64_t element = element_size(shard.dtype);
-      for (const fairseq2::Placed& part :
+      for (const cuts::Part& part :
            fairseq2::place(tensor.shape, rule, source.tp, t, rows)) {
         Piece piece{.box = part.box, .flat = {}, .extent = {file, 0, {}}};
         for (size_t k = 0; k < strides.size(); ++k) {
           piece.extent.strides.push_back(strides[k] * element);
-          piece.extent.offset += (part.local[k] - (k == 0 ? rows.begin : 0)) *
-                                 strides[k] * element;
+          piece.extent.offset += part.at[k] * strides[k] * element;
         }
         tensor.pieces.push_back(std::move(piece));
       }

@@ -6,11 +6,6 @@
 namespace ckpt::formats {
 namespace {
 
-// Elements of a segment that one rank holds.
-uint64_t run_of(const Segment& segment, uint32_t ranks) {
-  return segment.size / (ranks / segment.repeat);
-}
-
 // Row-major without gaps; dimensions of size 1 have no stride to speak of.
 bool is_packed(const Shape& size, const Dims& strides, uint64_t element) {
   const Dims packed = row_major_strides(size);
@@ -84,36 +79,21 @@ bool fits(const Cut& cut, const Shape& shape, uint32_t ranks) {
 
 Shape local_shape(const Cut& cut, const Shape& shape, uint32_t ranks) {
   Shape local = shape;
-  if (cut.whole()) return local;
-  local[cut.dim] = 0;
-  for (const Segment& segment : cut.segments)
-    local[cut.dim] += run_of(segment, ranks);
+  if (!cut.whole())
+    local[cut.dim] = cuts::count_of(cuts::equal(cut.segments, ranks, 0));
   return local;
 }
 
-std::vector<CutPart> parts_of(const Cut& cut, const Shape& shape,
-                              uint32_t ranks, uint32_t rank) {
-  if (cut.whole()) return {{Box::whole(shape), Dims(shape.size(), 0)}};
-  std::vector<CutPart> parts;
-  uint64_t begin = 0;  // of the segment, in the whole tensor
-  uint64_t at = 0;     // in the rank's part
-  for (const Segment& segment : cut.segments) {
-    const uint64_t run = run_of(segment, ranks);
-    CutPart part{Box::whole(shape), Dims(shape.size(), 0)};
-    part.box.offset[cut.dim] = begin + rank / segment.repeat * run;
-    part.box.shape[cut.dim] = run;
-    part.at[cut.dim] = at;
-    begin += segment.size;
-    at += run;
-    parts.push_back(std::move(part));
-  }
-  return parts;
+std::vector<cuts::Part> parts_of(const Cut& cut, const Shape& shape,
+                                 uint32_t ranks, uint32_t rank) {
+  if (cut.whole()) return {cuts::whole(shape)};
+  return cuts::parts(shape, cut.dim, cuts::equal(cut.segments, ranks, rank));
 }
 
 void add_pieces(const Cut& cut, uint32_t ranks, uint32_t rank,
                 const Extent& extent, uint8_t transform, Tensor& tensor) {
   const Shape local = local_shape(cut, tensor.shape, ranks);
-  for (CutPart& part : parts_of(cut, tensor.shape, ranks, rank)) {
+  for (cuts::Part& part : parts_of(cut, tensor.shape, ranks, rank)) {
     if (volume(part.box) == 0) continue;
     Piece piece;
     piece.extent = extent_of(extent, element_size(tensor.dtype), local, part.at,

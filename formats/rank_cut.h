@@ -17,13 +17,11 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "lib/cuts.h"
 
 namespace ckpt::formats {
 
-struct Segment {
-  uint64_t size = 0;    // elements along the dimension, in the whole tensor
-  uint32_t repeat = 1;  // ranks that hold the same run; divides their number
-};
+using cuts::Segment;
 
 struct Cut {
   uint32_t dim = 0;
@@ -44,13 +42,8 @@ bool fits(const Cut& cut, const Shape& shape, uint32_t ranks);
 // The shape of each rank's part. The cut has to fit.
 Shape local_shape(const Cut& cut, const Shape& shape, uint32_t ranks);
 
-// A box of the whole tensor, and where it begins in the rank's part.
-struct CutPart {
-  Box box;
-  Dims at;
-};
-std::vector<CutPart> parts_of(const Cut& cut, const Shape& shape,
-                              uint32_t ranks, uint32_t rank);
+std::vector<cuts::Part> parts_of(const Cut& cut, const Shape& shape,
+                                 uint32_t ranks, uint32_t rank);
 
 // The pieces of a rank's part that is stored at `extent`.
 void add_pieces(const Cut& cut, uint32_t ranks, uint32_t rank,

@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "containers/torch/rebuild.h"
+#include "lib/cuts.h"
 #include "lib/text/format.h"
 
 namespace ckpt::torch {
@@ -20,55 +21,24 @@ using pickle::Type;
 constexpr uint64_t kMaxPieces = 4096;
 constexpr size_t kMaxMeshRank = 16;
 
-// Indexes of one dimension that a rank holds, in the order it holds them.
-struct Run {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
-using Runs = std::vector<Run>;
-
-uint64_t length(const Runs& runs) {
-  uint64_t sum = 0;
-  for (const Run& run : runs) sum += run.end - run.begin;
-  return sum;
-}
-
-// Positions [from, to) of the concatenated runs.
-void append_slice(const Runs& runs, uint64_t from, uint64_t to, Runs& out) {
-  uint64_t at = 0;
-  for (const Run& run : runs) {
-    const uint64_t size = run.end - run.begin;
-    const uint64_t lo = std::clamp(from, at, at + size);
-    const uint64_t hi = std::clamp(to, at, at + size);
-    if (lo < hi) {
-      const Run part{run.begin + (lo - at), run.begin + (hi - at)};
-      if (!out.empty() && out.back().end == part.begin)
-        out.back().end = part.end;
-      else
-        out.push_back(part);
-    }
-    at += size;
-  }
-}
-
-// torch.chunk: parts of ceil(size / count), the last ones short or empty.
-Run chunk(uint64_t size, uint64_t count, uint64_t index) {
-  const uint64_t part = size / count + (size % count != 0);
-  const auto begin = checked_mul(part, index);
-  const uint64_t from = std::min(size, begin.value_or(size));
-  return {from, std::min(size, from + part)};
-}
-
 // Shard(dim): one chunk. _StridedShard(dim, split_factor): that chunk of each
-// of split_factor equal parts.
-Runs shard(const Runs& runs, uint64_t split, uint64_t count, uint64_t index) {
-  Runs out;
-  const uint64_t size = length(runs);
+// of split_factor equal parts. Runs that touch become one.
+cuts::Runs shard(const cuts::Runs& runs, uint64_t split, uint64_t count,
+                 uint64_t index) {
+  cuts::Runs out;
+  const uint64_t size = cuts::count_of(runs);
   for (uint64_t i = 0; i < split; ++i) {
-    const Run part = chunk(size, split, i);
-    if (part.begin == part.end) break;
-    const Run mine = chunk(part.end - part.begin, count, index);
-    append_slice(runs, part.begin + mine.begin, part.begin + mine.end, out);
+    const cuts::Range part = cuts::chunk(size, split, i);
+    if (part.count() == 0) break;
+    const cuts::Range mine = cuts::chunk(part.count(), count, index);
+    for (cuts::Run run :
+         cuts::slice(runs, {part.begin + mine.begin, part.begin + mine.end})) {
+      run.local = cuts::count_of(out);
+      if (!out.empty() && out.back().whole + out.back().count == run.whole)
+        out.back().count += run.count;
+      else
+        out.push_back(run);
+    }
   }
   return out;
 }
@@ -106,8 +76,8 @@ class Reader {
   Dims coordinate(Id mesh, const Dims& shape) const;
   std::vector<std::vector<size_t>> shard_order(
       Id spec, const std::vector<Placement>& placements, size_t rank) const;
-  std::vector<Runs> local_runs(Id spec, const Shape& global) const;
-  void add_pieces(const std::vector<Runs>& runs, TensorRef& ref) const;
+  std::vector<cuts::Runs> local_runs(Id spec, const Shape& global) const;
+  void add_pieces(const std::vector<cuts::Runs>& runs, TensorRef& ref) const;
   void add_shard(Id node, const Shape& global, TensorRef& ref) const;
 
   const Document& document_;
@@ -256,11 +226,11 @@ std::vector<std::vector<size_t>> Reader::shard_order(
   return order;
 }
 
-std::vector<Runs> Reader::local_runs(Id spec, const Shape& global) const {
+std::vector<cuts::Runs> Reader::local_runs(Id spec, const Shape& global) const {
   const size_t rank = global.size();
   const auto split = placements(spec, rank);
-  std::vector<Runs> runs;
-  for (const uint64_t size : global) runs.push_back({{0, size}});
+  std::vector<cuts::Runs> runs;
+  for (const uint64_t size : global) runs.push_back({{0, 0, size}});
   if (std::ranges::none_of(split, [](const Placement& p) {
         return p.type == Placement::Type::kShard;
       }))
@@ -284,9 +254,10 @@ std::vector<Runs> Reader::local_runs(Id spec, const Shape& global) const {
 }
 
 // One piece per combination of runs, with the strides of the local tensor.
-void Reader::add_pieces(const std::vector<Runs>& runs, TensorRef& ref) const {
+void Reader::add_pieces(const std::vector<cuts::Runs>& runs,
+                        TensorRef& ref) const {
   uint64_t count = 1;
-  for (const Runs& dim : runs) {
+  for (const cuts::Runs& dim : runs) {
     count = checked_mul(count, dim.size()).value_or(UINT64_MAX);
     if (count > kMaxPieces) fail("it lies in more than {} parts", kMaxPieces);
   }
@@ -301,23 +272,16 @@ void Reader::add_pieces(const std::vector<Runs>& runs, TensorRef& ref) const {
                 .flat = std::nullopt,
                 .extent = ref.extent,
                 .transform = ref.transform};
-    uint64_t rest = i;
-    for (size_t d = runs.size(); d-- > 0;) {
-      const size_t which = static_cast<size_t>(rest % runs[d].size());
-      rest /= runs[d].size();
-      uint64_t before = 0;
-      for (size_t k = 0; k < which; ++k)
-        before += runs[d][k].end - runs[d][k].begin;
-      piece.extent.offset += before * strides[d];
-    }
-    rest = i;
     Dims offset(runs.size(), 0);
     Dims size(runs.size(), 0);
+    uint64_t rest = i;
     for (size_t d = runs.size(); d-- > 0;) {
-      const Run& run = runs[d][static_cast<size_t>(rest % runs[d].size())];
+      const cuts::Run& run =
+          runs[d][static_cast<size_t>(rest % runs[d].size())];
       rest /= runs[d].size();
-      offset[d] = run.begin;
-      size[d] = run.end - run.begin;
+      offset[d] = run.whole;
+      size[d] = run.count;
+      piece.extent.offset += run.local * strides[d];
     }
     piece.box = {offset, size};
     if (count > 1) piece.extent.strides = strides;
@@ -341,7 +305,7 @@ TensorRef Reader::dtensor(const Shape& global, Id state) {
   ref.distributed = Distributed{.global_shape = global, .pieces = {}};
   const auto runs = local_runs(spec, global);
   Shape expected;
-  for (const Runs& dim : runs) expected.push_back(length(dim));
+  for (const cuts::Runs& dim : runs) expected.push_back(cuts::count_of(dim));
   const bool none = element_count(expected).value_or(0) == 0;
   // Ranks without a share of an uneven split hold a tensor of 0 elements,
   // whose shape torch does not keep.

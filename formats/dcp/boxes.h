@@ -4,16 +4,16 @@
 //
 //   tensor ──tp: torch.chunk of one dim──► part ──dp: torch.chunk of rows──►
 //
-// torch.chunk gives ceil(n / ranks) to each rank, then one short part, then
-// none: 5 rows over 4 ranks: 2, 2, 1, 0. A rank without rows still has a box:
-// of size 0, at the end of the dimension. (torch calls rows of a part
-// _StridedShard; formats: dcp, section 7.) Also used by olmo_core.
+// A rank without rows (lib/cuts.h: chunk) still has a box: of size 0, at the
+// end of the dimension. (torch calls rows of a part _StridedShard; formats:
+// dcp, section 7.) Also used by olmo_core.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "lib/cuts.h"
 
 namespace ckpt::dcp {
 
@@ -34,10 +34,22 @@ class Cutter {
   // Calls add(box) for the boxes of a rank: one, or one for each group.
   template <class Add>
   void boxes(uint32_t rank, Add add) const {
-    const uint32_t tp = split_ ? rank % mesh_.tp : 0;
-    const uint32_t dp = rows_ ? rank / mesh_.tp : 0;
-    for (uint32_t group = 0; group < groups_; ++group)
-      if (box_of(tp, dp, group)) add(box_);
+    if (!split_ && !rows_) return add(box_);
+    const uint32_t tp = rank % mesh_.tp;
+    const uint32_t dp = rank / mesh_.tp;
+    if (rows_ && dim_ != 0) {
+      const cuts::Range rows = cuts::chunk(shape_[0], mesh_.dp, dp);
+      set(0, rows.begin, rows.count());
+    }
+    bool any = false;
+    for (const cuts::Run& run : runs(tp, dp))
+      if (set(dim_, run.whole, run.count)) {
+        add(box_);
+        any = true;
+      }
+    if (any) return;
+    set(dim_, 0, 0);
+    add(box_);
   }
 
   // The ranks with the same non-empty boxes as `rank`: first, and then every
@@ -50,13 +62,15 @@ class Cutter {
   Replicas replicas(uint32_t rank) const;
 
  private:
-  bool box_of(uint32_t tp, uint32_t dp, uint32_t group) const;
+  bool set(size_t d, uint64_t begin, uint64_t count) const;
+  // Of dimension dim_: what tp leaves of it and, if that is rows, dp.
+  cuts::Runs runs(uint32_t tp, uint32_t dp) const;
 
   const Shape& shape_;
   Mesh mesh_;
   bool split_ = false;  // by tp, along dim_
-  bool rows_ = false;   // by dp
-  uint32_t dim_ = 0;
+  bool rows_ = false;   // by dp, along dimension 0
+  uint32_t dim_ = 0;    // 0 if tp doesn't split it
   uint32_t groups_ = 1;
   mutable Box box_;
 };

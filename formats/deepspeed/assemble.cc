@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "lib/cuts.h"
 #include "lib/text/format.h"
 
 namespace ckpt::deepspeed {
@@ -83,7 +84,7 @@ class Cutter {
   // ZeRO 3
   void cut_parts(uint64_t offset, uint64_t numel) {
     const uint64_t ranks = column_.optims.size();
-    const uint64_t part = (numel + ranks - 1) / ranks;
+    const uint64_t part = cuts::chunk_size(numel, ranks);
     for (uint64_t r = 0; r < ranks && r * part < numel; ++r) {
       const OptimRank& rank = column_.optims[r];
       const uint64_t end = std::min((r + 1) * part, numel);
@@ -170,7 +171,7 @@ void Assembler::add_masters(std::span<const Column> stage) {
                             "is in param_shapes twice");
         if (t == 0) order.push_back(entry.name);
         const uint64_t ranks = column.optims.size();
-        offset += third ? (entry.numel + ranks - 1) / ranks : entry.numel;
+        offset += third ? cuts::chunk_size(entry.numel, ranks) : entry.numel;
       }
     }
     if (locals[t].size() != order.size())

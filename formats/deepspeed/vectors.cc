@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "lib/cuts.h"
+
 namespace ckpt::deepspeed {
 
 Vector partition_of(const Parameters& group, uint32_t rank, uint32_t ranks) {
@@ -27,15 +29,14 @@ Vector partition_of(const Parameters& group, uint32_t rank, uint32_t ranks) {
 }
 
 uint64_t part_size(const NamedShape& parameter, uint32_t ranks) {
-  return parameter.numel / ranks + (parameter.numel % ranks != 0);
+  return cuts::chunk_size(parameter.numel, ranks);
 }
 
 Vector parts_of(const Parameters& group, uint32_t rank, uint32_t ranks) {
   Vector vector;
   for (const NamedShape& one : group) {
     const uint64_t part = part_size(one, ranks);
-    const uint64_t begin = std::min(one.numel, rank * part);
-    const uint64_t end = std::min(one.numel, begin + part);
+    const auto [begin, end] = cuts::chunk(one.numel, ranks, rank);
     if (begin < end) {
       vector.runs.push_back({&one, {begin, end}, vector.size});
       vector.used = vector.size + (end - begin);

@@ -25,18 +25,16 @@ uint64_t FileBuilder::add_rows(const Target& target, size_t index, bool whole) {
   Shape shape = tp_local(tensor.shape, tensor.tp, at_.grid.tp);
   Rows rows{0, shape.empty() ? 1 : shape[0]};
   if (!whole && !shape.empty()) {
-    rows = chunk(shape[0], at_.grid.dp, at_.dp);
+    rows = cuts::chunk(shape[0], at_.grid.dp, at_.dp);
     shape[0] = rows.count();
   }
   const uint64_t slot = add_slot(tensor, shape);
   if (element_count(shape) == 0) return slot;
-  for (Placed& placed :
+  for (cuts::Part& placed :
        place(tensor.shape, tensor.tp, at_.grid.tp, at_.tp, rows)) {
-    if (!placed.local.empty()) placed.local[0] -= rows.begin;
     Piece piece;
     piece.box = std::move(placed.box);
-    pending_.push_back(
-        {index, slot, std::move(piece), std::move(placed.local)});
+    pending_.push_back({index, slot, std::move(piece), std::move(placed.at)});
   }
   return slot;
 }

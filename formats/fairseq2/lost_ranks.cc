@@ -7,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "formats/fairseq2/layout.h"
+#include "lib/cuts.h"
 #include "lib/io/file.h"
 
 namespace ckpt::fairseq2 {
@@ -83,8 +84,7 @@ class Pairs {
 
 // `promised` rows over `ranks` ranks give the first `dp` of them what is there.
 bool fits(const Shared& pair, uint64_t dp, uint64_t ranks) {
-  const uint64_t chunk = (pair.promised + ranks - 1) / ranks;
-  return std::min(chunk * dp, pair.promised) == pair.have;
+  return cuts::chunk(pair.promised, ranks, dp).begin == pair.have;
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ void check_chunks(const Catalog& catalog, const std::string& name,
   std::vector<uint64_t> rows(dp, 0);
   for (const auto& held : local.held) rows[held.part->dp] = held.rows.count();
   for (uint32_t rank = 0; rank < dp; ++rank) {
-    const uint64_t expected = chunk(total, dp, rank).count();
+    const uint64_t expected = cuts::chunk(total, dp, rank).count();
     if (rows[rank] == expected) continue;
     const auto part = std::ranges::find(parts, rank, &Part::dp);
     const Part& about = part == parts.end() ? *parts.front() : **part;
@@ -146,14 +146,13 @@ void add_pieces(const Local& local, const TpRule& rule, uint32_t tp,
                 uint32_t rank, Tensor& tensor) {
   const uint64_t element = element_size(tensor.dtype);
   for (const auto& [part, rows] : local.held) {
-    for (Placed& placed : place(tensor.shape, rule, tp, rank, rows)) {
-      if (!placed.local.empty()) placed.local[0] -= rows.begin;
+    for (cuts::Part& placed : place(tensor.shape, rule, tp, rank, rows)) {
       Piece piece{.box = std::move(placed.box),
                   .flat = std::nullopt,
                   .extent = {},
                   .transform = part->transform};
-      piece.extent = sub_extent(part->extent, element, part->shape,
-                                placed.local, piece.box.shape);
+      piece.extent = sub_extent(part->extent, element, part->shape, placed.at,
+                                piece.box.shape);
       tensor.pieces.push_back(std::move(piece));
     }
   }

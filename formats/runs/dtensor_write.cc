@@ -8,6 +8,7 @@
 #include "containers/torch/file_plan.h"
 #include "formats/runs/pattern.h"
 #include "formats/target.h"
+#include "lib/cuts.h"
 
 namespace ckpt::runs {
 namespace {
@@ -164,11 +165,9 @@ std::vector<uint32_t> ties_of(const Catalog& source,
 Box rows_of_rank(const Shape& shape, uint64_t dim, uint32_t rank,
                  uint32_t ranks) {
   Box box = Box::whole(shape);
-  const uint64_t size = shape[dim];
-  const uint64_t part = size / ranks + (size % ranks != 0);
-  const uint64_t begin = std::min(size, part * rank);
-  box.offset[dim] = begin;
-  box.shape[dim] = std::min(size - begin, part);
+  const cuts::Range rows = cuts::chunk(shape[dim], ranks, rank);
+  box.offset[dim] = rows.begin;
+  box.shape[dim] = rows.count();
   return box;
 }
 

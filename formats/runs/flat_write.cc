@@ -11,6 +11,7 @@
 #include "formats/runs/ranks.h"
 #include "formats/target.h"
 #include "formats/torch/torch.h"
+#include "lib/cuts.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -104,8 +105,7 @@ class FlatWriting {
     Share part{.unit = *number, .state = tensor.state};
     part.scalar = tensor.shape.empty();
     if (!part.scalar && tensor.shape.size() != 1) refuse(name);
-    const uint64_t all = elements_in(units_[part.unit]);
-    part.size = all / ranks_ + (all % ranks_ != 0);
+    part.size = cuts::chunk_size(elements_in(units_[part.unit]), ranks_);
     return part;
   }
 

@@ -17,7 +17,7 @@ std::string runs(const Cut& cut, const Shape& shape, uint32_t ranks,
                  uint32_t rank) {
   std::string text;
   uint64_t at = 0;
-  for (const CutPart& part : parts_of(cut, shape, ranks, rank)) {
+  for (const cuts::Part& part : parts_of(cut, shape, ranks, rank)) {
     CHECK(part.at[cut.dim] == at);
     at += part.box.shape[cut.dim];
     text += (text.empty() ? "" : " ") +
@@ -105,7 +105,7 @@ TEST_CASE("rank cut: all small cuts cover the whole") {
     size_t wrong = 0;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       uint64_t at = 0;
-      for (const CutPart& part : parts_of(cut, shape, ranks, rank)) {
+      for (const cuts::Part& part : parts_of(cut, shape, ranks, rank)) {
         wrong += part.at[0] != at;
         const uint64_t begin = part.box.offset[0];
         for (uint64_t i = 0; i < part.box.shape[0]; ++i)

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "lib/cuts.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -112,12 +113,10 @@ class Cutter {
       take_(box);
       return;
     }
-    const uint64_t group = tensor_.shape[rule.dim] / rule.groups;
-    const uint64_t part = group / parts_;
-    for (uint64_t tp = 0; tp < parts_; ++tp)
-      for (uint64_t g = 0; g < rule.groups; ++g) {
-        narrow(box.box, rule.dim, g * group + tp * part, part);
-        box.tp = tp;
+    for (box.tp = 0; box.tp < parts_; ++box.tp)
+      for (const cuts::Run& run :
+           cuts::chunks(tensor_.shape[rule.dim], rule.groups, parts_, box.tp)) {
+        narrow(box.box, rule.dim, run.whole, run.count);
         take_(box);
       }
   }

@@ -14,10 +14,10 @@ bool is_split(const TpRule& rule, uint64_t ranks) {
 
 // A contiguous box of a contiguous part stays so without strides.
 Extent sub_extent(const LocalTensor& part, const Dims& strides,
-                  const CutBox& cut) {
+                  const cuts::Part& cut) {
   Extent extent = part.extent;
   for (size_t d = 0; d < strides.size(); ++d)
-    extent.offset += cut.local[d] * strides[d];
+    extent.offset += cut.at[d] * strides[d];
   bool rows = part.extent.strides.empty();
   for (size_t d = 1; d < strides.size(); ++d)
     rows = rows && cut.box.shape[d] == part.shape[d];
@@ -79,26 +79,16 @@ Shape part_shape(const Shape& whole, const TpRule& rule, uint64_t ranks) {
   return local;
 }
 
-std::vector<CutBox> cut_boxes(const Shape& whole, const TpRule& rule,
-                              uint64_t slot, uint64_t ranks,
-                              const Groups& groups) {
-  if (!is_split(rule, ranks))
-    return {{Box::whole(whole), Dims(whole.size(), 0)}};
-  const Groups equal(groups.empty() ? rule.groups : 0,
-                     whole[rule.dim] / rule.groups);
-  std::vector<CutBox> boxes;
-  uint64_t begin = 0, local = 0;
-  for (const uint64_t group : groups.empty() ? equal : groups) {
-    const uint64_t part = group / ranks;
-    CutBox cut{Box::whole(whole), Dims(whole.size(), 0)};
-    cut.box.offset[rule.dim] = begin + slot * part;
-    cut.box.shape[rule.dim] = part;
-    cut.local[rule.dim] = local;
-    boxes.push_back(std::move(cut));
-    begin += group;
-    local += part;
-  }
-  return boxes;
+std::vector<cuts::Part> cut_boxes(const Shape& whole, const TpRule& rule,
+                                  uint64_t slot, uint64_t ranks,
+                                  const Groups& groups) {
+  if (!is_split(rule, ranks)) return {cuts::whole(whole)};
+  std::vector<cuts::Segment> segments;
+  for (const uint64_t size : groups) segments.push_back({size, 1});
+  return cuts::parts(
+      whole, rule.dim,
+      groups.empty() ? cuts::chunks(whole[rule.dim], rule.groups, ranks, slot)
+                     : cuts::equal(segments, ranks, slot));
 }
 
 void add_part(Tensor& tensor, const LocalTensor& part, const TpRule& rule,
@@ -109,7 +99,7 @@ void add_part(Tensor& tensor, const LocalTensor& part, const TpRule& rule,
   if (old)
     return add_old_rows(tensor, part, is_split(rule, ranks) ? slot : 0, order);
   const Dims strides = strides_of(part);
-  for (CutBox& cut : cut_boxes(tensor.shape, rule, slot, ranks, groups)) {
+  for (cuts::Part& cut : cut_boxes(tensor.shape, rule, slot, ranks, groups)) {
     Piece piece;
     piece.extent = sub_extent(part, strides, cut);
     piece.box = std::move(cut.box);

@@ -18,6 +18,7 @@
 
 #include "ckpt/catalog.h"
 #include "formats/megatron/legacy/rank.h"
+#include "lib/cuts.h"
 
 namespace ckpt::megatron {
 
@@ -37,15 +38,10 @@ using Groups = std::vector<uint64_t>;
 std::optional<Shape> whole_shape(const Shape& local, const TpRule& rule,
                                  uint64_t ranks);
 
-// The boxes of rank `slot`'s part, and where each begins in the part (its
-// offset in the local tensor).
-struct CutBox {
-  Box box;     // in the whole tensor
-  Dims local;  // where it begins in the rank's part
-};
-std::vector<CutBox> cut_boxes(const Shape& whole, const TpRule& rule,
-                              uint64_t slot, uint64_t ranks,
-                              const Groups& groups = {});
+// The boxes of rank `slot`'s part.
+std::vector<cuts::Part> cut_boxes(const Shape& whole, const TpRule& rule,
+                                  uint64_t slot, uint64_t ranks,
+                                  const Groups& groups = {});
 Shape part_shape(const Shape& whole, const TpRule& rule, uint64_t ranks);
 
 // Adds the pieces of rank `slot`'s part to a tensor that has its whole shape.

@@ -25,10 +25,10 @@ void LegacyFile::add_pieces(const Tensor& tensor, size_t index,
   Groups groups;
   if (rule.state == TpRule::State::kSplit && ranks > 1)
     groups = mixers_.extents(parameter_of(tensor)).value_or(Groups());
-  for (CutBox& cut : cut_boxes(tensor.shape, rule, slot, ranks, groups)) {
+  for (cuts::Part& cut : cut_boxes(tensor.shape, rule, slot, ranks, groups)) {
     Pending pending{.tensor = index, .slot = file_slot, .begin = at};
     for (size_t d = 0; d < strides.size(); ++d)
-      pending.begin += cut.local[d] * strides[d];
+      pending.begin += cut.at[d] * strides[d];
     pending.count = volume(cut.box);
     pending.box = std::move(cut.box);
     if (pending.count != 0) pending_.push_back(std::move(pending));

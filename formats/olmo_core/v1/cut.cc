@@ -8,6 +8,7 @@
 #include "formats/dcp/boxes.h"
 #include "formats/olmo_core/v1/rows.h"
 #include "formats/olmo_core/v1/v1.h"
+#include "lib/cuts.h"
 #include "lib/io/file.h"
 #include "models/rules.h"
 
@@ -159,11 +160,8 @@ Cut TensorCutter::keep(const Tensor& tensor) const {
 
 Cut TensorCutter::flat(uint64_t count) const {
   Cut cut{.sharded = true, .shards = {}};
-  const uint64_t chunk = (count - 1) / ranks_ + 1;
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
-    // rank * chunk may overflow for absurd counts only.
-    const uint64_t begin = rank > count / chunk ? count : rank * chunk;
-    const uint64_t end = chunk > count - begin ? count : begin + chunk;
+    const auto [begin, end] = cuts::chunk(count, ranks_, rank);
     const FlatRange range = begin < end ? FlatRange{begin, end} : FlatRange{};
     cut.shards.push_back({.rank = rank,
                           .ranges = {range},

@@ -19,31 +19,6 @@
 namespace ckpt::fairseq2 {
 namespace {
 
-TEST_CASE("chunk: as torch.chunk") {
-  struct Row {
-    uint64_t rows, ranks;
-    std::vector<uint64_t> counts;
-  };
-  const Row rows[] = {
-      {37, 3, {13, 13, 11}}, {10, 3, {4, 4, 2}},
-      {2, 3, {1, 1, 0}},     {5, 4, {2, 2, 1, 0}},
-      {6, 4, {2, 2, 2, 0}},  {1, 1, {1}},
-      {0, 2, {0, 0}},        {10, 8, {2, 2, 2, 2, 2, 0, 0, 0}},
-  };
-  for (const Row& row : rows) {
-    CAPTURE(row.rows);
-    uint64_t at = 0;
-    for (uint64_t rank = 0; rank < row.ranks; ++rank) {
-      const Rows got = chunk(row.rows, row.ranks, rank);
-      CHECK(got.count() == row.counts[rank]);
-      CHECK(got.begin == std::min(at, row.rows));
-      at = got.end;
-    }
-  }
-  CHECK(chunk(UINT64_MAX, 2, 1).end == UINT64_MAX);
-  CHECK(chunk(3, UINT32_MAX, UINT32_MAX - 1).count() == 0);
-}
-
 TEST_CASE("place: the ranks' boxes cover the tensor once, in local order") {
   std::mt19937_64 random(7);
   for (int round = 0; round < 200; ++round) {
@@ -60,15 +35,16 @@ TEST_CASE("place: the ranks' boxes cover the tensor once, in local order") {
     std::multiset<std::pair<uint64_t, uint64_t>> seen;
     for (uint32_t rank = 0; rank < tp; ++rank) {
       for (uint32_t s = 0; s < dp; ++s) {
-        for (const Placed& part :
-             place(global, rule, tp, rank, chunk(local[0], dp, s))) {
+        const Rows rows = cuts::chunk(local[0], dp, s);
+        for (const cuts::Part& part : place(global, rule, tp, rank, rows)) {
           for (uint64_t i = 0; i < part.box.shape[0]; ++i) {
             for (uint64_t j = 0; j < part.box.shape[1]; ++j) {
               const uint64_t at[] = {part.box.offset[0] + i,
                                      part.box.offset[1] + j};
               seen.emplace(at[0], at[1]);
               // Group g of the local dimension is part `rank` of group g.
-              const uint64_t in_local = part.local[dim] + (dim == 0 ? i : j);
+              const uint64_t in_local =
+                  part.at[dim] + (dim == 0 ? rows.begin + i : j);
               const uint64_t width = local[dim] / groups;
               const uint64_t g = in_local / width;
               CHECK(at[dim] == (g * tp + rank) * width + in_local % width);

@@ -114,8 +114,8 @@ TEST_CASE("legacy parts: cut, they are what each rank holds") {
       const TpRule rule = TpRule::split(0, groups);
       const auto expected = part_of(16, 6, rule, slot, 4);
       size_t next = 0;
-      for (const CutBox& cut : cut_boxes(whole, rule, slot, 4)) {
-        CHECK(cut.local[0] * 6 == next);
+      for (const cuts::Part& cut : cut_boxes(whole, rule, slot, 4)) {
+        CHECK(cut.at[0] * 6 == next);
         for (uint64_t r = 0; r < cut.box.shape[0]; ++r)
           for (uint64_t c = 0; c < 6; ++c)
             CHECK(expected[next++] ==
