@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/crc32.h"
 #include "lib/io/file.h"
 #include "lib/zip/archive.h"
@@ -125,7 +126,7 @@ void add_carried_crcs(Catalog& catalog) {
       catalog.files.push_back({.path = path, .size = file.size()});
     } catch (const Error& error) {
       catalog.problems.push_back(
-          {Problem::Severity::kDamage, "damaged", path, "", error.problem()});
+          damage("damaged", {path, {}}, "{}", error.problem()));
     }
   }
 }

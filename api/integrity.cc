@@ -8,6 +8,7 @@
 #include <set>
 
 #include "ckpt/ckpt.h"
+#include "ckpt/note.h"
 #include "formats/megatron/model/keys.h"
 #include "lib/io/remote.h"
 #include "reshard/crc_check.h"
@@ -24,8 +25,8 @@ bool is_answer(const Error& error) {
 }
 
 Problem problem_of(const Error& error) {
-  return {Severity::kDamage, "incomplete", error.where().path,
-          error.where().tensor, error.problem()};
+  return damage("incomplete", {error.where().path, error.where().tensor}, "{}",
+                error.problem());
 }
 
 // Bytes of a piece from its first to behind its last, as far as they can be
@@ -63,12 +64,12 @@ class Places {
       const uint32_t file = piece.extent.file;
       const uint64_t end = end_of(tensor, piece);
       if (file < sizes_.size() && end <= sizes_[file]) continue;
-      problems.push_back(
-          {Severity::kDamage, "extent",
-           file < sizes_.size() ? catalog_.files[file].path : catalog_.path,
-           tensor.name,
-           fmt::format("a piece ends at byte {} of a file of {}", end,
-                       file < sizes_.size() ? sizes_[file] : 0)});
+      problems.push_back(damage(
+          "extent",
+          {file < sizes_.size() ? catalog_.files[file].path : catalog_.path,
+           tensor.name},
+          "a piece ends at byte {} of a file of {}", end,
+          file < sizes_.size() ? sizes_[file] : 0));
       return;  // one for each tensor says enough
     }
   }
@@ -109,11 +110,10 @@ void check_grids(const Catalog& catalog, std::vector<Problem>& problems) {
   }
   for (const auto& [key, grid] : grids) {
     if (!grid.mixed && element_count(grid.shape) == grid.found.size()) continue;
-    problems.push_back(
-        {Severity::kDamage, "object_grid", catalog.path, key,
-         fmt::format("{} objects of a grid of {} are there{}",
-                     grid.found.size(), to_string(grid.shape),
-                     grid.mixed ? ", and some of another grid" : "")});
+    problems.push_back(damage("object_grid", {catalog.path, key},
+                              "{} objects of a grid of {} are there{}",
+                              grid.found.size(), to_string(grid.shape),
+                              grid.mixed ? ", and some of another grid" : ""));
   }
 }
 

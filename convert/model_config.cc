@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "convert/facts_olmo.h"
 #include "convert/facts_table.h"
@@ -101,10 +102,10 @@ void warn_of_unsaid(const std::vector<FactDifference>& unsaid,
     list += fmt::format("{}{} is {}", list.empty() ? "" : ", ", one.name,
                         shown_fact(one.a));
   catalog.problems.push_back(
-      {Problem::Severity::kWarning, "unsaid", catalog.path, "",
-       fmt::format("{} can't say all of the model: {}; what is built from it "
-                   "alone computes something else",
-                   what, text::printable(list))});
+      warning("unsaid", {catalog.path, {}},
+              "{} can't say all of the model: {}; what is built from it "
+              "alone computes something else",
+              what, text::printable(list)));
 }
 
 // Where the numbers of a model stand, in each dialect.
@@ -292,7 +293,7 @@ void Configuration::finish(Catalog& catalog) const {
           catalog.assumptions.push_back(line);
   for (const std::string& line : unknown_)
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "unknown_key", catalog.path, "", line});
+        warning("unknown_key", {catalog.path, {}}, "{}", line));
   warn_of_unsaid(unsaid_, kHfConfig, catalog);
   const auto vocabulary = facts_.find("vocab_size");
   const bool counted = vocabulary != facts_.end() &&
@@ -426,10 +427,10 @@ void Configuration::write_hf(Catalog& catalog) const {
     add_text(catalog, kHfConfig, config.dump(2) + "\n");
     return;
   }
-  catalog.problems.push_back(
-      {Problem::Severity::kWarning, "no_config", catalog.path, "",
-       "the source does not say enough for a config.json, and transformers "
-       "needs one: --config-from DIR copies another's"});
+  catalog.problems.push_back(warning(
+      "no_config", {catalog.path, {}},
+      "the source does not say enough for a config.json, and transformers "
+      "needs one: --config-from DIR copies another's"));
 }
 
 std::vector<FactDifference> Configuration::say(const std::string& side,
@@ -511,19 +512,18 @@ void Configuration::note_near(Catalog& catalog,
         {catalog.path, {}}, "--strict-config: {} is {} ({}), and {} there",
         one.name, shown_fact(one.a), one.source_a, shown_fact(one.b));
   catalog.problems.push_back(
-      {Problem::Severity::kWarning, "fact", catalog.path, "",
-       fmt::format("{} is {} ({}), and {} in fairseq2's code: outputs differ a "
-                   "little (--strict-config refuses this)",
-                   one.name, shown_fact(one.a), one.source_a,
-                   shown_fact(one.b))});
+      warning("fact", {catalog.path, {}},
+              "{} is {} ({}), and {} in fairseq2's code: outputs differ a "
+              "little (--strict-config refuses this)",
+              one.name, shown_fact(one.a), one.source_a, shown_fact(one.b)));
 }
 
 void Configuration::write_yaml(Catalog& catalog) const {
   if (!out_ || !out_->dialect().config.is_object()) {
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "no_config", catalog.path, "",
-         "no model.yaml is written: fairseq2 needs the model's "
-         "configuration from its asset card"});
+        warning("no_config", {catalog.path, {}},
+                "no model.yaml is written: fairseq2 needs the model's "
+                "configuration from its asset card"));
     return;
   }
   const Json& native = family_->fairseq2();
@@ -543,10 +543,10 @@ void Configuration::write_yaml(Catalog& catalog) const {
 void Configuration::write_olmo(Catalog& catalog) const {
   if (!out_ || !out_->dialect().config.is_object()) {
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "no_config", catalog.path, "",
-         fmt::format("no config.json is written: there is no table of {} that "
-                     "OLMo-core builds a model of",
-                     family_->name())});
+        warning("no_config", {catalog.path, {}},
+                "no config.json is written: there is no table of {} that "
+                "OLMo-core builds a model of",
+                family_->name()));
     return;
   }
   Json config = config_table(out_->dialect().config, *out_);

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "convert/mismatches.h"
 #include "convert/model_config.h"
 #include "convert/named_tensors.h"
@@ -386,8 +387,8 @@ class Translation {
   }
 
   void note(std::string text) {
-    source_.problems.push_back({Problem::Severity::kNote, "left_out",
-                                source_.path, "", std::move(text)});
+    source_.problems.push_back(
+        remark("left_out", {source_.path, {}}, "{}", std::move(text)));
   }
 
   Catalog& source_;

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <set>
 
+#include "ckpt/note.h"
 #include "convert/quantized_config.h"
 
 namespace ckpt::families {
@@ -18,10 +19,10 @@ void warn_of_padding(Catalog& source, const Numbers& numbers) {
     return;
   for (const std::string& line : numbers.used())
     if (line.find("$V") != line.npos && line.find("padded") != line.npos)
-      source.problems.push_back(
-          {Problem::Severity::kWarning, "vocabulary", source.path, "",
-           "the args say how many rows the vocabulary was padded to, not how "
-           "many are in use: all are kept; --vocab-size N cuts the padding"});
+      source.problems.push_back(warning(
+          "vocabulary", {source.path, {}},
+          "the args say how many rows the vocabulary was padded to, not how "
+          "many are in use: all are kept; --vocab-size N cuts the padding"));
 }
 
 void warn_of_rounding(Catalog& source, DType dtype) {
@@ -34,18 +35,18 @@ void warn_of_rounding(Catalog& source, DType dtype) {
   const auto count = std::ranges::count_if(source.tensors, computed);
   if (count == 0) return;
   source.problems.push_back(
-      {Problem::Severity::kWarning, "rounded", source.path, "",
-       fmt::format("{} norms are stored with one more in one of the dialects, "
-                   "and rounded to {}: the way back does not give the same "
-                   "bits",
-                   count, name(dtype))});
+      warning("rounded", {source.path, {}},
+              "{} norms are stored with one more in one of the dialects, "
+              "and rounded to {}: the way back does not give the same "
+              "bits",
+              count, name(dtype)));
 }
 
 namespace {
 
 void warn(Catalog& catalog, const char* kind, std::string message) {
-  catalog.problems.push_back({Problem::Severity::kWarning, kind, catalog.path,
-                              "", std::move(message)});
+  catalog.problems.push_back(
+      warning(kind, {catalog.path, {}}, "{}", std::move(message)));
 }
 
 Json beside(const Catalog& catalog, std::string_view name) {

@@ -12,6 +12,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/index.h"
 #include "formats/runs/run.h"
 #include "lib/decoding.h"
@@ -309,14 +310,10 @@ class Settling {
       if (fate.fate == Fate::kLeftOut && !is_hidden_folder(fate.path))
         names.push_back(text::printable(fate.path));
     if (names.empty()) return;
-    target_.problems.push_back(
-        {Problem::Severity::kWarning,
-         "files_left_out",
-         {},
-         {},
-         fmt::format("{} of the source {} left out: {} (-v says why)",
-                     text::counted(names.size(), "file"),
-                     names.size() == 1 ? "is" : "are", list_some(names))});
+    target_.problems.push_back(warning(
+        "files_left_out", {}, "{} of the source {} left out: {} (-v says why)",
+        text::counted(names.size(), "file"), names.size() == 1 ? "is" : "are",
+        list_some(names)));
   }
 
   const Catalog& source_;

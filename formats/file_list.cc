@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "ckpt/note.h"
 #include "lib/io/file.h"
 #include "lib/io/mount.h"
 #include "lib/io/remote.h"
@@ -231,9 +232,9 @@ class Walk {
   void cut() {
     if (std::exchange(cut_, true)) return;
     catalog_.problems.push_back(
-        {Problem::Severity::kNote, "file_list", catalog_.file_root, "",
-         fmt::format("more files lie in it than the {} that are listed",
-                     catalog_.file_list.size())});
+        remark("file_list", {catalog_.file_root, {}},
+               "more files lie in it than the {} that are listed",
+               catalog_.file_list.size()));
   }
 
   Catalog& catalog_;

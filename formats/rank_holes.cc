@@ -12,13 +12,10 @@ void check_rank_files(const std::set<uint64_t>& have, uint64_t wanted,
   uint64_t first = 0;
   while (have.contains(first)) ++first;
   catalog.problems.push_back(
-      {Problem::Severity::kDamage,
-       "missing_rank",
-       path(first),
-       {},
-       fmt::format("is missing: {} of {} ranks' files are there ({}); training "
-                   "can't go on without it",
-                   have.size(), wanted, why)});
+      damage("missing_rank", {path(first), {}},
+             "is missing: {} of {} ranks' files are there ({}); training "
+             "can't go on without it",
+             have.size(), wanted, why));
 }
 
 }  // namespace ckpt::formats

@@ -5,6 +5,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "ckpt/note.h"
 #include "formats/runs/pattern.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -174,14 +175,11 @@ Catalog model_only(Catalog source) {
   });
   if (count > 0)
     source.problems.push_back(
-        {Problem::Severity::kWarning,
-         "optimizer_left_out",
-         source.path,
-         {},
-         fmt::format("{} tensors of the optimizer's state and the like ({}) "
-                     "have no place in a directory of weights; they are left "
-                     "out (--to dcp and --to torch keep them)",
-                     count, text::iec_size(bytes))});
+        warning("optimizer_left_out", {source.path, {}},
+                "{} tensors of the optimizer's state and the like ({}) "
+                "have no place in a directory of weights; they are left "
+                "out (--to dcp and --to torch keep them)",
+                count, text::iec_size(bytes)));
   return source;
 }
 

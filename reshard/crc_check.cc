@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/crc32.h"
 #include "lib/interrupt.h"
 #include "lib/io/remote.h"
@@ -78,8 +79,7 @@ class Sweep {
 std::optional<Problem> check_one(const StoredCrc& stored,
                                  const Catalog& catalog, Sweep& sweep,
                                  const Progress& progress) {
-  Problem problem{Problem::Severity::kDamage, "crc32",
-                  catalog.files[stored.file].path, "", ""};
+  Problem problem = damage("crc32", {catalog.files[stored.file].path, {}}, "");
   uint32_t crc = 0;
   try {
     sweep.run(stored.file, stored.begin, stored.end,

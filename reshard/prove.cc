@@ -14,6 +14,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/interrupt.h"
 #include "lib/parallel.h"
 #include "reshard/numbers.h"
@@ -184,10 +185,9 @@ class Checker {
 
   Problem problem(size_t p, const std::string& what) const {
     const Pair& pair = pairs_[p];
-    return {Problem::Severity::kDamage, "main_weight", catalog_.path,
-            pair.rounded->name,
-            fmt::format("its main weight is another one: {} ({})", what,
-                        pair.claim->why)};
+    return damage("main_weight", {catalog_.path, pair.rounded->name},
+                  "its main weight is another one: {} ({})", what,
+                  pair.claim->why);
   }
 
   const Catalog& catalog_;

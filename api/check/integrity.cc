@@ -11,6 +11,7 @@
 #include "api/contents.h"
 #include "api/edit/select.h"
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/loose_files.h"
 #include "formats/scan/scan.h"
 #include "formats/traits.h"
@@ -26,8 +27,8 @@ namespace {
 Problem problem_of(const Error& error, std::string kind) {
   std::string message = error.problem();
   if (!error.hint().empty()) message += "; " + error.hint();
-  return {Problem::Severity::kDamage, std::move(kind), error.where().path,
-          error.where().tensor, std::move(message)};
+  return damage(std::move(kind), {error.where().path, error.where().tensor},
+                "{}", std::move(message));
 }
 
 // Damage in the checkpoint is the answer, not a failure to answer.
@@ -54,11 +55,11 @@ class Check {
   // tensors are in files that nobody takes.
   void not_empty(const Catalog& catalog) {
     if (!catalog.tensors.empty()) return;
-    add({Problem::Severity::kDamage, "no_tensors", catalog.path, "",
-         fmt::format("holds no tensor ({} of {}): nothing shows that it is "
-                     "whole",
-                     catalog.objects.empty() ? "nothing" : "values alone",
-                     catalog.format)});
+    add(damage("no_tensors", {catalog.path, {}},
+               "holds no tensor ({} of {}): nothing shows that it is "
+               "whole",
+               catalog.objects.empty() ? "nothing" : "values alone",
+               catalog.format));
   }
 
   void checksums(const Catalog& catalog) {
@@ -113,11 +114,11 @@ class Check {
     for (const scan::FileScan& file : scan_files(catalog)) {
       for (const scan::Global& global : file.globals)
         if (!global.harmless)
-          add({Problem::Severity::kDamage, "executes", file.path, "",
-               "loading it elsewhere runs " + scan::describe(global)});
+          add(damage("executes", {file.path, {}},
+                     "loading it elsewhere runs {}", scan::describe(global)));
       if (!file.problem.empty())
-        add({Problem::Severity::kDamage, "unreadable_pickle", file.path, "",
-             file.problem + "; what loading it would run is not known"});
+        add(damage("unreadable_pickle", {file.path, {}},
+                   "{}; what loading it would run is not known", file.problem));
     }
   }
 
@@ -145,15 +146,14 @@ class Check {
         const io::Handle file = io::Handle::open_read(full);
         const std::string found = sha256_of(file, content.ranges);
         if (found != content.sha256)
-          add({Problem::Severity::kDamage, "file_digest", full, "",
-               fmt::format("{} SHA-256 {}, it was written with {}",
-                           content.ranges.empty()
-                               ? "the content has"
-                               : "what is around the tensors has",
-                           found, content.sha256)});
+          add(damage("file_digest", {full, {}},
+                     "{} SHA-256 {}, it was written with {}",
+                     content.ranges.empty() ? "the content has"
+                                            : "what is around the tensors has",
+                     found, content.sha256));
       } catch (const std::out_of_range&) {
-        add({Problem::Severity::kDamage, "manifest", path, "",
-             "a file has a digest and no size: " + name});
+        add(damage("manifest", {path, {}},
+                   "a file has a digest and no size: {}", name));
       } catch (const Error& error) {
         if (error.code() != ExitCode::kDamaged) throw;
         add(problem_of(error, "damaged"));
@@ -225,11 +225,11 @@ class Check {
       const std::string full = io::join(root, file);
       const auto now = io::file_size(full);
       if (!now)
-        add({Problem::Severity::kDamage, "missing_file", full, "",
-             "the manifest lists it, it is not there"});
+        add(damage("missing_file", {full, {}},
+                   "the manifest lists it, it is not there"));
       else if (*now != size)
-        add({Problem::Severity::kDamage, "file_size", full, "",
-             fmt::format("{} bytes, it was written with {}", *now, size)});
+        add(damage("file_size", {full, {}}, "{} bytes, it was written with {}",
+                   *now, size));
     }
     std::set<std::string_view> seen;
     for (size_t i = 0; i < catalog.tensors.size(); ++i) {
@@ -238,21 +238,19 @@ class Check {
       const Edit edit = edit_of(edits_, tensor.name);
       const auto entry = manifest.tensors.find(edit.stored);
       if (entry == manifest.tensors.end())
-        add({Problem::Severity::kWarning, "unlisted_tensor", path, tensor.name,
-             "the manifest does not list it"});
+        add(warning("unlisted_tensor", {path, tensor.name},
+                    "the manifest does not list it"));
       else if (entry->second.digest != reading.digests[i] && !edit.cut &&
                !(selected_ && is_part(tensor.shape, entry->second)))
-        add({Problem::Severity::kDamage, "digest", first_file(catalog, tensor),
-             tensor.name,
-             fmt::format("the content has digest {}, it was written with {}",
-                         reading.digests[i].hex(),
-                         entry->second.digest.hex())});
+        add(damage("digest", {first_file(catalog, tensor), tensor.name},
+                   "the content has digest {}, it was written with {}",
+                   reading.digests[i].hex(), entry->second.digest.hex()));
     }
     if (selected_) return;  // what was left out is not missing
     for (const auto& [name, entry] : manifest.tensors)
       if (!seen.contains(name))
-        add({Problem::Severity::kDamage, "missing_tensor", path, name,
-             "the manifest lists it, the checkpoint does not hold it"});
+        add(damage("missing_tensor", {path, name},
+                   "the manifest lists it, the checkpoint does not hold it"));
   }
 
   static std::string first_file(const Catalog& catalog, const Tensor& tensor) {
@@ -265,10 +263,11 @@ class Check {
     for (size_t i = 0; i < catalog.tensors.size(); ++i) {
       const reshard::Stats& stats = reading.stats[i];
       if (stats.finite()) continue;
-      add({Problem::Severity::kDamage, "not_finite",
-           first_file(catalog, catalog.tensors[i]), catalog.tensors[i].name,
-           fmt::format("{} NaN and {} infinite of {} elements", stats.nans,
-                       stats.infs, stats.count)});
+      add(damage(
+          "not_finite",
+          {first_file(catalog, catalog.tensors[i]), catalog.tensors[i].name},
+          "{} NaN and {} infinite of {} elements", stats.nans, stats.infs,
+          stats.count));
     }
   }
 

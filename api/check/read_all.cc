@@ -6,6 +6,7 @@
 #include <span>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/io/read_count.h"
 #include "reshard/cuda/load.h"
 #include "reshard/plan_size.h"
@@ -44,11 +45,11 @@ void add_replica_problems(const Catalog& catalog, const reshard::Plan& plan,
                           std::vector<Problem>& problems) {
   for (const reshard::ReplicaCheck& check : plan.replicas) {
     if (result.source[check.first] == result.source[check.second]) continue;
-    problems.push_back({Problem::Severity::kDamage, "replica",
-                        catalog.files[check.second_file].path,
-                        plan.tensors[check.tensor].name,
-                        "this copy differs from the one in " +
-                            catalog.files[check.first_file].path});
+    problems.push_back(damage("replica",
+                              {catalog.files[check.second_file].path,
+                               plan.tensors[check.tensor].name},
+                              "this copy differs from the one in {}",
+                              catalog.files[check.first_file].path));
   }
 }
 

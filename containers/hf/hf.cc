@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
@@ -123,11 +124,8 @@ void detect_dialect(const std::string& directory, Catalog& catalog) {
   } catch (const Error& error) {
     if (error.code() == ExitCode::kResource || error.code() == ExitCode::kIo)
       throw;
-    catalog.problems.push_back({Problem::Severity::kWarning,
-                                "config_json",
-                                path,
-                                {},
-                                error.problem()});
+    catalog.problems.push_back(
+        warning("config_json", {path, {}}, "{}", error.problem()));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
@@ -179,12 +180,6 @@ void check_files_exist(const std::string& directory, const Index& index) {
           "as missing");
 }
 
-Problem warning(std::string kind, std::string file, std::string tensor,
-                std::string message) {
-  return {Problem::Severity::kWarning, std::move(kind), std::move(file),
-          std::move(tensor), std::move(message)};
-}
-
 }  // namespace
 
 bool is_index_name(std::string_view file_name, std::string_view suffix) {
@@ -238,15 +233,15 @@ std::vector<Located> select_indexed(
       const auto entry = indexed.find(found[f][t]);
       const std::string name(found[f][t]);
       if (entry.empty()) {
-        problems.push_back(warning("unindexed_tensor", path(f), name,
+        problems.push_back(warning("unindexed_tensor", {path(f), name},
                                    "is not in the index; loaders that follow "
                                    "the index ignore it"));
       } else if (index.weights[entry[0].id].file != f) {
         const std::string& owner = index.files[index.weights[entry[0].id].file];
-        problems.push_back(warning("duplicate_tensor", path(f), name,
-                                   "is here too; the one in " +
-                                       printable(owner) +
-                                       ", which the index names, is used"));
+        problems.push_back(warning("duplicate_tensor", {path(f), name},
+                                   "is here too; the one in {}, which the "
+                                   "index names, is used",
+                                   printable(owner)));
         continue;
       } else {
         seen[entry[0].id] = true;
@@ -271,11 +266,10 @@ void check_total_size(const Index& index, std::span<const uint64_t> sums,
       std::ranges::find(sums, *index.total_size) != sums.end())
     return;
   constexpr size_t kShown = 100;
-  problems.push_back(
-      warning("total_size", index.path, {},
-              fmt::format("total_size is {}, the tensors have {} bytes",
-                          printable(index.total_text.substr(0, kShown)),
-                          sums.front())));
+  problems.push_back(warning("total_size", {index.path, {}},
+                             "total_size is {}, the tensors have {} bytes",
+                             printable(index.total_text.substr(0, kShown)),
+                             sums.front()));
 }
 
 std::string write_index(std::span<const IndexEntry> weight_map,

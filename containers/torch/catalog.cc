@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/tree.h"
 #include "lib/text/format.h"
 #include "lib/tree_memory.h"
@@ -75,15 +76,11 @@ void add_loose_storages(Catalog& catalog, const Container& container,
     if (!use) continue;
     if (use->bytes > kMaxLoose || use->bytes > kMaxLooseSum - sum) {
       catalog.problems.push_back(
-          {Problem::Severity::kWarning,
-           "large_storage",
-           container.path,
-           {},
-           fmt::format(
-               "storage {} of {} belongs to no tensor and is too large "
-               "to be carried",
-               text::printable(container.storages.all[use->storage].key),
-               text::iec_size(use->bytes))});
+          warning("large_storage", {container.path, {}},
+                  "storage {} of {} belongs to no tensor and is too large "
+                  "to be carried",
+                  text::printable(container.storages.all[use->storage].key),
+                  text::iec_size(use->bytes)));
       continue;
     }
     sum += use->bytes;

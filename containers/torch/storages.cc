@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "containers/torch/storages.h"
 
+#include "ckpt/note.h"
 #include "lib/text/format.h"
 
 namespace ckpt::torch {
@@ -154,11 +155,8 @@ uint32_t add_file(Catalog& catalog, const std::string& path, uint64_t size) {
 
 void warn(std::vector<Problem>& problems, std::string kind, std::string file,
           std::string message) {
-  problems.push_back({.severity = Problem::Severity::kWarning,
-                      .kind = std::move(kind),
-                      .file = std::move(file),
-                      .tensor = {},
-                      .message = std::move(message)});
+  problems.push_back(warning(std::move(kind), {std::move(file), {}}, "{}",
+                             std::move(message)));
 }
 
 }  // namespace ckpt::torch

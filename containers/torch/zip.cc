@@ -6,6 +6,7 @@
 //   <root>/data/<key>     one storage each
 //   <root>/version        "3\n"; some writers: .data/version
 
+#include "ckpt/note.h"
 #include "containers/torch/storages.h"
 #include "lib/pickle/decode.h"
 #include "lib/text/format.h"
@@ -162,12 +163,9 @@ void place_storages(const Records& records, uint32_t file, Container& container,
     if (entry->crc32 == 0 && entry->size > 0) ++unchecked;
   }
   if (unchecked > 0)
-    catalog.problems.push_back(
-        {.severity = Problem::Severity::kNote,
-         .kind = "no_checksum",
-         .file = container.path,
-         .tensor = {},
-         .message = fmt::format("{} storages have no checksum", unchecked)});
+    catalog.problems.push_back(remark("no_checksum", {container.path, {}},
+                                      "{} storages have no checksum",
+                                      unchecked));
 }
 
 void warn_odd_names(const zip::Archive& archive, const std::string& path,

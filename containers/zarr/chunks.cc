@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/codec/delta.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -230,14 +231,13 @@ class Chunks {
 
   void report_strangers() {
     if (strangers_ == 0) return;
-    catalog_.problems.push_back(
-        {Severity::kWarning, "foreign_file",
-         printable(io::join(array_.directory, stranger_)), tensor_.name,
-         strangers_ == 1
-             ? "is not a chunk of the array and is not read"
-             : fmt::format("and {} more are not chunks of the array "
-                           "and are not read",
-                           strangers_ - 1)});
+    catalog_.problems.push_back(warning(
+        "foreign_file",
+        {printable(io::join(array_.directory, stranger_)), tensor_.name}, "{}",
+        strangers_ == 1 ? "is not a chunk of the array and is not read"
+                        : fmt::format("and {} more are not chunks of the array "
+                                      "and are not read",
+                                      strangers_ - 1)));
   }
 
   const Array& array_;

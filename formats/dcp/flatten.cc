@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "ckpt/note.h"
 #include "containers/torch/walk.h"
 #include "lib/text/format.h"
 
@@ -116,12 +117,9 @@ class Flattener {
       add_value(name, *object, node);
     } else if (holds_tensor(node)) {
       result_.problems.push_back(
-          {.severity = Problem::Severity::kWarning,
-           .kind = "object_left_out",
-           .file = {},
-           .tensor = printable(name),
-           .message = "an object with tensors in it: they are written under "
-                      "their names, the object is left out"});
+          warning("object_left_out", {{}, printable(name)},
+                  "an object with tensors in it: they are written under "
+                  "their names, the object is left out"));
     }
     path_.pop_back();
   }
@@ -157,11 +155,8 @@ class Flattener {
       return !in_object || !is_terminal(node);
     if (!document_.is(node, Type::kTuple) || !holds_tensor(node)) return false;
     result_.problems.push_back(
-        {.severity = Problem::Severity::kWarning,
-         .kind = "tuple_as_list",
-         .file = {},
-         .tensor = printable(join(path_)),
-         .message = "a tuple of tensors comes back as a list"});
+        warning("tuple_as_list", {{}, printable(join(path_))},
+                "a tuple of tensors comes back as a list"));
     return true;
   }
 

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "containers/hf/index.h"
 #include "containers/safetensors/header.h"
@@ -194,10 +195,10 @@ void warn_of_gaps(const std::vector<std::string>& names, Catalog& catalog) {
         gone.push_back(std::move(name));
   if (gone.empty()) return;
   catalog.problems.push_back(
-      {Problem::Severity::kWarning, "missing_shard", catalog.path, "",
-       fmt::format("other ranks wrote such a file, these are not there: {}; "
-                   "if one is missing, tensors end too early",
-                   fmt::join(gone, ", "))});
+      warning("missing_shard", {catalog.path, {}},
+              "other ranks wrote such a file, these are not there: {}; "
+              "if one is missing, tensors end too early",
+              fmt::join(gone, ", ")));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <span>
 #include <tuple>
 
+#include "ckpt/note.h"
 #include "containers/torch/container.h"
 #include "containers/torch/tensors.h"
 #include "formats/dcp/graph.h"
@@ -85,12 +86,9 @@ class MetadataReader {
     metadata_.version = document_.text(node);
     if (metadata_.version == "1.0.0") return;
     metadata_.problems.push_back(
-        {Problem::Severity::kWarning,
-         "version",
-         metadata_.path,
-         {},
-         fmt::format("version {} is not known (known is 1.0.0); read as that",
-                     printable(metadata_.version))});
+        warning("version", {metadata_.path, {}},
+                "version {} is not known (known is 1.0.0); read as that",
+                printable(metadata_.version)));
   }
 
   void read_entries(std::span<const Id> pairs) {
@@ -236,11 +234,8 @@ class MetadataReader {
   }
 
   void warn_planner(std::string message) {
-    metadata_.problems.push_back({Problem::Severity::kWarning,
-                                  "planner_data",
-                                  metadata_.path,
-                                  {},
-                                  std::move(message)});
+    metadata_.problems.push_back(warning("planner_data", {metadata_.path, {}},
+                                         "{}", std::move(message)));
   }
 
   // {name: {"nd_reformulated_orig_global_shape": shape}}

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/assume.h"
 #include "containers/torch/container.h"
 #include "containers/torch/item.h"
@@ -83,11 +84,9 @@ class Adder {
     }
     if (restricted_) torch::check_globals(opened.globals, item.path());
     torch::add_globals(catalog_, opened.globals);
-    catalog_.problems.push_back(
-        {Problem::Severity::kNote, "tensor_subclass",
-         catalog_.files[extent.file].path, entry.name,
-         fmt::format("is a {}: its parts are shown",
-                     text::printable(subclass->class_name))});
+    catalog_.problems.push_back(remark(
+        "tensor_subclass", {catalog_.files[extent.file].path, entry.name},
+        "is a {}: its parts are shown", text::printable(subclass->class_name)));
     catalog_.objects.push_back({.name = entry.name,
                                 .document = opened.document,
                                 .node = opened.document->root(),

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/file_plan.h"
 #include "containers/torch/item.h"
 #include "formats/dcp/objects.h"
@@ -255,12 +256,11 @@ class ObjectTaker {
     const Id copy = document_->add_persistent(id);
     substitutes[node] = copy;
     if (use.bytes > kMaxStorage || use.bytes > kMaxStorageSum - sum_) {
-      catalog_.problems.push_back(
-          {Problem::Severity::kWarning, "large_storage",
-           catalog_.files.at(object.file).path, object.name,
-           fmt::format("a tensor of {} inside of this object is too large to "
-                       "be carried",
-                       text::iec_size(use.bytes))});
+      catalog_.problems.push_back(warning(
+          "large_storage", {catalog_.files.at(object.file).path, object.name},
+          "a tensor of {} inside of this object is too large to "
+          "be carried",
+          text::iec_size(use.bytes)));
       return;
     }
     sum_ += use.bytes;
@@ -325,13 +325,11 @@ void add_nest(Metadata& metadata, Catalog& catalog,
     const auto why = builder.add(*entry.name, path ? *path : flat, entry.what);
     if (!why) continue;
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "planner_conflict", metadata.path,
-         *entry.name,
-         fmt::format(
-             "planner_data gives {} a place that can't be: {}; a nested "
-             "file can't be made of this checkpoint, only one of flat "
-             "names",
-             printable(*entry.name), *why)});
+        warning("planner_conflict", {metadata.path, *entry.name},
+                "planner_data gives {} a place that can't be: {}; a nested "
+                "file can't be made of this checkpoint, only one of flat "
+                "names",
+                printable(*entry.name), *why));
     return;
   }
   const std::vector<std::string> names = builder.finish();

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/numbered.h"
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/directory.h"
@@ -78,13 +79,10 @@ void check_ranks(const Directory& directory, Metadata& metadata) {
     const uint32_t rank = *rank_of(name);
     if (rank != expected) {
       metadata.problems.push_back(
-          {Severity::kWarning,
-           "missing_rank",
-           directory.path,
-           {},
-           fmt::format("__{}.metadata is not there, {} is: what only that rank "
-                       "saved is missing",
-                       expected, printable(name))});
+          warning("missing_rank", {directory.path, {}},
+                  "__{}.metadata is not there, {} is: what only that rank "
+                  "saved is missing",
+                  expected, printable(name)));
       return;
     }
     ++expected;
@@ -128,22 +126,16 @@ void note_strays(const Directory& directory, const Metadata& metadata,
   }
   if (!strays.empty())
     catalog.problems.push_back(
-        {Severity::kNote,
-         "unnamed_file",
-         directory.path,
-         {},
-         fmt::format("the index does not name {}: of an earlier save, maybe; "
-                     "ignored",
-                     formats::list_some(strays))});
+        remark("unnamed_file", {directory.path, {}},
+               "the index does not name {}: of an earlier save, maybe; "
+               "ignored",
+               formats::list_some(strays)));
   if (directory.whole && !directory.started.empty())
     catalog.problems.push_back(
-        {Severity::kWarning,
-         "unfinished_save",
-         directory.path,
-         {},
-         fmt::format("{} is there too: a later save into this directory did "
-                     "not finish, and may have replaced data files",
-                     printable(directory.started[0]))});
+        warning("unfinished_save", {directory.path, {}},
+                "{} is there too: a later save into this directory did "
+                "not finish, and may have replaced data files",
+                printable(directory.started[0])));
 }
 
 Catalog read_indexed(const Directory& directory,
@@ -191,12 +183,9 @@ Catalog read_below(const std::string& path,
                   printable(followed->name), printable(path)));
   for (const std::string& name : followed->unfinished)
     catalog.problems.push_back(
-        {Severity::kWarning,
-         "unfinished_save",
-         io::join(path, name),
-         {},
-         fmt::format("{} is newer, but an incomplete save; {} is read",
-                     printable(name), printable(followed->name))});
+        warning("unfinished_save", {io::join(path, name), {}},
+                "{} is newer, but an incomplete save; {} is read",
+                printable(name), printable(followed->name)));
   return catalog;
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "ckpt/note.h"
 #include "containers/hf/numbered.h"
 #include "formats/dcp/chunk_finder.h"
 #include "lib/io/file.h"
@@ -251,11 +252,10 @@ class StorageReader {
   void note_unknown() {
     if (unknown_ == 0) return;
     metadata_.problems.push_back(
-        {Problem::Severity::kWarning, "unknown_item", metadata_.path,
-         first_unknown_,
-         fmt::format("storage_data has {} items that state_dict_metadata does "
-                     "not know (the first: {}); they are ignored",
-                     unknown_, printable(first_unknown_))});
+        warning("unknown_item", {metadata_.path, first_unknown_},
+                "storage_data has {} items that state_dict_metadata does "
+                "not know (the first: {}); they are ignored",
+                unknown_, printable(first_unknown_)));
   }
 
   void check_ranges() {

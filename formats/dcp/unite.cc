@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/numbered.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -51,13 +52,10 @@ class Uniter {
   Metadata finish() {
     if (!unlike_.empty())
       all_.problems.push_back(
-          {Problem::Severity::kWarning,
-           "unlike_objects",
-           all_.directory,
-           {},
-           fmt::format("ranks saved unlike values of {}; the first rank's are "
-                       "taken",
-                       formats::list_some(unlike_))});
+          warning("unlike_objects", {all_.directory, {}},
+                  "ranks saved unlike values of {}; the first rank's are "
+                  "taken",
+                  formats::list_some(unlike_)));
     return std::move(all_);
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/cuts.h"
 #include "lib/text/format.h"
 
@@ -128,10 +129,10 @@ Joined whole(const Shape& shape, size_t ranks) {
 
 void Assembler::note_replicas(const std::string& name, size_t t) {
   catalog_.problems.push_back(
-      {Problem::Severity::kNote, "replica", catalog_.path, name,
-       fmt::format("tensor-parallel rank {} holds a replica that is cut "
-                   "otherwise; it is not compared",
-                   t)});
+      remark("replica", {catalog_.path, name},
+             "tensor-parallel rank {} holds a replica that is cut "
+             "otherwise; it is not compared",
+             t));
 }
 
 Tensor Assembler::make(const std::string& name, const Joined& joined) {
@@ -140,10 +141,10 @@ Tensor Assembler::make(const std::string& name, const Joined& joined) {
   tensor.shape = joined.shape;
   tensor.tp = joined.tp;
   if (joined.averaged)
-    catalog_.problems.push_back(
-        {Problem::Severity::kWarning, "averaged", catalog_.path, name,
-         "DeepSpeed averages it over the tensor-parallel ranks; ckpt takes "
-         "rank 0's (verify compares them)"});
+    catalog_.problems.push_back(warning(
+        "averaged", {catalog_.path, name},
+        "DeepSpeed averages it over the tensor-parallel ranks; ckpt takes "
+        "rank 0's (verify compares them)"));
   return tensor;
 }
 
@@ -194,8 +195,8 @@ void Assembler::add_masters(std::span<const Column> stage) {
     }
     if (has(name)) {
       catalog_.problems.push_back(
-          {Problem::Severity::kNote, "tied", stage[0].model().path, name,
-           "is in several pipeline stages; the first one's is taken"});
+          remark("tied", {stage[0].model().path, name},
+                 "is in several pipeline stages; the first one's is taken"));
       continue;
     }
     add_states(name, rules_.join(name, shapes), stage, each);
@@ -300,12 +301,12 @@ Joined Assembler::join_module(const std::string& name,
   if (shapes.size() == 1 || rules_.names(name))
     return rules_.join(name, shapes);
   const bool replicas = same && equal_bytes(refs);
-  catalog_.problems.push_back(
-      {Problem::Severity::kWarning, "no_rule", catalog_.path, name,
-       replicas ? "no rule says how its tensor-parallel slices are joined; "
-                  "they are equal and taken as replicas"
-                : "no rule says how its tensor-parallel slices are joined; "
-                  "they are joined on dimension 0, DeepSpeed's default"});
+  catalog_.problems.push_back(warning(
+      "no_rule", {catalog_.path, name}, "{}",
+      replicas ? "no rule says how its tensor-parallel slices are joined; "
+                 "they are equal and taken as replicas"
+               : "no rule says how its tensor-parallel slices are joined; "
+                 "they are joined on dimension 0, DeepSpeed's default"));
   return replicas ? whole(shapes[0], shapes.size()) : rules_.join(name, shapes);
 }
 

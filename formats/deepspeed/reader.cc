@@ -3,6 +3,7 @@
 #include <map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/many.h"
 #include "containers/torch/tree.h"
 #include "formats/deepspeed/assemble.h"
@@ -253,13 +254,10 @@ class Reading {
                 .with_hint(
                     "ZeRO 3 keeps them in *_optim_states.pt: fetch these");
     if (universal_ || !columns_[0].optims.empty() || first().stage == 0) return;
-    catalog_.problems.push_back(
-        {Severity::kWarning,
-         "no_optimizer",
-         directory_,
-         {},
-         "has no *_optim_states.pt: the weights are those of the module, "
-         "rounded; their fp32 masters are not here"});
+    catalog_.problems.push_back(warning(
+        "no_optimizer", {directory_, {}},
+        "has no *_optim_states.pt: the weights are those of the module, "
+        "rounded; their fp32 masters are not here"));
   }
 
   // Tensors that the trainer stored beside module and optimizer.
@@ -286,13 +284,10 @@ class Reading {
                                  rank.tree.problems.end());
       }
     if (numbered)
-      catalog_.problems.push_back(
-          {Severity::kNote,
-           "numbered_state",
-           first().path,
-           {},
-           "the optimizer's state is by the numbers of parameters; no file "
-           "says their names"});
+      catalog_.problems.push_back(remark(
+          "numbered_state", {first().path, {}},
+          "the optimizer's state is by the numbers of parameters; no file "
+          "says their names"));
   }
 
   // What is not rank 0's has its file's name before it.
@@ -343,13 +338,10 @@ class Reading {
         "own copies are these, rounded (--dtype)");
     const auto& optims = columns_[0].optims;
     if (optims[0].stage != 3 && optims[0].mappings.empty() && optims.size() > 1)
-      catalog_.problems.push_back(
-          {Severity::kNote,
-           "no_mappings",
-           directory_,
-           {},
-           "no param_slice_mappings: the order of partitions is that of the "
-           "files' names"});
+      catalog_.problems.push_back(remark(
+          "no_mappings", {directory_, {}},
+          "no param_slice_mappings: the order of partitions is that of the "
+          "files' names"));
   }
 
   const std::string& directory_;

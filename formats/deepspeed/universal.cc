@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/many.h"
 #include "containers/torch/tensors.h"
 #include "containers/torch/tree.h"
@@ -63,7 +64,7 @@ class UniversalReader {
 
   void note_stray(const std::string& path) {
     catalog_.problems.push_back(
-        {Problem::Severity::kNote, "stray_file", path, {}, "is not read"});
+        remark("stray_file", {path, {}}, "is not read"));
   }
 
   void add_state(const std::string& name, const torch::Container& file,
@@ -126,8 +127,8 @@ class UniversalReader {
     const auto it = shapes_.find(name);
     if (it == shapes_.end()) {
       catalog_.problems.push_back(
-          {Problem::Severity::kWarning, "no_shape", path, tensor.name,
-           "is stored flat, and no param_shapes says its shape"});
+          warning("no_shape", {path, tensor.name},
+                  "is stored flat, and no param_shapes says its shape"));
       return;
     }
     const uint64_t want = element_count(it->second).value_or(0);

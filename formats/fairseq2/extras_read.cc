@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "ckpt/note.h"
 #include "containers/torch/container.h"
 #include "formats/fairseq2/extras.h"
 #include "formats/rank_holes.h"
@@ -90,8 +91,7 @@ void add_trainer_objects(const std::string& path, Catalog& catalog,
 
 void note(Catalog& catalog, const char* kind, const std::string& path,
           const char* message) {
-  catalog.problems.push_back(
-      {Problem::Severity::kNote, kind, path, "", message});
+  catalog.problems.push_back(remark(kind, {path, {}}, "{}", message));
 }
 
 // rank_<dp>[.<tp>].pt and metadata[.<tp>].pt: what one tensor-parallel rank
@@ -130,10 +130,10 @@ void note_old_files(const Location& location, Catalog& catalog) {
       names += (names.empty() ? "" : ", ") + name;
   }
   if (names.empty()) return;
-  catalog.problems.push_back(
-      {Problem::Severity::kWarning, "old_training_state", location.path, "",
-       "trainer and optimizer state of fairseq2 0.3 and 0.4 is not read: " +
-           names});
+  catalog.problems.push_back(warning(
+      "old_training_state", {location.path, {}},
+      "trainer and optimizer state of fairseq2 0.3 and 0.4 is not read: {}",
+      names));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "ckpt/note.h"
 #include "formats/beside.h"
 #include "formats/fairseq2/extras.h"
 #include "formats/target.h"
@@ -32,8 +33,7 @@ void add_copy(Target& target, std::string path, const Sidecar& from) {
 }
 
 void warn(Target& target, const char* kind, std::string message) {
-  target.problems.push_back(
-      {Problem::Severity::kWarning, kind, "", "", std::move(message)});
+  target.problems.push_back(warning(kind, {}, "{}", std::move(message)));
 }
 
 // One file per process: the source's own if the grid is the same, else copies

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/many.h"
 #include "containers/torch/tensors.h"
 #include "lib/pickle/value.h"
@@ -215,10 +216,10 @@ void add_replica(Tensor& known, const Tensor& again, Catalog& catalog) {
                       name(again.dtype), to_string(again.shape));
   known.pieces.insert(known.pieces.end(), again.pieces.begin(),
                       again.pieces.end());
-  catalog.problems.push_back({Problem::Severity::kNote, "tensor_in_two_stages",
-                              "", again.name,
-                              "is in more than one pipeline stage; the first "
-                              "one is read"});
+  catalog.problems.push_back(
+      remark("tensor_in_two_stages", {{}, again.name},
+             "is in more than one pipeline stage; the first "
+             "one is read"));
 }
 
 }  // namespace

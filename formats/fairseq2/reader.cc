@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/fairseq2/extras.h"
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/fairseq2/family.h"
@@ -32,8 +33,8 @@ class Reader : public formats::Reader {
 
 void add_strays(const Grid& grid, Catalog& catalog) {
   for (const std::string& path : grid.strays)
-    catalog.problems.push_back({Problem::Severity::kNote, "stray_file", path,
-                                "", "is not part of the checkpoint"});
+    catalog.problems.push_back(
+        remark("stray_file", {path, {}}, "is not part of the checkpoint"));
 }
 
 Location locate_or_throw(const std::string& path) {

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/tree.h"
 #include "formats/fairseq2/extras.h"
 #include "formats/fairseq2/fairseq2.h"
@@ -164,9 +165,9 @@ void add_tensors(const Catalog& source, Target& target) {
                              "state of {}, which is not written", tensor.param)
           .with_hint("--model-only leaves the optimizer out");
     target.problems.push_back(
-        {Problem::Severity::kWarning, "tensor_without_place", "", tensor.name,
-         "is left out: fairseq2's files hold parameters, buffers and "
-         "optimizer state"});
+        warning("tensor_without_place", {{}, tensor.name},
+                "is left out: fairseq2's files hold parameters, buffers and "
+                "optimizer state"));
   }
 }
 
@@ -271,9 +272,8 @@ void tell_objects(const Catalog& source, bool optimizer, Target& target) {
   if (count == 0) return;
   if (count > 8) names += ", …";
   target.problems.push_back(
-      {Problem::Severity::kWarning, "object_without_place", "", "",
-       fmt::format("{} values that are not tensors are left out: {}", count,
-                   names)});
+      warning("object_without_place", {},
+              "{} values that are not tensors are left out: {}", count, names));
 }
 
 Target Writer::lay_out(const Catalog& source, const Layout& layout) const {

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
@@ -280,14 +281,11 @@ void note_flat(Catalog& catalog) {
     if (tensor.shape.size() != 1 || tensor.kind == Kind::optim ||
         !is_flat_leaf(dot == name.npos ? name : name.substr(dot + 1)))
       continue;
-    catalog.problems.push_back(
-        {Severity::kNote,
-         "flat_parameter",
-         {},
-         tensor.name,
-         "a flat parameter of FSDP: many parameters one after the other, whose "
-         "names and shapes are not stored; it is carried as it is "
-         "(--flat-params FILE.json can say them)"});
+    catalog.problems.push_back(remark(
+        "flat_parameter", {{}, tensor.name},
+        "a flat parameter of FSDP: many parameters one after the other, whose "
+        "names and shapes are not stored; it is carried as it is "
+        "(--flat-params FILE.json can say them)"));
     return;
   }
 }

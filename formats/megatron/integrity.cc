@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/interrupt.h"
 #include "lib/io/file.h"
 #include "lib/parallel.h"
@@ -108,8 +109,8 @@ formats::FileCheck check_integrity_file(const std::string& directory,
     listed = read_manifest(path);
   } catch (const Error& error) {
     if (error.code() != ExitCode::kDamaged) throw;
-    result.problems.push_back({Problem::Severity::kDamage, "integrity_file",
-                               path, "", error.problem()});
+    result.problems.push_back(
+        damage("integrity_file", {path, {}}, "{}", error.problem()));
     return result;
   }
   progress.begin("hashing", sum_of(directory, listed));
@@ -119,9 +120,9 @@ formats::FileCheck check_integrity_file(const std::string& directory,
   for (const Listed& file : listed) {
     result.bytes += file.bytes;
     if (!file.problem.empty())
-      result.problems.push_back({Problem::Severity::kDamage, "integrity",
-                                 io::join(directory, file.name), "",
-                                 file.problem});
+      result.problems.push_back(damage("integrity",
+                                       {io::join(directory, file.name), {}},
+                                       "{}", file.problem));
   }
   return result;
 }

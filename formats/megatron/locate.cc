@@ -7,6 +7,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/megatron/state/common.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -184,8 +185,8 @@ void add_strays(const std::string& directory, Catalog& catalog) {
     if (io::parent(file.path) == directory)
       read.insert(io::base_name(file.path));
   const auto note = [&](const std::string& name, const char* what) {
-    catalog.problems.push_back({Problem::Severity::kNote, "stray_file",
-                                io::join(directory, name), "", what});
+    catalog.problems.push_back(
+        remark("stray_file", {io::join(directory, name), {}}, "{}", what));
   };
   for (const std::string& name : io::list_directory(directory)) {
     const std::string path = io::join(directory, name);

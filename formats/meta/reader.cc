@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "containers/safetensors/header.h"
 #include "containers/torch/container.h"
@@ -73,13 +74,10 @@ class Assembly {
       return;
     }
     if (catalog_.family.empty()) catalog_.family = "llama";
-    catalog_.problems.push_back(
-        {Severity::kWarning,
-         "no_params",
-         path_,
-         {},
-         "there is no params.json: how many heads there are is not known, and "
-         "no key/value head is taken to be in two files"});
+    catalog_.problems.push_back(warning(
+        "no_params", {path_, {}},
+        "there is no params.json: how many heads there are is not known, and "
+        "no key/value head is taken to be in two files"));
   }
 
   void read_file(const std::string& path) {

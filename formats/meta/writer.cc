@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/safetensors/file_plan.h"
 #include "containers/safetensors/header.h"
 #include "containers/torch/file_plan.h"
@@ -64,11 +65,8 @@ class Builder {
   }
 
   void warn(std::string kind, std::string tensor, std::string message) {
-    target_.problems.push_back({Severity::kWarning,
-                                std::move(kind),
-                                {},
-                                std::move(tensor),
-                                std::move(message)});
+    target_.problems.push_back(warning(std::move(kind), {{}, std::move(tensor)},
+                                       "{}", std::move(message)));
   }
 
   void add_cut(const Tensor& tensor) {

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/modelopt/modelopt.h"
 #include "formats/modelopt/options.h"
 #include "lib/text/format.h"
@@ -122,14 +123,11 @@ void note_packed(Catalog& source) {
       });
   if (packed)
     source.problems.push_back(
-        {Severity::kWarning,
-         "mxfp4",
-         source.path,
-         {},
-         fmt::format("{} tensors of MXFP4 experts are carried as they are; "
-                     "ModelOpt's own converter expands them to bf16, ckpt "
-                     "does no arithmetic on weights",
-                     packed)});
+        warning("mxfp4", {source.path, {}},
+                "{} tensors of MXFP4 experts are carried as they are; "
+                "ModelOpt's own converter expands them to bf16, ckpt "
+                "does no arithmetic on weights",
+                packed));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/numbered.h"
 #include "containers/safetensors/file_plan.h"
 #include "formats/modelopt/modelopt.h"
@@ -74,11 +75,9 @@ class Builder {
       if (object.name == safetensors::kIndexMetadata ||
           (object.name == safetensors::kMetadata && is_usual(object)))
         continue;
-      target_.problems.push_back({Severity::kWarning,
-                                  "object_left_out",
-                                  {},
-                                  object.name,
-                                  "modelopt cannot store this value; skipped"});
+      target_.problems.push_back(
+          warning("object_left_out", {{}, object.name},
+                  "modelopt cannot store this value; skipped"));
     }
   }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/nemo/nemo.h"
 #include "lib/io/file.h"
 #include "lib/io/mount.h"
@@ -68,8 +69,7 @@ void add_args(const std::string& path, Catalog& catalog) {
   std::string why;
   auto args = read_args(path, &why);
   if (!args) {
-    catalog.problems.push_back(
-        {Problem::Severity::kWarning, "model_config", path, "", why});
+    catalog.problems.push_back(warning("model_config", {path, {}}, "{}", why));
     return;
   }
   // The tokenizer says how many rows are in use, not the configuration.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/io/file.h"
 #include "lib/text/json.h"
 
@@ -73,12 +74,9 @@ void read_family(const std::string& path, Catalog& catalog) {
         text::parse_python_json(io::read_file(path, kMostConfig), path);
     catalog.family = family_of(at(config, "model"));
   } catch (const Error& error) {
-    catalog.problems.push_back(
-        {Problem::Severity::kWarning,
-         "config",
-         path,
-         {},
-         std::string("is not read: ") + error.problem()});
+    catalog.problems.push_back(warning("config", {path, {}}, "{}{}",
+                                       std::string("is not read: "),
+                                       error.problem()));
     return;
   }
   if (!catalog.family.empty())

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/numbered.h"
 #include "formats/dcp/directory.h"
 #include "formats/dcp/metadata.h"
@@ -58,33 +59,24 @@ void note_strays(const std::string& directory, const dcp::Metadata& metadata,
   }
   if (!strays.empty())
     catalog.problems.push_back(
-        {Severity::kNote,
-         "unnamed_file",
-         directory,
-         {},
-         fmt::format("the index does not name {}: of an earlier save, maybe; "
-                     "ignored",
-                     formats::list_some(strays))});
+        remark("unnamed_file", {directory, {}},
+               "the index does not name {}: of an earlier save, maybe; "
+               "ignored",
+               formats::list_some(strays)));
 }
 
 void note_names(std::string_view dialect, const dcp::Metadata& metadata,
                 Catalog& catalog) {
   if (dialect == kDirectDialect)
-    catalog.problems.push_back(
-        {Severity::kNote,
-         "flat_parameters",
-         metadata.path,
-         {},
-         "holds flat fp32 master weights (<parameter>.main): the shapes of "
-         "the parameters, and the weights in use, are not stored"});
+    catalog.problems.push_back(remark(
+        "flat_parameters", {metadata.path, {}},
+        "holds flat fp32 master weights (<parameter>.main): the shapes of "
+        "the parameters, and the weights in use, are not stored"));
   else if (dialect.empty())
-    catalog.problems.push_back(
-        {Severity::kNote,
-         "foreign_keys",
-         metadata.path,
-         {},
-         "its keys are not the model.* and optim.* of OLMo-core's trainer; "
-         "they are shown as they are"});
+    catalog.problems.push_back(remark(
+        "foreign_keys", {metadata.path, {}},
+        "its keys are not the model.* and optim.* of OLMo-core's trainer; "
+        "they are shown as they are"));
 }
 
 void note_followed(const Found& found, const std::string& path,
@@ -95,20 +87,14 @@ void note_followed(const Found& found, const std::string& path,
                     printable(found.chosen), printable(path)));
   for (const std::string& name : found.unfinished)
     catalog.problems.push_back(
-        {Severity::kWarning,
-         "unfinished_save",
-         io::join(path, name),
-         {},
-         fmt::format("{} is newer, but an incomplete save; {} is read",
-                     printable(name), printable(found.chosen))});
+        warning("unfinished_save", {io::join(path, name), {}},
+                "{} is newer, but an incomplete save; {} is read",
+                printable(name), printable(found.chosen)));
   if (found.home.ends_with("-tmp"))
-    catalog.problems.push_back(
-        {Severity::kWarning,
-         "unfinished_save",
-         found.home,
-         {},
-         "is named as a save that did not finish; its tensors are complete, "
-         "what lies beside them may not be"});
+    catalog.problems.push_back(warning(
+        "unfinished_save", {found.home, {}},
+        "is named as a save that did not finish; its tensors are complete, "
+        "what lies beside them may not be"));
 }
 
 class OlmoReader final : public formats::Reader {

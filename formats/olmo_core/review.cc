@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "ckpt/note.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/shards.h"
 #include "lib/text/format.h"
@@ -121,12 +122,10 @@ class Reviewer {
   void drop_objects() {
     std::erase_if(source_.objects, [&](const Object& object) {
       if (is_optimizer(object.name)) return false;
-      source_.problems.push_back({Severity::kWarning,
-                                  "object_left_out",
-                                  {},
-                                  printable(object.name),
-                                  "has no place in a checkpoint of OLMo-core; "
-                                  "it is left out"});
+      source_.problems.push_back(
+          warning("object_left_out", {{}, printable(object.name)},
+                  "has no place in a checkpoint of OLMo-core; "
+                  "it is left out"));
       return true;
     });
   }
@@ -144,12 +143,11 @@ class Reviewer {
           return known(t) && rule_of(t.name).state == TpRule::State::kSplit;
         });
     if (!ours)
-      source_.problems.push_back(
-          {Severity::kWarning, "foreign_names", source_.path,
-           printable(first->name),
-           "no tensor has a name of OLMo-core's (embeddings.weight, "
-           "blocks.0.attention.w_q.weight …): names are kept, and OLMo-core "
-           "will not find its parameters"});
+      source_.problems.push_back(warning(
+          "foreign_names", {source_.path, printable(first->name)},
+          "no tensor has a name of OLMo-core's (embeddings.weight, "
+          "blocks.0.attention.w_q.weight …): names are kept, and OLMo-core "
+          "will not find its parameters"));
   }
 
   Catalog source_;

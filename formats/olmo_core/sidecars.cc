@@ -8,6 +8,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/container.h"
 #include "formats/file_list.h"
 #include "formats/olmo_core/locate.h"
@@ -73,11 +74,9 @@ class Collector {
   }
 
   void leave_out(const std::string& path) {
-    catalog_.problems.push_back({Problem::Severity::kWarning,
-                                 "sidecar_left_out",
-                                 path,
-                                 {},
-                                 "is not a plain file or folder: not copied"});
+    catalog_.problems.push_back(
+        warning("sidecar_left_out", {path, {}},
+                "is not a plain file or folder: not copied"));
   }
 
   const std::string& home_;

@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/file_plan.h"
 #include "containers/torch/tree.h"
 #include "formats/beside.h"
@@ -142,11 +143,8 @@ class Builder {
       if (object.bytes == 0 &&
           dcp::has_unknown_storage(source_, *object.document, object.node)) {
         target_.problems.push_back(
-            {Severity::kWarning,
-             "object_left_out",
-             {},
-             printable(object.name),
-             "it refers to the bytes of tensors; skipped"});
+            warning("object_left_out", {{}, printable(object.name)},
+                    "it refers to the bytes of tensors; skipped"));
         continue;
       }
       save.add_object(key(object.name).key, object, 0);
@@ -202,12 +200,9 @@ class Builder {
     const DType plain = torch::plain_type(tensor.dtype);
     if (plain != tensor.dtype)
       target_.problems.push_back(
-          {Severity::kWarning,
-           "quantization_left_out",
-           {},
-           printable(tensor.name),
-           fmt::format("{} is written as {}, without scale and zero point",
-                       ckpt::name(tensor.dtype), ckpt::name(plain))});
+          warning("quantization_left_out", {{}, printable(tensor.name)},
+                  "{} is written as {}, without scale and zero point",
+                  ckpt::name(tensor.dtype), ckpt::name(plain)));
   }
 
   void add_sidecars() {
@@ -246,14 +241,11 @@ class Builder {
         topology_ == source_.topology)
       return true;
     target_.problems.push_back(
-        {Severity::kWarning,
-         "train_state",
-         {},
-         {},
-         fmt::format("the trainer's state of {} ranks does not fit {}: only "
-                     "train/rank0.pt is copied, which OLMo-core loads on all "
-                     "of them",
-                     ranks, mesh_.ranks())});
+        warning("train_state", {},
+                "the trainer's state of {} ranks does not fit {}: only "
+                "train/rank0.pt is copied, which OLMo-core loads on all "
+                "of them",
+                ranks, mesh_.ranks()));
     return false;
   }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/zarr/array.h"
 #include "containers/zarr/chunks.h"
 #include "formats/orbax/orbax.h"
@@ -185,10 +186,9 @@ class Tree {
   void note_strangers() {
     for (const std::string& name : io::list_directory(path_))
       if (!names_.contains(name) && zarr::is_array(io::join(path_, name)))
-        catalog_.problems.push_back(
-            {Problem::Severity::kWarning, "unindexed_tensor",
-             io::join(path_, name), printable(name),
-             fmt::format("{} does not list it; it is not read", kTree)});
+        catalog_.problems.push_back(warning(
+            "unindexed_tensor", {io::join(path_, name), printable(name)},
+            "{} does not list it; it is not read", kTree));
   }
 
   const std::string path_;

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -63,10 +64,10 @@ bool is_there(const Part& part, const std::string& folder) {
          (!part.instead.empty() && !names_like(folder, part.instead).empty());
 }
 
-void damage(Catalog& catalog, const char* kind, const std::string& path,
-            std::string message) {
+void note_damage(Catalog& catalog, const char* kind, const std::string& path,
+                 std::string message) {
   catalog.problems.push_back(
-      {Severity::kDamage, kind, path, {}, std::move(message)});
+      damage(kind, {path, {}}, "{}", std::move(message)));
 }
 
 // Turns the digits of a grid's place by one; false after the last.
@@ -93,22 +94,24 @@ void check_together(const Trainer& trainer, const std::string& folder,
     const bool there = is_there(part, folder);
     if (part.with != "optimizer") {
       if (!there && !names_like(folder, part.with).empty())
-        damage(
+        note_damage(
             catalog, "missing_part", io::join(folder, part.file),
             fmt::format("is missing; {} is not loaded without it", part.with));
       continue;
     }
     if (there && own && !optimizer && !inside)
-      damage(catalog, "missing_part", folder,
-             fmt::format("{} is there and no optimizer ({}), which is written "
-                         "together with it",
-                         part.file, trainer.optimizers.back().file));
+      note_damage(
+          catalog, "missing_part", folder,
+          fmt::format("{} is there and no optimizer ({}), which is written "
+                      "together with it",
+                      part.file, trainer.optimizers.back().file));
     // Who loads the two asks for both, and goes on without either.
     if (!there && (optimizer || (inside && !own)))
-      damage(catalog, "missing_part", io::join(folder, part.file),
-             fmt::format("is missing; it is written together with {}, which "
-                         "is not loaded without it",
-                         optimizer ? optimizer->file : "the optimizer"));
+      note_damage(
+          catalog, "missing_part", io::join(folder, part.file),
+          fmt::format("is missing; it is written together with {}, which "
+                      "is not loaded without it",
+                      optimizer ? optimizer->file : "the optimizer"));
   }
 }
 
@@ -118,14 +121,10 @@ void note_absent(const Part& part, const std::string& folder,
   if (part.without.empty() || !names.empty() || is_there(part, folder) ||
       !has_optimizer(catalog))
     return;
-  catalog.problems.push_back(
-      {Severity::kNote,
-       "absent_part",
-       io::join(folder, fill(part.file, {{"i", 0}})),
-       {},
-       fmt::format("is not there{}: {}",
-                   part.instead.empty() ? "" : ", nor " + part.instead,
-                   part.without)});
+  catalog.problems.push_back(remark(
+      "absent_part", {io::join(folder, fill(part.file, {{"i", 0}})), {}},
+      "is not there{}: {}", part.instead.empty() ? "" : ", nor " + part.instead,
+      part.without));
 }
 
 void check_numbers(const Part& part, const std::string& folder,
@@ -133,9 +132,9 @@ void check_numbers(const Part& part, const std::string& folder,
   if (!has(part.file, "i")) return;
   for (uint64_t i = 0; i < names.size(); ++i) {
     if (names[i].numbers.at("i") == i) continue;
-    return damage(catalog, "missing_part",
-                  io::join(folder, fill(part.file, {{"i", i}})),
-                  "is missing, files of higher numbers are there");
+    return note_damage(catalog, "missing_part",
+                       io::join(folder, fill(part.file, {{"i", i}})),
+                       "is missing, files of higher numbers are there");
   }
 }
 
@@ -145,8 +144,8 @@ void check_grid(const Part& part, const std::string& folder,
   if (names.empty()) {
     const std::string above = io::join(folder, io::parent(part.file));
     if (!part.demanded || !io::is_directory(above)) return;
-    return damage(catalog, "missing_rank", above,
-                  fmt::format("holds no file {}", part.file));
+    return note_damage(catalog, "missing_rank", above,
+                       fmt::format("holds no file {}", part.file));
   }
   uint64_t wanted = 1;
   Numbers place = names[0].numbers;
@@ -164,9 +163,9 @@ void check_grid(const Part& part, const std::string& folder,
       break;
     if (!next_place(place)) break;
   }
-  damage(catalog, "missing_rank", io::join(folder, fill(part.file, place)),
-         fmt::format("is missing: {} files of {} ranks are there", names.size(),
-                     wanted));
+  note_damage(catalog, "missing_rank", io::join(folder, fill(part.file, place)),
+              fmt::format("is missing: {} files of {} ranks are there",
+                          names.size(), wanted));
 }
 
 void check_ranks(const Part& part, const std::string& folder,
@@ -182,12 +181,8 @@ void check_ranks(const Part& part, const std::string& folder,
     if (have.contains(r)) continue;
     numbers["r"] = r;
     catalog.problems.push_back(
-        {Severity::kDamage,
-         "missing_rank",
-         io::join(folder, fill(part.file, numbers)),
-         {},
-         fmt::format("is missing: {} of {} ranks are there", have.size(),
-                     wanted)});
+        damage("missing_rank", {io::join(folder, fill(part.file, numbers)), {}},
+               "is missing: {} of {} ranks are there", have.size(), wanted));
     return;  // the first one is enough
   }
 }

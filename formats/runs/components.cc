@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/runs/find.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -114,13 +115,9 @@ void check_components(const Trainer& trainer, const std::string& folder,
     const std::string place = place_of_component(folder, one);
     const std::string lack = component_lack(trainer, place, one);
     if (lack.empty()) continue;
-    catalog.problems.push_back({Severity::kDamage,
-                                "missing_part",
-                                place,
-                                {},
-                                fmt::format("{} lists {} here, and {}",
-                                            printable(trainer.components.file),
-                                            printable(one.kind), lack)});
+    catalog.problems.push_back(
+        damage("missing_part", {place, {}}, "{} lists {} here, and {}",
+               printable(trainer.components.file), printable(one.kind), lack));
   }
 }
 

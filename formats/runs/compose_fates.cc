@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include "ckpt/note.h"
 #include "formats/runs/composing.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/trainer.h"
@@ -112,7 +113,7 @@ void Composing::decide(const SourceFile& file, Fate fate, std::string why) {
 
 void Composing::warn(std::string kind, std::string text) {
   target_.problems.push_back(
-      {Severity::kWarning, std::move(kind), {}, {}, std::move(text)});
+      warning(std::move(kind), {}, "{}", std::move(text)));
 }
 
 void Composing::say() {

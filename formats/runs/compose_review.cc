@@ -6,6 +6,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/runs/compose.h"
 #include "formats/runs/forms.h"
 #include "formats/runs/pattern.h"
@@ -54,13 +55,10 @@ void leave_titan(Catalog& source) {
         return io::base_name(sidecar.name) == "config.json";
       });
   if (known) return from_titan(source);
-  source.problems.push_back(
-      {Problem::Severity::kWarning,
-       "names",
-       source.path,
-       {},
-       "names stay torchtitan's: no config.json says the numbers of heads; "
-       "--config-from DIR does, for transformers' names"});
+  source.problems.push_back(warning(
+      "names", {source.path, {}},
+      "names stay torchtitan's: no config.json says the numbers of heads; "
+      "--config-from DIR does, for transformers' names"));
 }
 
 bool says_tied(const Catalog& source) {
@@ -219,10 +217,10 @@ Catalog review_composed(Catalog source, const Layout& layout) {
   });
   if (count)
     source.problems.push_back(
-        {Problem::Severity::kWarning, "tensors_left_out", source.path, left,
-         fmt::format("{} of neither model nor optimizer: {} has no place for "
-                     "them",
-                     text::counted(count, "tensor"), layout.option(kTrainer))});
+        warning("tensors_left_out", {source.path, left},
+                "{} of neither model nor optimizer: {} has no place for "
+                "them",
+                text::counted(count, "tensor"), layout.option(kTrainer)));
   return source;
 }
 

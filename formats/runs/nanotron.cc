@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/safetensors/header.h"
 #include "formats/runs/find.h"
 #include "formats/runs/merge.h"
@@ -274,11 +275,8 @@ class Reading {
   }
 
   void unknown(const std::string& path) {
-    catalog_.problems.push_back({Problem::Severity::kWarning,
-                                 "unread_file",
-                                 path,
-                                 {},
-                                 "is not named as a parameter of nanotron"});
+    catalog_.problems.push_back(warning(
+        "unread_file", {path, {}}, "is not named as a parameter of nanotron"));
   }
 
   // A part that no file has, shows as a rank that is missing.
@@ -308,13 +306,10 @@ class Reading {
     const std::string folder = io::join(folder_, "optimizer");
     if (!io::is_directory(folder)) return;
     if (!names_like(folder, kZero).empty()) {
-      catalog_.problems.push_back(
-          {Problem::Severity::kWarning,
-           "left_out",
-           folder,
-           {},
-           "the optimizer is cut by ZeRO 1, which ckpt does not read; its "
-           "state is left out"});
+      catalog_.problems.push_back(warning(
+          "left_out", {folder, {}},
+          "the optimizer is cut by ZeRO 1, which ckpt does not read; its "
+          "state is left out"));
       return;
     }
     const std::vector<Name> files = names_like(folder, kPlain);

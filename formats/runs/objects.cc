@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/container.h"
 #include "containers/torch/item.h"
 #include "containers/torch/tensors.h"
@@ -91,12 +92,10 @@ void add_object(const std::string& path, const std::string& name,
     return;
   }
   if (!is_torch(path)) {
-    catalog.problems.push_back({Problem::Severity::kNote,
-                                "unread_file",
-                                path,
-                                {},
-                                "is not a file of torch.save; its values are "
-                                "not shown"});
+    catalog.problems.push_back(
+        remark("unread_file", {path, {}},
+               "is not a file of torch.save; its values are "
+               "not shown"));
     return;
   }
   Catalog one;

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/split.h"
 #include "lib/io/file.h"
@@ -291,13 +292,10 @@ void leave_numbered(Catalog& catalog, const Range& range,
   }
   if (range.begin == range.end) return;
   catalog.problems.push_back(
-      {Problem::Severity::kWarning,
-       "numbered_state",
-       file,
-       {},
-       fmt::format("the optimizer's state stays by the numbers of parameters: "
-                   "{}",
-                   why)});
+      warning("numbered_state", {file, {}},
+              "the optimizer's state stays by the numbers of parameters: "
+              "{}",
+              why));
 }
 
 Names named(const Catalog& catalog, const Range& range, const Groups& groups,

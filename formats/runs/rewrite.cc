@@ -8,6 +8,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/deepspeed/ranks.h"
 #include "formats/runs/compose.h"
 #include "formats/runs/containers.h"
@@ -342,20 +343,13 @@ class Rewriting {
     for (const std::string& name : reset_)
       names += (names.empty() ? "" : ", ") + printable(name);
     target_.problems.push_back(
-        {Problem::Severity::kWarning,
-         "of_ranks",
-         {},
-         {},
-         fmt::format(
-             "from {} to {}: what is of a rank does not go on as it was "
-             "({})",
-             text::counted(old_ranks_, "rank"), ranks_, names)});
+        warning("of_ranks", {},
+                "from {} to {}: what is of a rank does not go on as it was "
+                "({})",
+                text::counted(old_ranks_, "rank"), ranks_, names));
     if (!trainer_.reset_hint.empty())
-      target_.problems.push_back({Problem::Severity::kWarning,
-                                  "of_ranks",
-                                  {},
-                                  {},
-                                  trainer_.reset_hint});
+      target_.problems.push_back(
+          warning("of_ranks", {}, "{}", trainer_.reset_hint));
   }
 
   const Catalog& source_;

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/objects.h"
 #include "formats/runs/optimizer.h"
@@ -237,31 +238,21 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
                              said.end());
   for (const std::string& name : found.skipped)
     catalog.problems.push_back(
-        {Severity::kWarning,
-         "unfinished_save",
-         io::join(path, name),
-         {},
-         fmt::format("{} is newer, but its save did not finish; {} is read",
-                     printable(name), printable(io::base_name(found.step)))});
+        warning("unfinished_save", {io::join(path, name), {}},
+                "{} is newer, but its save did not finish; {} is read",
+                printable(name), printable(io::base_name(found.step))));
   if (found.step != path && !trainer.without_tracker.empty() &&
       !io::is_file(io::join(path, trainer.tracker)))
     catalog.problems.push_back(
-        {Severity::kWarning,
-         "no_tracker",
-         io::join(path, trainer.tracker),
-         {},
-         fmt::format("is not there: {}; {} is read, the newest by number",
-                     trainer.without_tracker,
-                     printable(io::base_name(found.step)))});
+        warning("no_tracker", {io::join(path, trainer.tracker), {}},
+                "is not there: {}; {} is read, the newest by number",
+                trainer.without_tracker, printable(io::base_name(found.step))));
   if (found.weights_beside)
     catalog.problems.push_back(
-        {Severity::kWarning,
-         "final_model",
-         path,
-         {},
-         fmt::format("holds a model of its own, without optimizer, beside its "
-                     "steps; {} is read (--trainer none reads that model)",
-                     printable(io::base_name(found.step)))});
+        warning("final_model", {path, {}},
+                "holds a model of its own, without optimizer, beside its "
+                "steps; {} is read (--trainer none reads that model)",
+                printable(io::base_name(found.step))));
   return catalog;
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "formats/dcp/objects.h"
 #include "formats/runs/checks.h"
@@ -210,12 +211,9 @@ class Reading {
       const auto names = names_like(folder_, other.file);
       if (names.empty()) continue;
       catalog_.problems.push_back(
-          {Severity::kNote,
-           "second_copy",
-           io::join(folder_, names[0].path),
-           {},
-           fmt::format("holds the same model again; that of {} is read",
-                       printable(fill(taken.file, {{"i", 0}})))});
+          remark("second_copy", {io::join(folder_, names[0].path), {}},
+                 "holds the same model again; that of {} is read",
+                 printable(fill(taken.file, {{"i", 0}}))));
     }
   }
 
@@ -284,13 +282,10 @@ class Reading {
     const auto step = number_in_name(trainer_, found_);
     if (!next || !step || *next == *step + 1) return false;
     catalog_.problems.push_back(
-        {Severity::kWarning,
-         "stale_part",
-         path,
-         {},
-         fmt::format("is of another step ({} is {}, {} would be of this one): "
-                     "the optimizer is left out",
-                     printable(source.next_step), *next, *step + 1)});
+        warning("stale_part", {path, {}},
+                "is of another step ({} is {}, {} would be of this one): "
+                "the optimizer is left out",
+                printable(source.next_step), *next, *step + 1));
     return true;
   }
 
@@ -392,7 +387,7 @@ class Reading {
       } catch (const Error& error) {
         if (error.code() != ExitCode::kDamaged) throw;
         catalog_.problems.push_back(
-            {Severity::kDamage, "part", path, {}, error.problem()});
+            damage("part", {path, {}}, "{}", error.problem()));
       }
     }
     check_ranks(part, folder, names, catalog_);

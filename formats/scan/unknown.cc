@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/scan/harmless.h"
 #include "formats/scan/scanner.h"
 #include "lib/pickle/value.h"
@@ -113,14 +114,11 @@ class Uses {
 
 void warn(std::vector<Problem>& problems, std::string file, std::string name,
           const std::string& global) {
-  problems.push_back(
-      {.severity = Problem::Severity::kWarning,
-       .kind = "unknown_global",
-       .file = std::move(file),
-       .tensor = std::move(name),
-       .message = fmt::format("is left out: loading it elsewhere would run {} "
-                              "(--keep-unknown-globals keeps it)",
-                              text::printable(global))});
+  problems.push_back(warning("unknown_global",
+                             {std::move(file), std::move(name)},
+                             "is left out: loading it elsewhere would run {} "
+                             "(--keep-unknown-globals keeps it)",
+                             text::printable(global)));
 }
 
 // The first global that is not harmless, and what could not be parsed.

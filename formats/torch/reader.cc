@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "containers/hf/index.h"
 #include "containers/torch/container.h"
@@ -197,8 +198,8 @@ class Assembly {
     const auto [it, first] = objects_.emplace(object.name, text);
     if (!first && it->second != text)
       catalog_.problems.push_back(
-          {Severity::kNote, "object_differs", container.path, object.name,
-           "differs from an earlier file's; that one is kept"});
+          remark("object_differs", {container.path, object.name},
+                 "differs from an earlier file's; that one is kept"));
     return !first;
   }
 
@@ -253,10 +254,10 @@ class Assembly {
       const uint64_t all = element_count(tensor.shape).value_or(0);
       if (held >= all) continue;
       catalog_.problems.push_back(
-          {Severity::kWarning, "missing_parts", catalog_.path, tensor.name,
-           fmt::format("{} of {} elements are here; the files of the other "
-                       "ranks hold the rest (open their directory)",
-                       held, all)});
+          warning("missing_parts", {catalog_.path, tensor.name},
+                  "{} of {} elements are here; the files of the other "
+                  "ranks hold the rest (open their directory)",
+                  held, all));
     }
   }
 
@@ -311,11 +312,9 @@ void read_directory(const std::string& directory,
         fmt::format("{} files: each holds one rank's parts of the same tensors",
                     files->names.size()));
   for (const std::string& name : files->unread)
-    catalog.problems.push_back({Severity::kNote,
-                                "unread_file",
-                                io::join(directory, name),
-                                {},
-                                "is not part of the checkpoint"});
+    catalog.problems.push_back(remark("unread_file",
+                                      {io::join(directory, name), {}},
+                                      "is not part of the checkpoint"));
   formats::add_sidecars(directory, catalog);
 }
 

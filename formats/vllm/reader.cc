@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "containers/safetensors/header.h"
 #include "formats/vllm/config.h"
@@ -120,8 +121,7 @@ class Assembly {
               "ranks; whether a last rank's files are missing can't be told"
             : "there is no config.json: whether files of other ranks are "
               "missing can't be told";
-    catalog_.problems.push_back(
-        {Severity::kWarning, "no_config", path_, {}, told});
+    catalog_.problems.push_back(warning("no_config", {path_, {}}, "{}", told));
   }
 
   void check_names() const {

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/megatron/buckets/fit.h"
 #include "formats/megatron/buckets/locate.h"
 #include "formats/megatron/model/keys.h"
@@ -123,13 +124,10 @@ class Builder {
 
 void keep_raw(Catalog& catalog, const std::string& why) {
   catalog.problems.push_back(
-      {Problem::Severity::kWarning,
-       "bucket_space",
-       catalog.path,
-       {},
-       fmt::format("optimizer state stays in flat buffers, whose parameters "
-                   "can't be told: {}",
-                   why)});
+      warning("bucket_space", {catalog.path, {}},
+              "optimizer state stays in flat buffers, whose parameters "
+              "can't be told: {}",
+              why));
 }
 
 void add_claims(Catalog& catalog, const std::vector<Tensor>& built) {

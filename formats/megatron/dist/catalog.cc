@@ -8,6 +8,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/megatron/buckets/buckets.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/rules.h"
@@ -95,9 +96,8 @@ bool by_run_config(Catalog& catalog, const Facts& facts) {
     own = run_config_facts(run_config(catalog));
   } catch (const Error& error) {
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "run_config",
-         io::join(catalog.path, kRunConfigFile), "",
-         fmt::format("is not read: {}", error.problem())});
+        warning("run_config", {io::join(catalog.path, kRunConfigFile), {}},
+                "is not read: {}", error.problem()));
   }
   if (!own.tp || !own.pp) return false;
   catalog.topology = topology_of(own);
@@ -144,9 +144,9 @@ void check_grid(const std::string& key, const Grid& grid, Catalog& catalog) {
   }
   if (count == grid.found.size()) return;
   catalog.problems.push_back(
-      {Problem::Severity::kDamage, "object_grid", grid.path, key,
-       fmt::format("{} of the {} objects of a grid of {} are there",
-                   grid.found.size(), count, to_string(Dims(grid.shape)))});
+      damage("object_grid", {grid.path, key},
+             "{} of the {} objects of a grid of {} are there",
+             grid.found.size(), count, to_string(Dims(grid.shape))));
 }
 
 void check_grids(Catalog& catalog) {

@@ -22,6 +22,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/dcp/directory.h"
 #include "formats/dcp/metadata.h"
 #include "formats/megatron/dist/catalog.h"
@@ -169,11 +170,11 @@ void check_stages(Catalog& catalog) {
   }
   if (layers.size() >= *facts.num_layers) return;
   catalog.problems.push_back(
-      {Problem::Severity::kDamage, "lost_layers", catalog.path, "",
-       fmt::format("names {} of the model's {} layers: its {} pipeline stages "
-                   "numbered theirs from 0 each, and of layers with one name "
-                   "Megatron-FSDP stored one; the others are lost",
-                   layers.size(), *facts.num_layers, *facts.pp)});
+      damage("lost_layers", {catalog.path, {}},
+             "names {} of the model's {} layers: its {} pipeline stages "
+             "numbered theirs from 0 each, and of layers with one name "
+             "Megatron-FSDP stored one; the others are lost",
+             layers.size(), *facts.num_layers, *facts.pp));
 }
 
 class FsdpReader final : public formats::Reader {

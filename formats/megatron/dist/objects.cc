@@ -7,6 +7,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/state/common.h"
 
@@ -57,13 +58,11 @@ std::vector<const Object*> kept_objects(const Catalog& source,
     kept.push_back(&object);
   }
   for (const std::string& key : dropped)
-    target.problems.push_back(
-        {Problem::Severity::kWarning, "object_left_out", "", key,
-         fmt::format(
-             "belongs to the ranks of {}, and is left out: load with {}",
-             to_string(source.topology),
-             key.ends_with("rng_state") ? "--no-load-rng"
-                                        : "a fresh rerun state")});
+    target.problems.push_back(warning(
+        "object_left_out", {{}, key},
+        "belongs to the ranks of {}, and is left out: load with {}",
+        to_string(source.topology),
+        key.ends_with("rng_state") ? "--no-load-rng" : "a fresh rerun state"));
   if (of_buffers != 0)
     target.assumptions.push_back(fmt::format(
         "{} objects about flat buffers are left out: the optimizer's state is "

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/item.h"
 #include "formats/dcp/metadata.h"
 #include "formats/megatron/dist/catalog.h"
@@ -88,9 +89,9 @@ void check_config(const DistFound& found, Catalog& catalog) {
                   config.common_version, path);
   catalog.version = std::to_string(config.sharded_version);
   for (const std::string& field : config.unknown)
-    catalog.problems.push_back(
-        {Problem::Severity::kNote, "unknown_field", path, "",
-         fmt::format("{} is not known, and ignored", text::printable(field))});
+    catalog.problems.push_back(remark("unknown_field", {path, {}},
+                                      "{} is not known, and ignored",
+                                      text::printable(field)));
 }
 
 void check_index(const std::string& directory) {
@@ -134,9 +135,9 @@ Common read_common(const std::string& directory, Catalog& catalog,
   const std::string path = io::join(directory, kCommonFile);
   if (io::is_file(path)) {
     if (object)
-      catalog.problems.push_back(
-          {Problem::Severity::kNote, "two_common_parts", path, "",
-           fmt::format("goes before the object {}", kCommonObject)});
+      catalog.problems.push_back(remark("two_common_parts", {path, {}},
+                                        "goes before the object {}",
+                                        kCommonObject));
     return read_common_file(path, catalog, options);
   }
   if (object) return read_common_object(*object, catalog, options);
@@ -157,8 +158,8 @@ Catalog DistReader::read_catalog(const std::string& path,
   catalog.family = options.family;
   if (!found.chosen.empty()) catalog.assumptions.push_back(found.chosen);
   if (!found.warning.empty())
-    catalog.problems.push_back({Problem::Severity::kWarning, "tracker",
-                                found.root, "", found.warning});
+    catalog.problems.push_back(
+        warning("tracker", {found.root, {}}, "{}", found.warning));
   check_config(found, catalog);
   check_index(found.path);
   dcp::Metadata metadata =

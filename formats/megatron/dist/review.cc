@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/item.h"
 #include "formats/megatron/dist/zarr_scan.h"
 #include "formats/megatron/legacy/objects.h"
@@ -55,9 +56,9 @@ void warn_of_names(Catalog& catalog) {
         return parse_key(tensor.name).rooted;
       });
   if (any) return;
-  catalog.problems.push_back(
-      {Problem::Severity::kWarning, "foreign_names", catalog.path, "",
-       "no tensor has a name of Megatron's: its models will not find them"});
+  catalog.problems.push_back(warning(
+      "foreign_names", {catalog.path, {}},
+      "no tensor has a name of Megatron's: its models will not find them"));
 }
 
 // The files are global: any job loads them. But ranks of a size that does not
@@ -67,10 +68,10 @@ void warn_of_heads(Catalog& catalog, const Facts& facts, uint64_t tp) {
   if (const auto said =
           unshared(catalog.tensors, {facts.mamba_groups, facts.delta_keys}, tp))
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "heads", catalog.path, "",
-         fmt::format("{}: Megatron builds no such model; load it with a "
-                     "--tensor-model-parallel-size that divides them",
-                     *said)});
+        warning("heads", {catalog.path, {}},
+                "{}: Megatron builds no such model; load it with a "
+                "--tensor-model-parallel-size that divides them",
+                *said));
   const uint64_t heads = facts.num_attention_heads.value_or(tp);
   const uint64_t groups = facts.num_query_groups.value_or(tp);
   const auto fits = [&](uint64_t ranks) {
@@ -82,11 +83,11 @@ void warn_of_heads(Catalog& catalog, const Facts& facts, uint64_t tp) {
   for (uint64_t ranks = 1; ranks <= 64; ++ranks)
     if (fits(ranks)) sizes.push_back(ranks);
   catalog.problems.push_back(
-      {Problem::Severity::kWarning, "heads", catalog.path, "",
-       fmt::format("{} heads in {} query groups can't be shared by tp={}: "
-                   "Megatron builds no such model; load it with "
-                   "--tensor-model-parallel-size {}",
-                   heads, groups, tp, fmt::join(sizes, ", "))});
+      warning("heads", {catalog.path, {}},
+              "{} heads in {} query groups can't be shared by tp={}: "
+              "Megatron builds no such model; load it with "
+              "--tensor-model-parallel-size {}",
+              heads, groups, tp, fmt::join(sizes, ", ")));
 }
 
 // What the legacy reader adds for its own writer is not a value of training.
@@ -173,22 +174,22 @@ std::string review_legacy(Catalog& catalog, const Facts& facts) {
   });
   if (random != 0)
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "object_left_out", "", "rng_state",
-         "is kept in another form here, and left out: load with "
-         "--no-load-rng"});
+        warning("object_left_out", {{}, "rng_state"},
+                "is kept in another form here, and left out: load with "
+                "--no-load-rng"));
   if (states != 0)
-    catalog.problems.push_back(
-        {Problem::Severity::kWarning, "object_left_out", "", "_extra_state",
-         "scaling factors of FP8 layers are left out: training learns them "
-         "again"});
+    catalog.problems.push_back(warning(
+        "object_left_out", {{}, "_extra_state"},
+        "scaling factors of FP8 layers are left out: training learns them "
+        "again"));
   if (!has_state(catalog)) return {};
   if (facts.distributed_optimizer != true)
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "optimizer_form", "", "",
-         fmt::format("the optimizer was not a distributed one; its state is "
-                     "written as {}, which the distributed optimizer loads "
-                     "(--use-distributed-optimizer)",
-                     kFullyReshardable)});
+        warning("optimizer_form", {},
+                "the optimizer was not a distributed one; its state is "
+                "written as {}, which the distributed optimizer loads "
+                "(--use-distributed-optimizer)",
+                kFullyReshardable));
   return std::string(kFullyReshardable);
 }
 
@@ -224,11 +225,11 @@ void review_fsdp(Catalog& catalog, const Facts& facts) {
   });
   if (gone != 0)
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "object_left_out", "", "rng_state",
-         fmt::format("{} values of random states and of the optimizer are kept "
-                     "in another form here, and left out: load with "
-                     "--no-load-rng --no-load-optim",
-                     gone)});
+        warning("object_left_out", {{}, "rng_state"},
+                "{} values of random states and of the optimizer are kept "
+                "in another form here, and left out: load with "
+                "--no-load-rng --no-load-optim",
+                gone));
   // They become entries of the common part: items of their own no longer.
   for (Object& object : catalog.objects) object.bytes = 0;
   nest_values(catalog, "opt_param_scheduler");

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/megatron/legacy/stages.h"
 #include "formats/megatron/locate.h"
 #include "formats/megatron/model/canonical_review.h"
@@ -121,10 +122,10 @@ void add_common(const Catalog& source, const Facts& facts, const Layout& layout,
     if (is_common(source, object)) target.catalog.objects.push_back(object);
   if (!common.plain.empty())
     target.problems.push_back(
-        {Problem::Severity::kNote, "plain_values", "", std::string(kArgs),
-         fmt::format("members of {} are written as their values: "
-                     "megatron-core 0.9, which loads zarr, has no such class",
-                     fmt::join(common.plain, ", "))});
+        remark("plain_values", {{}, std::string(kArgs)},
+               "members of {} are written as their values: "
+               "megatron-core 0.9, which loads zarr, has no such class",
+               fmt::join(common.plain, ", ")));
   if (!common.changed.empty())
     target.assumptions.push_back(fmt::format("changed in the args: {}",
                                              fmt::join(common.changed, ", ")));

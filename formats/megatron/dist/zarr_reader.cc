@@ -3,6 +3,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/zarr/array.h"
 #include "formats/dcp/objects.h"
 #include "formats/megatron/buckets/key.h"
@@ -98,9 +99,9 @@ void check_config(const DistFound& found, Catalog& catalog) {
                   config.common_version, path);
   catalog.version = std::to_string(config.sharded_version);
   for (const std::string& field : config.unknown)
-    catalog.problems.push_back(
-        {Problem::Severity::kNote, "unknown_field", path, "",
-         fmt::format("{} is not known, and ignored", text::printable(field))});
+    catalog.problems.push_back(remark("unknown_field", {path, {}},
+                                      "{} is not known, and ignored",
+                                      text::printable(field)));
 }
 
 Common read_common(const std::string& directory, Catalog& catalog,
@@ -134,11 +135,10 @@ void check_bucket_objects(Catalog& catalog) {
           kUnpadded}) {
       const std::string key = prefix + std::string(name);
       if (there.contains(key) || (name == kUnpadded && !unpadded)) continue;
-      catalog.problems.push_back(
-          {Problem::Severity::kDamage, "missing_object",
-           io::join(catalog.path, key), key,
-           "is missing, but flat buffers that it is about are there; Megatron "
-           "can't load them without it"});
+      catalog.problems.push_back(damage(
+          "missing_object", {io::join(catalog.path, key), key},
+          "is missing, but flat buffers that it is about are there; Megatron "
+          "can't load them without it"));
     }
 }
 
@@ -152,8 +152,8 @@ Catalog ZarrReader::read_catalog(const std::string& path,
   catalog.family = options.family;
   if (!found.chosen.empty()) catalog.assumptions.push_back(found.chosen);
   if (!found.warning.empty())
-    catalog.problems.push_back({Problem::Severity::kWarning, "tracker",
-                                found.root, "", found.warning});
+    catalog.problems.push_back(
+        warning("tracker", {found.root, {}}, "{}", found.warning));
   check_config(found, catalog);
   scan_zarr(found.path, catalog);
   check_cut_grids(catalog);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/zarr/array.h"
 #include "containers/zarr/chunks.h"
 #include "formats/megatron/model/keys.h"
@@ -100,9 +101,9 @@ class Scan {
     if (add_objects(key, path, names)) return;
     check_lost(key, path, names);
     catalog_.problems.push_back(
-        {Severity::kNote, "foreign_directory", printable(path), "",
-         "is not an array and has no objects; it is left "
-         "alone"});
+        remark("foreign_directory", {printable(path), {}},
+               "is not an array and has no objects; it is left "
+               "alone"));
   }
 
   // Locks of flattened writes: an array of the same name without the ending.
@@ -152,9 +153,9 @@ class Scan {
     piece.extent.file = file;
     piece.extent.archive = 1;
     tensor.pieces.push_back(std::move(piece));
-    catalog_.problems.push_back(
-        {Severity::kWarning, "codec", printable(path), tensor.name,
-         array.unreadable + ": listed, but ckpt can't read it"});
+    catalog_.problems.push_back(warning("codec", {printable(path), tensor.name},
+                                        "{}: listed, but ckpt can't read it",
+                                        array.unreadable));
   }
 
   // False if there are none.
@@ -173,10 +174,10 @@ class Scan {
     }
     if (any)
       for (const std::string& stranger : strangers_)
-        catalog_.problems.push_back({Severity::kWarning, "foreign_file",
-                                     printable(stranger), "",
-                                     "is not an object of a grid; it is left "
-                                     "alone"});
+        catalog_.problems.push_back(
+            warning("foreign_file", {printable(stranger), {}},
+                    "is not an object of a grid; it is left "
+                    "alone"));
     strangers_.clear();
     return any;
   }
@@ -269,10 +270,9 @@ void check_cut_grids(Catalog& catalog) {
     for (const uint64_t extent : cut.grid)
       count = checked_mul(count, extent).value_or(UINT64_MAX);
     if (count == cut.count) continue;
-    catalog.problems.push_back(
-        {Severity::kDamage, "object_grid", printable(catalog.path), key,
-         fmt::format("{} objects of a grid of {} or more are there", cut.count,
-                     count)});
+    catalog.problems.push_back(damage(
+        "object_grid", {printable(catalog.path), key},
+        "{} objects of a grid of {} or more are there", cut.count, count));
   }
 }
 

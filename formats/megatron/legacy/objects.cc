@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/file_plan.h"
 #include "containers/torch/item.h"
 #include "formats/megatron/legacy/names.h"
@@ -99,10 +100,10 @@ void add_object(const LegacyRank& rank, std::string name, Id node,
   auto document = std::make_shared<Document>();
   const auto root = Importer(rank, catalog).import(*document, node);
   if (!root) {
-    catalog.problems.push_back(
-        {Problem::Severity::kWarning, "large_value", rank.file.path, name,
-         "holds tensors that are too large to be carried as a value; it is "
-         "left out"});
+    catalog.problems.push_back(warning(
+        "large_value", {rank.file.path, name},
+        "holds tensors that are too large to be carried as a value; it is "
+        "left out"));
     return;
   }
   document->set_root(*root);
@@ -272,10 +273,10 @@ void add_legacy_objects(const std::vector<LegacyRank>& ranks,
   const auto pairs = document.as_pairs(document.root());
   for (size_t i = 0; i < pairs->size(); i += 2) {
     if (!document.is((*pairs)[i], Type::kString)) {
-      catalog.problems.push_back({Problem::Severity::kWarning, "odd_key",
-                                  first.file.path, "",
-                                  "a key of the file that is not text: its "
-                                  "value is left out"});
+      catalog.problems.push_back(
+          warning("odd_key", {first.file.path, {}},
+                  "a key of the file that is not text: its "
+                  "value is left out"));
       continue;
     }
     const std::string key(document.text((*pairs)[i]));

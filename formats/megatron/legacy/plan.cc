@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/megatron/legacy/names.h"
 #include "formats/megatron/legacy/stages.h"
 #include "formats/megatron/options.h"
@@ -194,12 +195,11 @@ class Planner {
     const uint64_t stage = tp * layout_.topology.dp * plan_.cp;
     const uint64_t expert_ranks = plan_.etp * layout_.topology.ep;
     if (stage % expert_ranks != 0)
-      target_.problems.push_back(
-          {Problem::Severity::kNote, "world_size", "", "",
-           fmt::format("{} ranks to a stage (tp={} dp={}) don't hold ep={} "
-                       "times {} expert parts: train with a dp that does",
-                       stage, tp, layout_.topology.dp, layout_.topology.ep,
-                       plan_.etp)});
+      target_.problems.push_back(remark(
+          "world_size", {},
+          "{} ranks to a stage (tp={} dp={}) don't hold ep={} "
+          "times {} expert parts: train with a dp that does",
+          stage, tp, layout_.topology.dp, layout_.topology.ep, plan_.etp));
   }
 
   uint32_t source_vpp(const std::vector<Keys>& chunks) const {

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/many.h"
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/legacy/assemble.h"
@@ -157,10 +158,10 @@ void find_gated(const LegacyRank& rank, Facts& facts, Catalog& catalog) {
   if (!found || facts.gated == found) return;
   if (facts.gated)
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "args", rank.file.path, "",
-         fmt::format("args say that linear_fc1 is {}gated (swiglu), the "
-                     "shapes say that it is{}: shapes are believed",
-                     *found ? "not " : "", *found ? "" : " not")});
+        warning("args", {rank.file.path, {}},
+                "args say that linear_fc1 is {}gated (swiglu), the "
+                "shapes say that it is{}: shapes are believed",
+                *found ? "not " : "", *found ? "" : " not"));
   facts.gated = found;
 }
 
@@ -234,10 +235,9 @@ void tell_strays(const LegacyScan& scan, Catalog& catalog) {
                : "is not read"});
   }
   if (scan.strays.size() > kMost)
-    catalog.problems.push_back({Problem::Severity::kNote, "stray_file",
-                                catalog.path, "",
-                                fmt::format("{} more files are not read",
-                                            scan.strays.size() - kMost)});
+    catalog.problems.push_back(remark("stray_file", {catalog.path, {}},
+                                      "{} more files are not read",
+                                      scan.strays.size() - kMost));
 }
 
 // The distributed optimizer writes beside every model file. One that lacks it
@@ -290,7 +290,7 @@ Catalog begin_catalog(const std::string& path, const LegacyPlace& place) {
   if (!place.chosen.empty()) catalog.assumptions.push_back(place.chosen);
   if (!place.warning.empty())
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "tracker", path, "", place.warning});
+        warning("tracker", {path, {}}, "{}", place.warning));
   return catalog;
 }
 

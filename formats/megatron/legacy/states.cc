@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/megatron/legacy/names.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -168,11 +169,10 @@ class PlainReader {
     if (document_.is(node, Type::kNone) || told_) return;
     told_ = true;
     catalog_.problems.push_back(
-        {Problem::Severity::kWarning, "optimizer_value", rank_.file.path,
-         param.name,
-         fmt::format("the optimizer's state \"{}\" is not a tensor and is left "
-                     "out, here and of other parameters",
-                     printable(state))});
+        warning("optimizer_value", {rank_.file.path, param.name},
+                "the optimizer's state \"{}\" is not a tensor and is left "
+                "out, here and of other parameters",
+                printable(state)));
   }
 
   const LegacyRank& rank_;
@@ -189,7 +189,7 @@ void tell_unread(Catalog& catalog, const std::string& path,
   for (const Problem& problem : catalog.problems)
     if (problem.kind == "optimizer_unread" && problem.message == what) return;
   catalog.problems.push_back(
-      {Problem::Severity::kWarning, "optimizer_unread", path, "", what});
+      warning("optimizer_unread", {path, {}}, "{}", what));
 }
 
 std::vector<std::vector<LegacyParam>> split_or_throw(

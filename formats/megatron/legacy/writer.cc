@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/tree.h"
 #include "formats/megatron/dist/target.h"
 #include "formats/megatron/dist/zarr_scan.h"
@@ -67,8 +68,8 @@ class LegacyWriter : public formats::Writer {
 
 void warn(Target& target, std::string kind, std::string tensor,
           std::string message) {
-  target.problems.push_back({Problem::Severity::kWarning, std::move(kind), "",
-                             std::move(tensor), std::move(message)});
+  target.problems.push_back(warning(std::move(kind), {{}, std::move(tensor)},
+                                    "{}", std::move(message)));
 }
 
 void check_request(const Catalog& source, const Layout& layout) {

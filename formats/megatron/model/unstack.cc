@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/parts.h"
 #include "formats/megatron/model/restack.h"
@@ -155,10 +156,10 @@ void name_modules(Catalog& catalog, const Facts& facts) {
   });
   if (states != 0)
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "object_left_out", "", "_extra_state",
-         fmt::format("{} objects of layers are left out; scaling factors of "
-                     "FP8 layers, if they hold any, are learned again",
-                     states)});
+        warning("object_left_out", {{}, "_extra_state"},
+                "{} objects of layers are left out; scaling factors of "
+                "FP8 layers, if they hold any, are learned again",
+                states));
   catalog.assumptions.push_back(fmt::format(
       "modules: named as in the {} spec ({})",
       local ? "local" : "transformer_engine",

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/tree.h"
 #include "lib/text/format.h"
 
@@ -64,9 +65,9 @@ Common read_common_item(const torch::OpenedObject& opened,
   for (const auto& [node, use] : container.storages.uses) {
     if (use.bytes > kMostTensor || use.bytes > kMostTensors - sum) {
       catalog.problems.push_back(
-          {Problem::Severity::kWarning, "large_storage", path, kCommonObject,
-           fmt::format("a tensor of {} is too large to be carried",
-                       text::iec_size(use.bytes))});
+          warning("large_storage", {path, kCommonObject},
+                  "a tensor of {} is too large to be carried",
+                  text::iec_size(use.bytes)));
       continue;
     }
     sum += use.bytes;

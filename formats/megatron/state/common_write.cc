@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/file_plan.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/state/common.h"
@@ -149,9 +150,9 @@ CommonTarget plan_common(const Catalog& source,
       throw bug_error({{}, entry->name}, "an object that nobody has opened");
     const Id value = copier.copy(*entry);
     if (value == kNoId) {
-      target.problems.push_back(
-          {Problem::Severity::kWarning, "object_left_out", "", entry->name,
-           "holds tensors that the common part can't carry; it is left out"});
+      target.problems.push_back(warning(
+          "object_left_out", {{}, entry->name},
+          "holds tensors that the common part can't carry; it is left out"));
       continue;
     }
     if (entry->name == kArgs)

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "ckpt/note.h"
 #include "formats/megatron/model/vocab.h"
 #include "formats/megatron/state/common.h"
 
@@ -154,10 +155,10 @@ void make_job_args(Catalog& catalog, const Facts& facts, const Layout& layout) {
     front.push_back(job_args(*args, facts, layout, catalog));
     catalog.objects.erase(args);
   } else {
-    catalog.problems.push_back(
-        {Problem::Severity::kNote, "no_args", "", kArgs,
-         "are not known, and not written: Megatron's training compares them "
-         "when it loads; megatron-core does without"});
+    catalog.problems.push_back(remark(
+        "no_args", {{}, kArgs},
+        "are not known, and not written: Megatron's training compares them "
+        "when it loads; megatron-core does without"));
   }
   auto document = std::make_shared<Document>();
   const Id version = document->add_float(3);

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/options.h"
 #include "formats/megatron/state/optimizer_common.h"
@@ -174,14 +175,11 @@ void convert_optimizer(Catalog& catalog, const Layout& layout) {
   }
   if (form == Form::kModelSpace)
     catalog.problems.push_back(
-        {Problem::Severity::kWarning,
-         "old_optimizer",
-         catalog.path,
-         {},
-         fmt::format("optimizer state keeps the names of {}, which "
-                     "megatron-core 0.16 and later don't load; --optim {} "
-                     "gives it the names that they do",
-                     kModelSpace, kFullyReshardable)});
+        warning("old_optimizer", {catalog.path, {}},
+                "optimizer state keeps the names of {}, which "
+                "megatron-core 0.16 and later don't load; --optim {} "
+                "gives it the names that they do",
+                kModelSpace, kFullyReshardable));
 }
 
 bool gather_optimizer(Catalog& catalog, std::optional<bool> distributed) {

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/container.h"
 #include "formats/olmo_core/v1/v1.h"
 #include "lib/io/file.h"
@@ -128,10 +129,8 @@ class ObjectTaker {
   void check_count() {
     if (count_ == groups_) return;
     catalog_.problems.push_back(
-        {Severity::kDamage, "param_groups", part_.index.path,
-         std::string(kGroupCount),
-         fmt::format("says {} groups of parameters, {} are there", count_,
-                     groups_)});
+        damage("param_groups", {part_.index.path, std::string(kGroupCount)},
+               "says {} groups of parameters, {} are there", count_, groups_));
   }
 
   void drop_helpers() {
@@ -221,13 +220,11 @@ void check_moments(Catalog& catalog) {
         param->second->shape.size() != tensor.shape.size())
       continue;
     catalog.problems.push_back(
-        {Severity::kDamage, "moment_shape", catalog.path,
-         printable(tensor.name),
-         fmt::format("is {}, its parameter {}: a trainer that had resumed "
-                     "with tensor parallelism saved one rank's part as the "
-                     "whole; the other ranks' parts are lost",
-                     to_string(tensor.shape),
-                     to_string(param->second->shape))});
+        damage("moment_shape", {catalog.path, printable(tensor.name)},
+               "is {}, its parameter {}: a trainer that had resumed "
+               "with tensor parallelism saved one rank's part as the "
+               "whole; the other ranks' parts are lost",
+               to_string(tensor.shape), to_string(param->second->shape)));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/olmo_core/shards.h"
 #include "formats/olmo_core/v1/index.h"
 #include "formats/olmo_core/v1/locate.h"
@@ -157,10 +158,9 @@ class Assembler {
       for (const std::string& name : parameter_names(object))
         if (!names_.contains(name))
           catalog_.problems.push_back(
-              {Severity::kWarning, "missing_parameter",
-               io::join(found_.home, kOptimFolder), printable(name),
-               fmt::format("{} names it, model/ does not have it",
-                           object.name)});
+              warning("missing_parameter",
+                      {io::join(found_.home, kOptimFolder), printable(name)},
+                      "{} names it, model/ does not have it", object.name));
     }
   }
 
@@ -181,12 +181,9 @@ void note_followed(const Found& found, const std::string& path,
                     printable(found.chosen), printable(path)));
   for (const std::string& name : found.unfinished)
     catalog.problems.push_back(
-        {Severity::kWarning,
-         "unfinished_save",
-         io::join(path, name),
-         {},
-         fmt::format("{} is newer, but an incomplete save; {} is read",
-                     printable(name), printable(found.chosen))});
+        warning("unfinished_save", {io::join(path, name), {}},
+                "{} is newer, but an incomplete save; {} is read",
+                printable(name), printable(found.chosen)));
 }
 
 [[noreturn]] void throw_unfinished(const Found& found) {

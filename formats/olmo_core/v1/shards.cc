@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/numbered.h"
 #include "containers/safetensors/header.h"
 #include "formats/olmo_core/v1/cover.h"
@@ -151,13 +152,10 @@ class PartReader {
     for (const auto& [rank, file] : files_) {
       if (file.used == file.entries.size()) continue;
       catalog_.problems.push_back(
-          {Severity::kWarning,
-           "unindexed_tensor",
-           file.path,
-           {},
-           fmt::format("has {} tensors that metadata.json does not list for "
-                       "it; they are not read",
-                       file.entries.size() - file.used)});
+          warning("unindexed_tensor", {file.path, {}},
+                  "has {} tensors that metadata.json does not list for "
+                  "it; they are not read",
+                  file.entries.size() - file.used));
     }
     std::vector<std::string> strays;
     for (const std::string& name : io::list_directory(part_.directory)) {
@@ -167,17 +165,14 @@ class PartReader {
     }
     if (!strays.empty())
       catalog_.problems.push_back(
-          {Severity::kNote,
-           "unnamed_file",
-           part_.directory,
-           {},
-           fmt::format("metadata.json does not name {}: of an earlier save by "
-                       "more ranks, maybe; ignored",
-                       formats::list_some(strays))});
+          remark("unnamed_file", {part_.directory, {}},
+                 "metadata.json does not name {}: of an earlier save by "
+                 "more ranks, maybe; ignored",
+                 formats::list_some(strays)));
     for (const std::string& key : part_.index.ignored)
-      catalog_.problems.push_back({Severity::kWarning, "unknown_key",
-                                   part_.index.path, printable(key),
-                                   "is not known beside \"tensors\"; ignored"});
+      catalog_.problems.push_back(
+          warning("unknown_key", {part_.index.path, printable(key)},
+                  "is not known beside \"tensors\"; ignored"));
   }
 
   // A rank with nothing to store writes a header without tensors.

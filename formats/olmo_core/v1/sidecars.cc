@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/olmo_core/v1/index.h"
 #include "lib/io/file.h"
 
@@ -66,11 +67,9 @@ class Collector {
   }
 
   void leave_out(const std::string& path) {
-    catalog_.problems.push_back({Problem::Severity::kWarning,
-                                 "sidecar_left_out",
-                                 path,
-                                 {},
-                                 "is not a plain file or folder: not copied"});
+    catalog_.problems.push_back(
+        warning("sidecar_left_out", {path, {}},
+                "is not a plain file or folder: not copied"));
   }
 
   const Found& found_;
