@@ -48,6 +48,9 @@ SURVIVE = {
         False),
     "args leave out norm_topk_prob": (
         "qwen2_moe", dict(norm_topk_prob=True), "megatron_torch_dist", False),
+    "args of no layer with experts have no way home": (
+        "deepseek_v3", dict(first_k_dense_replace=2), "megatron_torch_dist",
+        False),
     "args leave out query_pre_attn_scalar": (
         "gemma2", dict(query_pre_attn_scalar=64), "megatron_torch_dist",
         False),
