@@ -108,6 +108,15 @@ def args_say(folder, family, args, word):
     refused(there, folder / "back", *HF, "--family", family, word=word)
 
 
+def flags_of_others(folder):
+    """A run's args have Megatron's defaults of delta nets and mixers too."""
+    result = CKPT.ok(
+        "convert", DATA / "megatron_legacy/moe_te_bias_ep2_distopt/ckpt",
+        folder / "there", *MEGATRON)
+    line = next(x for x in result.err.splitlines() if "load with" in x)
+    check("--linear-" not in line and "--mamba-" not in line, line)
+
+
 # ---------------------------------------------------------------- OLMo's own
 def olmo_config(folder):
     """What comes back from OLMo-core is transformers' config.json."""
@@ -368,6 +377,7 @@ def prepare(suite, ckpt):
     for name, case in ARGS.items():
         suite.add(f"args that contradict the family are taken: {name}",
                   args_say, *case)
+    suite.add("flags of mixers for a model without them", flags_of_others)
     suite.add("OLMo's configuration becomes HF's config.json", olmo_config)
     for case in ("hf_llama", "hf_olmo2", "hf_olmo3", "hf_qwen3",
                  "hf_flex_olmo"):
