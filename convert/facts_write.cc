@@ -250,6 +250,19 @@ std::string flag_value(const std::string& key, const Json& value) {
   return text.substr(1, text.size() - 2);
 }
 
+// A run's args have all the defaults of Megatron's argument reader: of latent
+// attention, delta nets and state space mixers in models without them, too.
+bool is_of_other_models(const std::string& key, const Json& args) {
+  const auto says = [&](const Json& part) {
+    const Json value = args.value(part.get<std::string>(), Json());
+    return !value.is_null() && value != false;
+  };
+  for (const Json& one : facts_table().at("load_with_if"))
+    if (std::ranges::count(one.at("keys"), Json(key)) != 0)
+      return std::ranges::none_of(one.at("has"), says);
+  return false;
+}
+
 Json args_in(const Catalog& target) {
   if (dialect_of_format(target.format) != "mcore") return Json::object();
   Json args = values_of(target, "mcore").values;
@@ -261,13 +274,11 @@ Json args_in(const Catalog& target) {
 std::vector<std::string> load_flags(const Catalog& target) {
   std::vector<std::string> flags;
   const Json args = args_in(target);
-  const Json& of_latent = facts_table().at("load_with_mla");
-  const bool latent = args.value("multi_latent_attention", Json()) == true;
   for (const auto& [key, flag] : facts_table().at("load_with").items()) {
     const auto found = args.find(key);
-    if (found == args.end() || is_default(key, *found)) continue;
-    // A run's args have all the defaults of Megatron's argument reader.
-    if (!latent && std::ranges::count(of_latent, Json(key)) != 0) continue;
+    if (found == args.end() || is_default(key, *found) ||
+        is_of_other_models(key, args))
+      continue;
     flags.push_back(flag);
     if (!found->is_boolean()) flags.push_back(flag_value(key, *found));
   }

@@ -14,6 +14,8 @@
 #include "lib/io/listing.h"
 #include "lib/trace.h"
 #include "lib/tree_memory.h"
+#include "models/family.h"
+#include "models/rules.h"
 
 namespace ckpt::formats {
 namespace {
@@ -180,6 +182,9 @@ bool may_hide_a_failure(ExitCode code) {
 
 Catalog open(const std::string& path, const std::string& from,
              const ReadOptions& options) {
+  // A misspelt family is said before anything is read.
+  if (!options.family.empty() && !families::Rules::is_family(options.family))
+    families::Family::by_name(options.family);
   const uint64_t begin = failures::mark();
   failures::add_source(path);
   try {

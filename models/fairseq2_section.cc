@@ -35,12 +35,30 @@ Json find_rules(std::string_view name) {
   return {};
 }
 
+// Does the file have that model_type of transformers'? olmo3 is in olmo2's.
+bool has_type(const Embedded& file, std::string_view type) {
+  if (file.text.find(type) == file.text.npos) return false;
+  const Json json = Json::parse(file.text);
+  const Json types =
+      json.value(Json::json_pointer("/hf/model_type"), Json::array());
+  return std::ranges::count(types, Json(type)) != 0;
+}
+
+// The section of the file with that name, or with that model_type.
+Json own_section(std::string_view family) {
+  for (const Embedded& file : files())
+    if (file.name == family) return section_of(file);
+  for (const Embedded& file : files()) {
+    if (!has_type(file, family)) continue;
+    if (Json section = section_of(file); !section.is_null()) return section;
+  }
+  return {};
+}
+
 }  // namespace
 
 Json fairseq2_section(std::string_view family) {
-  Json own;
-  for (const Embedded& file : files())
-    if (file.name == family) own = section_of(file);
+  const Json own = own_section(family);
   // Most files have the name that fairseq2 has.
   if (own.contains("tp_rules") && own.at("family") == family) return own;
   if (Json section = find_rules(family); !section.is_null()) return section;

@@ -11,7 +11,8 @@
 namespace ckpt::families {
 
 // By the name that fairseq2 has for the family (its olmo is our olmo2), else
-// by ours (qwen2 is cut as its qwen). "family" is set to fairseq2's name.
+// by ours (qwen2 is cut as its qwen) or by transformers' model_type (olmo3 is
+// cut as its olmo). "family" is set to fairseq2's name.
 // Null if fairseq2 does not know it.
 nlohmann::json fairseq2_section(std::string_view family);
 

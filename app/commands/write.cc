@@ -36,7 +36,6 @@
 #include "lib/io/read_count.h"
 #include "lib/io/watch.h"
 #include "lib/text/format.h"
-#include "models/family.h"
 #include "models/rules.h"
 #include "reshard/cuda/load.h"
 
@@ -235,8 +234,6 @@ Catalog open_for_write(WriteRequest& request) {
   if (!formats::traits_of(source.format).reads_rules &&
       (!read.family.empty() || !read.shard_dims_file.empty())) {
     families::Rules rules;
-    if (!read.family.empty() && !families::Rules::is_family(read.family))
-      families::Family::by_name(read.family);  // throws for a misspelt one
     if (families::Rules::is_family(read.family))
       rules = families::Rules::for_family(read.family, {}, "--family");
     if (!read.shard_dims_file.empty())

@@ -11,18 +11,12 @@ import shutil
 import sys
 from pathlib import Path
 
+from facts_fault_cases import (
+    ARGS, LLAMA3, OTHERS, REFUSED, SURVIVE)
 from support import Suite, check, check_equal, read_safetensors
 
-CKPT = None
+CKPT = None  # set by prepare
 TRANSFORMERS = Path(sys.prefix) / "transformers_5.12.1"
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 32.0,
-          "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 8192}
-LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
-        "original_max_position_embeddings": 16}
-
-
 def model(folder, family, **changes):
     """The directory of a tiny model, and its logits."""
     from facts_models import config_of, logits_of, model_of
@@ -86,76 +80,11 @@ def survives(folder, family, changes, target, kept):
     CKPT.ok("verify", source, there)
 
 
-SURVIVE = {
-    "scaled rope is lost in Meta's": (
-        "llama", dict(rope_parameters=LLAMA3), "meta", True),
-    "scaled rope is lost in fairseq2's": (
-        "llama", dict(rope_parameters=LLAMA3), "fairseq2", True),
-    "scaled rope is lost in Megatron's args": (
-        "llama", dict(rope_parameters=LLAMA3), "megatron_torch_dist", False),
-    "linear rope is lost in Megatron's args": (
-        "llama", dict(rope_parameters=LINEAR), "megatron_torch_dist", False),
-    "yarn is lost in Megatron's args": (
-        "llama", dict(rope_parameters=YARN), "megatron_torch_dist", False),
-    "gelu of a llama becomes silu": (
-        "llama", dict(hidden_act="gelu_pytorch_tanh"), "megatron_torch_dist",
-        True),
-    "olmo3 becomes olmo2": ("olmo3", {}, "olmo_core", True),
-    "args leave out windows": (
-        "mistral", dict(sliding_window=None), "megatron_torch_dist", False),
-    "args leave out expert groups and scaling": (
-        "deepseek_v3", dict(routed_scaling_factor=3.0, norm_topk_prob=True),
-        "megatron_torch_dist", False),
-    "args leave out query_pre_attn_scalar": (
-        "gemma2", dict(query_pre_attn_scalar=64), "megatron_torch_dist",
-        False),
-    "args leave out mixtral's head_dim": (
-        "mixtral", dict(head_dim=16), "megatron_torch_dist", False),
-    "args leave out that q_lora_rank is none": (
-        "deepseek_v3", dict(q_lora_rank=None), "megatron_torch_dist", False),
-    "mistral's window and base are lost in fairseq2's": (
-        "mistral", dict(sliding_window=4), "fairseq2", True),
-}
-
-
 # ---------------------------------------------------------------- it says no
-REFUSED = {
-    "longrope goes to Megatron without a word": (
-        "phi3", dict(rope_parameters={
-            "rope_type": "longrope", "rope_theta": 10000.0,
-            "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
-            "original_max_position_embeddings": 16}),
-        "megatron_torch_dist", "rope"),
-    "parallel residual goes to Megatron without a word": (
-        "gpt_neox", dict(use_parallel_residual=True), "megatron_torch_dist",
-        "parallel_residual"),
-    "clip_qkv goes to Megatron without a word": (
-        "olmo", dict(clip_qkv=0.05), "megatron_torch_dist", "clip_qkv"),
-    "inverse layer scaling goes to Megatron without a word": (
-        "gpt2", dict(scale_attn_by_inverse_layer_idx=True),
-        "megatron_torch_dist", "inverse_layer_scale"),
-    "yarn is lost in Meta's": (
-        "llama", dict(rope_parameters=YARN), "meta", "rope_type"),
-    "fairseq2 has another epsilon": (
-        "llama", dict(rms_norm_eps=0.1), "fairseq2", "norm_epsilon"),
-}
-
-
 def says_no(folder, family, changes, target, word):
     source, _ = model(folder / "source", family, **changes)
     refused(source, folder / "there", "--to", target, word=word)
     check(not (folder / "there").exists(), "something was written")
-
-
-# What another run's args may say that a llama is not.
-OTHERS = {
-    "zero-centred gamma": dict(apply_layernorm_1p=True),
-    "interleaved rotary": dict(rotary_interleaved=True),
-    "LayerNorm": dict(normalization="LayerNorm"),
-    "squared relu": dict(swiglu=False, squared_relu=True),
-    "layers without rotary": dict(no_rope_freq=4),
-    "sinks": dict(softmax_type="learnable"),
-}
 
 
 def args_of_others(folder, changes):
@@ -178,33 +107,32 @@ def heads_of_others(folder):
 
 
 # -------------------------------------------------------------------- others
-def args_by_megatrons_names(folder):
-    """gemma has no swiglu, and the names are those of Megatron's reader."""
+def args_of(folder):
     import torch
 
-    source, _ = model(folder / "source", "gemma2")
+    [common] = folder.rglob("common.pt")
+    return vars(torch.load(common, weights_only=False)["args"])
+
+
+def args_by_megatrons_names(folder, family, changes, wanted):
+    """GPTModel is built from these."""
+    source, _ = model(folder / "source", family, **changes)
     there = folder / "there"
     CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
-    [common] = there.rglob("common.pt")
-    args = vars(torch.load(common, weights_only=False)["args"])
-    check_equal(args["swiglu"], False, "swiglu")
-    check_equal(args["apply_layernorm_1p"], True, "apply_layernorm_1p")
-    check_equal(args["norm_epsilon"], 1e-6, "norm_epsilon")
-    check_equal(list(args["window_size"]), [5, 0], "window_size")
+    args = args_of(there)
+    for name, value in wanted.items():
+        got = args.get(name)
+        check_equal(tuple(got) if isinstance(got, list) else got, value, name)
 
 
 def mtp_without_tensors(folder):
     """config.json counts a layer that predicts a further token, and there is
     none: Megatron's args ask for none."""
-    import torch
-
     source, want = model(folder / "source", "deepseek_v3")
     edit_config(source, num_nextn_predict_layers=1)
     there = folder / "there"
     CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
-    [common] = there.rglob("common.pt")
-    args = vars(torch.load(common, weights_only=False)["args"])
-    check(not args.get("mtp_num_layers"), f"{args.get('mtp_num_layers')}")
+    check(not args_of(there).get("mtp_num_layers"), "it asks for one")
     CKPT.ok("convert", there, folder / "back", "-q", "--to", "safetensors")
     same_logits(folder / "back", want)
 
@@ -229,13 +157,18 @@ def layers_follow(folder):
     CKPT.ok("convert", source, there, "-q", "--to", "safetensors", "--layers",
             "0-1")
     check_equal(config_at(there)["num_hidden_layers"], 2, "num_hidden_layers")
+    CKPT.ok("convert", source, folder / "args", "-q", "--to",
+            "megatron_torch_dist", "--layers", "0-1")
+    check_equal(args_of(folder / "args")["num_layers"], 2, "args.num_layers")
 
 
-def config_is_rewritten(folder):
-    source, _ = model(folder / "source", "gpt_neox")
+def config_is_rewritten(folder, parallel):
+    source, _ = model(folder / "source", "gpt_neox",
+                      use_parallel_residual=parallel)
     before = config_at(source)
     there, back = folder / "there", folder / "back"
-    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist",
+            "--allow-unsaid", "parallel_residual")
     CKPT.ok("convert", there, back, "-q", "--to", "safetensors")
     check_equal(config_at(back), before, "config.json")
     check((back / "generation_config.json").exists(),
@@ -276,10 +209,13 @@ def rows_that_are_not_zero(folder):
 
 
 def foreign_names(folder, target):
-    source, want = model(folder / "source", "llama")
+    """70 rows, which vLLM pads."""
+    source, want = model(folder / "source", "llama", vocab_size=70)
     there, back = folder / "there", folder / "back"
     CKPT.ok("convert", source, there, "-q", "--to", target)
-    CKPT.ok("convert", there, back, "-q", "--to", "safetensors")
+    CKPT.ok("convert", there, back, "-q", "--to", "safetensors", "--dialect",
+            "hf")
+    check_equal(sorted(names_in(back)), sorted(names_in(source)), "names")
     same_logits(back, want)
 
 
@@ -367,13 +303,16 @@ def prepare(suite, ckpt):
         suite.add(f"args that contradict the family are taken: {name}",
                   args_of_others, changes)
     suite.add("a config.json with other heads is taken", heads_of_others)
-    suite.add("args have names that Megatron does not read",
-              args_by_megatrons_names)
+    for name, case in ARGS.items():
+        suite.add(f"Megatron's args lack {name}", args_by_megatrons_names,
+                  *case)
     suite.add("mtp_num_layers without MTP tensors", mtp_without_tensors)
     suite.add("generation_config.json is lost through Megatron",
               generation_config_travels)
     suite.add("num_layers stays 4 after --layers 0-1", layers_follow)
-    suite.add("config.json is rewritten", config_is_rewritten)
+    for parallel in (False, True):
+        suite.add(f"use_parallel_residual {parallel} is rewritten",
+                  config_is_rewritten, parallel)
     suite.add("config.json's dtype stays", dtype_follows)
     suite.add("the router's bias is cast", router_bias_keeps_f32)
     suite.add("rows that are not zero are cut", rows_that_are_not_zero)

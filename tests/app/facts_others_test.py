@@ -11,9 +11,9 @@ import shutil
 import sys
 
 import facts_faults_test as faults
+from facts_fault_cases import LLAMA3, SAID, YARN
 from facts_faults_test import (
-    LLAMA3, YARN, config_at, edit_args, model, refused, same_logits,
-    take_config)
+    config_at, edit_args, model, refused, same_logits, take_config)
 from support import DATA, Suite, check, check_equal, compare, read_safetensors
 
 CKPT = None  # set by prepare
@@ -81,12 +81,10 @@ def from_args(folder, family, args, changes=None):
     return there, want
 
 
-def partial_rotary(folder):
-    """Megatron's rotary_percent is transformers' partial_rotary_factor."""
-    there, _ = from_args(folder, "llama", dict(rotary_percent=0.5))
-    _, want = model(folder / "half", "llama", rope_parameters={
-        "rope_type": "default", "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5})
+def rope_of_args(folder, args, rope):
+    """What another run's args say of the rotary embedding comes along."""
+    there, _ = from_args(folder, "llama", args)
+    _, want = model(folder / "said", "llama", rope_parameters=rope)
     CKPT.ok("convert", there, folder / "back", *HF, "-q", "--family", "llama")
     same_logits(folder / "back", want)
 
@@ -108,6 +106,15 @@ ARGS = {
 def args_say(folder, family, args, word):
     there, _ = from_args(folder, family, args)
     refused(there, folder / "back", *HF, "--family", family, word=word)
+
+
+def flags_of_others(folder):
+    """A run's args have Megatron's defaults of delta nets and mixers too."""
+    result = CKPT.ok(
+        "convert", DATA / "megatron_legacy/moe_te_bias_ep2_distopt/ckpt",
+        folder / "there", *MEGATRON)
+    line = next(x for x in result.err.splitlines() if "load with" in x)
+    check("--linear-" not in line and "--mamba-" not in line, line)
 
 
 # ---------------------------------------------------------------- OLMo's own
@@ -260,10 +267,19 @@ def scaled_fp8(folder):
 
 
 # -------------------------------------------------------------- ranks' files
-def verify_legacy(folder):
-    source = DATA / "megatron_legacy/llama_te_tp2_pp2/ckpt"
-    CKPT.ok("convert", source, folder / "there", *MEGATRON, "-q")
-    CKPT.ok("verify", source, folder / "there")
+VERIFIED = {
+    "legacy to torch_dist": ("megatron_legacy/llama_te_tp2_pp2", MEGATRON),
+    "olmo_core_v1 to olmo_core": (
+        "olmo_core_v1/fsdp_olmo_w2", ("--to", "olmo_core")),
+    "a rescue of flat buffers": (
+        "megatron_torch_dist/gpt_flat_optim_model_space_v0140",
+        (*MEGATRON, "--optim", "fully_reshardable")),
+}
+
+
+def verified(folder, case, options):
+    CKPT.ok("convert", DATA / case / "ckpt", folder / "there", *options, "-q")
+    CKPT.ok("verify", DATA / case / "ckpt", folder / "there")
 
 
 def vocabulary(folder, options, rows):
@@ -356,10 +372,12 @@ def prepare(suite, ckpt):
     CKPT = ckpt
     faults.prepare(Suite(""), ckpt)  # its paths, and its ckpt
     suite.add("a vision tower vanishes", vision_tower)
-    suite.add("partial rotary of the args is lost", partial_rotary)
+    for name, case in SAID.items():
+        suite.add(f"{name} of the args is lost", rope_of_args, *case)
     for name, case in ARGS.items():
         suite.add(f"args that contradict the family are taken: {name}",
                   args_say, *case)
+    suite.add("flags of mixers for a model without them", flags_of_others)
     suite.add("OLMo's configuration becomes HF's config.json", olmo_config)
     for case in ("hf_llama", "hf_olmo2", "hf_olmo3", "hf_qwen3",
                  "hf_flex_olmo"):
@@ -379,8 +397,8 @@ def prepare(suite, ckpt):
                   family)
     suite.add("OLMo 3's yarn is lost in fairseq2's", olmo_yarn)
     suite.add("scales of fp8 are rounded apart from their weights", scaled_fp8)
-    suite.add("verify says different after legacy to torch_dist",
-              verify_legacy)
+    for name, case in VERIFIED.items():
+        suite.add(f"verify says different after {name}", verified, *case)
     for options, rows in (
             (("--make-vocab-size-divisible-by", 96), 192),  # of two ranks
             (("--make-vocab-size-divisible-by", 48, "--tp", 2), 96),

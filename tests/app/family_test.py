@@ -140,6 +140,21 @@ def test_a_family_that_is_unknown(folder):
     CKPT.run("family", "lsit").want(2)
 
 
+def test_family_of_fairseq2(folder):
+    """fairseq2's olmo is OLMo 2 and 3, which have names of their own here."""
+    path = folder / "native"
+    shutil.copytree(DATA / "fairseq2_native/olmo2_tp2dp1/ckpt", path)
+    for config in [*path.rglob("model.yaml"), *path.rglob("config.yaml")]:
+        config.unlink()
+    for family in ("olmo", "olmo2", "olmo3"):
+        CKPT.ok("reshard", path, folder / family, "--tp", 1, "--family", family,
+                "-q")
+    for command in ("inspect", "verify"):
+        for source in (path, HF / "llama/ckpt"):
+            result = CKPT.run(command, source, "--family", "lama").want(2)
+            check("did you mean 'llama'?" in result.err, str(result))
+
+
 def example():
     text = DOCS.read_text()
     return text.split("```json\n")[1].split("```")[0]
@@ -317,6 +332,7 @@ def prepare(suite, ckpt):
     suite.add("what does not fit", test_what_does_not_fit)
     suite.add("numbers that are missing", test_numbers_that_are_missing)
     suite.add("a family that is unknown", test_a_family_that_is_unknown)
+    suite.add("--family olmo3 is unknown to fairseq2", test_family_of_fairseq2)
     suite.add("the example of the docs", test_the_example_of_the_docs)
     suite.add("families of one's own", test_families_of_ones_own)
     suite.add("mistakes at their line", test_mistakes_are_shown_at_their_line)

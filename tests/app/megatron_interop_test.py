@@ -13,6 +13,7 @@ import types
 import torch
 from safetensors.torch import load_file, save_file
 
+from megatron_steps_test import adam, number
 from peer import Peer
 from support import DATA, Failure, Skip, Suite, check, check_equal
 
@@ -182,6 +183,21 @@ def test_legacy(scratch):
                  main_weight="param")
 
 
+def test_adam_steps(scratch):
+    """Ranks' files whose optimizer is torch's AdamW: today's distributed
+    optimizer goes on counting where that stopped."""
+    require_peer()
+    name, out = "llama_te_tp2_pp2", scratch / "out"
+    CKPT.ok("convert", adam(scratch / "source", number(5.0)), out, "--to",
+            "megatron_torch_dist")
+    expected = stacked(expected_files(name, DATA / "megatron_legacy"),
+                       scratch / "expected.safetensors")
+    model = dict(LLAMA, layers=3, hidden=16, heads=8, groups=4, vocab=32)
+    run_peer("optim", out, expected, {"tp": 2}, 2,
+             DATA / "megatron_legacy" / name, model=model, main_weight="param",
+             step=5)
+
+
 def test_to_legacy(scratch):
     """Keys become the modules of each rank: layers of a stage by their local
     numbers, both halves of a gated layer, norms under the local spec's names."""
@@ -292,6 +308,7 @@ def prepare(suite, ckpt):
         suite.add(f"ranks' files of {case}", test_to_ranks, form, case,
                   topology, world)
     suite.add("legacy", test_legacy)
+    suite.add("legacy with torch's Adam", test_adam_steps)
     suite.add("to legacy", test_to_legacy)
     suite.add("args", test_args)
     suite.add("vocabulary", test_vocabulary)

@@ -358,7 +358,8 @@ def prepare(suite, ckpt):
         suite.add(f"{name}: {' '.join(map(str, options))} and back",
                   test_back, ROOT / name, options)
     for name in ("llama_te_tp2_pp2", "llama_te_tp2_dp2_distopt",
-                 "gpt_te_tied_pp2_distopt_buckets", "moe_te_tp2_ep2"):
+                 "gpt_te_tied_pp2_distopt_buckets", "moe_te_tp2_ep2",
+                 "moe_te_bias_ep2_distopt"):
         suite.add(f"{name}: by sharded keys and back", test_by_keys,
                   ROOT / name)
     for name in ("olmo2_tp2dp1", "qwen25_tp4dp1_mixed"):

@@ -370,6 +370,8 @@ def run_optim(job, expected):
     if torch.distributed.get_rank() == 0:
         require(any(key.startswith("optimizer.state.") for key in seen),
                 "no optimizer state")
+    if "step" in job:
+        require_steps(optimizer, job["step"])
 
 
 def whole_states(optimizer):
@@ -442,13 +444,16 @@ def run_legacy(job, expected):
         optimizer.load_parameter_state(
             os.path.join(folder, "distrib_optim.pt"))
     compare_states(gpt, optimizer, expected)
-    steps = {float(g["step"]) for one in getattr(
-        optimizer, "chained_optimizers", [optimizer])
-        for g in one.optimizer.param_groups if "step" in g}
-    steps |= {float(s["step"]) for one in getattr(
-        optimizer, "chained_optimizers", [optimizer])
-        for s in one.optimizer.state.values() if "step" in s}
-    require(steps == {float(job["step"])}, f"steps are {steps}")
+    require_steps(optimizer, job["step"])
+
+
+def require_steps(optimizer, count):
+    """What the optimizers have counted, of each group or each parameter."""
+    inner = [one.optimizer for one in getattr(
+        optimizer, "chained_optimizers", [optimizer])]
+    values = [v for o in inner for v in (*o.param_groups, *o.state.values())]
+    steps = {float(v["step"]) for v in values if "step" in v}
+    require(steps == {float(count)}, f"steps are {steps}")
 
 
 # ---------------------------------------------------------------------- main

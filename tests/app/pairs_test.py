@@ -156,9 +156,11 @@ DIALECTS = {"fairseq2": "fairseq2", "olmo_core_v1": "olmo_core",
 
 
 def way_there(table, format, target):
-    """DCP's own files say no configuration, and vLLM's fuse by it."""
-    return ["--config-from", MODEL] if (table, format, target) == (
-        "model", "dcp", "vllm") else []
+    """DCP's own files say no configuration, and vLLM's fuse by it: what is
+    fused is taken apart before its configuration is gone."""
+    return {("model", "dcp", "vllm"): ["--config-from", MODEL],
+            ("model", "vllm", "dcp"): ["--dialect", "hf"]}.get(
+                (table, format, target), [])
 
 
 def way_back(table, format, target):
@@ -169,7 +171,8 @@ def way_back(table, format, target):
         return options
     if format in ("safetensors", "torch", "dcp"):
         options += ["--dialect", "hf"]
-    options += way_there(table, target, format)
+    else:
+        options += way_there(table, target, format)
     if target.startswith("olmo_core") and not format.startswith("olmo_core"):
         options += ["--config-from", MODEL]
     return options
@@ -288,9 +291,9 @@ and `--write` makes this page of what came out (with `-k ROW`, of that row).
 | - | refused with exit status 5; below is why |
 
 A run of Megatron's without a config.json does not say its family. --family NAME
-does; what then comes out is the model's table.
-
-Rows that are not here were not run yet.
+does; what then comes out is the model's table. vLLM's shards go to DCP with
+--dialect hf, which takes apart what is fused: a DCP has no configuration that
+would say how, later.
 """
 
 

@@ -19,12 +19,21 @@ class Fields : public Expr::Scope {
   }
 
  private:
-  Json values_ = {
-      {"n", 32},       {"zero", 0},          {"half", 0.5},
-      {"text", "abc"}, {"list", {0, 1}},     {"empty", Json::array()},
-      {"yes", true},   {"no", false},        {"a.b", 7},
-      {"$v", 5},       {"big", INT64_MAX},   {"huge", UINT64_MAX},
-      {"e300", 1e300}, {"words", {"x", "y"}}};
+  Json values_ = {{"n", 32},
+                  {"zero", 0},
+                  {"half", 0.5},
+                  {"text", "abc"},
+                  {"list", {0, 1}},
+                  {"zeros", {0, 0}},
+                  {"empty", Json::array()},
+                  {"yes", true},
+                  {"no", false},
+                  {"a.b", 7},
+                  {"$v", 5},
+                  {"big", INT64_MAX},
+                  {"huge", UINT64_MAX},
+                  {"e300", 1e300},
+                  {"words", {"x", "y"}}};
 };
 
 Json eval(const std::string& text) { return Expr(text).eval(Fields()); }
@@ -86,6 +95,8 @@ TEST_CASE("expressions: values") {
       {"pick(4, 9)", 0},
       {"first1(list)", 1},
       {"first1(missing)", 0},
+      {"first1(empty)", 0},
+      {"first1(zeros)", 2},
       {"ceil_to(100, 64)", 128},
       {"ceil_to(128, 64)", 128},
       {"ceil_to(0, 64)", 0},
@@ -127,7 +138,6 @@ TEST_CASE("expressions: what has no value") {
       {"pick(1.5, 0)", "neither a list"},
       {"pick(text, 99)", "character 99 of a text of"},
       {"has(n, 'a')", "is not a list"},
-      {"first1(empty)", "no 1 in a list of 0"},
       {"ceil_to(n, zero)", "to a multiple of 0"},
       {"ceil_to(-1, 4)", "ceil_to: -1"},
       {"ceil_to(big, 64)", "64 bits do not hold"},

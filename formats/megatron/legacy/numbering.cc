@@ -16,11 +16,12 @@ using text::printable;
 constexpr uint64_t kMostLayers = 100'000;
 constexpr uint64_t kMostExperts = uint64_t{1} << 20;
 
-// What an entry has in common with its neighbours of other experts: the text
-// before the number.
+// What an entry has in common with its neighbours of other experts: the names
+// of modules before the number. A grouped linear layer lists weight0, bias0,
+// weight1, bias1, …, which are one run.
 std::string expert_stem(std::string_view name, const LegacyName& parsed) {
-  return parsed.expert ? std::string(name.substr(0, parsed.expert->at))
-                       : std::string();
+  if (!parsed.expert) return {};
+  return std::string(name.substr(0, name.rfind('.', parsed.expert->at) + 1));
 }
 
 }  // namespace

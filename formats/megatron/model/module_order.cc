@@ -132,9 +132,10 @@ std::optional<Order> order_of(const Key& key, const OrderStyle& style) {
       order.rank.push_back(0);
     }
   }
-  if (expert && style.grouped_experts) {
-    order.expert_at = static_cast<uint8_t>(order.rank.size());
-    order.rank.push_back(0);
+  // A grouped layer registers weight0, bias0, weight1, bias1, …
+  if (expert && style.grouped_experts && !order.rank.empty()) {
+    order.expert_at = static_cast<uint8_t>(order.rank.size() - 1);
+    order.rank.insert(order.rank.end() - 1, 0);
   }
   return order;
 }

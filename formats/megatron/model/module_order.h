@@ -9,6 +9,7 @@
 //       attention core_attention, linear_proj, linear_qkv, q_layernorm, …
 //       mlp       linear_fc1, linear_fc2; or router, experts, shared_experts
 //         linear  layer_norm_weight, layer_norm_bias, weight, bias
+//         grouped weight0, bias0, weight1, bias1, … (TE 1.9 to 2.18)
 //   mtp           layers of enorm, hnorm, eh_proj, transformer_layer, …
 //   output_layer
 //

@@ -190,6 +190,18 @@ TEST_CASE("module order") {
                  {.fused_norms = fused}));
   }
   CHECK(before("embedding.word_embeddings.weight", norm, {}));
+  // Transformer Engine registers weight0, bias0, weight1, bias1, …
+  const auto fc1 = [](const char* word, uint64_t expert, bool grouped) {
+    return order_of(parse_key(std::string("decoder.layers.mlp.experts.experts."
+                                          "linear_fc1.") +
+                              word),
+                    {.grouped_experts = grouped})
+        ->at(1, expert);
+  };
+  for (const bool grouped : {true, false}) {
+    CHECK(fc1("weight", 0, grouped) < fc1("bias", 0, grouped));
+    CHECK(fc1("bias", 0, grouped) < fc1("weight", 1, grouped));
+  }
   CHECK(before("decoder.layers.mlp.shared_experts.gate_weight",
                "decoder.layers.mlp.shared_experts.linear_fc1.weight", {}));
   CHECK(before("decoder.final_layernorm.weight", "output_layer.weight", {}));

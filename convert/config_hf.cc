@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// config.json: kept, corrected, or made of what the source says.
+#include <algorithm>
+
+#include "ckpt/note.h"
+#include "containers/hf/hf.h"
+#include "convert/config_parts.h"
+#include "convert/model_config.h"
+#include "models/order.h"
+
+namespace ckpt::families {
+
+// config.json that goes along says what --set says: each key that follows from
+// it, and no other.
+void Configuration::correct_kept(Catalog& catalog) const {
+  if (options_.set.empty() || from_ != "hf" || !out_) return;
+  const Json& formula = out_->dialect().hf_config;
+  if (!formula.is_object()) return;
+  Json before;
+  try {
+    before =
+        config_table(formula, Numbers(family_, out_->dialect(), "hf",
+                                      carried_.values, carried_.source, {}));
+  } catch (const Error&) {
+    return;  // the file lacks what --set says
+  }
+  Json kept = carried_.values;
+  const auto correct = [](Json& object, const std::string& key,
+                          const Json& value) {
+    if (!object.is_object() || !object.contains(key)) return false;
+    object[key] = value;
+    return true;
+  };
+  bool any = false;
+  const Json after = config_table(formula, *out_);
+  for (const auto& [key, value] : after.items()) {
+    if (before.value(key, Json()) == value) continue;
+    any |= correct(kept, key, value);
+    if (kept.contains("text_config"))
+      any |= correct(kept["text_config"], key, value);
+  }
+  if (!any) return;
+  std::erase_if(catalog.sidecars, [](const Sidecar& sidecar) {
+    return sidecar.name == kHfConfig;
+  });
+  add_text(catalog, kHfConfig, kept.dump(2) + "\n");
+}
+
+// Of the weights, as they will be written.
+DType Configuration::dtype_of(const Catalog& catalog) const {
+  return options_.dtype ? *options_.dtype : model_dtype(catalog.tensors);
+}
+
+// What stands beside the source, with the numbers that the source has; or what
+// follows from these alone.
+Json Configuration::hf_config(const Catalog& catalog) const {
+  if (!table_.is_object()) return carried_.values;
+  Json config = table_;
+  config[carried_.source.empty() ? "torch_dtype" : "dtype"] =
+      torch_name(dtype_of(catalog));
+  if (carried_.source.empty()) return nested(std::move(config));
+  // It agrees, and says more than a table can: kept key for key.
+  Json kept = carried_.values;
+  for (const char* key : {"dtype", "torch_dtype"})
+    if (kept.contains(key)) kept[key] = config["dtype"];
+  if (options_.set.empty()) return kept;
+  const auto correct = [&](Json& object) {
+    for (const auto& [key, value] : config.items())
+      if (object.contains(key) && !object[key].is_null()) object[key] = value;
+  };
+  correct(kept);
+  const auto text = kept.find("text_config");
+  if (text == kept.end() || !text->is_object()) return kept;
+  const Json type = text->value("model_type", Json());
+  correct(*text);
+  if (!type.is_null()) (*text)["model_type"] = type;
+  return kept;
+}
+
+// What is of the language model goes into an object of its own.
+Json Configuration::nested(Json config) const {
+  const HfSide& hf = family_->hf();
+  if (hf.text_type.empty() || !config.is_object()) return config;
+  constexpr const char* kTop[] = {"architectures", "model_type", "dtype",
+                                  "torch_dtype", "tie_word_embeddings"};
+  Json whole = Json::object();
+  const auto take = [&](const std::string& key) {
+    const auto found = config.find(key);
+    if (found == config.end()) return;
+    whole[key] = *found;
+    config.erase(found);
+  };
+  for (const char* key : kTop) take(key);
+  for (const std::string& key : hf.outer) take(key);
+  config["model_type"] = hf.text_type;
+  whole["text_config"] = std::move(config);
+  return whole;
+}
+
+void Configuration::write_hf(Catalog& catalog) const {
+  std::erase_if(catalog.sidecars, [](const Sidecar& sidecar) {
+    return sidecar.name == kYaml || sidecar.name == kParams ||
+           sidecar.name == kHfConfig;
+  });
+  if (!options_.config_from.empty()) {
+    Catalog beside;
+    formats::add_sidecars(options_.config_from, beside);
+    for (Sidecar& sidecar : beside.sidecars) {
+      std::erase_if(catalog.sidecars, [&](const Sidecar& other) {
+        return other.name == sidecar.name;
+      });
+      catalog.sidecars.push_back(std::move(sidecar));
+    }
+    return;
+  }
+  const Json config = hf_config(catalog);
+  if (config.is_object() && !config.empty()) {
+    add_text(catalog, kHfConfig, config.dump(2) + "\n");
+    return;
+  }
+  catalog.problems.push_back(warning(
+      "no_config", {catalog.path, {}},
+      "the source does not say enough for a config.json, and transformers "
+      "needs one: --config-from DIR copies another's"));
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the configurations of all dialects are written with.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convert/facts.h"
+#include "convert/translate.h"
+
+namespace ckpt::families {
+
+inline constexpr char kHfConfig[] = "config.json";
+inline constexpr char kYaml[] = "model.yaml";
+inline constexpr char kParams[] = "params.json";
+
+inline constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id",
+                                            "pad_token_id"};
+
+// A file beside the tensors, and an object, of what was made here.
+void add_text(Catalog& catalog, std::string name, std::string text);
+void add_object(Catalog& catalog, std::string name, const Json& value);
+
+// As transformers spells it.
+std::string torch_name(DType dtype);
+
+// A warning of what --allow-unsaid let pass.
+void warn_of_unsaid(const std::vector<FactDifference>& unsaid,
+                    const std::string& what, Catalog& catalog);
+
+}  // namespace ckpt::families

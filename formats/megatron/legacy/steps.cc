@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/megatron/legacy/steps.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+
+#include "ckpt/error.h"
+#include "containers/torch/tensors.h"
+#include "formats/megatron/legacy/objects.h"
+#include "formats/megatron/legacy/states.h"
+#include "lib/pickle/value.h"
+
+namespace ckpt::megatron {
+namespace {
+
+constexpr char kLeaveOut[] = "--model-only leaves the optimizer out";
+
+bool is_count(const Tensor& tensor) {
+  return tensor.kind == Kind::optim && tensor.state == "step" &&
+         element_count(tensor.shape) == 1 && !tensor.pieces.empty();
+}
+
+double number_at(const Catalog& catalog, const Tensor& tensor,
+                 const Piece& piece) {
+  if (piece.transform != kNoTransform)
+    throw unfaithful_error({catalog.path, tensor.name},
+                           "a count of steps in another byte order")
+        .with_hint(kLeaveOut);
+  const std::string bytes =
+      torch::read_content(catalog.files.at(piece.extent.file),
+                          piece.extent.offset, element_size(tensor.dtype));
+  const auto as = [&]<class T>(T value) {
+    std::memcpy(&value, bytes.data(), std::min(sizeof value, bytes.size()));
+    return static_cast<double>(value);
+  };
+  if (tensor.dtype == DType::f32) return as(float{});
+  if (tensor.dtype == DType::f64) return as(double{});
+  if (tensor.dtype == DType::i64) return as(int64_t{});
+  if (tensor.dtype == DType::i32) return as(int32_t{});
+  throw unfaithful_error({catalog.path, tensor.name}, "a count of steps in {}",
+                         name(tensor.dtype))
+      .with_hint(kLeaveOut);
+}
+
+// The one number that all ranks' files say of all parameters.
+double common_count(const Catalog& catalog) {
+  constexpr double kMost = 9007199254740992;  // 2^53: doubles count so far
+  std::optional<double> step;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (!is_count(tensor)) continue;
+    for (const Piece& piece : tensor.pieces) {  // of each rank
+      const double mine = number_at(catalog, tensor, piece);
+      if (!(mine >= 0 && mine <= kMost) || mine != std::floor(mine))
+        throw unfaithful_error({catalog.path, tensor.name},
+                               "{} is not a count of steps", mine)
+            .with_hint(kLeaveOut);
+      if (step && *step != mine)
+        throw unfaithful_error({catalog.path, tensor.name},
+                               "was updated {} times, others {} times: a "
+                               "distributed checkpoint has one count",
+                               mine, *step)
+            .with_hint(kLeaveOut);
+      step = mine;
+    }
+  }
+  return step.value_or(0);
+}
+
+// A parameter with moments was updated; how often, has to be said of it too.
+void check_all_counted(const Catalog& catalog, double step) {
+  std::unordered_set<std::string_view> counted;
+  for (const Tensor& tensor : catalog.tensors)
+    if (is_count(tensor)) counted.insert(tensor.param);
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind != Kind::optim || !tensor.state.starts_with("exp_avg") ||
+        counted.contains(tensor.param))
+      continue;
+    throw unfaithful_error({catalog.path, tensor.name},
+                           "{} has no count of steps, others have {}",
+                           tensor.param, step)
+        .with_hint(kLeaveOut);
+  }
+}
+
+void set_common_step(Object& object, double step) {
+  auto document = std::make_shared<pickle::Document>();
+  const pickle::Id root = document->import(*object.document, object.node);
+  document->set_root(root);
+  for (const pickle::Id one : optimizers_in(*document, root)) {
+    const pickle::Id inner = inner_optimizer(*document, one);
+    pickle::Id state = document->find(inner, "state");
+    if (state == pickle::kNoId) {
+      state = document->add_container(pickle::Type::kDict);
+      document->set(inner, "state", state);
+    }
+    document->set(state, "common_step", document->add_float(step));
+  }
+  object = {.name = object.name, .document = document, .node = root};
+}
+
+}  // namespace
+
+void gather_steps(Catalog& catalog) {
+  if (std::ranges::none_of(catalog.tensors, is_count)) return;
+  locate(catalog);
+  const double step = common_count(catalog);
+  check_all_counted(catalog, step);
+  const auto object =
+      std::ranges::find(catalog.objects, kOptimizerObject, &Object::name);
+  if (object == catalog.objects.end() || !object->document) return;
+  set_common_step(*object, step);
+  std::erase_if(catalog.tensors, is_count);
+}
+
+}  // namespace ckpt::megatron

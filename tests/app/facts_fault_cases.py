@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of facts_faults_test.py and facts_others_test.py: each row is a fault
+that was once silent, by its name.
+"""
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 32.0,
+          "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 16}
+THETA = {"rope_type": "default", "rope_theta": 500.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+        "original_max_position_embeddings": 16}
+
+# There and back, config.json kept or taken away.
+SURVIVE = {
+    "scaled rope is lost in Meta's": (
+        "llama", dict(rope_parameters=LLAMA3), "meta", True),
+    "scaled rope is lost in fairseq2's": (
+        "llama", dict(rope_parameters=LLAMA3), "fairseq2", True),
+    "scaled rope is lost in Megatron's args": (
+        "llama", dict(rope_parameters=LLAMA3), "megatron_torch_dist", False),
+    "linear rope is lost in Megatron's args": (
+        "llama", dict(rope_parameters=LINEAR), "megatron_torch_dist", False),
+    "yarn is lost in Megatron's args": (
+        "llama", dict(rope_parameters=YARN), "megatron_torch_dist", False),
+    "gelu of a llama becomes silu": (
+        "llama", dict(hidden_act="gelu_pytorch_tanh"), "megatron_torch_dist",
+        True),
+    "olmo3 becomes olmo2": ("olmo3", {}, "olmo_core", True),
+    "olmo3 becomes olmo2 by way of Megatron": (
+        "olmo3", {}, "megatron_torch_dist", True),
+    "fairseq2's use_scaled_rope is lost": (
+        "llama", dict(rope_parameters=LLAMA3), "fairseq2", False),
+    "args leave out windows": (
+        "mistral", dict(sliding_window=None), "megatron_torch_dist", False),
+    "args leave out that there is a window": (
+        "mistral", dict(sliding_window=4), "megatron_torch_dist", False),
+    "args leave out n_group": (
+        "deepseek_v3", dict(n_group=2), "megatron_torch_dist", False),
+    "args leave out topk_group": (
+        "deepseek_v3", dict(topk_group=1, num_experts_per_tok=2),
+        "megatron_torch_dist", False),
+    "args leave out routed_scaling_factor": (
+        "deepseek_v3", dict(routed_scaling_factor=3.0), "megatron_torch_dist",
+        False),
+    "args leave out norm_topk_prob": (
+        "qwen2_moe", dict(norm_topk_prob=True), "megatron_torch_dist", False),
+    "args of no layer with experts have no way home": (
+        "deepseek_v3", dict(first_k_dense_replace=2), "megatron_torch_dist",
+        False),
+    "args leave out query_pre_attn_scalar": (
+        "gemma2", dict(query_pre_attn_scalar=64), "megatron_torch_dist",
+        False),
+    "args leave out mixtral's head_dim": (
+        "mixtral", dict(head_dim=16), "megatron_torch_dist", False),
+    "args leave out that q_lora_rank is none": (
+        "deepseek_v3", dict(q_lora_rank=None), "megatron_torch_dist", False),
+    "mistral's window is lost in fairseq2's": (
+        "mistral", dict(sliding_window=4), "fairseq2", True),
+}
+
+# What the target can't say.
+REFUSED = {
+    "longrope goes to Megatron without a word": (
+        "phi3", dict(rope_parameters=LONG), "megatron_torch_dist", "rope"),
+    "parallel residual goes to Megatron without a word": (
+        "gpt_neox", dict(use_parallel_residual=True), "megatron_torch_dist",
+        "parallel_residual"),
+    "clip_qkv goes to Megatron without a word": (
+        "olmo", dict(clip_qkv=0.05), "megatron_torch_dist", "clip_qkv"),
+    "inverse layer scaling goes to Megatron without a word": (
+        "gpt2", dict(scale_attn_by_inverse_layer_idx=True),
+        "megatron_torch_dist", "inverse_layer_scale"),
+    "yarn is lost in Meta's": (
+        "llama", dict(rope_parameters=YARN), "meta", "rope_type"),
+    "linear rope is lost in Meta's": (
+        "llama", dict(rope_parameters=LINEAR), "meta", "rope_type"),
+    "longrope is lost in Meta's": (
+        "llama", dict(rope_parameters=LONG), "meta", "rope_type"),
+    "linear rope is lost in fairseq2's": (
+        "llama", dict(rope_parameters=LINEAR), "fairseq2", "rope_type"),
+    "yarn is lost in fairseq2's": (
+        "llama", dict(rope_parameters=YARN), "fairseq2", "rope_type"),
+    "longrope is lost in fairseq2's": (
+        "llama", dict(rope_parameters=LONG), "fairseq2", "rope_type"),
+    "mistral's base is lost in fairseq2's": (
+        "mistral", dict(rope_parameters=THETA), "fairseq2", "rope_theta"),
+    "fairseq2 has another epsilon": (
+        "llama", dict(rms_norm_eps=0.1), "fairseq2", "norm_epsilon"),
+}
+
+# What another run's args may say that a llama is not.
+OTHERS = {
+    "zero-centred gamma": dict(apply_layernorm_1p=True),
+    "interleaved rotary": dict(rotary_interleaved=True),
+    "LayerNorm": dict(normalization="LayerNorm"),
+    "squared relu": dict(swiglu=False, squared_relu=True),
+    "layers without rotary": dict(no_rope_freq=4),
+    "sinks": dict(softmax_type="learnable"),
+}
+
+# Args of Megatron's own names, as another run would have them, beside a model
+# that has none: what transformers has to compute then.
+SAID = {
+    "partial rotary": (
+        dict(rotary_percent=0.5),
+        dict(THETA, rope_theta=10000.0, partial_rotary_factor=0.5)),
+    "use_rope_scaling": (
+        dict(use_rope_scaling=True, rope_scaling_factor=32.0), LLAMA3),
+    "rotary_seq_len_interpolation_factor": (
+        dict(rotary_seq_len_interpolation_factor=4), LINEAR),
+    "position_embedding_type=yarn": (
+        dict(position_embedding_type="yarn", yarn_rotary_scaling_factor=4.0,
+             yarn_original_max_position_embeddings=16, yarn_beta_fast=32.0,
+             yarn_beta_slow=1.0, yarn_mscale=1.0, yarn_mscale_all_dim=0.0,
+             yarn_correction_range_round_to_int=True), YARN),
+}
+
+# What Megatron's args lacked, under the names that its argument reader has.
+ARGS = {
+    "DeepSeek V3's router": (
+        "deepseek_v3", {}, dict(
+            moe_router_topk_scaling_factor=2.5, moe_router_num_groups=4,
+            moe_router_group_topk=2, moe_router_score_function="sigmoid",
+            moe_router_enable_expert_bias=True)),
+    "DeepSeek V3's yarn and mscale": (
+        "deepseek_v3", dict(rope_parameters=dict(
+            YARN, mscale=0.7, mscale_all_dim=0.5)), dict(
+                rope_type="yarn", rotary_scaling_factor=4.0, mscale=0.7,
+                mscale_all_dim=0.5, original_max_position_embeddings=16)),
+    "DeepSeek V2's softmax before the choice": (
+        "deepseek_v2", {}, dict(moe_router_pre_softmax=True)),
+    "gemma's activation, norm and window": (
+        "gemma2", {}, dict(swiglu=False, apply_layernorm_1p=True,
+                           norm_epsilon=1e-6, window_size=(5, 0))),
+    "Qwen's epsilon": ("qwen3", {}, dict(norm_epsilon=1e-6)),
+}

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks' files of torch's Adam, which counts steps for each parameter, become a
+distributed checkpoint, which counts them once. The source is Megatron-LM's own,
+with the counts where torch.optim.AdamW keeps them.
+"""
+
+import shutil
+
+import torch
+
+from megatron_legacy_test import ROOT, Opaque, load, step_of
+from support import Suite, check, check_equal
+
+CKPT = None  # set by prepare
+CASE = ROOT / "llama_te_tp2_pp2/ckpt"
+DIST = ("--to", "megatron_torch_dist")
+
+
+def adam(folder, count):
+    """A copy in which parameter i of rank r was updated count(r, i) times."""
+    shutil.copytree(CASE, folder)
+    files = sorted(step_of(folder).glob("*/model_optim_rng.pt"))
+    for rank, file in enumerate(files):
+        state = load(file)
+        inner = state["optimizer"]["optimizer"]
+        for i, values in enumerate(inner["state"].values()):
+            step = count(rank, i)
+            if step is not None:
+                values["step"] = step
+        for group in inner["param_groups"]:
+            del group["step"]
+        args = vars(state["args"])
+        for key in [k for k, v in args.items()
+                    if isinstance(v, (Opaque, list))]:
+            del args[key]
+        torch.save(state, file)
+    return folder
+
+
+def number(value, **options):
+    return lambda rank, i: torch.tensor(value, **options)
+
+
+def unless(when, value, other):
+    """`value`, and `other` where `when(rank, parameter)` holds."""
+    def count(rank, i):
+        said = other if when(rank, i) else value
+        return None if said is None else torch.tensor(said)
+    return count
+
+
+# Counts that mean 5, whatever they are kept as.
+TAKEN = {"f32": number(5.0), "i64 of shape [1]": number([5])}
+
+
+def groups_of(file):
+    state = load(file)["optimizer"]
+    return [g["step"] for g in state.get("optimizer", state)["param_groups"]]
+
+
+def taken(folder, count):
+    """The count is in the groups, where FusedAdam has it, and stays there on
+    the way to ranks' files."""
+    source = adam(folder / "source", count)
+    CKPT.ok("convert", source, folder / "keys", *DIST)
+    CKPT.ok("verify", source, folder / "keys")
+    CKPT.ok("convert", folder / "keys", folder / "home", "--to",
+            "megatron_legacy", "--tp", 2, "--pp", 2)
+    files = [*(folder / "keys").rglob("common.pt"),
+             *(folder / "home").rglob("model_optim_rng.pt")]
+    check_equal(len(files), 5, "files")
+    for file in files:
+        check_equal(groups_of(file), [5, 5], file.name)
+
+
+REFUSED = {
+    "one has none": (unless(lambda r, i: i == 3, 5.0, None),
+                     "has no count of steps, others have 5"),
+    "two disagree": (unless(lambda r, i: i == 3, 5.0, 6.0),
+                     "was updated 6 times, others 5 times"),
+    "stages disagree": (unless(lambda r, i: r == 1, 5.0, 6.0),
+                        "was updated 6 times, others 5 times"),
+    "tensor ranks disagree": (unless(lambda r, i: r >= 2, 5.0, 6.0),
+                              "was updated 6 times, others 5 times"),
+    "not a number": (number(float("nan")), "nan is not a count of steps"),
+    "the last is none": (unless(lambda r, i: r == 3, 5.0, float("nan")),
+                         "nan is not a count of steps"),
+    "infinite": (number(float("inf")), "inf is not a count of steps"),
+    "negative": (number(-1.0), "-1 is not a count of steps"),
+    "a half": (number(5.5), "5.5 is not a count of steps"),
+    "bf16": (number(5.0, dtype=torch.bfloat16), "a count of steps in bf16"),
+    "bool": (number(True), "a count of steps in bool"),
+}
+
+
+def refused(folder, count, words):
+    source = adam(folder / "source", count)
+    result = CKPT.run("convert", source, folder / "keys", *DIST).want(5)
+    check(words in result.err, f"no word of '{words}'\n{result}")
+    check("--model-only" in result.err, f"no next step\n{result}")
+    check(not (folder / "keys").exists(), "something was written")
+
+
+def of_wrong_shape(folder, value):
+    """Damage already for the reader of the ranks' files."""
+    source = adam(folder / "source", number(value))
+    result = CKPT.run("convert", source, folder / "keys", *DIST).want(4)
+    check("has shape" in result.err and "step." in result.err, str(result))
+
+
+def plain_numbers(folder):
+    """Counts of torch before 1.12 are numbers: left out aloud."""
+    source = adam(folder / "source", lambda rank, i: 5)
+    result = CKPT.ok("convert", source, folder / "keys", *DIST)
+    check('state "step" is not a tensor and is left out' in result.err,
+          str(result))
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for name, count in TAKEN.items():
+        suite.add(f"counts are taken: {name}", taken, count)
+    for name, (count, words) in REFUSED.items():
+        suite.add(f"counts are refused: {name}", refused, count, words)
+    for value in ([5.0, 5.0], []):
+        suite.add(f"a count of shape [{len(value)}]", of_wrong_shape, value)
+    suite.add("counts that are plain numbers", plain_numbers)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
