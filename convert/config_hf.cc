@@ -6,6 +6,7 @@
 #include "containers/hf/hf.h"
 #include "convert/config_parts.h"
 #include "convert/model_config.h"
+#include "convert/warnings.h"
 #include "models/order.h"
 
 namespace ckpt::families {
@@ -113,8 +114,9 @@ void Configuration::write_hf(Catalog& catalog) const {
     }
     return;
   }
-  const Json config = hf_config(catalog);
+  Json config = hf_config(catalog);
   if (config.is_object() && !config.empty()) {
+    if (carried_.source.empty()) complete_token_ids(catalog, config);
     add_text(catalog, kHfConfig, config.dump(2) + "\n");
     return;
   }

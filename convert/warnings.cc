@@ -9,6 +9,7 @@
 #include <set>
 
 #include "ckpt/note.h"
+#include "convert/config_parts.h"
 #include "convert/quantized_config.h"
 
 namespace ckpt::families {
@@ -122,6 +123,24 @@ void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows) {
          fmt::format("tokenizer_config.json adds token {}, and the vocabulary "
                      "has {} rows: the tokens past them have no embedding",
                      *last, rows));
+}
+
+void complete_token_ids(Catalog& catalog, Json& config) {
+  const Json generation = beside(catalog, "generation_config.json");
+  std::vector<std::string> missing;
+  for (const char* key : kTokenIds) {
+    if (config.contains(key)) continue;
+    if (generation.is_object() && generation.contains(key))
+      config[key] = generation.at(key);
+    else if (key != std::string_view("pad_token_id"))  // many have none
+      missing.emplace_back(key);
+  }
+  if (missing.empty()) return;
+  warn(catalog, "token_ids",
+       fmt::format("the source does not say {}, and transformers has values of "
+                   "its own for the model's class: --config-from DIR, or take "
+                   "them from the tokenizer",
+                   fmt::join(missing, " and ")));
 }
 
 }  // namespace ckpt::families

@@ -22,4 +22,9 @@ void warn_of_rounding(Catalog& source, DType dtype);
 // of the vocabulary. It is carried all the same.
 void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows);
 
+// A config.json that was made of another dialect's numbers: tokens that begin,
+// end and pad a text come from generation_config.json; what nothing says is
+// warned of, since transformers' classes have values of their own.
+void complete_token_ids(Catalog& catalog, Json& config);
+
 }  // namespace ckpt::families

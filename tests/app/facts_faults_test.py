@@ -151,6 +151,29 @@ def generation_config_travels(folder):
                 "generation_config.json")
 
 
+IDS = dict(bos_token_id=5, eos_token_id=[6, 7], pad_token_id=3)
+
+
+def token_ids_travel(folder, target, kept):
+    """Where a text begins and ends, or a warning that nothing says it."""
+    source, _ = model(folder / "source", "llama")
+    edit_config(source, **IDS)
+    (source / "generation_config.json").write_text(json.dumps(IDS))
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", source, there, "-q", "--to", target)
+    if not kept:
+        take_config(there)
+    result = CKPT.ok("convert", there, back, "--to", "safetensors", "--family",
+                     "llama")
+    config = config_at(back)
+    if kept or {key: config.get(key) for key in IDS} == IDS:
+        check_equal({key: config.get(key) for key in IDS}, IDS, "config.json")
+    else:
+        check("bos_token_id" not in config, str(config))
+        check("does not say bos_token_id and eos_token_id" in result.err,
+              f"lost without a word\n{result}")
+
+
 def layers_follow(folder):
     source, _ = model(folder / "source", "llama", num_hidden_layers=4)
     there = folder / "there"
@@ -309,6 +332,11 @@ def prepare(suite, ckpt):
     suite.add("mtp_num_layers without MTP tensors", mtp_without_tensors)
     suite.add("generation_config.json is lost through Megatron",
               generation_config_travels)
+    for target, kept in (("meta", True), ("meta", False), ("fairseq2", False),
+                         ("megatron_torch_dist", False)):
+        suite.add(f"the end of a text is lost in {target}, config.json "
+                  + ("kept" if kept else "away"), token_ids_travel, target,
+                  kept)
     suite.add("num_layers stays 4 after --layers 0-1", layers_follow)
     for parallel in (False, True):
         suite.add(f"use_parallel_residual {parallel} is rewritten",

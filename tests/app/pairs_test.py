@@ -3,9 +3,10 @@
 """Every ordered pair of formats: ckpt writes the one from the other, says that
 both are the same, and the way back has the source's bytes.
 
-Two tables. A model of transformers' in each format (`model`), and checkpoints
-of trainers with their optimizer, as their own programs wrote them (`run`).
-docs/pairs.md has what comes out; --write makes it anew. A pair that is refused
+Tables: a model of transformers' in each format (`model`), one with experts and
+latent attention (`experts`, with --full alone), and checkpoints of trainers
+with their optimizer, as their own programs wrote them (`run`). docs/pairs.md
+has what comes out; --write makes it anew. A pair that is refused
 is refused with status 5, and the page says why.
 
 The bytes are compared without ckpt where another reader is at hand (torch,
@@ -28,7 +29,13 @@ CKPT = None  # set by prepare
 FORMATS = ("safetensors", "torch", "fairseq2", "megatron_torch_dist",
            "megatron_zarr", "megatron_legacy", "dcp", "olmo_core_v1",
            "olmo_core", "meta", "modelopt", "vllm", "deepspeed")
-MODEL = DATA / "hf/llama/ckpt"
+MODELS = {"model": DATA / "hf/llama/ckpt",
+          "experts": DATA / "hf/deepseek_v3_bf16/ckpt"}
+# The formats that the table's model can be in, to begin with.
+ROWS = {"model": [f for f in FORMATS if f != "deepspeed"],  # its own alone
+        "experts": ["safetensors", "torch", "megatron_torch_dist",
+                    "megatron_zarr", "megatron_legacy", "dcp", "modelopt",
+                    "vllm"]}
 # Name: the format, the checkpoint, what its topology is asked for by.
 RUNS = {
     "fairseq2": ("fairseq2", "fairseq2_native/llama_tp2dp1_blocking", "--tp 2"),
@@ -158,23 +165,25 @@ DIALECTS = {"fairseq2": "fairseq2", "olmo_core_v1": "olmo_core",
 def way_there(table, format, target):
     """DCP's own files say no configuration, and vLLM's fuse by it: what is
     fused is taken apart before its configuration is gone."""
-    return {("model", "dcp", "vllm"): ["--config-from", MODEL],
-            ("model", "vllm", "dcp"): ["--dialect", "hf"]}.get(
-                (table, format, target), [])
+    if table in MODELS and (format, target) == ("dcp", "vllm"):
+        return ["--config-from", MODELS[table]]
+    if table in MODELS and (format, target) == ("vllm", "dcp"):
+        return ["--dialect", "hf"]
+    return []
 
 
 def way_back(table, format, target):
     """What has to be said on the way back: names, for a container of any; the
     configuration, where the target has none."""
     options = []
-    if table != "model":
+    if table not in MODELS:
         return options
     if format in ("safetensors", "torch", "dcp"):
         options += ["--dialect", "hf"]
     else:
         options += way_there(table, target, format)
     if target.startswith("olmo_core") and not format.startswith("olmo_core"):
-        options += ["--config-from", MODEL]
+        options += ["--config-from", MODELS[table]]
     return options
 
 
@@ -240,23 +249,23 @@ def numbered():
     return cells
 
 
-def model_in(folder, format):
-    """The model of transformers' in a format, as ckpt converts it."""
+def model_in(folder, model, format):
+    """A model of transformers' in a format, as ckpt converts it."""
     if format == "safetensors":
-        return MODEL
+        return model
     path = folder / "source"
     if format == "torch":  # as torch itself saves it
         import torch
         from safetensors.torch import load_file
 
         path.mkdir()
-        state = merged_torch(load_file, MODEL)
+        state = merged_torch(load_file, model)
         torch.save(state, path / "pytorch_model.bin")
         for name in ("config.json", "generation_config.json"):
-            if (MODEL / name).exists():
-                shutil.copy(MODEL / name, path)
+            if (model / name).exists():
+                shutil.copy(model / name, path)
         return path
-    CKPT.ok("convert", MODEL, path, "--to", format, "-q")
+    CKPT.ok("convert", model, path, "--to", format, "-q")
     return path
 
 
@@ -267,8 +276,9 @@ def merged_torch(load_file, folder):
     return state
 
 
-def test_model(folder, format, column):
-    pair(folder, "model", format, model_in(folder, format), format, "", column)
+def test_model(folder, table, format, column):
+    source = model_in(folder, MODELS[table], format)
+    pair(folder, table, format, source, format, "", column)
 
 
 def test_run(folder, name, column):
@@ -281,7 +291,8 @@ HEAD = """# Pairs of formats
 
 Each row is converted to each column, `ckpt verify SRC DST` says `same`, and
 what is converted back has the row's bytes. `tests/app/pairs_test.py` does it,
-and `--write` makes this page of what came out (with `-k ROW`, of that row).
+and `--write` makes this page of what came out (with `-k ROW`, of that row; the
+table of experts with `--full`).
 
 | cell | |
 |---|---|
@@ -301,7 +312,9 @@ def page():
     lines = [HEAD]
     for table, title, rows in (
             ("model", "Model of transformers' in each format",
-             [f for f in FORMATS if f != "deepspeed"]),
+             ROWS["model"]),
+            ("experts", "Experts of DeepSeek V3 in each format",
+             ROWS["experts"]),
             ("run", "Run with its optimizer, as its own program wrote it",
              list(RUNS))):
         lines += [f"## {title}", "",
@@ -329,20 +342,21 @@ def page():
 
 def wanted(table, row, column, known):
     """All of them for --write, else those that the page has."""
-    if "--write" in ARGUMENTS:
-        return (table, row) != ("model", "deepspeed")  # from its own alone
-    return (table, row, column) in known
+    if table == "experts" and "--full" not in ARGUMENTS:
+        return False
+    return "--write" in ARGUMENTS or (table, row, column) in known
 
 
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     known = written()
-    for format in FORMATS:
-        for column in FORMATS:
-            if wanted("model", format, column, known):
-                suite.add(f"model {format} to {column}", test_model, format,
-                          column)
+    for table, rows in ROWS.items():
+        for format in rows:
+            for column in FORMATS:
+                if wanted(table, format, column, known):
+                    suite.add(f"{table} {format} to {column}", test_model,
+                              table, format, column)
     for name in RUNS:
         for column in FORMATS:
             if wanted("run", name, column, known):
