@@ -64,8 +64,8 @@ void Mover::load(const Lane& lane, uint64_t row, uint64_t rows,
   const uint64_t first = lane.offset + row * lane.row_stride;
   if (is_dense(lane)) {
     loaded.stride = lane.row_stride;
-    read(lane.file, first,
-         {loaded.data, (rows - 1) * lane.row_stride + lane.width});
+    read_rows(lane, first, rows,
+              {loaded.data, (rows - 1) * lane.row_stride + lane.width});
     return;
   }
   loaded.stride = lane.width;

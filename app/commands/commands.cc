@@ -10,6 +10,7 @@
 #include "app/options/words.h"
 #include "app/print/console.h"
 #include "app/print/help.h"
+#include "app/print/json_writer.h"
 #include "lib/failures.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
@@ -92,10 +93,13 @@ int run_command(Command& command, std::vector<std::string> words) {
     throw wrong_options(command, app, error.what());
   }
   configure(command.output);
+  JsonWriter::set_lines(command.output.ndjson);
   const ExitCode code = run_to_the_end(command);
-  if (const auto [requests, bytes] = io::remote_traffic(); requests != 0)
-    spdlog::info("{}, {} over the wire", text::counted(requests, "request"),
-                 text::iec_size(bytes));
+  if (const io::RemoteTraffic traffic = io::remote_traffic();
+      traffic.requests != 0)
+    spdlog::info("{}, {} over the wire",
+                 text::counted(traffic.requests, "request"),
+                 text::iec_size(traffic.bytes + traffic.sent));
   return static_cast<int>(code);
 }
 
@@ -107,7 +111,9 @@ const std::vector<std::string>& command_words() { return current; }
 
 int run_words(std::vector<std::string> words) {
   // Before anything can go wrong: errors are JSON then.
-  const bool json = std::ranges::find(words, "--json") != words.end();
+  const bool json = std::ranges::any_of(words, [](const std::string& word) {
+    return word == "--json" || word == "--ndjson";
+  });
   if (json) configure({.json = true});
   words = expand_files(words);
   // From here on no URL has a secret in it.

@@ -223,7 +223,7 @@ class Doctor : public Command {
                  row.ok ? text::printable(row.value)
                         : styled(text::printable(row.value), Style::kYellow),
                  styled(text::printable(row.hint), Style::kDim)});
-    print(table.text(0));
+    print_folded(table.text(0));
   }
 
   std::string path_ = ".";

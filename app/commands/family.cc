@@ -238,19 +238,21 @@ void FamilyCommand::print_checks(
     for (const std::string& number : check.numbers)
       if (std::ranges::count(told, number) == 0) {
         told.push_back(number);
-        print("  " + number + "\n");
+        print_folded("  " + number + "\n");
       }
   for (const DialectCheck& check : checks) {
     for (const families::Finding& finding : check.findings)
-      print(text::printable(fmt::format(
-                "{}: {}: {}{}{}", check.dialect, finding.kind, finding.tensor,
-                finding.tensor.empty() ? "" : ": ", finding.message)) +
-            (finding.hint.empty() ? "" : " (" + finding.hint + ")") + "\n");
-    print(fmt::format("{}: {}: {} tensors become {}, {}\n", check.dialect,
-                      check.findings.empty() ? styled("fits", Style::kGreen)
-                                             : styled("differs", Style::kRed),
-                      check.used, check.made,
-                      text::counted(check.findings.size(), "problem")));
+      print_folded(
+          text::printable(fmt::format(
+              "{}: {}: {}{}{}", check.dialect, finding.kind, finding.tensor,
+              finding.tensor.empty() ? "" : ": ", finding.message)) +
+          (finding.hint.empty() ? "" : " (" + finding.hint + ")") + "\n");
+    print_folded(
+        fmt::format("{}: {}: {} tensors become {}, {}\n", check.dialect,
+                    check.findings.empty() ? styled("fits", Style::kGreen)
+                                           : styled("differs", Style::kRed),
+                    check.used, check.made,
+                    text::counted(check.findings.size(), "problem")));
   }
 }
 

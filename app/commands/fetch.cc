@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// All files below a URL, byte by byte, into a directory. What is there from a
-// run that was stopped is gone on with:
-//
-//   DIR/.ckpt-fetch/NAME.part   the first bytes of a file, as many as it has
-//   DIR/.ckpt-fetch/NAME.tag    of which version: "SIZE HASH", and "done" when
-//                               the file is in its place
-//   DIR/NAME                    when it is whole, and its sha256 is the one
-//                               that the hub promises
+// All files below a URL, byte by byte, into a directory or below another URL.
+#include "app/commands/fetch.h"
+
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
 
 #include "app/commands/command.h"
@@ -22,12 +16,8 @@
 #include "app/print/progress.h"
 #include "lib/interrupt.h"
 #include "lib/io/ahead.h"
-#include "lib/io/file.h"
-#include "lib/io/lock.h"
 #include "lib/io/remote.h"
-#include "lib/io/rename.h"
-#include "lib/parallel.h"
-#include "lib/sha256.h"
+#include "lib/io/upload.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 
@@ -39,14 +29,14 @@ using text::printable;
 
 constexpr uint64_t kStep = 8 << 20;
 constexpr uint64_t kPart = 4 << 20;  // that one request asks for
-constexpr size_t kThreads = 4;
 // Under way or waiting to be read, of all files together.
 constexpr uint64_t kAhead = 64 << 20;
 
 constexpr std::string_view kExamples =
     "ckpt fetch hf://Qwen/Qwen3-0.6B model\n"
     "ckpt fetch s3://bucket/run/step_500 step_500\n"
-    "ckpt fetch hf://ORG/NAME model --include '*.safetensors'";
+    "ckpt fetch hf://ORG/NAME model --include '*.safetensors'\n"
+    "ckpt fetch hf://Qwen/Qwen3-0.6B s3://bucket/qwen3";
 
 // A server names files; none may lie outside of the directory.
 void check_name(const std::string& url, const std::string& path) {
@@ -73,49 +63,21 @@ class Fetch : public Command {
   ExitCode run() override;
 
  private:
-  struct File {
-    std::string path;
-    uint64_t bytes = 0;
-    std::string sha256;
-    std::string tag;
-  };
-
   void list();
-  void fetch(const File& file, const Progress& progress);
-  void copy(const File& file, const std::string& part,
-            const Progress& progress);
-  bool is_whole(const File& file) const;
-  void place(const File& file, const std::string& part);
   void report() const;
 
-  std::string url_of(const File& file) const {
-    return single_ ? url_ : io::join(url_, file.path);
-  }
-  // In the folder for what is not finished, without folders below it.
-  std::string kept(const File& file, std::string_view ending) const {
-    std::string flat;
-    for (const char c : file.path)
-      flat += c == '/' ? "%2F" : c == '%' ? "%25" : std::string(1, c);
-    return io::join(folder_, flat + std::string(ending));
-  }
-
   std::string url_;
-  std::string target_;
-  std::string folder_;  // DIR/.ckpt-fetch
   std::vector<std::string> include_;
   std::vector<std::string> exclude_;
-  bool single_ = false;
-  std::vector<File> files_;
-  std::atomic<uint64_t> copying_ = 0;  // files at a time
-  std::atomic<uint64_t> fetched_ = 0;
-  std::atomic<uint64_t> checked_ = 0;
+  FetchJob job_;
 };
 
 void Fetch::add_options(CLI::App& app) {
-  app.add_option("URL", url_, "https://, hf://, s3:// or gs://")
+  app.add_option("URL", url_, "https://, hf://, s3://, gs:// or az://")
       ->required()
       ->group("Arguments");
-  app.add_option("DIR", target_, "Where the files go")
+  app.add_option("DIR", job_.target,
+                 "Where the files go: a directory, s3:// or gs://")
       ->required()
       ->group("Arguments");
   app.add_option("--include", include_, "Only files that match one of these")
@@ -124,6 +86,12 @@ void Fetch::add_options(CLI::App& app) {
   app.add_option("--exclude", exclude_, "No files that match one of these")
       ->type_name("GLOB")
       ->group("What to fetch");
+  app.add_flag("--verify", job_.verify,
+               "Read the files once more from the disk, by the hub's sha256")
+      ->group("How");
+  app.add_flag_callback(
+         "--no-fsync", [&] { job_.sync = false; }, "Don't wait for the disk")
+      ->group("How");
   add_rate_option(app);
 }
 
@@ -136,8 +104,8 @@ void Fetch::list() {
         globs, [&](const text::Glob& one) { return one.matches(path); });
   };
   std::vector<io::RemoteEntry> all;
-  single_ = io::is_file(url_);
-  if (single_) {
+  job_.single = io::is_file(url_);
+  if (job_.single) {
     all.push_back({io::base_name(url_), 0});
   } else if (io::is_directory(url_)) {
     all = io::files_below(url_);
@@ -148,147 +116,32 @@ void Fetch::list() {
     check_name(url_, one.path);
     if (!include.empty() && !any(include, one.path)) continue;
     if (any(exclude, one.path)) continue;
-    File file{one.path, 0, {}, {}};
+    FetchFile file{one.path, job_.single ? url_ : io::join(url_, one.path)};
     struct stat facts;
-    if (!io::stat_any(url_of(file), facts))
-      throw missing_error({url_of(file), {}}, "does not exist any more");
+    if (!io::stat_any(file.url, facts))
+      throw missing_error({file.url, {}}, "does not exist any more");
     file.bytes = static_cast<uint64_t>(facts.st_size);
-    file.sha256 = io::remote_sha256(url_of(file));
+    file.sha256 = io::remote_sha256(file.url);
     file.tag = fmt::format("{} {:016x}", file.bytes, facts.st_ino);
-    files_.push_back(std::move(file));
+    job_.files.push_back(std::move(file));
   }
-  if (files_.empty())
+  if (job_.files.empty())
     throw missing_error({url_, {}}, "no file of it is wanted");
-}
-
-std::string read_tag(const std::string& path) {
-  constexpr uint64_t kMost = 4096;
-  return io::is_file(path) ? io::read_file(path, kMost) : "";
-}
-
-void write_tag(const std::string& path, const std::string& tag) {
-  std::error_code ignored;
-  fs::remove(path, ignored);
-  const io::Handle file = io::Handle::create(path);
-  file.write(0, std::string_view(tag));
-  file.sync();
-}
-
-// The file is there, and is the one that is meant.
-bool Fetch::is_whole(const File& file) const {
-  const std::string path = io::join(target_, file.path);
-  const auto size = io::file_size(path);
-  if (!size) return false;
-  if (*size == file.bytes && read_tag(kept(file, ".tag")) == "done " + file.tag)
-    return true;
-  const auto exists = unfaithful_error({path, {}}, "already exists");
-  if (*size != file.bytes || file.sha256.empty())
-    throw exists.with_hint("fetch into another directory, or remove it");
-  Sha256 sum;
-  std::vector<std::byte> buffer(kStep);
-  const io::Handle there = io::Handle::open_read(path);
-  for (uint64_t at = 0; at < *size; at += buffer.size()) {
-    buffer.resize(std::min<uint64_t>(kStep, *size - at));
-    there.read(at, buffer);
-    sum.update(buffer);
-  }
-  if (sum.hex() != file.sha256)
-    throw exists.with_hint(
-        "it differs from the one that would be fetched: fetch into another "
-        "directory, or remove it");
-  return true;
-}
-
-void Fetch::place(const File& file, const std::string& part) {
-  const std::string path = io::join(target_, file.path);
-  std::error_code failed;
-  fs::create_directories(io::parent(path), failed);
-  if (failed)
-    throw io_error(io::parent(path), "cannot make it", failed.value());
-  fs::rename(part, path, failed);
-  if (failed) throw io_error(path, "cannot rename to it", failed.value());
-  io::sync_directory(io::parent(path));
-  write_tag(kept(file, ".tag"), "done " + file.tag);
-}
-
-// From where an earlier run stopped; the sum is over all of it.
-void Fetch::copy(const File& file, const std::string& part,
-                 const Progress& progress) {
-  Sha256 sum;
-  std::vector<std::byte> buffer;
-  const io::Handle to = io::Handle::open_write(part);
-  const uint64_t begin = std::min(to.size(), file.bytes);
-  const io::Handle from = io::Handle::open_read(url_of(file));
-  if (from.size() != file.bytes)
-    throw input_error({url_of(file), {}}, "has {} bytes, the list says {}",
-                      from.size(), file.bytes);
-  for (uint64_t at = 0; at < file.bytes; at += buffer.size()) {
-    if (interrupted()) throw Interrupted("");
-    const bool again = at < begin;
-    buffer.resize(std::min<uint64_t>(kStep, (again ? begin : file.bytes) - at));
-    if (again) {
-      to.read(at, buffer);
-    } else {
-      const uint64_t next = at + buffer.size();
-      if (io::remote_of(from)) {
-        const uint64_t share = kAhead / std::max<uint64_t>(1, copying_);
-        const uint64_t ahead =
-            max_rate() != 0 ? 0
-                            : std::max(kStep, (share - kStep) & ~(kPart - 1));
-        io::ask_for(from, at, buffer.size());
-        io::ask_for(from, next, std::min(ahead, file.bytes - next));
-      }
-      from.read(at, buffer);
-      to.write(at, buffer);
-      fetched_ += buffer.size();
-    }
-    if (!file.sha256.empty()) sum.update(buffer);
-    progress.advance(buffer.size());
-  }
-  to.sync();
-  if (file.sha256.empty()) return;
-  const std::string got = sum.hex();
-  if (got == file.sha256) {
-    ++checked_;
-    return;
-  }
-  std::error_code ignored;
-  fs::remove(part, ignored);
-  throw input_error({url_of(file), {}},
-                    "what came has the sha256 {}, the hub promises {}", got,
-                    file.sha256)
-      .with_hint("fetch it again: it is fetched anew");
-}
-
-void Fetch::fetch(const File& file, const Progress& progress) {
-  if (is_whole(file)) return progress.advance(file.bytes);
-  const std::string part = kept(file, ".part");
-  const std::string tag = kept(file, ".tag");
-  std::error_code ignored;
-  if (read_tag(tag) != file.tag) {
-    fs::remove(part, ignored);
-    write_tag(tag, file.tag);
-  }
-  if (!io::is_file(part)) io::Handle::create(part);
-  ++copying_;
-  copy(file, part, progress);
-  --copying_;
-  place(file, part);
 }
 
 void Fetch::report() const {
   uint64_t bytes = 0;
-  for (const File& file : files_) bytes += file.bytes;
+  for (const FetchFile& file : job_.files) bytes += file.bytes;
   const io::RemoteTraffic traffic = io::remote_traffic();
   if (output.json) {
     JsonWriter json;
     json.begin_document("fetch").member("source", url_);
-    json.member("target", target_);
-    json.member("bytes", bytes).member("bytes_fetched", fetched_.load());
+    json.member("target", job_.target);
+    json.member("bytes", bytes).member("bytes_fetched", job_.fetched.load());
     json.member("requests", traffic.requests);
-    json.member("bytes_on_wire", traffic.bytes);
+    json.member("bytes_on_wire", traffic.bytes + traffic.sent);
     json.key("files").begin_array();
-    for (const File& file : files_) {
+    for (const FetchFile& file : job_.files) {
       json.begin_object().member("path", file.path);
       json.member("bytes", file.bytes);
       json.text_or_null("sha256", file.sha256);
@@ -298,47 +151,84 @@ void Fetch::report() const {
     return print(std::move(json).text());
   }
   const std::string proof =
-      checked_
+      job_.checked
           ? fmt::format("; {} of them had the sha256 that the hub promises",
-                        checked_.load())
+                        job_.checked.load())
           : "";
-  print(fmt::format("{}, {}, of which {} fetched ({}){}\n",
-                    text::counted(files_.size(), "file"), text::iec_size(bytes),
-                    text::iec_size(fetched_.load()),
-                    text::counted(traffic.requests, "request"), proof));
+  print_folded(fmt::format("{}, {}, of which {} fetched ({}){}\n",
+                           text::counted(job_.files.size(), "file"),
+                           text::iec_size(bytes),
+                           text::iec_size(job_.fetched.load()),
+                           text::counted(traffic.requests, "request"), proof));
 }
 
 ExitCode Fetch::run() {
   if (!io::is_url(url_))
     throw usage_error({url_, {}}, "is not a URL")
         .with_hint("what is on this machine: cp -r");
-  if (io::is_url(target_))
-    throw usage_error({target_, {}}, "a target is written on this machine");
+  const bool there = io::is_url(job_.target);
+  if (there && !io::is_target_url(job_.target))
+    throw usage_error({job_.target, {}}, "can be read, not written")
+        .with_hint("targets are directories, s3:// and gs://");
+  if (there && job_.verify)
+    throw usage_error({}, "--verify reads what stands on this machine")
+        .with_hint("what is sent is compared with the server's checksums");
   list();
-  const InterruptScope scope;
-  folder_ = io::join(target_, ".ckpt-fetch");
-  std::error_code failed;
-  fs::create_directories(folder_, failed);
-  if (failed) throw io_error(folder_, "cannot make it", failed.value());
-  const io::TargetLock lock(target_);
-  uint64_t bytes = 0;
-  for (const File& file : files_) bytes += file.bytes;
-  const Progress progress = make_progress(output);
-  progress.begin("fetching", bytes);
-  try {
-    parallel_for(
-        files_.size(), [&](size_t i) { fetch(files_[i], progress); }, kThreads);
-  } catch (const Interrupted&) {
-    throw Interrupted("stopped; what came is kept in " + folder_ +
-                      ": run it again to go on");
+  if (there && job_.single) {
+    // As cp: into a directory under its own name, else under the one given.
+    if (job_.target.ends_with('/')) job_.target += job_.files[0].path;
+    job_.files[0].path = io::base_name(job_.target);
   }
-  progress.end();
-  fs::remove_all(folder_, failed);
+  const InterruptScope scope;
+  uint64_t bytes = 0;
+  for (const FetchFile& file : job_.files) bytes += file.bytes;
+  job_.progress = make_progress(output);
+  job_.progress.begin("fetching", bytes);
+  there ? fetch_there(job_) : fetch_here(job_);
+  job_.progress.end();
   report();
   return ExitCode::kDone;
 }
 
 }  // namespace
+
+io::Handle open_fetched(const FetchFile& file) {
+  io::Handle from = io::Handle::open_read(file.url);
+  if (from.size() != file.bytes)
+    throw input_error({file.url, {}}, "has {} bytes, the list says {}",
+                      from.size(), file.bytes);
+  return from;
+}
+
+void fetch_bytes(FetchJob& job, const io::Handle& from, uint64_t begin,
+                 uint64_t end, uint64_t last, const TakeBytes& take) {
+  std::vector<std::byte> buffer;
+  for (uint64_t at = begin; at < end; at += buffer.size()) {
+    if (interrupted()) throw Interrupted("");
+    buffer.resize(std::min<uint64_t>(kStep, end - at));
+    const uint64_t next = at + buffer.size();
+    if (io::remote_of(from)) {
+      const uint64_t share = kAhead / std::max<uint64_t>(1, job.copying);
+      const uint64_t ahead =
+          max_rate() != 0 ? 0 : std::max(kStep, (share - kStep) & ~(kPart - 1));
+      io::ask_for(from, at, buffer.size());
+      io::ask_for(from, next, std::min(ahead, last - next));
+    }
+    from.read(at, buffer);
+    take(at, buffer);
+    job.fetched += buffer.size();
+    job.progress.advance(buffer.size());
+  }
+}
+
+void check_sum(FetchJob& job, const FetchFile& file, const std::string& sum) {
+  if (sum != file.sha256)
+    throw input_error({file.url, {}},
+                      "what came has the sha256 {}, the hub promises {}", sum,
+                      file.sha256)
+        .with_hint("fetch it again: it is fetched anew");
+  ++job.checked;
+}
 
 std::unique_ptr<Command> make_fetch() { return std::make_unique<Fetch>(); }
 

@@ -124,7 +124,8 @@ void Ls::print_tensors(const Catalog& catalog,
                  text::printable(tensor->name)});
     else
       print(text::printable(tensor->name) + "\n");
-  if (long_) print(table.text(0));
+  table.shrink_column(3);
+  if (long_) print(table.text(stdout_is_terminal() ? stdout_width() : 0));
 }
 
 ExitCode Ls::run() {

@@ -176,7 +176,7 @@ ExitCode Salvage::run() {
   if (output.json)
     print(json(result));
   else
-    print(text(result));
+    print_folded(text(result));
   const bool refused = !result.whole() && partial_.empty();
   if (refused)
     throw unfaithful_error({source_path_, {}},

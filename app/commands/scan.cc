@@ -105,19 +105,20 @@ void Scan::print_text() const {
     pickles += file.pickles;
     for (const Global& global : file.globals)
       if (!global.harmless || output.verbosity > 0)
-        print(line_of(file, global) + "\n");
+        print_folded(line_of(file, global) + "\n");
     if (!file.problem.empty())
-      print(fmt::format("unreadable: {}: {}\n", text::printable(file.path),
-                        text::printable(file.problem)));
+      print_folded(fmt::format("unreadable: {}: {}\n",
+                               text::printable(file.path),
+                               text::printable(file.problem)));
   }
   const size_t executes = counts[static_cast<size_t>(Verdict::kExecutes)];
   const size_t unread = counts[static_cast<size_t>(Verdict::kUnreadable)];
   const std::string verdict = executes > 0 ? styled("executes", Style::kRed)
                               : unread > 0 ? styled("unreadable", Style::kRed)
                                            : styled("safe", Style::kGreen);
-  print(fmt::format("{}: {}, {}, {} run code, {} can't be parsed\n", verdict,
-                    text::counted(files_.size(), "file"),
-                    text::counted(pickles, "pickle"), executes, unread));
+  print_folded(fmt::format("{}: {}, {}, {} run code, {} can't be parsed\n",
+                           verdict, text::counted(files_.size(), "file"),
+                           text::counted(pickles, "pickle"), executes, unread));
 }
 
 ExitCode Scan::run() {

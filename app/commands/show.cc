@@ -281,7 +281,7 @@ void Show::print_values(const Catalog& catalog, const Tensor& tensor,
     }
     return element_text(tensor.dtype, bytes[part].data() + index * size);
   };
-  print(printer.text(element) + "\n");
+  print_folded(printer.text(element) + "\n");
 }
 
 void Show::print_json(const Catalog& catalog, const Tensor& tensor,

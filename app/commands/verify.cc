@@ -129,9 +129,9 @@ VerifyReport Verify::verify_two() {
 
 void Verify::print_text(const VerifyReport& report) const {
   for (const families::FactDifference& fact : report.facts)
-    print(text::printable("fact: " + fact.name + ": " +
-                          library::fact_text(fact)) +
-          "\n");
+    print_folded(text::printable("fact: " + fact.name + ": " +
+                                 library::fact_text(fact)) +
+                 "\n");
   // A kind that comes more often than that is told by its first.
   constexpr uint64_t kFew = 10;
   std::map<std::string, uint64_t> counts, said;
@@ -146,13 +146,13 @@ void Verify::print_text(const VerifyReport& report) const {
     if (count > kFew)
       line +=
           fmt::format(" (and {} more like it; --json lists all)", count - 1);
-    print(text::printable(line) + "\n");
+    print_folded(text::printable(line) + "\n");
   }
   const std::string verdict =
       report.ok ? styled(other_.empty() ? "ok" : "identical", Style::kGreen)
                 : styled(other_.empty() ? "damaged" : "mismatch", Style::kRed);
   const size_t found = report.problems.size() + report.facts.size();
-  print(fmt::format(
+  print_folded(fmt::format(
       "{}: {}, {} read, {}, {}\n", verdict,
       text::counted(report.tensors, "tensor"), text::iec_size(report.bytes),
       text::counted(report.files, "file"),

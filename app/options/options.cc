@@ -167,6 +167,10 @@ void add_output_options(CLI::App& app, OutputOptions& options) {
   const std::string group = "Output";
   app.add_flag("--json", options.json, "One JSON document on stdout")
       ->group(group);
+  app.add_flag_callback(
+         "--ndjson", [&] { options.json = options.ndjson = true; },
+         "The same by lines: one for each element of its lists")
+      ->group(group);
   app.add_flag_function(
          "-v,--verbose",
          [&](int64_t count) {

@@ -32,6 +32,7 @@ struct OutputOptions {
   When progress = When::kAuto;
   bool progress_json = false;  // lines of JSON on stderr
   bool json = false;
+  bool ndjson = false;  // the same, a line for each element of a list
 };
 
 // --from --family --shard-dims --flat-params --restrict

@@ -65,11 +65,32 @@ Identity identity_of(const std::string& path) {
 
 using Files = std::map<std::string, Identity>;  // by path below the source
 
+// By the version that its server names (lib/io/remote.h).
+Identity identity_of_url(const std::string& url) {
+  struct stat facts;
+  if (!io::stat_any(url, facts))
+    throw missing_error({url, {}}, "does not exist");
+  return {.bytes = static_cast<uint64_t>(facts.st_size),
+          .mtime_ns = 0,
+          .ctime_ns = 0,
+          .inode = facts.st_ino,
+          .head = {}};
+}
+
+Files files_of_url(const std::string& source) {
+  Files files;
+  if (io::is_file(source)) {
+    files.emplace("", identity_of_url(source));
+    return files;
+  }
+  for (const io::RemoteEntry& one : io::files_below(source))
+    files.emplace(one.path, identity_of_url(io::join(source, one.path)));
+  return files;
+}
+
 // All regular files of a source; of a file, itself under the name "".
 Files files_of(const std::string& source) {
-  if (io::is_url(source))
-    throw usage_error({source, {}}, "a plan is of files on this machine")
-        .with_hint("run the command itself: -n shows what it would do");
+  if (io::is_url(source)) return files_of_url(source);
   Files files;
   if (io::is_file(source)) {
     files.emplace("", identity_of(source));
@@ -173,7 +194,8 @@ Files files_from(const nlohmann::json& source, const std::string& path) {
 
 // Where a relative name of the plan is.
 std::string placed(const std::string& directory, const std::string& path) {
-  return path.starts_with('/') ? path : io::join(directory, path);
+  return path.starts_with('/') || io::is_url(path) ? path
+                                                   : io::join(directory, path);
 }
 
 void check_sources(const nlohmann::json& plan, const std::string& directory,

@@ -35,12 +35,8 @@ struct Fetch {
 };
 
 constexpr auto kFetches = std::to_array<Fetch>({
-    {"az",
-     "s3://, gs://, hf:// and https:// open; copy it first: az storage copy, "
-     "or rclone copy"},
-    {"abfss",
-     "s3://, gs://, hf:// and https:// open; copy it first: az storage copy, "
-     "or rclone copy"},
+    {"abfss", "az://CONTAINER/PATH, with AZURE_STORAGE_ACCOUNT set"},
+    {"abfs", "az://CONTAINER/PATH, with AZURE_STORAGE_ACCOUNT set"},
     {"ftp", "download it first: curl -LO URL"},
 });
 
@@ -223,7 +219,7 @@ void check_target_name(const std::string& target) {
     throw usage_error({target, {}}, "can be read, not written")
         .with_hint(
             "targets are paths, s3:// and gs://; for others write to a "
-            "directory first, then copy that: hf upload, rclone copy");
+            "directory first, then copy that: hf upload, azcopy, rclone copy");
   if (target.empty() || target.ends_with('/')) return;
   std::string lower;
   for (const char c : target)

@@ -16,6 +16,7 @@
 
 #include "app/print/json_writer.h"
 #include "app/print/progress.h"
+#include "app/print/table.h"
 #include "lib/exit_kind.h"
 #include "lib/interrupt.h"
 #include "lib/text/format.h"
@@ -149,6 +150,11 @@ void print(std::string_view text) {
   if (console.out_closed) return;
   console.buffer += text;
   if (console.buffer.size() >= kBuffer) flush();
+}
+
+void print_folded(std::string_view lines) {
+  print(stdout_is_terminal() ? folded(lines, stdout_width())
+                             : std::string(lines));
 }
 
 void flush() {

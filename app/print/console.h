@@ -18,6 +18,8 @@ void configure(const OutputOptions& options);
 // Data for stdout. Buffered; a closed pipe is quiet (the output is dropped,
 // the work goes on), any other failure an Error.
 void print(std::string_view text);
+// The same, folded to the width of a terminal.
+void print_folded(std::string_view lines);
 void flush();
 
 // Whether stdout is a terminal, and how wide: COLUMNS, else the terminal,

@@ -81,7 +81,7 @@ std::string share_text(const Distance& sum) {
 }
 
 // A line goes on in the next one where a space, or a name's dot, lets it.
-std::string folded(std::string line, size_t width) {
+std::string folded_line(std::string line, size_t width) {
   constexpr size_t kMark = 1;  // before the line
   if (width <= 20 || line.size() + kMark <= width) return line;
   const size_t begin = line.find_first_not_of(' ');
@@ -90,7 +90,8 @@ std::string folded(std::string line, size_t width) {
     end = next = line.find_last_of("./", width - kMark - 1) + 1;
     if (end <= begin) return line;
   }
-  return line.substr(0, end) + "\n " + folded("   " + line.substr(next), width);
+  return line.substr(0, end) + "\n " +
+         folded_line("   " + line.substr(next), width);
 }
 
 }  // namespace
@@ -101,9 +102,9 @@ std::string differences_text(const std::vector<Difference>& differences,
   std::string text;
   for (const families::FactDifference& fact : facts)
     text += styled("!", Style::kYellow) +
-            folded(printable(" fact " + fact.name + ": " +
-                             library::fact_text(fact)),
-                   width) +
+            folded_line(printable(" fact " + fact.name + ": " +
+                                  library::fact_text(fact)),
+                        width) +
             "\n";
   Table values({Align::kLeft, Align::kLeft, Align::kRight, Align::kRight,
                 Align::kRight, Align::kRight});
@@ -121,9 +122,9 @@ std::string differences_text(const std::vector<Difference>& differences,
       others.row({mark_of(*group.first), name, count, message});
       const std::string head = " " + name + (count.empty() ? "" : "  " + count);
       const bool fits = 3 + display_width(head + message) <= width;
-      narrow += mark_of(*group.first) + folded(head, width) +
+      narrow += mark_of(*group.first) + folded_line(head, width) +
                 (fits ? "  " + message + "\n"
-                      : "\n " + folded("   " + message, width) + "\n");
+                      : "\n " + folded_line("   " + message, width) + "\n");
       continue;
     }
     if (!any) values.row({"", "values", "", "differ", "at most", "relative"});

@@ -8,11 +8,14 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "app/print/console.h"
 #include "lib/text/hostile.h"
 #include "lib/text/utf8.h"
 
 namespace ckpt::app {
 namespace {
+
+bool all_lines = false;
 
 // Bytes of the well-formed UTF-8 sequence at the front of `text` (surrogates
 // and overlong forms are not well-formed), or 0.
@@ -70,13 +73,24 @@ void JsonWriter::separate() {
   first_ = false;
 }
 
+void JsonWriter::set_lines(bool lines) { all_lines = lines; }
+
 JsonWriter& JsonWriter::begin_document(std::string_view command) {
+  lines_ = all_lines;
   begin_object();
+  if (lines_) member("line", "document");
   return member("schema", fmt::format("ckpt/{}/1", command));
 }
 
 JsonWriter& JsonWriter::open(char bracket) {
   separate();
+  ++depth_;
+  if (lines_ && depth_ == 2) {
+    in_list_ = bracket == '[';
+    list_begin_ = out_.size();
+    printed_ = 0;
+  }
+  if (lines_ && depth_ == 3 && in_list_) line_begin_ = out_.size();
   out_ += bracket;
   first_ = true;
   return *this;
@@ -85,7 +99,30 @@ JsonWriter& JsonWriter::open(char bracket) {
 JsonWriter& JsonWriter::close(char bracket) {
   out_ += bracket;
   first_ = false;
+  --depth_;
+  if (!lines_) return *this;
+  if (depth_ == 2 && bracket == '}' && in_list_) end_line();
+  if (depth_ == 1) {
+    if (printed_ != 0) {
+      out_.resize(list_begin_);
+      out_ += std::to_string(printed_);
+    }
+    printed_ = 0;
+    in_list_ = false;
+  }
   return *this;
+}
+
+// The object that ends is taken out of the document.
+void JsonWriter::end_line() {
+  std::string line = "{\"line\":\"" + name_ + '"';
+  const std::string_view object = std::string_view(out_).substr(line_begin_);
+  if (object.size() > 2) line += ',';
+  line += object.substr(1);
+  print(line + '\n');
+  ++printed_;
+  out_.resize(list_begin_ + 1);
+  first_ = true;
 }
 
 // Bytes that are not UTF-8 become lone surrogates, as Python's surrogateescape
@@ -137,6 +174,7 @@ void JsonWriter::quote(std::string_view text) {
 
 JsonWriter& JsonWriter::key(std::string_view name) {
   separate();
+  if (lines_ && depth_ == 1) name_ = name;
   quote(name);
   out_ += ':';
   after_key_ = true;

@@ -9,6 +9,14 @@
 //   json.end_array();
 //   json.end_object();
 //   print(json.text());
+//
+// With set_lines() a document is lines of JSON instead (--ndjson): the objects
+// in its own lists are printed when they end, one a line, with the list's name
+// before their members. The last line is the document, with the number of lines
+// where each of those lists was.
+//
+//   {"line":"entries","name":"wte","dtype":"bf16",…}
+//   {"line":"document","schema":"ckpt/ls/1","path":"gpt","entries":1}
 #pragma once
 
 #include <cstdint>
@@ -20,6 +28,8 @@ namespace ckpt::app {
 
 class JsonWriter {
  public:
+  static void set_lines(bool lines);
+
   // The outermost object of a command's document, up to its first member:
   // {"schema":"ckpt/inspect/1"
   JsonWriter& begin_document(std::string_view command);
@@ -59,8 +69,17 @@ class JsonWriter {
   void separate();
   void quote(std::string_view text);
 
+  void end_line();
+
   std::string out_;
-  bool first_ = true;  // nothing yet in the current object or array
+  size_t depth_ = 0;
+  bool lines_ = false;     // this document goes by lines
+  std::string name_;       // of the document's member
+  bool in_list_ = false;   // that member is a list
+  size_t list_begin_ = 0;  // where it stands in out_
+  size_t line_begin_ = 0;  // where the object in it does
+  uint64_t printed_ = 0;   // lines of that list
+  bool first_ = true;      // nothing yet in the current object or array
   bool after_key_ = false;
 };
 

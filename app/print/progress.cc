@@ -17,6 +17,7 @@
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/table.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -49,6 +50,7 @@ class Bar {
 
  private:
   std::string line() const;
+  static std::string wire();
   void draw();
   void draw_bar();
   void say_json(bool done) const;
@@ -130,6 +132,13 @@ std::string Bar::line() const {
   return text;
 }
 
+// Headers, what came for nothing and what was sent again are among it.
+std::string Bar::wire() {
+  const io::RemoteTraffic traffic = io::remote_traffic();
+  if (traffic.requests == 0) return {};
+  return "  wire " + text::iec_size(traffic.bytes + traffic.sent);
+}
+
 void Bar::say_json(bool done) const {
   const uint64_t bytes = std::min(done_.load(), total_);
   const double seconds =
@@ -143,6 +152,9 @@ void Bar::say_json(bool done) const {
   rate > 0 ? json.value(static_cast<double>(total_ - bytes) / rate)
            : json.null();
   json.member("peak_memory", peak_memory());
+  const io::RemoteTraffic traffic = io::remote_traffic();
+  json.member("bytes_received", traffic.bytes);
+  json.member("bytes_sent", traffic.sent);
   json.text_or_null("file", file_).member("done", done).end_object();
   write_stderr(std::move(json).text());
 }
@@ -155,7 +167,7 @@ void Bar::draw() {
   if (look_ == Look::kTenths && tenths <= tenths_) return;
   tenths_ = tenths;
   told_ = true;
-  write_stderr(fmt::format("{} {}  peak memory {}\n", stage_, line(),
+  write_stderr(fmt::format("{} {}{}  peak memory {}\n", stage_, line(), wire(),
                            text::iec_size(peak_memory())));
 }
 
@@ -170,6 +182,9 @@ void Bar::draw_bar() {
   std::string text = stage_ + " ";
   for (size_t i = 0; i < kCells; ++i) text += i < full ? "█" : "░";
   text += line();
+  if (const std::string more = wire();
+      display_width(text) + display_width(more) < width)
+    text += more;
   const size_t used = display_width(text) + 2;
   if (!file_.empty() && used + 8 < width)
     text += "  " + cut_middle(file_, width - used - 1);

@@ -11,6 +11,7 @@
 #include <map>
 #include <set>
 
+#include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/table.h"
 #include "ckpt/error.h"
@@ -242,7 +243,8 @@ std::string all_text(const std::vector<Opened>& all) {
                    {"-", "-", "-", "-", "incomplete: " + printable(step.why)});
     table.row(std::move(cells));
   }
-  return table.text(0);
+  table.give_up({7, 5, 3, 2});
+  return table.text(stdout_is_terminal() ? stdout_width() : 0);
 }
 
 }  // namespace
@@ -290,7 +292,9 @@ std::string steps_text(const std::vector<StepRow>& steps, bool all) {
                step.complete ? held : printable(step.why),
                printable(step.name)});
   }
-  return all ? table.text(0) : names;
+  table.give_up({3, 1});
+  table.shrink_column(4);
+  return all ? table.text(stdout_is_terminal() ? stdout_width() : 0) : names;
 }
 
 std::string steps_json(const std::string& root,

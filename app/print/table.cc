@@ -106,6 +106,55 @@ std::string cut_middle(std::string_view text, size_t width) {
   return out;
 }
 
+namespace {
+
+// Bytes of a line that fit; all of them if nothing in it lets it be broken.
+size_t bytes_that_fit(std::string_view line, size_t width) {
+  const size_t first = std::min(line.find_first_not_of(' '), line.size());
+  size_t at = 0, columns = 0, space = 0, mark = 0;
+  while (at < line.size()) {
+    const Glyph next = glyph(line.substr(at));
+    columns += next.columns;
+    if (columns > width && next.columns != 0) break;
+    at += next.bytes;
+    if (at <= first) continue;
+    if (at < line.size() && line[at] == ' ') space = at;
+    if (line[at - 1] == '.' || line[at - 1] == '/') mark = at;
+  }
+  if (at == line.size()) return at;
+  return space != 0 ? space : mark != 0 ? mark : line.size();
+}
+
+void fold_line(std::string_view line, size_t width, std::string& out) {
+  constexpr size_t kIndent = 4;
+  size_t room = width;
+  while (true) {
+    const size_t bytes = bytes_that_fit(line, room);
+    out += line.substr(0, bytes);
+    out += '\n';
+    line.remove_prefix(bytes);
+    line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
+    if (line.empty()) return;
+    out.append(kIndent, ' ');
+    room = width - kIndent;
+  }
+}
+
+}  // namespace
+
+std::string folded(std::string_view lines, size_t width) {
+  constexpr size_t kLeastWidth = 20;
+  if (width < kLeastWidth) return std::string(lines);
+  std::string out;
+  while (!lines.empty()) {
+    const size_t end = std::min(lines.find('\n'), lines.size());
+    fold_line(lines.substr(0, end), width, out);
+    if (end == lines.size()) out.pop_back();  // no newline was there
+    lines.remove_prefix(std::min(end + 1, lines.size()));
+  }
+  return out;
+}
+
 std::string cut_end(std::string_view text, size_t width) {
   if (display_width(text) <= width) return std::string(text);
   size_t at = 0, columns = 0;
@@ -279,6 +328,7 @@ std::string Table::text(size_t width) const {
       std::vector<std::string> before(cells.begin(), cells.begin() + shrink_);
       std::string head = line(before, widths, true);
       out += broken_name(std::move(head), rows_[r][shrink_], width);
+      if (shrink_ + 1 == cells.size()) continue;
       std::fill(cells.begin(), cells.begin() + shrink_, std::string());
     }
     std::string text = line(cells, widths);

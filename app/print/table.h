@@ -62,6 +62,11 @@ std::string cut_middle(std::string_view text, size_t width);
 // The name alone if it fits; none if no cut does.
 std::vector<std::string> cut_segments(std::string_view text, size_t width);
 
+// Lines of at most `width` columns: what is longer goes on in the next one,
+// four columns in, after a space, or within a long name after one of its dots.
+// A width below 20, or 0, changes nothing.
+std::string folded(std::string_view lines, size_t width);
+
 // "model.layers…" of at most `width` columns.
 std::string cut_end(std::string_view text, size_t width);
 

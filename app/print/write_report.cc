@@ -288,7 +288,7 @@ void show(const WriteReport& report, const OutputOptions& output) {
   if (output.json) {
     print(as_json(report));
   } else if (report.dry_run) {
-    print(dry_run_text(report));
+    print_folded(dry_run_text(report));
   } else if (output.verbosity >= 0) {
     const double rate = static_cast<double>(report.bytes_written) /
                         std::max(report.seconds, 1e-6);

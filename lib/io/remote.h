@@ -17,11 +17,11 @@
 
 namespace ckpt::io {
 
-// https:// http:// hf:// s3:// gs://
+// https:// http:// hf:// s3:// gs:// az://
 constexpr bool is_url(std::string_view path) {
   return path.starts_with("https://") || path.starts_with("http://") ||
          path.starts_with("hf://") || path.starts_with("s3://") ||
-         path.starts_with("gs://");
+         path.starts_with("gs://") || path.starts_with("az://");
 }
 
 // An open file on another machine; for all threads.
@@ -80,10 +80,11 @@ std::string take_secrets(const std::string& url);
 // of `bytes`, which it returns; 0 if nothing was read from another machine.
 uint64_t share_remote_memory(uint64_t bytes);
 
-// Requests so far, and bytes of bodies that came.
+// Requests so far, and bytes of bodies that came and that were sent.
 struct RemoteTraffic {
   uint64_t requests = 0;
   uint64_t bytes = 0;
+  uint64_t sent = 0;
 };
 RemoteTraffic remote_traffic();
 

@@ -2,7 +2,6 @@
 #include "lib/net/aws.h"
 
 #include "ckpt/error.h"
-#include "lib/io/file.h"
 #include "lib/net/http.h"
 #include "lib/net/settings.h"
 #include "lib/net/url.h"
@@ -10,8 +9,6 @@
 
 namespace ckpt::net {
 namespace {
-
-constexpr uint64_t kMostProfile = 1 << 20;
 
 std::string_view trimmed(std::string_view text) {
   const size_t begin = text.find_first_not_of(" \t\r\n");
@@ -35,8 +32,7 @@ std::map<std::string, std::string> read_profile() {
   for (const std::string& path :
        {aws_file("AWS_CONFIG_FILE", "config"),
         aws_file("AWS_SHARED_CREDENTIALS_FILE", "credentials")}) {
-    if (!io::is_file(path)) continue;
-    const Profiles profiles = parse_profiles(io::read_file(path, kMostProfile));
+    const Profiles profiles = parse_profiles(read_secret(path));
     const auto profile = profiles.find(name);
     if (profile == profiles.end()) continue;
     found = true;
@@ -57,7 +53,10 @@ std::optional<Credentials> web_identity(const std::string& token_file,
     endpoint = fmt::format("https://sts.{}.amazonaws.com", region);
   std::string session = environment("AWS_ROLE_SESSION_NAME");
   if (session.empty()) session = "ckpt";
-  const std::string token = io::read_file(token_file, kMostProfile);
+  const std::string token = read_secret(token_file);
+  if (token.empty())
+    throw missing_error({token_file, {}}, "holds no token of a web identity")
+        .with_hint("AWS_WEB_IDENTITY_TOKEN_FILE names it");
   Request asked;
   asked.path = endpoint;
   asked.url = fmt::format(
@@ -133,6 +132,8 @@ AwsSettings find_aws() {
                   profile["web_identity_token_file"]}),
         first_of({environment("AWS_ROLE_ARN"), profile["role_arn"]}),
         aws.region);
+    if (!aws.credentials) aws.credentials = container_credentials();
+    if (!aws.credentials) aws.credentials = machine_credentials();
   }
   return aws;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Credentials as AWS's tools find them: the environment, profile files, a web
-// identity. The metadata services of machines are not asked.
+// identity, what a container is given. The metadata service of a machine is
+// asked with AWS_EC2_METADATA_DISABLED=false alone: elsewhere nobody answers
+// there, or somebody else does.
 #pragma once
 
 #include <map>
@@ -25,6 +27,14 @@ struct AwsSettings {
 
 // Throws an Error for a profile that does not exist.
 AwsSettings find_aws();
+
+// aws_machine.cc: keys that a container or a machine is given, if its
+// environment says so.
+std::optional<Credentials> container_credentials();
+std::optional<Credentials> machine_credentials();
+// An access token of Google's metadata service, if GCE_METADATA_HOST names it;
+// else "".
+std::string google_machine_token();
 
 // [name] sections of KEY = VALUE lines; "profile " before a name is dropped.
 using Profiles = std::map<std::string, std::map<std::string, std::string>>;

@@ -11,11 +11,49 @@ constexpr uint64_t kMostKept = uint64_t{32} << 20;
 // What was not asked for in that time will not be read.
 constexpr auto kForgotten = std::chrono::seconds(60);
 
+// New memory costs as much as what is copied into it: the kernel fills each
+// page with zeros. So a few blocks of the size that payload has are used again.
+constexpr uint64_t kUsual = uint64_t{4} << 20;
+constexpr size_t kMostSpare = 4;
+
+class Spare {
+ public:
+  static Spare& get() {
+    static Spare* const all = new Spare;
+    return *all;
+  }
+  std::unique_ptr<std::byte[]> take(uint64_t size) {
+    if (size == kUsual) {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        auto memory = std::move(free_.back());
+        free_.pop_back();
+        return memory;
+      }
+    }
+    return std::make_unique_for_overwrite<std::byte[]>(size);
+  }
+  void give(std::unique_ptr<std::byte[]> memory, uint64_t size) {
+    if (size != kUsual) return;
+    const std::lock_guard lock(mutex_);
+    if (free_.size() < kMostSpare) free_.push_back(std::move(memory));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<std::byte[]>> free_;
+};
+
 bool is_there(const Block& block) {
   return block.settled || !block.ticket || is_done(block.ticket);
 }
 
 }  // namespace
+
+Block::Block(uint64_t from, uint64_t to)
+    : begin(from), size(to - from), memory(Spare::get().take(size)) {}
+
+Block::~Block() { Spare::get().give(std::move(memory), size); }
 
 Blocks& Blocks::get() {
   static Blocks* const all = new Blocks;  // threads may outlive statics
@@ -44,29 +82,30 @@ uint64_t Blocks::before(const void* file, uint64_t at) const {
   return key.first == file ? block->end() : 0;
 }
 
-bool Blocks::make_room(uint64_t bytes, bool once) {
-  const uint64_t most = once ? limit_ : std::max(kMostKept, bytes);
-  uint64_t& held = once ? waiting_ : kept_;
+bool Blocks::make_room(uint64_t bytes, bool payload) {
+  const uint64_t most = payload ? limit_ : std::max(kMostKept, bytes);
+  uint64_t& held = payload ? payload_ : kept_;
   const auto now = std::chrono::steady_clock::now();
   while (held + bytes > most) {
     auto oldest = blocks_.end();
     for (auto one = blocks_.begin(); one != blocks_.end(); ++one) {
       const Block& block = *one->second;
-      if (block.once != once || !is_there(block)) continue;
-      if (once && now - block.used < kForgotten) continue;
+      if (block.payload != payload || !is_there(block)) continue;
+      if (payload && !block.is_spent() && now - block.used < kForgotten)
+        continue;
       if (oldest == blocks_.end() || block.used < oldest->second->used)
         oldest = one;
     }
-    if (oldest == blocks_.end()) return !once;
-    held -= oldest->second->bytes.size();
+    if (oldest == blocks_.end()) return !payload;
+    held -= oldest->second->size;
     blocks_.erase(oldest);
   }
   return true;
 }
 
 bool Blocks::add(const void* file, const BlockPtr& block) {
-  if (!make_room(block->bytes.size(), block->once)) return false;
-  (block->once ? waiting_ : kept_) += block->bytes.size();
+  if (!make_room(block->size, block->payload)) return false;
+  (block->payload ? payload_ : kept_) += block->size;
   block->used = std::chrono::steady_clock::now();
   blocks_[{file, block->begin}] = block;
   return true;
@@ -75,15 +114,14 @@ bool Blocks::add(const void* file, const BlockPtr& block) {
 void Blocks::remove(const void* file, const BlockPtr& block) {
   const auto found = blocks_.find({file, block->begin});
   if (found == blocks_.end() || found->second != block) return;
-  (block->once ? waiting_ : kept_) -= block->bytes.size();
+  (block->payload ? payload_ : kept_) -= block->size;
   blocks_.erase(found);
 }
 
-void Blocks::took(const void* file, const BlockPtr& block, uint64_t bytes) {
+void Blocks::took(const BlockPtr& block, uint64_t bytes) {
   block->settled = true;
   block->used = std::chrono::steady_clock::now();
   block->taken += bytes;
-  if (block->once && block->taken >= block->bytes.size()) remove(file, block);
 }
 
 void Blocks::set_limit(uint64_t bytes) {

@@ -13,15 +13,23 @@
 namespace ckpt::net {
 
 struct Block {
-  uint64_t begin = 0;
-  std::vector<std::byte> bytes;
+  Block(uint64_t from, uint64_t to);
+  ~Block();
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  uint64_t begin;
+  uint64_t size;
+  std::unique_ptr<std::byte[]> memory;
   Ticket ticket;         // null: the bytes are there
-  bool once = false;     // it is gone when all was read
+  bool payload = false;  // it makes room for others when all was read
   bool settled = false;  // the ticket was waited for
   uint64_t taken = 0;    // bytes that were read
   std::chrono::steady_clock::time_point used;
 
-  uint64_t end() const { return begin + bytes.size(); }
+  uint64_t end() const { return begin + size; }
+  std::span<std::byte> bytes() const { return {memory.get(), size}; }
+  bool is_spent() const { return payload && taken >= size; }
 };
 using BlockPtr = std::shared_ptr<Block>;
 
@@ -37,21 +45,23 @@ class Blocks {
   // one before it ends, or 0.
   uint64_t next(const void* file, uint64_t at) const;
   uint64_t before(const void* file, uint64_t at) const;
-  // Makes room; false if what is read once does not fit.
+  // Makes room for payload; false if there is none.
+  bool has_room(uint64_t bytes) { return make_room(bytes, true); }
+  // Makes room; false if payload does not fit.
   bool add(const void* file, const BlockPtr& block);
   void remove(const void* file, const BlockPtr& block);
-  void took(const void* file, const BlockPtr& block, uint64_t bytes);
+  static void took(const BlockPtr& block, uint64_t bytes);
 
   void set_limit(uint64_t bytes);
 
  private:
   using Key = std::pair<const void*, uint64_t>;
-  bool make_room(uint64_t bytes, bool once);
+  bool make_room(uint64_t bytes, bool payload);
 
   std::mutex mutex_;
   std::map<Key, BlockPtr> blocks_;
-  uint64_t kept_ = 0;     // bytes of blocks that stay
-  uint64_t waiting_ = 0;  // of those that are read once
+  uint64_t kept_ = 0;     // bytes of headers and the like
+  uint64_t payload_ = 0;  // and of payload
   uint64_t limit_ = uint64_t{64} << 20;
 };
 

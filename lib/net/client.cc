@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -11,6 +12,8 @@
 #include "lib/net/http.h"
 #include "lib/net/settings.h"
 #include "lib/net/transfer.h"
+#include "lib/net/url.h"
+#include "lib/net/window.h"
 
 namespace ckpt::net {
 namespace {
@@ -72,19 +75,26 @@ class Client {
     Clock::time_point due;
     Ticket transfer;
   };
+  // Requests for one host: those that its window lets through run.
+  struct Host {
+    explicit Host(size_t most) : window(most) {}
+    Window window;
+    size_t running = 0;
+    std::deque<Ticket> queue;
+  };
 
-  Client()
-      : connections_(static_cast<long>(settings().connections)),
-        multi_(curl().multi_init()) {
-    curl().multi_setopt(multi_, CURLMOPT_MAX_HOST_CONNECTIONS, connections_);
-    curl().multi_setopt(multi_, CURLMOPT_MAXCONNECTS, 4 * connections_);
+  Client() : connections_(settings().connections), multi_(curl().multi_init()) {
+    const auto most = static_cast<long>(connections_);
+    curl().multi_setopt(multi_, CURLMOPT_MAX_HOST_CONNECTIONS, most);
+    curl().multi_setopt(multi_, CURLMOPT_MAXCONNECTS, 4 * most);
     std::thread([this] { run(); }).detach();
   }
 
   void run() {
     while (true) {
       drop_cancelled();
-      begin_due();
+      take_due();
+      begin_queued();
       int running = 0;
       curl().multi_perform(multi_, &running);
       take_ended();
@@ -123,6 +133,7 @@ class Client {
       std::erase_if(waiting_,
                     [&](const Waiting& one) { return take(one.transfer); });
       std::erase_if(running_, take);
+      for (auto& [name, host] : hosts_) std::erase_if(host.queue, take);
     }
     for (const Ticket& one : gone) {
       if (one->easy) release(*one);
@@ -135,9 +146,16 @@ class Client {
     curl().multi_remove_handle(multi_, easy);
     transfer.easy = nullptr;
     free_.push_back(easy);
+    --host_of(transfer).running;
   }
 
-  void begin_due() {
+  Host& host_of(const Transfer& transfer) {
+    return hosts_
+        .try_emplace(parse_url(transfer.request.url).authority, connections_)
+        .first->second;
+  }
+
+  void take_due() {
     std::vector<Ticket> due;
     {
       const std::lock_guard lock(mutex_);
@@ -149,7 +167,22 @@ class Client {
         return true;
       });
     }
-    for (const Ticket& one : due) begin(one);
+    for (Ticket& one : due) {
+      Host& host = host_of(*one);
+      host.queue.push_back(std::move(one));
+    }
+  }
+
+  void begin_queued() {
+    for (auto& [name, host] : hosts_)
+      while (!host.queue.empty() && host.running < host.window.size()) {
+        const Ticket transfer = std::move(host.queue.front());
+        host.queue.pop_front();
+        ++host.running;
+        transfer->began = Clock::now();
+        host.window.began(transfer->began, host.running);
+        begin(transfer);
+      }
   }
 
   void begin(const Ticket& transfer) {
@@ -175,9 +208,17 @@ class Client {
           running_, [&](const Ticket& one) { return one->easy == easy; });
       const Ticket transfer = *found;
       running_.erase(found);
+      const uint64_t moved = transfer->moved();
       const bool more = transfer->finish(easy, code);
       curl().multi_remove_handle(multi_, easy);
       free_.push_back(easy);
+      Host& host = host_of(*transfer);
+      --host.running;
+      const auto now = Clock::now();
+      if (transfer->is_too_much())
+        host.window.refused(now, transfer->began);
+      else
+        host.window.ended(now, moved);
       if (more) {
         const std::lock_guard lock(mutex_);
         waiting_.push_back({Clock::now() + transfer->pause(), transfer});
@@ -188,7 +229,7 @@ class Client {
   }
 
   // Before what curl makes: settings that are wrong throw.
-  const long connections_;
+  const size_t connections_;
   CURLM* const multi_;
   std::mutex mutex_;
   std::condition_variable ended_;
@@ -197,6 +238,7 @@ class Client {
   // Of the thread alone.
   std::list<Ticket> running_;
   std::vector<CURL*> free_;
+  std::map<std::string, Host> hosts_;
 };
 
 }  // namespace

@@ -12,8 +12,9 @@ namespace {
 
 // What the other side calls the reply, for its operators.
 std::string request_id(const Response& response) {
-  for (const char* name : {"x-amz-request-id", "x-request-id",
-                           "x-guploader-uploadid", "x-amz-cf-id"})
+  for (const char* name :
+       {"x-amz-request-id", "x-request-id", "x-ms-request-id",
+        "x-guploader-uploadid", "x-amz-cf-id"})
     if (const std::string id = response.header(name); !id.empty())
       return text::printable(id.substr(0, 80));
   return {};
@@ -23,7 +24,8 @@ std::string request_id(const Response& response) {
 // repeat what was sent, keys and signatures among it.
 std::string reason(const Response& response) {
   std::string code = element(response.body, "Code");
-  if (code.empty()) code = response.header("x-error-code");
+  for (const char* name : {"x-error-code", "x-ms-error-code"})
+    if (code.empty()) code = response.header(name);
   if (code.empty()) return {};
   return text::printable(code.substr(0, 80));
 }
@@ -41,6 +43,10 @@ std::string access_hint(const Request& request) {
   if (request.path.starts_with("gs://"))
     return "set GOOGLE_OAUTH_ACCESS_TOKEN (gcloud auth print-access-token), or "
            "GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY";
+  if (request.path.starts_with("az://"))
+    return "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN of the account "
+           "AZURE_STORAGE_ACCOUNT, or AZURE_STORAGE_CONNECTION_STRING; a token "
+           "may have expired";
   return "if the URL was signed, its time may be over: ask for a new one";
 }
 

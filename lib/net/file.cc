@@ -53,9 +53,8 @@ NetFile::NetFile(Store& store, std::string path, const Facts& facts)
       size_(facts.size),
       version_(facts.version) {
   if (facts.head.empty()) return;
-  auto block = std::make_shared<Block>();
-  const auto bytes = std::as_bytes(std::span(facts.head));
-  block->bytes.assign(bytes.begin(), bytes.end());
+  auto block = std::make_shared<Block>(0, facts.head.size());
+  std::memcpy(block->memory.get(), facts.head.data(), facts.head.size());
   block->settled = true;
   Blocks& blocks = Blocks::get();
   const std::lock_guard lock(blocks.mutex());
@@ -83,15 +82,27 @@ void NetFile::check(const Response& response, const Request& asked) const {
   store_.arrived(path_, response);
 }
 
+// Of payload; null if there is no room for it. With the blocks' mutex held.
+BlockPtr NetFile::ask(uint64_t begin, uint64_t end) const {
+  Blocks& blocks = Blocks::get();
+  if (!blocks.has_room(end - begin)) return nullptr;
+  auto block = std::make_shared<Block>(begin, end);
+  block->payload = true;
+  blocks.add(this, block);
+  block->ticket = start(request(begin, block->bytes()));
+  return block;
+}
+
 // [begin, end) is in no block; `after` is where the next one begins. A little
 // at the end of a file is fetched with what is before it: directories of zip
 // archives lie there, and are read from the end on.
 void NetFile::add_gap(uint64_t begin, uint64_t end, uint64_t after,
                       std::byte* to, std::vector<Part>& parts) const {
   if (end - begin >= kLarge) {
-    for (uint64_t at = begin; at < end; at += kRange)
-      parts.push_back(
-          {nullptr, at, std::min(end, at + kRange), to + (at - begin)});
+    for (uint64_t at = begin; at < end; at += kRange) {
+      const uint64_t stop = std::min(end, at + kRange);
+      parts.push_back({ask(at, stop), at, stop, to + (at - begin)});
+    }
     return;
   }
   Blocks& blocks = Blocks::get();
@@ -101,13 +112,11 @@ void NetFile::add_gap(uint64_t begin, uint64_t end, uint64_t after,
         std::max(std::min(begin, size_ - kBlock), blocks.before(this, begin));
   if (from != run_end_) run_bytes_ = 0;
   const uint64_t ahead = std::clamp(run_bytes_, kBlock, kMostAhead);
-  auto block = std::make_shared<Block>();
-  block->begin = from;
-  block->bytes.resize(std::min({std::max(end, from + ahead), after, size_}) -
-                      from);
+  auto block = std::make_shared<Block>(
+      from, std::min({std::max(end, from + ahead), after, size_}));
   run_end_ = block->end();
-  run_bytes_ += block->bytes.size();
-  block->ticket = start(request(from, block->bytes));
+  run_bytes_ += block->size;
+  block->ticket = start(request(from, block->bytes()));
   blocks.add(this, block);
   parts.push_back({block, begin, end, to});
 }
@@ -152,10 +161,10 @@ void NetFile::read_once(uint64_t offset, std::span<std::byte> buffer) const {
         throw;
       }
     std::memcpy(part.to,
-                part.block->bytes.data() + (part.begin - part.block->begin),
+                part.block->memory.get() + (part.begin - part.block->begin),
                 part.end - part.begin);
     const std::lock_guard lock(blocks.mutex());
-    blocks.took(this, part.block, part.end - part.begin);
+    Blocks::took(part.block, part.end - part.begin);
   }
   for (Ticket& one : fills.all()) {
     const Ticket ended = one;
@@ -201,13 +210,8 @@ void NetFile::ask_for(uint64_t offset, uint64_t count) const {
       at = block->end();
       continue;
     }
-    auto block = std::make_shared<Block>();
-    block->begin = at;
-    block->once = true;
     const uint64_t stop = std::min({end, blocks.next(this, at), at + kRange});
-    block->bytes.resize(stop - at);
-    if (!blocks.add(this, block)) return;
-    block->ticket = start(request(at, block->bytes));
+    if (!ask(at, stop)) return;
     at = stop;
   }
 }

@@ -3,8 +3,11 @@
 //
 //   small reads   fetch a block of 64 KiB or more, which is kept: headers and
 //                 directories are read in many small steps
-//   large reads   go straight to the caller, 4 MiB to a request, all at once
-//   ask_for       fetches exactly that, and keeps it until it was read
+//   large reads   fetch exactly that, 4 MiB to a request, all at once. What
+//   came
+//                 is kept for as long as there is room: a tensor whose rows
+//                 change places is read by several reads that overlap
+//   ask_for       fetches the same before it is read
 #pragma once
 
 #include <mutex>
@@ -13,6 +16,8 @@
 #include "lib/net/store.h"
 
 namespace ckpt::net {
+
+struct Block;
 
 class NetFile final : public io::RemoteFile {
  public:
@@ -31,6 +36,7 @@ class NetFile final : public io::RemoteFile {
   std::vector<Part> cut(uint64_t offset, std::span<std::byte> buffer) const;
   void add_gap(uint64_t begin, uint64_t end, uint64_t after, std::byte* to,
                std::vector<Part>& parts) const;
+  std::shared_ptr<Block> ask(uint64_t begin, uint64_t end) const;
   void check(const Response& response, const Request& request) const;
 
   Store& store_;

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,6 +27,13 @@ struct Signing {
   std::string scheme;  // "aws:amz:us-east-1:s3"
   std::string key;
   std::string secret;
+};
+
+// What of an attempt goes into a signature of another kind.
+struct Attempt {
+  std::string method;  // "GET"
+  std::string range;   // "bytes=0-99"; "" for all
+  std::string if_match;
 };
 
 // Which version of a file is meant: what replies name differently is refused.
@@ -53,6 +61,9 @@ struct Request {
   std::vector<std::string> secret_headers;
   std::string user_password;
   std::optional<Signing> signing;
+  // Headers of each attempt, for the URL's own host.
+  std::function<std::vector<std::string>(const Attempt&)> sign = {};
+  bool signs_range = false;  // one of those headers says the range
   // Where bytes [begin, begin + into.size()) go; empty: the whole body is
   // wanted, as text.
   uint64_t begin = 0;

@@ -87,7 +87,9 @@ std::string token() {
   for (const char* name : {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
     if (std::string set = environment(name); !set.empty()) return set;
   const std::string path = environment("HF_TOKEN_PATH");
-  return first_line(path.empty() ? hub_home() + "/token" : path);
+  const std::string text =
+      read_secret(path.empty() ? hub_home() + "/token" : path);
+  return text.substr(0, text.find_first_of(" \r\n"));
 }
 
 bool is_offline() {

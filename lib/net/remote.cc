@@ -104,9 +104,11 @@ Store& store_of(const std::string& path) {
   static Store& hub = *make_hub_store().release();
   static Store& s3 = *make_s3_store().release();
   static Store& gcs = *make_gcs_store().release();
+  static Store& azure = *make_azure_store().release();
   if (path.starts_with("hf://")) return hub;
   if (path.starts_with("s3://")) return s3;
   if (path.starts_with("gs://")) return gcs;
+  if (path.starts_with("az://")) return azure;
   return web;
 }
 
@@ -231,7 +233,7 @@ std::string remote_problem() {
 
 RemoteTraffic remote_traffic() {
   const net::Traffic now = net::traffic();
-  return {now.requests, now.bytes};
+  return {now.requests, now.bytes, now.sent};
 }
 
 }  // namespace ckpt::io

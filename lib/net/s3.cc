@@ -9,35 +9,18 @@
 // One listing answers for everything in it: sizes, versions, what is absent.
 #include <fmt/format.h>
 
-#include <charconv>
-#include <set>
-
 #include "lib/net/aws.h"
+#include "lib/net/listed.h"
 #include "lib/net/settings.h"
-#include "lib/net/store.h"
 #include "lib/net/url.h"
 #include "lib/net/xml.h"
 
 namespace ckpt::net {
 namespace {
 
-constexpr size_t kMostNames = 1'000'000;
 // SHA-256 of nothing: the body of requests that only ask.
 constexpr std::string_view kEmptySum =
     "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-
-struct Place {
-  std::string bucket;
-  std::string key;
-};
-
-Place parse_place(const std::string& path) {
-  const std::string_view rest = std::string_view(path).substr(5);
-  const size_t slash = rest.find('/');
-  if (slash == rest.npos) return {std::string(rest), ""};
-  return {std::string(rest.substr(0, slash)),
-          std::string(rest.substr(slash + 1))};
-}
 
 struct Access {
   std::string endpoint;
@@ -68,57 +51,14 @@ Access gcs_access() {
   if (access.bearer.empty() && !key.empty())
     access.credentials =
         Credentials{key, environment("GS_SECRET_ACCESS_KEY"), ""};
+  if (access.bearer.empty() && key.empty())
+    access.bearer = google_machine_token();
   return access;
 }
 
-uint64_t size_number(const std::string& text) {
-  uint64_t value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
-}
-
-// Keys of a directory, as a listing gives them.
-struct Listing {
-  std::map<std::string, Facts> entries;  // by name
-};
-
-class ObjectStore final : public Store {
+class ObjectStore final : public ListedStore {
  public:
   explicit ObjectStore(Access (*find)()) : find_(find) {}
-
-  std::optional<Facts> look(const std::string& path) override {
-    const Place place = parse_place(path);
-    if (place.bucket.empty()) return std::nullopt;
-    if (!place.key.empty()) {
-      const std::string folder = folder_of(path);
-      const std::lock_guard lock(mutex_);
-      const auto found = listings_.find(folder);
-      if (found != listings_.end() && found->second) {
-        const auto entry = found->second->entries.find(last_name(path));
-        if (entry == found->second->entries.end()) return std::nullopt;
-        return entry->second;
-      }
-    }
-    if (listing(path)) {
-      Facts folder;
-      folder.directory = true;
-      return folder;
-    }
-    return place.key.empty() ? std::nullopt : head(path);
-  }
-
-  std::optional<Facts> look_again(const std::string& path) override {
-    return head(path);
-  }
-
-  std::optional<std::vector<std::string>> list(
-      const std::string& path) override {
-    const Listing* const found = listing(path);
-    if (!found) return std::nullopt;
-    std::vector<std::string> names;
-    for (const auto& [name, facts] : found->entries) names.push_back(name);
-    return names;
-  }
 
   Request request(const std::string& path) override {
     const Place place = parse_place(path);
@@ -136,22 +76,30 @@ class ObjectStore final : public Store {
     return made;
   }
 
-  void forget() override {
-    const std::lock_guard lock(mutex_);
-    listings_.clear();
+  // Keys that are given for a time are looked for again when it is over.
+  bool refused(const std::string&, const Request& asked) override {
+    if (!asked.signing) return false;
+    const std::lock_guard lock(access_mutex_);
+    const auto key = [&] {
+      return access_->credentials ? access_->credentials->key : "";
+    };
+    if (key() == asked.signing->key)
+      access_ = std::make_shared<const Access>(find_());
+    return key() != asked.signing->key;
   }
 
  private:
-  const Access& access() {
+  std::shared_ptr<const Access> access() {
     const std::lock_guard lock(access_mutex_);
-    if (!access_) access_ = find_();
-    return *access_;
+    if (!access_) access_ = std::make_shared<const Access>(find_());
+    return access_;
   }
 
   Request ask(const std::string& path, const std::string& bucket,
               const std::string& key, const std::string& query,
               std::string_view sum = kEmptySum) {
-    const Access& how = access();
+    const std::shared_ptr<const Access> held = access();
+    const Access& how = *held;
     const std::string region = region_of(bucket);
     Request made;
     made.path = path;
@@ -182,7 +130,7 @@ class ObjectStore final : public Store {
   }
 
   std::string region_of(const std::string& bucket) {
-    const std::string& usual = access().region;
+    const std::string usual = access()->region;
     const std::lock_guard lock(access_mutex_);
     const auto found = regions_.find(bucket);
     return found == regions_.end() ? usual : found->second;
@@ -198,22 +146,9 @@ class ObjectStore final : public Store {
     return true;
   }
 
-  // Null if nothing lies below it.
-  const Listing* listing(const std::string& path) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (const auto found = listings_.find(path); found != listings_.end())
-        return found->second ? &*found->second : nullptr;
-    }
-    std::optional<Listing> made = list_all(path);
-    const std::lock_guard lock(mutex_);
-    const auto& kept = listings_.emplace(path, std::move(made)).first->second;
-    return kept ? &*kept : nullptr;
-  }
-
-  std::optional<Listing> list_all(const std::string& path) {
+  std::optional<Listing> list_all(const std::string& path) override {
     const Place place = parse_place(path);
-    const std::string prefix = place.key.empty() ? "" : place.key + "/";
+    const std::string prefix = place.prefix();
     Listing all;
     bool any = place.key.empty();
     std::string token;
@@ -228,9 +163,7 @@ class ObjectStore final : public Store {
       token = element(page.body, "IsTruncated") == "true"
                   ? element(page.body, "NextContinuationToken")
                   : "";
-      if (all.entries.size() > kMostNames)
-        throw input_error({path, {}}, "more than {} names lie in it",
-                          kMostNames);
+      check_names(path, all);
     } while (!token.empty());
     if (!any) return std::nullopt;
     return all;
@@ -259,35 +192,22 @@ class ObjectStore final : public Store {
         key = decode(key);
       }
       if (!key.starts_with(prefix)) return std::string();
-      key.erase(0, prefix.size());
-      while (key.ends_with('/')) key.pop_back();
-      return key;
+      return key.substr(prefix.size());
     };
     bool any = false;
     for (const std::string_view part : elements(xml, "Contents")) {
       any = true;
-      const std::string name = name_of(part, "Key");
-      // "runs/" itself may be an object, which stands for the directory.
-      if (name.empty() || name.find('/') != name.npos) continue;
-      if (element(part, "Key").ends_with('/')) continue;
-      Facts facts;
-      facts.size = size_number(element(part, "Size"));
-      facts.version.etag = element(part, "ETag");
-      facts.tag = facts.version.etag;
-      all.entries[name] = std::move(facts);
+      add_object(name_of(part, "Key"), size_number(element(part, "Size")),
+                 element(part, "ETag"), all);
     }
     for (const std::string_view part : elements(xml, "CommonPrefixes")) {
       any = true;
-      const std::string name = name_of(part, "Prefix");
-      if (name.empty()) continue;
-      Facts facts;
-      facts.directory = true;
-      all.entries.try_emplace(name, std::move(facts));
+      add_folder(name_of(part, "Prefix"), all);
     }
     return any;
   }
 
-  std::optional<Facts> head(const std::string& path) {
+  std::optional<Facts> head(const std::string& path) override {
     Request asked = request(path);
     asked.head = true;
     Response response = fetch(asked);
@@ -298,19 +218,13 @@ class ObjectStore final : public Store {
     }
     if (response.status == 404) return std::nullopt;
     check_status(asked, response);
-    Facts facts;
-    facts.size = size_number(response.header("content-length"));
-    facts.version.etag = response.header("etag");
-    facts.tag = facts.version.etag;
-    return facts;
+    return facts_of_reply(response);
   }
 
   Access (*const find_)();
   std::mutex access_mutex_;
-  std::optional<Access> access_;
+  std::shared_ptr<const Access> access_;
   std::map<std::string, std::string> regions_;  // by bucket
-  std::mutex mutex_;
-  std::map<std::string, std::optional<Listing>> listings_;
 };
 
 }  // namespace

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/net/settings.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <fstream>
 
 #include "ckpt/error.h"
 #include "lib/text/number.h"
@@ -36,6 +38,15 @@ Settings read_settings() {
 }
 
 }  // namespace
+
+std::string read_secret(const std::string& path) {
+  constexpr std::streamsize kMost = 1 << 20;
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kMost, '\0');
+  file.read(text.data(), kMost);
+  text.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
+  return text;
+}
 
 std::string environment(const char* name) {
   const char* const value = std::getenv(name);

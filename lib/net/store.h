@@ -60,6 +60,7 @@ std::unique_ptr<Store> make_web_store();
 std::unique_ptr<Store> make_hub_store();
 std::unique_ptr<Store> make_s3_store();
 std::unique_ptr<Store> make_gcs_store();
+std::unique_ptr<Store> make_azure_store();
 
 Store& store_of(const std::string& path);
 

@@ -82,6 +82,11 @@ Transfer::~Transfer() {
   if (list_) curl().slist_free_all(list_);
 }
 
+std::string Transfer::range() const {
+  return fmt::format("{}-{}", request.begin + response.got,
+                     request.begin + request.into.size() - 1);
+}
+
 void Transfer::set_headers(CURL* handle) {
   const Curl& c = curl();
   if (list_) c.slist_free_all(list_);
@@ -94,7 +99,14 @@ void Transfer::set_headers(CURL* handle) {
     for (const std::string& line : request.secret_headers) add(line);
   // A weak ETag is not a promise about bytes, and may not be sent so.
   const std::string& etag = request.version.etag;
-  if (own_host_ && etag.starts_with('"')) add("If-Match: " + etag);
+  const bool binds = own_host_ && etag.starts_with('"');
+  if (binds) add("If-Match: " + etag);
+  if (own_host_ && request.sign)
+    for (const std::string& line :
+         request.sign({request.head ? "HEAD" : "GET",
+                       request.into.empty() ? "" : "bytes=" + range(),
+                       binds ? etag : ""}))
+      add(line);
   c.easy_setopt(handle, CURLOPT_HTTPHEADER, list_);
 }
 
@@ -109,6 +121,7 @@ void Transfer::prepare(CURL* handle) {
   head_checked_ = into_range_ = false;
   verdict_ = Verdict::kNone;
   before_ = response.got;
+  moved_ = sent_ = 0;
   const auto set = [&](CURLoption option, auto value) {
     c.easy_setopt(handle, option, value);
   };
@@ -145,10 +158,8 @@ void Transfer::prepare(CURL* handle) {
   } else if (own_host_ && !request.user_password.empty()) {
     set(CURLOPT_USERPWD, request.user_password.c_str());
   }
-  if (!request.into.empty())
-    set(CURLOPT_RANGE, fmt::format("{}-{}", request.begin + response.got,
-                                   request.begin + request.into.size() - 1)
-                           .c_str());
+  if (!request.into.empty() && !(own_host_ && request.signs_range))
+    set(CURLOPT_RANGE, range().c_str());
   set(CURLOPT_HEADERFUNCTION, &Transfer::on_header);
   set(CURLOPT_HEADERDATA, this);
   set(CURLOPT_WRITEFUNCTION, &Transfer::on_body);
@@ -160,7 +171,6 @@ void Transfer::prepare(CURL* handle) {
 // header x-amz-content-sha256: so each attempt reads the body once.
 void Transfer::prepare_body(CURL* handle) {
   const Curl& c = curl();
-  sent_ = 0;
   c.easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
   if (request.method == "DELETE") return;
   const uint64_t size = request.body ? request.body_bytes : request.text.size();
@@ -227,6 +237,7 @@ void Transfer::add_header(std::string_view line) {
 size_t Transfer::on_body(char* data, size_t size, size_t count, void* self) {
   auto& transfer = *static_cast<Transfer*>(self);
   count_traffic(0, size * count);
+  transfer.moved_ += size * count;
   return transfer.take({data, size * count}) ? size * count : 0;
 }
 

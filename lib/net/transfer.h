@@ -28,6 +28,11 @@ class Transfer {
   // The attempt ended. True if there will be another, after `pause()`.
   bool finish(CURL* easy, CURLcode code);
   std::chrono::milliseconds pause() const { return pause_; }
+  // Bytes of bodies in this attempt; the host said that it has too many.
+  uint64_t moved() const { return moved_ + sent_; }
+  bool is_too_much() const {
+    return response.status == 429 || response.status == 503;
+  }
 
   Request request;
   Response response;
@@ -35,6 +40,7 @@ class Transfer {
   bool cancelled = false;
   bool done = false;     // these two: under the client's lock
   CURL* easy = nullptr;  // while an attempt runs
+  std::chrono::steady_clock::time_point began;  // the attempt
 
  private:
   static size_t on_header(char* data, size_t size, size_t count, void* self);
@@ -51,6 +57,7 @@ class Transfer {
   bool fail(Error failure);
   Error curl_failure(CURLcode code) const;
   void set_headers(CURL* handle);
+  std::string range() const;  // that is still to come
 
   curl_slist* list_ = nullptr;
   std::string target_;    // the URL of the next attempt
@@ -58,6 +65,7 @@ class Transfer {
   int redirects_ = 0;
   uint64_t failures_ = 0;
   uint64_t sent_ = 0;    // of the body, in this attempt
+  uint64_t moved_ = 0;   // the same, of what came
   uint64_t before_ = 0;  // response.got when the attempt began
   bool head_checked_ = false;
   bool into_range_ = false;

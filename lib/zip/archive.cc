@@ -6,6 +6,7 @@
 #include "ckpt/error.h"
 #include "lib/codec/stream.h"
 #include "lib/crc32.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/zip/directory.h"
 #include "lib/zip/headers.h"
@@ -165,12 +166,15 @@ std::vector<Entry> read_entries(const io::Handle& file,
 // together, one read fetches many.
 class HeaderReader {
  public:
-  HeaderReader(const io::Handle& file, uint64_t end) : file_(file), end_(end) {}
+  HeaderReader(const io::Handle& file, uint64_t end)
+      : file_(file),
+        end_(end),
+        block_(io::remote_of(file) ? kRemoteBlock : kBlock) {}
 
   std::string_view read(uint64_t offset, uint64_t count, uint64_t next) {
     if (offset < begin_ || offset + count > begin_ + bytes_.size()) {
       const bool dense = next - offset < kDense;
-      const uint64_t wanted = dense ? std::max(count, kBlock) : count;
+      const uint64_t wanted = dense ? std::max(count, block_) : count;
       begin_ = offset;
       bytes_ = file_.read_string(offset, std::min(wanted, end_ - offset));
     }
@@ -180,8 +184,10 @@ class HeaderReader {
  private:
   static constexpr uint64_t kDense = 4 << 10;
   static constexpr uint64_t kBlock = 64 << 10;
+  static constexpr uint64_t kRemoteBlock = 1 << 20;  // a round trip each
   const io::Handle& file_;
   const uint64_t end_;
+  const uint64_t block_;
   uint64_t begin_ = 0;
   std::string bytes_;
 };
@@ -253,12 +259,16 @@ void find_data(const io::Handle& file, uint64_t directory,
   }
   std::ranges::stable_sort(order, {},
                            [](const Entry* e) { return e->header_offset; });
+  // Each would cost a round trip. What is computed is proven by the record's
+  // checksum when its bytes pass.
+  const bool far = io::remote_of(file) != nullptr;
   HeaderReader reader(file, directory);
   for (size_t i = 0; i < order.size(); ++i) {
     const bool last = i + 1 == order.size();
     const uint64_t next = last ? directory : order[i + 1]->header_offset;
-    if (headers == Headers::kComputed && compute_offset(*order[i], next))
-      continue;
+    const bool computes =
+        headers == Headers::kComputed || (far && order[i]->crc32 != 0);
+    if (computes && compute_offset(*order[i], next)) continue;
     read_local_header(file, reader, *order[i], next);
   }
 }

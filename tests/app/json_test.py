@@ -146,6 +146,38 @@ BAD = [
 ]
 
 
+# Members that two runs of one command don't share.
+CLOCKS = ("seconds", "peak_memory", "rate")
+
+
+def test_lines(folder):
+    """--ndjson is the same document: put together again from its lines."""
+    seen = set()
+    for name, code, argv in GOOD:
+        if name not in ("inspect", "ls", "verify", "diff", "scan", "family",
+                        "inspect_all", "show"):
+            continue
+        whole = CKPT.run(*argv, "--json", cwd=folder).want(code).json()
+        done = CKPT.run(*argv, "--ndjson", cwd=folder).want(code)
+        lines = [json.loads(line) for line in done.out.splitlines()]
+        document, lists = lines.pop(), {}
+        check_equal(document.pop("line"), "document", done.line)
+        for line in lines:
+            lists.setdefault(line.pop("line"), []).append(line)
+        for member, items in lists.items():
+            check_equal(document[member], len(items), f"{name} {member}")
+            document[member] = items
+            seen.add((name, member))
+        for left in (document, whole):
+            for clock in CLOCKS:
+                left.pop(clock, None)
+        check_equal(document, whole, done.line)
+    for want in (("ls", "entries"), ("diff", "differences"),
+                 ("verify", "problems"), ("inspect", "tensors"),
+                 ("scan", "files")):
+        check(want in seen, f"{want} never came by lines")
+
+
 def test_good(folder, name, code, argv):
     result = CKPT.run(*argv, "--json", cwd=folder).want(code)
     fits(result.out, name, result)
@@ -359,6 +391,7 @@ def prepare(suite, ckpt):
     for code, kind, argv in BAD:
         suite.add(f"{kind}: ckpt {' '.join(map(str, argv))[:60]}", test_bad,
                   code, kind, argv)
+    suite.add("--ndjson", test_lines)
     suite.add("path and tensor of an error", test_place)
     suite.add("numbers of differences", test_numbers)
     suite.add("plan.json", test_plan)

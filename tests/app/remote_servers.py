@@ -48,7 +48,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         fault = server.fault(request, number) if server.fault else None
         server.answer(self, request, fault)
 
-    do_HEAD = do_GET
+    do_HEAD = do_PUT = do_GET
 
     def reply(self, status, body=b"", headers=(), length=None):
         self.request_.status = status

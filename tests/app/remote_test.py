@@ -588,16 +588,28 @@ def test_hub_cache(folder):
         done = run("inspect", "hf://org/other",
                    env={**env, "HF_HUB_OFFLINE": "1"})
         check_equal(done.code, 3, done.err)
+        # A given revision: by its ref's name, and by its commit.
+        (repo / "refs" / "v1").write_text(hub.SHA)
+        for revision in ("v1", hub.SHA):
+            ok("inspect", f"hf://org/model@{revision}", "-q",
+               env={**env, "HF_HUB_OFFLINE": "1"})
+        check_equal(run("inspect", "hf://org/model@v2", env={
+            **env, "HF_HUB_OFFLINE": "1"}).code, 3, "no such revision")
+        ok("inspect", repo / "snapshots" / hub.SHA, "-q")
         # A directory of the cache is its main revision.
         check_equal(len(document(repo)["tensors"]),
                     len(document(root)["tensors"]), "tensors")
-        # One file is missing: it alone is fetched.
+        # One file is missing, of another the blob: they alone are fetched.
+        lost = repo / "snapshots" / hub.SHA / "model-00002-of-00003.safetensors"
+        lost.resolve().unlink()
+        hub.forget()
         (repo / "snapshots" / hub.SHA / "model-00001-of-00003.safetensors"
          ).unlink()
         for name in ("got", "want"):
             shutil.rmtree(folder / name)
         same_as_local("hf://org/model", root, folder, env)
-        check(cdn.requests, "the CDN was not asked")
+        check_equal({r.path.split("/")[-1].split("?")[0] for r in cdn.requests},
+                    {"model-00001-of-00003.safetensors", lost.name}, "fetched")
 
 
 def test_fetch(folder):

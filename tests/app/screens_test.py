@@ -31,6 +31,23 @@ COMMANDS = (
     ("inspect", LEGACY, "--shards", "--keys", "*linear_proj.weight"),
     ("diff", "hf/llama/ckpt", "hf/qwen3_bf16/ckpt"),
     ("diff", LEGACY, "megatron_legacy/lm_llama_pp2_bf16/ckpt", "--model-only"),
+    ("ls", LEGACY, "-l", "--model-only"),
+    ("show", "hf/llama/ckpt", "model.embed_tokens.weight[:3,:12]"),
+    ("verify", "hf/llama/ckpt", "hf/qwen3_bf16/ckpt"),
+    ("verify", "bad/safetensors/overlap.safetensors"),
+    ("scan", "torch_pt/training_objects/ckpt/ckpt_p2.pt"),
+    ("salvage", "hf/llama/ckpt", "nowhere", "-n"),
+    ("reshard", "fairseq2_native/qwen25_tp4dp1_mixed/ckpt", "nowhere", "--tp",
+     "8", "-n"),
+    ("inspect", "runs/verl_fsdp2_w2/ckpt", "--all"),
+    ("inspect", "hf/llama/ckpt", "--digest"),
+    ("family", "check", "hf/llama/ckpt"),
+)
+# What is of this machine and this moment: looked at, not kept.
+PASSING = (
+    ("doctor",),
+    ("ls", "runs/verl_fsdp2_w2/ckpt", "-l"),
+    ("doctor", "nowhere/else"),
 )
 
 
@@ -64,6 +81,10 @@ def shown(argv, width, env=None):
 
 def plain(text):
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    # Of the disk and the clock, wherever a line is folded.
+    text = re.sub(r"(?ms)^\S+: [\d.]+ \wiB free\n", "", text)
+    text = re.sub(r"(?ms)^takes about .*?\snow\n", "", text)
+    text = re.sub(r"(global_step_\d+ +[\d.]+ KiB) +\d+ \w+", r"\1", text)
     return re.sub(r"(?m)^(saved +).*", r"\1(when)", text)
 
 
@@ -93,6 +114,8 @@ def test_width(folder, width):
         text = plain(shown(command, width))
         sound(text, width, command)
         page += f"$ ckpt {' '.join(command)}\n{text}\n"
+    for command in PASSING:
+        sound(plain(shown(command, width)), width, command)
     golden = SCREENS / f"{width or 'pipe'}.out"
     if os.environ.get("CKPT_UPDATE_SCREENS"):
         golden.parent.mkdir(exist_ok=True)

@@ -58,3 +58,37 @@ TEST_CASE("table: numbers for people") {
 }
 
 }  // namespace ckpt::app
+
+namespace ckpt::app {
+
+TEST_CASE("folded: lines go on four columns in, and lose nothing") {
+  struct Row {
+    const char* text;
+    size_t width;
+    const char* folded;
+  };
+  const Row rows[] = {
+      {"one two three\n", 40, "one two three\n"},
+      {"one two three four five six\n", 20,
+       "one two three four\n    five six\n"},
+      {"no newline at the end", 20, "no newline at the\n    end"},
+      {"  indented words that go on\n", 20,
+       "  indented words\n    that go on\n"},
+      {"a/long/path/without/any/space/in/it\n", 20,
+       "a/long/path/without/\n    any/space/in/it\n"},
+      {"onewordthatcannotbebrokenatall\n", 20,
+       "onewordthatcannotbebrokenatall\n"},
+      {"short\n\nthen one that is folded\n", 20,
+       "short\n\nthen one that is\n    folded\n"},
+      {"\x1b[31mred\x1b[0m and plain words\n", 20,
+       "\x1b[31mred\x1b[0m and plain words\n"},
+      {"one two three four five six\n", 0, "one two three four five six\n"},
+      {"", 20, ""},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.text);
+    CHECK(folded(row.text, row.width) == row.folded);
+  }
+}
+
+}  // namespace ckpt::app

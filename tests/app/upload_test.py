@@ -15,6 +15,8 @@ import urllib.parse
 from pathlib import Path
 
 import remote_test as remote
+from json_test import faults, schema_of
+from remote_servers import Hub, Server
 from remote_test import KEY, S3, SECRET, layers, write_model
 from support import DATA, Skip, Suite, check, check_equal
 from upload_proxy import Proxy
@@ -493,6 +495,135 @@ def test_commands(folder):
         check(not place.left(), "leavings")
 
 
+def hub_with(folder):
+    """A repository of a large file, a small one and an index."""
+    root = folder / "hub/org/model"
+    write_model(root / "model.safetensors", layers(3, 4 << 20))
+    write_model(root / "sub" / "small.safetensors", layers(2, 100))
+    (root / "model.safetensors.index.json").write_text("{}")
+    cdn = Server(folder / "hub")
+    return Hub(folder / "hub", cdn, large=1000), cdn, root
+
+
+def fetched_as(place, key, root):
+    got = place.keys(key + "/")
+    want = sorted(str(p.relative_to(root)) for p in root.rglob("*")
+                  if p.is_file())
+    check_equal([k.removeprefix(key + "/") for k in got], want, "objects")
+    for name in want:
+        check(place.get(f"{key}/{name}") == (root / name).read_bytes(), name)
+
+
+def test_fetch(folder):
+    """From the hub to a bucket, and from there to another place: as they are,
+    each byte once, the index last, nothing left."""
+    hub, cdn, root = hub_with(folder)
+    size = sum(p.stat().st_size for p in root.rglob("*") if p.is_file())
+    with Place(folder) as place, hub, cdn:
+        env = {**place.env, "HF_ENDPOINT": hub.url}
+        done = run("fetch", "hf://org/model", place.url("new"), "--json",
+                   env=env).want(0).json()
+        check_equal(faults(done, schema_of("fetch")), [], "schema")
+        fetched_as(place, "new", root)
+        check(cdn.bytes + hub.bytes < size * 1.02 + 4096, "bytes that came")
+        check(place.proxy.sent < size * 1.02 + 4096, "bytes that were sent")
+        check(done["bytes_on_wire"] < 2.04 * size + 8192, done)
+        puts = [p for w, p in place.proxy.seen if w == "put"]
+        check("index.json" in puts[-1], puts)
+        check(not place.uploads() and not place.left(), "leavings")
+        check_equal(run("fetch", "hf://org/model", place.url("new"),
+                        env=env).code, 5, "what stands there")
+        run("fetch", place.url("new"), place.url("again"), env=env).want(0)
+        fetched_as(place, "again", root)
+        run("fetch", place.url("new/model.safetensors"),
+            place.url("one.safetensors"), env=env).want(0)
+        run("fetch", place.url("new/model.safetensors"), place.url("in/"),
+            env=env).want(0)
+        data = (root / "model.safetensors").read_bytes()
+        for key in ("one.safetensors", "in/model.safetensors"):
+            check(place.get(key) == data, key)
+        check(not place.uploads() and not place.left(), "leavings")
+        for args, code in ((("--verify",), 2), (("--include", "no*"), 3)):
+            check_equal(run("fetch", "hf://org/model", place.url("x"), *args,
+                            env=env).code, code, args)
+        check_equal(run("fetch", "hf://org/model", "hf://org/new",
+                        env=env).code, 2, "a target that can't be")
+
+
+def test_fetch_resumes(folder):
+    """What was sent stands, and is neither fetched nor sent again, unless its
+    bytes are needed for a sha256; a source that changed begins anew."""
+    write_model(folder / "s" / "m.safetensors", layers(5, 6 << 20))
+    with Place(folder) as place, Server(folder / "s") as server:
+        url = server.url + "/m.safetensors"
+        env = {**place.env, "CKPT_NET_RETRIES": "1"}
+        fail = lambda what, number, path: (  # noqa: E731
+            ("status", 503, "SlowDown") if what == "part" and number > 3
+            else None)
+        place.proxy.fault = fail
+        done = run("fetch", url, place.url("new/m"),
+                   env={**env, "CKPT_NET_CONNECTIONS": "1"})
+        check_equal(done.code, 6, done.err)
+        check("HTTP 503 SlowDown" in done.err, done.err)
+        check_equal(place.keys("new/"), [], "seen early")
+        place.proxy.fault = None
+        place.proxy.forget()
+        server.forget()
+        run("fetch", url, place.url("new/m"), env=env).want(0)
+        size = (folder / "s" / "m.safetensors").stat().st_size
+        check(server.bytes < size - 2 * PART, f"{server.bytes} came again")
+        check(place.proxy.sent < size - 2 * PART, "parts were sent again")
+        check(place.get("new/m") ==
+              (folder / "s" / "m.safetensors").read_bytes(), "bytes")
+        place.proxy.fault = fail
+        run("fetch", url, place.url("two"), env={
+            **env, "CKPT_NET_CONNECTIONS": "1"}).want(6)
+        write_model(folder / "s" / "m.safetensors", layers(5, 6 << 20), 9)
+        place.proxy.fault = None
+        run("fetch", url, place.url("two"), env=env).want(0)
+        check(place.get("two") ==
+              (folder / "s" / "m.safetensors").read_bytes(), "a mixture")
+        check(not place.uploads() and not place.left(), "leavings")
+
+
+def test_fetch_lies(folder):
+    """Other bytes than the hub promises never appear, and are not resumed."""
+    hub, cdn, root = hub_with(folder)
+    with Place(folder) as place, hub, cdn:
+        env = {**place.env, "HF_ENDPOINT": hub.url}
+        cdn.folder = folder / "lies"
+        write_model(folder / "lies/org/model/model.safetensors",
+                    layers(3, 4 << 20), 5)
+        args = ("fetch", "hf://org/model", place.url("new"), "--include",
+                "model.safetensors")
+        done = run(*args, env=env)
+        check_equal(done.code, 4, done.err)
+        check("the hub promises" in done.err, done.err)
+        check_equal(place.keys("new/"), [], "objects")
+        check(not place.uploads() and not place.left(), "leavings")
+        cdn.folder = folder / "hub"
+        run(*args, env=env).want(0)
+        check(place.get("new/model.safetensors") ==
+              (root / "model.safetensors").read_bytes(), "bytes")
+
+
+def test_plan(folder):
+    """A plan may be of URLs: run as it was made, refused when they changed."""
+    with Place(folder) as place:
+        source = big(folder)
+        SERVER.put(source, f"bucket/{place.base}src/model.safetensors")
+        plan = folder / "plan.json"
+        args = ("convert", place.url("src"), place.url("new"), "--to", "dcp")
+        run(*args, "-n", "-o", plan, env=place.env).want(0)
+        check("hunter2" not in plan.read_text(), "a secret")
+        run("run", plan, env=place.env).want(0)
+        run("verify", source, place.url("new"), env=place.env).want(0)
+        write_model(source, layers(3, 4 << 20), 3)
+        SERVER.put(source, f"bucket/{place.base}src/model.safetensors")
+        done = run("run", plan, env=place.env)
+        check(done.code not in (0, 70) and "src" in done.err, str(done))
+
+
 def test_refused(folder):
     """What can't be written says so."""
     source = big(folder, 1, 1000)
@@ -531,7 +662,8 @@ def main():
     suite = Suite(__doc__)
     for case, form in CONVERSIONS:
         suite.add("convert " + case, test_convert, case, form)
-    for test in (test_parts, test_abandoned, test_cleared, test_exists, test_raced,
+    for test in (test_fetch, test_fetch_resumes, test_fetch_lies, test_plan,
+                 test_parts, test_abandoned, test_cleared, test_exists, test_raced,
                  test_claimed, test_interrupt, test_gs, test_commands, test_refused,
                  test_dry_run):
         suite.add(test.__name__.removeprefix("test_"), test)

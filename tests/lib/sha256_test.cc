@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/net/hmac.h"
 #include "lib/sha256_kernel.h"
 
 namespace ckpt {
@@ -81,3 +82,24 @@ TEST_CASE("sha256: each kernel of this processor") {
 }
 
 }  // namespace ckpt
+
+TEST_CASE("HMAC-SHA256: the cases of RFC 4231") {
+  using ckpt::net::hmac_sha256;
+  CHECK(hmac_sha256(std::string(20, '\x0b'), "Hi There") ==
+        "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  CHECK(hmac_sha256("Jefe", "what do ya want for nothing?") ==
+        "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  CHECK(hmac_sha256(std::string(131, '\xaa'),
+                    "Test Using Larger Than Block-Size Key - Hash Key First") ==
+        "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
+TEST_CASE("base 64: the cases of RFC 4648, and what is none") {
+  using ckpt::net::from_base64;
+  CHECK(from_base64("") == "");
+  CHECK(from_base64("Zg==") == "f");
+  CHECK(from_base64("Zm8=") == "fo");
+  CHECK(from_base64("Zm9vYmFy") == "foobar");
+  for (const char* text : {"Zg", "Zg=", "Z===", "Zm9-", "Zm9v\n"})
+    CHECK(from_base64(text) == std::nullopt);
+}

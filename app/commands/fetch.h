@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `ckpt fetch` does with the files of its list: fetch_here.cc makes files
+// of this machine, fetch_there.cc objects below s3:// or gs://.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lib/io/file.h"
+#include "lib/progress.h"
+
+namespace ckpt::app {
+
+struct FetchFile {
+  std::string path;  // below the target
+  std::string url;
+  uint64_t bytes = 0;
+  std::string sha256 = {};  // that the other side promises; "" if none
+  std::string tag = {};     // of its version: "SIZE HASH"
+};
+
+struct FetchJob {
+  std::string target;
+  bool single = false;  // one file, not a directory
+  bool sync = true;     // wait for the disk
+  bool verify = false;  // read what stands there once more
+  std::vector<FetchFile> files;
+  Progress progress;
+
+  std::atomic<uint64_t> copying = 0;  // files at a time
+  std::atomic<uint64_t> fetched = 0;  // bytes
+  std::atomic<uint64_t> checked = 0;  // files with the promised sha256
+};
+
+// Both go on where an earlier run stopped.
+void fetch_here(FetchJob& job);
+void fetch_there(FetchJob& job);
+
+constexpr size_t kFetchThreads = 4;
+
+// Bytes of a file, in order and in steps; what follows, up to `last`, is asked
+// for ahead. Throws Interrupted after a signal.
+using TakeBytes =
+    std::function<void(uint64_t at, std::span<const std::byte> bytes)>;
+void fetch_bytes(FetchJob& job, const io::Handle& from, uint64_t begin,
+                 uint64_t end, uint64_t last, const TakeBytes& take);
+
+// Opens the source, which must have the bytes that the list says.
+io::Handle open_fetched(const FetchFile& file);
+// Throws if `sum` is not what was promised; counts it else.
+void check_sum(FetchJob& job, const FetchFile& file, const std::string& sum);
+
+}  // namespace ckpt::app

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/net/listed.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "ckpt/error.h"
+
+namespace ckpt::net {
+
+Place parse_place(const std::string& path) {
+  const std::string_view rest =
+      std::string_view(path).substr(path.find("://") + 3);
+  const size_t slash = rest.find('/');
+  if (slash == rest.npos) return {std::string(rest), ""};
+  return {std::string(rest.substr(0, slash)),
+          std::string(rest.substr(slash + 1))};
+}
+
+uint64_t size_number(const std::string& text) {
+  uint64_t value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+std::optional<Facts> ListedStore::look(const std::string& path) {
+  const Place place = parse_place(path);
+  if (place.bucket.empty()) return std::nullopt;
+  if (!place.key.empty()) {
+    const std::string folder = folder_of(path);
+    const std::lock_guard lock(mutex_);
+    const auto found = listings_.find(folder);
+    if (found != listings_.end() && found->second) {
+      const auto entry = found->second->entries.find(last_name(path));
+      if (entry == found->second->entries.end()) return std::nullopt;
+      return entry->second;
+    }
+  }
+  if (listing(path)) {
+    Facts folder;
+    folder.directory = true;
+    return folder;
+  }
+  return place.key.empty() ? std::nullopt : head(path);
+}
+
+std::optional<std::vector<std::string>> ListedStore::list(
+    const std::string& path) {
+  const Listing* const found = listing(path);
+  if (!found) return std::nullopt;
+  std::vector<std::string> names;
+  for (const auto& [name, facts] : found->entries) names.push_back(name);
+  return names;
+}
+
+void ListedStore::forget() {
+  const std::lock_guard lock(mutex_);
+  listings_.clear();
+}
+
+// Null if nothing lies below it.
+const Listing* ListedStore::listing(const std::string& path) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = listings_.find(path); found != listings_.end())
+      return found->second ? &*found->second : nullptr;
+  }
+  std::optional<Listing> made = list_all(path);
+  const std::lock_guard lock(mutex_);
+  const auto& kept = listings_.emplace(path, std::move(made)).first->second;
+  return kept ? &*kept : nullptr;
+}
+
+void check_names(const std::string& path, const Listing& listing) {
+  constexpr size_t kMostNames = 1'000'000;
+  if (listing.entries.size() > kMostNames)
+    throw input_error({path, {}}, "more than {} names lie in it", kMostNames);
+}
+
+void add_object(std::string name, uint64_t size, std::string etag,
+                Listing& listing) {
+  // "runs/" itself may be an object, which stands for the directory.
+  if (name.empty() || name.find('/') != name.npos) return;
+  Facts facts;
+  facts.size = size;
+  facts.version.etag = std::move(etag);
+  facts.tag = facts.version.etag;
+  listing.entries[std::move(name)] = std::move(facts);
+}
+
+void add_folder(std::string name, Listing& listing) {
+  while (name.ends_with('/')) name.pop_back();
+  if (name.empty()) return;
+  Facts facts;
+  facts.directory = true;
+  listing.entries.try_emplace(std::move(name), std::move(facts));
+}
+
+Facts facts_of_reply(const Response& response) {
+  Facts facts;
+  facts.size = size_number(response.header("content-length"));
+  facts.version.etag = response.header("etag");
+  facts.tag = facts.version.etag;
+  return facts;
+}
+
+}  // namespace ckpt::net

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stores whose objects are found by listings: a directory is what their keys
+// have in common up to a slash. One listing answers for everything in it:
+// sizes, versions, what is absent.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/net/store.h"
+
+namespace ckpt::net {
+
+// s3://BUCKET/KEY
+struct Place {
+  std::string bucket;
+  std::string key;
+
+  // Of what lies in it as in a directory.
+  std::string prefix() const { return key.empty() ? "" : key + "/"; }
+};
+Place parse_place(const std::string& path);
+
+struct Listing {
+  std::map<std::string, Facts> entries;  // by name
+};
+
+class ListedStore : public Store {
+ public:
+  std::optional<Facts> look(const std::string& path) override;
+  std::optional<Facts> look_again(const std::string& path) override {
+    return head(path);
+  }
+  std::optional<std::vector<std::string>> list(
+      const std::string& path) override;
+  void forget() override;
+
+ protected:
+  // All pages of the listing; nothing if nothing lies below it, or if it can't
+  // be listed.
+  virtual std::optional<Listing> list_all(const std::string& path) = 0;
+  // An object, asked for by its name.
+  virtual std::optional<Facts> head(const std::string& path) = 0;
+
+ private:
+  const Listing* listing(const std::string& path);
+
+  std::mutex mutex_;
+  std::map<std::string, std::optional<Listing>> listings_;
+};
+
+// Throws if a listing has more names than a checkpoint can have files.
+void check_names(const std::string& path, const Listing& listing);
+// An object of a listing; names of directories and of what lies deeper are
+// left out.
+void add_object(std::string name, uint64_t size, std::string etag,
+                Listing& listing);
+void add_folder(std::string name, Listing& listing);
+Facts facts_of_reply(const Response& response);
+
+uint64_t size_number(const std::string& text);
+
+}  // namespace ckpt::net

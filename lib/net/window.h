@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many requests to one host run at once.
+//
+//   doubles   while twice as many move more bytes a second
+//   stays     when they don't; now and then a few more are tried
+//   halves    when the host says that it is too much (429, 503), once for all
+//             that ran together
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace ckpt::net {
+
+class Window {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Between 1 and `most`.
+  explicit Window(size_t most);
+
+  size_t size() const { return size_; }
+  // A request began, with so many under way, it among them.
+  void began(Clock::time_point now, size_t running);
+  // One ended that moved so many bytes.
+  void ended(Clock::time_point now, uint64_t bytes);
+  // The host refused one that began then: it has too many.
+  void refused(Clock::time_point now, Clock::time_point began);
+
+ private:
+  void next_epoch(Clock::time_point now);
+  void judge(double rate);
+
+  size_t most_;
+  size_t size_;
+  size_t before_ = 0;      // the size that the last step came from; 0: none
+  double rate_ = 0;        // at that size, bytes a second
+  bool doubling_ = true;   // until the first step that gained nothing
+  size_t rest_ = 0;        // epochs until the next step
+  Clock::time_point cut_;  // when it was halved last
+  // Of the epoch: as many requests as run at once.
+  Clock::time_point begin_;
+  uint64_t bytes_ = 0;
+  size_t ended_ = 0;
+  bool full_ = false;  // all of the window was used
+};
+
+}  // namespace ckpt::net

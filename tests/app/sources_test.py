@@ -1,0 +1,482 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Sources on other machines, looked at from the wire: how many requests there
+are and how many at once, which bytes come twice, and where a secret may never
+be. Servers are on loopback."""
+
+import base64
+import json
+import os
+import sys
+import time
+import urllib.parse
+
+import remote_test as remote
+from remote_servers import Hub, Server
+from remote_test import CLEAN, layers, ok, run, write_model
+from support import Suite, check, check_equal, read_safetensors
+
+FULL = False
+
+
+class Counting(Server):
+    """Answers after a while, and knows how many wait. More than `limit` at
+    once are refused as S3 refuses them."""
+
+    def __init__(self, folder, seconds=0.25, limit=1000):
+        super().__init__(folder)
+        self.seconds, self.limit = seconds, limit
+        self.running = self.most = self.refused = 0
+
+    def answer(self, handler, request, fault):
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            many = self.running > self.limit
+            self.refused += many
+        try:
+            time.sleep(self.seconds)
+            super().answer(handler, request,
+                           ("status", 503) if many else fault)
+        finally:
+            with self.lock:
+                self.running -= 1
+
+
+def convert(server, folder, **env):
+    args = ("convert", server.url + "/m.safetensors", folder / "out", "--to",
+            "safetensors", "-q", "--no-fsync")
+    done = ok(*args, env=env)
+    check_equal(read_safetensors(next((folder / "out").glob("*.safetensors"))),
+                read_safetensors(folder / "m.safetensors"), "tensors")
+    return done
+
+
+def test_grows(folder):
+    """More requests at once, while that moves more; never more than allowed."""
+    write_model(folder / "m.safetensors", layers(40, 4 << 20))
+    with Counting(folder) as server:
+        convert(server, folder)
+        check(server.most > 9, f"{server.most} at once")
+    folder = folder / "few"
+    write_model(folder / "m.safetensors", layers(8, 4 << 20))
+    with Counting(folder) as server:
+        convert(server, folder, CKPT_NET_CONNECTIONS="3")
+        check_equal(server.most, 3, "at once")
+
+
+def test_shrinks(folder):
+    """A server that takes four at a time is not asked for eight all the time:
+    what it refuses ends, and the run does not."""
+    write_model(folder / "m.safetensors", layers(40, 4 << 20))
+    with Counting(folder, 0.15, limit=4) as server:
+        convert(server, folder)
+        good = len(server.requests) - server.refused
+        check(server.refused > 0, "nothing was refused")
+        check(server.refused < good / 2,
+              f"{server.refused} refused of {good + server.refused}")
+
+
+def ranges(server, name):
+    return [r for r in server.requests if r.path.endswith(name)
+            and r.status == 206]
+
+
+def test_zip(folder):
+    """The directory of a zip: what is behind it, then all of it. A small one
+    comes with the first."""
+    for count, most in ((300, 1), (12_000, 2)):
+        name = f"m{count}.pt"
+        write_model(folder / "m.safetensors",
+                    {f"layers.{i}.some.longer.name.weight": 64
+                     for i in range(count)})
+        ok("convert", folder / "m.safetensors", folder / name, "-q")
+        size = (folder / name).stat().st_size
+        with Server(folder) as server:
+            ok("inspect", server.url + "/" + name, "-q")
+            seen = ranges(server, name)
+            first = [r.headers["range"].removeprefix("bytes=").split("-")
+                     for r in seen]
+            # A small one lies in what the first look at the end brings.
+            behind = [int(b) for b, e in first if int(e) > size // 2]
+            check(0 < len(behind) <= most, f"{len(behind)} for the directory "
+                  f"of {count} records: {first}")
+            check(len(server.requests) <= most + 5, first)
+            print(f"  zip of {count} records, {size >> 10} KiB: "
+                  f"{len(behind)} requests for its directory, "
+                  f"{len(server.requests)} in all, {server.bytes >> 10} KiB",
+                  flush=True)
+
+
+class Listed(Server):
+    """A bucket's objects by ListObjectsV2, 1000 on a page."""
+
+    PAGE = 1000
+
+    def answer(self, handler, request, fault):
+        parts = urllib.parse.urlsplit(request.path)
+        query = {k: v[0] for k, v in urllib.parse.parse_qs(
+            parts.query, keep_blank_values=True).items()}
+        if "list-type" not in query:
+            return super().answer(handler, request, fault)
+        root = self.folder / parts.path.strip("/")
+        prefix = query["prefix"]
+        names = sorted(os.listdir(root / prefix)) \
+            if (root / prefix).is_dir() else []
+        at = int(query.get("continuation-token", 0))
+        rows = "".join(
+            f"<Contents><Key>{prefix}{n}</Key><ETag>&quot;e&quot;</ETag><Size>"
+            f"{(root / prefix / n).stat().st_size}</Size></Contents>"
+            for n in names[at:at + self.PAGE])
+        more = at + self.PAGE < len(names)
+        rows += f"<IsTruncated>{str(more).lower()}</IsTruncated>"
+        if more:
+            rows += "<NextContinuationToken>" \
+                f"{at + self.PAGE}</NextContinuationToken>"
+        handler.reply(200, f"<R><EncodingType>url</EncodingType>{rows}</R>"
+                      .encode())
+
+
+def test_index(folder):
+    """A DCP of many files: its index, the listing's pages, and no file."""
+    count = 16_384 if FULL else 2_048
+    write_model(folder / "m.safetensors", {"w": count * 4})
+    (folder / "b").mkdir()
+    ok("convert", folder / "m.safetensors", folder / "b" / "step", "--to",
+       "dcp", "--dp", str(count), "-q", "--no-fsync", "--no-manifest")
+    files = len(list((folder / "b" / "step").glob("*.distcp")))
+    check_equal(files, count, "files")
+    index = (folder / "b" / "step" / ".metadata").stat().st_size
+    pages = count // Listed.PAGE + 1
+    with Listed(folder) as server:
+        started = time.monotonic()
+        ok("inspect", "s3://b/step", "-q", env={
+            "AWS_ENDPOINT_URL": server.url, "AWS_NO_SIGN_REQUEST": "1"})
+        seconds = time.monotonic() - started
+        seen = [r.path for r in server.requests]
+        whole = [r for r in server.requests if r.path.endswith(".metadata")]
+        print(f"  DCP of {count} files, index of {index >> 10} KiB: "
+              f"{len(seen)} requests ({pages} pages of the listing, "
+              f"{len(whole)} for the index), {server.bytes >> 10} KiB, "
+              f"{seconds:.1f} s", flush=True)
+        check(not [p for p in seen if ".distcp" in p], "files were asked for")
+        check(len(whole) <= 3 + (index >> 20), [r.headers.get("range")
+                                                for r in whole])
+        check(len(seen) <= pages + len(whole) + 8, seen)
+
+
+def llama(folder, hidden=1024, layers=1):
+    """A model of Hugging Face's, by its published names."""
+    heads, ffn, vocab = hidden // 128, 256, 64
+    shapes = {"model.embed_tokens.weight": (vocab, hidden),
+              "model.norm.weight": (hidden,), "lm_head.weight": (vocab, hidden)}
+    for i in range(layers):
+        p = f"model.layers.{i}."
+        for q in "qkvo":
+            shapes[f"{p}self_attn.{q}_proj.weight"] = (hidden, hidden)
+        for m in ("gate", "up"):
+            shapes[f"{p}mlp.{m}_proj.weight"] = (ffn, hidden)
+        shapes[p + "mlp.down_proj.weight"] = (hidden, ffn)
+        for n in ("input", "post_attention"):
+            shapes[f"{p}{n}_layernorm.weight"] = (hidden,)
+    write_model(folder / "model.safetensors",
+                {n: 2 * s[0] * (s[1] if len(s) > 1 else 1)
+                 for n, s in shapes.items()})
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size])
+    for name, entry in header.items():
+        entry["dtype"], entry["shape"] = "BF16", list(shapes[name])
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    # Finite: exponents stay in the middle.
+    raw = bytearray(data[8 + size:])
+    raw[1::2] = bytes(b & 0x81 | 0x3C for b in raw[1::2])
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw)
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden, "intermediate_size": ffn,
+        "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": heads, "head_dim": 128, "vocab_size": vocab,
+        "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "hidden_act": "silu"}))
+
+
+def test_once(folder):
+    """Tensors whose rows change places are read once over the wire, though
+    the plan reads them by rows that overlap."""
+    llama(folder / "hf")
+    ok("convert", folder / "hf", folder / "s" / "f2", "--to",
+       "fairseq2", "-q", "--no-fsync", "--no-manifest", "--tp", "2")
+    with Server(folder / "s") as server:
+        for keys, wanted in (("*.q_proj.*", 1), ("*.[qk]_proj.*", 2)):
+            server.forget()
+            ok("convert", server.url + "/f2", folder / f"out{wanted}",
+               "--keys", keys, "--to", "safetensors", "-q", "--no-fsync")
+            bytes_wanted = wanted * 1024 * 1024 * 2
+            payload = sum(r.sent for r in server.requests
+                          if r.path.endswith(".pt") and r.sent > 1 << 17)
+            print(f"  {keys}: {server.bytes / bytes_wanted:.3f} of "
+                  f"{bytes_wanted} bytes, {len(server.requests)} requests",
+                  flush=True)
+            check(payload <= bytes_wanted * 1.02,
+                  f"{payload} bytes of payload for {bytes_wanted}")
+
+
+class Expiring(Server):
+    """Takes the key AKIDOLD for the first bytes alone, as S3 does."""
+
+    def __init__(self, folder, renew):
+        super().__init__(folder)
+        self.renew = renew
+        self.expired = 0
+
+    def answer(self, handler, request, fault):
+        if "list-type" in request.path:
+            return handler.reply(404, b"")
+        old = "Credential=AKIDOLD/" in request.headers.get("authorization", "")
+        if old and self.bytes > 8 << 20:
+            self.expired += 1
+            self.renew()
+            return handler.reply(400, b"<Error><Code>ExpiredToken</Code>"
+                                      b"</Error>", {"x-amz-request-id": "r9"})
+        super().answer(handler, request, fault)
+
+
+def test_expired(folder):
+    """Keys that expire in a run are looked for again where they came from; if
+    they are the same, that is said."""
+    write_model(folder / "b" / "m.safetensors", layers(12, 4 << 20))
+
+    def profile(key):
+        (folder / "aws").write_text(
+            f"[default]\naws_access_key_id = {key}\n"
+            "aws_secret_access_key = hunter2\n")
+    for renews in (True, False):
+        profile("AKIDOLD")
+        with Expiring(folder, lambda: renews and profile("AKIDNEW")) as server:
+            done = run("convert", "s3://b/m.safetensors",
+                       folder / f"out{renews}", "--to", "safetensors", "-q",
+                       env={**AWS, "AWS_ENDPOINT_URL": server.url,
+                            "AWS_SHARED_CREDENTIALS_FILE":
+                            str(folder / "aws")})
+            check(server.expired, "nothing expired")
+        if renews:
+            done.want(0)
+            got = read_safetensors(next((folder / "outTrue").glob("*.s*")))
+            check_equal(got, read_safetensors(folder / "b/m.safetensors"),
+                        "tensors")
+        else:
+            check_equal(done.code, 6, done.err)
+            check("the credentials have expired (HTTP 400 ExpiredToken, "
+                  "request id r9)" in done.err, done.err)
+            check(not (folder / "outFalse").exists(), "a target")
+
+
+# --------------------------------------------------------------------- secrets
+SECRET = "hunter2"
+SIGNED = "X-Amz-Signature=hunter2&sig=hunter2"
+AWS = {"AWS_REGION": "us-east-1"}
+
+
+def aws_files(folder, server):
+    (folder / "aws").write_text(
+        "[work]\naws_access_key_id = AKID\naws_secret_access_key = "
+        "hunter2-key\naws_session_token = hunter2-session\n")
+    return {**AWS, "AWS_PROFILE": "work", "AWS_ENDPOINT_URL": server.url,
+            "AWS_SHARED_CREDENTIALS_FILE": str(folder / "aws")}
+
+
+def token_file(folder, server):
+    (folder / "token").write_text("hunter2-file\n")
+    return {"HF_ENDPOINT": server.url, "HF_TOKEN_PATH": str(folder / "token")}
+
+
+# How a secret comes in: (URL, environment) for a server.
+SOURCES = {
+    "user and password": lambda f, s: (
+        s.url.replace("//", "//me:hunter2@") + "/b/m.safetensors", {}),
+    "signed query": lambda f, s: (s.url + "/b/m.safetensors?" + SIGNED, {}),
+    "HF_TOKEN": lambda f, s: ("hf://org/model", {
+        "HF_ENDPOINT": s.url, "HF_TOKEN": "hunter2-hf"}),
+    "HF_TOKEN_PATH": lambda f, s: ("hf://org/model", token_file(f, s)),
+    "HF_ENDPOINT with a password": lambda f, s: ("hf://org/model", {
+        "HF_ENDPOINT": s.url.replace("//", "//me:hunter2@")}),
+    "AWS keys": lambda f, s: ("s3://b/m.safetensors", {
+        **AWS, "AWS_ENDPOINT_URL": s.url, "AWS_ACCESS_KEY_ID": "AKID",
+        "AWS_SECRET_ACCESS_KEY": "hunter2-key",
+        "AWS_SESSION_TOKEN": "hunter2-session"}),
+    "AWS profile": lambda f, s: ("s3://b/m.safetensors", aws_files(f, s)),
+    "AWS container": lambda f, s: ("s3://b/m.safetensors", {
+        **AWS, "AWS_ENDPOINT_URL": s.url,
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": s.url + "/keys.json",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN": "hunter2-container"}),
+    "AWS machine": lambda f, s: ("s3://b/m.safetensors", {
+        **AWS, "AWS_ENDPOINT_URL": s.url, "AWS_EC2_METADATA_DISABLED": "false",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": s.url}),
+    "GS bearer": lambda f, s: ("gs://b/m.safetensors", {
+        "GS_ENDPOINT_URL": s.url,
+        "GOOGLE_OAUTH_ACCESS_TOKEN": "hunter2-oauth"}),
+    "GS HMAC": lambda f, s: ("gs://b/m.safetensors", {
+        "GS_ENDPOINT_URL": s.url, "GS_ACCESS_KEY_ID": "GOOG",
+        "GS_SECRET_ACCESS_KEY": "hunter2-hmac"}),
+    "GCE machine": lambda f, s: ("gs://b/m.safetensors", {
+        "GS_ENDPOINT_URL": s.url,
+        "GCE_METADATA_HOST": s.url.removeprefix("http://")}),
+    "Azure key": lambda f, s: ("az://b/m.safetensors", {
+        "AZURE_STORAGE_ACCOUNT": "a", "AZURE_STORAGE_KEY":
+        base64.b64encode(b"hunter2-azure").decode(),
+        "AZURE_STORAGE_BLOB_ENDPOINT": s.url}),
+    "Azure SAS": lambda f, s: ("az://b/m.safetensors", {
+        "AZURE_STORAGE_ACCOUNT": "a",
+        "AZURE_STORAGE_SAS_TOKEN": "?" + SIGNED,
+        "AZURE_STORAGE_BLOB_ENDPOINT": s.url}),
+    "Azure bearer": lambda f, s: ("az://b/m.safetensors", {
+        "AZURE_STORAGE_ACCOUNT": "a",
+        "AZURE_STORAGE_AUTH_TOKEN": "hunter2-bearer",
+        "AZURE_STORAGE_BLOB_ENDPOINT": s.url}),
+    "a proxy's password": lambda f, s: (s.url + "/b/m.safetensors", {
+        "http_proxy": s.url.replace("//", "//me:hunter2@"), "no_proxy": ""}),
+}
+
+# What must not be seen: the secret, and what is made of it.
+SHOWN = [SECRET, base64.b64encode(b"hunter2").decode()[:8],
+         base64.b64encode(b"me:hunter2").decode(),
+         base64.b64encode(b"hunter2-azure").decode()[:12]]
+
+
+class Keys(Hub):
+    """Files, the hub's API, and the services that give out keys; listings of
+    buckets are refused, objects are looked at by name."""
+
+    def __init__(self, folder):
+        self.cdn = Server(folder)
+        super().__init__(folder, self.cdn, large=300)
+        self.broken = None
+
+    def __exit__(self, *_):
+        super().__exit__()
+        self.cdn.__exit__()
+
+    def answer(self, handler, request, fault):
+        path = request.path
+        if path.startswith("http://"):  # as a proxy
+            path = "/" + path.split("/", 3)[3]
+        request.path = path
+        keys = json.dumps({"AccessKeyId": "AKID", "Token": "hunter2-session",
+                           "SecretAccessKey": "hunter2-secret"}).encode()
+        if path == "/keys.json":
+            check_equal(request.headers.get("authorization"),
+                        "hunter2-container", "container's token")
+            return handler.reply(200, keys)
+        if path == "/latest/api/token":
+            return handler.reply(200, b"hunter2-imds")
+        if path.startswith("/latest/meta-data/iam/security-credentials/"):
+            check_equal(request.headers.get("x-aws-ec2-metadata-token"),
+                        "hunter2-imds", "machine's token")
+            return handler.reply(200, keys if path.endswith("/role")
+                                 else b"role\n")
+        if path.startswith("/computeMetadata/"):
+            check_equal(request.headers.get("metadata-flavor"), "Google", "")
+            return handler.reply(200, b'{"access_token": "hunter2-gce"}')
+        if "list-type" in path or "comp=list" in path:
+            return handler.reply(404, b"")
+        if self.broken and not path.startswith("/api/"):
+            return handler.reply(*self.broken)
+        if path.startswith(("/api/", "/org/")):
+            return super().answer(handler, request, fault)
+        return Server.answer(self, handler, request, fault)
+
+
+
+def said_by(folder, url, env):
+    """All that commands print and write about a URL."""
+    said = []
+    out = folder / "out"
+
+    def note(*args, **more):
+        done = run(*args, env={**env, "CKPT_NET_RETRIES": "0", **more})
+        said.extend((done.out, done.err))
+        return done
+    check_equal(note("inspect", url, "-vv", "--json").code, 0, said[-1])
+    note("verify", url, "-vv", "--ndjson")
+    note("inspect", url, "--html", out / "page.html")
+    note("convert", url, out / "new", "--to", "dcp", "-vv", "--trace",
+         out / "trace.json", "--progress", "json", "--json")
+    check((out / "new").is_dir(), said[-1])
+    note("convert", url, out / "planned", "--to", "dcp", "-n", "-vv", "-o",
+         out / "plan.json")
+    note("fetch", url, out / "fetched", "-vv", "--progress", "always")
+    note("convert", url, out / "small", "--to", "gguf", "-vv")
+    return said
+
+
+BROKEN = {
+    403: (403, b"<Error><Code>SignatureDoesNotMatch</Code><Message>hunter2"
+               b"</Message></Error>", {"x-request-id": "r1"}),
+    404: (404, b"hunter2"),
+    429: (429, b"hunter2"),
+    400: (400, b"<Error><Code>ExpiredToken</Code><T>hunter2</T></Error>"),
+    301: (301, b"", {"Location": "http://me:hunter2@127.0.0.1:1/x?sig=hunter2"}),
+    200: (200, b"<html>not a model", {"Content-Type": "text/html"}),
+}
+
+
+def test_secrets(folder, name):
+    """No way in leads out: not by -vv, JSON, progress, manifests, journals,
+    plans, traces, pages or messages of what fails."""
+    write_model(folder / "s" / "b" / "m.safetensors", layers(2, 1000))
+    write_model(folder / "s" / "org/model" / "m.safetensors", layers(2, 1000))
+    (folder / "out").mkdir()
+    with Keys(folder / "s") as server:
+        url, env = SOURCES[name](folder, server)
+        said = said_by(folder, url, env)
+        check(server.requests, "nobody was asked")
+        # All of them with --full; else two for each source.
+        at = list(SOURCES).index(name)
+        statuses = list(BROKEN)
+        for status in statuses if FULL else (statuses[at % 6],
+                                             statuses[(at + 3) % 6]):
+            server.broken = BROKEN[status]
+            for args in (("convert", url, folder / "out" / "half", "--to",
+                          "dcp", "-vv"),
+                         ("fetch", url, folder / "out" / "half2", "--json")):
+                done = run(*args, env={**env, "CKPT_NET_RETRIES": "0"})
+                said += [done.out, done.err]
+        server.broken = None
+    # The server is gone.
+    done = run("inspect", url, "-vv", env={**env, "CKPT_NET_RETRIES": "0"})
+    check(done.code in (3, 6), f"{done.code}: {done.err}")
+    said += [done.out, done.err]
+    said += [p.name + p.read_text("utf-8", "replace")
+             for p in (folder / "out").rglob("*") if p.is_file()]
+    for text in said:
+        for secret in SHOWN:
+            at = text.find(secret)
+            check(at < 0, f"shown: {text[max(0, at - 200):at + 20]}")
+
+
+def main():
+    suite = Suite(__doc__)
+    for test in (test_grows, test_shrinks, test_zip, test_index, test_once,
+                 test_expired):
+        suite.add(test.__name__.removeprefix("test_"), test)
+    for name in SOURCES:
+        suite.add("secrets " + name, test_secrets, name)
+
+    def prepare(which, ckpt):
+        global FULL
+        FULL = which.full
+        remote.CKPT = ckpt
+        probe = ckpt.run("inspect", "http://127.0.0.1:1/x",
+                         env={**CLEAN, "CKPT_NET_RETRIES": "0"})
+        if probe.code == 7:
+            print("skipped: " + probe.err.strip())
+            sys.exit(77)
+    suite.main(prepare)
+
+
+if __name__ == "__main__":
+    main()
