@@ -381,8 +381,19 @@ class DeepSpeedWriter final : public formats::Writer {
     return source;
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
-    if (!wants_ranks(source, layout))
-      return UniversalWriter(source, layout).build();
+    if (!wants_ranks(source, layout)) {
+      Target target = UniversalWriter(source, layout).build();
+      if (source.format == name() && !layout.single_file)
+        target.problems.push_back(
+            {Problem::Severity::kNote,
+             "universal",
+             source.path,
+             {},
+             "written as a universal checkpoint, for any number of ranks: load "
+             "it with load_universal_checkpoint; --dp N with 2 and more writes "
+             "ranks' own files"});
+      return target;
+    }
     check_whole(source);
     Target target = lay_out_ranks(source, layout.topology.dp);
     target.files.push_back(

@@ -5,11 +5,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 
 #include "ckpt/error.h"
-#include "containers/torch/item.h"
 #include "formats/megatron/dist/zarr_scan.h"
 #include "formats/megatron/legacy/objects.h"
 #include "formats/megatron/legacy/states.h"
@@ -24,6 +22,8 @@
 #include "formats/megatron/options.h"
 #include "formats/megatron/state/common.h"
 #include "formats/megatron/state/optimizer.h"
+#include "formats/megatron/state/param_groups.h"
+#include "formats/megatron/state/steps.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt::megatron {
@@ -99,63 +99,6 @@ bool has_state(const Catalog& catalog) {
   return std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
     return !parse_key(tensor.name).state.empty();
   });
-}
-
-double number_of(const Catalog& catalog, const Tensor& tensor) {
-  const Piece& piece = tensor.pieces.at(0);
-  const std::string bytes =
-      torch::read_content(catalog.files.at(piece.extent.file),
-                          piece.extent.offset, element_size(tensor.dtype));
-  const auto as = [&]<class T>(T value) {
-    std::memcpy(&value, bytes.data(), std::min(sizeof value, bytes.size()));
-    return static_cast<double>(value);
-  };
-  if (tensor.dtype == DType::f32) return as(float{});
-  if (tensor.dtype == DType::f64) return as(double{});
-  if (tensor.dtype == DType::i64) return as(int64_t{});
-  if (tensor.dtype == DType::i32) return as(int32_t{});
-  throw unfaithful_error({catalog.path, tensor.name}, "a count of steps in {}",
-                         name(tensor.dtype));
-}
-
-// torch's Adam counts steps for each parameter, distributed checkpoints once:
-// the tensors become the shell's common_step.
-void gather_steps(Catalog& catalog) {
-  const auto is_count = [](const Tensor& tensor) {
-    return tensor.kind == Kind::optim && tensor.state == "step" &&
-           element_count(tensor.shape) == 1 && tensor.pieces.size() != 0;
-  };
-  if (std::ranges::none_of(catalog.tensors, is_count)) return;
-  locate(catalog);
-  std::optional<double> step;
-  for (const Tensor& tensor : catalog.tensors) {
-    if (!is_count(tensor)) continue;
-    const double mine = number_of(catalog, tensor);
-    if (step.value_or(mine) != mine)
-      throw unfaithful_error({catalog.path, tensor.name},
-                             "was updated {} times, others {} times: a "
-                             "distributed checkpoint has one count",
-                             mine, *step)
-          .with_hint("--model-only leaves the optimizer out");
-    step = mine;
-  }
-  const auto object =
-      std::ranges::find(catalog.objects, kOptimizerObject, &Object::name);
-  if (object == catalog.objects.end() || !object->document) return;
-  auto document = std::make_shared<pickle::Document>();
-  const pickle::Id root = document->import(*object->document, object->node);
-  document->set_root(root);
-  for (const pickle::Id one : optimizers_in(*document, root)) {
-    const pickle::Id inner = inner_optimizer(*document, one);
-    pickle::Id state = document->find(inner, "state");
-    if (state == pickle::kNoId) {
-      state = document->add_container(pickle::Type::kDict);
-      document->set(inner, "state", state);
-    }
-    document->set(state, "common_step", document->add_float(*step));
-  }
-  *object = {.name = object->name, .document = document, .node = root};
-  std::erase_if(catalog.tensors, is_count);
 }
 
 // Ranks' files seen as sharded keys. Returns how the optimizer is written.
@@ -246,6 +189,8 @@ Catalog review_canonical(Catalog source, const Layout& layout) {
   const Facts facts = settle_canonical(source, layout);
   stack_modules(source, facts);
   warn_of_heads(source, facts, layout.topology.tp);
+  if (layout.topology.ep > 1 && facts.num_experts.value_or(0) != 0)
+    chain_experts(source);
   return source;
 }
 
