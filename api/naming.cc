@@ -185,25 +185,25 @@ Naming leave_frequencies(Catalog& source, std::string_view loader,
 }
 
 // A trainer's names for a model of transformers, in a directory of weights.
-// False if they stay: nobody says the model's numbers.
-bool take_transformers_names(Catalog& source, const Naming& naming) {
+// Without the model's numbers they stay, unless they `must` not.
+void take_transformers_names(Catalog& source, const Naming& naming, bool must) {
   Catalog copy = source;
   if (!naming.config_from.empty()) take_config(copy, naming.config_from);
   locate(copy);
   try {
     runs::take_transformers_names(copy);
   } catch (const Error& error) {
-    if (!naming.config_from.empty() || error.code() != ExitCode::kUnfaithful)
+    if (must || !naming.config_from.empty() ||
+        error.code() != ExitCode::kUnfaithful)
       throw;
     say(naming,
         fmt::format("names stay those of {}: {}; --config-from DIR says it",
                     source.run->trainer, error.problem()),
         Problem::Severity::kWarning);
-    return false;
+    return;
   }
   say(naming, copy.assumptions.back());
   source = std::move(copy);
-  return true;
 }
 
 // The dialect that is asked for, or that the target's format has; "": any.
@@ -240,8 +240,8 @@ Catalog into_dialect(Catalog source, const Naming& naming,
     if (families::unwrap(source)) say(naming, source.assumptions.back());
   if (source.run && runs::has_own_names(source) && naming.dialect.empty() &&
       (target.unwraps_names || translate.to == kMegatron)) {
-    const bool named = take_transformers_names(source, naming);
-    if (!named || target.unwraps_names) return source;
+    take_transformers_names(source, naming, !target.unwraps_names);
+    if (target.unwraps_names) return source;
   }
   std::string from(families::dialect_of(source));
   const formats::Traits& origin = formats::traits_of(source.format);

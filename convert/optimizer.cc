@@ -142,9 +142,10 @@ Optimizer take_megatron(Catalog& source) {
         main || std::ranges::find(kMoments, tensor.state) != std::end(kMoments);
     const auto shape = shapes.find(tensor.param);
     if (!known || shape == shapes.end())
-      throw unfaithful_error({source.path, printable(tensor.name)},
-                             "is not a moment of Adam's, or of a parameter that "
-                             "the model lacks")
+      throw unfaithful_error(
+          {source.path, printable(tensor.name)},
+          "is not a moment of Adam's, or of a parameter that "
+          "the model lacks")
           .with_hint(kWithout);
     if (tensor.state == kMoments[0])
       optimizer.groups[groups.of(tensor.param, tensor.shape)].params.push_back(

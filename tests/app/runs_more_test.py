@@ -402,7 +402,7 @@ def test_nanotron_zero(folder):
         CKPT.ok("verify", step)
     lost = next(step.glob("optimizer/*_dp-4-*"))
     lost.unlink()
-    said = CKPT.run("inspect", step).want(3).err
+    said = CKPT.run("inspect", step).want(4).err
     check(lost.name in said and "is missing" in said, said)
 
 

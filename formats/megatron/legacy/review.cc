@@ -45,10 +45,9 @@ uint64_t round_up(uint64_t rows, uint64_t multiple, const Catalog& catalog) {
 void check_names(const Catalog& catalog) {
   if (catalog.format == "megatron_legacy") return;
   // Groups of parameters are an object of Megatron's own.
-  const bool known =
-      std::ranges::any_of(catalog.objects, [](const Object& object) {
-        return object.name == kOptimizerObject;
-      });
+  const bool known = std::ranges::any_of(
+      catalog.objects,
+      [](const Object& object) { return object.name == kOptimizerObject; });
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::optim && !known)
       throw unfaithful_error({catalog.path, text::printable(tensor.name)},
