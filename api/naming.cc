@@ -20,6 +20,7 @@ namespace ckpt::library {
 namespace {
 
 constexpr std::string_view kKeep = "keep";
+constexpr std::string_view kMegatron = "mcore";
 
 // Something says that another dialect is wanted, if not which.
 bool is_asked(const families::TranslateOptions& options) {
@@ -184,25 +185,25 @@ Naming leave_frequencies(Catalog& source, std::string_view loader,
 }
 
 // A trainer's names for a model of transformers, in a directory of weights.
-// False if they stay: nobody says the model's numbers.
-bool take_transformers_names(Catalog& source, const Naming& naming) {
+// Without the model's numbers they stay, unless they `must` not.
+void take_transformers_names(Catalog& source, const Naming& naming, bool must) {
   Catalog copy = source;
   if (!naming.config_from.empty()) take_config(copy, naming.config_from);
   locate(copy);
   try {
     runs::take_transformers_names(copy);
   } catch (const Error& error) {
-    if (!naming.config_from.empty() || error.code() != ExitCode::kUnfaithful)
+    if (must || !naming.config_from.empty() ||
+        error.code() != ExitCode::kUnfaithful)
       throw;
     say(naming,
         fmt::format("names stay those of {}: {}; --config-from DIR says it",
                     source.run->trainer, error.problem()),
         Problem::Severity::kWarning);
-    return false;
+    return;
   }
   say(naming, copy.assumptions.back());
   source = std::move(copy);
-  return true;
 }
 
 // The dialect that is asked for, or that the target's format has; "": any.
@@ -238,9 +239,9 @@ Catalog into_dialect(Catalog source, const Naming& naming,
       (target.is_container && asked))
     if (families::unwrap(source)) say(naming, source.assumptions.back());
   if (source.run && runs::has_own_names(source) && naming.dialect.empty() &&
-      target.unwraps_names) {
-    take_transformers_names(source, naming);
-    return source;
+      (target.unwraps_names || translate.to == kMegatron)) {
+    take_transformers_names(source, naming, !target.unwraps_names);
+    if (target.unwraps_names) return source;
   }
   std::string from(families::dialect_of(source));
   const formats::Traits& origin = formats::traits_of(source.format);
@@ -263,9 +264,13 @@ Catalog into_dialect(Catalog source, const Naming& naming,
   }
   if (from == "hf" && !target.repeats_tied_head)
     leave_tied_head(source, naming);
+  // A trainer's step has the names of transformers, or of nobody.
+  if (translate.to.empty() && from == kMegatron &&
+      target.target_ranks == formats::Traits::Ranks::kSources)
+    translate.to = "hf";
   // What a container does not say of its names, they do themselves. Megatron's
   // may be those of its files, with layers stacked: its writer looks at them.
-  if (source.dialect.empty() && translate.to == from && from != "mcore")
+  if (source.dialect.empty() && translate.to == from && from != kMegatron)
     source.dialect = from;
   const bool copies_config = from == "hf" && !naming.config_from.empty() &&
                              (translate.to.empty() || translate.to == "hf");

@@ -12,6 +12,7 @@
 #include "convert/model_config.h"
 #include "convert/named_tensors.h"
 #include "convert/ops.h"
+#include "convert/optimizer.h"
 #include "convert/quantized.h"
 #include "convert/warnings.h"
 #include "formats/megatron/model/canonical.h"
@@ -27,10 +28,19 @@ namespace {
 // are stacked, which boxes of the tensor's own shape alone can be.
 constexpr uint64_t kAnyNumber = UINT64_MAX;
 constexpr uint64_t kSome = 64;
+
+// What is translated by the rules of a model. Parameters may lack state, none
+// may have a part of it, and a moment does not change with a constant that is
+// added to the weight.
+enum class Of : uint8_t { kWeights, kMains, kMoments };
+
 class Translation {
  public:
-  Translation(Catalog& source, const TranslateOptions& options)
+  Translation(Catalog& source, const TranslateOptions& options,
+              Of of = Of::kWeights, std::string what = {})
       : source_(source),
+        of_(of),
+        what_(std::move(what)),
         lenient_(options.lenient),
         drop_(options.drop),
         allow_(options.allow_missing),
@@ -46,13 +56,16 @@ class Translation {
          instances(numbers.dialect(), numbers, {{}, names_of(model)})) {
       const Tensor* tensor = model.find(one.to);
       if (!tensor) {
-        if (!one.rule->optional && !one.rule->alias && !allow_.match(one.to))
+        if (weights() && !one.rule->optional && !one.rule->alias &&
+            !allow_.match(one.to))
           mismatches.missing(one.to, one.to);
         continue;
       }
       model.use(one.to);
       if (drop_.match(one.to)) continue;
-      if (one.rule->alias) {
+      if (!weights() && (one.rule->alias || constant_of(*one.rule))) {
+        if (of_ == Of::kMoments) refuse_constant(one);
+      } else if (one.rule->alias) {
         aliases.emplace_back(one, *tensor);
       } else if (const auto value = constant_of(*one.rule)) {
         source_.redundant.push_back(
@@ -75,10 +88,11 @@ class Translation {
     leftovers(model, numbers.dialect().ignore, mismatches, hf);
     if (!lenient_)
       mismatches.check(source_.path, numbers,
-                       numbers.dialect().name + " to hf");
+                       numbers.dialect().name + " to hf" + what_);
     for (const auto& [one, tensor] : aliases) same(one, tensor, numbers, hf);
-    for (const HfSide::Repeat& repeat : numbers.family().hf().repeats)
-      add_repeats(repeat, hf);
+    if (weights())
+      for (const HfSide::Repeat& repeat : numbers.family().hf().repeats)
+        add_repeats(repeat, hf);
     return hf;
   }
 
@@ -92,6 +106,8 @@ class Translation {
          instances(numbers.dialect(), numbers, {names_of(hf), {}})) {
       std::vector<const Tensor*> from;
       if (!sources_of(one, hf, from, mismatches)) continue;
+      if (!weights() && from.empty()) continue;
+      parents_[one.to] = one.hf;
       try {
         Tensor tensor = made_of(one, from, numbers, spare);
         const std::string name = tensor.name;
@@ -101,14 +117,17 @@ class Translation {
         mismatches.misshapen(one.to, error);
       }
     }
-    repeats(hf);
+    if (weights()) repeats(hf);
     leftovers(hf, numbers.family().hf().ignore, mismatches, model);
     for (Tensor& tensor : kept_) model.add(std::move(tensor));
     if (!lenient_)
       mismatches.check(source_.path, numbers,
-                       "hf to " + numbers.dialect().name);
+                       "hf to " + numbers.dialect().name + what_);
     return model;
   }
+
+  // What each tensor of the result was made of.
+  const Parents& parents() const { return parents_; }
 
   // Names as the family has them: prefixes of wrapped models replaced.
   NamedTensors normal(std::vector<Tensor> tensors, const Family& family) const {
@@ -126,6 +145,22 @@ class Translation {
   }
 
  private:
+  bool weights() const { return of_ == Of::kWeights; }
+
+  [[noreturn]] void refuse_constant(const Instance& one) const {
+    throw unfaithful_error({source_.path, one.to},
+                           "is trained, and the target's model does not have "
+                           "it: its moments have no place")
+        .with_hint("--model-only converts the model alone");
+  }
+
+  void settle(Tensor& made, const Rule& rule) const {
+    if (weights() && rule.dtype) made.pinned = rule.dtype;
+    if (of_ != Of::kMoments) return;
+    for (Piece& piece : made.pieces)
+      piece.transform &= static_cast<uint8_t>(~(kAddOne | kSubtractOne));
+  }
+
   static std::vector<std::string> names_of(const NamedTensors& tensors) {
     std::vector<std::string> names;
     for (const Tensor& tensor : tensors.tensors()) names.push_back(tensor.name);
@@ -174,13 +209,15 @@ class Translation {
     if (is_copy(*one.rule)) {
       Tensor copy = tensor;
       copy.name = one.hf[0];
-      if (one.rule->dtype) copy.pinned = one.rule->dtype;
+      settle(copy, *one.rule);
       copy.tp = {};
+      parents_[one.hf[0]] = {one.to};
       if (!hf.add(std::move(copy))) mismatches.doubled(one.hf[0]);
       return;
     }
     check_padding(one, tensor, numbers);
     const std::vector<View> views = backward(one, View::of(tensor), numbers);
+    for (const std::string& name : one.hf) parents_[name].push_back(one.to);
     if (const auto index = stacked_by(*one.rule)) {
       const uint64_t at = one.index.at(*index);
       if (!stacks[one.hf[0]].emplace(at, views[0]).second)
@@ -190,7 +227,7 @@ class Translation {
     for (size_t i = 0; i < views.size(); ++i) {
       Tensor made{.name = one.hf[i], .requires_grad = tensor.requires_grad};
       views[i].into(made, kSome);
-      if (one.rule->dtype) made.pinned = one.rule->dtype;
+      settle(made, *one.rule);
       if (!hf.add(std::move(made))) mismatches.doubled(one.hf[i]);
     }
   }
@@ -235,7 +272,8 @@ class Translation {
     const bool part = !from.empty();
     const bool allowed = !part && one.rule->optional;
     for (const std::string& name : missing)
-      if (part || !(allowed || allow_.match(name) || allow_.match(one.to)))
+      if (part || (weights() &&
+                   !(allowed || allow_.match(name) || allow_.match(one.to))))
         mismatches.missing(name, one.to);
     if (part)
       for (const std::string& name : dropped)
@@ -307,7 +345,7 @@ class Translation {
       if (!from.empty()) made.requires_grad = from[0]->requires_grad;
     }
     made.kind = Kind::model;
-    if (one.rule->dtype) made.pinned = one.rule->dtype;
+    settle(made, *one.rule);
     made.tp = TpRule::replicated();
     if (one.rule->tp) {
       const uint64_t dim = numbers.whole(one.rule->tp->dim, one.index, "tp");
@@ -392,9 +430,12 @@ class Translation {
   }
 
   Catalog& source_;
+  const Of of_;
+  const std::string what_;
   const bool lenient_;
   const Globs drop_, allow_;
   const bool vocabulary_given_;
+  Parents parents_;
   std::vector<Tensor> kept_;  // lenient: parts of what is fused
 };
 
@@ -428,19 +469,62 @@ std::shared_ptr<const Family> need_family(const Catalog& source,
           "FILE brings one of your own), or keep the names: --dialect keep");
 }
 
-// Optimizer state follows its parameters in the formats' own conversions only.
-void check_optimizer(Catalog& source, const Globs& drop) {
+void drop_state(Catalog& source, const Globs& drop) {
   std::erase_if(source.tensors, [&](const Tensor& tensor) {
     return tensor.kind != Kind::model && drop.match(tensor.name);
   });
+}
+
+// Optimizer state follows its parameters between transformers and Megatron,
+// whose optimizers are known.
+void check_optimizer(const Catalog& source, std::string_view from,
+                     std::string_view to) {
+  if ((from == "hf" && to == "mcore") || (from == "mcore" && to == "hf"))
+    return;
   for (const Tensor& tensor : source.tensors)
     if (tensor.kind == Kind::optim)
       throw unfaithful_error({source.path, tensor.name},
-                             "optimizer state can't be carried into another "
-                             "dialect")
+                             "optimizer state can't be carried from {} to {}",
+                             owner_of(from), owner_of(to))
           .with_hint(
               "--model-only converts the model alone; `ckpt reshard` "
               "keeps the optimizer, in the dialect that it has");
+}
+
+// The state by the rules that its parameters had.
+void translate_optimizer(Catalog& source, Optimizer optimizer,
+                         const TranslateOptions& options, const Family& family,
+                         const Numbers& numbers, const Parents& parents) {
+  for (runs::AdamGroup& group : optimizer.groups)
+    for (std::string& param : group.params) param = family.normal_name(param);
+  for (auto& [state, tensors] : optimizer.states) {
+    Translation translation(source, options,
+                            state == kMainState ? Of::kMains : Of::kMoments,
+                            ", " + state);
+    NamedTensors states({});
+    if (options.to == "hf")
+      states = translation.to_hf(NamedTensors(std::move(tensors)), numbers);
+    else
+      states = translation.from_hf(
+          translation.normal(std::move(tensors), family), numbers);
+    tensors = std::move(states.tensors());
+  }
+  if (options.to == "hf")
+    put_in_transformers(source, std::move(optimizer), parents);
+  else
+    put_in_megatron(source, std::move(optimizer), parents);
+}
+
+// What a trainer keeps beside model and optimizer is not Megatron's.
+void leave_run(Catalog& source) {
+  if (!source.run || source.objects.empty()) return;
+  const size_t count = source.objects.size();
+  source.objects.clear();
+  source.problems.push_back(
+      remark("object_left_out", {source.path, {}},
+             "{} of {} (scheduler, random numbers, its own state) have "
+             "no place in Megatron's checkpoints",
+             text::counted(count, "value"), source.run->trainer));
 }
 
 // Dialect rules arrange numbers: they don't apply to blocks of scales.
@@ -467,8 +551,16 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
             "`ckpt inspect --tree` shows them; --rename brings them to "
             "one, --family-file FILE brings rules for them");
   const auto family = need_family(source, options);
+  if (!options.lenient) {
+    drop_state(source, Globs(options.drop));
+    check_optimizer(source, from, options.to);
+  }
+  const bool trained = !options.lenient && has_optimizer(source);
+  if (trained && from == "mcore") gather_megatron(source);
   if (from == "mcore") megatron::to_canonical(source);
-  if (!options.lenient) check_optimizer(source, Globs(options.drop));
+  std::optional<Optimizer> optimizer;
+  if (trained) optimizer = take_optimizer(source, from);
+  if (options.to == "mcore") leave_run(source);
   if (!options.lenient) refuse_quantized(source, options.to);
   std::vector<Tensor> tensors = std::move(source.tensors);
   const DType dtype = model_dtype(tensors);
@@ -487,6 +579,13 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
         std::move(model),
         configuration.hf_numbers(need_dialect(*family, options.to)));
   source.tensors = std::move(model.tensors());
+  if (optimizer)
+    translate_optimizer(
+        source, std::move(*optimizer), options, *family,
+        options.to == "hf"
+            ? configuration.numbers(need_dialect(*family, from))
+            : configuration.hf_numbers(need_dialect(*family, options.to)),
+        translation.parents());
   warn_of_rounding(source, dtype);
   sort_tensors(source.tensors);
   configuration.finish(source);

@@ -92,6 +92,28 @@ void prove_same(const Catalog& catalog, const Redundant& one, const Box& tile,
           one.tensor.name + "'");
 }
 
+// A copy of fewer bits is the other one, rounded to its dtype.
+bool is_rounding(const Redundant& one) {
+  return one.same_as && one.same_as->dtype == DType::f32 &&
+         (one.tensor.dtype == DType::bf16 || one.tensor.dtype == DType::f16);
+}
+
+void prove_rounded(const Catalog& catalog, const Redundant& one,
+                   const Box& tile, std::span<const std::byte> bytes,
+                   std::span<const std::byte> exact) {
+  const auto unlike = first_unlike(exact, bytes, one.tensor.dtype);
+  if (!unlike) return;
+  const uint64_t item = element_size(one.tensor.dtype);
+  const auto wide = exact.subspan(*unlike * sizeof(float), sizeof(float));
+  throw unfaithful_error(
+      {catalog.path, one.tensor.name},
+      "element {} is {}, and {} of {} does not round to it ({})",
+      element_at(tile, *unlike),
+      value_of(one.tensor.dtype, bytes.subspan(*unlike * item, item)).value(),
+      value_of(DType::f32, wide).value(), one.same_as->name, one.why)
+      .with_hint("--model-only converts the weights in use alone");
+}
+
 }  // namespace
 
 uint64_t redundant_bytes(const Catalog& catalog) {
@@ -109,7 +131,8 @@ void prove_redundant(const Catalog& catalog, const RunOptions& options) {
   reading.digest = false;
   options.progress.begin("proving", redundant_bytes(catalog));
   for (const Redundant& one : catalog.redundant) {
-    if (one.same_as && (one.same_as->dtype != one.tensor.dtype ||
+    const bool rounds = is_rounding(one);
+    if (one.same_as && ((one.same_as->dtype != one.tensor.dtype && !rounds) ||
                         one.same_as->shape != one.tensor.shape))
       throw unfaithful_error(
           {catalog.path, one.tensor.name}, "is {} {}, {} is {} {} ({})",
@@ -121,9 +144,13 @@ void prove_redundant(const Catalog& catalog, const RunOptions& options) {
       if (interrupted()) throw Interrupted("stopped; nothing was written");
       const auto bytes = read_box(catalog, one.tensor, tile, reading);
       if (one.value) prove_value(catalog, one, tile, bytes);
-      if (one.same_as)
-        prove_same(catalog, one, tile, bytes,
-                   read_box(catalog, *one.same_as, tile, reading));
+      if (one.same_as) {
+        const auto other = read_box(catalog, *one.same_as, tile, reading);
+        if (rounds)
+          prove_rounded(catalog, one, tile, bytes, other);
+        else
+          prove_same(catalog, one, tile, bytes, other);
+      }
       options.progress.advance(bytes.size() * (one.same_as ? 2 : 1));
     }
   }

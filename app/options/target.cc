@@ -50,13 +50,25 @@ void share(const WriteRequest& request, const TargetOptions& options,
     layout.options["blocks"] = request.select.blocks;
 }
 
+// Lightning names a folder like a file. A target that is named as the source's
+// folder is a folder, too.
+bool is_named_alike(const std::string& folder, const std::string& target) {
+  const auto ending = [](const std::string& path) {
+    const std::string name = io::base_name(path);
+    const size_t dot = name.rfind('.');
+    return dot == name.npos || dot == 0 ? std::string() : name.substr(dot);
+  };
+  return !ending(folder).empty() && ending(folder) == ending(target);
+}
+
 // A step of a trainer stays one, but for a single file and for formats whose
 // steps are rewritten as themselves.
 std::string own_format(const WriteRequest& request, const Catalog& source) {
   const std::string_view step = formats::traits_of(source.format).rewritten_as;
   const bool becomes = source.run && !step.empty() &&
                        io::is_directory(source.path) &&
-                       file_format(request.target_path).empty();
+                       (file_format(request.target_path).empty() ||
+                        is_named_alike(source.path, request.target_path));
   return becomes ? std::string(step) : source.format;
 }
 

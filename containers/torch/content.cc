@@ -49,6 +49,12 @@ void swap_units(std::string& bytes, uint32_t unit) {
 
 std::string read_content(const File& file, uint64_t offset, uint64_t size) {
   if (size == 0) return {};
+  if (file.codec == Codec::kFill) {
+    std::string bytes(size, '\0');
+    for (uint64_t i = 0; i < size && !file.fill.empty(); ++i)
+      bytes[i] = file.fill[(offset + i) % file.fill.size()];
+    return bytes;
+  }
   auto handle = std::make_shared<io::Handle>(io::Handle::open_read(file.path));
   if (file.codec == Codec::kRaw) return handle->read_string(offset, size);
   std::string bytes(size, '\0');

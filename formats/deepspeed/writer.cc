@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/file_plan.h"
 #include "containers/torch/tree.h"
 #include "formats/deepspeed/deepspeed.h"
@@ -381,8 +382,16 @@ class DeepSpeedWriter final : public formats::Writer {
     return source;
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
-    if (!wants_ranks(source, layout))
-      return UniversalWriter(source, layout).build();
+    if (!wants_ranks(source, layout)) {
+      Target target = UniversalWriter(source, layout).build();
+      if (source.format == name() && !layout.single_file)
+        target.problems.push_back(remark(
+            "universal", {source.path, {}},
+            "written as a universal checkpoint, for any number of ranks: load "
+            "it with load_universal_checkpoint; --dp N with 2 and more writes "
+            "ranks' own files"));
+      return target;
+    }
     check_whole(source);
     Target target = lay_out_ranks(source, layout.topology.dp);
     target.files.push_back(

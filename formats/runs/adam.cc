@@ -174,11 +174,22 @@ class AdamFinder {
       std::erase_if(names, [&](const std::string& name) {
         return !adam_.states.contains(name);
       });
-      if (names.empty()) names = {param};
+      if (names.empty()) names = {behind_prefix(param)};
       for (const std::string& name : names)
         if (std::ranges::find(now, name) == now.end()) now.push_back(name);
     }
     params = std::move(now);
+  }
+
+  // Where what stands before the names of a wrapped model was taken off.
+  std::string behind_prefix(const std::string& param) const {
+    for (size_t at = 0; at != param.npos && !adam_.states.contains(param);) {
+      at = param.find('.', at);
+      if (at == param.npos) break;
+      std::string rest = param.substr(++at);
+      if (adam_.states.contains(rest)) return rest;
+    }
+    return param;
   }
 
   // {"params": ["model.norm.weight", …]}

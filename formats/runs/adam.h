@@ -5,8 +5,6 @@
 //   groups as a list      [{"lr": 1e-3, "params": [0, 1]}, …]    torch.optim
 //   as values             optimizer_0.param_groups.0.lr          DCP
 //   of each parameter     optimizer.param_groups.<name>.lr       torchtitan
-//
-// Private to this room.
 #pragma once
 
 #include <map>

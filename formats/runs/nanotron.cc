@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
@@ -123,22 +125,60 @@ std::vector<Slice> read_slices(std::string_view text, const Shape& local,
   return slices;
 }
 
+// Of a rank's tensor the box `local`, whose first element is at `offset` bytes
+// in the file: its pieces in the whole.
+void add_box(const Rank& rank, const Box& local, const Piece& stored,
+             uint64_t offset, const Dims& strides, std::vector<Piece>& out) {
+  for (const Slice& slice : rank.slices) {
+    Piece piece = stored;
+    piece.flat.reset();
+    piece.box = slice.global;
+    piece.extent.offset = offset;
+    piece.extent.strides = strides;
+    bool meets = true;
+    for (size_t d = 0; d < strides.size() && meets; ++d) {
+      const uint64_t begin = std::max(slice.local.offset[d], local.offset[d]);
+      const uint64_t end =
+          std::min(slice.local.offset[d] + slice.local.shape[d],
+                   local.offset[d] + local.shape[d]);
+      meets = begin < end;
+      if (!meets) break;
+      piece.box.offset[d] += begin - slice.local.offset[d];
+      piece.box.shape[d] = end - begin;
+      piece.extent.offset += (begin - local.offset[d]) * strides[d];
+    }
+    if (meets) out.push_back(std::move(piece));
+  }
+}
+
+Dims byte_strides(const Shape& shape, DType dtype) {
+  Dims strides = row_major_strides(shape);
+  for (uint64_t& stride : strides) stride *= element_size(dtype);
+  return strides;
+}
+
 // The pieces of a rank's tensor in the whole.
 void add_pieces(const Rank& rank, const Piece& stored, DType dtype,
                 std::vector<Piece>& out) {
-  const uint64_t item = element_size(dtype);
-  Dims strides = stored.extent.strides;
-  if (strides.empty())
-    for (const uint64_t stride : row_major_strides(rank.shape))
-      strides.push_back(stride * item);
-  for (const Slice& slice : rank.slices) {
-    Piece piece = stored;
-    piece.box = slice.global;
-    piece.extent.strides = strides;
-    for (size_t d = 0; d < strides.size(); ++d)
-      piece.extent.offset += slice.local.offset[d] * strides[d];
-    out.push_back(std::move(piece));
-  }
+  const Dims& strides = stored.extent.strides;
+  add_box(rank, Box::whole(rank.shape), stored, stored.extent.offset,
+          strides.empty() ? byte_strides(rank.shape, dtype) : strides, out);
+}
+
+// ZeRO 1 flattens a rank's tensor and gives each data-parallel rank a run of
+// it; the first ones have one element more where they don't divide it.
+FlatRange zero_share(uint64_t elements, uint64_t rank, uint64_t ranks) {
+  const uint64_t each = elements / ranks, more = elements % ranks;
+  const uint64_t begin = rank * each + std::min(rank, more);
+  return {begin, begin + each + (rank < more ? 1 : 0)};
+}
+
+void add_share(const Rank& rank, const FlatRange& share, const Piece& stored,
+               DType dtype, std::vector<Piece>& out) {
+  for (const FlatPart& part : ckpt::cut(Box::whole(rank.shape), share))
+    add_box(rank, part.box, stored,
+            stored.extent.offset + part.at * element_size(dtype),
+            byte_strides(part.box.shape, dtype), out);
 }
 
 // Files below `folder`, relative to it.
@@ -305,38 +345,58 @@ class Reading {
         ".pt";
     const std::string folder = io::join(folder_, "optimizer");
     if (!io::is_directory(folder)) return;
-    if (!names_like(folder, kZero).empty()) {
-      catalog_.problems.push_back(warning(
-          "left_out", {folder, {}},
-          "the optimizer is cut by ZeRO 1, which ckpt does not read; its "
-          "state is left out"));
-      return;
-    }
-    const std::vector<Name> files = names_like(folder, kPlain);
+    std::vector<Name> files = names_like(folder, kPlain);
+    const std::vector<Name> shares = names_like(folder, kZero);
+    if (!shares.empty() && !files.empty())
+      throw input_error({folder, {}},
+                        "holds files of an optimizer that ZeRO cuts ({}) and "
+                        "of one that it does not ({}): one of them is of an "
+                        "earlier save",
+                        shares[0].path, files[0].path);
+    const char* pattern = shares.empty() ? kPlain : kZero;
+    if (!shares.empty()) files = shares;
     if (files.empty()) return;
     std::map<std::string, size_t> known;
-    std::map<std::string, uint64_t> counts;
-    const uint64_t wanted = files[0].numbers.at("P") * files[0].numbers.at("T");
-    for (uint64_t p = 0; p < files[0].numbers.at("P"); ++p)
-      for (uint64_t t = 0; t < files[0].numbers.at("T"); ++t) {
-        const auto have = std::ranges::find_if(files, [&](const Name& name) {
-          return name.numbers.at("p") == p && name.numbers.at("t") == t;
-        });
-        if (have != files.end()) continue;
-        Numbers lacking = files[0].numbers;
-        lacking["p"] = p;
-        lacking["t"] = t;
-        throw input_error({io::join(folder, fill(kPlain, lacking)), {}},
-                          "is missing: {} of {} ranks are there", files.size(),
-                          wanted)
-            .with_hint("fetch the files of all ranks");
-      }
-    for (const Name& file : files)
-      add_state(io::join(folder, file.path), file.numbers.at("t"), known);
+    check_files(folder, pattern, files);
+    for (const Name& file : files) add_state(folder, file, known);
   }
 
-  void add_state(const std::string& path, uint64_t tp,
+  static void check_files(const std::string& folder, const char* pattern,
+                          const std::vector<Name>& files) {
+    Numbers sizes = files[0].numbers;
+    for (const Name& file : files)
+      for (const char* size : {"P", "D", "T", "X"})
+        if (sizes.contains(size) && file.numbers.at(size) != sizes.at(size))
+          throw input_error({io::join(folder, file.path), {}},
+                            "is of other ranks than {}: they are two saves",
+                            files[0].path);
+    const uint64_t stages = sizes.at("P"), cuts = sizes.at("T");
+    const uint64_t copies = sizes.contains("D") ? sizes.at("D") : 1;
+    if (stages == 0 || cuts == 0 || copies == 0)
+      throw input_error({io::join(folder, files[0].path), {}},
+                        "is named as of no ranks");
+    std::set<std::array<uint64_t, 3>> have;
+    for (const Name& file : files)
+      have.insert({file.numbers.at("p"), file.numbers.at("t"),
+                   copies > 1 ? file.numbers.at("d") : 0});
+    for (uint64_t p = 0; p < stages; ++p)
+      for (uint64_t t = 0; t < cuts; ++t)
+        for (uint64_t d = 0; d < copies; ++d) {
+          if (have.contains({p, t, d})) continue;
+          sizes["p"] = p;
+          sizes["t"] = t;
+          sizes["d"] = d;
+          throw input_error({io::join(folder, fill(pattern, sizes)), {}},
+                            "is missing: {} of {} ranks are there",
+                            files.size(), stages * cuts * copies)
+              .with_hint("fetch the files of all ranks");
+        }
+  }
+
+  void add_state(const std::string& folder, const Name& file,
                  std::map<std::string, size_t>& known) {
+    const std::string path = io::join(folder, file.path);
+    const uint64_t tp = file.numbers.at("t");
     Catalog one = torch_->read_catalog(path, options_);
     const auto names = names_of(one, path);
     const bool first = known.empty();
@@ -361,7 +421,7 @@ class Reading {
         catalog_.tensors.push_back(std::move(tensor));
         continue;
       }
-      add_cut(path, tp, entry->second, std::move(tensor), known);
+      add_cut(path, file.numbers, entry->second, std::move(tensor), known);
     }
   }
 
@@ -379,15 +439,32 @@ class Reading {
   }
 
   // A state of one rank: cut as its parameter is, or (a step) the same for all.
-  void add_cut(const std::string& path, uint64_t tp, const Entry& entry,
-               Tensor tensor, std::map<std::string, size_t>& known) {
+  void add_cut(const std::string& path, const Numbers& numbers,
+               const Entry& entry, Tensor tensor,
+               std::map<std::string, size_t>& known) {
+    const uint64_t tp = numbers.at("t");
     tensor.param = entry.tensor.name;
     tensor.name = tensor.param + "." + tensor.state;
     const auto rank = std::ranges::find_if(entry.ranks, [&](const Rank& one) {
       return one.tp == (entry.tp > 1 ? tp : 0);
     });
     const bool scalar = tensor.shape.empty();
-    if (!scalar && (rank == entry.ranks.end() || rank->shape != tensor.shape))
+    const bool zero = numbers.contains("D") && rank != entry.ranks.end();
+    FlatRange share;
+    if (zero)
+      share = zero_share(element_count(rank->shape).value_or(0),
+                         numbers.at("d"), numbers.at("D"));
+    const bool fits =
+        rank != entry.ranks.end() &&
+        tensor.shape == (zero ? Shape{share.end - share.begin} : rank->shape);
+    if (!scalar && zero && !fits)
+      throw input_error({path, printable(tensor.name)},
+                        "has shape {}, data-parallel rank {} of {} has {} of "
+                        "the parameter's {} elements",
+                        to_string(tensor.shape), numbers.at("d"),
+                        numbers.at("D"), share.end - share.begin,
+                        element_count(rank->shape).value_or(0));
+    if (!scalar && !fits)
       throw input_error(
           {path, printable(tensor.name)},
           "has shape {}, that rank's part of the parameter {}",
@@ -396,6 +473,8 @@ class Reading {
     std::vector<Piece> pieces;
     if (scalar)
       pieces = tensor.pieces;
+    else if (zero)
+      add_share(*rank, share, tensor.pieces[0], tensor.dtype, pieces);
     else
       add_pieces(*rank, tensor.pieces[0], tensor.dtype, pieces);
     const auto [it, fresh] =

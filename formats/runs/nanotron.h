@@ -11,7 +11,8 @@
 // A slice is start,stop,step for each dimension, None for all of it:
 //   0,6,None|None,None,None#6,12,None|None,None,None
 // The optimizer's files have `names`, number -> name, and tensors that are cut
-// as the parameter is. nanotron: src/nanotron/serialize/.
+// as the parameter is; with ZeRO 1 (…_dp-D-of-DP_…) each data-parallel rank has
+// a run of a rank's flattened tensor. nanotron: src/nanotron/serialize/.
 #pragma once
 
 #include <string>

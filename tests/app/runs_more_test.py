@@ -280,6 +280,132 @@ def random_weights(seed, **shapes):
             for name, shape in shapes.items()}
 
 
+def trainer_state(step):
+    return json.dumps({"global_step": step, "log_history": []})
+
+
+def test_full_fsdp(folder):
+    """FULL_STATE_DICT: one file for the model, one for the optimizer by name
+    (accelerate/utils/fsdp_utils.py)."""
+    import torch
+    from torch.distributed.checkpoint.state_dict import (
+        get_optimizer_state_dict)
+
+    model, optimizer = train()
+    states = get_optimizer_state_dict(model, optimizer)
+    root = folder / "root"
+    step = root / "checkpoint-2"
+    step.mkdir(parents=True)
+    torch.save(model.state_dict(), step / "pytorch_model_fsdp.bin")
+    torch.save(states, step / "optimizer.bin")
+    torch.save({"last_epoch": 2}, step / "scheduler.pt")
+    (step / "trainer_state.json").write_text(trainer_state(2))
+    check_run(root, "hf_trainer", wanted(model, optimizer), 2)
+    CKPT.ok("verify", root)
+    out = folder / "out"
+    CKPT.ok("convert", root, out, "--to", "run", "--trainer", "accelerate",
+            "--dp", 2)
+    check_run(out, "accelerate", wanted(model, optimizer))
+
+
+def test_beside(folder):
+    """What LLaMA-Factory, axolotl, ms-swift and TRL add to a step of the
+    Trainer's is carried, and makes no other trainer of it."""
+    golden = DATA / "runs" / "hf_trainer_fsdp2_w2" / "ckpt" / "checkpoint-3"
+    step = folder / "checkpoint-3"
+    shutil.copytree(golden, step)
+    extra = {
+        "args.json": '{"model_type": "qwen2"}',  # ms-swift
+        "additional_config.json": "{}",
+        "README.md": "---\nlibrary_name: peft\n---\n",  # TRL, axolotl
+        "axolotl_config.yaml": "base_model: x\n",
+        "trainer_log.jsonl": '{"current_steps": 3}\n',  # LLaMA-Factory
+        "all_results.json": "{}", "training_loss.png": "png"}
+    for name, text in extra.items():
+        (step / name).write_text(text)
+    want = CKPT.inspect(golden, "--digest")
+    got = CKPT.inspect(folder, "--digest")
+    check_equal(got["trainer"], want["trainer"], "trainer")
+    check_equal([t["digest"] for t in got["tensors"]],
+                [t["digest"] for t in want["tensors"]], "tensors")
+    out = folder / "out"
+    CKPT.ok("reshard", step, out, "--dp", 3)
+    for name, text in extra.items():
+        check_equal((out / name).read_text(), text, name)
+
+
+def test_slime(folder):
+    """Megatron's root, with the position in the prompts beside its iterations
+    (slime/rollout/data_source.py)."""
+    import torch
+
+    golden = MEGATRON / "gpt_tp2_pp2_v0161" / "ckpt"
+    [step] = golden.glob("iter_*") or [golden]
+    root = folder / "root"
+    shutil.copytree(step, root / step.name)
+    number = int(step.name.split("_")[1])
+    (root / "latest_checkpointed_iteration.txt").write_text(str(number))
+    (root / "rollout").mkdir()
+    torch.save({"sample_offset": 4, "epoch_id": 0},
+               root / "rollout" / f"global_dataset_state_dict_{number}.pt")
+    found = CKPT.inspect(root, "--digest")
+    want = CKPT.inspect(step, "--digest")
+    check_equal([t["digest"] for t in found["tensors"]],
+                [t["digest"] for t in want["tensors"]], "tensors")
+    CKPT.ok("verify", root)
+    out = folder / "out"
+    CKPT.ok("reshard", root, out, "--tp", 1, "--pp", 1)
+    check((out / "latest_checkpointed_iteration.txt").is_file(), "no tracker")
+
+
+def nanotron_shares(elements, ranks):
+    """nanotron's ZeroDistributedOptimizer._partition_parameters."""
+    import numpy as np
+
+    padded = (elements - 1) // ranks + 1
+    sizes = np.full(shape=ranks, fill_value=padded)
+    remainder = padded * ranks - elements
+    if remainder > 0:
+        sizes[-remainder:] -= 1
+    ends = np.cumsum(sizes)
+    return list(zip([0, *ends[:-1]], ends))
+
+
+def test_nanotron_zero(folder):
+    """ZeRO 1 gives data-parallel ranks runs of each rank's flattened state."""
+    import torch
+
+    golden = DATA / "runs" / "nanotron_tp2" / "ckpt" / "10"
+    want = CKPT.inspect(golden, "--digest")
+    for ranks in (2, 3, 5):
+        step = folder / f"dp{ranks}" / "10"
+        shutil.copytree(golden, step)
+        for path in sorted(step.glob("optimizer/*.pt")):
+            one = torch.load(path, weights_only=False)
+            for d in range(ranks):
+                cut = {}
+                for index, states in one["state"].items():
+                    cut[index] = {}
+                    for name, tensor in states.items():
+                        flat = tensor.reshape(-1)
+                        if tensor.dim():
+                            a, b = nanotron_shares(len(flat), ranks)[d]
+                            tensor = flat[a:b].clone()
+                        cut[index][name] = tensor
+                torch.save({**one, "state": cut}, path.with_name(
+                    path.name.replace("_tp-", f"_dp-{d}-of-{ranks}_tp-")))
+            path.unlink()
+        got = CKPT.inspect(step, "--digest")
+        check_equal([(t["name"], t["digest"]) for t in got["tensors"]],
+                    [(t["name"], t["digest"]) for t in want["tensors"]],
+                    f"tensors of {ranks}")
+        CKPT.ok("verify", step)
+    lost = next(step.glob("optimizer/*_dp-4-*"))
+    lost.unlink()
+    said = CKPT.run("inspect", step).want(4).err
+    check(lost.name in said and "is missing" in said, said)
+
+
 def test_diffusers(folder):
     root = folder / "model"
     parts = {"unet": random_weights(1, conv_in=(4, 3), conv_out=(3, 4)),
@@ -354,6 +480,10 @@ def prepare(suite, ckpt):
     suite.add("OpenRLHF", test_openrlhf)
     suite.add("Composer, one file", test_composer_file)
     suite.add("Composer, shards", test_composer_shards)
+    suite.add("Trainer with FSDP, full state dicts", test_full_fsdp)
+    suite.add("LLaMA-Factory, axolotl, ms-swift, TRL", test_beside)
+    suite.add("slime", test_slime)
+    suite.add("nanotron with ZeRO 1", test_nanotron_zero)
     suite.add("diffusers", test_diffusers)
     suite.add("sentence-transformers", test_sentence_transformers)
 

@@ -7,6 +7,8 @@ there, and loss, masters and moments after one more step are, bit for bit, those
 of the unchanged run. Files without DeepSpeed: goldens that it wrote, read again.
 """
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +133,121 @@ def test_again(folder, case, ranks):
              path.name)
 
 
+def load_named(path):
+    """Classes of DeepSpeed stand in for themselves, under their own names."""
+    import pickle
+    import types
+
+    import torch
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module, name):
+            if not module.startswith("deepspeed"):
+                return super().find_class(module, name)
+            parts = module.split(".")
+            for end in range(1, len(parts) + 1):
+                above = ".".join(parts[:end])
+                home = sys.modules.setdefault(above, types.ModuleType(above))
+            if not hasattr(home, name):
+                base = int if name.endswith("Enum") else object
+                setattr(home, name, type(name, (base,), {
+                    "__module__": module}))
+            return getattr(home, name)
+
+    loader = types.ModuleType("named")
+    loader.Unpickler, loader.load = Unpickler, pickle.load
+    return torch.load(path, pickle_module=loader, weights_only=False)
+
+
+def optimizers(change):
+    """Changes the optimizer's state dict of each rank."""
+    def run(states):
+        if "optimizer_state_dict" in states:
+            change(states["optimizer_state_dict"])
+    return run
+
+
+def zero_of(key, value):
+    def run(states):
+        if "ds_config" in states:
+            states["ds_config"].setdefault("zero_optimization", {})[key] = value
+    return run
+
+
+def each_base(change):
+    return optimizers(lambda s: change(
+        s.get("base_optimizer_state", s.get("optimizer_state_dict"))))
+
+
+def elastic(state):
+    state["base_optimizer_state"] = [state["base_optimizer_state"]]
+
+
+def empty_group(states):
+    if states.get("param_shapes"):
+        states["param_shapes"].append({})
+
+
+def nameless(base):
+    for one in base["state"].values():
+        one[7] = 1.0
+
+
+def unlike_step(base):
+    for group in base["param_groups"]:
+        group["params"] = [99]
+
+
+# Kind, golden, what is changed in each file, words of the refusal.
+REFUSED = [
+    ("round robin", "zero1_dp2", zero_of("round_robin_gradients", True),
+     "round_robin_gradients"),
+    ("alignment", "zero1_dp2", optimizers(
+        lambda s: s.update(param_alignment_paddings=[[0, 4]])),
+     "parameter_alignment"),
+    ("elastic", "zero1_dp2", optimizers(elastic), "elastic"),
+    ("an empty group", "zero1_dp2", empty_group,
+     "2 groups of partitions, param_shapes"),
+    ("a state without a name", "zero1_dp2", each_base(nameless),
+     "state without a name"),
+    ("sub-groups of another size", "zero3_dp4_subgroups",
+     zero_of("sub_group_size", 7), "sub_group_size 7 does not make"),
+    ("no groups", "zero3_dp2", each_base(lambda b: b.pop("param_groups")),
+     "no param_groups"),
+    ("a group of unknown sub-groups", "zero3_dp2", each_base(unlike_step),
+     "sub-groups it lacks"),
+]
+
+
+def test_refused(folder, case, change, words):
+    """What it is, and the next step; nothing is written."""
+    import torch
+
+    source = folder / "source"
+    shutil.copytree(GOLDENS / case / "ckpt", source)
+    for path in source.glob("*/*_states.pt"):
+        states = load_named(path)
+        change(states)
+        torch.save(states, path)
+    result = CKPT.run("reshard", source, folder / "out", "--dp", 3)
+    check(result.code in (4, 5), f"{result}")  # 4: the reader's own
+    check(re.search(words, result.err), result.err)
+    check(result.code == 4 or "hint" in result.err, result.err)
+    check(not (folder / "out").exists(), "something was written")
+
+
+def test_refused_form(folder):
+    """Tensor parallelism, and what any number of ranks loads as it is."""
+    universal = folder / "universal"
+    CKPT.ok("convert", GOLDENS / "zero1_dp2" / "ckpt", universal, "--to",
+            "deepspeed")
+    for source, words in ((GOLDENS / "zero1_tp2_dp2" / "ckpt", "tensor"),
+                          (universal, "universal checkpoint")):
+        result = CKPT.run("reshard", source, folder / "out", "--dp", 3).want(5)
+        check(words in result.err and "hint" in result.err, result.err)
+        check(not (folder / "out").exists(), "something was written")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -146,6 +263,9 @@ def prepare(suite, ckpt):
         suite.add("ZeRO 3 of 4 ranks", test_resume, 3, 4, [2, 3])
         suite.add("ZeRO 3, sub-groups, 2 to 4", test_resume, 3, 2, [4], 20)
         suite.add("ZeRO 3, sub-groups, 4 to 2", test_resume, 3, 4, [2], 12)
+    for kind, case, change, words in REFUSED:
+        suite.add(f"refused: {kind}", test_refused, case, change, words)
+    suite.add("refused: tensor parallelism, universal", test_refused_form)
     for case in ("zero1_dp2", "zero2_dp4", "zero3_dp2", "zero3_dp4_subgroups"):
         for ranks in (3, 5):
             suite.add(f"{case} for {ranks} ranks and home", test_again, case,

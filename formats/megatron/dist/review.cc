@@ -23,6 +23,8 @@
 #include "formats/megatron/options.h"
 #include "formats/megatron/state/common.h"
 #include "formats/megatron/state/optimizer.h"
+#include "formats/megatron/state/param_groups.h"
+#include "formats/megatron/state/steps.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt::megatron {
@@ -188,6 +190,8 @@ Catalog review_canonical(Catalog source, const Layout& layout) {
   const Facts facts = settle_canonical(source, layout);
   stack_modules(source, facts);
   warn_of_heads(source, facts, layout.topology.tp);
+  if (layout.topology.ep > 1 && facts.num_experts.value_or(0) != 0)
+    chain_experts(source);
   return source;
 }
 

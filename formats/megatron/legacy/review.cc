@@ -7,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "formats/megatron/legacy/names.h"
+#include "formats/megatron/legacy/objects.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/model/vocab.h"
@@ -43,10 +44,12 @@ uint64_t round_up(uint64_t rows, uint64_t multiple, const Catalog& catalog) {
 
 void check_names(const Catalog& catalog) {
   if (catalog.format == "megatron_legacy") return;
-  const bool keys = catalog.format == "megatron_torch_dist" ||
-                    catalog.format == "megatron_zarr";
+  // Groups of parameters are an object of Megatron's own.
+  const bool known = std::ranges::any_of(
+      catalog.objects,
+      [](const Object& object) { return object.name == kOptimizerObject; });
   for (const Tensor& tensor : catalog.tensors)
-    if (tensor.kind == Kind::optim && !keys)
+    if (tensor.kind == Kind::optim && !known)
       throw unfaithful_error({catalog.path, text::printable(tensor.name)},
                              "optimizer state of {} in the form of ranks' "
                              "files can't be made",

@@ -32,13 +32,22 @@ namespace {
 
 using text::printable;
 
+bool has_state(const Catalog& source) {
+  return std::ranges::any_of(
+      source.tensors, [](const auto& t) { return t.kind == Kind::optim; });
+}
+
 class LegacyWriter : public formats::Writer {
  public:
   std::string_view name() const override { return "megatron_legacy"; }
   Catalog review(Catalog source, const Layout& layout) const override {
     refuse_adapters(source);
     if (speaks_canonical(source)) {
-      settle_canonical(source, layout);
+      const Facts facts = settle_canonical(source, layout);
+      if (has_state(source)) {
+        stack_modules(source, facts);
+        take_optimizer(source, facts_of(source));
+      }
       check_names(source);
       return source;
     }
@@ -48,8 +57,7 @@ class LegacyWriter : public formats::Writer {
       facts.local_spec = asked == "local";
     const bool keys = source.format == "megatron_torch_dist" ||
                       source.format == "megatron_zarr";
-    const bool state = std::ranges::any_of(
-        source.tensors, [](const auto& t) { return t.kind == Kind::optim; });
+    const bool state = has_state(source);
     if (!keys) refuse_spelling(source, layout);
     if (keys && state) {
       if (source.format != "megatron_torch_dist") load_objects(source);

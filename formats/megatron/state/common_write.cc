@@ -163,7 +163,10 @@ CommonTarget plan_common(const Catalog& source,
   }
   if (target.changed.empty() && target.problems.empty() && target.plain.empty())
     target.copy_of = unchanged_file(source, entries);
-  if (target.copy_of.empty()) target.bytes = archive(document, dict);
+  if (target.copy_of.empty()) {
+    Document kept;  // without what was left out
+    target.bytes = archive(kept, kept.import(document, dict));
+  }
   return target;
 }
 

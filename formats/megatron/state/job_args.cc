@@ -89,13 +89,20 @@ void set_topology(Entries& args, const Facts& facts, const Layout& layout) {
   args.add_flag("sequence_parallel", false);
 }
 
-// Nothing of a training that went on: steps, samples, an optimizer.
-void add_start(Entries& args, const Layout& layout) {
+bool has_object(const Catalog& catalog, std::string_view name) {
+  return std::ranges::any_of(catalog.objects,
+                             [&](const Object& o) { return o.name == name; });
+}
+
+// Nothing of a training that went on: steps, samples, an optimizer. Its state,
+// where there is some, is a distributed optimizer's.
+void add_start(Entries& args, const Layout& layout, const Catalog& catalog) {
+  const bool trained = has_object(catalog, "optimizer");
   for (const char* name : {"iteration", "consumed_train_samples",
                            "consumed_valid_samples", "skipped_train_samples"})
     args.add_number(name, 0);
-  args.add_flag("use_distributed_optimizer", false);
-  args.add_flag("no_save_optim", true);
+  args.add_flag("use_distributed_optimizer", trained);
+  args.add_flag("no_save_optim", !trained);
   args.add_flag("no_save_rng", true);
   args.add_flag("finetune", false);
   args.add_none("params_dtype");
@@ -135,14 +142,9 @@ Object job_args(const Object& args, const Facts& facts, const Layout& layout,
     entries.set_text("transformer_impl",
                      *facts.local_spec ? "local" : "transformer_engine");
   entries.add_text("transformer_impl", "transformer_engine");
-  add_start(entries, layout);
+  add_start(entries, layout, catalog);
   document->set_root(node);
   return made(kArgs, std::move(document), node);
-}
-
-bool has_object(const Catalog& catalog, std::string_view name) {
-  return std::ranges::any_of(catalog.objects,
-                             [&](const Object& o) { return o.name == name; });
 }
 
 }  // namespace

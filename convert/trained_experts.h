@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// transformers 5 trains all experts of a layer in one parameter and saves them
+// one by one.
+//
+//   trained   mlp.experts.gate_up_proj  [experts, 2 * width, hidden]
+//             mlp.experts.down_proj     [experts, hidden, width]
+//   saved     mlp.experts.3.gate_proj.weight, up_proj, down_proj
+//             block_sparse_moe.experts.3.w1.weight, w3, w2      (Mixtral)
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::families {
+
+// The saved parameters of a trained one; none if it is no such one, or if the
+// model has not the first of them (`there`).
+std::vector<std::string> saved_experts(
+    const std::string& trained, const Shape& shape,
+    const std::function<bool(const std::string&)>& there);
+
+// A tensor of a trained parameter's shape, in the parts that saved_experts
+// names. Throws unfaithful_error for a shape that has none.
+std::vector<Tensor> split_experts(const Tensor& trained,
+                                  const std::vector<std::string>& saved);
+
+// The way back: tensors of experts one by one, as transformers 5 trains them.
+// Mixtral's stay apart. What the others are called after it, goes to `fused`:
+// saved name ─► trained name.
+std::vector<Tensor> fuse_experts(std::vector<Tensor> saved,
+                                 std::map<std::string, std::string>& fused);
+
+}  // namespace ckpt::families

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// How often an optimizer stepped: torch's Adam counts for each parameter,
+// Megatron once.
+#pragma once
+
+#include <optional>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::megatron {
+
+// True for the count of one parameter's steps.
+bool is_count(const Tensor& tensor);
+
+// The count that all of them have; nothing if there are none. Reads them; the
+// catalog has to be located. Throws unfaithful_error where they differ.
+std::optional<double> common_count(const Catalog& catalog);
+
+// Of ranks' files: the tensors become common_step of the object "optimizer".
+void gather_steps(Catalog& catalog);
+
+}  // namespace ckpt::megatron
