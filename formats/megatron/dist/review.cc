@@ -11,7 +11,6 @@
 #include "ckpt/note.h"
 #include "formats/megatron/dist/zarr_scan.h"
 #include "formats/megatron/legacy/objects.h"
-#include "formats/megatron/legacy/steps.h"
 #include "formats/megatron/model/adapter_rows.h"
 #include "formats/megatron/model/canonical_review.h"
 #include "formats/megatron/model/grouped.h"

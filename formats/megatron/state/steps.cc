@@ -2,9 +2,13 @@
 #include "formats/megatron/state/steps.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <unordered_set>
 
 #include "ckpt/error.h"
 #include "containers/torch/tensors.h"
@@ -15,8 +19,14 @@
 namespace ckpt::megatron {
 namespace {
 
-double number_of(const Catalog& catalog, const Tensor& tensor) {
-  const Piece& piece = tensor.pieces.at(0);
+constexpr char kLeaveOut[] = "--model-only leaves the optimizer out";
+
+double number_at(const Catalog& catalog, const Tensor& tensor,
+                 const Piece& piece) {
+  if (piece.transform != kNoTransform)
+    throw unfaithful_error({catalog.path, tensor.name},
+                           "a count of steps in another byte order")
+        .with_hint(kLeaveOut);
   const std::string bytes =
       torch::read_content(catalog.files.at(piece.extent.file),
                           piece.extent.offset, element_size(tensor.dtype));
@@ -29,41 +39,29 @@ double number_of(const Catalog& catalog, const Tensor& tensor) {
   if (tensor.dtype == DType::i64) return as(int64_t{});
   if (tensor.dtype == DType::i32) return as(int32_t{});
   throw unfaithful_error({catalog.path, tensor.name}, "a count of steps in {}",
-                         name(tensor.dtype));
+                         name(tensor.dtype))
+      .with_hint(kLeaveOut);
 }
 
-}  // namespace
-
-bool is_count(const Tensor& tensor) {
-  return tensor.kind == Kind::optim && tensor.state == "step" &&
-         element_count(tensor.shape) == 1 && tensor.pieces.size() != 0;
-}
-
-std::optional<double> common_count(const Catalog& catalog) {
-  std::optional<double> step;
+// A parameter with moments was updated; how often, has to be said of it too.
+void check_all_counted(const Catalog& catalog, double step) {
+  std::unordered_set<std::string_view> counted;
+  for (const Tensor& tensor : catalog.tensors)
+    if (is_count(tensor)) counted.insert(tensor.param);
   for (const Tensor& tensor : catalog.tensors) {
-    if (!is_count(tensor)) continue;
-    const double mine = number_of(catalog, tensor);
-    if (step.value_or(mine) != mine)
-      throw unfaithful_error({catalog.path, tensor.name},
-                             "was updated {} times, others {} times: "
-                             "Megatron's optimizers have one count",
-                             mine, *step)
-          .with_hint("--model-only leaves the optimizer out");
-    step = mine;
+    if (tensor.kind != Kind::optim || !tensor.state.starts_with("exp_avg") ||
+        counted.contains(tensor.param))
+      continue;
+    throw unfaithful_error({catalog.path, tensor.name},
+                           "{} has no count of steps, others have {}",
+                           tensor.param, step)
+        .with_hint(kLeaveOut);
   }
-  return step;
 }
 
-void gather_steps(Catalog& catalog) {
-  if (std::ranges::none_of(catalog.tensors, is_count)) return;
-  locate(catalog);
-  const double step = common_count(catalog).value();
-  const auto object =
-      std::ranges::find(catalog.objects, kOptimizerObject, &Object::name);
-  if (object == catalog.objects.end() || !object->document) return;
+void set_common_step(Object& object, double step) {
   auto document = std::make_shared<pickle::Document>();
-  const pickle::Id root = document->import(*object->document, object->node);
+  const pickle::Id root = document->import(*object.document, object.node);
   document->set_root(root);
   for (const pickle::Id one : optimizers_in(*document, root)) {
     const pickle::Id inner = inner_optimizer(*document, one);
@@ -74,7 +72,48 @@ void gather_steps(Catalog& catalog) {
     }
     document->set(state, "common_step", document->add_float(step));
   }
-  *object = {.name = object->name, .document = document, .node = root};
+  object = {.name = object.name, .document = document, .node = root};
+}
+
+}  // namespace
+
+bool is_count(const Tensor& tensor) {
+  return tensor.kind == Kind::optim && tensor.state == "step" &&
+         element_count(tensor.shape) == 1 && !tensor.pieces.empty();
+}
+
+std::optional<double> common_count(const Catalog& catalog) {
+  constexpr double kMost = 9007199254740992;  // 2^53: doubles count so far
+  std::optional<double> step;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (!is_count(tensor)) continue;
+    for (const Piece& piece : tensor.pieces) {  // of each rank
+      const double mine = number_at(catalog, tensor, piece);
+      if (!(mine >= 0 && mine <= kMost) || mine != std::floor(mine))
+        throw unfaithful_error({catalog.path, tensor.name},
+                               "{} is not a count of steps", mine)
+            .with_hint(kLeaveOut);
+      if (step && *step != mine)
+        throw unfaithful_error({catalog.path, tensor.name},
+                               "was updated {} times, others {} times: "
+                               "Megatron's optimizers have one count",
+                               mine, *step)
+            .with_hint(kLeaveOut);
+      step = mine;
+    }
+  }
+  if (step) check_all_counted(catalog, *step);
+  return step;
+}
+
+void gather_steps(Catalog& catalog) {
+  if (std::ranges::none_of(catalog.tensors, is_count)) return;
+  locate(catalog);
+  const double step = common_count(catalog).value();
+  const auto object =
+      std::ranges::find(catalog.objects, kOptimizerObject, &Object::name);
+  if (object == catalog.objects.end() || !object->document) return;
+  set_common_step(*object, step);
   std::erase_if(catalog.tensors, is_count);
 }
 

@@ -13,7 +13,8 @@ namespace ckpt::megatron {
 bool is_count(const Tensor& tensor);
 
 // The count that all of them have; nothing if there are none. Reads them; the
-// catalog has to be located. Throws unfaithful_error where they differ.
+// catalog has to be located. Throws unfaithful_error if they are not one whole
+// number, in all ranks' files and of all parameters that have moments.
 std::optional<double> common_count(const Catalog& catalog);
 
 // Of ranks' files: the tensors become common_step of the object "optimizer".
