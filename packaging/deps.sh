@@ -46,10 +46,19 @@ target=$arch-linux-gnu.2.28
 # A list of its own: source packages are seldom among a machine's.
 debian=http://deb.debian.org/debian
 source_apt() {
-  apt-get -qq -o Dir::Etc::SourceList="$cache/apt/sources.list" \
+  local tool=$1
+  shift
+  "$tool" -qq -o Dir::Etc::SourceList="$cache/apt/sources.list" \
     -o Dir::Etc::SourceParts=/dev/null \
     -o Dir::State::Lists="$cache/apt/lists" \
     -o Acquire::Retries=3 -o APT::Sandbox::User=root "$@"
+}
+
+# The same version as apt names it: with its epoch, which no file's name has.
+full_version() {
+  source_apt apt-cache showsrc --only-source "$1" |
+    sed -n 's/^Version: //p' | awk -v want="$2" \
+    '{ bare = $0; sub(/^[0-9]+:/, "", bare) } bare == want { print; exit }'
 }
 
 # The version of a package in sources.sha256: NAME_VERSION.dsc
@@ -63,14 +72,19 @@ fetch() {
   local key=/usr/share/keyrings/debian-archive-keyring.gpg name version
   printf 'deb-src [signed-by=%s] %s bookworm main\n' "$key" "$debian" \
     >"$cache/apt/sources.list"
-  source_apt update >&2 || die "apt-get update failed for $debian"
+  source_apt apt-get update >&2 || die "apt-get update failed for $debian"
   for name in "${packages[@]}"; do
     version=$(version_of "$name")
-    [ $pin = no ] || version=
-    (cd "$downloads" && source_apt source --download-only \
+    if [ $pin = yes ]; then
+      version=
+    else
+      version=$(full_version "$name" "$version")
+      [ -n "$version" ] || die "$name $(version_of "$name") is not to be had:" \
+        "a newer one took its place; packaging/deps.sh --pin takes what there is"
+    fi
+    (cd "$downloads" && source_apt apt-get source --download-only \
       "$name${version:+=$version}" >&2) ||
-      die "$name $version is not to be had: a newer one took its place;" \
-        "packaging/deps.sh --pin takes what there is"
+      die "$name $version could not be downloaded from $debian"
   done
   if [ $pin = yes ]; then
     (cd "$downloads" && LC_ALL=C && sha256sum -- *.dsc *.tar.*[!c]) >"$pins"
