@@ -2,6 +2,7 @@
 // config.json: kept, corrected, or made of what the source says.
 #include <algorithm>
 
+#include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "convert/config_parts.h"
 #include "convert/model_config.h"
