@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ckpt/note.h"
+#include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "convert/config_parts.h"
 #include "convert/model_config.h"

@@ -11,6 +11,7 @@
 #include "convert/config_parts.h"
 #include "convert/facts_table.h"
 #include "convert/warnings.h"
+#include "lib/pickle/value.h"
 #include "lib/text/format.h"
 
 namespace ckpt::families {
