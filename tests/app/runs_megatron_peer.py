@@ -196,8 +196,8 @@ def run_job(job):
 def prepare():
     import importlib
 
+    import_optimizer()  # before anything else imports it
     logits_peer.prepare()
-    import_optimizer()
     importlib.import_module("megatron.core.distributed")
     from megatron.core.optimizer.distrib_optimizer import Adam
 
