@@ -14,6 +14,7 @@
 
 #include "ckpt/c.h"
 #include "ckpt/ckpt.h"
+#include "ckpt/parallel.h"
 #include "ckpt/version.h"
 #include "lib/exit_kind.h"
 
@@ -212,8 +213,21 @@ std::vector<ShardedTensor> shards_of(std::span<const ckpt_array> arrays) {
   return shards;
 }
 
+Layout layout_of(const char* path, const char* format,
+                 uint64_t max_shard_size) {
+  const std::string target = text_of(path);
+  return {.format = text_of(format),
+          .max_shard_size = max_shard_size,
+          .single_file =
+              target.ends_with(".safetensors") || target.ends_with(".pt")};
+}
+
 }  // namespace
 }  // namespace ckpt
+
+struct ckpt_pending {
+  ckpt::PendingSave save;
+};
 
 extern "C" {
 
@@ -332,16 +346,43 @@ int ckpt_save(const ckpt_array* arrays, size_t count, const char* path,
   if (error) *error = nullptr;
   try {
     const auto shards = ckpt::shards_of({arrays, count});
-    const std::string target = ckpt::text_of(path);
-    ckpt::Layout layout{.format = ckpt::text_of(format),
-                        .max_shard_size = max_shard_size};
-    layout.single_file =
-        target.ends_with(".safetensors") || target.ends_with(".pt");
-    ckpt::save(shards, layout, target, {.overwrite = overwrite != 0});
+    ckpt::save(shards, ckpt::layout_of(path, format, max_shard_size),
+               ckpt::text_of(path), {.overwrite = overwrite != 0});
     return 0;
   } catch (...) {
     return ckpt::report(error);
   }
 }
+
+ckpt_pending* ckpt_save_begin(const ckpt_array* arrays, size_t count,
+                              const char* path, const char* format,
+                              int overwrite, uint64_t max_shard_size,
+                              char** error) {
+  return ckpt::guarded(error, [&] {
+    ckpt::RankState state;
+    state.tensors = ckpt::shards_of({arrays, count});
+    return new ckpt_pending{
+        ckpt::begin_save(ckpt::make_thread_ranks(1)[0], std::move(state),
+                         ckpt::layout_of(path, format, max_shard_size),
+                         ckpt::text_of(path), {.overwrite = overwrite != 0})};
+  });
+}
+
+int ckpt_save_written(const ckpt_pending* pending) {
+  return pending->save.written() ? 1 : 0;
+}
+
+int ckpt_save_finish(ckpt_pending* pending, char** error) {
+  if (error) *error = nullptr;
+  const std::unique_ptr<ckpt_pending> closed(pending);
+  try {
+    closed->save.finish();
+    return 0;
+  } catch (...) {
+    return ckpt::report(error);
+  }
+}
+
+void ckpt_save_drop(ckpt_pending* pending) { delete pending; }
 
 }  // extern "C"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "api/saver.h"
+
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -138,24 +140,30 @@ std::vector<Object> entries_of(const std::string& json) {
 
 Catalog catalog_of(std::vector<RankState> ranks, const std::string& format) {
   std::vector<ShardedTensor> shards;
-  Objects objects(formats::traits_of(format).sharded_objects);
-  for (RankState& rank : ranks) {
+  for (RankState& rank : ranks)
     for (ShardedTensor& shard : rank.tensors)
       shards.push_back(std::move(shard));
-    for (const ShardedObject& object : rank.objects) objects.add(object);
-  }
   check_tensors(shards);
   // The main replica is the one that is read, so it comes first.
   std::stable_partition(
       shards.begin(), shards.end(),
       [](const ShardedTensor& shard) { return is_main(shard.replica); });
+  return library::catalog_of(std::move(shards), std::move(ranks), format);
+}
+
+}  // namespace
+
+Catalog library::catalog_of(std::vector<ShardedTensor> shards,
+                            std::vector<RankState> ranks,
+                            const std::string& format) {
+  Objects objects(formats::traits_of(format).sharded_objects);
+  for (RankState& rank : ranks)
+    for (const ShardedObject& object : rank.objects) objects.add(object);
   Catalog catalog = library::catalog_of(shards);
   catalog.objects = entries_of(ranks[0].common);
   std::ranges::move(objects.finish(), std::back_inserter(catalog.objects));
   return catalog;
 }
-
-}  // namespace
 
 struct Saver::State {
   Layout layout;

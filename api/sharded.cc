@@ -9,6 +9,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "api/requests.h"
 #include "api/strictness.h"
 #include "ckpt/trees.h"
 #include "formats/format.h"
@@ -63,8 +64,10 @@ void paste(const TensorData& part, TensorData& whole) {
   }
 }
 
-TensorData read_request(const Catalog& catalog, const Tensor& tensor,
-                        const LoadRequest& request) {
+}  // namespace
+
+TensorData library::read_request(const Catalog& catalog, const Tensor& tensor,
+                                 const LoadRequest& request) {
   const Shape& shape = request.shape ? *request.shape : tensor.shape;
   const bool differs = shape != tensor.shape;
   if (differs &&
@@ -93,7 +96,33 @@ TensorData read_request(const Catalog& catalog, const Tensor& tensor,
   return data;
 }
 
-}  // namespace
+Catalog library::open_for(const std::string& path,
+                          std::span<const LoadRequest> own,
+                          const std::set<std::string>& asked,
+                          const LoadOptions& options, LoadResult& result) {
+  Catalog catalog = open_catalog(path, options.open);
+  std::set<std::string> stored, unexpected;
+  for (const Tensor& tensor : catalog.tensors) stored.insert(tensor.name);
+  for (const LoadRequest& request : own)
+    if (!stored.contains(request.name)) unexpected.insert(request.name);
+  std::vector<std::string> missing;
+  for (const Tensor& tensor : catalog.tensors)
+    if (!asked.contains(tensor.name) &&
+        (options.optimizer || tensor.kind != Kind::optim))
+      missing.push_back(tensor.name);
+  std::ranges::sort(missing);
+  const Strictness strictness(options, catalog.path);
+  result.unexpected =
+      strictness.unexpected({unexpected.begin(), unexpected.end()});
+  result.missing = strictness.missing(std::move(missing));
+
+  // Only what is wanted is looked for in the files.
+  std::erase_if(catalog.tensors, [&](const Tensor& tensor) {
+    return !asked.contains(tensor.name);
+  });
+  locate(catalog);
+  return catalog;
+}
 
 std::map<std::string, std::string> load_common(const std::string& path,
                                                const OpenOptions& options) {
@@ -139,38 +168,20 @@ StrictHandling parse_strict(std::string_view word) {
 LoadResult load_shards(const std::string& path,
                        std::span<const LoadRequest> requests,
                        const LoadOptions& options) {
-  Catalog catalog = open_catalog(path, options.open);
-  std::unordered_map<std::string_view, const Tensor*> by_name;
-  for (const Tensor& tensor : catalog.tensors) by_name[tensor.name] = &tensor;
-  std::set<std::string> unexpected, requested;
-  for (const LoadRequest& request : requests)
-    (by_name.contains(request.name) ? requested : unexpected)
-        .insert(request.name);
-  std::vector<std::string> missing;
-  for (const Tensor& tensor : catalog.tensors)
-    if (!requested.contains(tensor.name) &&
-        (options.optimizer || tensor.kind != Kind::optim))
-      missing.push_back(tensor.name);
-  std::ranges::sort(missing);
+  std::set<std::string> asked;
+  for (const LoadRequest& request : requests) asked.insert(request.name);
   LoadResult result;
-  const library::Strictness strictness(options, catalog.path);
-  result.unexpected =
-      strictness.unexpected({unexpected.begin(), unexpected.end()});
-  result.missing = strictness.missing(std::move(missing));
-
-  // Only what is wanted is looked for in the files.
-  std::erase_if(catalog.tensors, [&](const Tensor& tensor) {
-    return !requested.contains(tensor.name);
-  });
-  locate(catalog);
-  by_name.clear();
+  const Catalog catalog =
+      library::open_for(path, requests, asked, options, result);
+  std::unordered_map<std::string_view, const Tensor*> by_name;
   for (const Tensor& tensor : catalog.tensors) by_name[tensor.name] = &tensor;
   for (const LoadRequest& request : requests) {
     const auto found = by_name.find(request.name);
     if (found == by_name.end())
       result.tensors.emplace_back();
     else
-      result.tensors.push_back(read_request(catalog, *found->second, request));
+      result.tensors.push_back(
+          library::read_request(catalog, *found->second, request));
   }
   return result;
 }

@@ -11,6 +11,7 @@
 #include "api/replace.h"
 #include "api/resume.h"
 #include "api/sending.h"
+#include "api/write_steps.h"
 #include "containers/assume.h"
 #include "containers/hf/hf.h"
 #include "convert/dequantize.h"
@@ -127,6 +128,8 @@ void carry(const Prepared& prepared, const TargetFile& file,
   }
 }
 
+}  // namespace
+
 // A run that nobody asks for digests need not look at the bytes, but for those
 // of replicas: it is faster, and where blocks can be shared with the source
 // nothing is read at all.
@@ -164,6 +167,8 @@ void write_rest(const Prepared& prepared, reshard::Output& output,
     if (carried) carry(prepared, file, root);
   }
 }
+
+namespace {
 
 reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
                         reshard::Journal& journal, uint64_t work,
@@ -244,6 +249,8 @@ struct WatchEnd {
       "--overwrite to replace it");
 }
 
+}  // namespace
+
 void publish(const Prepared& prepared, io::Staging& staging,
              const SaveOptions& options) {
   const trace::Span span("publish");
@@ -263,6 +270,8 @@ void publish(const Prepared& prepared, io::Staging& staging,
                  " is written; what it replaced could not be removed: " +
                  staging.leftover());
 }
+
+namespace {
 
 reshard::RunOptions limits(const Prepared& prepared,
                            const SaveOptions& options) {
@@ -324,6 +333,33 @@ uint64_t Prepared::file_bytes() const {
   return bytes;
 }
 
+namespace {
+
+constexpr char kLostLayers[] = "lost_layers";
+
+bool has_lost_layers(const Problem& problem) {
+  return problem.kind == kLostLayers &&
+         problem.severity == Problem::Severity::kDamage;
+}
+
+// What would be written is a model of fewer layers, and whole by its looks.
+void check_layers(const Catalog& source) {
+  const auto found = std::ranges::find_if(source.problems, has_lost_layers);
+  if (found == source.problems.end()) return;
+  throw unfaithful_error({source.path, {}}, "{}", found->message)
+      .with_hint(
+          "take a checkpoint that was saved with one pipeline stage; --keys "
+          "'*' writes the layers that are here");
+}
+
+}  // namespace
+
+void accept_lost_layers(Catalog& source) {
+  for (Problem& problem : source.problems)
+    if (has_lost_layers(problem))
+      problem.severity = Problem::Severity::kWarning;
+}
+
 Prepared prepare(Catalog source, Layout layout, const std::string& path,
                  const SaveOptions& options, Use use, const PlanSeen& seen) {
   const formats::Format& format = formats::find_format(layout.format);
@@ -331,6 +367,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
     throw unfaithful_error({}, "format {} can be read, not written",
                            layout.format);
   formats::check_options(layout);
+  check_layers(source);
   layout.name = io::base_name(path);
   const size_t problems = source.problems.size();
   const size_t assumptions = source.assumptions.size();

@@ -50,6 +50,10 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
                  const SaveOptions& options, Use use = Use::kRun,
                  const PlanSeen& seen = {});
 
+// A source that lost layers of its model is not written as if it had them:
+// prepare() refuses it unless this was called.
+void accept_lost_layers(Catalog& source);
+
 // Proves what readers inferred (Catalog::claims) from the bytes of the source.
 // Throws unfaithful_error naming the parameter that shows it wrong.
 void prove(const Prepared& prepared, const SaveOptions& options,

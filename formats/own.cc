@@ -11,6 +11,8 @@
 
 #include "ckpt/error.h"
 #include "ckpt/format.h"
+#include "formats/megatron/strategy.h"
+#include "lib/io/file.h"
 #include "lib/module.h"
 #include "lib/text/format.h"
 
@@ -27,6 +29,7 @@ class OwnReader final : public Reader {
   std::string_view name() const override { return name_; }
   Support supports(const std::string& path) const override {
     Support support;
+    if (is_strategys(path, support.why)) return {true, support.why};
     support.yes = reader_->supports(path, support.why);
     return support;
   }
@@ -40,6 +43,25 @@ class OwnReader final : public Reader {
   }
 
  private:
+  // True if a strategy gives the directory to this format.
+  bool is_strategys(const std::string& path, std::string& why) const {
+    if (!io::is_directory(path)) return false;
+    std::optional<megatron::Config> config;
+    try {
+      config = megatron::read_config(path);
+    } catch (const Error&) {
+      return false;  // damaged: who knows the format says so
+    }
+    if (!config) return false;
+    const megatron::Strategy* const found =
+        megatron::look_up(megatron::Action::kLoadSharded,
+                          config->sharded_backend, config->sharded_version);
+    if (!found || found->format != name_) return false;
+    why = fmt::format("{} says sharded_backend {} {}", megatron::kConfigFile,
+                      text::printable(found->backend), found->version);
+    return true;
+  }
+
   // What the engine takes as given of any reader.
   static void check(const Catalog& catalog) {
     std::set<std::string_view> names;
@@ -102,6 +124,15 @@ void check_name(const NewFormat& format) {
     throw usage_error({}, "format {} neither reads nor writes", format.name);
 }
 
+megatron::Action action_of(const std::string& name) {
+  for (const auto action :
+       {megatron::Action::kLoadSharded, megatron::Action::kSaveSharded})
+    if (megatron::name(action) == name) return action;
+  throw usage_error({}, "no strategies are registered to {}",
+                    text::printable(name))
+      .with_hint("load_sharded and save_sharded are the actions");
+}
+
 class Registered final : public FormatRegistry {
  public:
   void add(NewFormat format) override {
@@ -113,6 +144,21 @@ class Registered final : public FormatRegistry {
                         format.name)
           .with_hint("register it before the first checkpoint is opened");
     formats_.push_back(std::move(format));
+  }
+
+  void add_strategy(ckpt::Strategy strategy) override {
+    const auto action = action_of(strategy.action);
+    const std::lock_guard lock(mutex_);
+    if (closed_)
+      throw usage_error({},
+                        "a strategy for {} is registered after the formats "
+                        "were used",
+                        strategy.backend)
+          .with_hint("register it before the first checkpoint is opened");
+    if (!megatron::add_strategy(
+            {action, strategy.backend, strategy.version, strategy.format}))
+      throw usage_error({}, "there is a strategy to {} {} {}", strategy.action,
+                        strategy.backend, strategy.version);
   }
 
   std::vector<Format> take(const std::vector<Format>& taken) {
@@ -207,6 +253,33 @@ namespace ckpt {
 
 void register_format(NewFormat format) {
   formats::registered().add(std::move(format));
+}
+
+void register_strategy(Strategy strategy) {
+  formats::registered().add_strategy(std::move(strategy));
+}
+
+std::vector<Strategy> strategies() {
+  formats::all_formats();  // loads modules
+  std::vector<Strategy> all;
+  for (const megatron::Strategy& one : megatron::strategies())
+    if (!one.format.empty())
+      all.push_back({std::string(megatron::name(one.action)), one.backend,
+                     one.version, one.format});
+  return all;
+}
+
+Strategy find_strategy(const std::string& action, const std::string& backend,
+                       uint64_t version) {
+  const auto wanted = formats::action_of(action);
+  formats::all_formats();
+  const megatron::Strategy* const found =
+      megatron::look_up(wanted, backend, version);
+  if (!found)
+    throw usage_error({}, "no way to {} with backend '{}' version {}", action,
+                      text::printable(backend), version)
+        .with_hint("supported are " + megatron::supported(wanted));
+  return {action, found->backend, found->version, found->format};
 }
 
 }  // namespace ckpt

@@ -97,6 +97,10 @@ std::vector<Format> make_formats() {
   formats.push_back({"megatron_fsdp_dtensor",
                      "Megatron-FSDP's checkpoints (fsdp_dtensor, on DCP)",
                      megatron::make_fsdp_reader(), nullptr, megatron_traits()});
+  formats.push_back({"megatron_local",
+                     "Megatron-Core's local checkpoints (iter_N_RANK_local.pt)",
+                     megatron::make_local_reader(), nullptr,
+                     megatron_dist_traits()});
   formats.push_back(
       {"olmo_core",
        "OLMo-core's checkpoints since 1.0 (on DCP)",

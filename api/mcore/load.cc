@@ -2,16 +2,19 @@
 // A sharded state dict filled from a checkpoint (megatron-core:
 // serialization.py, load).
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "api/mcore/tree.h"
+#include "api/parallel/messages.h"
 #include "api/strictness.h"
 #include "ckpt/trees.h"
 #include "formats/format.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/state/common.h"
+#include "reshard/ranks/pack.h"
 
 namespace ckpt::mcore {
 namespace {
@@ -96,15 +99,37 @@ void merge_common(State& state, const json& common, const std::string& path) {
   state = Json{common.dump()};
 }
 
+// A step of all processes of a job, or of this one alone.
+void together(Communicator* job, const std::function<void()>& step) {
+  if (job)
+    library::agree(*job, step);
+  else
+    step();
+}
+
+// Adds what other processes of the job ask for.
+void add_keys_of_others(Communicator& job, std::set<std::string>& asked) {
+  ranks::Packer out;
+  out.put(uint64_t{asked.size()});
+  for (const std::string& key : asked) out.text(key);
+  for (const std::string& given : library::share_all(job, out.take())) {
+    ranks::Unpacker in(given);
+    for (uint64_t left = in.count(8); left > 0; --left) asked.insert(in.text());
+  }
+}
+
 class Filler {
  public:
-  Filler(Catalog& catalog, const LoadOptions& options)
-      : catalog_(catalog), options_(options) {}
+  // `job` may be null: a process alone.
+  Filler(Communicator* job, Catalog& catalog, const LoadOptions& options)
+      : job_(job), catalog_(catalog), options_(options) {}
 
   void fill(State& state) {
-    walk_leaves(state, [this](State& leaf) { collect(leaf); });
+    together(job_, [&] {
+      walk_leaves(state, [this](State& leaf) { collect(leaf); });
+    });
     read_tensors();
-    read_objects();
+    together(job_, [&] { read_objects(); });
   }
 
  private:
@@ -135,10 +160,13 @@ class Filler {
   void read_tensors() {
     LoadOptions exact = options_;
     exact.strict = StrictHandling::kAssumeOkUnexpected;
-    LoadResult read = load_shards(catalog_.path, requests_, exact);
-    for (size_t i = 0; i < tensors_.size(); ++i)
-      *tensors_[i] = State(local_part(*tensors_[i]->as<ShardedTensor>(),
-                                      std::move(*read.tensors[i])));
+    LoadResult read = job_ ? load_shards(*job_, catalog_.path, requests_, exact)
+                           : load_shards(catalog_.path, requests_, exact);
+    together(job_, [&] {
+      for (size_t i = 0; i < tensors_.size(); ++i)
+        *tensors_[i] = State(local_part(*tensors_[i]->as<ShardedTensor>(),
+                                        std::move(*read.tensors[i])));
+    });
   }
 
   // Without the axes that the process does not have, and cut to a flat range.
@@ -192,49 +220,67 @@ class Filler {
                            "is not in the checkpoint");
   }
 
+  Communicator* const job_;
   Catalog& catalog_;
   const LoadOptions& options_;
   std::vector<LoadRequest> requests_;
   std::vector<State*> tensors_, objects_;
 };
 
+Loaded load_with(Communicator* job, State request, const std::string& path,
+                 const LoadOptions& options, std::span<const State> others) {
+  const State factories = request;
+  Catalog catalog;
+  std::set<std::string> asked, own;
+  together(job, [&] {
+    catalog =
+        formats::open(path, options.open.format,
+                      {.family = options.open.family,
+                       .shard_dims_file = options.open.shard_dims_file,
+                       .restrict_globals = options.open.restrict_globals});
+    apply_factories(request);
+    own = asked = keys_of(request);
+    for (State other : others) {
+      apply_factories(other);
+      asked.merge(keys_of(other));
+    }
+  });
+  if (job) add_keys_of_others(*job, asked);
+  Loaded loaded;
+  json common = json::object();
+  together(job, [&] {
+    const std::set<std::string> stored = keys_of(catalog, true);
+    std::vector<std::string> unexpected, missing;
+    for (const std::string& key : own)
+      if (!stored.contains(key)) unexpected.push_back(key);
+    for (const std::string& key : keys_of(catalog, options.optimizer))
+      if (!asked.contains(key)) missing.push_back(key);
+    const library::Strictness strictness(options, catalog.path);
+    const std::set<std::string> gone(unexpected.begin(), unexpected.end());
+    loaded.unexpected = strictness.unexpected(std::move(unexpected));
+    loaded.missing = strictness.missing(std::move(missing));
+    drop(request, gone);
+    for (const auto& [name, value] : load_common(path, options.open))
+      common[name] = json::parse(value);
+  });
+  Filler(job, catalog, options).fill(request);
+  together(job, [&] {
+    merge_common(request, common, {});
+    loaded.state = apply_factory_merges(std::move(request), factories);
+  });
+  return loaded;
+}
+
 }  // namespace
 
 Loaded load(State request, const std::string& path, const LoadOptions& options,
             std::span<const State> others) {
-  Catalog catalog =
-      formats::open(path, options.open.format,
-                    {.family = options.open.family,
-                     .shard_dims_file = options.open.shard_dims_file,
-                     .restrict_globals = options.open.restrict_globals});
-  const State factories = request;
-  apply_factories(request);
+  return load_with(nullptr, std::move(request), path, options, others);
+}
 
-  const std::set<std::string> stored = keys_of(catalog, true);
-  std::set<std::string> asked = keys_of(request);
-  std::vector<std::string> unexpected, missing;
-  for (const std::string& key : asked)
-    if (!stored.contains(key)) unexpected.push_back(key);
-  for (State other : others) {
-    apply_factories(other);
-    asked.merge(keys_of(other));
-  }
-  for (const std::string& key : keys_of(catalog, options.optimizer))
-    if (!asked.contains(key)) missing.push_back(key);
-  const library::Strictness strictness(options, catalog.path);
-  Loaded loaded;
-  const std::set<std::string> gone(unexpected.begin(), unexpected.end());
-  loaded.unexpected = strictness.unexpected(std::move(unexpected));
-  loaded.missing = strictness.missing(std::move(missing));
-
-  drop(request, gone);
-  json common = json::object();
-  for (const auto& [name, value] : load_common(path, options.open))
-    common[name] = json::parse(value);
-  Filler(catalog, options).fill(request);
-  merge_common(request, common, {});
-  loaded.state = apply_factory_merges(std::move(request), factories);
-  return loaded;
+Loaded load(Communicator& job, State request, const std::string& path,
+            const LoadOptions& options) {
+  return load_with(&job, std::move(request), path, options, {});
 }
 
 }  // namespace ckpt::mcore

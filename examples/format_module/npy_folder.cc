@@ -186,6 +186,13 @@ void add_npy_folder(ckpt::FormatRegistry& registry) {
                 .what = "a directory with a .npy file for each tensor",
                 .reader = std::make_unique<Reader>(),
                 .writer = std::make_unique<Writer>()});
+  // A metadata.json of Megatron-Core's beside the files may say that they are
+  // of this backend: {"sharded_backend": "npy", "sharded_backend_version": 1}.
+  for (const char* action : {"load_sharded", "save_sharded"})
+    registry.add_strategy({.action = action,
+                           .backend = "npy",
+                           .version = 1,
+                           .format = "npy_folder"});
 }
 
 }  // namespace

@@ -15,4 +15,7 @@ std::unique_ptr<formats::Writer> make_dist_writer();
 // megatron_fsdp_dtensor, which is only read: dist/fsdp_reader.cc
 std::unique_ptr<formats::Reader> make_fsdp_reader();
 
+// megatron_local, likewise: dist/local_reader.cc
+std::unique_ptr<formats::Reader> make_local_reader();
+
 }  // namespace ckpt::megatron

@@ -13,22 +13,15 @@ namespace {
 
 constexpr uint64_t kMostConfig = 1 << 20;
 
-constexpr Strategy kStrategies[] = {
-    {Action::kLoadSharded, "torch_dist", 1, "megatron_torch_dist"},
-    {Action::kLoadSharded, "zarr", 1, "megatron_zarr"},
-    {Action::kSaveSharded, "torch_dist", 1, "megatron_torch_dist"},
-    {Action::kSaveSharded, "zarr", 1, "megatron_zarr"},
-    {Action::kLoadCommon, "torch", 1, ""},
-    {Action::kSaveCommon, "torch", 1, ""},
-};
-
-// "torch_dist 1, zarr 1"
-std::string supported(Action action) {
-  std::string all;
-  for (const Strategy& strategy : kStrategies)
-    if (strategy.action == action)
-      all += fmt::format("{}{} {}", all.empty() ? "" : ", ", strategy.backend,
-                         strategy.version);
+std::vector<Strategy>& all_strategies() {
+  static std::vector<Strategy> all{
+      {Action::kLoadSharded, "torch_dist", 1, "megatron_torch_dist"},
+      {Action::kLoadSharded, "zarr", 1, "megatron_zarr"},
+      {Action::kSaveSharded, "torch_dist", 1, "megatron_torch_dist"},
+      {Action::kSaveSharded, "zarr", 1, "megatron_zarr"},
+      {Action::kLoadCommon, "torch", 1, ""},
+      {Action::kSaveCommon, "torch", 1, ""},
+  };
   return all;
 }
 
@@ -56,7 +49,32 @@ std::string_view name(Action action) {
   return "";
 }
 
-std::span<const Strategy> strategies() { return kStrategies; }
+const std::vector<Strategy>& strategies() { return all_strategies(); }
+
+bool add_strategy(Strategy strategy) {
+  if (look_up(strategy.action, strategy.backend, strategy.version))
+    return false;
+  all_strategies().push_back(std::move(strategy));
+  return true;
+}
+
+const Strategy* look_up(Action action, std::string_view backend,
+                        uint64_t version) {
+  for (const Strategy& strategy : strategies())
+    if (strategy.action == action && strategy.backend == backend &&
+        strategy.version == version)
+      return &strategy;
+  return nullptr;
+}
+
+std::string supported(Action action) {
+  std::string all;
+  for (const Strategy& strategy : strategies())
+    if (strategy.action == action)
+      all += fmt::format("{}{} {}", all.empty() ? "" : ", ",
+                         text::printable(strategy.backend), strategy.version);
+  return all;
+}
 
 std::optional<Config> read_config(const std::string& directory) {
   const std::string path = io::join(directory, kConfigFile);
@@ -84,10 +102,7 @@ std::optional<Config> read_config(const std::string& directory) {
 
 const Strategy& find_strategy(Action action, std::string_view backend,
                               uint64_t version, const std::string& path) {
-  for (const Strategy& strategy : kStrategies)
-    if (strategy.action == action && strategy.backend == backend &&
-        strategy.version == version)
-      return strategy;
+  if (const Strategy* found = look_up(action, backend, version)) return *found;
   throw input_error({path, {}}, "no way to {} with backend '{}' version {}",
                     name(action), text::printable(backend), version)
       .with_hint("supported are " + supported(action));

@@ -11,7 +11,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,12 +28,16 @@ enum class Action : uint8_t {
 std::string_view name(Action action);  // "load_sharded"
 
 struct Strategy {
-  Action action;
-  std::string_view backend;
-  uint64_t version;
-  std::string_view format;  // of ckpt; "" for common parts
+  Action action = Action::kLoadSharded;
+  std::string backend;
+  uint64_t version = 1;
+  std::string format;  // of ckpt; "" for common parts
 };
-std::span<const Strategy> strategies();
+// ckpt's own, then those that were added (ckpt/format.h).
+const std::vector<Strategy>& strategies();
+// Before anything is read. False if there is one for that action, backend and
+// version.
+bool add_strategy(Strategy strategy);
 
 // metadata.json, read.
 struct Config {
@@ -54,6 +57,11 @@ std::optional<Config> read_config(const std::string& directory);
 // lists what is supported.
 const Strategy& find_strategy(Action action, std::string_view backend,
                               uint64_t version, const std::string& path);
+// Null if there is none.
+const Strategy* look_up(Action action, std::string_view backend,
+                        uint64_t version);
+// "torch_dist 1, zarr 1"
+std::string supported(Action action);
 
 // The text of a metadata.json that every core reads.
 std::string config_text(std::string_view sharded_backend);

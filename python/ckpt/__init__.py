@@ -20,13 +20,13 @@ from ._checkpoint import Checkpoint, Tensor
 from ._checkpoint import open_checkpoint as open
 from ._commands import (Difference, Verdict, Written, convert, diff, digest,
                         inspect, reshard, run, scan, unshard, verify)
-from ._save import save, save_async
+from ._save import PendingSave, begin_save, save, save_async
 from .errors import Error
 
-__all__ = ["Array", "Checkpoint", "Difference", "Error", "Tensor", "Verdict",
-           "Written", "convert", "diff", "digest", "errors", "inspect", "open",
-           "reshard", "run", "save", "save_async", "scan", "unshard", "verify",
-           "version"]
+__all__ = ["Array", "Checkpoint", "Difference", "Error", "PendingSave",
+           "Tensor", "Verdict", "Written", "begin_save", "convert", "diff",
+           "digest", "errors", "inspect", "open", "reshard", "run", "save",
+           "save_async", "scan", "unshard", "verify", "version"]
 
 
 def version() -> str:

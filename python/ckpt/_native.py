@@ -85,6 +85,12 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "ckpt_shards_close": (None, [c_void_p]),
     "ckpt_save": (c_int, [POINTER(ArrayRow), c_size_t, c_char_p, c_char_p,
                           c_int, c_uint64, POINTER(c_void_p)]),
+    "ckpt_save_begin": (c_void_p, [POINTER(ArrayRow), c_size_t, c_char_p,
+                                   c_char_p, c_int, c_uint64,
+                                   POINTER(c_void_p)]),
+    "ckpt_save_written": (c_int, [c_void_p]),
+    "ckpt_save_finish": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "ckpt_save_drop": (None, [c_void_p]),
 }
 
 _library: Optional[ctypes.CDLL] = None

@@ -7,7 +7,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from . import _native
 from .errors import UsageError
@@ -99,6 +99,19 @@ def _row(name: str, value: Any) -> tuple[_native.ArrayRow, Any]:
     return row, (keep, dims, text, kind)
 
 
+def _arguments(tensors: Mapping[str, Any], path: Union[str, os.PathLike[str]],
+               layout: str, overwrite: bool, max_shard_size: int
+               ) -> tuple[list[Any], Any]:
+    """What the calls of libckpt take, and what has to live as long."""
+    target = os.fspath(path)
+    if not layout:
+        layout = "torch" if target.endswith(".pt") else "safetensors"
+    pairs = [_row(name, value) for name, value in tensors.items()]
+    rows = (_native.ArrayRow * max(1, len(pairs)))(*[row for row, _ in pairs])
+    return [rows, len(pairs), os.fsencode(target), layout.encode(),
+            int(overwrite), max_shard_size], pairs
+
+
 def save(tensors: Mapping[str, Any], path: Union[str, os.PathLike[str]],
          layout: str = "", *, overwrite: bool = False,
          max_shard_size: int = 0) -> None:
@@ -108,17 +121,66 @@ def save(tensors: Mapping[str, Any], path: Union[str, os.PathLike[str]],
     `layout` is a format's name; without one the ending of `path` decides
     (.safetensors, .pt), and a folder is of safetensors.
     """
-    target = os.fspath(path)
-    if not layout:
-        layout = "torch" if target.endswith(".pt") else "safetensors"
-    pairs = [_row(name, value) for name, value in tensors.items()]
-    rows = (_native.ArrayRow * max(1, len(pairs)))(*[row for row, _ in pairs])
+    arguments, _keep = _arguments(tensors, path, layout, overwrite,
+                                  max_shard_size)
     error = ctypes.c_void_p()
-    status = _native.library().ckpt_save(
-        rows, len(pairs), os.fsencode(target), layout.encode(),
-        int(overwrite), max_shard_size, ctypes.byref(error))
+    status = _native.library().ckpt_save(*arguments, ctypes.byref(error))
     if status:
         _native.check(error, status)
+
+
+class PendingSave:
+    """A save between its two phases: the arrays were copied, and the copies are
+    being written beside the target, which is as it was.
+
+    finish() publishes; what is dropped, or never finished, leaves nothing.
+    """
+
+    def __init__(self, pending: int) -> None:
+        self._pending: Optional[int] = pending
+
+    def written(self) -> bool:
+        """Nothing is left to write: finish() will not wait long."""
+        return (self._pending is None or
+                bool(_native.library().ckpt_save_written(self._pending)))
+
+    def finish(self) -> None:
+        """Waits, and renames the whole into place. Once."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            raise UsageError("the save is finished or dropped already")
+        error = ctypes.c_void_p()
+        status = _native.library().ckpt_save_finish(pending,
+                                                    ctypes.byref(error))
+        if status:
+            _native.check(error, status)
+
+    def drop(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            _native.library().ckpt_save_drop(pending)
+
+    def __enter__(self) -> "PendingSave":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is not None:
+            self.drop()
+        elif self._pending is not None:
+            self.finish()
+
+    def __del__(self) -> None:
+        self.drop()
+
+
+def begin_save(tensors: Mapping[str, Any], path: Union[str, os.PathLike[str]],
+               layout: str = "", *, overwrite: bool = False,
+               max_shard_size: int = 0) -> PendingSave:
+    """Phase 1 of a save: copies the arrays, which may change then, and begins
+    to write. What can't be written at all is raised here."""
+    arguments, _keep = _arguments(tensors, path, layout, overwrite,
+                                  max_shard_size)
+    return PendingSave(_native.call("ckpt_save_begin", *arguments))
 
 
 _threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckpt-save")
@@ -127,6 +189,13 @@ _threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckpt-save")
 def save_async(tensors: Mapping[str, Any],
                path: Union[str, os.PathLike[str]], layout: str = "",
                **options: Any) -> "Future[None]":
-    """The same in a thread of its own, one save after the other. The arrays
-    must not change until the future is done; errors come out of result()."""
-    return _threads.submit(save, dict(tensors), path, layout, **options)
+    """Both phases: the arrays are copied before this returns and may change
+    then; a thread finishes, one save after the other. Errors come out of
+    result()."""
+    future: "Future[None]" = Future()
+    try:
+        pending = begin_save(tensors, path, layout, **options)
+    except Exception as error:
+        future.set_exception(error)
+        return future
+    return _threads.submit(pending.finish)

@@ -42,6 +42,8 @@ struct State {
   char library[MPI_MAX_LIBRARY_VERSION_STRING + 1] = {};
   int rank = 0;
   int size = 1;
+  MPI_Comm comm = MPI_COMM_WORLD;
+  bool guest = false;  // of a program that initialised MPI itself
   std::list<Posted> posted;
   std::unordered_map<uint64_t, MPI_Request> tickets;
   uint64_t next_ticket = 0;
@@ -68,22 +70,30 @@ void make_global() {
 
 int32_t start() {
   make_global();
-  int provided = 0;
-  if (check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided),
-            "MPI_Init_thread"))
+  int provided = 0, running = 0;
+  if (check(MPI_Initialized(&running), "MPI_Initialized")) return 1;
+  state.guest = running != 0;
+  if (state.guest ? check(MPI_Query_thread(&provided), "MPI_Query_thread")
+                  : check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED,
+                                          &provided),
+                          "MPI_Init_thread"))
     return 1;
   if (provided < MPI_THREAD_FUNNELED) {
     state.error = "this MPI allows no threads beside it (MPI_THREAD_FUNNELED)";
     return 1;
   }
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  // Messages of the program's own are none of ours.
+  if (state.guest &&
+      check(MPI_Comm_dup(MPI_COMM_WORLD, &state.comm), "MPI_Comm_dup"))
+    return 1;
+  MPI_Comm_set_errhandler(state.comm, MPI_ERRORS_RETURN);
   int length = 0;
   MPI_Get_processor_name(state.host, &length);
   MPI_Get_library_version(state.library, &length);
   std::replace(state.library, state.library + sizeof(state.library) - 1, '\n',
                ' ');
-  MPI_Comm_rank(MPI_COMM_WORLD, &state.rank);
-  return check(MPI_Comm_size(MPI_COMM_WORLD, &state.size), "MPI_Comm_size");
+  MPI_Comm_rank(state.comm, &state.rank);
+  return check(MPI_Comm_size(state.comm, &state.size), "MPI_Comm_size");
 }
 
 // MPI_Wait keeps a processor busy; this gives it to whoever has work. Only time
@@ -108,7 +118,7 @@ int32_t wait(MPI_Request& request, const char* what, int peer) {
 int32_t send_part(int to, int tag, const void* bytes, uint64_t count) {
   MPI_Request request;
   if (check(MPI_Isend(bytes, static_cast<int>(count), MPI_BYTE, to, tag,
-                      MPI_COMM_WORLD, &request),
+                      state.comm, &request),
             "MPI_Isend"))
     return 1;
   return wait(request, "MPI_Isend", to);
@@ -142,7 +152,7 @@ int32_t post(int32_t to, int32_t tag, const void* bytes, uint64_t count) {
   Posted& post = state.posted.emplace_back();
   post.bytes.assign(static_cast<const char*>(bytes), count);
   return check(MPI_Isend(post.bytes.data(), static_cast<int>(count), MPI_BYTE,
-                         to, tag_of(tag, true), MPI_COMM_WORLD, &post.request),
+                         to, tag_of(tag, true), state.comm, &post.request),
                "MPI_Isend");
 }
 
@@ -156,7 +166,7 @@ int32_t give(int32_t to, int32_t channel, const void* bytes, uint64_t count,
              uint64_t* ticket) {
   MPI_Request request;
   if (check(MPI_Isend(bytes, static_cast<int>(count), MPI_BYTE, to, channel,
-                      MPI_COMM_WORLD, &request),
+                      state.comm, &request),
             "MPI_Isend"))
     return 1;
   return keep(request, ticket);
@@ -166,7 +176,7 @@ int32_t take(int32_t from, int32_t channel, void* bytes, uint64_t room,
              uint64_t* ticket) {
   MPI_Request request;
   if (check(MPI_Irecv(bytes, static_cast<int>(room), MPI_BYTE, from, channel,
-                      MPI_COMM_WORLD, &request),
+                      state.comm, &request),
             "MPI_Irecv"))
     return 1;
   return keep(request, ticket);
@@ -192,7 +202,7 @@ int32_t done(uint64_t ticket, uint64_t* bytes) {
 int32_t receive_part(int from, int tag, void* bytes, uint64_t count) {
   MPI_Request request;
   if (check(MPI_Irecv(bytes, static_cast<int>(count), MPI_BYTE, from, tag,
-                      MPI_COMM_WORLD, &request),
+                      state.comm, &request),
             "MPI_Irecv"))
     return 1;
   return wait(request, "MPI_Irecv", from);
@@ -203,9 +213,9 @@ int32_t probe(CkptMpiMessage* message) {
   if (reap()) return 1;
   int there = 0;
   MPI_Status status;
-  if (check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &there,
-                       &status),
-            "MPI_Iprobe"))
+  if (check(
+          MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, state.comm, &there, &status),
+          "MPI_Iprobe"))
     return 1;
   // Payload is never found here: who receives it asked for it before it was
   // sent, so that it goes to that request.
@@ -244,7 +254,12 @@ void abort_job(int32_t status) {
   std::_Exit(status);
 }
 
-int32_t finish() { return check(MPI_Finalize(), "MPI_Finalize"); }
+int32_t finish() {
+  int over = 0;
+  if (check(MPI_Finalized(&over), "MPI_Finalized") || over) return over ? 0 : 1;
+  if (state.guest) return check(MPI_Comm_free(&state.comm), "MPI_Comm_free");
+  return check(MPI_Finalize(), "MPI_Finalize");
+}
 
 const CkptMpiApi api = {
     .abi = CKPT_MPI_ABI,

@@ -254,6 +254,14 @@ RunResult run(const Plan& plan, const Catalog& source, reshard::Output& output,
   return result;
 }
 
+RunResult add_up(const Plan& plan, const Catalog& source,
+                 reshard::Output& output, const RunOptions& options,
+                 const std::vector<std::string>& reports) {
+  Total total(plan, source, output, options);
+  for (const std::string& report : reports) total.add(unpack_report(report));
+  return total.take();
+}
+
 std::vector<Problem> check_crcs(const Catalog& catalog,
                                 const RunOptions& options) {
   Job* const job = current();

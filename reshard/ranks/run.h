@@ -30,6 +30,12 @@ reshard::RunResult run(const reshard::Plan& plan, const Catalog& source,
                        const reshard::RunOptions& options,
                        const Site& site = {});
 
+// What the reports of all ranks come to; CRCs go to `output`.
+reshard::RunResult add_up(const reshard::Plan& plan, const Catalog& source,
+                          reshard::Output& output,
+                          const reshard::RunOptions& options,
+                          const std::vector<std::string>& reports);
+
 // reshard::check_crcs of a whole catalog, likewise.
 std::vector<Problem> check_crcs(const Catalog& catalog,
                                 const reshard::RunOptions& options);

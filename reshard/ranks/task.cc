@@ -319,6 +319,10 @@ std::string perform(std::string_view task, Control& control,
   return pack_report(run_share(unpack_share(task), control, journal));
 }
 
+std::string perform_share(const Share& share, Control& control) {
+  return pack_report(run_share(share, control, nullptr));
+}
+
 Report unpack_report(std::string_view bytes) {
   Unpacker in(bytes);
   Report report;

@@ -55,6 +55,9 @@ std::string gpu_task();
 std::string perform(std::string_view task, Control& control,
                     reshard::Journal* journal);
 
+// A share that needs no unpacking, or was changed after it: the report.
+std::string perform_share(const Share& share, Control& control);
+
 Report unpack_report(std::string_view bytes);
 std::vector<std::pair<uint32_t, Problem>> unpack_problems(
     std::string_view bytes);

@@ -42,7 +42,8 @@ struct Row {
 
 // Of these the repository has no files: their peers write them while their own
 // tests run (tests/app/fsdp_dtensor_test.py).
-constexpr std::string_view kWrittenInTests[] = {"megatron_fsdp_dtensor"};
+constexpr std::string_view kWrittenInTests[] = {"megatron_fsdp_dtensor",
+                                                "megatron_local"};
 
 // A tar of one process, as Python's tarfile has it.
 std::string tar_member(const std::string& name, const std::string& content) {

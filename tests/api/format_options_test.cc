@@ -3,6 +3,7 @@
 // every other is, and is not taken for one that it isn't.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "api/write.h"
@@ -42,6 +43,25 @@ std::string refusal(const Layout& layout, ExitCode code) {
     CHECK(error.code() == code);
     return std::string(error.what()) + "\n" + error.hint();
   }
+}
+
+TEST_CASE("strategies by action, backend and version") {
+  REQUIRE(kRegistered);
+  CHECK(find_strategy("save_sharded", "fake", 2).format == "fake");
+  CHECK(find_strategy("load_sharded", "torch_dist").format ==
+        "megatron_torch_dist");
+  CHECK_THROWS_WITH_AS(find_strategy("save_sharded", "fake", 1),
+                       doctest::Contains("no way to save_sharded"), Error);
+  CHECK_THROWS_WITH_AS(find_strategy("load_sharded", "fake", 2),
+                       doctest::Contains("no way to load_sharded"), Error);
+  const std::vector<Strategy> all = strategies();
+  CHECK(std::ranges::count(all, std::string("fake"), &Strategy::backend) == 1);
+  CHECK(std::ranges::count(all, std::string("zarr"), &Strategy::backend) == 2);
+  CHECK_THROWS_WITH_AS(register_strategy({"load_sharded", "late", 1, "fake"}),
+                       doctest::Contains("after the formats were used"), Error);
+  CHECK_THROWS_WITH_AS(register_strategy({"load_common", "late", 1, "fake"}),
+                       doctest::Contains("no strategies are registered"),
+                       Error);
 }
 
 TEST_CASE("a new format with ranks: as asked, or refused") {

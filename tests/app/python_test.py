@@ -154,6 +154,7 @@ def saves(folder):
     again = ckpt.save_async(arrays, folder / "a.pt")
     check(isinstance(again.exception(), ckpt.errors.UnfaithfulError),
           f"an existing file was replaced: {again.exception()}")
+    phases(folder)
     ckpt.save(arrays, folder / "dcp", "dcp")
     with ckpt.open(folder / "dcp") as source:
         check_equal(set(source), set(tensors), "names")
@@ -163,6 +164,32 @@ def saves(folder):
         check_equal(error.tensor, "a", "which tensor")
     else:
         check(False, "an object was saved")
+
+
+def phases(folder):
+    """What is saved is what was there in phase 1; without phase 2 nothing is,
+    also when the process is killed, and the next save takes its place."""
+    array = np.arange(12, dtype="f4")
+    want = array.copy()
+    path = folder / "phases"
+    with ckpt.begin_save({"a": array}, path, "dcp"):
+        array[:] = 7
+        check(not path.exists(), "it is there before its second phase")
+    with ckpt.open(path) as source:
+        check((np.from_dlpack(source["a"].read()) == want).all(), "copied")
+    path = folder / "dropped"
+    ckpt.begin_save({"a": array}, path, "dcp").drop()
+    child = os.fork()
+    if child == 0:
+        pending = ckpt.begin_save({"a": array}, path, "dcp")
+        while not pending.written():
+            pass
+        os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    check(not path.exists(), "a save that was killed is there")
+    ckpt.begin_save({"a": array}, path, "dcp").finish()
+    check(path.exists() and not list(folder.glob(".dropped*staging")),
+          "what the killed one left is in the way")
 
 
 def errors(folder):

@@ -67,6 +67,18 @@ for file in files:
     numpy.testing.assert_array_equal(numpy.load(file), expected[file.stem])
 END
 fi
+# A backend of Megatron-Core's by that name is of that format, in that version.
+cp -r "$work/npy" "$work/backend"
+echo '{"sharded_backend": "npy", "sharded_backend_version": 1}' \
+  >"$work/backend/metadata.json"
+"$ckpt" inspect "$work/backend" -v 2>&1 |
+  grep -q 'format npy_folder: metadata.json says sharded_backend npy 1'
+echo '{"sharded_backend": "npy", "sharded_backend_version": 2}' \
+  >"$work/backend/metadata.json"
+rm "$work/backend/"*.npy
+status=0
+"$ckpt" inspect "$work/backend" 2>"$work/log" || status=$?
+[ $status = 4 ] && grep -q 'supported are torch_dist 1, zarr 1, npy 1' "$work/log"
 # One that lies of its bytes is refused, and so is what is not a module.
 mkdir "$work/short" "$work/wrong"
 first=$(find "$work/npy" -name '*.npy' | sort | head -1)

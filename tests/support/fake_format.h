@@ -80,6 +80,10 @@ inline bool register_fakes() {
   register_format({.name = "fake_flat",
                    .what = "one file of a test",
                    .writer = std::make_unique<FakeWriter>(false)});
+  register_strategy({.action = "save_sharded",
+                     .backend = "fake",
+                     .version = 2,
+                     .format = "fake"});
   return true;
 }
 

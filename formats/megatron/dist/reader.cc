@@ -38,10 +38,11 @@ class DistReader final : public formats::Reader {
 
 // True for backends that another reader knows.
 bool is_foreign(const Config& config) {
-  return std::ranges::any_of(strategies(), [&](const Strategy& strategy) {
-    return strategy.backend == config.sharded_backend &&
-           strategy.format != "megatron_torch_dist";
-  });
+  const Strategy* const known = look_up(
+      Action::kLoadSharded, config.sharded_backend, config.sharded_version);
+  if (known) return known->format != "megatron_torch_dist";
+  // Of another version than theirs: they say what they can.
+  return config.sharded_backend == "zarr";
 }
 
 Support DistReader::supports(const std::string& path) const {

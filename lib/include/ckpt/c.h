@@ -97,6 +97,20 @@ int ckpt_save(const ckpt_array* arrays, size_t count, const char* path,
               const char* format, int overwrite, uint64_t max_shard_size,
               char** error);
 
+/* The same in two phases (ckpt/parallel.h). The first copies the arrays, which
+ * may change when it returns, and begins to write beside `path`. Then one of
+ * two, which both close it: finish() waits and renames the result into place,
+ * drop() leaves nothing behind. */
+typedef struct ckpt_pending ckpt_pending;
+ckpt_pending* ckpt_save_begin(const ckpt_array* arrays, size_t count,
+                              const char* path, const char* format,
+                              int overwrite, uint64_t max_shard_size,
+                              char** error);
+/* Not 0: nothing is left to write, so that finish() will not wait long. */
+int ckpt_save_written(const ckpt_pending* pending);
+int ckpt_save_finish(ckpt_pending* pending, char** error);
+void ckpt_save_drop(ckpt_pending* pending);
+
 #ifdef __cplusplus
 }
 #endif

@@ -66,20 +66,50 @@ void register_format(NewFormat format);
 // thrown by the first call that looks for families.
 void register_family(const std::string& json_file);
 
+// --- Megatron-Core's backends ---
+
+// Who reads or writes a backend of megatron-core's distributed checkpoints.
+// Their metadata.json says which it is:
+//
+//   {"sharded_backend": "npy", "sharded_backend_version": 2, …}
+//
+// ckpt has torch_dist 1 and zarr 1.
+struct Strategy {
+  std::string action;  // "load_sharded" or "save_sharded"
+  std::string backend;
+  uint64_t version = 1;
+  std::string format;  // that reads or writes it
+};
+
+// Adds one: a directory whose metadata.json names the backend and version is
+// read by `format`, whose own FormatReader::supports is not asked. Before the
+// first checkpoint is opened: throws usage_error later, for another action, and
+// for a backend and version that have a strategy.
+void register_strategy(Strategy strategy);
+
+// All of them: ckpt's, then those that were registered.
+std::vector<Strategy> strategies();
+
+// The one for an action, backend and version: its format is what
+// Layout::format is to be. Throws usage_error that lists what there is.
+Strategy find_strategy(const std::string& action, const std::string& backend,
+                       uint64_t version = 1);
+
 // --- modules ---
 
 class FormatRegistry {
  public:
   virtual ~FormatRegistry() = default;
   virtual void add(NewFormat format) = 0;
+  virtual void add_strategy(Strategy strategy) = 0;
 };
 
 // Changes with what modules and program have to agree on.
 inline constexpr char kFormatAbi[] =
 #ifdef _LIBCPP_VERSION
-    "ckpt format 2 libc++";
+    "ckpt format 3 libc++";
 #else
-    "ckpt format 2 libstdc++";
+    "ckpt format 3 libstdc++";
 #endif
 
 }  // namespace ckpt

@@ -28,6 +28,7 @@
 #include <variant>
 #include <vector>
 
+#include "ckpt/parallel.h"
 #include "ckpt/sharded.h"
 
 namespace ckpt::mcore {
@@ -240,5 +241,11 @@ struct Loaded {
 Loaded load(State request, const std::string& path,
             const LoadOptions& options = {},
             std::span<const State> others = {});
+
+// The same by all processes of a job (parallel.h), each with its own request: a
+// part that several ask for is read by one of them and sent to the others.
+// Collective.
+Loaded load(Communicator& job, State request, const std::string& path,
+            const LoadOptions& options = {});
 
 }  // namespace ckpt::mcore

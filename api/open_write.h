@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// A write whose payload other processes move, each from its own memory: what
+// rank 0 does before and after.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "api/write.h"
+#include "ckpt/ckpt.h"
+#include "lib/io/staging.h"
+#include "reshard/ranks/owned.h"
+#include "reshard/ranks/share.h"
+
+namespace ckpt::library {
+
+class OpenWrite {
+ public:
+  // Makes the files beside the target. `owners` says which rank has the bytes
+  // of a source's file. Throws what execute() throws before it writes.
+  OpenWrite(Prepared prepared, const SaveOptions& options, ranks::Owners owners,
+            uint32_t ranks);
+  // Removes what was not published.
+  ~OpenWrite();
+
+  // What a rank has to do; `neighbours`: ranks on its machine.
+  ranks::Share share_of(uint32_t rank, uint32_t neighbours) const;
+
+  // The reports of all ranks, in their order: checks them, writes what is not
+  // payload, publishes.
+  Preview finish(const std::vector<std::string>& reports);
+
+ private:
+  reshard::RunOptions run_options() const;
+
+  Prepared prepared_;
+  SaveOptions options_;
+  std::unique_ptr<io::Staging> staging_;
+  std::vector<std::vector<reshard::Item>> parts_;  // by rank
+};
+
+}  // namespace ckpt::library

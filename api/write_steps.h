@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps of a write that one process does, whoever moves the payload.
+#pragma once
+
+#include <string>
+
+#include "api/write.h"
+#include "lib/io/staging.h"
+#include "reshard/output.h"
+
+namespace ckpt::library {
+
+// Is anybody going to look at the digests of tensors?
+bool wants_sums(const Prepared& prepared, const SaveOptions& options);
+
+io::StagingOptions staging_options(const Prepared& prepared,
+                                   const SaveOptions& options);
+
+// The files in their full size.
+void make_files(const Prepared& prepared, io::Staging& staging, bool resuming);
+
+// What is not payload, after it: literals, checksums, and, if they are not
+// there yet, `carried` ranges.
+void write_rest(const Prepared& prepared, reshard::Output& output,
+                const std::string& root, bool carried);
+
+// Flushes, and renames into place.
+void publish(const Prepared& prepared, io::Staging& staging,
+             const SaveOptions& options);
+
+}  // namespace ckpt::library

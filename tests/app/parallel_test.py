@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""ckpt/parallel.h under mpirun: what 2, 3 and 4 processes saved, each from its
+own memory, is what torch's own DCP loads and what one process reads; what they
+load is what was saved; a save that does not come to its second phase leaves
+nothing where the checkpoint would be."""
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+
+import numpy
+import torch
+import torch.distributed.checkpoint
+from ranks_test import MPIRUN, job_environment
+from support import Suite, check, check_equal, read_safetensors
+
+CKPT = None
+TOOL = None
+WANT = (numpy.arange(12)[:, None] * 1000 + numpy.arange(24)[None]).astype("f4")
+NAMES = {"rows.weight", "columns.weight", "whole.weight"}
+
+
+def job(count, *words, timeout=60):
+    return subprocess.run(
+        [*MPIRUN, "-n", str(count), TOOL, *map(str, words)], text=True,
+        capture_output=True, timeout=timeout, env=job_environment())
+
+
+def ok(count, *words):
+    result = job(count, *words)
+    check_equal(result.returncode, 0, f"{words}: {result.stderr}")
+    return result.stdout
+
+
+def alone(path):
+    """As one process reads it."""
+    CKPT.ok("verify", path, "--deep")
+    out = path.with_name(path.name + ".one.safetensors")
+    CKPT.ok("unshard", path, out, "--if-exists", "replace")
+    return read_safetensors(out)
+
+
+def check_tensors(path):
+    got = alone(path)
+    check_equal(set(got), NAMES, "names")
+    for name, tensor in got.items():
+        check_equal(bytes(tensor.data), WANT.tobytes(), name)
+
+
+def test_save(folder, count):
+    """Saved for other counts of files than processes, changed meanwhile."""
+    path = folder / "dcp"
+    ok(count, "save", path, "dcp", "--between", "change")
+    check_tensors(path)
+    state = {name: torch.zeros(12, 24) for name in NAMES}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is one process
+        torch.distributed.checkpoint.load(state, checkpoint_id=str(path),
+                                          no_dist=True)
+    for name, tensor in state.items():
+        check(torch.equal(tensor, torch.from_numpy(WANT)), f"torch: {name}")
+    files = list(path.glob("*.distcp"))
+    check_equal(len(files), count, "a file for each process")
+    # What is only theirs is cut evenly; of what all have each writes a part, or
+    # one of them all of it.
+    ok(count, "save", folder / "one.safetensors", "safetensors")
+    check_tensors(folder / "one.safetensors")
+    ok(count, "load", path, folder / "got")
+    for rank in range(count):
+        check_equal((folder / f"got.{rank}").read_text().split(), ["same"] * 4,
+                    f"what rank {rank} loaded")
+
+
+def nothing_left(folder, name):
+    check(not (folder / name).exists(), f"{name} is there")
+
+
+def test_between(folder):
+    path = folder / "step"
+    ok(2, "save", path, "dcp", "--between", "drop")
+    nothing_left(folder, "step")
+    check_equal(list(folder.glob(".step.*staging*")), [], "what was staged")
+    killed = job(2, "save", path, "dcp", "--between", "kill")
+    check(killed.returncode != 0, f"{killed}")
+    nothing_left(folder, "step")
+    failed = job(3, "save", path, "dcp", "--between", "fail")
+    check(failed.returncode != 0 and "rank 2 of 3" in failed.stderr,
+          f"{failed.stderr}")
+    nothing_left(folder, "step")
+    # The next one takes the place of what the killed one left.
+    ok(2, "save", path, "dcp")
+    check_tensors(path)
+    check_equal([p.name for p in folder.glob(".step*") if p.is_dir()], [],
+                "what the killed save left")
+    again = job(2, "save", path, "dcp")
+    check("exists" in again.stderr, f"{again.stderr}")
+    check_tensors(path)
+
+
+def prepare(suite, ckpt):
+    global CKPT, TOOL
+    CKPT = ckpt
+    TOOL = os.path.join(os.path.dirname(ckpt.path), "parallel_tool")
+    if not shutil.which("mpirun") or not os.path.exists(TOOL):
+        print("skipped: mpirun or parallel_tool is missing")
+        sys.exit(77)
+    for count in (2, 3, 4):
+        suite.add(f"save and load by {count}", test_save, count)
+    suite.add("between the phases", test_between)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
