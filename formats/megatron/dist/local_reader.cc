@@ -17,6 +17,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/torch/container.h"
 #include "containers/torch/many.h"
 #include "containers/torch/tensors.h"
@@ -118,10 +119,10 @@ uint64_t choose(const std::string& path, const Iterations& all,
   for (const auto& [iteration, ranks] : all)
     if (iteration > chosen)
       catalog.problems.push_back(
-          {Problem::Severity::kWarning, "unfinished_save", path, "",
-           fmt::format("iteration {} is newer, but of {} ranks only files are "
-                       "here; {} is read",
-                       iteration, ranks.size(), chosen)});
+          warning("unfinished_save", {path, {}},
+                  "iteration {} is newer, but of {} ranks only files are "
+                  "here; {} is read",
+                  iteration, ranks.size(), chosen));
   return chosen;
 }
 
@@ -325,11 +326,11 @@ void leave_out(const std::set<std::string>& carriers, Catalog& catalog) {
       return parsed && parsed->key == key;
     });
     catalog.problems.push_back(
-        {Problem::Severity::kWarning, "object_with_tensors", catalog.path, "",
-         fmt::format("{}: values with tensors in them are not read from local "
-                     "checkpoints, and left out (random states: load with "
-                     "--no-load-rng)",
-                     text::printable(key))});
+        warning("object_with_tensors", {catalog.path, {}},
+                "{}: values with tensors in them are not read from local "
+                "checkpoints, and left out (random states: load with "
+                "--no-load-rng)",
+                text::printable(key)));
   }
 }
 
