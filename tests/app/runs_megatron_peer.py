@@ -2,17 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """One more step of a trainer's run, by megatron-core and by transformers.
 
-    {"kind": "megatron", "path": checkpoint, "out": folder, "tp": 2, "dp": 1,
+    {"path": checkpoint, "out": folder, "tp": 2, "dp": 1,
      "ep": 1, "vocabulary": rows, "lr": 1e-2}
         GPTModel and the distributed optimizer load what ckpt wrote, step, and
         save themselves
-    {"kind": "transformers", "path": the Trainer's folder, "out": file, "lr": …}
-        the model and torch's AdamW load what the Trainer wrote, and step
+
+    runs_megatron_peer.py '{"path": the Trainer's folder, "out": file, "lr": …}'
+        in a process of its own, without what megatron-core needs on a CPU: the
+        model and torch's AdamW load what the Trainer wrote, and step
 
 The model, loss and batch are the same. No clipping; the learning rate is the
 job's, all else comes out of the checkpoints.
 """
 
+import json
 import os
 import sys
 import tempfile
@@ -186,8 +189,6 @@ def apex_step(self, closure=None):
 
 def run_job(job):
     """None, or what went wrong."""
-    if job["kind"] == "transformers":
-        return on_processes(lambda _: step_of_transformers(job), 1)
     with tempfile.TemporaryDirectory() as scratch:
         return on_processes(on_rank, job["tp"] * job["dp"],
                             os.path.join(scratch, "rendezvous"), job)
@@ -205,4 +206,7 @@ def prepare():
 
 
 if __name__ == "__main__":
-    serve(prepare, run_job)
+    if len(sys.argv) > 1:
+        step_of_transformers(json.loads(sys.argv[1]))
+    else:
+        serve(prepare, run_job)
