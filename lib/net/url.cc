@@ -135,6 +135,15 @@ std::string normal(std::string_view url) {
   for (const char c : url.substr(begin))
     if (c != '/' || !out.ends_with('/')) out += c;
   while (out.size() > begin && out.ends_with('/')) out.pop_back();
+  // libcurl sends "a/../b" as "b": what is signed must be that, too. The first
+  // component, a host or a bucket, stays.
+  for (size_t at; (at = out.find("/../", begin)) != out.npos ||
+                  (out.ends_with("/..") && (at = out.size() - 3) >= begin);) {
+    const size_t above = out.rfind('/', at - 1);
+    const bool first = at == 0 || above == out.npos || above < begin;
+    const size_t from = first ? at : above;
+    out.erase(from, at + 3 - from);
+  }
   return out;
 }
 

@@ -41,7 +41,6 @@ COMMANDS = (
      "8", "-n"),
     ("inspect", "runs/verl_fsdp2_w2/ckpt", "--all"),
     ("inspect", "hf/llama/ckpt", "--digest"),
-    ("family", "check", "hf/llama/ckpt"),
 )
 # What is of this machine and this moment: looked at, not kept.
 PASSING = (

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import urllib.parse
+import zipfile
 
 import remote_test as remote
 from remote_servers import Hub, Server
@@ -43,34 +44,33 @@ class Counting(Server):
                 self.running -= 1
 
 
-def convert(server, folder, **env):
-    args = ("convert", server.url + "/m.safetensors", folder / "out", "--to",
-            "safetensors", "-q", "--no-fsync")
-    done = ok(*args, env=env)
-    check_equal(read_safetensors(next((folder / "out").glob("*.safetensors"))),
-                read_safetensors(folder / "m.safetensors"), "tensors")
+def fetch(server, folder, **env):
+    done = ok("fetch", server.url + "/m.safetensors", folder / "out", "-q",
+              "--no-fsync", env=env)
+    check((folder / "out" / "m.safetensors").read_bytes() ==
+          (folder / "m.safetensors").read_bytes(), "bytes")
     return done
 
 
 def test_grows(folder):
     """More requests at once, while that moves more; never more than allowed."""
-    write_model(folder / "m.safetensors", layers(40, 4 << 20))
+    write_model(folder / "m.safetensors", layers(32, 4 << 20))
     with Counting(folder) as server:
-        convert(server, folder)
-        check(server.most > 9, f"{server.most} at once")
+        fetch(server, folder)
+        check(server.most > 8, f"{server.most} at once")
     folder = folder / "few"
     write_model(folder / "m.safetensors", layers(8, 4 << 20))
     with Counting(folder) as server:
-        convert(server, folder, CKPT_NET_CONNECTIONS="3")
+        fetch(server, folder, CKPT_NET_CONNECTIONS="3")
         check_equal(server.most, 3, "at once")
 
 
 def test_shrinks(folder):
     """A server that takes four at a time is not asked for eight all the time:
     what it refuses ends, and the run does not."""
-    write_model(folder / "m.safetensors", layers(40, 4 << 20))
+    write_model(folder / "m.safetensors", layers(32, 4 << 20))
     with Counting(folder, 0.15, limit=4) as server:
-        convert(server, folder)
+        fetch(server, folder)
         good = len(server.requests) - server.refused
         check(server.refused > 0, "nothing was refused")
         check(server.refused < good / 2,
@@ -97,11 +97,13 @@ def test_zip(folder):
             seen = ranges(server, name)
             first = [r.headers["range"].removeprefix("bytes=").split("-")
                      for r in seen]
+            with zipfile.ZipFile(folder / name) as archive:
+                directory = archive.start_dir
             # A small one lies in what the first look at the end brings.
-            behind = [int(b) for b, e in first if int(e) > size // 2]
+            behind = [int(b) for b, e in first if int(e) > directory]
             check(0 < len(behind) <= most, f"{len(behind)} for the directory "
                   f"of {count} records: {first}")
-            check(len(server.requests) <= most + 5, first)
+            check(len(server.requests) <= most + 10, first)
             print(f"  zip of {count} records, {size >> 10} KiB: "
                   f"{len(behind)} requests for its directory, "
                   f"{len(server.requests)} in all, {server.bytes >> 10} KiB",
@@ -208,6 +210,7 @@ def test_once(folder):
     """Tensors whose rows change places are read once over the wire, though
     the plan reads them by rows that overlap."""
     llama(folder / "hf")
+    (folder / "s").mkdir()
     ok("convert", folder / "hf", folder / "s" / "f2", "--to",
        "fairseq2", "-q", "--no-fsync", "--no-manifest", "--tp", "2")
     with Server(folder / "s") as server:

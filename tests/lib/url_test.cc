@@ -13,6 +13,15 @@ TEST_CASE("a URL's parts, and what may be shown of them") {
   CHECK(url.query == "sig=abc");
 }
 
+TEST_CASE("a URL's dots and slashes: what libcurl sends") {
+  CHECK(normal("s3://b//x/") == "s3://b/x");
+  CHECK(normal("az://c/runs/step/../other/m.pt") == "az://c/runs/other/m.pt");
+  CHECK(normal("s3://b/a/b/../../c") == "s3://b/c");
+  CHECK(normal("s3://b/a/..") == "s3://b");
+  CHECK(normal("s3://b/../../c") == "s3://b/c");
+  CHECK(normal("s3://b/a..b/c") == "s3://b/a..b/c");
+}
+
 TEST_CASE("a URL in a query is not a scheme: a finding of net_fuzz") {
   CHECK(resolve_reference("https://a/b/c", "/login?next=https://d/e") ==
         "https://a/login?next=https://d/e");
