@@ -94,11 +94,10 @@ def layers_that_differ(folder):
     CKPT.ok("convert", there, alone, "-q", "--to", "safetensors", "--no-fsync")
     compare(tensors_of(alone), want, "without config.json")
     check_equal(config_of(alone)["block_configs"], BLOCKS, "blocks")
-    # Fewer layers: the blocks follow, in either configuration.
-    for name, path in (("a", source), ("b", there)):
-        CKPT.ok("convert", path, folder / name, "-q", "--to", "safetensors",
-                "--layers", "0-3", "--no-fsync")
-        check_equal(config_of(folder / name)["block_configs"], BLOCKS[:4], name)
+    # Fewer layers: the blocks follow.
+    CKPT.ok("convert", source, folder / "cut", "-q", "--to", "safetensors",
+            "--layers", "0-3", "--no-fsync")
+    check_equal(config_of(folder / "cut")["block_configs"], BLOCKS[:4], "cut")
 
 
 def prepare(suite, ckpt):
