@@ -302,6 +302,18 @@ View upright(const Op& op, const Params& params, const View& view) {
                          shape[0] == shape[1] ? ", which look the same" : "");
 }
 
+// The first `rows` rows go behind the others.
+View rolled(const Op& op, const View& view, uint64_t rows, bool forward) {
+  const uint64_t all = view.shape().empty() ? 0 : view.shape()[0];
+  if (rows == 0 || rows >= all)
+    throw unfaithful_error({}, "{}: {} rows of shape {}", op.name, rows,
+                           to_string(view.shape()));
+  const uint64_t at = forward ? rows : all - rows;
+  const std::vector<View> parts{view.slice(0, at, all - at),
+                                view.slice(0, 0, at)};
+  return View::concat(parts, 0);
+}
+
 std::vector<View> step(const Op& op, const Params& params,
                        const Instance& instance, std::vector<View> views) {
   const std::string& name = op.name;
@@ -325,6 +337,7 @@ std::vector<View> step(const Op& op, const Params& params,
     return {swap_rows(op, view, params("heads", "$nh"), true)};
   // Rows 0, 2, 4 … then 1, 3, 5 …: pairs apart.
   if (name == "deinterleave") return {swap_rows(op, view, 1, false)};
+  if (name == "roll") return {rolled(op, view, params("rows", "0"), true)};
   if (name == "add") return {view.transform(arithmetic(op, true))};
   if (name == "index") return {index_of(op, instance, view)};
   if (name == "upright") return {upright(op, params, view)};
@@ -356,6 +369,7 @@ std::vector<View> undo(const Op& op, const Params& params, const View& view,
   if (name == "rope_interleave")
     return {swap_rows(op, view, params("heads", "$nh"), false)};
   if (name == "deinterleave") return {swap_rows(op, view, 1, true)};
+  if (name == "roll") return {rolled(op, view, params("rows", "0"), false)};
   if (name == "add") return {view.transform(arithmetic(op, false))};
   if (name == "reshape") return {view.reshape(Shape(params.list("from")))};
   throw bug_error({}, "no operation {}", name);

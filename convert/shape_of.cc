@@ -57,6 +57,7 @@ class Shaper {
     if (op.name == "qkv_cat") check_qkv_rows(op, shape);
     if (op.name == "rope_interleave") check_pairs(op, shape);
     if (op.name == "deinterleave") check_rows(shape, 2, "pairs of rows");
+    if (op.name == "roll") check_rolled(op, shape);
     if (op.name == "index") return without_first(op, shape);
     if (op.name == "reshape") return reshape(op, shape);
     if (op.name == "upright") return upright(op, shape);
@@ -173,6 +174,12 @@ class Shaper {
       if (shape[0] != rows)
         fail("{} where {} heads make {} rows", to_string(shape), heads, rows);
     }
+  }
+
+  void check_rolled(const Op& op, const Shape& shape) const {
+    const uint64_t rows = size(op, "rows", "0");
+    if (shape.empty() || rows == 0 || rows >= shape[0])
+      fail("{} has no {} rows to go behind the others", to_string(shape), rows);
   }
 
   void check_vocabulary(const Shape& shape) const {

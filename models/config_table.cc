@@ -43,6 +43,9 @@ Json value_of(const Json& entry, const Numbers& numbers) {
     return list;
   }
   if (!entry.is_object()) return entry;
+  if (entry.size() == 1 && entry.contains("json"))  // a text inside of another
+    return config_table(entry.at("json"), numbers)
+        .dump(-1, ' ', false, Json::error_handler_t::replace);
   return entry.contains("each") ? each_of(entry, numbers)
                                 : config_table(entry, numbers);
 }

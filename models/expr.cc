@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"
+#include "lib/text/json.h"
 #include "models/expr_node.h"
 
 namespace ckpt::families {
@@ -131,6 +132,13 @@ Json has(const Json& list, const Json& wanted) {
 }
 
 Json pick(const Json& from, const Json& at) {
+  if (at.is_string()) {  // a member
+    if (from.is_null()) return from;
+    if (!from.is_object())
+      throw unfaithful_error({}, "pick: {} is not an object", shown(from));
+    const auto member = from.find(at.get_ref<const std::string&>());
+    return member == from.end() ? Json() : *member;
+  }
   if (from.is_null()) return 1;
   if (!is_whole(at) || whole(at) < 0)
     throw unfaithful_error({}, "pick: {} is not an index", shown(at));
@@ -152,6 +160,12 @@ Json pick(const Json& from, const Json& at) {
     throw unfaithful_error({}, "pick: {} is neither a list nor a whole number",
                            shown(from));
   return modulo(whole(at), whole(from)) == 0 ? 1 : 0;
+}
+
+// A configuration inside of another: Megatron's heterogeneous layers.
+Json parsed(const Json& text) {
+  if (!text.is_string()) return nullptr;
+  return text::parse_json(text.get_ref<const std::string&>(), "json(…)");
 }
 
 Json length(const Json& value) {
@@ -291,6 +305,7 @@ class ExprRun {
     }
     if (node.text == "has") return has(*first, second);
     if (node.text == "pick") return pick(*first, second);
+    if (node.text == "json") return parsed(*first);
     if (node.text == "is_list") return first->is_array();
     if (node.text == "length") return length(*first);
     if (node.text == "without") return without(*first, second);

@@ -17,7 +17,9 @@
 //   has(list, x)    is x in the list, or in the text? A null list is empty
 //   pick(x, i)      a switch for each layer: x[i] of a list; 1 where i % x is
 //                   0, else 0, of a whole number; 1 for null; the character
-//                   at i of a text
+//                   at i of a text; the member x[i] of an object, null if it
+//                   has none
+//   json(x)         the value of a text in JSON; null for anything but a text
 //   is_list(x)      whether it is one
 //   without(x, cs)  a text without the characters of another
 //   first1(list)    where the first 1 is; 0 for anything but a list

@@ -36,6 +36,7 @@ const std::vector<Shape>& shapes() {
       {"const", {"value#", "shape[]"}, {}},
       {"index", {"index@"}, {}},
       {"deinterleave", {}, {}},
+      {"roll", {"rows"}, {}},
       {"reshape", {"to[]", "from[]"}, {}},
       {"upright", {"rows", "columns"}, {}},
   };

@@ -16,6 +16,7 @@ namespace ckpt::reshard {
 
 class HandleCache;
 class SourceReader;
+struct TurnedKernel;
 
 class DecodeReader {
  public:
@@ -41,6 +42,11 @@ class DecodeReader {
     std::byte* at;
     uint64_t by_row, by_column;
   };
+  // Stored codes, a row of them each `stride` bytes.
+  struct Codes {
+    const std::byte* at;
+    uint64_t stride;
+  };
   static bool contains(const Tile& whole, const Tile& part);
   static Tile stored_tile(const Decoding& made, const Tile& tile);
   SourceReader& reader(const Decoding& made);
@@ -49,14 +55,18 @@ class DecodeReader {
   void read_panel(const Decoding& made, uint64_t batch, uint64_t row,
                   uint64_t column, uint64_t count, std::byte* out);
   void make(const Decoding& made, const Tile& tile, const Place& place);
+  void make_lines(const Decoding& made, const Tile& strip, uint64_t first,
+                  uint64_t rows, const Codes& stored, const Place& place);
+  // decode_line.cc
+  bool make_turned(const Decoding& made, const Tile& strip, uint64_t row,
+                   uint64_t rows, const Codes& stored, const Place& place);
+  bool one_group(const Decoding& made, uint64_t row, uint64_t rows) const;
+  void find_powers(const Tile& strip, uint64_t row);
+  void find_tables(const Decoding& made, const Tile& strip, uint64_t row,
+                   const TurnedKernel& kernel);
   void load_scales(const Decoding& made, const Tile& tile);
   void load_groups(const Decoding& made, const Tile& tile);
   void load_order(const Decoding& made, const Tile& tile);
-  // Stored codes, a row of them each `stride` bytes.
-  struct Codes {
-    const std::byte* at;
-    uint64_t stride;
-  };
   Codes codes(const Decoding& made, const Tile& tile);
   void hold(const Decoding& made, const Tile& panel);
   void load(const Decoding& made, const Tile& tile);
@@ -76,6 +86,8 @@ class DecodeReader {
   void find_blocks(const Decoding& made, uint64_t batch, uint64_t block_row);
   void make_codes(const Decoding& made, const Tile& tile, std::byte* out);
   bool hold_rows(const Decoding& made, uint64_t batch, uint64_t block_row);
+  const std::byte* held_at(const Decoding& made, uint64_t row,
+                           uint64_t column) const;
   void widen_rows(const Decoding& made, const Tile& tile);
   void floats(const Decoding& made, const Tensor& tensor, const Tile& tile,
               std::vector<float>& out);
@@ -93,9 +105,16 @@ class DecodeReader {
   std::vector<float> scales_, zeros_;
   uint64_t scale_row_ = 0, scale_column_ = 0, scale_columns_ = 0;
   bool has_zero_scale_ = false;
+  bool plain_powers_ = false;  // scales that change e2m1's exponents alone
   std::vector<int32_t> order_;
   uint64_t order_row_ = 0;
   std::vector<std::byte> codes_, bounce_, narrow_, stored_;
+  std::vector<int16_t> powers_;
+
+  // What each code of each column is, in one group of rows.
+  const Decoding* tables_of_ = nullptr;
+  uint64_t tables_group_ = 0, tables_column_ = 0;
+  std::vector<std::byte> tables_;
   std::vector<float> line_;
 
   // The largest magnitudes of a row of blocks, and its numbers as they are

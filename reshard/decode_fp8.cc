@@ -95,19 +95,23 @@ bool DecodeReader::hold_rows(const Decoding& made, uint64_t batch,
   return true;
 }
 
+// In the rows that are held.
+const std::byte* DecodeReader::held_at(const Decoding& made, uint64_t row,
+                                       uint64_t column) const {
+  return rows_.data() + ((row - rows_begin_) * made.columns + column) *
+                            element_size(made.codes.dtype);
+}
+
 // A tile of a row of blocks, to line_.
 void DecodeReader::widen_rows(const Decoding& made, const Tile& tile) {
   if (!hold_rows(made, tile.batch, tile.row / made.block_rows))
     return floats(made, made.codes, tile, line_);
-  const uint64_t element = element_size(made.codes.dtype);
   line_.resize(tile.rows * tile.columns);
   const bool whole = tile.columns == made.columns;
   const uint64_t runs = whole ? 1 : tile.rows;
   const uint64_t run = whole ? tile.rows * tile.columns : tile.columns;
   for (uint64_t r = 0; r < runs; ++r) {
-    const std::byte* from =
-        rows_.data() +
-        ((tile.row + r - rows_begin_) * made.columns + tile.column) * element;
+    const std::byte* from = held_at(made, tile.row + r, tile.column);
     float* to = line_.data() + r * tile.columns;
     if (made.codes.dtype == DType::f32)
       std::memcpy(to, from, run * sizeof *to);
@@ -133,9 +137,22 @@ void DecodeReader::find_blocks(const Decoding& made, uint64_t batch,
   const uint64_t blocks = parts(made.columns, made.block_columns);
   std::vector<uint32_t> bits(blocks, 0);
   const uint64_t end = std::min(made.rows, (block_row + 1) * made.block_rows);
+  const bool held =
+      made.codes.dtype == DType::bf16 && hold_rows(made, batch, block_row);
   const uint64_t step = std::max<uint64_t>(1, kRowsAtOnce / made.columns);
   for (uint64_t row = block_row * made.block_rows; row < end; row += step) {
     const uint64_t rows = std::min(step, end - row);
+    if (held) {
+      for (uint64_t r = 0; r < rows; ++r)
+        for (uint64_t b = 0; b < blocks; ++b) {
+          const uint64_t column = b * made.block_columns;
+          bits[b] = std::max(bits[b], best_decode_kernel().largest_bf16(
+                                          held_at(made, row + r, column),
+                                          std::min(made.block_columns,
+                                                   made.columns - column)));
+        }
+      continue;
+    }
     widen_rows(made, {batch, row, rows, 0, made.columns});
     for (uint64_t r = 0; r < rows; ++r)
       for (uint64_t b = 0; b < blocks; ++b) {
@@ -170,16 +187,25 @@ void DecodeReader::find_blocks(const Decoding& made, uint64_t batch,
 void DecodeReader::make_codes(const Decoding& made, const Tile& tile,
                               std::byte* out) {
   find_blocks(made, tile.batch, tile.row / made.block_rows);
-  widen_rows(made, tile);
+  const bool held = made.codes.dtype == DType::bf16 &&
+                    hold_rows(made, tile.batch, tile.row / made.block_rows);
+  if (!held) widen_rows(made, tile);
   for (uint64_t r = 0; r < tile.rows; ++r)
     for (uint64_t c = 0; c < tile.columns;) {
       const uint64_t block = (tile.column + c) / made.block_columns;
       const uint64_t end = std::min(
           tile.columns, (block + 1) * made.block_columns - tile.column);
-      best_decode_kernel().scale(line_.data() + r * tile.columns + c, 0,
-                                 1 / largest_[block] * kMostE4m3, end - c);
+      const float scale = 1 / largest_[block] * kMostE4m3;
+      const uint64_t at = r * tile.columns + c;
+      if (held)
+        best_decode_kernel().bf16_to_e4m3(
+            held_at(made, tile.row + r, tile.column + c), scale, out + at,
+            end - c);
+      else
+        best_decode_kernel().scale(line_.data() + at, 0, scale, end - c);
       c = end;
     }
+  if (held) return;
   best_cast_kernel().narrow(DType::f32, DType::f8_e4m3)(
       reinterpret_cast<const std::byte*>(line_.data()), out,
       tile.rows * tile.columns);

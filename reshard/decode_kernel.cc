@@ -72,6 +72,30 @@ struct Loops {
     }
     return static_cast<uint32_t>(most);
   }
+  [[gnu::always_inline]] static inline uint32_t largest_bf16(
+      const std::byte* in, uint64_t count) {
+    uint16_t most = 0;
+    for (uint64_t i = 0; i < count; ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, in + 2 * i, 2);
+      bits &= 0x7FFF;
+      most = bits > most ? bits : most;
+    }
+    return static_cast<uint32_t>(most) << 16;
+  }
+  // Products of at most 448, or what rounds to it: e4m3 has a code for each.
+  [[gnu::always_inline]] static inline void bf16_to_e4m3(
+      const std::byte* __restrict in, float scale, std::byte* __restrict out,
+      uint64_t count) {
+    for (uint64_t i = 0; i < count; ++i) {
+      uint16_t half;
+      std::memcpy(&half, in + 2 * i, 2);
+      const float x = std::bit_cast<float>(static_cast<uint32_t>(half) << 16);
+      const auto bits = std::bit_cast<uint32_t>(x * scale);
+      const uint32_t code = numbers::narrow(bits & 0x7FFFFFFF, 3, 7);
+      out[i] = static_cast<std::byte>((bits >> 24 & 0x80) | code);
+    }
+  }
 };
 
 // One set of functions for a target. A macro: the attribute has to stand on
@@ -106,6 +130,14 @@ struct Loops {
     __VA_ARGS__ static uint32_t largest(const float* x, uint64_t n) {      \
       return Loops::largest(x, n);                                         \
     }                                                                      \
+    __VA_ARGS__ static uint32_t largest_bf16(const std::byte* in,          \
+                                             uint64_t n) {                 \
+      return Loops::largest_bf16(in, n);                                   \
+    }                                                                      \
+    __VA_ARGS__ static void bf16_to_e4m3(const std::byte* in, float by,    \
+                                         std::byte* out, uint64_t n) {     \
+      Loops::bf16_to_e4m3(in, by, out, n);                                 \
+    }                                                                      \
     __VA_ARGS__ static void scale_each(float* x, const float* zeros,       \
                                        const float* scales, uint64_t n) {  \
       Loops::scale_each(x, zeros, scales, n);                              \
@@ -122,9 +154,17 @@ CKPT_DECODE_SET(Avx512Decode,
 
 template <class Set>
 DecodeKernel decode_kernel(std::string_view name) {
-  return {name,           Set::from_i8,    Set::from_u8,
-          Set::from_e2m1, Set::from_words, Set::from_awq,
-          Set::scale,     Set::scale_each, Set::largest};
+  return {name,
+          Set::from_i8,
+          Set::from_u8,
+          Set::from_e2m1,
+          Set::from_words,
+          Set::from_awq,
+          Set::scale,
+          Set::scale_each,
+          Set::largest,
+          Set::largest_bf16,
+          Set::bf16_to_e4m3};
 }
 
 std::vector<DecodeKernel> find_decode_kernels() {

@@ -31,6 +31,11 @@ struct DecodeKernel {
   // The largest of the bits without their sign: those of the largest
   // magnitude, of an infinity or a NaN if there is one.
   uint32_t (*largest)(const float* x, uint64_t count);
+  // The same of bf16, as bits of an f32.
+  uint32_t (*largest_bf16)(const std::byte* in, uint64_t count);
+  // e4m3 of x * scale, where no product is beyond what rounds to 448.
+  void (*bf16_to_e4m3)(const std::byte* in, float scale, std::byte* out,
+                       uint64_t count);
 };
 
 // Those that this processor can run, in the order of usable_cast_kernels().

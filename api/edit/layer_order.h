@@ -9,11 +9,13 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "api/edits.h"
 #include "ckpt/catalog.h"
+#include "convert/facts.h"
 
 namespace ckpt::library {
 
@@ -28,5 +30,13 @@ std::string order_layers(Catalog& catalog, const std::vector<uint32_t>& order,
 // Counts, and lists with one value for each layer. Throws unfaithful_error for
 // a kind of layer that follows from its number and would be another.
 void follow_order(Catalog& catalog, const std::vector<uint32_t>& order);
+// One configuration, which `path` is the file of; true if it says how many
+// layers there are.
+bool follow_order(nlohmann::ordered_json& config,
+                  const std::vector<uint32_t>& order, const std::string& path);
+// What the ledger of facts has by layer is what it was: throws
+// unfaithful_error if layer i of now is not as layer order[i] of `before`.
+void check_kinds(const Catalog& catalog, const families::Facts& before,
+                 const std::vector<uint32_t>& order);
 
 }  // namespace ckpt::library

@@ -8,7 +8,9 @@
 #include "api/edit/config_edit.h"
 #include "api/edit/layer_order.h"
 #include "api/edit/layers.h"
+#include "api/edit/layers_quantized.h"
 #include "ckpt/error.h"
+#include "convert/facts.h"
 
 namespace ckpt::library {
 namespace {
@@ -36,9 +38,28 @@ constexpr Period kPeriods[] = {
     {"attn_layer_period", ""},
     {"expert_layer_period", ""},
 };
-// Numbers of layers.
+// Numbers of layers; those of a pair of lists count from one.
 constexpr std::string_view kNumbers[] = {"mlp_only_layers", "moe_layers",
-                                         "attn_layer_indices"};
+                                         "attn_layer_indices", "full_attn_idxs",
+                                         "hybrid_layer_ids"};
+constexpr std::string_view kNumbersFrom1[] = {"kda_layers", "full_attn_layers"};
+// Layers below this one are of another kind.
+constexpr std::string_view kSwitches[] = {
+    "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"};
+// A character for each layer, and | between the stages of a pipeline.
+constexpr std::string_view kTexts[] = {"hybrid_override_pattern",
+                                       "hybrid_layer_pattern"};
+// Lists that are not by layer, however many values they have.
+constexpr std::string_view kOtherLists[] = {
+    "architectures", "time_step_limit", "mlp_multipliers", "ssm_multipliers",
+    "mrope_section", "window_size",     "data_path",       "adam_betas"};
+// A configuration as a text inside of another.
+constexpr std::string_view kInside = "heterogeneous_layers_config_encoded_json";
+
+template <size_t N>
+bool is_among(const std::string_view (&words)[N], std::string_view word) {
+  return std::ranges::find(words, word) != std::end(words);
+}
 
 class Follower {
  public:
@@ -98,38 +119,97 @@ class Follower {
       for (size_t i = 0; i < order_.size(); ++i)
         if (order_[i] % step != i % step) refuse(period.key, order_[i], i);
     }
-    if (const auto dense = table.find("first_k_dense_replace");
-        dense != table.end() && dense->is_number_integer()) {
-      bool experts = false;
-      for (size_t i = 0; i < order_.size(); ++i) {
-        const bool is_dense = *dense > order_[i];
-        if (is_dense && experts) refuse(dense.key(), order_[i], i);
-        experts = !is_dense;
-      }
+    for (const std::string_view key : kSwitches)
+      if (const auto found = table.find(key);
+          found != table.end() && found->is_number_integer())
+        check_switch(key, found->get<int64_t>());
+    if (const auto last = table.find("moe_layer_end_index");
+        last != table.end() && last->is_number_integer() && *last >= 0)
+      check_switch(last.key(), last->get<int64_t>() + 1);
+    if (switches_windows(table))
+      check_switch("max_window_layers",
+                   table.at("max_window_layers").get<int64_t>());
+  }
+
+  void check_switch(std::string_view key, int64_t from) const {
+    bool behind = false;
+    for (size_t i = 0; i < order_.size(); ++i) {
+      const bool before = order_[i] < from;
+      if (before && behind) refuse(key, order_[i], i);
+      behind = !before;
+    }
+  }
+
+  static bool switches_windows(const Fields& table) {
+    const auto found = table.find("max_window_layers");
+    const auto used = table.find("use_sliding_window");
+    return found != table.end() && found->is_number_integer() &&
+           used != table.end() && *used == true &&
+           !table.contains("layer_types");
+  }
+
+  size_t below(int64_t layer) const {
+    return static_cast<size_t>(std::ranges::count_if(
+        order_, [&](uint32_t one) { return one < layer; }));
+  }
+
+  // Where the layers of a list of numbers are now.
+  Fields numbers(const Fields& value, uint32_t first) const {
+    Fields list = Fields::array();
+    for (size_t i = 0; i < order_.size(); ++i)
+      if (std::ranges::count(value, Fields(order_[i] + first)) != 0)
+        list.push_back(i + first);
+    return list;
+  }
+
+  void change_text(Fields& value, size_t before) const {
+    auto kinds = value.get<std::string>();
+    std::erase(kinds, '|');
+    if (kinds.size() != before) return;
+    std::string text;
+    for (const uint32_t layer : order_) text += kinds[layer];
+    value = text;
+  }
+
+  void change_inside(Fields& value) const {
+    Fields table = Fields::parse(value.get<std::string>(), nullptr, false);
+    if (table.is_discarded() || !Follower(order_, path_).follow(table)) return;
+    value = table.dump(-1, ' ', false, Fields::error_handler_t::replace);
+  }
+
+  void change_number(const std::string& key, Fields& value, size_t before,
+                     bool windows) const {
+    if (is_among(kDepths, key) && value == before) value = order_.size();
+    if (is_among(kSwitches, key) || (windows && key == "max_window_layers"))
+      value = below(value.get<int64_t>());
+    else if (key == "moe_layer_end_index" && value >= 0)
+      value = static_cast<int64_t>(below(value.get<int64_t>() + 1)) - 1;
+  }
+
+  void change_list(const std::string& key, Fields& value, size_t before) const {
+    if (is_among(kNumbers, key)) {
+      value = numbers(value, 0);
+    } else if (value.size() == before && !is_among(kOtherLists, key) &&
+               key.find("_token_id") == key.npos) {
+      Fields list = Fields::array();
+      for (const uint32_t layer : order_) list.push_back(value[layer]);
+      value = std::move(list);
     }
   }
 
   void change(Fields& table, size_t before) const {
+    const bool windows = switches_windows(table);
     for (auto& [key, value] : table.items()) {
-      if (std::ranges::count(kDepths, key) != 0 && value == before)
-        value = order_.size();
-      if (key == "first_k_dense_replace" && value.is_number_integer()) {
-        const Fields dense = value;
-        value = std::ranges::count_if(
-            order_, [&](uint32_t layer) { return dense > layer; });
-      }
-      if (!value.is_array()) continue;
-      Fields list = Fields::array();
-      if (std::ranges::count(kNumbers, key) != 0) {
-        for (size_t i = 0; i < order_.size(); ++i)
-          if (std::ranges::count(value, Fields(order_[i])) != 0)
-            list.push_back(i);
-      } else if (value.size() == before) {
-        for (const uint32_t layer : order_) list.push_back(value[layer]);
-      } else {
-        continue;
-      }
-      value = std::move(list);
+      if (value.is_number_integer()) change_number(key, value, before, windows);
+      if (value.is_array()) change_list(key, value, before);
+      if (value.is_string() && is_among(kTexts, key))
+        change_text(value, before);
+      if (value.is_string() && key == kInside) change_inside(value);
+      if (key == "linear_attn_config" && value.is_object())
+        for (auto& [name, list] : value.items())
+          if (is_among(kNumbersFrom1, name) && list.is_array())
+            list = numbers(list, 1);
+      if (key == "quantization_config") order_modules(value, order_, path_);
     }
     if (const auto found = table.find("block_overrides");
         found != table.end() && found->is_object()) {
@@ -148,8 +228,62 @@ class Follower {
 
 }  // namespace
 
+namespace {
+
+// A list with a value for each of `layers`, if the fact has one.
+const families::Json* by_layer(const families::Facts& facts,
+                               const std::string& name, size_t layers) {
+  // Factors of a rotary embedding are lists, and not of layers.
+  if (name.starts_with("rope_") || name.starts_with("config.")) return nullptr;
+  const auto found = facts.find(name);
+  if (found == facts.end() || !found->second.value.is_array() ||
+      found->second.value.size() != layers)
+    return nullptr;
+  return &found->second.value;
+}
+
+}  // namespace
+
+void check_kinds(const Catalog& catalog, const families::Facts& before,
+                 const std::vector<uint32_t>& order) {
+  const families::Facts after = families::facts_of(catalog);
+  const auto layers = [](const families::Facts& facts) -> size_t {
+    const auto found = facts.find("layers");
+    return found != facts.end() && found->second.value.is_number_unsigned()
+               ? found->second.value.get<size_t>()
+               : 0;
+  };
+  // Megatron may have two layers for one of transformers'.
+  if (layers(after) != order.size() || layers(before) > kMostLayers) return;
+  for (const auto& [name, fact] : before) {
+    const families::Json* was = by_layer(before, name, layers(before));
+    if (!was || fact.weak) continue;
+    const families::Json* is = by_layer(after, name, order.size());
+    const auto now = [&](size_t i) {  // one value may stand for all
+      return is ? (*is)[i] : (*was)[order[0]];
+    };
+    for (size_t i = 0; i < order.size(); ++i)
+      if (order[i] < was->size() && now(i) != (*was)[order[i]])
+        throw unfaithful_error(
+            {catalog.path, {}},
+            "--layers: layer {} would become layer {}, whose {} is {}, not {} "
+            "({})",
+            order[i], i, name, now(i).dump(), (*was)[order[i]].dump(),
+            fact.source)
+            .with_hint(
+                "repeat whole periods, in their places; or say each "
+                "layer's kind in config.json (layer_types)");
+  }
+}
+
+bool follow_order(nlohmann::ordered_json& config,
+                  const std::vector<uint32_t>& order, const std::string& path) {
+  return Follower(order, path).follow(config);
+}
+
 void follow_order(Catalog& catalog, const std::vector<uint32_t>& order) {
   take_config(catalog);
+  const families::Facts before = families::facts_of(catalog);
   for (Sidecar& sidecar : catalog.sidecars) {
     if (is_config_file(sidecar))
       edit_config(sidecar, [&](Fields& table) {
@@ -165,6 +299,7 @@ void follow_order(Catalog& catalog, const std::vector<uint32_t>& order) {
       edit_config(object, [&](Fields& table) {
         return Follower(order, catalog.path).follow(table);
       });
+  check_kinds(catalog, before, order);
 }
 
 }  // namespace ckpt::library

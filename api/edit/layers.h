@@ -52,4 +52,10 @@ std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
 // these are the first ones: num_hidden_layers, and lists with one value each.
 void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers);
 
+// Layers that predict further tokens (MTP): DeepSeek's stand behind the last
+// layer, and a list of layers may leave them out.
+bool predicts(const Catalog& catalog);
+// Configurations say that there are none.
+void drop_prediction(Catalog& catalog);
+
 }  // namespace ckpt::library

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "api/edit/config_edit.h"
+#include "api/edit/layer_order.h"
 #include "api/edit/layers.h"
 #include "ckpt/error.h"
 #include "formats/traits.h"
@@ -46,21 +47,6 @@ void spell_windows(Json& model, size_t before) {
   }
 }
 
-// Lists that have a value for each layer, and those of numbers of layers.
-void cut(Json& table, size_t before, size_t kept) {
-  for (auto& [key, value] : table.items()) {
-    if (std::ranges::count(kCounts, key) != 0 && value == before) value = kept;
-    if (!value.is_array()) continue;
-    if (value.size() == before)
-      value.erase(value.begin() + static_cast<ptrdiff_t>(kept), value.end());
-    if (key != "mlp_only_layers") continue;
-    Json few = Json::array();
-    for (const Json& layer : value)
-      if (layer.is_number_integer() && layer < kept) few.push_back(layer);
-    value = std::move(few);
-  }
-}
-
 size_t count_of(const Json& table) {
   for (const char* key : kCounts)
     if (const auto found = table.find(key); found != table.end())
@@ -71,7 +57,8 @@ size_t count_of(const Json& table) {
 
 // The first layers alone are a model: others keep their numbers, and the
 // configuration that they are read with.
-bool follow(const std::set<uint32_t>& layers, Json& config) {
+bool follow(const std::set<uint32_t>& layers, Json& config,
+            const std::string& path) {
   if (!config.is_object()) return false;
   bool changed = false;
   for (const char* place : {"", "text_config", "model"}) {
@@ -81,14 +68,9 @@ bool follow(const std::set<uint32_t>& layers, Json& config) {
     const size_t before = count_of(table), kept = layers.size();
     if (before == 0 || kept >= before || *layers.rbegin() + 1 != kept) continue;
     spell_windows(table, before);
-    if (table.contains("block_overrides") &&
-        table["block_overrides"].is_object())
-      for (size_t l = kept; l < before; ++l)
-        table["block_overrides"].erase(std::to_string(l));
-    cut(table, before, kept);
     changed = true;
   }
-  return changed;
+  return changed && follow_order(config, {layers.begin(), layers.end()}, path);
 }
 
 // model.yaml, of flat lines; a list of layers is left to fairseq2's reader.
@@ -103,7 +85,7 @@ void follow_yaml(const std::set<uint32_t>& layers, Sidecar& sidecar) {
   const size_t end = std::min(text.find('\n', begin), text.size());
   const std::string count = text.substr(begin, end - begin);
   Json table = {{"num_layers", Json::parse(count, nullptr, false)}};
-  if (!follow(layers, table)) return;
+  if (!follow(layers, table, sidecar.path)) return;
   text.replace(begin, end - begin, table["num_layers"].dump());
   sidecar.size = text.size();
   sidecar.text = std::make_shared<const std::string>(std::move(text));
@@ -114,16 +96,56 @@ void follow_yaml(const std::set<uint32_t>& layers, Sidecar& sidecar) {
 void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers) {
   if (layers.empty()) return;
   take_config(catalog);
+  const families::Facts before = families::facts_of(catalog);
   for (Sidecar& sidecar : catalog.sidecars)
     if (is_config_file(sidecar))
-      edit_config(sidecar, [&](Json& table) { return follow(layers, table); });
+      edit_config(sidecar, [&](Json& table) {
+        return follow(layers, table, sidecar.path);
+      });
     else if (sidecar.name == "model.yaml")
       follow_yaml(layers, sidecar);
   // Those of a class are written anew; those made from a config.json are not.
   if (formats::traits_of(catalog.format).typed_config) return;
   for (Object& object : catalog.objects)
     if (is_config_object(object))
-      edit_config(object, [&](Json& table) { return follow(layers, table); });
+      edit_config(object, [&](Json& table) {
+        return follow(layers, table, catalog.path);
+      });
+  if (*layers.rbegin() + 1 == layers.size())
+    check_kinds(catalog, before, {layers.begin(), layers.end()});
+}
+
+bool predicts(const Catalog& catalog) {
+  return std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
+    return tensor.name.find("eh_proj") != std::string::npos ||
+           ('.' + tensor.name).find(".mtp.") != std::string::npos;
+  });
+}
+
+void drop_prediction(Catalog& catalog) {
+  const auto none = [](Json& table) {
+    bool changed = false;
+    for (const char* place : {"", "text_config"}) {
+      if (*place && (!table.contains(place) || !table[place].is_object()))
+        continue;
+      Json& one = *place ? table[place] : table;
+      if (!one.is_object()) continue;
+      for (auto& [key, value] : one.items()) {
+        const bool args = key == "mtp_num_layers";
+        if (!args && key != "num_nextn_predict_layers" &&
+            key != "mtp_num_hidden_layers")
+          continue;
+        if (!value.is_number_integer() || value == 0) continue;
+        value = args ? Json() : Json(0);  // Megatron's: a number is a block
+        changed = true;
+      }
+    }
+    return changed;
+  };
+  for (Sidecar& sidecar : catalog.sidecars)
+    if (is_config_file(sidecar)) edit_config(sidecar, none);
+  for (Object& object : catalog.objects)
+    if (is_config_object(object)) edit_config(object, none);
 }
 
 }  // namespace ckpt::library

@@ -252,6 +252,7 @@ std::vector<uint32_t> parse_order(const Selection& options) {
 }  // namespace
 
 Chosen choose(Catalog& catalog, const Selection& options) {
+  const bool predicted = !options.layers.empty() && predicts(catalog);
   Chooser chooser(catalog, options);
   chooser.by_kind();
   chooser.by_names();
@@ -282,6 +283,7 @@ Chosen choose(Catalog& catalog, const Selection& options) {
         keep_rows(catalog, parse_layers(options.layers), chosen.edits);
     follow_layers(catalog, parse_layers(options.layers));
   }
+  if (predicted && !predicts(catalog)) drop_prediction(catalog);
   if (!options.experts.empty())
     chosen.notes.push_back(
         keep_experts(catalog, options.experts, chosen.edits));

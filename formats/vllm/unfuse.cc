@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/vllm/config.h"
 #include "formats/vllm/layout.h"
 #include "formats/vllm/models.h"
@@ -105,9 +106,23 @@ class Unfuser {
         const std::string before = name.substr(0, name.size() - end.size() + 1);
         cut_experts(tensor, before + "experts.", word == kUp13,
                     weight ? kScaleInv : "");
+        if (word == kUp13) warn_of_order(tensor.name);
         return true;
       }
     return false;
+  }
+
+  // vLLM saves what its kernels made of the weights after loading them. Those
+  // of FlashInfer want up above gate: the same names, shapes and dtypes.
+  void warn_of_order(const std::string& name) {
+    if (warned_) return;
+    warned_ = true;
+    source_.problems.push_back(warning(
+        "w13_order", {source_.path, name},
+        "gate is taken to stand above up; a vLLM that ran its experts by "
+        "FlashInfer's kernels saves them the other way round, and nothing in "
+        "the files tells: compare one expert's gate_proj with the original "
+        "model's"));
   }
 
   void cut_experts(const Tensor& tensor, const std::string& before, bool up,
@@ -212,6 +227,7 @@ class Unfuser {
   std::optional<Config> config_;
   const Model* model_ = nullptr;
   bool tied_ = false;
+  bool warned_ = false;
   std::vector<Tensor> parts_;
 };
 

@@ -30,6 +30,7 @@ STACKED = dict(num_local_experts=4, num_experts_per_tok=2)
 GRANITE = dict(embedding_multiplier=12.0, attention_multiplier=0.125,
                residual_multiplier=0.25, logits_scaling=8.0)
 DEEP = dict(num_hidden_layers=4)
+NOT_LLAMA = dict(intermediate_size=None, num_key_value_heads=None)
 
 # What a type's tiny model has beside BASE (GPT, where n_embd is its width).
 TYPES = {
@@ -45,11 +46,19 @@ TYPES = {
     "stablelm": dict(use_qkv_bias=True),
     "apertus": {}, "nemotron": {}, "arcee": {}, "jais2": {}, "helium": HEAD,
     "ernie4_5": HEAD, "hunyuan_v1_dense": HEAD, "phi": {}, "phimoe": STACKED,
+    "opt": dict(NOT_LLAMA, ffn_dim=48, word_embed_proj_dim=32),
+    "bloom": dict(NOT_LLAMA, n_head=4, n_layer=2, num_hidden_layers=None,
+                  num_attention_heads=None, max_position_embeddings=None),
+    "gpt_neox": dict(num_key_value_heads=None),
     "gptj": dict(GPT, rotary_dim=4), "gpt_bigcode": GPT,
     "cwm": dict(HEAD, num_hidden_layers=4, sliding_window=4),
     "persimmon": dict(num_key_value_heads=None),  # it has no such key
     # mixtures
     "glm4_moe": dict(HEAD, **ROUTED, first_k_dense_replace=1, use_qk_norm=True),
+    "exaone_moe": dict(HEAD, **DEEP, num_experts=4, num_experts_per_tok=2,
+                       moe_intermediate_size=8, sliding_window=4),
+    "hy_v3": dict(HEAD, num_experts=4, num_experts_per_tok=2,
+                  moe_intermediate_size=8),
     "dots1": dict(ROUTED, first_k_dense_replace=1, norm_topk_prob=True),
     "solar_open": dict(HEAD, **ROUTED),
     "minimax_m2": dict(HEAD, **STACKED),
@@ -76,7 +85,8 @@ UNSAID = {
                 "config.residual_multiplier"],
     "cohere": ["parallel_residual", "config.logit_scale"],
     "cohere2": ["parallel_residual", "config.logit_scale"],
-    "phi": ["parallel_residual"], "gptj": ["parallel_residual"],
+    "phi": ["parallel_residual"], "gpt_neox": ["parallel_residual"],
+    "bloom": ["positions", "embedding_norm"], "gptj": ["parallel_residual"],
     "falcon": ["parallel_residual", "two_norms"],
     "phimoe": ["router"], "apertus": ["activation"],
     "hunyuan_v1_dense": ["qk_norm"], "hunyuan_v1_moe": ["qk_norm"],

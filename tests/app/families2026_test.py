@@ -71,6 +71,35 @@ def there_and_back(folder, model_type):
     same_function(tiny, type(model), source, alone)
 
 
+def layers_that_differ(folder):
+    """Llama-Nemotron: blocks of their own sizes, and blocks left out."""
+    models()
+    from nas_models import BLOCKS, model_of
+
+    source = folder / "source"
+    model_of().save_pretrained(source)
+    want = tensors_of(source)
+    for tp in (1, 2):
+        there, back = folder / f"there{tp}", folder / f"back{tp}"
+        CKPT.ok("convert", source, there, "--to", "megatron_torch_dist", "--tp",
+                tp, "--pp", 2, "--strict-config", "--no-fsync")
+        CKPT.ok("verify", source, there)
+        CKPT.ok("convert", there, back, "-q", "--to", "safetensors",
+                "--no-fsync")
+        compare(tensors_of(back), want, f"tp {tp}")
+        check_equal(config_of(back), config_of(source), "config.json")
+    for path in list(there.rglob("*config.json")):
+        path.unlink()
+    alone = folder / "alone"
+    CKPT.ok("convert", there, alone, "-q", "--to", "safetensors", "--no-fsync")
+    compare(tensors_of(alone), want, "without config.json")
+    check_equal(config_of(alone)["block_configs"], BLOCKS, "blocks")
+    # Fewer layers: the blocks follow.
+    CKPT.ok("convert", source, folder / "cut", "-q", "--to", "safetensors",
+            "--layers", "0-3", "--no-fsync")
+    check_equal(config_of(folder / "cut")["block_configs"], BLOCKS[:4], "cut")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -81,6 +110,7 @@ def prepare(suite, ckpt):
         sys.exit(77)
     for model_type in types:
         suite.add(model_type, there_and_back, model_type)
+    suite.add("nemotron_nas", layers_that_differ)
 
 
 if __name__ == "__main__":

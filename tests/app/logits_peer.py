@@ -34,7 +34,8 @@ normalization apply_query_key_layer_scaling num_experts moe_layer_freq
 moe_ffn_hidden_size moe_router_topk moe_router_pre_softmax
 moe_shared_expert_intermediate_size moe_router_score_function
 moe_router_enable_expert_bias moe_router_topk_scaling_factor
-heterogeneous_layers_config_path moe_latent_size padded_vocab_size""".split()
+heterogeneous_layers_config_path heterogeneous_layers_config_encoded_json
+moe_latent_size padded_vocab_size""".split()
 # Its parser's defaults that are not those of TransformerConfig and
 # MLATransformerConfig, or of names that these don't have.
 PARSER = dict(
@@ -132,6 +133,11 @@ def config_of(args):
     kind = classes.TransformerConfig
     if args["multi_latent_attention"]:
         kind = classes.MLATransformerConfig
+    if args.get("heterogeneous_layers_config_encoded_json"):
+        from megatron.core.transformer.heterogeneous.heterogeneous_config import (
+            HeterogeneousTransformerConfig)
+
+        kind = HeterogeneousTransformerConfig
     known = {f.name for f in dataclasses.fields(kind)}
     values = {k: v for k, v in args.items() if k in known}
     values.update(PLACE, params_dtype=torch.float32,
@@ -153,6 +159,8 @@ def config_of(args):
         values.update(activation_func=quick_gelu, gated_linear_unit=True)
     values["bias_activation_fusion"] = (
         not args["swiglu"] and bool(args["bias_gelu_fusion"]))
+    if args.get("ckpt_activation") == "relu":  # no flag says it
+        values["activation_func"] = functional.relu
     config = kind(**values)
     for name, value in args.items():
         if name.startswith("yarn_"):  # GPTModel reads them off it
@@ -166,7 +174,12 @@ def built(args):
     from megatron.core.models.gpt.gpt_model import GPTModel
 
     config = config_of(args)
-    if args["num_experts"]:
+    if args.get("heterogeneous_layers_config_encoded_json"):
+        from megatron.core.models.gpt.heterogeneous import (
+            heterogeneous_layer_specs)
+
+        spec = heterogeneous_layer_specs.get_gpt_heterogeneous_layer_spec(config)
+    elif args["num_experts"]:
         spec = gpt_layer_specs.get_gpt_decoder_block_spec(
             config, use_transformer_engine=False,
             normalization=args["normalization"])

@@ -73,6 +73,10 @@ MEGATRON = {
     "phi3": ("phi3", {}),
     "phi3, half rotary": ("phi3", dict(rope_parameters=HALF)),
     "phi3, window": ("phi3", dict(sliding_window=4)),
+    "opt": ("opt", {}),
+    "hy_v3": ("hy_v3", {}),
+    "exaone_moe": ("exaone_moe", {}),
+    "nemotron_nas": ("nemotron_nas", {}),
     "starcoder2": ("starcoder2", {}),
     "starcoder2, window": ("starcoder2", dict(sliding_window=4)),
 }
@@ -107,9 +111,14 @@ def model(folder, family, changes, swap):
     """The tiny model's directory and logits; `swap` of two heads' queries
     comes after the logits."""
     import torch
-    from facts_models import config_of, logits_of, model_of
+    if family == "nemotron_nas":
+        from nas_models import logits_of, model_of
 
-    made = model_of(config_of(family, **changes))
+        made = model_of(**changes)
+    else:
+        from facts_models import config_of, logits_of, model_of
+
+        made = model_of(config_of(family, **changes))
     logits = logits_of(made)
     if swap:
         swap_heads(torch, made)

@@ -23,7 +23,8 @@ TYPES = ("llama qwen2 qwen3 mistral mixtral qwen2_moe qwen3_moe deepseek_v2 "
          "gpt_oss glm4_moe_lite glm_moe_dsa deepseek_v32 youtu qwen2_vl_text "
          "qwen2_5_vl_text qwen3_vl_text qwen3_vl_moe_text "
          "glm4v_moe_text flex_olmo qwen3_next qwen3_5_text qwen3_5_moe_text "
-         "nemotron_h mamba2 bamba granitemoehybrid falcon_h1 cwm persimmon").split()
+         "nemotron_h mamba2 bamba granitemoehybrid falcon_h1 cwm persimmon "
+         "exaone_moe hy_v3 opt bloom").split()
 # Lists that follow from other keys, and what no model is without.
 DERIVED = ["layer_types", "layers_block_type", "mtp_layers_block_type",
            "mlp_only_layers", "transformers_version", "architectures"]

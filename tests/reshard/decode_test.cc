@@ -109,6 +109,12 @@ TEST_CASE("made: each instruction set gives the same bits") {
     kernel.scale(scales.data(), 3, 0.1F, count);
     out.insert(out.end(), scales.begin(), scales.end());
     out.push_back(std::bit_cast<float>(kernel.largest(out.data(), out.size())));
+    out.push_back(std::bit_cast<float>(kernel.largest_bf16(in.data(), count)));
+    std::vector<std::byte> small(2 * count), codes(count);  // below 4
+    for (uint64_t i = 0; i < 2 * count; ++i)
+      small[i] = in[i] & std::byte(i % 2 ? 0xBF : 0xFF);
+    kernel.bf16_to_e4m3(small.data(), 100, codes.data(), count);
+    for (const std::byte code : codes) out.push_back(static_cast<float>(code));
     return bits_of(out);
   };
   const auto kernels = usable_decode_kernels();
@@ -170,6 +176,88 @@ TEST_CASE("made: any range of a matrix, of blocks that don't divide it") {
     reader.read(matrix.made, 4 * 60, std::as_writable_bytes(std::span(whole)));
     CHECK(std::memcmp(part.data(),
                       reinterpret_cast<const char*>(whole.data()) + 3, 5) == 0);
+  }
+}
+
+// Half bytes that stand across, with scales, zeros and two groups of 64 rows.
+struct Across {
+  explicit Across(Coding coding) {
+    made.coding = coding;
+    made.dtype = DType::bf16;
+    made.rows = 128;
+    made.columns = 96;
+    made.transposed = true;
+    made.bits = 4;
+    made.name = "w";
+    const bool e2m1 = coding == Coding::kE2m1;
+    codes = some_bytes(128 * 96 / 2);
+    made.block_rows = e2m1 ? 1 : 64;
+    made.block_columns = e2m1 ? 32 : 1;
+    zeros = some_bytes(2 * 96 / 2);
+    const uint64_t count = e2m1 ? 128 * 3 : 2 * 96;
+    for (uint64_t i = 0; i < count; ++i) {
+      powers.push_back(static_cast<std::byte>(100 + i % 50));
+      scales.push_back(0.25F + static_cast<float>(i % 7) / 3);
+    }
+    auto files = std::make_shared<std::vector<File>>();
+    add(*files, codes.data(), codes.size());
+    add(*files, zeros.data(), zeros.size());
+    if (e2m1)
+      add(*files, powers.data(), count);
+    else
+      add(*files, reinterpret_cast<const std::byte*>(scales.data()), 4 * count);
+    if (e2m1) {
+      Matrix::place(made.codes, DType::u8, {1, 128, 48}, 0, 1);
+      Matrix::place(made.scales, DType::u8, {1, 128, 3}, 2, 1);
+    } else {
+      const bool gptq = coding == Coding::kGptq;
+      Matrix::place(made.codes, DType::i32,
+                    gptq ? Shape{1, 16, 96} : Shape{1, 128, 12}, 0, 4);
+      Matrix::place(made.zeros, DType::i32, {1, 2, 12}, 1, 4);
+      Matrix::place(made.scales, DType::f32, {1, 2, 96}, 2, 4);
+    }
+    made.files = std::move(files);
+  }
+  static void add(std::vector<File>& files, const std::byte* at,
+                  uint64_t size) {
+    files.push_back({.path = std::to_string(files.size()),
+                     .size = size,
+                     .codec = Codec::kMemory,
+                     .memory = at});
+  }
+  // Elements [first, first + count) by a reader of their own.
+  std::vector<uint16_t> read(uint64_t first, uint64_t count) const {
+    HandleCache handles;
+    DecodeReader reader(handles);
+    std::vector<uint16_t> got(count);
+    reader.read(made, 2 * first, std::as_writable_bytes(std::span(got)));
+    return got;
+  }
+
+  std::vector<std::byte> codes, zeros, powers;
+  std::vector<float> scales;
+  Decoding made;
+};
+
+// Ranges of a few rows are made line by line: nothing is looked up there.
+TEST_CASE("made: codes that are looked up are those of the lines") {
+  for (const Coding coding : {Coding::kE2m1, Coding::kGptq, Coding::kAwq}) {
+    CAPTURE(static_cast<int>(coding));
+    Across across(coding);
+    const std::vector<uint16_t> whole = across.read(0, 128 * 96);
+    for (uint64_t column = 0; column < 96; ++column)
+      for (uint64_t row = 0; row < 128; row += 16) {
+        const auto part = across.read(column * 128 + row, 16);
+        CHECK(std::equal(part.begin(), part.end(),
+                         whole.begin() + column * 128 + row));
+      }
+    // A scale that no exponent of bf16 has room for is not looked up.
+    across.powers[5] = std::byte{1};
+    const auto other = across.read(0, 128 * 96);
+    if (coding == Coding::kE2m1) {
+      const auto part = across.read(64 * 128, 16);
+      CHECK(std::equal(part.begin(), part.end(), other.begin() + 64 * 128));
+    }
   }
 }
 

@@ -49,6 +49,8 @@ constexpr Row kRows[] = {
     {"dense_h_to_4h", Cut::kGated, Cut::kGated},
     {"dense_4h_to_h", Cut::kColumns},
     {"dense", Cut::kColumns},
+    {"self_attention", Cut::kRows, Cut::kRows},  // one matrix instead of it
+    {"mlp", Cut::kRows, Cut::kRows},
 };
 
 std::string_view last(std::string_view name) {
