@@ -12,6 +12,7 @@
 #include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
+#include "lib/tensor_part.h"
 #include "lib/trace.h"
 #include "lib/tree_memory.h"
 #include "models/family.h"
@@ -33,6 +34,10 @@ Catalog read(const Format& format, const std::string& path,
              const ReadOptions& options) {
   try {
     Catalog catalog = format.reader->read_catalog(path, options);
+    if (TensorPart::is_set())
+      std::erase_if(catalog.tensors, [](const Tensor& tensor) {
+        return !TensorPart::wanted(tensor.name);
+      });
     list_files(catalog.root.empty() ? path : catalog.root, catalog);
     return catalog;
   } catch (const tree_memory::Full& error) {

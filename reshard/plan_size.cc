@@ -42,6 +42,17 @@ uint64_t bytes_of(const std::vector<LateCrc>& crcs) {
   return bytes;
 }
 
+// Beside what a piece has in itself; of nearly all nothing.
+uint64_t bytes_outside(const Piece& piece) {
+  constexpr uint64_t kHeader = 16, kInside = 2;
+  uint64_t bytes = 0;
+  for (const Dims* dims : {&piece.box.offset, &piece.box.shape})
+    if (dims->size() > kInside)
+      bytes += dims->size() * sizeof(uint64_t) + kHeader;
+  if (!piece.extent.strides.empty()) bytes += sizeof(Dims) + kHeader;
+  return bytes;
+}
+
 }  // namespace
 
 void PlanSize::add(const Plan& plan) {
@@ -61,9 +72,11 @@ uint64_t PlanSize::bytes() const {
 uint64_t held_bytes(const Catalog& catalog) {
   uint64_t bytes = catalog.files.size() * sizeof(File) +
                    catalog.crcs.size() * sizeof(StoredCrc);
-  for (const Tensor& tensor : catalog.tensors)
+  for (const Tensor& tensor : catalog.tensors) {
     bytes += sizeof(Tensor) + bytes_of(tensor.name) + bytes_of(tensor.param) +
              bytes_of(tensor.state) + tensor.pieces.size() * sizeof(Piece);
+    for (const Piece& piece : tensor.pieces) bytes += bytes_outside(piece);
+  }
   return bytes;
 }
 
@@ -90,12 +103,17 @@ void make_room(uint64_t held, const std::string& path, uint64_t& max_mem) {
     max_mem = std::min(max_mem, limit - held);
     return;
   }
-  const uint64_t enough = (held + 2 * kLeastBuffers + kMiB - 1) / kMiB;
+  refuse(held + kFree, path, limit);
+}
+
+void refuse(uint64_t held, const std::string& path, uint64_t limit) {
+  const uint64_t counted = held - std::min(held, kFree) + 2 * kLeastBuffers;
   throw resource_error({path, {}},
                        "the headers of both sides and the plan take {} of "
                        "memory, the limit is {}",
-                       text::iec_size(held + kFree), text::iec_size(limit))
-      .with_hint(fmt::format("--max-mem {}MiB is enough", enough));
+                       text::iec_size(held), text::iec_size(limit))
+      .with_hint(fmt::format("--max-mem {}MiB is enough",
+                             (counted + kMiB - 1) / kMiB));
 }
 
 uint64_t piece_count(const Catalog& source, const Catalog& target) {

@@ -38,6 +38,10 @@ uint64_t held_bytes(const Target& target);
 // need to be. Throws resource_error, naming a bound that is enough.
 void make_room(uint64_t held, const std::string& path, uint64_t& max_mem);
 
+// The error for `held` bytes where `limit` is the bound.
+[[noreturn]] void refuse(uint64_t held, const std::string& path,
+                         uint64_t limit);
+
 // Pieces of both sides: what a plan's size follows.
 uint64_t piece_count(const Catalog& source, const Catalog& target);
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "app/commands/command.h"
+#include "app/commands/within.h"
 #include "app/commands/write.h"
 #include "app/options/adapter.h"
 #include "app/options/dialect.h"
@@ -56,13 +57,19 @@ class Convert : public Command {
     check_target_options(target_);
     request_.command = "convert";
     request_.output = output;
+    return within_memory(request_, [this] { return write(); });
+  }
+
+ private:
+  ExitCode write() {
     Catalog source = open_for_write(request_);
     const bool alone = is_adapter_alone(source);
     if (!alone) check_adapter(source);
     const bool any = !source.tensors.empty();
     const Selection& select = request_.select;
     const bool partial = !select.keys.empty() || !select.exclude.empty() ||
-                         !select.layers.empty() || !select.blocks.empty();
+                         !select.layers.empty() || !select.blocks.empty() ||
+                         request_.counted;
     if (adapter_.any()) source = with_adapters(std::move(source), partial);
     if (alone)
       source = adapter_in_dialect(std::move(source));
@@ -77,7 +84,6 @@ class Convert : public Command {
     return write_checkpoint(request_, std::move(source), layout);
   }
 
- private:
   // Of a format with this option it is the target's: whose step the source is
   // shows itself.
   void take_trainer() {

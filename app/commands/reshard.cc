@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "app/commands/command.h"
+#include "app/commands/within.h"
 #include "app/commands/write.h"
 #include "app/options/dialect.h"
 #include "app/options/target.h"
@@ -29,6 +30,11 @@ class Reshard : public Command {
     check_target_options(target_);
     request_.command = "reshard";
     request_.output = output;
+    return within_memory(request_, [this] { return write(); });
+  }
+
+ private:
+  ExitCode write() {
     Catalog source = open_for_write(request_);
     if (!target_.to.empty())
       source = into_dialect(std::move(source), {}, request_.source.read.family,
@@ -38,7 +44,6 @@ class Reshard : public Command {
     return write_checkpoint(request_, std::move(source), layout);
   }
 
- private:
   WriteRequest request_;
   TargetOptions target_;
 };

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "app/commands/command.h"
+#include "app/commands/within.h"
 #include "app/commands/write.h"
 #include "app/options/target_name.h"
 #include "ckpt/error.h"
@@ -39,6 +40,11 @@ class Unshard : public Command {
     check_options();
     request_.command = "unshard";
     request_.output = output;
+    return within_memory(request_, [this] { return write(); });
+  }
+
+ private:
+  ExitCode write() {
     Catalog source = open_for_write(request_);
     Layout layout;
     layout.format = file_format(request_.target_path);
@@ -47,7 +53,6 @@ class Unshard : public Command {
     return write_checkpoint(request_, std::move(source), layout);
   }
 
- private:
   void check_options() const {
     const bool file = !file_format(request_.target_path).empty();
     if (!container_.empty() && !formats::traits_of(container_).is_container)

@@ -13,6 +13,7 @@
 #include "api/edit/rename.h"
 #include "api/edit/select.h"
 #include "api/write.h"
+#include "app/commands/within.h"
 #include "app/keep.h"
 #include "app/options/engine.h"
 #include "app/options/plan_file.h"
@@ -32,6 +33,7 @@
 #include "formats/format.h"
 #include "formats/traits.h"
 #include "formats/unsharded.h"
+#include "lib/heap.h"
 #include "lib/io/file.h"
 #include "lib/io/read_count.h"
 #include "lib/io/watch.h"
@@ -142,6 +144,12 @@ void find_places(Catalog& source, bool dry_run) {
     locate(source);
 }
 
+// Tensors were chosen: that others are not written is known.
+bool is_chosen(const Selection& select) {
+  return !select.keys.empty() || !select.exclude.empty() ||
+         !select.layers.empty() || !select.blocks.empty();
+}
+
 void quantize(const WriteRequest& request, Catalog& source,
               const Layout& layout) {
   if (!formats::traits_of(layout.format).is_container)
@@ -243,6 +251,7 @@ Catalog open_for_write(WriteRequest& request) {
   }
   const auto quantized = families::quantized_weights(source);
   const library::Chosen selection = library::choose(source, request.select);
+  if (is_chosen(request.select)) library::accept_lost_layers(source);
   request.edits = selection.edits;
   families::check_scales(quantized, source);
   if (request.write.dtype && families::may_be_quantized(source)) {
@@ -271,11 +280,17 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   SaveOptions options = save_options(request);
   layout.max_shard_size = request.write.max_shard_size;
   if (request.write.quantize) quantize(request, source, layout);
+  if (request.counted) {
+    count_part(std::move(source), layout, request.target_path, options,
+               *request.counted);
+    return ExitCode::kDone;
+  }
   FlowSums flow;
   library::Prepared& prepared = keep(library::prepare(
       std::move(source), layout, request.target_path, options,
       request.write.dry_run ? library::Use::kShow : library::Use::kRun,
       plan_seen(request, flow)));
+  heap::lift_bound();  // the run counts its buffers itself
   if (!formats::is_one_checkpoint(layout) &&
       prepared.target.catalog.files.size() > 1) {
     // Which would list what no single one of the files holds.

@@ -26,6 +26,8 @@ struct WriteRequest {
   WriteOptions write;
   OutputOptions output;
   library::Edits edits;  // set by open_for_write
+  // Not null: a part of the source is laid out and counted (within.h).
+  struct Counted* counted = nullptr;
 };
 
 // SRC, DST and the options that all writing commands take.

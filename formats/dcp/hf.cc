@@ -18,6 +18,7 @@
 #include "lib/in_order.h"
 #include "lib/io/file.h"
 #include "lib/pickle/value.h"
+#include "lib/tensor_part.h"
 #include "lib/text/format.h"
 
 namespace ckpt::dcp {
@@ -102,6 +103,7 @@ class Assembly {
                           "saved_offsets {} overflow", to_string(offset));
       tensor.shape[d] = std::max(tensor.shape[d], *end);
     }
+    if (!TensorPart::wanted(entry.name)) return;
     Piece& piece = tensor.pieces.emplace_back();
     piece.box = {std::move(offset), std::move(entry.shape)};
     piece.extent.file = static_cast<uint32_t>(catalog_.files.size() - 1);
@@ -136,7 +138,7 @@ class Assembly {
       elements += volume(*box);
       if (elements > wanted) break;
     }
-    if (elements == wanted) return;
+    if (elements == wanted || !TensorPart::wanted(tensor.name)) return;
     throw input_error(
         {io::parent(catalog_.files[0].path), printable(tensor.name)},
         "its {} parts hold {} {} elements, a tensor of {} has {}",

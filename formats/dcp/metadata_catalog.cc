@@ -104,6 +104,8 @@ class Adder {
     tensor.shape = entry.size;
     tensor.kind = Kind::other;
     tensor.requires_grad = entry.requires_grad;
+    if (!TensorPart::wanted(entry.name))
+      return std::vector<Chunk>().swap(entry.chunks);
     tensor.pieces.reserve(entry.chunks.size());
     for (Chunk& chunk : entry.chunks) {
       const bool plain = chunk.stored.transforms == kNoTransforms;

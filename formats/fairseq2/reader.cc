@@ -11,6 +11,7 @@
 #include "formats/fairseq2/optimizer.h"
 #include "formats/fairseq2/scan.h"
 #include "lib/io/file.h"
+#include "lib/tensor_part.h"
 
 namespace ckpt::fairseq2 {
 namespace {
@@ -61,6 +62,16 @@ Catalog begin_catalog(const std::string& path, const Location& location,
   return catalog;
 }
 
+// Where a part is counted, what is known of the others goes stage by stage.
+void leave_others(Catalog& catalog) {
+  if (!TensorPart::is_set()) return;
+  for (Tensor& tensor : catalog.tensors)
+    if (!TensorPart::wanted(tensor.name))
+      std::vector<Piece>().swap(tensor.pieces);
+  TensorPart::drop(catalog.crcs.size() * sizeof(StoredCrc));
+  std::vector<StoredCrc>().swap(catalog.crcs);
+}
+
 Catalog Reader::read_catalog(const std::string& path,
                              const ReadOptions& options) const {
   const Location location = locate_or_throw(path);
@@ -79,6 +90,7 @@ Catalog Reader::read_catalog(const std::string& path,
                   rules = choose_rules(options, yaml, stage, catalog);
                 add_stage(stage, rules, catalog);
                 order.push_back(parameter_order(stage, catalog));
+                leave_others(catalog);
               });
   if (yaml) check_config(options, *yaml, catalog);
   check_rows(grid, catalog);

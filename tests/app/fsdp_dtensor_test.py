@@ -238,6 +238,25 @@ def test_stages(folder):
     result.want(1)
     check("names 2 of the model's 4 layers" in result.out + result.err,
           result)
+    # Nor is a model of two layers written in the place of one of four, whoever
+    # writes it; those that are there are, when they are asked for.
+    for command in (("unshard",), ("reshard", "--to", "megatron_torch_dist"),
+                    ("convert", "--to", "megatron_torch_dist"),
+                    ("convert", "--to", "safetensors", "--dialect", "keep"),
+                    ("convert", "--to", "dcp")):
+        out = folder / "out.safetensors"
+        if command[0] != "unshard":
+            out = folder / "out"
+        argv = (command[0], source, out, "--model-only", *command[1:])
+        for more in ((), ("--dry-run",)):
+            refused = CKPT.run(*argv, *more).want(5)
+            check("names 2 of the model's 4 layers" in refused.err and
+                  "--keys" in refused.err, refused)
+            check(not out.exists(), f"{command} wrote it")
+    CKPT.ok("unshard", source, folder / "two.safetensors", "--model-only",
+            "--keys", "*")
+    got = read_safetensors(folder / "two.safetensors")
+    check(any(".layers.1." in name for name in got), "layers that are there")
 
 
 def test_optimizer_refused(folder):

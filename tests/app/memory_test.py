@@ -243,7 +243,8 @@ def enough_for(result):
 
 def test_plan(folder, make):
     """Headers and plan count towards --max-mem: they fit, or nothing is begun
-    and the figure that is named is enough."""
+    and the figure that is named is enough. To find that out takes no more than
+    the bound, and what any process has."""
     little, argv = make(folder)
     target = argv[2]
     asked = [["--dry-run"], []] if "--dry-run" not in argv else [[]]
@@ -251,8 +252,11 @@ def test_plan(folder, make):
         refused = CKPT.run(*argv, *more, "-q", "--max-mem", little).want(7)
         check(not target.exists(), f"{target} was begun")
         bound = enough_for(refused)
-        most = base() + int(bound[:-3]) * MIB + 64 * MIB
+        print(f"  refused {little} with {refused.rss / MIB:.0f} MiB in "
+              f"{refused.seconds:.1f} s", flush=True)
+        most = base() + int(little[:-3]) * MIB + 64 * MIB
         check(refused.rss <= most, f"refused: {refused}")
+        most = base() + int(bound[:-3]) * MIB + 64 * MIB
         done = CKPT.run(*argv, *more, "-q", "--max-mem", bound).want(0)
         print(f"  {bound} asked, {done.rss / MIB:.0f} MiB taken", flush=True)
         check(done.rss <= most, f"{done.rss / MIB:.0f} MiB: {done}")

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// A bound on what is allocated with new, whoever allocates it: catalogs and
+// plans grow in every reader and writer. A program that replaces operator new
+// (app/heap.cc) tells what is taken and given back; in any other nothing is
+// counted and nothing refused.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+namespace ckpt::heap {
+
+// Thrown by operator new: the bound is reached.
+class Full : public std::bad_alloc {
+ public:
+  const char* what() const noexcept override;
+};
+
+// Bytes that are allocated now, to within some KiB for each thread.
+uint64_t live();
+
+// While it lives, allocations that would pass `bytes` throw Full. Only those of
+// kLeast bytes and more do: a list that grows is left as it was, and the many
+// small ones between are soon followed by such a list.
+class Bound {
+ public:
+  explicit Bound(uint64_t bytes);
+  ~Bound();
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
+};
+inline constexpr size_t kLeast = 4096;
+
+// No bound from here on: what follows accounts for its memory itself.
+void lift_bound();
+
+// For operator new and delete.
+void took(size_t bytes) noexcept;
+void gave(size_t bytes) noexcept;
+bool has_room(size_t bytes) noexcept;
+
+}  // namespace ckpt::heap

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/tensor_part.h"
+
+#include <atomic>
+#include <optional>
+
+namespace ckpt {
+namespace {
+
+// Set by one thread before others read.
+std::atomic<TensorPart::By> part_by = TensorPart::By::kKind;
+std::atomic<uint32_t> part_number = 0;
+std::atomic<uint32_t> part_count = 1;
+std::atomic<uint64_t> dropped_bytes = 0;
+
+// The first number in a name is its layer's: a layer stays together, since
+// dialects fuse what is in it.
+std::optional<uint64_t> layer_of(std::string_view name) {
+  constexpr std::string_view kDigits = "0123456789";
+  for (size_t at = name.find('.'); at != name.npos;
+       at = name.find('.', at + 1)) {
+    const std::string_view rest = name.substr(at + 1);
+    const std::string_view number = rest.substr(0, rest.find('.'));
+    if (number.empty() || number.size() > 9 ||
+        number.find_first_not_of(kDigits) != number.npos)
+      continue;
+    uint64_t layer = 0;
+    for (const char digit : number)
+      layer = 10 * layer + static_cast<uint64_t>(digit - '0');
+    return layer;
+  }
+  return std::nullopt;
+}
+
+// A sum over a name without its numbers: FNV-1a.
+uint64_t kind_of(std::string_view name) {
+  uint64_t sum = 0xcbf29ce484222325;
+  for (const char c : name)
+    if (c < '0' || c > '9')
+      sum = (sum ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return sum >> 32;
+}
+
+}  // namespace
+
+TensorPart::TensorPart(By by, uint32_t number, uint32_t parts) {
+  part_by = by;
+  part_number = number;
+  part_count = parts;
+  dropped_bytes = 0;
+}
+TensorPart::~TensorPart() {
+  part_number = 0;
+  part_count = 1;
+}
+
+bool TensorPart::is_set() { return part_count > 1; }
+
+bool TensorPart::wanted(std::string_view name) {
+  const uint32_t parts = part_count;
+  if (parts <= 1) return true;
+  const auto layer = layer_of(name);
+  if (part_by == By::kLayer) return layer.value_or(0) % parts == part_number;
+  return !layer || kind_of(name) % parts == part_number;
+}
+
+bool TensorPart::has_layer(std::string_view name) {
+  return layer_of(name).has_value();
+}
+
+void TensorPart::drop(uint64_t bytes) { dropped_bytes += bytes; }
+uint64_t TensorPart::dropped() { return dropped_bytes; }
+
+}  // namespace ckpt
