@@ -136,7 +136,9 @@ std::string normal(std::string_view url) {
     if (c != '/' || !out.ends_with('/')) out += c;
   while (out.size() > begin && out.ends_with('/')) out.pop_back();
   // libcurl sends "a/../b" as "b": what is signed must be that, too. The first
-  // component, a host or a bucket, stays.
+  // component, a host or a bucket, stays. Of the hub's files none has dots, and
+  // what is above a repository is another one.
+  if (url.starts_with("hf://")) return out;
   for (size_t at; (at = out.find("/../", begin)) != out.npos ||
                   (out.ends_with("/..") && (at = out.size() - 3) >= begin);) {
     const size_t above = out.rfind('/', at - 1);

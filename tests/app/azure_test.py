@@ -19,7 +19,7 @@ from support import DATA, Suite, check, check_equal
 ACCOUNT = "devstore"
 KEY = base64.b64encode(b"hunter2" * 9).decode()
 SAS = "sv=2021-08-06&ss=b&srt=sco&sp=rl&se=2030-01-01T00%3A00%3A00Z&sig=hunter2"
-PAGE = 3  # names on a page of a listing
+PAGE = 1  # names on a page of a listing
 
 for above in (Path(sys.prefix), Path(__file__).parents[2] / ".venv"):
     if (above / "azure" / "azure" / "storage").is_dir():

@@ -20,6 +20,7 @@ TEST_CASE("a URL's dots and slashes: what libcurl sends") {
   CHECK(normal("s3://b/a/..") == "s3://b");
   CHECK(normal("s3://b/../../c") == "s3://b/c");
   CHECK(normal("s3://b/a..b/c") == "s3://b/a..b/c");
+  CHECK(normal("hf://org/model/../x") == "hf://org/model/../x");
 }
 
 TEST_CASE("a URL in a query is not a scheme: a finding of net_fuzz") {
