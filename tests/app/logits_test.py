@@ -73,10 +73,6 @@ MEGATRON = {
     "phi3": ("phi3", {}),
     "phi3, half rotary": ("phi3", dict(rope_parameters=HALF)),
     "phi3, window": ("phi3", dict(sliding_window=4)),
-    "opt": ("opt", {}),
-    "hy_v3": ("hy_v3", {}),
-    "exaone_moe": ("exaone_moe", {}),
-    "nemotron_nas": ("nemotron_nas", {}),
     "starcoder2": ("starcoder2", {}),
     "starcoder2, window": ("starcoder2", dict(sliding_window=4)),
 }
