@@ -2,8 +2,8 @@
 // config.json: kept, corrected, or made of what the source says.
 #include <algorithm>
 
-#include "ckpt/note.h"
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "convert/config_parts.h"
 #include "convert/model_config.h"

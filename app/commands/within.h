@@ -2,9 +2,9 @@
 // A command that writes, planned in the memory that it may have.
 //
 // Headers and plan are made while the heap is bounded by --max-mem. What does
-// not fit is given up at once; then some of the tensors at a time are opened and
-// laid out, and what they take is added up, so that the refusal has a figure
-// that would do and nothing went beyond the bound to find it.
+// not fit is given up at once; then some of the tensors at a time are opened
+// and laid out, and what they take is added up, so that the refusal has a
+// figure that would do and nothing went beyond the bound to find it.
 #pragma once
 
 #include <cstdint>
