@@ -145,8 +145,8 @@ Response Uploader::complete(const OneFile& file) {
       ask(file.url, "POST", "uploadId=" + encode(file.id), sums_of(xml).sha256);
   asked.text = std::move(xml);
   asked.headers.push_back("Content-Type: application/xml");
-  constexpr uint64_t kPatience = 300;  // a server may copy all of it
-  asked.patience = std::max(settings().stall_seconds, kPatience);
+  constexpr uint64_t kMergePatience = 300;  // a server may copy all of it
+  asked.patience = std::max(settings().stall_seconds, kMergePatience);
   add_condition(asked);
   return fetch(asked);
 }

@@ -849,7 +849,7 @@ def test_refused(folder):
             (("convert", folder / "m.safetensors", "hf://b/out", "--to",
               "dcp"), 2,
              "can be read, not written"),
-            (("inspect", "az://c/m"), 2, "not supported yet"),
+            (("inspect", "az://c/m"), 2, "AZURE_STORAGE_ACCOUNT"),
             (("fetch", folder, folder / "x"), 2, "is not a URL"),
             (("inspect", "hf://org"), 3, "no such file"),
             (("inspect", "https://127.0.0.1:1/m.safetensors"), 6,
