@@ -24,12 +24,29 @@ uint64_t size_number(const std::string& text) {
   return value;
 }
 
+// Nothing lies below what a listing has as an object. Readers ask each file of
+// a directory for what would make it one of theirs: two requests for each of
+// 16,384 files.
+bool ListedStore::is_below_object(std::string path) const {
+  while (!parse_place(path).key.empty()) {
+    const std::string name = last_name(path);
+    path = folder_of(path);
+    const auto found = listings_.find(path);
+    if (found == listings_.end() || !found->second) continue;
+    const auto entry = found->second->entries.find(name);
+    if (entry != found->second->entries.end() && !entry->second.directory)
+      return true;
+  }
+  return false;
+}
+
 std::optional<Facts> ListedStore::look(const std::string& path) {
   const Place place = parse_place(path);
   if (place.bucket.empty()) return std::nullopt;
   if (!place.key.empty()) {
     const std::string folder = folder_of(path);
     const std::lock_guard lock(mutex_);
+    if (is_below_object(folder)) return std::nullopt;
     const auto found = listings_.find(folder);
     if (found != listings_.end() && found->second) {
       const auto entry = found->second->entries.find(last_name(path));

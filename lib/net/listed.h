@@ -48,6 +48,7 @@ class ListedStore : public Store {
 
  private:
   const Listing* listing(const std::string& path);
+  bool is_below_object(std::string path) const;  // with the mutex held
 
   std::mutex mutex_;
   std::map<std::string, std::optional<Listing>> listings_;

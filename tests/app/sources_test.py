@@ -13,7 +13,7 @@ import urllib.parse
 import zipfile
 
 import remote_test as remote
-from remote_servers import Hub, Server
+from remote_servers import Hub, Server, bytes_of
 from remote_test import CLEAN, layers, ok, run, write_model
 from support import Suite, check, check_equal, read_safetensors
 
@@ -110,6 +110,10 @@ def test_zip(folder):
                   flush=True)
 
 
+def etag_of(path):
+    return bytes_of(str(path), path.stat().st_mtime_ns)[1]
+
+
 class Listed(Server):
     """A bucket's objects by ListObjectsV2, 1000 on a page."""
 
@@ -127,9 +131,9 @@ class Listed(Server):
             if (root / prefix).is_dir() else []
         at = int(query.get("continuation-token", 0))
         rows = "".join(
-            f"<Contents><Key>{prefix}{n}</Key><ETag>&quot;e&quot;</ETag><Size>"
-            f"{(root / prefix / n).stat().st_size}</Size></Contents>"
-            for n in names[at:at + self.PAGE])
+            f"<Contents><Key>{prefix}{n}</Key><ETag>{etag_of(root / prefix / n)}"
+            f"</ETag><Size>{(root / prefix / n).stat().st_size}</Size>"
+            "</Contents>" for n in names[at:at + self.PAGE])
         more = at + self.PAGE < len(names)
         rows += f"<IsTruncated>{str(more).lower()}</IsTruncated>"
         if more:
@@ -164,7 +168,7 @@ def test_index(folder):
         check(not [p for p in seen if ".distcp" in p], "files were asked for")
         check(len(whole) <= 3 + (index >> 20), [r.headers.get("range")
                                                 for r in whole])
-        check(len(seen) <= pages + len(whole) + 8, seen)
+        check(len(seen) <= pages + len(whole) + 14, seen)
 
 
 def llama(folder, hidden=1024, layers=1):
@@ -368,6 +372,9 @@ class Keys(Hub):
         if path.startswith("http://"):  # as a proxy
             path = "/" + path.split("/", 3)[3]
         request.path = path
+        if "x-ms-range" in request.headers:
+            del handler.headers["Range"]
+            handler.headers["Range"] = request.headers["x-ms-range"]
         keys = json.dumps({"AccessKeyId": "AKID", "Token": "hunter2-session",
                            "SecretAccessKey": "hunter2-secret"}).encode()
         if path == "/keys.json":
