@@ -180,7 +180,11 @@ struct Saver::State {
   void run() {
     try {
       std::vector<RankState> all;
-      for (auto& rank : ranks) all.push_back(std::move(*rank));
+      std::vector<std::shared_ptr<const void>> owners;  // of bytes, to the end
+      for (auto& rank : ranks) {
+        owners.push_back(rank->owner);
+        all.push_back(std::move(*rank));
+      }
       promise.set_value(ckpt::run(catalog_of(std::move(all), layout.format),
                                   layout, path, options));
     } catch (...) {
