@@ -50,8 +50,9 @@ def site(folder):
 
 
 def figures(folder):
-    """The comparison has no figure that the benchmarks lack."""
-    rows = (ROOT / "docs/benchmarks.md").read_text()
+    """The comparison has no figure that the pages of measurements lack."""
+    rows = "\n".join((ROOT / "docs" / page).read_text()
+                     for page in ("benchmarks.md", "formats/runs.md"))
     text = (ROOT / "docs/guides/compare.md").read_text()
     for line in text.splitlines():
         cells = [c.strip() for c in line.strip("|").split("|")]

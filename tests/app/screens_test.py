@@ -83,6 +83,8 @@ def plain(text):
     # Of the disk and the clock, wherever a line is folded.
     text = re.sub(r"(?ms)^\S+: [\d.]+ \wiB free\n", "", text)
     text = re.sub(r"(?ms)^takes about .*?\snow\n", "", text)
+    # How long ago: its column is as wide as that is.
+    text = re.sub(r"(?m)^(step +size) +age", r"\1  age", text)
     text = re.sub(r"(global_step_\d+ +[\d.]+ KiB) +\d+ \w+", r"\1", text)
     return re.sub(r"(?m)^(saved +).*", r"\1(when)", text)
 
