@@ -81,9 +81,9 @@ struct Shards {
 };
 
 void check_saved(const std::string& path) {
-  for (const auto& [name, tensor] : load_plain_tensors(path)) {
-    CAPTURE(name);
-    CHECK(tensor.bytes == bytes_of(tensor.bytes.size(), 0));
+  for (const auto& saved : load_plain_tensors(path)) {
+    CAPTURE(saved.first);
+    CHECK(saved.second.bytes == bytes_of(saved.second.bytes.size(), 0));
   }
 }
 
