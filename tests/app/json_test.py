@@ -170,7 +170,8 @@ def test_lines(folder):
             seen.add((name, member))
         for left in (document, whole):
             for clock in CLOCKS:
-                for part in (left, *left.get("entries", [])):
+                for part in (left, *left.get("entries", []),
+                             *left.get("steps", [])):
                     part.pop(clock, None)
         check_equal(document, whole, done.line)
     for want in (("ls", "entries"), ("diff", "differences"),
