@@ -8,6 +8,7 @@ with the counts where torch.optim.AdamW keeps them.
 import shutil
 
 import torch
+from torch.optim import AdamW
 
 from megatron_legacy_test import ROOT, Opaque, load, step_of
 from support import Suite, check, check_equal
@@ -28,8 +29,11 @@ def adam(folder, count):
             step = count(rank, i)
             if step is not None:
                 values["step"] = step
+        options = AdamW([torch.zeros(1)]).param_groups[0]
         for group in inner["param_groups"]:
-            del group["step"]
+            del group["step"], group["bias_correction"]
+            for key, value in options.items():
+                group.setdefault(key, value)
         args = vars(state["args"])
         for key in [k for k, v in args.items()
                     if isinstance(v, (Opaque, list))]:
@@ -54,24 +58,73 @@ def unless(when, value, other):
 TAKEN = {"f32": number(5.0), "i64 of shape [1]": number([5])}
 
 
-def groups_of(file):
+def counts_of(file):
+    """Of groups, and of parameters."""
     state = load(file)["optimizer"]
-    return [g["step"] for g in state.get("optimizer", state)["param_groups"]]
+    state = state.get("optimizer", state)
+    return ([group.get("step") for group in state["param_groups"]],
+            [values["step"] for values in state.get("state", {}).values()
+             if "step" in values])
 
 
 def taken(folder, count):
-    """The count is in the groups, where FusedAdam has it, and stays there on
-    the way to ranks' files."""
+    """Distributed, the groups have it; at home each parameter, as torch's
+    AdamW demands, and no group."""
     source = adam(folder / "source", count)
-    CKPT.ok("convert", source, folder / "keys", *DIST)
-    CKPT.ok("verify", source, folder / "keys")
+    for to, name in (("megatron_torch_dist", "keys"),
+                     ("megatron_zarr", "arrays")):
+        keys, home = folder / name, folder / f"{name}-home"
+        CKPT.ok("convert", source, keys, "--to", to)
+        CKPT.ok("verify", source, keys)
+        check_equal(counts_of(next(keys.rglob("common.pt"))), ([5, 5], []), name)
+        CKPT.ok("convert", keys, home, "--to", "megatron_legacy", "--tp", 2,
+                "--pp", 2)
+        files = sorted(step_of(home).glob("*/model_optim_rng.pt"))
+        check_equal(len(files), 4, "files")
+        for file in files:
+            groups, each = counts_of(file)
+            check_equal(groups, [None, None], f"groups of {file.name}")
+            check_equal(len(each), len(params_of(file)), "counted parameters")
+            for step in each:
+                check_equal((step.dtype, tuple(step.shape), step.item()),
+                            (torch.float32, (), 5.0), f"a count in {file}")
+            resume(file)
+        if count is TAKEN["f32"]:
+            CKPT.ok("verify", source, home)
+
+
+def params_of(file):
+    groups = load(file)["optimizer"]["optimizer"]["param_groups"]
+    return [number for group in groups for number in group["params"]]
+
+
+def resume(file):
+    """torch's AdamW takes the state, and counts on."""
+    inner = load(file)["optimizer"]["optimizer"]
+    groups = [{"params": [torch.zeros(inner["state"][i]["exp_avg"].shape,
+                                      requires_grad=True)
+                          for i in group["params"]]}
+              for group in inner["param_groups"]]
+    optimizer = AdamW(groups)
+    optimizer.load_state_dict(inner)
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = torch.zeros_like(param)
+    optimizer.step()
+    for values in optimizer.state.values():
+        check_equal(values["step"].item(), 6.0, "a count after one more step")
+
+
+def in_groups(folder):
+    """FusedAdam's groups count, and keep the count on the way home."""
+    CKPT.ok("convert", CASE, folder / "keys", *DIST)
     CKPT.ok("convert", folder / "keys", folder / "home", "--to",
             "megatron_legacy", "--tp", 2, "--pp", 2)
-    files = [*(folder / "keys").rglob("common.pt"),
-             *(folder / "home").rglob("model_optim_rng.pt")]
-    check_equal(len(files), 5, "files")
-    for file in files:
-        check_equal(groups_of(file), [5, 5], file.name)
+    want = counts_of(next(step_of(CASE).glob("*/model_optim_rng.pt")))
+    check(None not in want[0] and not want[1], f"{want}")
+    for file in (folder / "home").rglob("model_optim_rng.pt"):
+        check_equal(counts_of(file), want, file.name)
+    CKPT.ok("verify", CASE, folder / "home")
 
 
 REFUSED = {
@@ -122,6 +175,7 @@ def prepare(suite, ckpt):
     CKPT = ckpt
     for name, count in TAKEN.items():
         suite.add(f"counts are taken: {name}", taken, count)
+    suite.add("counts in groups", in_groups)
     for name, (count, words) in REFUSED.items():
         suite.add(f"counts are refused: {name}", refused, count, words)
     for value in ([5.0, 5.0], []):

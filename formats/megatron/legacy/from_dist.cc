@@ -13,6 +13,7 @@
 #include "formats/megatron/model/restack.h"
 #include "formats/megatron/state/optimizer.h"
 #include "formats/megatron/state/optimizer_groups.h"
+#include "formats/megatron/state/steps.h"
 #include "lib/text/format.h"
 
 namespace ckpt::megatron {
@@ -51,8 +52,11 @@ void remove(Document& document, Id& dict, std::string_view name) {
 // The object "optimizer" in the form that ranks' files have.
 class Shell {
  public:
-  Shell(const Catalog& catalog, const Object& object, bool distributed)
-      : distributed_(distributed), halves_(has_halves(catalog)) {
+  Shell(const Catalog& catalog, const Object& object, bool distributed,
+        bool counts_each)
+      : distributed_(distributed),
+        counts_each_(counts_each),
+        halves_(has_halves(catalog)) {
     const Document& from = *object.document;
     std::unordered_map<Id, Id> inlined;
     if (catalog.skeleton && catalog.skeleton->document == object.document)
@@ -74,7 +78,7 @@ class Shell {
   }
 
  private:
-  // Of small tensors: a count of steps, the scale of losses.
+  // Of small tensors: the scale of losses.
   static std::optional<DType> storage_dtype(const Document& from, Id node) {
     const auto id = from.items(from.items(node)[0]);
     if (id.size() < 2 || !from.is(id[1], Type::kGlobal)) return std::nullopt;
@@ -92,14 +96,14 @@ class Shell {
     std::vector<Id> groups(items.begin(), items.end());
     for (Id& group : groups) {
       remove(*to_, group, "params");
+      if (counts_each_) remove(*to_, group, "step");
       // The writer lists the parameters of a group that has a list.
       if (!distributed_)
         to_->set(group, "params", to_->add_container(Type::kList));
     }
     to_->set(inner, "param_groups", to_->add_container(Type::kList, groups));
     if (distributed_) return made;
-    if (to_->find(inner, "state") == kNoId)
-      to_->set(inner, "state", to_->add_container(Type::kDict));
+    to_->set(inner, "state", to_->add_container(Type::kDict));
     // Of a model without 16-bit weights it is the inner one alone.
     if (!halves_) return inner;
     to_->set(made, "fp32_from_fp16_params", to_->add_container(Type::kList));
@@ -107,6 +111,7 @@ class Shell {
   }
 
   const bool distributed_;
+  const bool counts_each_;
   const bool halves_;
   std::shared_ptr<Document> to_ = std::make_shared<Document>();
   Id root_ = kNoId;
@@ -186,8 +191,10 @@ void take_optimizer(Catalog& catalog, const Facts& facts) {
                            "there is optimizer state, but nothing about its "
                            "parameter groups")
         .with_hint("--model-only leaves the optimizer out");
-  *object = Shell(catalog, *object, distributed).object();
+  const auto steps = distributed ? std::nullopt : steps_of_each(catalog);
+  *object = Shell(catalog, *object, distributed, steps.has_value()).object();
   name_modules(catalog, facts);
+  if (steps) spread_steps(catalog, *steps);
   check_order(catalog, facts.local_spec == true);
   settle_mains(catalog, distributed, claimed);
   if (distributed) add_dtypes(catalog, facts);

@@ -227,11 +227,6 @@ Id LegacyStatesWriter::State::add_sub(LegacyFile& file, Id sub,
                              params.size())
           .with_hint("--model-only leaves the optimizer out");
     const Id shared = from.find(inner, "state");
-    // Distributed checkpoints keep the count of steps once.
-    if (const Id step = from.find(shared, "common_step"); step != kNoId)
-      for (const auto entries = *doc.as_pairs(dict); const Id entry : entries)
-        if (doc.is(entry, Type::kDict))
-          doc.set(entry, "step", doc.import(from, step));
     substitutes[shared] = dict;
     bool placed = main_count == 0;
     for (const char* key : kMainLists)

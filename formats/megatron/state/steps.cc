@@ -14,10 +14,17 @@
 #include "containers/torch/tensors.h"
 #include "formats/megatron/legacy/objects.h"
 #include "formats/megatron/legacy/states.h"
+#include "formats/megatron/state/optimizer_common.h"
+#include "formats/megatron/state/optimizer_groups.h"
 #include "lib/pickle/value.h"
+#include "models/view.h"
 
 namespace ckpt::megatron {
 namespace {
+
+using pickle::Document;
+using pickle::Id;
+using pickle::kNoId;
 
 constexpr char kLeaveOut[] = "--model-only leaves the optimizer out";
 
@@ -60,19 +67,35 @@ void check_all_counted(const Catalog& catalog, double step) {
 }
 
 void set_common_step(Object& object, double step) {
-  auto document = std::make_shared<pickle::Document>();
-  const pickle::Id root = document->import(*object.document, object.node);
+  auto document = std::make_shared<Document>();
+  const Id root = document->import(*object.document, object.node);
   document->set_root(root);
-  for (const pickle::Id one : optimizers_in(*document, root)) {
-    const pickle::Id inner = inner_optimizer(*document, one);
-    pickle::Id state = document->find(inner, "state");
-    if (state == pickle::kNoId) {
+  for (const Id one : optimizers_in(*document, root)) {
+    const Id inner = inner_optimizer(*document, one);
+    Id state = document->find(inner, "state");
+    if (state == kNoId) {
       state = document->add_container(pickle::Type::kDict);
       document->set(inner, "state", state);
     }
     document->set(state, "common_step", document->add_float(step));
   }
   object = {.name = object.name, .document = document, .node = root};
+}
+
+// torch's options, which Transformer Engine's and apex's groups lack.
+bool is_torch(const Document& document, Id group) {
+  return document.find(group, "amsgrad") != kNoId;
+}
+
+// The node of the count, kNoId for an optimizer that counts in its groups.
+Id count_in(const Document& document, Id optimizer) {
+  const Id inner = inner_optimizer(document, optimizer);
+  const Id common = document.find(document.find(inner, "state"), "common_step");
+  const Id list = document.find(inner, "param_groups");
+  if (common != kNoId || !document.is(list, pickle::Type::kList)) return common;
+  for (const Id group : document.items(list))
+    if (is_torch(document, group)) return document.find(group, "step");
+  return kNoId;
 }
 
 }  // namespace
@@ -115,6 +138,46 @@ void gather_steps(Catalog& catalog) {
   if (object == catalog.objects.end() || !object->document) return;
   set_common_step(*object, step);
   std::erase_if(catalog.tensors, is_count);
+}
+
+std::optional<double> steps_of_each(Catalog& catalog) {
+  CommonEditor editor(catalog);
+  const Document& document = editor.document();
+  std::optional<double> step;
+  for (const Id one : chained(document, editor.find(kOptimizerObject))) {
+    const Id node = count_in(document, one);
+    if (node == kNoId) continue;
+    const auto mine = editor.scalar(node);
+    if (!mine)
+      throw unfaithful_error({catalog.path, "optimizer"},
+                             "its count of steps is not a number")
+          .with_hint(kLeaveOut);
+    if (step.value_or(*mine) != *mine)
+      throw unfaithful_error({catalog.path, "optimizer"},
+                             "its optimizers were stepped {} and {} times",
+                             *step, *mine)
+          .with_hint(kLeaveOut);
+    step = mine;
+  }
+  return step;
+}
+
+void spread_steps(Catalog& catalog, double step) {
+  const auto counts =
+      families::View::filled(catalog, DType::f32, Shape(), step);
+  std::vector<Tensor> tensors;
+  for (Tensor& tensor : catalog.tensors) {
+    if (tensor.kind == Kind::optim && tensor.state == "exp_avg") {
+      Tensor count = tensor;
+      count.state = "step";
+      count.name.replace(count.name.find(tensor.state), tensor.state.size(),
+                         count.state);
+      counts.into(count);
+      tensors.push_back(std::move(count));
+    }
+    tensors.push_back(std::move(tensor));
+  }
+  catalog.tensors = std::move(tensors);
 }
 
 }  // namespace ckpt::megatron

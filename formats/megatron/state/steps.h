@@ -20,4 +20,13 @@ std::optional<double> common_count(const Catalog& catalog);
 // Of ranks' files: the tensors become common_step of the object "optimizer".
 void gather_steps(Catalog& catalog);
 
+// The other way: what each parameter of a distributed checkpoint was stepped,
+// if its optimizer is torch's, which counts so; nothing for one that counts in
+// its groups (FusedAdam). Throws unfaithful_error for a count that can't be
+// told, and for optimizers of one chain that differ.
+std::optional<double> steps_of_each(Catalog& catalog);
+
+// Adds the tensors, beside exp_avg.
+void spread_steps(Catalog& catalog, double step);
+
 }  // namespace ckpt::megatron
