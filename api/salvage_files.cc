@@ -12,6 +12,7 @@
 #include "containers/hf/numbered.h"
 #include "containers/torch/container.h"
 #include "lib/io/file.h"
+#include "lib/io/listing.h"
 #include "lib/manifest.h"
 #include "lib/pickle/decode.h"
 #include "lib/text/json.h"
@@ -77,6 +78,10 @@ std::vector<std::string> files_below(const std::string& directory) {
   fs::recursive_directory_iterator at(directory, failed);
   for (; !failed && at != fs::recursive_directory_iterator();
        at.increment(failed)) {
+    if (io::is_lost_and_found(at->path().string())) {
+      at.disable_recursion_pending();
+      continue;
+    }
     if (at->is_directory() && at->is_symlink())
       throw Error(ExitCode::kUnsafe, {at->path().string(), {}},
                   "a link to a directory, which salvage doesn't follow",
@@ -175,9 +180,12 @@ void SalvageFiles::make_directories() {
   std::error_code failed;
   fs::recursive_directory_iterator at(source_, failed);
   for (; !failed && at != fs::recursive_directory_iterator();
-       at.increment(failed))
-    if (at->is_directory() && !at->is_symlink())
+       at.increment(failed)) {
+    if (io::is_lost_and_found(at->path().string()))
+      at.disable_recursion_pending();
+    else if (at->is_directory() && !at->is_symlink())
       shadow_.make_directory(at->path().lexically_relative(source_).string());
+  }
 }
 
 void SalvageFiles::run() {

@@ -16,6 +16,7 @@
 #include "app/print/json_writer.h"
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/listing.h"
 #include "lib/io/remote.h"
 #include "lib/sha256.h"
 #include "lib/text/format.h"
@@ -101,6 +102,8 @@ Files files_of(const std::string& source) {
            at(source, fs::directory_options::follow_directory_symlink, failed),
        end;
        !failed && at != end; at.increment(failed)) {
+    if (io::is_lost_and_found(at->path().string()))
+      at.disable_recursion_pending();
     if (!at->is_regular_file()) continue;
     if (files.size() == kMostFiles || at.depth() > 64)
       throw resource_error({source, {}}, "too many files for a plan");

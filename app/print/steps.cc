@@ -18,6 +18,7 @@
 #include "formats/runs/find.h"
 #include "lib/failures.h"
 #include "lib/io/file.h"
+#include "lib/io/listing.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 
@@ -41,6 +42,8 @@ void add_files(StepRow& step) {
   time_t newest = 0;
   for (fs::recursive_directory_iterator at(step.path, failed), end;
        !failed && at != end && left > 0; at.increment(failed), --left) {
+    if (io::is_lost_and_found(at->path().string()))
+      at.disable_recursion_pending();
     struct stat facts;
     if (::lstat(at->path().c_str(), &facts) != 0 || !S_ISREG(facts.st_mode))
       continue;

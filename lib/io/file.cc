@@ -379,6 +379,8 @@ struct Listings {
 };
 thread_local Listings listings;
 
+constexpr std::string_view kLostAndFound = "lost+found";
+
 std::vector<std::string> list_now(const std::string& path) {
   if (auto names = list_mounted(path)) return *std::move(names);
   if (is_url(path)) return list_remote(path);
@@ -391,7 +393,10 @@ std::vector<std::string> list_now(const std::string& path) {
   errno = 0;
   while (const dirent* entry = ::readdir(directory)) {
     const std::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
+    const bool skip =
+        name == "." || name == ".." ||
+        (name == kLostAndFound && is_lost_and_found(join(path, name)));
+    if (!skip) names.emplace_back(name);
     errno = 0;
   }
   const int errnum = errno;
@@ -402,6 +407,11 @@ std::vector<std::string> list_now(const std::string& path) {
 }
 
 }  // namespace
+
+bool is_lost_and_found(const std::string& path) {
+  return base_name(path) == kLostAndFound &&
+         ::access(path.c_str(), R_OK | X_OK) != 0 && errno == EACCES;
+}
 
 SameListings::SameListings() { ++listings.scopes; }
 

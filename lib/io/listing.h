@@ -4,7 +4,15 @@
 // takes 15 ms, and there are a dozen formats.
 #pragma once
 
+#include <string>
+
 namespace ckpt::io {
+
+// The directory lost+found that mkfs makes at a file system's root, where only
+// root may look. It holds nothing of a checkpoint: list_directory leaves it
+// out, and so does who walks on its own. One that can be read is like any
+// other.
+bool is_lost_and_found(const std::string& path);
 
 // While one of these is alive, list_directory on this thread lists a directory
 // once and then says the same again.

@@ -319,6 +319,28 @@ def test_without_permission(folder):
           done.err)
 
 
+def test_root_of_a_file_system(folder, case):
+    """mkfs makes lost+found there, for root alone: no part of anything."""
+    if os.geteuid() != 0:
+        return
+    source = folder / "root"
+    shutil.copytree(DATA / case / "ckpt", source)
+    (source / "lost+found").mkdir(0o700)
+    free = folder / "free"
+    free.mkdir()
+    free.chmod(0o777)
+    for top in (folder, folder.parent, source):
+        top.chmod(0o755)
+    for words in (("inspect", source), ("verify", source),
+                  ("ls", source, "-l"), ("scan", source),
+                  ("salvage", source, free / "out", "-n")):
+        plain = CKPT.run(*(DATA / case / "ckpt" if word == source else word
+                           for word in words))
+        done = CKPT.run(*words, user="nobody")
+        check_equal(done.code, plain.code, f"{words[0]}: {done.err}")
+        check("lost+found" not in done.out + done.err, str(done))
+
+
 def main():
     suite = Suite(__doc__)
     for test in (test_single_file, test_names_of_the_target,
@@ -328,6 +350,8 @@ def main():
                  test_one_file, test_links_to_directories):
         suite.add(test.__name__.removeprefix("test_"), test)
     for name, case in ONE_OF_EACH.items():
+        suite.add(f"root of a file system: {name}",
+                  test_root_of_a_file_system, case)
         for to in ("safetensors", "dcp"):
             suite.add(f"fates: {name} to {to}", test_each_file_has_a_fate,
                       case, to)
