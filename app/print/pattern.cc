@@ -25,6 +25,15 @@ std::optional<uint32_t> number_of(std::string_view part) {
   return value;
 }
 
+// What stands before the number in a component: nothing in "12", and in
+// "weight12" the kind of parameter, as Transformer Engine's grouped experts
+// count theirs. The 1 of "w1" or "fc1" is part of a name.
+std::string_view stem_of(std::string_view part) {
+  for (const std::string_view stem : {"weight", "bias"})
+    if (part.starts_with(stem)) return stem;
+  return {};
+}
+
 // Calls `take` with each component of a dotted name.
 template <class Take>
 void each_part(std::string_view name, Take take) {
@@ -51,7 +60,9 @@ void Parts::take(std::string_view name) {
   const char* before = "";
   each_part(name, [&](std::string_view part) {
     pattern += std::exchange(before, ".");
-    if (const auto number = number_of(part)) {
+    const std::string_view stem = stem_of(part);
+    if (const auto number = number_of(part.substr(stem.size()))) {
+      pattern += stem;
       pattern += '#';
       numbers.push_back(*number);
     } else {
@@ -131,6 +142,9 @@ std::string row_name(const Group& group, bool spell_out) {
   size_t slot = 0;
   each_part(group.pattern, [&](std::string_view part) {
     if (!text.empty() || slot != 0) text += '.';
+    const std::string_view stem = stem_of(part);
+    text += stem;
+    part.remove_prefix(stem.size());
     if (part != "#" || slot >= group.slots.size()) {
       text += part;
       return;

@@ -27,6 +27,9 @@ TEST_CASE("pattern: numbers that are a whole component") {
   CHECK(pattern_of("layers.12.w1") == "layers.#.w1");
   CHECK(pattern_of("h.0.experts.3.w") == "h.#.experts.#.w");
   CHECK(pattern_of("w1.fc2") == "w1.fc2");
+  CHECK(pattern_of("experts.fc1.weight12") == "experts.fc1.weight#");
+  CHECK(pattern_of("experts.fc1.bias0") == "experts.fc1.bias#");
+  CHECK(pattern_of("weight_scale1.weight") == "weight_scale1.weight");
   CHECK(pattern_of("") == "");
   CHECK(pattern_of(".0.") == ".#.");
   CHECK(pattern_of("a.1234567890") == "a.1234567890");  // no layer is that
@@ -47,6 +50,20 @@ TEST_CASE("pattern: one row for the same tensor of all layers") {
   CHECK(rows[1].bytes == 2 * 8 * 8 * 2);
   CHECK(rows[1].pieces == 2);
   CHECK(pattern_rows(made, Kind::optim).empty());
+}
+
+TEST_CASE("pattern: one row for grouped experts, two where shapes differ") {
+  const Catalog made = catalog({
+      tensor("layers.0.fc1.weight0", {8, 8}),
+      tensor("layers.0.fc1.weight1", {8, 8}),
+      tensor("layers.1.fc1.weight0", {8, 8}),
+      tensor("layers.1.fc1.weight1", {8, 4}),
+      tensor("layers.1.fc2.weight0", {8, 8}),
+      tensor("layers.1.fc2.weight1", {8, 8}),
+  });
+  CHECK(shown(pattern_rows(made, Kind::model)) ==
+        Lines{"layers.{0-1}.fc1.weight{0-1} ×3", "layers.1.fc1.weight1 ×1",
+              "layers.1.fc2.weight# ×2"});
 }
 
 TEST_CASE("pattern: rows that differ say which numbers they hold") {
