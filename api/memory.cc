@@ -39,7 +39,9 @@ Catalog catalog_of(std::span<const ShardedTensor> shards) {
     tensor.pieces.push_back(
         {.box = shard.box,
          .flat = {},
-         .extent = {add_memory(catalog, shard.bytes), 0, {}}});
+         .extent = {.offset = 0,
+                    .strides = {},
+                    .file = add_memory(catalog, shard.bytes)}});
   }
   return catalog;
 }

@@ -158,7 +158,9 @@ TensorData reshard_tensor(std::span<const TensorData> shards,
       const uint64_t element = element_size(shard.dtype);
       for (const cuts::Part& part :
            fairseq2::place(tensor.shape, rule, source.tp, t, rows)) {
-        Piece piece{.box = part.box, .flat = {}, .extent = {file, 0, {}}};
+        Piece piece{.box = part.box,
+                    .flat = {},
+                    .extent = {.offset = 0, .strides = {}, .file = file}};
         for (size_t k = 0; k < strides.size(); ++k) {
           piece.extent.strides.push_back(strides[k] * element);
           piece.extent.offset += part.at[k] * strides[k] * element;

@@ -435,7 +435,9 @@ void dequantize(Catalog& catalog, DType dtype) {
     whole.pieces = {
         {.box = Box::whole(whole.shape),
          .flat = {},
-         .extent = {static_cast<uint32_t>(catalog.files.size()), 0, {}}}};
+         .extent = {.offset = 0,
+                    .strides = {},
+                    .file = static_cast<uint32_t>(catalog.files.size())}}};
     // All of it: journals tell by the path whether the work is the same.
     std::string path = fmt::format("made:{} {} {} bits {} zeros +{}",
                                    weight.name, weight.method, weight.bits,

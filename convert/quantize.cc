@@ -119,7 +119,9 @@ Tensor made_of(Catalog& catalog, const Decoding& base, Coding coding,
   tensor.pieces = {
       {.box = Box::whole(shape),
        .flat = {},
-       .extent = {static_cast<uint32_t>(catalog.files.size()), 0, {}}}};
+       .extent = {.offset = 0,
+                  .strides = {},
+                  .file = static_cast<uint32_t>(catalog.files.size())}}};
   catalog.files.push_back(decoded_file("made:" + name + " fp8-block",
                                        byte_size(dtype, shape).value_or(0),
                                        std::move(made)));

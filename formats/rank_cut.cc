@@ -109,7 +109,7 @@ void add_target_pieces(const Cut& cut, uint32_t ranks, uint32_t rank,
   Tensor parts;
   parts.dtype = tensor.dtype;
   parts.shape = tensor.shape;
-  add_pieces(cut, ranks, rank, {.file = file, .offset = offset, .strides = {}},
+  add_pieces(cut, ranks, rank, {.offset = offset, .strides = {}, .file = file},
              kNoTransform, parts);
   for (const Piece& part : parts.pieces) add_contiguous(part, tensor);
 }

@@ -115,7 +115,7 @@ class Adding {
     tensor.grid = {};
     tensor.pieces = {{.box = Box::whole(tensor.shape),
                       .flat = {},
-                      .extent = {.file = file, .offset = 0, .strides = {}}}};
+                      .extent = {.offset = 0, .strides = {}, .file = file}}};
     tensor.tie = 0;
   }
 

@@ -158,7 +158,7 @@ void add_file(Target& target, const std::string& path,
     tensor->pieces.push_back(
         {.box = Box::whole(tensor->shape),
          .flat = {},
-         .extent = {.file = number, .offset = at, .strides = {}}});
+         .extent = {.offset = at, .strides = {}, .file = number}});
     const auto end = checked_add(at, entry.bytes);
     if (!end)
       throw unfaithful_error({path, tensor->name},

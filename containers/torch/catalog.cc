@@ -62,7 +62,9 @@ std::string read_storage(const Catalog& catalog, const Container& container,
   TensorRef ref;
   ref.dtype = use.dtype.value_or(DType::u8);
   ref.shape = {use.bytes / element_size(ref.dtype)};
-  ref.extent = {storage.file, storage.offset + use.begin, {}};
+  ref.extent = {.offset = storage.offset + use.begin,
+                .strides = {},
+                .file = storage.file};
   if (container.storages.big_endian && info(ref.dtype).swap > 1)
     ref.transform = kSwapBytes;
   return read_content(catalog, ref, kMaxLoose);

@@ -162,9 +162,9 @@ std::optional<LocatedTensor> TensorLocator::locate_ends(
   if (!found || found->key != ends->key || found->declared != ends->data_size ||
       found->dtype != dtype || found->shape != shape)
     return std::nullopt;
-  LocatedTensor located{.extent = {.file = number_,
-                                   .offset = ends->data_offset + found->offset,
-                                   .strides = found->strides},
+  LocatedTensor located{.extent = {.offset = ends->data_offset + found->offset,
+                                   .strides = found->strides,
+                                   .file = number_},
                         .transform = found->transform};
   if (ends->big_endian && info(dtype).swap > 1) located.transform |= kSwapBytes;
   if (crcs != nullptr && ends->crc32 != 0)

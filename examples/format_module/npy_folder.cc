@@ -144,9 +144,10 @@ class Reader final : public ckpt::FormatReader {
       tensor.name = name.substr(0, name.size() - 4);
       tensor.dtype = header.dtype;
       tensor.shape = header.shape;
-      tensor.pieces.push_back({.box = ckpt::Box::whole(header.shape),
-                               .flat = {},
-                               .extent = {number, header.bytes, {}}});
+      tensor.pieces.push_back(
+          {.box = ckpt::Box::whole(header.shape),
+           .flat = {},
+           .extent = {.offset = header.bytes, .strides = {}, .file = number}});
     }
     return catalog;
   }
@@ -172,9 +173,10 @@ class Writer final : public ckpt::FormatWriter {
       target.catalog.files.push_back(
           {.path = from.name + ".npy", .size = size});
       ckpt::Tensor tensor = from;
-      tensor.pieces = {{.box = ckpt::Box::whole(from.shape),
-                        .flat = {},
-                        .extent = {number, begin, {}}}};
+      tensor.pieces = {
+          {.box = ckpt::Box::whole(from.shape),
+           .flat = {},
+           .extent = {.offset = begin, .strides = {}, .file = number}}};
       target.catalog.tensors.push_back(std::move(tensor));
     }
     return target;

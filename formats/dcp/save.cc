@@ -120,7 +120,7 @@ void Save::add_piece(uint32_t tensor, const Box& box, uint32_t rank) {
   state_->target.catalog.tensors.at(tensor).pieces.push_back(
       {.box = box,
        .flat = std::nullopt,
-       .extent = {.file = rank, .offset = 0, .strides = {}}});
+       .extent = {.offset = 0, .strides = {}, .file = rank}});
 }
 
 void Save::add_object(const std::string& name, const Object& object,

@@ -264,7 +264,9 @@ void Assembler::add_states(const std::string& name, const Joined& joined,
         if (it == rank.groups[g].scalars.end()) lacks(rank, g, state);
         check_dtype(rank, tensor.name, tensor.dtype, it->second);
         Piece piece;
-        piece.extent = {it->second.file, it->second.offset, {}};
+        piece.extent = {.offset = it->second.offset,
+                        .strides = {},
+                        .file = it->second.file};
         piece.transform = it->second.transform;
         tensor.pieces.push_back(std::move(piece));
       }

@@ -52,7 +52,7 @@ void add_range(std::vector<Piece>& pieces, const Joined& joined, size_t t,
     const FlatRange clipped{range.begin, std::min(range.end, count)};
     if (clipped.begin >= clipped.end) return;
     if (clipped != FlatRange{0, count}) piece.flat = clipped;
-    piece.extent = {flat.file, begin, {}};
+    piece.extent = {.offset = begin, .strides = {}, .file = flat.file};
     piece.transform = flat.transform;
     pieces.push_back(std::move(piece));
     return;
@@ -64,7 +64,9 @@ void add_range(std::vector<Piece>& pieces, const Joined& joined, size_t t,
           intersect(part.box, local_box(local, joined.dim, segment));
       if (!common) continue;
       Piece piece;
-      piece.extent = {flat.file, begin + part.at * item, strides};
+      piece.extent = {.offset = begin + part.at * item,
+                      .strides = strides,
+                      .file = flat.file};
       for (size_t d = 0; d < strides.size(); ++d)
         piece.extent.offset +=
             (common->offset[d] - part.box.offset[d]) * strides[d];

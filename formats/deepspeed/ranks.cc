@@ -245,7 +245,7 @@ void Ranks::place_scalar(const Placed& one, uint32_t file, uint64_t offset) {
     out.pieces.push_back(
         {.box = Box::whole(out.shape),
          .flat = std::nullopt,
-         .extent = {.file = file, .offset = offset, .strides = {}}});
+         .extent = {.offset = offset, .strides = {}, .file = file}});
   }
 }
 
@@ -269,7 +269,7 @@ void Ranks::place_vector(const Placed& one, uint32_t file, uint64_t offset,
     piece.box = Box::whole(tensor.shape);
     if (run.range != FlatRange{0, run.parameter->numel}) piece.flat = run.range;
     piece.extent = {
-        .file = file, .offset = offset + run.at * item, .strides = {}};
+        .offset = offset + run.at * item, .strides = {}, .file = file};
     out.pieces.push_back(std::move(piece));
     at = run.at + (run.range.end - run.range.begin);
   }

@@ -246,12 +246,12 @@ class UniversalWriter {
                          torch::archive_root_of(io::base_name(path)));
     Tensor out = tensor;
     out.tie = 0;
-    out.pieces = {
-        {.box = Box::whole(tensor.shape),
-         .flat = std::nullopt,
-         .extent = {.file = static_cast<uint32_t>(target_.catalog.files.size()),
-                    .offset = plan.data_offsets[0],
-                    .strides = {}}}};
+    out.pieces = {{.box = Box::whole(tensor.shape),
+                   .flat = std::nullopt,
+                   .extent = {.offset = plan.data_offsets[0],
+                              .strides = {},
+                              .file = static_cast<uint32_t>(
+                                  target_.catalog.files.size())}}};
     target_.catalog.files.push_back({.path = path, .size = plan.file.size});
     target_.catalog.tensors.push_back(std::move(out));
     plan.file.path = path;

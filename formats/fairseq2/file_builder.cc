@@ -61,7 +61,8 @@ void FileBuilder::finish(Target& target, pickle::Id root,
   const auto file = static_cast<uint32_t>(target.files.size());
   for (Pending& pending : pending_) {
     Tensor& tensor = target.catalog.tensors[pending.tensor];
-    Extent extent{file, plan.data_offsets[pending.slot], {}};
+    Extent extent{
+        .offset = plan.data_offsets[pending.slot], .strides = {}, .file = file};
     if (!pending.piece.flat)
       extent = sub_extent(extent, element_size(tensor.dtype),
                           slots_[pending.slot].shape, pending.at,

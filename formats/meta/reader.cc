@@ -104,7 +104,7 @@ class Assembly {
       tensor.pieces.push_back(
           {.box = Box::whole(tensor.shape),
            .flat = {},
-           .extent = {.file = 0, .offset = entry.begin, .strides = {}}});
+           .extent = {.offset = entry.begin, .strides = {}, .file = 0}});
     }
   }
 

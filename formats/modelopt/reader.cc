@@ -141,7 +141,7 @@ class Assembly {
       tensor.pieces.push_back(
           {.box = Box::whole(tensor.shape),
            .flat = {},
-           .extent = {.file = number, .offset = entry.begin, .strides = {}}});
+           .extent = {.offset = entry.begin, .strides = {}, .file = number}});
     }
     if (header.metadata) keep_metadata(*header.metadata);
   }

@@ -90,7 +90,7 @@ void Composing::place_file(Document& document, Id root,
         {.box = Box::whole(tensor.shape),
          .flat = std::nullopt,
          .extent = {
-             .file = file, .offset = plan.data_offsets[i], .strides = {}}});
+             .offset = plan.data_offsets[i], .strides = {}, .file = file}});
   }
   plan.file.path = path;
   payload_.push_back(std::move(plan.file));

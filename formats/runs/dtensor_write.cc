@@ -220,7 +220,7 @@ Target lay_out_dtensors(const Catalog& source, const std::vector<size_t>& of,
           {.box = boxes[i],
            .flat = std::nullopt,
            .extent = {
-               .file = file, .offset = plan.data_offsets[i], .strides = {}}});
+               .offset = plan.data_offsets[i], .strides = {}, .file = file}});
     }
     plan.file.path = name;
     target.files.push_back(std::move(plan.file));

@@ -131,9 +131,9 @@ class FlatWriting {
         piece.box = Box::whole(tensor.shape);
         const FlatRange range{from - begin, to - begin};
         if (range != FlatRange{0, count}) piece.flat = range;
-        piece.extent = {.file = file,
-                        .offset = offset + (from - first) * item,
-                        .strides = {}};
+        piece.extent = {.offset = offset + (from - first) * item,
+                        .strides = {},
+                        .file = file};
         tensor.pieces.push_back(std::move(piece));
         filled = to - first;
       }
@@ -156,7 +156,7 @@ class FlatWriting {
       tensor.pieces.push_back(
           {.box = Box::whole(tensor.shape),
            .flat = std::nullopt,
-           .extent = {.file = file, .offset = offset, .strides = {}}});
+           .extent = {.offset = offset, .strides = {}, .file = file}});
     }
   }
 

@@ -252,8 +252,8 @@ class Reading {
     stored.pieces.push_back(
         {.box = Box::whole(data.shape),
          .flat = std::nullopt,
-         .extent = {.file = static_cast<uint32_t>(catalog_.files.size()),
-                    .offset = data.begin}});
+         .extent = {.offset = data.begin,
+                    .file = static_cast<uint32_t>(catalog_.files.size())}});
     catalog_.files.push_back({.path = path, .size = handle.size()});
     const auto text = [&](const char* key) -> const std::string* {
       for (const auto& [known, value] : metadata)

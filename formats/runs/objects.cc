@@ -71,7 +71,9 @@ Id import_value(const torch::Container& container, const Catalog& catalog,
     torch::TensorRef ref;
     ref.dtype = use.dtype.value_or(DType::u8);
     ref.shape = {use.bytes / std::max<uint64_t>(1, element_size(ref.dtype))};
-    ref.extent = {storage.file, storage.offset + use.begin, {}};
+    ref.extent = {.offset = storage.offset + use.begin,
+                  .strides = {},
+                  .file = storage.file};
     if (container.storages.big_endian && info(ref.dtype).swap > 1)
       ref.transform = kSwapBytes;
     values.storages.emplace_back(copy,

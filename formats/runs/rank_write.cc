@@ -117,7 +117,7 @@ class Writing {
           {.box = boxes[i].second,
            .flat = std::nullopt,
            .extent = {
-               .file = file, .offset = plan.data_offsets[i], .strides = {}}});
+               .offset = plan.data_offsets[i], .strides = {}, .file = file}});
     }
     plan.file.path = name;
     target_.files.push_back(std::move(plan.file));

@@ -173,7 +173,7 @@ class Assembly {
       tensor.pieces.push_back(
           {.box = Box::whole(tensor.shape),
            .flat = {},
-           .extent = {.file = at.file, .offset = entry.begin, .strides = {}}});
+           .extent = {.offset = entry.begin, .strides = {}, .file = at.file}});
     }
   }
 

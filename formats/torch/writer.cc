@@ -209,7 +209,7 @@ class Builder {
           {.box = Box::whole(tensor.shape),
            .flat = std::nullopt,
            .extent = {
-               .file = file, .offset = plan.data_offsets[i], .strides = {}}});
+               .offset = plan.data_offsets[i], .strides = {}, .file = file}});
     }
     plan.file.path = path;
     target_.files.push_back(std::move(plan.file));

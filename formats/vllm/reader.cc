@@ -203,7 +203,7 @@ class Assembly {
                         to_string(first.shape));
     formats::add_pieces(
         cut, ranks(), rank,
-        {.file = stored.file, .offset = entry.begin, .strides = {}},
+        {.offset = entry.begin, .strides = {}, .file = stored.file},
         kNoTransform, tensor);
   }
 

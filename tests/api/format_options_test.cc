@@ -28,8 +28,9 @@ Catalog rows(uint64_t count) {
       {.name = "w",
        .dtype = DType::u8,
        .shape = {count, 2},
-       .pieces = {
-           {.box = Box::whole({count, 2}), .flat = {}, .extent = {0, 0, {}}}}});
+       .pieces = {{.box = Box::whole({count, 2}),
+                   .flat = {},
+                   .extent = {.offset = 0, .strides = {}, .file = 0}}}});
   return catalog;
 }
 

@@ -28,7 +28,7 @@ Catalog sample() {
   split.pieces[0].box = {{0, 0}, {4, 1}};
   split.pieces.push_back(split.pieces[0]);
   split.pieces[1].box.offset = {0, 1};
-  split.pieces[1].extent = {.file = 1, .offset = 64, .strides = {}};
+  split.pieces[1].extent = {.offset = 64, .strides = {}, .file = 1};
   Tensor state = tensor("layers.0.w.exp_avg", {4, 2});
   state.kind = Kind::optim;
   state.dtype = DType::f32;

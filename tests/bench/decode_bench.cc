@@ -43,11 +43,12 @@ struct Weight {
     tensor.name = "weight";
     tensor.dtype = dtype;
     tensor.shape = {1, rows, columns};
-    tensor.pieces = {
-        {.box = Box::whole(tensor.shape),
-         .flat = {},
-         .extent = {
-             file, 0, {rows * columns * element, columns * element, element}}}};
+    tensor.pieces = {{.box = Box::whole(tensor.shape),
+                      .flat = {},
+                      .extent = {.offset = 0,
+                                 .strides = {rows * columns * element,
+                                             columns * element, element},
+                                 .file = file}}};
   }
   std::vector<std::byte> bytes;
   std::vector<float> scale;

@@ -56,7 +56,9 @@ Tensor tensor_of(size_t index, uint64_t rows, uint64_t columns,
       tensor.pieces.push_back(
           {.box = {{r * high, c * wide}, {high, wide}},
            .flat = {},
-           .extent = {static_cast<uint32_t>(file), used[file], {}}});
+           .extent = {.offset = used[file],
+                      .strides = {},
+                      .file = static_cast<uint32_t>(file)}});
       used[file] += high * wide * 2;
     }
   return tensor;

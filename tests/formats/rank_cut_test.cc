@@ -61,13 +61,13 @@ TEST_CASE("rank cut: pieces of a part lie where their rows do") {
   tensor.dtype = DType::bf16;
   tensor.shape = {3, 8};
   // Columns: each row of the rank's [3, 4] is 8 bytes, from byte 100.
-  add_pieces(Cut::even(1, 8), 2, 1, {.file = 5, .offset = 100}, 0, tensor);
+  add_pieces(Cut::even(1, 8), 2, 1, {.offset = 100, .file = 5}, 0, tensor);
   REQUIRE(tensor.pieces.size() == 1);
   CHECK(tensor.pieces[0].box == Box{{0, 4}, {3, 4}});
   CHECK(tensor.pieces[0].extent.strides.empty());
   // Two groups of columns: neither is contiguous.
   tensor.pieces.clear();
-  add_pieces(Cut::even(1, 8, 2), 2, 1, {.file = 5, .offset = 100}, 0, tensor);
+  add_pieces(Cut::even(1, 8, 2), 2, 1, {.offset = 100, .file = 5}, 0, tensor);
   REQUIRE(tensor.pieces.size() == 2);
   CHECK(tensor.pieces[1].box == Box{{0, 6}, {3, 2}});
   CHECK(tensor.pieces[1].extent.offset == 104);

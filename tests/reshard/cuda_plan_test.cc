@@ -75,7 +75,8 @@ TEST_CASE("cuda: matrices stored transposed, of every element size") {
       Recut c;
       test::add_file(c.source, dir, stored);
       Piece piece{.box = Box::whole(tensor.shape), .flat = {}, .extent = {}};
-      piece.extent = {0, 0, Dims{element, rows * element}};
+      piece.extent = {
+          .offset = 0, .strides = Dims{element, rows * element}, .file = 0};
       tensor.pieces = {piece};
       c.source.tensors = {tensor};
       tensor.pieces[0].extent.strides = {};

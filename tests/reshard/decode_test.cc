@@ -65,10 +65,10 @@ struct Matrix {
     tensor.shape = shape;
     tensor.pieces = {{.box = Box::whole(shape),
                       .flat = {},
-                      .extent = {file,
-                                 0,
-                                 {shape[1] * shape[2] * element,
-                                  shape[2] * element, element}}}};
+                      .extent = {.offset = 0,
+                                 .strides = {shape[1] * shape[2] * element,
+                                             shape[2] * element, element},
+                                 .file = file}}};
   }
   float at(uint64_t row, uint64_t column) const {
     const uint64_t along =

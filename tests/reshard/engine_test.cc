@@ -166,7 +166,7 @@ TEST_CASE("engine: strided views come out row-major") {
   Recut c;
   test::add_file(c.source, dir, stored);
   Piece piece{.box = Box::whole(transposed.shape), .flat = {}, .extent = {}};
-  piece.extent = {0, 0, Dims{4, 120}};
+  piece.extent = {.offset = 0, .strides = Dims{4, 120}, .file = 0};
   transposed.pieces = {piece};
   c.source.tensors = c.target.catalog.tensors = {transposed};
   c.target.catalog.tensors[0].pieces[0].extent.strides = {};
@@ -224,7 +224,9 @@ TEST_CASE("engine: replicas that differ are damage, and named") {
   Tensor tensor{.name = "norm", .dtype = DType::u8, .shape = Shape{8}};
   for (uint32_t f = 0; f < 2; ++f)
     tensor.pieces.push_back(
-        {.box = Box::whole(tensor.shape), .flat = {}, .extent = {f, 0, {}}});
+        {.box = Box::whole(tensor.shape),
+         .flat = {},
+         .extent = {.offset = 0, .strides = {}, .file = f}});
   source.tensors = {tensor};
   const Plan plan = make_read_plan(source, true);
   Output nowhere;

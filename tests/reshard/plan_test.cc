@@ -12,7 +12,7 @@ namespace {
 Piece box_piece(Dims offset, Dims shape, uint32_t file, uint64_t at) {
   return {.box = {std::move(offset), std::move(shape)},
           .flat = {},
-          .extent = {file, at, {}}};
+          .extent = {.offset = at, .strides = {}, .file = file}};
 }
 
 Tensor matrix(std::vector<Piece> pieces) {

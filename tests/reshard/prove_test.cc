@@ -29,7 +29,7 @@ void add(Catalog& catalog, std::string name, DType dtype, Shape shape,
                            .codec = Codec::kMemory,
                            .memory = bytes.data()});
   Tensor tensor{.name = std::move(name), .dtype = dtype, .shape = shape};
-  tensor.pieces.push_back({Box::whole(shape), {}, {file, 0, {}}});
+  tensor.pieces.push_back({Box::whole(shape), {}, {.file = file}});
   catalog.tensors.push_back(std::move(tensor));
 }
 

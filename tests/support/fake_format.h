@@ -49,10 +49,11 @@ class FakeWriter final : public FormatWriter {
       box.shape[0] /= ranks;
       box.offset[0] = r * box.shape[0];
       TargetFile& file = target.files[r];
-      tensor.pieces.push_back(
-          {.box = box,
-           .flat = {},
-           .extent = {static_cast<uint32_t>(r), file.size, {}}});
+      tensor.pieces.push_back({.box = box,
+                               .flat = {},
+                               .extent = {.offset = file.size,
+                                          .strides = {},
+                                          .file = static_cast<uint32_t>(r)}});
       file.size += *byte_size(from.dtype, box.shape);
     }
     target.catalog.tensors.push_back(std::move(tensor));

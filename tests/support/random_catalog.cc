@@ -101,7 +101,7 @@ void place_randomly(Random& random, Catalog& catalog, uint32_t files,
   for (auto& [tensor, piece] : order) {
     const auto f = static_cast<uint32_t>(random() % files);
     if (gaps) catalog.files[f].size += random() % 50;
-    piece->extent = {f, catalog.files[f].size, {}};
+    piece->extent = {.offset = catalog.files[f].size, .strides = {}, .file = f};
     catalog.files[f].size += bytes_of(*tensor, *piece);
   }
 }

@@ -122,7 +122,9 @@ void BucketChunks::locate(const Sources& sources, Catalog& catalog,
     if (!strides.empty() && strides.back() != element_size(tensor.dtype))
       throw unfaithful_error({{}, tensor.name}, "its elements lie apart");
     const uint64_t before = piece->extent.offset - archives[index].offset;
-    piece->extent = {found.extent.file, found.extent.offset + before, {}, 0};
+    piece->extent = {.offset = found.extent.offset + before,
+                     .strides = {},
+                     .file = found.extent.file};
     piece->transform = found.transform;
   }
 }

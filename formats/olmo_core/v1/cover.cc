@@ -84,7 +84,7 @@ class Coverer {
             {.box = Box::whole(tensor_.shape),
              .flat = range,
              .extent = {
-                 .file = piece.extent.file, .offset = at, .strides = {}}});
+                 .offset = at, .strides = {}, .file = piece.extent.file}});
         at += (range.end - range.begin) * size;
       });
     }

@@ -131,7 +131,7 @@ class PartReader {
     const auto add = [&](Box box, std::optional<FlatRange> flat, uint64_t at) {
       pieces.push_back({.box = std::move(box),
                         .flat = flat,
-                        .extent = {.file = file, .offset = at, .strides = {}}});
+                        .extent = {.offset = at, .strides = {}, .file = file}});
     };
     if (shard.box) return add(*shard.box, std::nullopt, stored.begin);
     const uint64_t size = info(stored.dtype).bits / 8;

@@ -329,7 +329,7 @@ class Builder {
       tensor.pieces.push_back(
           {.box = box,
            .flat = flat,
-           .extent = {.file = file, .offset = at, .strides = {}}});
+           .extent = {.offset = at, .strides = {}, .file = file}});
     };
     if (entry.shard->box) return add(*entry.shard->box, std::nullopt);
     const Box whole = Box::whole(tensor.shape);

@@ -166,6 +166,33 @@ struct FlatRange {
   friend bool operator==(const FlatRange&, const FlatRange&) = default;
 };
 
+// std::optional<FlatRange> in two thirds of its size: no range ends before it
+// begins.
+class MaybeFlat {
+ public:
+  MaybeFlat() = default;
+  MaybeFlat(std::nullopt_t) {}                          // NOLINT: as optional's
+  MaybeFlat(const FlatRange& range) : range_(range) {}  // NOLINT
+  MaybeFlat(const std::optional<FlatRange>& range)      // NOLINT
+      : range_(range.value_or(kNone)) {}
+
+  bool has_value() const { return range_ != kNone; }
+  explicit operator bool() const { return has_value(); }
+  FlatRange& operator*() { return range_; }
+  const FlatRange& operator*() const { return range_; }
+  FlatRange* operator->() { return &range_; }
+  const FlatRange* operator->() const { return &range_; }
+  FlatRange value_or(const FlatRange& other) const {
+    return has_value() ? range_ : other;
+  }
+  void reset() { range_ = kNone; }
+  friend bool operator==(const MaybeFlat&, const MaybeFlat&) = default;
+
+ private:
+  static constexpr FlatRange kNone = {UINT64_MAX, 0};
+  FlatRange range_ = kNone;
+};
+
 // A part of a flat range that is a box, and where it begins in the range.
 struct FlatPart {
   Box box;          // in the coordinates of the tensor

@@ -67,12 +67,12 @@ struct File {
 // Where the elements of a piece are: element (i0, i1, …) of the piece's box
 // begins at byte offset + i0 * strides[0] + i1 * strides[1] + …
 struct Extent {
-  uint32_t file = 0;    // index into Catalog::files
   uint64_t offset = 0;  // bytes from the start of the file
   Dims strides;         // bytes; empty: row-major contiguous
   // Not 0: the piece is an archive of its own of that many bytes, which
   // begins at `offset`. Where its payload is, shows Catalog::locate.
   uint64_t archive = 0;
+  uint32_t file = 0;  // index into Catalog::files
 };
 
 // What has to be done to stored elements to get logical ones.
@@ -88,13 +88,15 @@ enum Transform : uint8_t {
 };
 
 // A box of a tensor, or a flat range of the row-major elements of that box.
+// Plans hold millions: 112 bytes each, with the transform in the padding
+// behind the extent.
 struct Piece {
   Box box;
-  std::optional<FlatRange> flat;  // in elements of box; then the extent is
-                                  // contiguous
-  Extent extent;
+  MaybeFlat flat;  // in elements of box; then the extent is contiguous
+  [[no_unique_address]] Extent extent;
   uint8_t transform = kNoTransform;
 };
+static_assert(sizeof(Piece) == 112);
 
 enum class Kind : uint8_t { model, optim, other };
 std::string_view name(Kind kind);

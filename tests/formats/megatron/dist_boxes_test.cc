@@ -54,10 +54,10 @@ struct Bytes {
         tensor.pieces.push_back(
             {.box = Box::whole(shape),
              .flat = range,
-             .extent = {.file = 0, .offset = at + range.begin}});
+             .extent = {.offset = at + range.begin, .file = 0}});
     else
       tensor.pieces.push_back(
-          {.box = Box::whole(shape), .extent = {.file = 0, .offset = at}});
+          {.box = Box::whole(shape), .extent = {.offset = at, .file = 0}});
     at += count;
     return tensor;
   }

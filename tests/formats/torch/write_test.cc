@@ -228,8 +228,9 @@ Catalog one_tensor(const std::string& path, DType dtype, const Shape& shape) {
   tensor.name = "x";
   tensor.dtype = dtype;
   tensor.shape = shape;
-  tensor.pieces.push_back(
-      {.box = Box::whole(shape), .flat = {}, .extent = {0, 0, {}}});
+  tensor.pieces.push_back({.box = Box::whole(shape),
+                           .flat = {},
+                           .extent = {.offset = 0, .strides = {}, .file = 0}});
   catalog.tensors.push_back(tensor);
   return catalog;
 }
