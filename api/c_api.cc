@@ -14,9 +14,11 @@
 
 #include "ckpt/c.h"
 #include "ckpt/ckpt.h"
+#include "ckpt/error.h"
 #include "ckpt/parallel.h"
 #include "ckpt/version.h"
 #include "lib/exit_kind.h"
+#include "lib/text/format.h"
 
 struct ckpt_checkpoint {
   ckpt::Checkpoint open;
@@ -222,6 +224,15 @@ Layout layout_of(const char* path, const char* format,
               target.ends_with(".safetensors") || target.ends_with(".pt")};
 }
 
+// C's texts end at the first NUL: two names could be one.
+void refuse_nul(const Catalog& catalog) {
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.name.find('\0') != tensor.name.npos)
+      throw unfaithful_error({catalog.path, text::printable(tensor.name)},
+                             "a name with a NUL byte, which C has no text for")
+          .with_hint("give it another name: ckpt convert --rename");
+}
+
 }  // namespace
 }  // namespace ckpt
 
@@ -238,9 +249,11 @@ void ckpt_free(char* text) { std::free(text); }
 ckpt_checkpoint* ckpt_open(const char* path, const char* format,
                            const char* family, char** error) {
   return ckpt::guarded(error, [&] {
-    return new ckpt_checkpoint{ckpt::open(
+    ckpt::Checkpoint open = ckpt::open(
         ckpt::text_of(path),
-        {.format = ckpt::text_of(format), .family = ckpt::text_of(family)})};
+        {.format = ckpt::text_of(format), .family = ckpt::text_of(family)});
+    ckpt::refuse_nul(open.catalog());
+    return new ckpt_checkpoint{std::move(open)};
   });
 }
 

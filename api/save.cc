@@ -78,6 +78,9 @@ void check_reshard(std::span<const TensorData> shards, const Topology& source,
       throw unfaithful_error({}, "one shard is {} {}, another {} {}",
                              name(shards[0].dtype), to_string(shards[0].shape),
                              name(shard.dtype), to_string(shard.shape));
+    if (byte_size(shard.dtype, shard.shape) != shard.bytes.size())
+      throw usage_error({}, "a shard of {} {} has {} bytes", name(shard.dtype),
+                        to_string(shard.shape), shard.bytes.size());
   }
   if (rule.state == TpRule::State::kSplit && rule.dim >= shards[0].shape.size())
     throw usage_error({}, "no dimension {} in {}", rule.dim,
@@ -114,6 +117,7 @@ Preview run(const Catalog& source, Layout layout, const std::string& path,
 
 Preview save(std::span<const ShardedTensor> shards, Layout layout,
              const std::string& path, const SaveOptions& options) {
+  if (shards.empty()) throw usage_error({path, {}}, "no tensors to save");
   SaveOptions as_named = options;
   as_named.naming = {.dialect = "keep"};
   return run(library::catalog_of(shards), std::move(layout), path, as_named);

@@ -367,6 +367,10 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
     throw unfaithful_error({}, "format {} can be read, not written",
                            layout.format);
   formats::check_options(layout);
+  const Topology& grid = layout.topology;
+  if (grid.tp == 0 || grid.pp == 0 || grid.dp == 0 || grid.ep == 0)
+    throw usage_error({}, "a topology of no ranks ({})", to_string(grid));
+  if (path.empty()) throw usage_error({}, "the target has no path");
   check_layers(source);
   layout.name = io::base_name(path);
   const size_t problems = source.problems.size();

@@ -53,10 +53,15 @@ bool is_code(DType dtype) {
   }
 }
 
-// "mlp.gate.e_score_correction_bias" of "model.layers.{l}.mlp.gate.…".
+// What tells a pinned parameter in every dialect: ".e_score_correction_bias" of
+// "model.layers.{l}.mlp.gate.…", which vLLM has below mlp.experts; of a weight or
+// a bias the module's name, too.
 std::string ending_of(std::string_view name) {
-  const size_t brace = name.rfind("}.");
-  return std::string(brace == name.npos ? name : name.substr(brace + 1));
+  const size_t dot = name.rfind('.');
+  const std::string_view last = name.substr(dot + 1);
+  if (dot == name.npos) return std::string(name);
+  if (last != "weight" && last != "bias") return std::string(name.substr(dot));
+  return std::string(name.substr(name.rfind("}.") + 1));
 }
 
 // Endings of what a family pins.

@@ -145,32 +145,37 @@ std::string explained(const Catalog& a, const Tensor& x, const Catalog& b,
   return row_order(a, x, b, y, engine).value_or("");
 }
 
+// `swapped`: what B has of another tensor in this place, and A of it there.
 std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
                                            const Catalog& b, const Tensor& y,
+                                           const std::string& swapped,
                                            const CompareOptions& options,
                                            const Engine& engine) {
   Difference difference{"values", x.name, "the values differ"};
-  if (options.arrangements && has_numbers(x) && has_numbers(y))
-    if (const auto why = arrangement(a, x, b, y, engine)) {
-      difference.kind = "arrangement";
-      difference.message = "the same elements in another order: " + *why;
+  const bool numbered = has_numbers(x) && has_numbers(y);
+  std::optional<reshard::Comparison> apart;
+  // A tolerance is asked for: what is within it does not differ in any way.
+  if (options.numeric && numbered) {
+    apart = numbers(a, x, b, y, options, engine);
+    if (apart->mismatches == 0) return std::nullopt;
+  }
+  if (!swapped.empty()) return Difference{"arrangement", x.name, swapped};
+  if (options.arrangements && numbered) {
+    if (const auto why = arrangement(a, x, b, y, engine))
+      return Difference{"arrangement", x.name,
+                        "the same elements in another order: " + *why};
+    std::string why = explained(a, x, b, y, options, engine);
+    if (!why.empty()) {
+      difference.message = std::move(why);
       return difference;
     }
-  std::string why;
-  if (options.arrangements && has_numbers(x) && has_numbers(y))
-    why = explained(a, x, b, y, options, engine);
-  if (!why.empty()) {
-    difference.message = std::move(why);
-    return difference;
   }
-  if (!(options.numeric || options.describe) || !has_numbers(x) ||
-      !has_numbers(y))
-    return difference;
-  const reshard::Comparison apart = numbers(a, x, b, y, options, engine);
-  if (options.numeric && apart.mismatches == 0) return std::nullopt;
-  difference.message = how_far(apart);
-  difference.distance = {apart.count, apart.mismatches, apart.max_abs,
-                         apart.max_rel};
+  if (!apart && options.describe && numbered)
+    apart = numbers(a, x, b, y, options, engine);
+  if (!apart) return difference;
+  difference.message = how_far(*apart);
+  difference.distance = {apart->count, apart->mismatches, apart->max_abs,
+                         apart->max_rel};
   return difference;
 }
 
@@ -401,13 +406,12 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
     }
     if (same_bytes(x.dtype, y.dtype) && from_a.digests[i] == from_b.digests[i])
       continue;
-    if (const auto other = places.find(i); other != places.end()) {
-      result.differences.push_back(
-          {"arrangement", x.name,
-           swap_text(x.name, a.tensors[other->second].name)});
-      continue;
-    }
-    auto difference = value_difference(a, x, b, y, options, engine);
+    const auto other = places.find(i);
+    const std::string swapped =
+        other == places.end()
+            ? ""
+            : swap_text(x.name, a.tensors[other->second].name);
+    auto difference = value_difference(a, x, b, y, swapped, options, engine);
     if (difference) result.differences.push_back(std::move(*difference));
   }
   add_sides(a, b, result.differences);

@@ -68,8 +68,12 @@ bool has_factory(const State& state) {
 
 // What has no factory in it is as it was loaded, or was not asked for.
 State merge_at(State loaded, const State& factories, const std::string& path) {
-  if (const auto* factory = factories.as<ShardedTensorFactory>())
+  if (const auto* factory = factories.as<ShardedTensorFactory>()) {
+    if (!factory->merge)
+      throw usage_error({{}, factory->key},
+                        "its factory has no function that merges");
     return factory->merge(loaded);
+  }
   if (const auto* dict = factories.as<Dict>()) merge_dict(loaded, *dict, path);
   const auto* list = factories.as<List>();
   if (list != nullptr && has_factory(factories))
@@ -123,8 +127,15 @@ void apply_factories(State& state) {
   walk_leaves(state, [](State& leaf) {
     const auto* factory = leaf.as<ShardedTensorFactory>();
     if (factory == nullptr) return;
+    const std::string key = factory->key;
+    if (!factory->build)
+      throw usage_error({{}, key}, "its factory has no function that builds");
     State built = factory->build(factory->key, factory->data, factory->replica,
                                  factory->flattened_range);
+    // Left as it is, nothing of it would be saved.
+    if (has_factory(built))
+      throw usage_error({{}, key}, "its factory builds another factory")
+          .with_hint("build the tensors there");
     leaf = std::move(built);
   });
 }

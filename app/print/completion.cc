@@ -49,7 +49,7 @@ std::string bash_action(const OptionRow& row) {
     case ValueKind::kWords:
       return fmt::format("words='{}'", fmt::join(row.words, " "));
     case ValueKind::kTensor:
-      return "words=$(_ckpt_tensors)";
+      return "kind=tensor";
     case ValueKind::kFile:
       return "kind=file";
     case ValueKind::kText:
@@ -95,7 +95,8 @@ _ckpt_tensors() {
 
 _ckpt() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
-  local command=${COMP_WORDS[1]} first= index=0 value=yes words= options= kind= i
+  local command=${COMP_WORDS[1]} first= index=0 value=yes words= options= kind=
+  local i name
   COMPREPLY=()
   if [ "$COMP_CWORD" = 1 ]; then
 )";
@@ -125,6 +126,14 @@ constexpr std::string_view kBashEnd = R"(    *) return ;;
   case $kind in
     file) return ;;  # bash itself, by -o default
     text) compopt +o default +o bashdefault 2>/dev/null; return ;;
+    tensor)
+      # compgen -W would expand a name as the shell does: $(…) in it would run.
+      while IFS= read -r name; do
+        [[ $name == "$cur"* ]] || continue
+        printf -v name %q "$name"
+        COMPREPLY+=("$name")
+      done < <(_ckpt_tensors)
+      return ;;
   esac
   local IFS=$' \t\n'
   COMPREPLY=($(compgen -W "$words" -- "$cur"))

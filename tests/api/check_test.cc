@@ -121,6 +121,22 @@ TEST_CASE("diff: values, facts and what one side lacks") {
   CHECK(diff(before, less, {.selection = {.keys = {"*.mlp.*"}}}).same());
 }
 
+TEST_CASE("diff: within a tolerance nothing differs, beyond it how far") {
+  const test::TempDir dir;
+  const std::string target = dir.file("half");
+  const Catalog full = open(test::data("hf/qwen2_f32/ckpt")).catalog();
+  run(full, {.format = "safetensors"}, target,
+      {.dtype = DType::bf16, .naming = {.dialect = "keep"}});
+  const Catalog half = open(target).catalog();
+  const auto values = [&](const DiffOptions& options) {
+    const Comparison found = diff(full, half, options);
+    return std::ranges::count(found.differences, "values", &Difference::kind);
+  };
+  CHECK(values({.rtol = 0.01, .numeric = true}) == 0);
+  CHECK(values({.rtol = 1e-6, .numeric = true}) > 0);
+  CHECK(kinds(diff(full, half, {.objects = false})).contains("dtype"));
+}
+
 TEST_CASE("digest: the same for any sharding, and that of the bytes") {
   const test::TempDir dir;
   const std::string target = dir.file("one");

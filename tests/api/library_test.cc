@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <cstddef>
 #include <map>
 #include <numeric>
 #include <set>
 
 #include "ckpt/ckpt.h"
+#include "ckpt/format.h"
 #include "tests/support/temp_file.h"
 
 // reshard_tensor and lazy_load as fairseq2 documents its functions of those
@@ -115,6 +118,10 @@ TEST_CASE("reshard_tensor: replicated tensors, and what is refused") {
                   Error);
   CHECK_THROWS_AS(reshard_tensor(eight, {.tp = 4}, {}, {}, TpRule::split(0)),
                   Error);
+  const std::vector<TensorData> short_one{tensor({4, 64}, {1, 2, 3})};
+  CHECK_THROWS_WITH_AS(
+      reshard_tensor(short_one, {}, {}, {}, TpRule::replicated()),
+      doctest::Contains("has 3 bytes"), Error);
 }
 
 TEST_CASE("lazy_load: the shards of every rank are what the peer wrote") {
@@ -384,6 +391,42 @@ TEST_CASE("merge and diff: two catalogs") {
         Checkpoint(b).read(b.tensors.back().name).bytes);
   CHECK_THROWS_WITH_AS(merge(b, b), doctest::Contains("has it too"), Error);
   CHECK(diff_objects(a, a).empty());
+}
+
+TEST_CASE("save and run: a target of no ranks, path or tensors") {
+  const test::TempDir dir;
+  const Catalog source = open(kCase + "/expected.safetensors").catalog();
+  const auto status = [&](const Layout& layout, const std::string& path) {
+    try {
+      run(source, layout, path);
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ExitCode{};
+  };
+  for (const Topology& none : {Topology{.tp = 0}, Topology{.pp = 0},
+                               Topology{.dp = 0}, Topology{.ep = 0}})
+    CHECK(status({.format = "dcp", .topology = none}, dir.file("a")) ==
+          ExitCode::kUsage);
+  CHECK(status({.format = "dcp"}, "") == ExitCode::kUsage);
+  CHECK_THROWS_WITH_AS(save({}, {.format = "dcp"}, dir.file("b")),
+                       doctest::Contains("no tensors to save"), Error);
+  CHECK(!std::filesystem::exists(dir.file("a")));
+  CHECK(!std::filesystem::exists(dir.file("b")));
+}
+
+TEST_CASE("formats' modules: what they share has the ABI's shape") {
+  // A row that changes: count kFormatAbi on, and write the new size here.
+  CHECK(std::string_view(kFormatAbi).substr(0, 13) == "ckpt format 4");
+#ifndef _LIBCPP_VERSION
+  const std::vector<size_t> sizes{
+      sizeof(Catalog), sizeof(Tensor), sizeof(Piece),     sizeof(Extent),
+      sizeof(File),    sizeof(Object), sizeof(Sidecar),   sizeof(Problem),
+      sizeof(Target),  sizeof(Layout), sizeof(NewFormat), sizeof(Strategy)};
+  CHECK(fmt::format("{}", fmt::join(sizes, " ")) == "");
+  CHECK(offsetof(Extent, file) == 40);
+  CHECK(offsetof(Piece, flat) == 48);
+#endif
 }
 
 TEST_CASE("run: a damaged source is not copied as if it were sound") {

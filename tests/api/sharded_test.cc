@@ -9,6 +9,7 @@
 #include <numeric>
 #include <thread>
 
+#include "ckpt/mcore.h"
 #include "formats/megatron/integrity.h"
 #include "tests/support/temp_file.h"
 
@@ -47,6 +48,42 @@ std::vector<std::string> names_of(const ShardedMetadata& metadata) {
 }
 
 }  // namespace
+
+TEST_CASE("mcore: a factory that builds no tensors is refused by its key") {
+  const auto data = std::make_shared<TensorData>();
+  data->shape = {1};
+  data->bytes.resize(4);
+  const auto whole = [](const std::string& key, const mcore::TensorPtr& one,
+                        const mcore::ReplicaId& replica,
+                        const std::optional<FlatRange>&) {
+    return mcore::State(
+        mcore::from_rank_offsets(key, one, {}, {.replica = replica}));
+  };
+  const auto refused = [&](mcore::ShardedTensorFactory factory) {
+    std::string message;
+    try {
+      mcore::rank_state(mcore::Dict{{"x", mcore::State(std::move(factory))}});
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::kUsage);
+      message = error.what();
+    }
+    return message;
+  };
+  const mcore::ShardedTensorFactory plain{
+      .key = "inner", .data = data, .build = whole, .merge = {}};
+  CHECK(refused(plain).empty());
+  const mcore::ShardedTensorFactory nested{
+      .key = "outer",
+      .data = data,
+      .build = [plain](auto&&...) { return mcore::State(plain); },
+      .merge = {}};
+  CHECK(refused(nested).find("outer: its factory builds another factory") !=
+        std::string::npos);
+  const mcore::ShardedTensorFactory none{
+      .key = "none", .data = data, .build = {}, .merge = {}};
+  CHECK(refused(none).find("none: its factory has no function that builds") !=
+        std::string::npos);
+}
 
 TEST_CASE("sharded: the common part and the objects of a golden") {
   std::ifstream file(kCase + "/expected_objects.json");

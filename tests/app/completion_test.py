@@ -106,6 +106,28 @@ def test_tensor_names(folder):
                 set(names), "fish")
 
 
+# Names that a shell would run, split, expand or glob.
+HOSTILE = ["$(touch${IFS}RAN)", "`touch RAN`", "a b", "it's", "*", "$HOME", "~",
+           "{a,b}", "a\\b", 'a"b', ";touch RAN", "-n", "a&b", "#c"]
+
+
+def test_hostile_names(folder):
+    """Names of a file are never the shell's words."""
+    import torch
+    from safetensors.torch import save_file
+    (folder / "trap").mkdir()
+    sample = folder / "evil.safetensors"
+    save_file({name: torch.zeros(1) for name in HOSTILE}, sample)
+    offered = bash(folder, "show", sample, "")
+    unquoted = subprocess.run(
+        ["bash", "-c", "printf '%s\\0' " + " ".join(offered)],
+        capture_output=True, text=True, cwd=folder / "trap", check=True)
+    check_equal(sorted(unquoted.stdout.split("\0")[:-1]), sorted(HOSTILE),
+                "what a prompt would make of them")
+    fish(folder, f"ckpt show {sample} ")
+    check(not [*folder.rglob("RAN")] and not os.path.exists("RAN"), "it ran")
+
+
 def test_words_are_accepted(folder):
     """Each word that is offered parses: the path is what is missing."""
     script = CKPT.ok("completion", "bash").out
@@ -209,8 +231,8 @@ def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for case in (test_bash_commands, test_bash_options, test_bash_values,
-                 test_tensor_names, test_words_are_accepted, test_fish,
-                 test_zsh, test_man_pages, test_environment, test_mistakes):
+                 test_tensor_names, test_hostile_names,
+                 test_words_are_accepted, test_fish, test_zsh, test_man_pages, test_environment, test_mistakes):
         suite.add(case.__name__.removeprefix("test_"), case)
 
 

@@ -242,7 +242,13 @@ def pre_commit(work):
     check_equal(run([*command, *files, str(evil)], env=env).returncode, 8,
                 "status for a file that runs code")
     pickles = hooks["no-pickles"]
-    check(re.search(pickles["files"], "a/model.pt"), "a pickle may pass")
+    for ending in ("pt", "bin", "pth", "ckpt", "pkl", "pickle", "joblib",
+                   "distcp", "nemo", "PT"):
+        for hook in (scan, pickles):
+            check(re.search(hook["files"], f"a/model.{ending}"),
+                  f"{hook['id']}: .{ending} may pass")
+    for ending in ("npy", "npz"):  # pickles now and then
+        check(re.search(scan["files"], f"a.{ending}"), f".{ending} may pass")
     check(not re.search(pickles["files"], files[0]), "safetensors may not")
 
 

@@ -271,6 +271,16 @@ def test_pins(folder):
         kinds = {t["dtype"] for t in CKPT.inspect(folder / path)["tensors"]
                  if t["name"].endswith("expert_bias")}
         check_equal(kinds, {"f32"}, f"router biases of {path}")
+    for to in ("vllm", "megatron_legacy", "megatron_zarr", "dcp", "torch"):
+        CKPT.ok("convert", source, folder / to, "--to", to, "--dtype", "f16")
+        kinds = {(t["name"].endswith(("expert_bias", "correction_bias")),
+                  t["dtype"])
+                 for t in CKPT.inspect(folder / to)["tensors"]}
+        check_equal(kinds, {(True, "f32"), (False, "f16")}, to)
+    CKPT.ok("convert", folder / "vllm", folder / "vllm2", "--to", "vllm",
+            "--tp", "2", "--dtype", "f16")
+    check_equal({t["dtype"] for t in CKPT.inspect(folder / "vllm2")["tensors"]
+                 if t["name"].endswith("correction_bias")}, {"f32"}, "again")
     for path in ("hf", "m_hf", "m16_hf", "mm_hf"):
         for name, t in written(folder / path).items():
             want = "f32" if name.endswith("correction_bias") else "f16"

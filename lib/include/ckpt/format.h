@@ -107,9 +107,9 @@ class FormatRegistry {
 // Changes with what modules and program have to agree on.
 inline constexpr char kFormatAbi[] =
 #ifdef _LIBCPP_VERSION
-    "ckpt format 3 libc++";
+    "ckpt format 4 libc++";
 #else
-    "ckpt format 3 libstdc++";
+    "ckpt format 4 libstdc++";
 #endif
 
 }  // namespace ckpt

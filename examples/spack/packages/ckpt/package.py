@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# spack repo add examples/spack && spack install ckpt+mpi
+# In a checkout of ckpt:
+# spack repo add examples/spack && spack dev-build ckpt@main+mpi
 from spack.package import *
 
 
@@ -9,8 +10,8 @@ class Ckpt(CMakePackage):
 
     license("Apache-2.0")
 
-    # A release's archive goes here with its sha256; until then a checkout:
-    # spack dev-build ckpt@main
+    # A release's archive goes here with its sha256; until then dev-build
+    # takes the checkout, and there is nothing to fetch.
     version("main", branch="main")
 
     variant("mpi", default=True, description="Runs of several ranks")
