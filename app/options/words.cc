@@ -95,10 +95,10 @@ void check_url(const std::string& url) {
   const std::vector<std::string> parts = url_parts(url);
   const std::string shown = text::printable(url);
   if (url.starts_with("hf://") && parts.size() < 2)
-    throw usage_error({shown, {}}, "not a whole URL")
+    throw missing_error({shown, {}}, "not a whole URL")
         .with_hint("hf://ORG/NAME, hf://ORG/NAME@REVISION");
   if (parts.empty() && !url.starts_with("file://"))
-    throw usage_error({shown, {}}, "not a whole URL")
+    throw missing_error({shown, {}}, "not a whole URL")
         .with_hint(
             "as in https://HOST/PATH, s3://BUCKET/PATH, gs://BUCKET/PATH");
   const bool hub = parts.size() > 2 && (parts[0] == "huggingface.co" ||
@@ -107,7 +107,7 @@ void check_url(const std::string& url) {
   const bool page = parts.size() == 3 || parts[3] == "tree" ||
                     parts[3] == "blob" || parts[3] == "commit";
   if (page && url.starts_with("http"))
-    throw usage_error({shown, {}}, "a page to look at, not a checkpoint")
+    throw missing_error({shown, {}}, "a page to look at, not a checkpoint")
         .with_hint("hf://" + text::printable(parts[1] + "/" + parts[2]));
 }
 
