@@ -205,7 +205,7 @@ void SalvageFiles::repair(const std::string& file) {
     if (error.code() != ExitCode::kDamaged &&
         error.code() != ExitCode::kMissing)
       throw;
-    give_up(file, error.code() == ExitCode::kMissing ? "is a link to nothing"
+    give_up(file, error.code() == ExitCode::kMissing ? "broken symlink"
                                                      : error.problem());
     return;
   }
@@ -235,7 +235,7 @@ bool SalvageFiles::repair_contents(const std::string& file) {
     const torch::Sniffed what = torch::sniff(path).what;
     if (what != torch::Sniffed::kTorchZip && !has_local_header(handle)) {
       if (what == torch::Sniffed::kNothing && !other.empty())
-        throw input_error({path, {}}, "is of no format any more");
+        throw input_error({path, {}}, "no longer a recognized file");
       return false;
     }
     const auto repair = salvage::repair_zip(path);

@@ -96,8 +96,8 @@ void SalvageFiles::infer_arrays(const Manifest& manifest) {
            false});
 }
 
-// Values of training stand nowhere else. What tensors and grids of objects say
-// of the model and its ranks is written, so that the rest can be loaded.
+// Values of training are stored nowhere else. What tensors and grids of objects
+// say of the model and its ranks is written, so that the rest can be loaded.
 void SalvageFiles::infer_common_part() {
   const std::string folder = folder_without_common();
   std::string file;
@@ -121,7 +121,7 @@ void SalvageFiles::infer_common_part() {
     report_.lost.push_back(
         {file,
          "all other args, the optimizer's param_groups and numbers of samples "
-         "stand nowhere else",
+         "are stored nowhere else",
          false});
   } catch (const Error& error) {
     if (error.code() == ExitCode::kIo) throw;

@@ -239,7 +239,7 @@ struct WatchEnd {
 [[noreturn]] void keep_whole(const Error& error, io::Staging& staging) {
   staging.keep();
   throw error.with_hint(
-      "it came to stand there during the run and was left as it is; what was "
+      "it appeared during the run and was left as it is; what was "
       "written is whole" +
       std::string(io::is_target_url(staging.target())
                       ? ", sent and not seen, and noted in "

@@ -59,7 +59,7 @@ peft::Config config_for_bridge(const Catalog& source) {
   if (config->fan_in_fan_out) why = "its base's matrices are transposed";
   if (!why.empty())
     throw unfaithful_error({config->path, {}},
-                           "Megatron-Bridge's LoRA is another one: {}", why)
+                           "Megatron-Bridge's LoRA is different: {}", why)
         .with_hint(
             "add the adapter to its base: ckpt convert BASE DST --adapter DIR");
   return *config;

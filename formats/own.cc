@@ -67,7 +67,7 @@ class OwnReader final : public Reader {
     std::set<std::string_view> names;
     for (const Tensor& tensor : catalog.tensors) {
       if (!names.insert(tensor.name).second)
-        throw input_error({catalog.path, tensor.name}, "stands there twice");
+        throw input_error({catalog.path, tensor.name}, "is there twice");
       for (const Piece& piece : tensor.pieces) check(catalog, tensor, piece);
     }
   }

@@ -22,13 +22,8 @@ using text::printable;
 
 constexpr std::string_view kShowTried = "; -v shows what was tried";
 
-std::string known_formats() {
-  std::vector<std::string_view> names;
-  for (const Format& format : all_formats())
-    if (format.name != "run")  // is told by its parts
-      names.push_back(format.name);
-  return fmt::format("ckpt reads {}", fmt::join(names, ", "));
-}
+constexpr std::string_view kIsItRight =
+    "is it the right path? `ckpt --help` lists the formats that are read";
 
 // "meta-llama/Llama-3-8B", not a path of ours.
 bool is_hub_name(const std::string& path) {
@@ -43,11 +38,37 @@ bool is_hub_name(const std::string& path) {
          plain(std::string_view(path).substr(slash + 1));
 }
 
+// "https:/host/x", "hf:org/name": a URL with a slash too few.
+std::string meant_url(const std::string& path) {
+  constexpr std::string_view kSchemes[] = {"hf", "s3",    "gs",
+                                           "az", "https", "http"};
+  for (const std::string_view scheme : kSchemes) {
+    const std::string head = std::string(scheme) + ":";
+    if (!path.starts_with(head)) continue;
+    const size_t rest = path.find_first_not_of('/', head.size());
+    if (rest != path.npos) return head + "//" + path.substr(rest);
+  }
+  return {};
+}
+
+// What the shell left of a path that it was to expand.
+std::string unexpanded(const std::string& path) {
+  if (path.starts_with("~/"))
+    return "the shell expands ~ only where it is not quoted: \"$HOME\"" +
+           printable(path.substr(1));
+  if (path.find_first_of("*?[") != path.npos)
+    return "patterns are for the shell, without quotes; ckpt takes one path";
+  return {};
+}
+
 // What could have been meant, if a path does not exist.
 std::string missing_hint(const std::string& path) {
   const std::string directory = io::parent(path);
   try {
     if (io::is_url(path)) return {};
+    if (const std::string url = meant_url(path); !url.empty())
+      return fmt::format("did you mean {}?", printable(url));
+    if (std::string hint = unexpanded(path); !hint.empty()) return hint;
     if (!io::is_directory(directory)) {
       if (is_hub_name(path))
         return fmt::format("a model of the Hugging Face hub is hf://{}",
@@ -55,8 +76,8 @@ std::string missing_hint(const std::string& path) {
       std::string above = directory;
       while (!io::is_directory(above) && above != io::parent(above))
         above = io::parent(above);
-      return fmt::format("{} is the last directory of that path that exists",
-                         printable(above));
+      if (above == ".") return {};
+      return fmt::format("of that path only {} exists", printable(above));
     }
     const std::string near =
         text::nearest(io::base_name(path), io::list_directory(directory));
@@ -103,12 +124,12 @@ void checkpoints_below(const std::string& path, const std::string& shown,
 }
 
 // "below it are: a (dcp), b (dcp) and 7 more"; "" if there are none.
-std::string below_text(const std::string& path) {
+std::string below_text(const std::string& path, bool files = true) {
   const failures::Unimportant suggestions;
   constexpr size_t kShown = 6, kMostTried = 200;
   size_t left = kMostTried;
   std::vector<std::string> found;
-  checkpoints_below(path, "", 0, left, found);
+  checkpoints_below(path, "", files ? 0 : 1, left, found);
   if (found.empty()) return {};
   const size_t more = found.size() - std::min(found.size(), kShown);
   found.resize(found.size() - more);
@@ -134,13 +155,50 @@ std::string foreign_directory(const std::string& path,
   return {};
 }
 
+// A checkpoint that a file without tensors belongs to: config.json's model.
+std::string above_text(const std::string& path) {
+  constexpr std::string_view kEndings[] = {".json", ".yaml", ".yml", ".txt",
+                                           "latest"};
+  if (std::ranges::none_of(kEndings, [&](std::string_view ending) {
+        return path.ends_with(ending);
+      }))
+    return {};
+  const failures::Unimportant suggestions;
+  std::string above = io::parent(path);
+  for (int level = 0; level < 2 && above != "." && above != "/"; ++level) {
+    for (const Format& format : all_formats()) {
+      try {
+        if (format.reader && format.reader->supports(above).yes)
+          return fmt::format("a checkpoint is its directory: {} ({})",
+                             printable(above), format.name);
+      } catch (const Error&) {
+        continue;  // who opens it is told
+      }
+    }
+    above = io::parent(above);
+  }
+  return {};
+}
+
+// The inside of Hugging Face's cache: "models--org--name/blobs".
+std::string cache_text(const std::string& path) {
+  const std::string above = io::parent(path);
+  if (!io::base_name(above).starts_with("models--")) return {};
+  return fmt::format("a part of Hugging Face's cache: open {}",
+                     printable(above));
+}
+
 }  // namespace
 
+std::string checkpoints_below(const std::string& path) {
+  return below_text(path, false);
+}
+
 void check_path(const std::string& path) {
-  const bool pipe = path == "/dev/stdin";
+  const bool pipe = path == "/dev/stdin" || path.starts_with("/dev/fd/") ||
+                    path.starts_with("/proc/self/fd/");
   if (!pipe && (io::is_file(path) || io::is_directory(path))) return;
-  if (pipe || path == "-" || path.starts_with("/dev/fd/") ||
-      path.starts_with("/proc/self/fd/"))
+  if (pipe || path == "-")
     throw missing_error({path, {}}, "a checkpoint can't be read from a pipe")
         .with_hint("save it to a file first; a file named -: ./-");
   throw missing_error({path, {}}, "no such file or directory")
@@ -157,11 +215,14 @@ void unknown_file(const Detection& detection) {
   if (const auto foreign = recognise_file(path))
     throw missing_error({path, {}}, "not a checkpoint: this is {}",
                         foreign->what)
-        .with_hint(foreign->hint.empty() ? known_formats()
+        .with_hint(foreign->hint.empty() ? std::string(kIsItRight)
                                          : std::string(foreign->hint));
   if (io::file_size(path) == 0) empty_file(path);
+  std::string hint = above_text(path);
+  if (hint.empty()) hint = foreign_directory(path, {io::base_name(path)});
+  if (hint.empty()) hint = kIsItRight;
   throw missing_error({path, {}}, "not a recognized checkpoint")
-      .with_hint(known_formats() + std::string(kShowTried));
+      .with_hint(hint + std::string(kShowTried));
 }
 
 void unknown_directory(const Detection& detection) {
@@ -169,8 +230,11 @@ void unknown_directory(const Detection& detection) {
   const std::vector<std::string> names = io::list_directory(path);
   if (names.empty())
     throw missing_error({path, {}}, "an empty directory")
-        .with_hint(known_formats());
+        .with_hint(
+            "is it the right path? Was the download or the copy "
+            "finished?");
   std::string hint = below_text(path);
+  if (hint.empty()) hint = cache_text(path);
   if (hint.empty()) hint = foreign_directory(path, names);
   // A format that nearly took it says why it did not.
   std::string near;
@@ -180,7 +244,7 @@ void unknown_directory(const Detection& detection) {
                          why.find("not a torch.save file") != why.npos ||
                          why.find("nor 'release'") != why.npos))
       near = fmt::format(" ({}: {})", name, why);
-  if (hint.empty()) hint = known_formats();
+  if (hint.empty()) hint = kIsItRight;
   throw missing_error({path, {}}, "not a recognized checkpoint{}", near)
       .with_hint(hint + std::string(kShowTried));
 }

@@ -9,6 +9,7 @@
 #include "lib/embedded.h"
 #include "lib/io/file.h"
 #include "lib/text/glob.h"
+#include "lib/text/suggest.h"
 #include "models/located.h"
 #include "models/numbers.h"
 #include "models/own.h"
@@ -126,9 +127,12 @@ FamilyPtr Family::by_name(const std::string& name) {
   // Or a model_type of transformers': olmo3 is of family olmo2.
   for (const FamilyPtr& family : all_families())
     if (std::ranges::count(family->hf().model_types, name) != 0) return family;
-  throw usage_error({}, "no family '{}'", name)
-      .with_hint(known_names(name, names()) +
-                 "; --family-file FILE brings one of your own");
+  const std::string near = text::nearest(name, names());
+  throw usage_error({}, "unknown family '{}'", name)
+      .with_hint(near.empty()
+                     ? "`ckpt family list` has all; --family-file FILE "
+                       "brings one of your own"
+                     : "did you mean '" + near + "'?");
 }
 
 std::string_view Family::text_of(std::string_view name) {

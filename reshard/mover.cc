@@ -97,6 +97,11 @@ void Mover::add_target(uint32_t tensor, const Digest& part) {
   add_to(outcome_.target, tensor, part);
 }
 
+uint32_t Mover::tensor_of(const Item& item) const {
+  return item.gather ? plan_.gathers[item.index].tensor
+                     : plan_.jobs[item.index].tensor;
+}
+
 const Outcome& Mover::run(const Item& item) {
   try {
     return move(item);
@@ -107,9 +112,7 @@ const Outcome& Mover::run(const Item& item) {
             files_, [&path](const File& file) { return file.path == path; }))
       throw;
     // A sector that can't be read: whose it is.
-    const uint32_t tensor = item.gather ? plan_.gathers[item.index].tensor
-                                        : plan_.jobs[item.index].tensor;
-    throw Error(error.code(), {path, plan_.tensors[tensor].name},
+    throw Error(error.code(), {path, plan_.tensors[tensor_of(item)].name},
                 error.problem(), error.hint());
   }
 }
@@ -117,6 +120,7 @@ const Outcome& Mover::run(const Item& item) {
 const Outcome& Mover::move(const Item& item) {
   outcome_.clear();
   outcome_.item = item.number;
+  options_.progress.file(plan_.tensors[tensor_of(item)].name);
   if (item.gather) {
     run_gather(plan_.gathers[item.index]);
     return outcome_;

@@ -89,6 +89,7 @@ class Mover {
   void write_lane(const Job& job, uint32_t target, uint64_t row, uint64_t rows);
   // gather.cc
   const Outcome& move(const Item& item);
+  uint32_t tensor_of(const Item& item) const;
   void run_gather(const Gather& gather);
   void emit_tile(const Gather& gather, const Dims& begin, const Dims& shape);
 

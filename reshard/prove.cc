@@ -186,7 +186,7 @@ class Checker {
   Problem problem(size_t p, const std::string& what) const {
     const Pair& pair = pairs_[p];
     return damage("main_weight", {catalog_.path, pair.rounded->name},
-                  "its main weight is another one: {} ({})", what,
+                  "contradicts its fp32 main weight: {} ({})", what,
                   pair.claim->why);
   }
 

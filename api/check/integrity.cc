@@ -56,7 +56,7 @@ class Check {
   void not_empty(const Catalog& catalog) {
     if (!catalog.tensors.empty()) return;
     add(damage("no_tensors", {catalog.path, {}},
-               "holds no tensor ({} of {}): nothing shows that it is "
+               "no tensors ({} of {}): nothing shows that it is "
                "whole",
                catalog.objects.empty() ? "nothing" : "values alone",
                catalog.format));

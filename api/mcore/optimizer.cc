@@ -21,7 +21,7 @@ State group_state(const std::string& options,
   const auto json = nlohmann::json::parse(options, nullptr, false);
   if (!json.is_object())
     throw usage_error({{}, "param_groups"},
-                      "a group's options are no JSON "
+                      "a group's options are not a JSON "
                       "object");
   Dict group;
   for (const auto& [name, value] : json.items())

@@ -58,7 +58,7 @@ class Splitter {
   static json parse(const std::string& text, const std::string& path) {
     json value = json::parse(text, nullptr, false);
     if (value.is_discarded())
-      throw usage_error({{}, path}, "its value is no JSON");
+      throw usage_error({{}, path}, "its value is not JSON");
     return value;
   }
   static std::string below(const std::string& path, const std::string& name) {

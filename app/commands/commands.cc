@@ -77,11 +77,11 @@ int run_command(Command& command, std::vector<std::string> words) {
   bool help = false;
   declare_options(command, app, help);
   if (std::ranges::find(words, "--help") != words.end()) {
-    print(command_help(command, app));
+    print_folded(command_help(command, app));
     return 0;
   }
   if (std::ranges::find(words, "-h") != words.end()) {
-    print(short_help(command, app));
+    print_folded(short_help(command, app));
     return 0;
   }
   check_dashes(words, long_options(app));
@@ -130,7 +130,7 @@ int run_words(std::vector<std::string> words) {
     words.push_back("--help");
   }
   if (is_any_of(words[0], {"-h", "--help"})) {
-    print(main_help(commands));
+    print_folded(main_help(commands));
     return 0;
   }
   if (is_any_of(words[0], {"-V", "--version", "version"})) {

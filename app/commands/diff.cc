@@ -61,7 +61,7 @@ class Diff : public Command {
  public:
   std::string_view name() const override { return "diff"; }
   std::string_view help() const override {
-    return "say in what two checkpoints differ";
+    return "say how two checkpoints differ";
   }
   std::string_view examples() const override {
     return "ckpt diff step_4000 step_5000\n"
@@ -99,7 +99,7 @@ class Diff : public Command {
     if (page) save_html(html_, page->text(result, facts));
     if (output.json) {
       print(as_json(result, facts, a_, b_));
-    } else if (html_ != "-") {
+    } else if (html_.empty()) {
       print_text(result, facts);
     }
     return same(result, facts) ? ExitCode::kDone : ExitCode::kNegative;

@@ -84,31 +84,47 @@ std::string condition_text(const families::Rule& rule) {
   return text;
 }
 
+// A line for each, or two where the terminal is too narrow for that.
+void print_rules(const Dialect& dialect) {
+  Table table(
+      {Align::kLeft, Align::kLeft, Align::kLeft, Align::kLeft, Align::kLeft},
+      2);
+  std::string narrow;
+  for (const families::Rule& rule : dialect.rules) {
+    const std::string to = text::printable(rule.to);
+    std::vector<std::string> cells{"<- " + joined(rule.hf), ops_text(rule),
+                                   cut_text(rule), condition_text(rule)};
+    narrow += "  " + to + "\n     ";
+    for (const std::string& cell : cells)
+      if (!cell.empty()) narrow += " " + cell;
+    narrow += "\n";
+    cells.insert(cells.begin(), to);
+    table.row(std::move(cells));
+  }
+  if (stdout_is_terminal() && table.width() > stdout_width())
+    print_folded(narrow);
+  else
+    print(table.text(0));
+}
+
 void print_dialect(const Dialect& dialect) {
   print("\n" + styled(dialect.name, Style::kBold) + "\n");
   for (const std::string& note : dialect.notes)
-    print("  " + text::printable(note) + "\n");
+    print_folded("  " + text::printable(note) + "\n");
   Table vars({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
   for (const auto& [name, definition] : dialect.vars)
     for (const auto& [side, expression] : definition)
       if (side.empty() || side == "hf" || side == dialect.name)
         vars.row({name, side, text::printable(expression)});
-  print(vars.text(stdout_width()));
-  Table rules(
-      {Align::kLeft, Align::kLeft, Align::kLeft, Align::kLeft, Align::kLeft},
-      2);
-  for (const families::Rule& rule : dialect.rules)
-    rules.row({text::printable(rule.to), "<- " + joined(rule.hf),
-               ops_text(rule), cut_text(rule), condition_text(rule)});
-  print(rules.text(0));
+  print_folded(vars.text(0));
+  print_rules(dialect);
 }
 
 class FamilyCommand : public Command {
  public:
   std::string_view name() const override { return "family"; }
   std::string_view help() const override {
-    return "list and show model families, check a model against its own, "
-           "draft new ones";
+    return "list, show, check and draft model families";
   }
   std::string_view examples() const override { return kExamples; }
   void add_options(CLI::App& app) override;
@@ -179,7 +195,9 @@ ExitCode FamilyCommand::list() const {
     json.end_array().end_object();
   }
   json.end_array().end_object();
-  print(output.json ? std::move(json).text() : table.text(stdout_width()));
+  table.give_up({1});
+  print(output.json ? std::move(json).text()
+                    : table.text(stdout_is_terminal() ? stdout_width() : 0));
   return ExitCode::kDone;
 }
 
@@ -204,7 +222,7 @@ ExitCode FamilyCommand::show() const {
         joined(family->hf().model_types) + "  " +
         joined(family->hf().architectures) + "\n");
   for (const std::string& note : family->notes())
-    print("  " + text::printable(note) + "\n");
+    print_folded("  " + text::printable(note) + "\n");
   for (const Dialect& dialect : family->dialects()) print_dialect(dialect);
   return ExitCode::kDone;
 }

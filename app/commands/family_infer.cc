@@ -223,7 +223,7 @@ Json draft_of(const Model& model, const Candidate& best,
 void write_draft(const std::string& file, const std::string& text) {
   if (file.empty()) return print(text);
   if (io::is_file(file) || io::is_directory(file))
-    throw usage_error({file, {}}, "exists already")
+    throw usage_error({file, {}}, "already exists")
         .with_hint("give the draft another name");
   std::ofstream out(file);
   out << text;

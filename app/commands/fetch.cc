@@ -56,7 +56,7 @@ class Fetch : public Command {
  public:
   std::string_view name() const override { return "fetch"; }
   std::string_view help() const override {
-    return "copy the files below a URL, as they are; goes on where it stopped";
+    return "copy the files below a URL, as they are; resumes where it stopped";
   }
   std::string_view examples() const override { return kExamples; }
   void add_options(CLI::App& app) override;
@@ -171,7 +171,7 @@ ExitCode Fetch::run() {
     throw usage_error({job_.target, {}}, "can be read, not written")
         .with_hint("targets are directories, s3:// and gs://");
   if (there && job_.verify)
-    throw usage_error({}, "--verify reads what stands on this machine")
+    throw usage_error({}, "--verify reads files of this machine")
         .with_hint("what is sent is compared with the server's checksums");
   list();
   if (there && job_.single) {

@@ -144,8 +144,8 @@ void FetchHere::verify(const FetchFile& file) const {
   const std::string got = sum_of_file(path_of(file));
   if (got != file.sha256)
     throw input_error({path_of(file), {}},
-                      "what stands there has the sha256 {}, {} promises {}",
-                      got, file.url, file.sha256)
+                      "the file there has the sha256 {}, {} promises {}", got,
+                      file.url, file.sha256)
         .with_hint(
             "the disk or the memory of this machine changed bytes: "
             "remove the file and fetch it again");
@@ -181,8 +181,8 @@ void FetchHere::run() {
         job_.files.size(), [&](size_t i) { fetch(job_.files[i]); },
         kFetchThreads);
   } catch (const Interrupted&) {
-    throw Interrupted("stopped; what came is kept in " + folder_ +
-                      ": run it again to go on");
+    throw Interrupted("stopped; what was received is kept in " + folder_ +
+                      "; run it again to resume");
   }
   fs::remove_all(folder_, failed);
 }

@@ -116,8 +116,8 @@ void FetchThere::run() {
   } catch (const Interrupted&) {
     staging_.keep();
     throw Interrupted(
-        "stopped; the parts that were sent stand: run it again "
-        "to go on");
+        "stopped; the parts that were sent are kept; run it again "
+        "to resume");
   } catch (const Error& error) {
     // Parts with other bytes than were promised are of no use.
     if (error.code() != ExitCode::kDamaged) staging_.keep();

@@ -143,7 +143,7 @@ ExitCode Inspect::run() {
                                  .shards = shards_,
                                  .bytes_read = bytes_read,
                                  .header_bytes = header_bytes}));
-  } else if (html_ != "-") {
+  } else if (html_.empty()) {
     print_text(catalog);
     const size_t width = stdout_is_terminal() ? stdout_width() : 0;
     if (digest_ || stats_) print(contents_text(catalog, reading, width));

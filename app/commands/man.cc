@@ -46,7 +46,11 @@ class Man : public Command {
       const std::string page =
           command_.empty() ? main_page(table) : command_page(row_of(table));
       json.member("text", page);
-      if (!output.json) print(page);
+      if (!output.json) {
+        print(page);
+        if (stdout_is_terminal())
+          say_note("this is roff, for `man -l -`; --help is plain text");
+      }
     }
     json.end_object();
     if (output.json) print(std::move(json).text());
@@ -61,7 +65,7 @@ class Man : public Command {
       names.push_back(row.name);
     }
     const std::string near = text::nearest(command_, names);
-    throw usage_error({}, "there is no command '{}'", text::printable(command_))
+    throw usage_error({}, "unknown command '{}'", text::printable(command_))
         .with_hint(near.empty() ? "ckpt --help lists them"
                                 : fmt::format("did you mean {}?", near));
   }

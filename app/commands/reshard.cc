@@ -6,6 +6,7 @@
 #include "app/commands/write.h"
 #include "app/options/dialect.h"
 #include "app/options/target.h"
+#include "app/print/console.h"
 
 namespace ckpt::app {
 namespace {
@@ -41,6 +42,10 @@ class Reshard : public Command {
                             target_.to, target_.vocab_size,
                             request_.write.dtype, true);
     const Layout layout = make_layout(request_, target_, source);
+    if (target_.to.empty() && !target_.topology.any() &&
+        target_.options.empty())
+      say_note("the topology stays " + to_string(layout.topology) +
+               ": --tp, --pp, --dp and --ep change it");
     return write_checkpoint(request_, std::move(source), layout);
   }
 

@@ -5,9 +5,14 @@
 #include "app/commands/command.h"
 #include "app/commands/commands.h"
 #include "app/options/plan_file.h"
+#include "formats/unrecognized.h"
 
 namespace ckpt::app {
 namespace {
+
+std::string word_of(When when) {
+  return when == When::kAlways ? "always" : "never";
+}
 
 class Run : public Command {
  public:
@@ -27,6 +32,7 @@ class Run : public Command {
         ->group("Writing");
   }
   ExitCode run() override {
+    formats::check_path(path_);
     PlannedCommand planned = read_plan(path_);
     std::error_code failed;
     std::filesystem::current_path(planned.directory, failed);
@@ -36,6 +42,12 @@ class Run : public Command {
     if (output.json) words.push_back("--json");
     if (output.verbosity < 0) words.push_back("-q");
     for (int i = 0; i < output.verbosity; ++i) words.push_back("-v");
+    if (output.progress_json)
+      words.push_back("--progress=json");
+    else if (output.progress != When::kAuto)
+      words.push_back("--progress=" + word_of(output.progress));
+    if (output.color != When::kAuto)
+      words.push_back("--color=" + word_of(output.color));
     return static_cast<ExitCode>(run_words(std::move(words)));
   }
 

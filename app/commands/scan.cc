@@ -11,6 +11,7 @@
 #include "app/commands/command.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
+#include "formats/unrecognized.h"
 #include "lib/failures.h"
 #include "lib/text/format.h"
 
@@ -123,6 +124,7 @@ void Scan::print_text() const {
 
 ExitCode Scan::run() {
   for (const std::string& path : paths_) {
+    formats::check_path(path);
     failures::add_source(path);
     std::vector<FileScan> found = scan::scan_path(path);
     std::ranges::move(found, std::back_inserter(files_));

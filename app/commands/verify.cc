@@ -132,20 +132,19 @@ void Verify::print_text(const VerifyReport& report) const {
     print_folded(text::printable("fact: " + fact.name + ": " +
                                  library::fact_text(fact)) +
                  "\n");
-  // A kind that comes more often than that is told by its first.
-  constexpr uint64_t kFew = 10;
+  // A kind that comes more often than that is told by its first, but for -vv.
+  const uint64_t few = output.verbosity > 1 ? UINT64_MAX : 10;
   std::map<std::string, uint64_t> counts, said;
   for (const Problem& problem : report.problems) ++counts[problem.kind];
   for (const Problem& problem : report.problems) {
     const uint64_t count = counts[problem.kind];
-    if (++said[problem.kind] > 1 && count > kFew) continue;
+    if (++said[problem.kind] > 1 && count > few) continue;
     std::string line = problem.kind + ": ";
     if (!problem.file.empty()) line += problem.file + ": ";
     if (!problem.tensor.empty()) line += problem.tensor + ": ";
     line += problem.message;
-    if (count > kFew)
-      line +=
-          fmt::format(" (and {} more like it; --json lists all)", count - 1);
+    if (count > few)
+      line += fmt::format(" (and {} more like it; -vv lists all)", count - 1);
     print_folded(text::printable(line) + "\n");
   }
   const std::string verdict =

@@ -71,11 +71,12 @@ bool is_skipped(const WriteRequest& request) {
   if (!io::is_file(target) &&
       !(io::is_directory(target) && !io::list_directory(target).empty()))
     return false;
-  say(target + " exists already: nothing was written (--if-exists skip)");
+  say(text::printable(target) +
+      ": already exists; nothing was written (--if-exists skip)");
   if (request.output.json) {
     JsonWriter json;
-    json.begin_object();
-    json.member("schema", "ckpt/" + request.command + "/1");
+    json.begin_document(request.command);
+    json.member("command", request.command);
     json.member("path", target);
     json.member("skipped", true);
     json.end_object();

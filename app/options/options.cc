@@ -176,7 +176,7 @@ void add_output_options(CLI::App& app, OutputOptions& options) {
          [&](int64_t count) {
            options.verbosity = static_cast<int>(std::min<int64_t>(count, 2));
          },
-         "Say what was chosen and why; -vv: everything")
+         "Say what was chosen and why; -vv: each problem")
       ->group(group);
   app.add_flag_function(
          "-q,--quiet", [&](int64_t) { options.verbosity = -1; }, "Errors only")
@@ -217,7 +217,7 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
       ->type_name("FILE.json")
       ->group(group);
   app.add_option("--trainer", options.read.trainer,
-                 "Whose run it is, or none: containers alone")
+                 "Trainer that wrote the run; none: containers alone")
       ->type_name("NAME")
       ->group(group);
   app.add_option("--assume-order", options.read.assume_order,

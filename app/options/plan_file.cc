@@ -269,13 +269,15 @@ void write_plan(const std::string& path, const std::string& source,
 }
 
 PlannedCommand read_plan(const std::string& path) {
+  if (!is_plan(path))
+    throw input_error({path, {}}, "not a plan of ckpt")
+        .with_hint("a dry run makes one: ckpt reshard SRC DST --tp 8 -n -o " +
+                   (io::is_directory(path) ? "plan.json" : path));
   const nlohmann::json plan =
       text::parse_json(io::read_file(path, kMostBytes), path);
   if (!plan.is_object() || !plan.contains("schema") ||
       plan["schema"] != kSchema)
-    throw input_error({path, {}}, "not a plan of ckpt")
-        .with_hint("a dry run makes one: ckpt reshard SRC DST --tp 8 -n -o " +
-                   path);
+    throw input_error({path, {}}, "not a plan of ckpt");
   if (text::string_member(plan, "version", path) != CKPT_VERSION)
     throw unfaithful_error(
         {path, {}}, "the plan was made by ckpt {}, this is {}",

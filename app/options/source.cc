@@ -4,11 +4,13 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <map>
 
 #include "app/print/console.h"
 #include "ckpt/error.h"
 #include "formats/tried.h"
+#include "formats/unrecognized.h"
 #include "lib/io/file.h"
 
 namespace ckpt::app {
@@ -19,19 +21,20 @@ void log_problems(const std::vector<Problem>& problems) {
   const auto is_note = [](const Problem& problem) {
     return problem.severity == Problem::Severity::kNote;
   };
+  const bool all = spdlog::should_log(spdlog::level::debug);  // -vv
   std::map<std::string, uint64_t> counts, said;
   for (const Problem& problem : problems)
     if (!is_note(problem)) ++counts[problem.kind];
   for (const Problem& problem : problems) {
     const bool note = is_note(problem);
-    if (!note && ++said[problem.kind] > 1) continue;
-    const uint64_t more = note ? 0 : counts[problem.kind] - 1;
+    if (!note && !all && ++said[problem.kind] > 1) continue;
+    const uint64_t more = note || all ? 0 : counts[problem.kind] - 1;
     const Error text(ExitCode::kDamaged, {problem.file, problem.tensor},
                      problem.message);
     spdlog::log(note ? spdlog::level::info : spdlog::level::warn, "{}{}",
                 text.what(),
                 more == 0 ? ""
-                          : fmt::format(" (and {} more like it; --json lists "
+                          : fmt::format(" (and {} more like it; -vv lists "
                                         "all)",
                                         more));
   }
@@ -66,21 +69,70 @@ void say_choice(const Catalog& catalog) {
                          name));
 }
 
-}  // namespace
+// "model-00001-of-00002.safetensors" alone: who opens it means the model.
+void say_part(const std::string& path) {
+  constexpr std::string_view kOf = "-of-";
+  const std::string name = io::base_name(path);
+  const size_t at = name.rfind(kOf);
+  if (at == name.npos || !io::is_file(path)) return;
+  const size_t dash = name.rfind('-', at - std::min<size_t>(at, 1));
+  const size_t dot = name.find('.', at);
+  if (dash == name.npos || dot == name.npos) return;
+  const std::string number = name.substr(dash + 1, at - dash - 1);
+  const std::string count = name.substr(at + kOf.size(), dot - at - kOf.size());
+  const auto digits = [](const std::string& text) {
+    return !text.empty() && text.size() < 9 &&
+           text.find_first_not_of("0123456789") == text.npos;
+  };
+  if (!digits(number) || !digits(count) || std::stoul(count) < 2) return;
+  say_note(fmt::format("{} is file {} of {}; the whole is {}", name,
+                       std::stoul(number), std::stoul(count),
+                       io::parent(path)));
+}
 
-Catalog open_source(const std::string& path, const SourceOptions& options) {
-  Catalog catalog;
+// What is wrong lies in a directory that may not have been meant: a file left
+// among the runs of a project, say.
+[[noreturn]] void throw_with_others(const Error& error,
+                                    const std::string& path) {
+  std::string hint = error.hint();
+  if (error.where().path != path && io::is_directory(path))
+    if (const std::string below = formats::checkpoints_below(path);
+        !below.empty())
+      hint += (hint.empty() ? "" : "; ") + below;
+  throw Error(error.code(), error.where(), error.problem(), hint);
+}
+
+bool exists(const std::string& path) {
   try {
-    catalog = formats::open(path, options.from, options.read);
+    return io::is_file(path) || io::is_directory(path);
+  } catch (const Error&) {
+    return false;  // a device, say: that was told
+  }
+}
+
+Catalog open_any(const std::string& path, const SourceOptions& options) {
+  try {
+    return formats::open(path, options.from, options.read);
   } catch (const Error& error) {
-    if (error.code() == ExitCode::kMissing && options.from.empty() &&
-        error.where().path == path && spdlog::should_log(spdlog::level::info) &&
-        (io::is_file(path) || io::is_directory(path)))
+    if (!exists(path)) throw;
+    if (error.code() == ExitCode::kDamaged) throw_with_others(error, path);
+    if (error.code() != ExitCode::kMissing || error.where().path != path) throw;
+    if (!options.from.empty() && error.hint().empty())
+      throw Error(error.code(), error.where(), error.problem(),
+                  "without --from the format is detected");
+    if (options.from.empty() && spdlog::should_log(spdlog::level::info))
       for (const std::string& line : formats::tried_formats(path))
         spdlog::info("{}", line);
     throw;
   }
+}
+
+}  // namespace
+
+Catalog open_source(const std::string& path, const SourceOptions& options) {
+  Catalog catalog = open_any(path, options);
   say_choice(catalog);
+  say_part(path);
   log_problems(catalog.problems);
   for (const std::string& assumption : catalog.assumptions)
     spdlog::info("{}", assumption);

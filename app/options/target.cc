@@ -110,8 +110,9 @@ Layout make_layout(const WriteRequest& request, const TargetOptions& options,
     // Lightning names a folder like a file: last.ckpt.
     if (!file.empty() && !layout.single_file && !traits.any_name)
       throw usage_error({request.target_path, {}},
-                        "--to {} does not fit a name of {}", layout.format,
-                        file);
+                        "--to {} does not fit the ending of a {} file",
+                        layout.format, file)
+          .with_hint("name a directory, or leave --to out");
   }
   // Refused if a left side is not what the source holds.
   const formats::Asked asked = options.topology.asked();

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <span>
 
+#include "app/options/target_name.h"
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
@@ -75,6 +77,40 @@ std::string path_of_url(const std::string& url) {
   return unescaped(url, rest);
 }
 
+// What comes after "scheme://", without a query.
+std::vector<std::string> url_parts(const std::string& url) {
+  std::vector<std::string> parts;
+  std::string rest = url.substr(url.find("://") + 3);
+  rest.resize(std::min(rest.find_first_of("?#"), rest.size()));
+  for (size_t at = 0; at < rest.size();) {
+    const size_t end = std::min(rest.find('/', at), rest.size());
+    if (end > at) parts.push_back(rest.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
+
+// URLs that nobody could open: half of one, or a page to look at.
+void check_url(const std::string& url) {
+  const std::vector<std::string> parts = url_parts(url);
+  const std::string shown = text::printable(url);
+  if (url.starts_with("hf://") && parts.size() < 2)
+    throw missing_error({shown, {}}, "not a whole URL")
+        .with_hint("hf://ORG/NAME, hf://ORG/NAME@REVISION");
+  if (parts.empty() && !url.starts_with("file://"))
+    throw missing_error({shown, {}}, "not a whole URL")
+        .with_hint(
+            "as in https://HOST/PATH, s3://BUCKET/PATH, gs://BUCKET/PATH");
+  const bool hub = parts.size() > 2 && (parts[0] == "huggingface.co" ||
+                                        parts[0] == "www.huggingface.co");
+  if (!hub || parts[1] == "datasets" || parts[1] == "spaces") return;
+  const bool page = parts.size() == 3 || parts[3] == "tree" ||
+                    parts[3] == "blob" || parts[3] == "commit";
+  if (page && url.starts_with("http"))
+    throw missing_error({shown, {}}, "a page to look at, not a checkpoint")
+        .with_hint("hf://" + text::printable(parts[1] + "/" + parts[2]));
+}
+
 struct Ending {
   std::string_view suffix;
   std::string_view what;
@@ -111,14 +147,17 @@ constexpr auto kEndings = std::to_array<Ending>({
     {".zst", "compressed files", kPack},
     {".pkl", "plain pickles", "a torch file: name it .pt"},
     {".pickle", "plain pickles", "a torch file: name it .pt"},
+    {".safetensors.index.json", "an index alone",
+     "a directory has its own: --to safetensors"},
     {".json", "JSON", kOthers},
+    {".safetensor", "files of this ending", "did you mean .safetensors?"},
     {".distcp", "single .distcp files", "a directory: --to dcp"},
     {".zarr", "single zarr arrays", "a directory: --to megatron_zarr"},
 });
 
 struct Guess {
-  std::string_view words;  // with a space on both sides of each
-  std::string_view command;
+  std::string_view words;    // with a space on both sides of each
+  std::string_view command;  // or option
 };
 
 constexpr auto kGuesses = std::to_array<Guess>({
@@ -140,6 +179,51 @@ constexpr auto kGuesses = std::to_array<Guess>({
     {" env system status ", "ckpt doctor"},
     {" picklescan security audit ", "ckpt scan PATH"},
 });
+
+constexpr auto kOptionGuesses = std::to_array<Guess>({
+    {" --tensor-model-parallel-size --tensor-parallel-size --tensor-parallel "
+     "--target-tensor-parallel-size --target-tp --tp-size --tp_size ",
+     "--tp"},
+    {" --pipeline-model-parallel-size --pipeline-parallel-size --target-pp "
+     "--target-pipeline-parallel-size --pp-size --pp_size ",
+     "--pp"},
+    {" --data-parallel-size --world-size --fsdp --dp-size --dp_size ", "--dp"},
+    {" --expert-model-parallel-size --expert-parallel-size --ep-size "
+     "--ep_size ",
+     "--ep"},
+    {" --format --output-format --out-format --target-format --dst-format "
+     "--saver --type ",
+     "--to"},
+    {" --input-format --source-format --src-format --loader ", "--from"},
+    {" --force --yes -f -y --replace --clobber ", "--overwrite"},
+    {" --precision --torch-dtype --torch_dtype --bf16 --fp16 --fp32 --half "
+     "--cast --out-dtype ",
+     "--dtype"},
+    {" --jobs --workers --num-threads --num-workers --nproc --cores "
+     "--parallel ",
+     "--threads"},
+    {" --memory --max-memory --mem --ram --memory-limit ", "--max-mem"},
+    {" --filter --include --pattern --select --only --tensors --name --grep ",
+     "--keys"},
+    {" --ignore --skip --without ", "--exclude"},
+    {" --simulate --plan --what-if --no-write --dryrun ", "--dry-run"},
+    {" --silent ", "--quiet"},
+    {" --continue --restart ", "--resume"},
+    {" --shard-size --max_shard_size --split-size ", "--max-shard-size"},
+    {" --check --validate ", "--verify"},
+    {" --hash --checksum --sha256 --digests ", "--digest"},
+    {" --no-optimizer --weights-only --no-optim --model ", "--model-only"},
+    {" --statistics --summary ", "--stats"},
+    {" --gpu --cuda ", "--device"},
+    {" --bwlimit --rate-limit --limit-rate ", "--max-rate"},
+});
+
+std::string_view meant(std::string_view word, std::span<const Guess> guesses) {
+  const std::string spaced = " " + std::string(word) + " ";
+  for (const Guess& guess : guesses)
+    if (guess.words.find(spaced) != guess.words.npos) return guess.command;
+  return {};
+}
 
 }  // namespace
 
@@ -176,7 +260,9 @@ std::vector<std::string> expand_files(const std::vector<std::string>& words) {
 void resolve_urls(std::vector<std::string>& words) {
   for (std::string& word : words) {
     const std::string_view scheme = scheme_of(word);
-    if (scheme.empty() || io::is_url(word)) continue;
+    if (scheme.empty()) continue;
+    check_url(word);
+    if (io::is_url(word)) continue;
     if (scheme == "file") {
       word = path_of_url(word);
       continue;
@@ -202,10 +288,20 @@ void check_dashes(const std::vector<std::string>& words,
 }
 
 std::string_view meant_command(std::string_view word) {
-  const std::string spaced = " " + std::string(word) + " ";
-  for (const Guess& guess : kGuesses)
-    if (guess.words.find(spaced) != guess.words.npos) return guess.command;
-  return {};
+  return meant(word, kGuesses);
+}
+
+std::string_view meant_option(std::string_view word) {
+  return meant(word, kOptionGuesses);
+}
+
+bool is_path_option(std::string_view word) {
+  constexpr Guess kPaths[] = {
+      {" --src --source --input --in --input-dir --path --load --load-dir "
+       "--model-path --dst --dest --target --destination --output --out "
+       "--output-dir --out-dir --save --save-dir --outfile -i ",
+       "path"}};
+  return !meant(word, kPaths).empty();
 }
 
 void check_target_name(const std::string& target) {
@@ -215,6 +311,9 @@ void check_target_name(const std::string& target) {
         .with_hint(
             "its parts are written in any order: give a file or directory" +
             std::string(target == "-" ? " (one named -: ./-)" : ""));
+  if (target.starts_with("/dev/") && !target.starts_with("/dev/shm/"))
+    throw usage_error({target, {}}, "a device, not a place for a checkpoint")
+        .with_hint("-n (--dry-run) writes nothing and checks all the same");
   if (io::is_url(target) && !io::is_target_url(target))
     throw usage_error({target, {}}, "can be read, not written")
         .with_hint(
@@ -224,6 +323,10 @@ void check_target_name(const std::string& target) {
   std::string lower;
   for (const char c : target)
     lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (file_format(lower) != file_format(target))
+    throw usage_error({target, {}}, "endings are lower case")
+        .with_hint(target.substr(0, target.rfind('.')) +
+                   lower.substr(lower.rfind('.')));
   for (const Ending& ending : kEndings)
     if (lower.ends_with(ending.suffix))
       throw usage_error({target, {}}, "ckpt does not write {}", ending.what)

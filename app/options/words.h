@@ -27,6 +27,12 @@ void check_dashes(const std::vector<std::string>& words,
 // PATH --digest"; "" if nothing is known.
 std::string_view meant_command(std::string_view word);
 
+// What other tools call an option of ckpt: "--tensor-model-parallel-size" ->
+// "--tp"; "" if nothing is known. `word` begins with its dashes.
+std::string_view meant_option(std::string_view word);
+// "--src", "--output-dir": of what ckpt takes as an argument.
+bool is_path_option(std::string_view word);
+
 // Throws a usage_error for a DST that can't be meant: "-", /dev/stdout, the
 // ending of a format that ckpt does not write.
 void check_target_name(const std::string& target);

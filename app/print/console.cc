@@ -220,6 +220,30 @@ bool is_exhausted(const std::error_code& why) {
          why == std::errc::too_many_files_open_in_system;
 }
 
+// The next step after what the system said, where the message has none.
+struct NextStep {
+  std::string_view said;  // by strerror
+  std::string_view hint;
+};
+constexpr NextStep kNextSteps[] = {
+    {"Permission denied",
+     "ls -ld shows whose it is: ask its owner, or run as a user who may"},
+    {"Read-only file system", "choose a target on another file system"},
+    {"No space left on device", "free some space, then run it again"},
+    {"Disk quota exceeded", "free some of your quota, then run it again"},
+    {"Too many open files", "`ulimit -n` raises the limit"},
+    {"Input/output error",
+     "the disk or network file system failed; `dmesg` may say why"},
+    {"Stale file handle",
+     "the file was replaced on its server while it was open: run it again"},
+};
+
+std::string next_step(std::string_view problem) {
+  for (const NextStep& step : kNextSteps)
+    if (problem.ends_with(step.said)) return std::string(step.hint);
+  return {};
+}
+
 Failure current_failure() {
   try {
     throw;
@@ -233,8 +257,9 @@ Failure current_failure() {
             .kind = kind_name(error.code()),
             .where = error.where(),
             .problem = error.problem(),
-            .hint = bug && error.hint().empty() ? std::string(kReport)
-                                                : error.hint()};
+            .hint = !error.hint().empty() ? error.hint()
+                    : bug                 ? std::string(kReport)
+                                          : next_step(error.problem())};
   } catch (const std::bad_alloc&) {
     return {.status = static_cast<int>(ExitCode::kResource),
             .kind = "resource",

@@ -38,7 +38,16 @@ std::string magnitudes_text(const reshard::Stats& stats) {
   return fmt::format("2^{} {} 2^{}", exponent(begin), bars, exponent(end));
 }
 
-void add_stats(const reshard::Stats& stats, std::vector<std::string>& cells) {
+// True if no element is NaN or infinite: a terminal is told so once, and has
+// its columns for other numbers.
+bool all_finite(const library::Reading& reading) {
+  return std::ranges::none_of(reading.stats, [](const reshard::Stats& stats) {
+    return stats.nans + stats.infs != 0;
+  });
+}
+
+void add_stats(const reshard::Stats& stats, bool finite,
+               std::vector<std::string>& cells) {
   const bool numbers = stats.count > stats.nans + stats.infs;
   const auto number = [&](double value) {
     return numbers ? fmt::format("{:.4g}", value) : std::string("-");
@@ -49,34 +58,37 @@ void add_stats(const reshard::Stats& stats, std::vector<std::string>& cells) {
   cells.push_back(numbers ? number(reshard::deviation(stats)) : "-");
   cells.push_back(numbers ? number(reshard::norm(stats)) : "-");
   cells.push_back(grouped(stats.zeros));
-  cells.push_back(grouped(stats.nans));
-  cells.push_back(grouped(stats.infs));
+  cells.push_back(finite ? "" : grouped(stats.nans));
+  cells.push_back(finite ? "" : grouped(stats.infs));
   cells.push_back(magnitudes_text(stats));
 }
 
 // With its head, and `digests` columns between the name and the numbers.
-Table stats_table(const char* first, size_t digests) {
+Table stats_table(const char* first, size_t digests, bool finite) {
   std::vector<Align> columns(1 + digests, Align::kLeft);
   std::vector<std::string> heads{first};
   if (digests != 0) heads.emplace_back("digest");
-  for (const char* head :
-       {"min", "max", "mean", "std", "norm", "zeros", "NaN", "inf"}) {
+  for (const char* head : {"min", "max", "mean", "std", "norm", "zeros",
+                           finite ? "" : "NaN", finite ? "" : "inf"}) {
     columns.push_back(Align::kRight);
     heads.emplace_back(head);
   }
   columns.push_back(Align::kLeft);
   heads.emplace_back("magnitudes");
   Table table(columns, 2);
-  // Magnitudes, norm and zeros, then the spread, are the first to go.
+  // Names are cut before a number is given up; then magnitudes, zeros and norm,
+  // then the spread, are the first to go.
+  constexpr size_t kName = 34;
   const size_t begin = 1 + digests;
   table.give_up({begin + 8, begin + 5, begin + 4, begin + 3});
+  table.cut_names_first(kName);
   table.row(heads);
   return table;
 }
 
 // A row for each layer of the model's weights, and one for what is in none.
 std::string layers_text(const Catalog& catalog, const library::Reading& reading,
-                        size_t width) {
+                        bool finite, size_t width) {
   std::map<uint32_t, reshard::Stats> layers;
   reshard::Stats others;
   for (size_t i = 0; i < catalog.tensors.size(); ++i) {
@@ -88,10 +100,10 @@ std::string layers_text(const Catalog& catalog, const library::Reading& reading,
     (layer ? layers[*layer] : others) += reading.stats[i];
   }
   if (layers.size() < 2) return "";
-  Table table = stats_table("layer", 0);
+  Table table = stats_table("layer", 0, finite);
   const auto row = [&](std::string head, const reshard::Stats& stats) {
     std::vector<std::string> cells{std::move(head)};
-    add_stats(stats, cells);
+    add_stats(stats, finite, cells);
     table.row(std::move(cells));
   };
   for (const auto& [layer, stats] : layers) row(std::to_string(layer), stats);
@@ -106,19 +118,21 @@ std::string contents_text(const Catalog& catalog,
                           const library::Reading& reading, size_t width) {
   const bool digests = !reading.digests.empty();
   const bool stats = !reading.stats.empty();
+  const bool finite = stats && width != 0 && all_finite(reading);
   Table table({Align::kLeft, Align::kLeft}, 2);
   if (stats)
-    table = stats_table("tensor", digests ? 1 : 0);
+    table = stats_table("tensor", digests ? 1 : 0, finite);
   else
     table.row({"tensor", "digest"});
   for (size_t i = 0; i < catalog.tensors.size(); ++i) {
     std::vector<std::string> cells{text::printable(catalog.tensors[i].name)};
     if (digests) cells.push_back(reading.digests[i].hex());
-    if (stats) add_stats(reading.stats[i], cells);
+    if (stats) add_stats(reading.stats[i], finite, cells);
     table.row(std::move(cells));
   }
-  return "\n" + styled("Contents", Style::kBold) + "\n" + table.text(width) +
-         (stats ? layers_text(catalog, reading, width) : "");
+  return "\n" + styled("Contents", Style::kBold) +
+         (finite ? "  no NaN, no inf\n" : "\n") + table.text(width) +
+         (stats ? layers_text(catalog, reading, finite, width) : "");
 }
 
 }  // namespace ckpt::app

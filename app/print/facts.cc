@@ -24,7 +24,7 @@ void print_facts(const families::Facts& facts) {
   for (const auto& [name, fact] : facts) {
     const std::string value = families::shown_fact(fact.value);
     if (value == "none" || value == "0") continue;
-    print(
+    print_folded(
         text::printable(fmt::format("  {} {} ({})", name, value, fact.source)) +
         "\n");
   }

@@ -22,10 +22,10 @@ constexpr std::string_view kExitStatus =
     "  0  done, same, valid\n"
     "  1  check failed: damage or differences found\n"
     "  2  wrong usage\n"
-    "  3  input missing, or of no known format\n"
+    "  3  input missing, or not a recognized checkpoint\n"
     "  4  input damaged\n"
     "  5  can't be done faithfully\n"
-    "  6  reading or writing failed; --resume goes on\n"
+    "  6  reading or writing failed; --resume continues\n"
     "  7  memory or an optional module is missing\n"
     "  8  refused as unsafe\n"
     " 70  a bug in ckpt\n"
@@ -61,20 +61,35 @@ std::vector<std::string> wrapped(std::string_view text, size_t width) {
   return lines;
 }
 
+// Columns of a page: a terminal's, but never so many that lines are long.
+size_t page_width() {
+  constexpr size_t kPage = 80, kLeast = 40;
+  if (!stdout_is_terminal() || stdout_width() == 0) return kPage;
+  return std::clamp(stdout_width(), kLeast, kPage);
+}
+
+// "  name  what it is, in as many lines as it takes": `names` columns for the
+// first, two spaces before each.
+std::string row_lines(const std::string& name, size_t names,
+                      std::string_view what) {
+  std::string text, head = name;
+  for (const std::string& line : wrapped(what, page_width() - names - 4)) {
+    text += fmt::format("  {:<{}}  {}\n", head, names, line);
+    head.clear();
+  }
+  return text;
+}
+
 std::string option_lines(const CLI::Option& option) {
-  constexpr size_t kNames = 30, kPage = 80;
+  constexpr size_t kWide = 30, kNarrow = 26;
+  const size_t names_width = page_width() < 80 ? kNarrow : kWide;
   std::string text;
   std::string names = option_names(option);
-  if (names.size() > kNames) {  // its text begins below it
+  if (names.size() > names_width) {  // its text begins below it
     text = fmt::format("  {}\n", names);
     names.clear();
   }
-  for (const std::string& line :
-       wrapped(option.get_description(), kPage - kNames - 4)) {
-    text += fmt::format("  {:<{}}  {}\n", names, kNames, line);
-    names.clear();
-  }
-  return text;
+  return text + row_lines(names, names_width, option.get_description());
 }
 
 // Options of one group, aligned over the whole page.
@@ -85,8 +100,28 @@ std::string option_group(const CLI::App& app, const std::string& group) {
   return text;
 }
 
-// CLI11's wording of three common mistakes, in ours.
+// "SHELL: tcsh not in {bash,zsh,fish}" of CLI11: the words, or none.
+std::vector<std::string> allowed_words(const std::string& message) {
+  const size_t open = message.find(" not in {");
+  if (open == message.npos || !message.ends_with('}')) return {};
+  std::vector<std::string> words(1);
+  for (const char c : message.substr(open + 9, message.size() - open - 10))
+    if (c == ',')
+      words.emplace_back();
+    else
+      words.back() += c;
+  return words;
+}
+
+// CLI11's wording of common mistakes, in ours.
 std::string reworded(const std::string& message) {
+  const std::vector<std::string> words = allowed_words(message);
+  if (const size_t colon = message.find(": ");
+      !words.empty() && colon != message.npos)
+    return fmt::format(
+        "{} '{}': expected {}", message.substr(0, colon),
+        message.substr(colon + 2, message.find(" not in {") - colon - 2),
+        fmt::join(words, ", "));
   if (const size_t at = message.find(": At Most 1 required");
       at != message.npos)
     return message.substr(0, at) + " is given more than once";
@@ -119,14 +154,19 @@ constexpr ModuleUse kModules[] = {
 };
 
 std::string formats_table() {
-  Table table({Align::kLeft, Align::kLeft, Align::kLeft}, 2);
+  size_t names = 0;
+  for (const formats::Format& format : formats::all_formats())
+    names = std::max(names, format.name.size());
+  std::string text;
   for (const formats::Format& format : formats::all_formats()) {
     const char* can = format.reader && format.writer ? "read, write"
                       : format.reader                ? "read"
                                                      : "write";
-    table.row({std::string(format.name), can, std::string(format.what)});
+    const std::string head =
+        fmt::format("{:<{}}  {:<11}", format.name, names, can);
+    text += row_lines(head, head.size(), format.what);
   }
-  return table.text(0);
+  return text;
 }
 
 }  // namespace
@@ -153,7 +193,7 @@ std::string main_help(const Commands& commands) {
       "usage: ckpt COMMAND ... [options]\n\n";
   text += heading("Commands");
   for (const auto& command : commands)
-    text += fmt::format("  {:<10} {}\n", command->name(), command->help());
+    text += row_lines(std::string(command->name()), 10, command->help());
   text += "\n" + heading("Examples");
   for (const auto& command : commands) {
     const std::string_view all = command->examples();
@@ -237,7 +277,7 @@ std::string version_text() {
 
 Error unknown_command(const std::string& word, const Commands& commands) {
   if (word.starts_with("-"))
-    return usage_error({}, "'{}' stands before the command", word)
+    return usage_error({}, "'{}' comes before the command", word)
         .with_hint("options come after it: ckpt COMMAND ... [options]");
   std::vector<std::string> names;
   for (const auto& command : commands) names.emplace_back(command->name());
@@ -263,7 +303,14 @@ Error wrong_options(const Command& command, const CLI::App& app,
   });
   if (dashed != extras.end()) {
     const std::string word = dashed->substr(0, dashed->find('='));
-    const std::string near = text::nearest(word, option_words(app));
+    const std::vector<std::string> words = option_words(app);
+    if (is_path_option(word))
+      return usage_error({}, "unknown option {} for `ckpt {}`", word,
+                         command.name())
+          .with_hint("paths have no option: " + usage_text(command, app));
+    std::string near(meant_option(word));
+    if (std::ranges::find(words, near) == words.end())
+      near = text::nearest(word, words);
     return usage_error({}, "unknown option {} for `ckpt {}`", word,
                        command.name())
         .with_hint(near.empty() ? help : fmt::format("did you mean {}?", near));
@@ -271,6 +318,13 @@ Error wrong_options(const Command& command, const CLI::App& app,
   if (!extras.empty())
     return usage_error({}, "unexpected argument '{}'", extras.front())
         .with_hint("usage: " + usage_text(command, app));
+  if (const auto words = allowed_words(message); !words.empty()) {
+    const size_t colon = message.find(": ") + 2;
+    const std::string near = text::nearest(
+        message.substr(colon, message.find(" not in {") - colon), words);
+    return usage_error({}, "{}", reworded(message))
+        .with_hint(near.empty() ? help : fmt::format("did you mean {}?", near));
+  }
   const bool lacks = message.ends_with(" is required");
   return usage_error({}, "{}", reworded(message))
       .with_hint(lacks ? "usage: " + usage_text(command, app) : help);

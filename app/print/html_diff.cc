@@ -50,6 +50,21 @@ ByTensor by_tensor(const std::vector<Difference>& differences,
   return found;
 }
 
+// "a and b": as much of their paths as tells them apart.
+std::string titles(const std::string& a, const std::string& b) {
+  std::string left = io::base_name(a), right = io::base_name(b);
+  std::string above_a = io::parent(a), above_b = io::parent(b);
+  constexpr int kMost = 4;
+  for (int level = 0; left == right && level < kMost; ++level) {
+    if (above_a == io::parent(above_a) || above_b == io::parent(above_b)) break;
+    left = io::join(io::base_name(above_a), left);
+    right = io::join(io::base_name(above_b), right);
+    above_a = io::parent(above_a);
+    above_b = io::parent(above_b);
+  }
+  return left + " and " + right;
+}
+
 std::string frames_html() {
   return map_html("What differs, by size") +
          "<div class=\"pair\"><section><div class=\"head\"><h2>Tensors</h2>"
@@ -120,7 +135,7 @@ void DiffPage::keep_largest() {
 std::string DiffPage::text(
     const Comparison& result,
     const std::vector<families::FactDifference>& facts) const {
-  PageParts parts{.title = io::base_name(a_) + " and " + io::base_name(b_),
+  PageParts parts{.title = titles(a_, b_),
                   .subtitle = "A " + a_ + " · B " + b_,
                   .body = {},
                   .data = {},

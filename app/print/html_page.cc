@@ -209,6 +209,8 @@ void save_html(const std::string& path, const std::string& page) {
   if (!file)
     throw Error(ExitCode::kIo, {path, {}},
                 std::string("--html: can't write: ") + std::strerror(errno));
+  say_note(fmt::format("wrote {} ({}), to open in a browser", path,
+                       text::iec_size(page.size())));
 }
 
 }  // namespace ckpt::app

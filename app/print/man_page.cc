@@ -27,7 +27,7 @@ constexpr Variable kVariables[] = {
     {"CKPT_LAUNCHER",
      "none: a process that srun or mpirun started runs by itself."},
     {"NO_COLOR, CLICOLOR_FORCE, FORCE_COLOR",
-     "Colours never, or always, where --color does not say."},
+     "Colours never, or always, unless --color is given."},
     {"CKPT_NET_RETRIES, CKPT_NET_BACKOFF_MS, CKPT_NET_STALL, "
      "CKPT_NET_CONNECTIONS",
      "How often a request is tried again, the first pause, the seconds "
@@ -35,8 +35,8 @@ constexpr Variable kVariables[] = {
     {"CKPT_NET_PART_MIB",
      "The size of the parts that an upload is sent in, MiB (16)."},
     {"CKPT_SPOOL",
-     "Where a target on another machine is written before it is uploaded; "
-     "TMPDIR, or /var/tmp, where it does not say."},
+     "Where a target on another machine is written before it is uploaded "
+     "(default: TMPDIR, else /var/tmp)."},
     {"CKPT_NET_ALLOW_HTTP", "1: http:// too, which nothing protects."},
     {"HF_TOKEN, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE",
      "As huggingface_hub has them, for paths that begin with hf://."},

@@ -44,7 +44,7 @@ class Bar {
   Bar& operator=(const Bar&) = delete;
   void begin(std::string_view stage, uint64_t total);
   void advance(uint64_t bytes);
-  void file(std::string_view path);
+  void tensor(std::string_view name);
   void end();
   void hide();
 
@@ -52,6 +52,7 @@ class Bar {
   std::string line() const;
   static std::string wire();
   void draw();
+  std::string cells(size_t count) const;
   void draw_bar();
   void say_json(bool done) const;
   Clock::duration period() const;
@@ -60,7 +61,8 @@ class Bar {
   std::atomic<uint64_t> done_{0};
   std::atomic<Clock::rep> next_{0};  // when to draw again
   std::mutex mutex_;                 // guards what follows
-  std::string stage_, file_;
+  std::string stage_;
+  std::string tensor_;  // that is moved now
   uint64_t total_ = 0;
   Clock::time_point start_;
   uint64_t tenths_ = 0;  // that plain lines have shown
@@ -82,7 +84,7 @@ void Bar::begin(std::string_view stage, uint64_t total) {
   const std::lock_guard lock(mutex_);
   stage_ = stage;
   total_ = total;
-  file_.clear();
+  tensor_.clear();
   tenths_ = 0;
   done_ = 0;
   told_ = false;
@@ -112,9 +114,9 @@ void Bar::advance(uint64_t bytes) {
   if (running_) draw();
 }
 
-void Bar::file(std::string_view path) {
+void Bar::tensor(std::string_view name) {
   const std::lock_guard lock(mutex_);
-  file_ = text::printable(path);
+  tensor_ = name;
 }
 
 std::string Bar::line() const {
@@ -155,7 +157,9 @@ void Bar::say_json(bool done) const {
   const io::RemoteTraffic traffic = io::remote_traffic();
   json.member("bytes_received", traffic.bytes);
   json.member("bytes_sent", traffic.sent);
-  json.text_or_null("file", file_).member("done", done).end_object();
+  json.key("file").null();  // of ckpt/progress/1, before there was a tensor
+  json.text_or_null("tensor", done ? "" : tensor_);
+  json.member("done", done).end_object();
   write_stderr(std::move(json).text());
 }
 
@@ -167,28 +171,44 @@ void Bar::draw() {
   if (look_ == Look::kTenths && tenths <= tenths_) return;
   tenths_ = tenths;
   told_ = true;
-  write_stderr(fmt::format("{} {}{}  peak memory {}\n", stage_, line(), wire(),
-                           text::iec_size(peak_memory())));
+  write_stderr(
+      fmt::format("{} {}{}  peak memory {}{}\n", stage_, line(), wire(),
+                  text::iec_size(peak_memory()),
+                  tensor_.empty() ? "" : "  " + text::printable(tensor_)));
 }
 
-void Bar::draw_bar() {
-  constexpr size_t kCells = 20;
-  const size_t width = std::max<size_t>(stderr_width(), 40);
+// "█████░░░░░" of so many cells.
+std::string Bar::cells(size_t count) const {
   const uint64_t done = std::min(done_.load(), total_);
-  const size_t full =
-      total_ != 0 ? static_cast<size_t>(static_cast<double>(done) * kCells /
-                                        static_cast<double>(total_))
-                  : kCells;
-  std::string text = stage_ + " ";
-  for (size_t i = 0; i < kCells; ++i) text += i < full ? "█" : "░";
-  text += line();
-  if (const std::string more = wire();
-      display_width(text) + display_width(more) < width)
-    text += more;
-  const size_t used = display_width(text) + 2;
-  if (!file_.empty() && used + 8 < width)
-    text += "  " + cut_middle(file_, width - used - 1);
-  write_stderr("\r\x1b[K" + cut_middle(text, width - 1));
+  const size_t full = total_ != 0
+                          ? static_cast<size_t>(static_cast<double>(done) *
+                                                static_cast<double>(count) /
+                                                static_cast<double>(total_))
+                          : count;
+  std::string text;
+  for (size_t i = 0; i < count; ++i) text += i < full ? "█" : "░";
+  return text;
+}
+
+// What does not fit goes from the end: the tensor, memory, then cells of the
+// bar; the share, bytes and rate are the last to be cut.
+void Bar::draw_bar() {
+  constexpr size_t kWide = 100, kMostCells = 20, kCells = 6, kLeastCells = 4;
+  const size_t width = std::max<size_t>(stderr_width(), 40) - 1;
+  const std::string numbers = line();
+  const size_t used = display_width(stage_) + display_width(numbers) + 2;
+  size_t count = width >= kWide ? kMostCells : kCells;
+  count = std::min(count, width - std::min(width, used));
+  if (count < kLeastCells) count = 0;
+  std::string text = stage_ + " " + cells(count) + " " + numbers;
+  for (const std::string& more :
+       {wire(), "  mem " + text::iec_size(peak_memory())})
+    if (display_width(text) + display_width(more) <= width) text += more;
+  const size_t room = width - std::min(width, display_width(text) + 2);
+  constexpr size_t kLeastName = 16;
+  if (!tensor_.empty() && room >= kLeastName)
+    text += "  " + cut_middle(text::printable(tensor_), room);
+  write_stderr("\r\x1b[K" + cut_end(text, width));
   shown_ = true;
 }
 
@@ -252,7 +272,7 @@ Progress make_progress(const OutputOptions& options) {
             bar->advance(bytes);
             pace(bytes);
           },
-      .on_file = [bar](std::string_view path) { bar->file(path); },
+      .on_file = [bar](std::string_view name) { bar->tensor(name); },
       .on_end = [bar] { bar->end(); },
   };
 }

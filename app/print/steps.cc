@@ -228,7 +228,7 @@ std::string all_json(const std::string& root, const std::vector<Opened>& all) {
 std::string all_text(const std::vector<Opened>& all) {
   Table table({Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
                Align::kLeft, Align::kRight, Align::kLeft, Align::kLeft});
-  table.row({"step", "size", "age", "params", "dtype", "optim", "to the last",
+  table.row({"step", "size", "age", "params", "dtype", "optim", "vs previous",
              "parts"});
   for (const Opened& one : all) {
     const StepRow& step = one.step;

@@ -95,12 +95,18 @@ constexpr auto kNumbers = std::to_array<Number>({
       "num_moe_experts"}},
 });
 
+// A count, whether its text was JSON (unsigned) or a pickle or YAML (signed).
+template <class Json>
+bool is_count(const Json& value) {
+  return value.is_number_unsigned() ||
+         (value.is_number_integer() && value.template get<int64_t>() >= 0);
+}
+
 std::optional<uint64_t> number_in(const families::Json& values,
                                   std::string_view key) {
   if (key.empty() || !values.is_object()) return std::nullopt;
   const auto found = values.find(std::string(key));
-  if (found == values.end() || !found->is_number_unsigned())
-    return std::nullopt;
+  if (found == values.end() || !is_count(*found)) return std::nullopt;
   return found->get<uint64_t>();
 }
 
@@ -109,7 +115,7 @@ families::Json configuration(const Catalog& catalog) {
   try {
     families::Json values = families::Json::object();
     for (const auto& [name, fact] : families::facts_of(catalog))
-      if (fact.value.is_number_unsigned()) values[name] = fact.value;
+      if (is_count(fact.value)) values[name] = fact.value;
     if (values.contains("layers")) return values;
   } catch (const Error&) {
     // Known without: a damaged configuration is told by what needs it.
@@ -166,8 +172,8 @@ std::string vocabulary_text(const families::Json& values,
   const auto used = number_in(values, "vocab_size");
   if (rows == 0) return used ? "vocabulary " + grouped(*used) : "";
   if (!used || *used >= rows) return "vocabulary " + grouped(rows);
-  return fmt::format("vocabulary {} + {} rows of padding", grouped(*used),
-                     grouped(rows - *used));
+  return fmt::format("vocabulary {} + {} of padding", grouped(*used),
+                     text::counted(rows - *used, "row"));
 }
 
 // "32 layers, hidden 4,096, 32 heads, 8 kv heads, vocabulary 32,000"
@@ -216,7 +222,7 @@ std::string iteration_text(const Catalog& catalog) {
   const ObjectValues values(catalog);
   for (const Object& object : catalog.objects)
     if (object.name == "iteration" && object.document)
-      if (const auto value = values.json(object, 8); value.is_number_unsigned())
+      if (const auto value = values.json(object, 8); is_count(value))
         return grouped(value.get<uint64_t>()) + trainer;
   if (const auto number = number_of_name(catalog.path))
     return grouped(*number) + trainer;

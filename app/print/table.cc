@@ -306,9 +306,12 @@ std::string Table::line(const std::vector<std::string>& cells,
 std::string Table::text(size_t width) const {
   std::vector<size_t> widths = natural();
   const bool tight = width != 0 && total(widths) > width;
-  if (tight)
+  if (tight) {
+    std::vector<size_t> least = widths;
+    least[shrink_] = std::min(least[shrink_], cut_first_);
     for (const size_t column : give_up_)
-      if (total(widths) > width) widths[column] = 0;
+      if (total(least) > width) widths[column] = least[column] = 0;
+  }
   if (!tight || total(widths) <= width) {
     std::string out;
     for (const auto& cells : rows_) out += line(cells, widths);

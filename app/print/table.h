@@ -27,6 +27,8 @@ class Table {
   void row(std::vector<std::string> cells);
   void shrink_column(size_t column) { shrink_ = column; }
   void give_up(std::vector<size_t> columns) { give_up_ = std::move(columns); }
+  // No column goes while names have that many columns: names are cut instead.
+  void cut_names_first(size_t columns) { cut_first_ = columns; }
   // What text(0) takes.
   size_t width() const;
   std::string text(size_t width) const;
@@ -43,6 +45,7 @@ class Table {
   std::vector<size_t> give_up_;
   size_t indent_;
   size_t shrink_ = 0;
+  size_t cut_first_ = SIZE_MAX;
 };
 
 // Columns that UTF-8 text takes on a terminal (good enough: combining marks

@@ -293,17 +293,18 @@ void show(const WriteReport& report, const OutputOptions& output) {
     const double rate = static_cast<double>(report.bytes_written) /
                         std::max(report.seconds, 1e-6);
     say(fmt::format(
-        "wrote {}: {} ({}), {} in {}, {} in {:.1f} s ({}/s), peak memory {}{}",
+        "wrote {}: {} ({}), {} in {}, {} in {:.{}f} s ({}/s), peak memory "
+        "{}{}{}",
         text::printable(report.target_path), report.target->catalog.format,
         to_string(report.target->catalog.topology),
         text::counted(report.target->catalog.tensors.size(), "tensor"),
         text::counted(report.target->files.size(), "file"),
         text::iec_size(report.bytes_written), report.seconds,
-        text::iec_size(static_cast<uint64_t>(rate)),
+        report.seconds < 1 ? 2 : 1, text::iec_size(static_cast<uint64_t>(rate)),
         text::iec_size(peak_memory()),
-        report.verified
-            ? std::string(", verified")
-            : "; next: ckpt verify " + text::printable(report.target_path)));
+        report.verified ? ", verified; next: ckpt inspect "
+                        : "; next: ckpt verify ",
+        text::printable(quoted(report.target_path))));
     say_loading(report);
   }
 }

@@ -48,7 +48,7 @@ std::optional<Snapshot> find_snapshot(const std::string& path) {
     newest = {one, fmt::format("revision {}, the newest that is there", name)};
   }
   if (newest.path.empty())
-    throw missing_error({path, {}}, "holds no snapshot")
+    throw missing_error({path, {}}, "no snapshot in it")
         .with_hint("the download did not end: fetch it again");
   return newest;
 }

@@ -176,7 +176,7 @@ void check_files_exist(const std::string& directory, const Index& index) {
                     missing.size(), index.files.size(),
                     missing.size() == 1 ? "is" : "are", list_some(missing))
       .with_hint(
-          "fetch the missing files again; a link to nothing counts "
+          "fetch the missing files again; a broken symlink counts "
           "as missing");
 }
 

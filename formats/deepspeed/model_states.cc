@@ -120,7 +120,7 @@ ModelRank read_model_rank(torch::Container container) {
   rank.container = std::move(container);
   const Document& document = *rank.container.document;
   if (!document.as_pairs(document.root()))
-    throw input_error({rank.path, {}}, "holds no dict");
+    throw input_error({rank.path, {}}, "expected a dict");
   rank.tree = torch::walk(rank.container, document.root());
   read_param_shapes(rank);
   const Id frozen = rank.find("frozen_param_shapes");

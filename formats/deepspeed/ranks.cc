@@ -109,7 +109,7 @@ void Ranks::check() const {
   const Id round = model.find(zero, "round_robin_gradients");
   if (model.is(round, Type::kBool) && model.boolean(round))
     refuse(models_[0].path, {},
-           "has round_robin_gradients: its parameters stand in an order of "
+           "has round_robin_gradients: its parameters are ordered by "
            "the number of ranks");
   const Id padding = values().find(state_dict(), "param_alignment_paddings");
   if (is_list(values(), padding))

@@ -78,7 +78,7 @@ class UniversalReader {
     const std::string full = state.empty() ? name : name + "." + state;
     if (!ref) {
       if (state.empty())
-        throw input_error({path, printable(name)}, "holds no tensor");
+        throw input_error({path, printable(name)}, "expected a tensor");
       // step, as a number
       catalog_.objects.push_back({full, file.document, document.root()});
       return;

@@ -36,7 +36,9 @@ std::vector<std::vector<uint64_t>> read_groups(const Document& doc, Id groups,
     for (const Id item : doc.items(params)) {
       const auto number = doc.as_int(item);
       if (!number || *number < 0 || *number > INT32_MAX)
-        throw input_error({path, {}}, "\"params\" holds no parameter number");
+        throw input_error(
+            {path, {}},
+            "\"params\" has an item that is not a parameter number");
       numbers.push_back(static_cast<uint64_t>(*number));
     }
   }

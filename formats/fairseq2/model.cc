@@ -24,7 +24,8 @@ Id unwrap(const Document& doc, Id root, const std::string& path) {
       doc.is(key, pickle::Type::kString) ? std::string(doc.text(key)) : "model";
   const Id state = doc.find(root, name);
   if (state != pickle::kNoId) return state;
-  throw input_error({path, {}}, "holds no \"{}\" with the model's state", name);
+  throw input_error({path, {}}, "\"{}\" with the model's state is missing",
+                    name);
 }
 
 std::string key_name(const Document& doc, Id key, bool old,

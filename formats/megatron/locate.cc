@@ -197,7 +197,7 @@ void add_strays(const std::string& directory, Catalog& catalog) {
     } else if (name == ".metadata.tmp" || name == ".metadata.bck") {
       note(name, "is left over from a write of the index that was cut short");
     } else if (name.ends_with(".distcp")) {
-      note(name, "holds nothing that the index names");
+      note(name, "the index does not mention it");
     } else if (io::is_file(path)) {
       catalog.sidecars.push_back({name, path, *io::file_size(path)});
     }

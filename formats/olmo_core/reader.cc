@@ -91,10 +91,10 @@ void note_followed(const Found& found, const std::string& path,
                 "{} is newer, but an incomplete save; {} is read",
                 printable(name), printable(found.chosen)));
   if (found.home.ends_with("-tmp"))
-    catalog.problems.push_back(warning(
-        "unfinished_save", {found.home, {}},
-        "is named as a save that did not finish; its tensors are complete, "
-        "what lies beside them may not be"));
+    catalog.problems.push_back(
+        warning("unfinished_save", {found.home, {}},
+                "named as an incomplete save; its tensors are complete, "
+                "what lies beside them may not be"));
 }
 
 class OlmoReader final : public formats::Reader {

@@ -26,8 +26,8 @@ void check_finished(const Source& source, const std::string& step) {
     const std::string path = io::join(step, name.path);
     if (io::is_file(io::join(path, ".metadata"))) continue;
     throw input_error({path, {}},
-                      "holds no .metadata, which is written last: the save "
-                      "did not finish")
+                      ".metadata is missing, which is written last: incomplete "
+                      "save")
         .with_hint(
             "use an earlier step; if this one was copied, look "
             "whether names that begin with a dot were left out");
@@ -145,7 +145,7 @@ void check_grid(const Part& part, const std::string& folder,
     const std::string above = io::join(folder, io::parent(part.file));
     if (!part.demanded || !io::is_directory(above)) return;
     return note_damage(catalog, "missing_rank", above,
-                       fmt::format("holds no file {}", part.file));
+                       fmt::format("{} is missing", part.file));
   }
   uint64_t wanted = 1;
   Numbers place = names[0].numbers;

@@ -334,7 +334,8 @@ class Reading {
           .with_hint("fetch the files of all ranks");
     }
     if (entries_.empty())
-      throw input_error({io::join(folder_, "model"), {}}, "holds no parameter");
+      throw input_error({io::join(folder_, "model"), {}},
+                        "no parameters in it");
   }
 
   void add_optimizer() {

@@ -239,7 +239,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
   for (const std::string& name : found.skipped)
     catalog.problems.push_back(
         warning("unfinished_save", {io::join(path, name), {}},
-                "{} is newer, but its save did not finish; {} is read",
+                "{} is newer, but an incomplete save; {} is read",
                 printable(name), printable(io::base_name(found.step))));
   if (found.step != path && !trainer.without_tracker.empty() &&
       !io::is_file(io::join(path, trainer.tracker)))

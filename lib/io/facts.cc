@@ -35,7 +35,7 @@ std::optional<struct stat> look(const std::string& path) {
   if (errnum != ENOENT && errnum != ENOTDIR)
     throw io_error(path, "cannot look at it", errnum);
   if (is_link(path))
-    throw missing_error({path, {}}, "is a link to nothing")
+    throw missing_error({path, {}}, "broken symlink")
         .with_hint(
             "in a Hugging Face cache this means that the download did not "
             "finish, or that blobs were deleted since");

@@ -173,6 +173,9 @@ void Staging::check(const std::string& target, const StagingOptions& options) {
   if (is_target_url(target)) return check_remote(stripped(target), options);
   check_target(target, options);
   const std::string above = parent(target);
+  if (is_file(above))
+    throw usage_error({above, {}}, "is a file, not a directory")
+        .with_hint("choose a target in a directory");
   if (!is_directory(above))
     throw missing_error({above, {}}, "the directory of the target is missing")
         .with_hint("mkdir -p " + above);

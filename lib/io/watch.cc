@@ -57,7 +57,7 @@ std::string difference(const Facts& then, const Facts& now) {
     return fmt::format("had {} bytes, now {}", then.size, now.size);
   if (!same(then.modified, now.modified)) return "was written to";
   if (!same(then.changed, now.changed))
-    return "was changed (its ctime is another one)";
+    return "was changed (its ctime differs)";
   return {};
 }
 

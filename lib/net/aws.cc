@@ -55,7 +55,8 @@ std::optional<Credentials> web_identity(const std::string& token_file,
   if (session.empty()) session = "ckpt";
   const std::string token = read_secret(token_file);
   if (token.empty())
-    throw missing_error({token_file, {}}, "holds no token of a web identity")
+    throw missing_error({token_file, {}},
+                        "an empty file, expected a web identity token")
         .with_hint("AWS_WEB_IDENTITY_TOKEN_FILE names it");
   Request asked;
   asked.path = endpoint;

@@ -277,7 +277,7 @@ bool Transfer::check_head() {
     const std::string now = response.header(name);
     if (then.empty() || now.empty() || now == then) return false;
     verdict_ = Verdict::kChanged;
-    verdict_text_ = "its " + std::string(name) + " is another one";
+    verdict_text_ = "its " + std::string(name) + " changed";
     return true;
   };
   // A host that was redirected to names versions in its own way.

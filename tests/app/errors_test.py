@@ -235,7 +235,7 @@ SCENES = [
           "The hint names a neighbour that is spelt alike, if there is one."),
     Scene("An empty directory", "inspect empty", 3, ("empty", "hint:"),
           prepare=lambda f: (f / "empty").mkdir()),
-    Scene("A file of no known format", "inspect notes.txt", 3,
+    Scene("A file that is not a checkpoint", "inspect notes.txt", 3,
           ("notes.txt",),
           prepare=lambda f: (f / "notes.txt").write_text("hello\n")),
     Scene("A truncated shard", "inspect tp4", 4, ("tp_02/sdp_00.pt",),
@@ -292,7 +292,7 @@ SCENES = [
           ("metadata.json",),
           "`gpt` is a checkpoint of Megatron-Core (tp=2 pp=2). Its "
           "`metadata.json` is written last.", prepare=cut_index),
-    Scene("A backend of another time", "inspect gpt", 4,
+    Scene("An unsupported backend", "inspect gpt", 4,
           ("stone_tablets", "torch_dist"), prepare=other_backend),
     Scene("Ranks that do not divide layers and heads",
           "reshard gpt out --tp 8 --pp 1", 5, ("linear_fc1", "1, 2, 4"),
@@ -316,7 +316,7 @@ SCENES = [
     Scene("No place for a tensor",
           "convert fsdp out --to megatron_zarr --dialect keep", 5,
           ("0-d", "--exclude"), prepare=bring_fsdp, after=nothing_left),
-    Scene("A weight that its optimizer denies",
+    Scene("A weight that contradicts its optimizer",
           "convert old out --to megatron_torch_dist "
           "--optim fully_reshardable", 5, ("linear_fc2.weight",),
           "`old` has its optimizer state in flat buffers, whose order is not "
@@ -476,7 +476,7 @@ checked by `tests/app/errors_test.py`.)
 | 0 | done, same, valid |
 | 1 | check failed: `verify` found damage, `diff` found differences |
 | 2 | wrong usage |
-| 3 | input missing, or of no known format |
+| 3 | input missing, or not a recognized checkpoint |
 | 4 | input damaged |
 | 5 | can't be done faithfully |
 | 6 | an I/O operation failed |

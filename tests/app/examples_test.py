@@ -86,7 +86,7 @@ def slurm_array(work):
         same(SOURCE, target)
     # A task that is started once more finds its work done.
     again = done([*script, "--tp", "2"], env=env)
-    check("exists already" in again.stderr, again.stderr)
+    check("already exists" in again.stderr, again.stderr)
     check(not log.exists(), "a task that was done was requeued")
 
 

@@ -33,8 +33,17 @@ def is_type(value, name):
     return isinstance(value, TYPES[name])
 
 
-def faults(value, schema, at="$"):
-    """What does not fit, as a list of sentences."""
+def members(schema):
+    """The names that a schema, or one of its forms, knows."""
+    names = set(schema.get("properties", ()))
+    for form in schema.get("oneOf", ()):
+        names |= members(form)
+    return names
+
+
+def faults(value, schema, at="$", is_form=False):
+    """What does not fit, as a list of sentences. A member that the schema does
+    not name is a fault: nobody can read about it."""
     if schema is True:
         return []
     check(not set(schema) - KNOWN, f"{at}: keywords {set(schema) - KNOWN}")
@@ -42,7 +51,8 @@ def faults(value, schema, at="$"):
         return faults(value, schema_of(schema["$ref"].removesuffix(".json")),
                       at)
     if "oneOf" in schema:
-        fits = [s for s in schema["oneOf"] if not faults(value, s, at)]
+        fits = [s for s in schema["oneOf"]
+                if not faults(value, s, at, is_form=True)]
         if len(fits) != 1:
             return [f"{at}: fits {len(fits)} of {len(schema['oneOf'])} forms"]
     kinds = schema.get("type")
@@ -61,6 +71,10 @@ def faults(value, schema, at="$"):
         found += [f"{at}: {key} is missing"
                   for key in schema.get("required", ()) if key not in value]
         rows = schema.get("properties", {})
+        known = members(schema)
+        if known and not is_form and "additionalProperties" not in schema:
+            found += [f"{at}: {key} is not in the schema"
+                      for key in value if key not in known]
         for key, child in value.items():
             if key in rows:
                 found += faults(child, rows[key], f"{at}.{key}")
@@ -102,6 +116,9 @@ GOOD = [
     ("convert", 0, ("convert", LLAMA, "out", "--to", "megatron_torch_dist",
                     "--tp", 2, "-n")),
     ("reshard", 0, ("reshard", TP4, "out", "--tp", 8)),
+    ("reshard", 0, ("reshard", TP4, "out", "--tp", 8, "--verify")),
+    ("convert", 0, ("convert", TP4, LLAMA, "--to", "safetensors",
+                    "--if-exists", "skip")),
     ("unshard", 0, ("unshard", DCP, "out.pt")),
     ("verify", 0, ("verify", TP4)),
     ("verify", 1, ("verify", TP4, LLAMA)),

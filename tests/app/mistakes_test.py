@@ -121,7 +121,7 @@ ROWS = (
     ("compare tp4 tp4", 2, "unknown command", "ckpt diff A B"),
     ("repair tp4 out", 2, "unknown command", "ckpt salvage SRC DST"),
     ("tp4", 2, "unknown command 'tp4'", "ckpt inspect tp4"),
-    ("-v tp4", 2, "'-v' stands before the command", "ckpt COMMAND"),
+    ("-v tp4", 2, "'-v' comes before the command", "ckpt COMMAND"),
     # arguments
     ("inspect", 2, "PATH is required", "usage: ckpt inspect PATH"),
     ("ls", 2, "PATH is required", "usage: ckpt ls PATH"),
@@ -364,6 +364,9 @@ def one_line_for_a_kind(folder):
              CKPT.ok("inspect", folder, "--json").json()["problems"]}
     check(len(lines) <= len(kinds), result.err)
     check("40 more like it" in result.err, result.err)
+    every = CKPT.ok("inspect", folder, "-vv").err.splitlines()
+    check_equal(sum(l.startswith("warning: ") for l in every), 41 + len(kinds)
+                - 1, "warnings at -vv")
 
 
 def steps_are_said(folder):

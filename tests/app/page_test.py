@@ -84,6 +84,18 @@ def data_is_the_catalog(folder):
     check_equal(got, want, "the heat map")
 
 
+def page_is_alone(folder):
+    """With a page nothing is printed but that it was written."""
+    page = folder / "page.html"
+    for code, argv in ((0, ("inspect", LEGACY)), (1, (
+            "diff", LEGACY, DATA / "megatron_legacy/lm_llama_pp2_bf16/ckpt",
+            "--model-only"))):
+        done = CKPT.run(*argv, "--html", page).want(code)
+        check_equal(done.out, "", f"stdout of\n{done}")
+        check(re.fullmatch(rf"note: wrote {page} \([\d.]+ KiB\), to open in a "
+                           r"browser\n", done.err), done.err)
+
+
 def page_is_safe(folder):
     """Nothing is loaded, and no name gets out of the data."""
     import numpy
@@ -315,6 +327,30 @@ def hostile_in_browser(folder):
             check(page.stat().st_size < 1 << 20, f"{page}: too large")
 
 
+def print_in_browser(folder):
+    """On paper all rows are there, nothing is cut, and no buttons are."""
+    with Browser() as browser:
+        for page in pages_of(folder):
+            browser.size(1000, 800)
+            browser.dark(False)
+            browser.open(page)
+            rows = len(json.loads(Page(page.read_text()).scripts["data"])
+                       .get("rows", ()))
+            pdf = browser.call("Page.printToPDF")["data"]  # base64
+            check(len(pdf) > 10000, f"{page.name}: {len(pdf)} of PDF")
+            browser.call("Emulation.setEmulatedMedia", media="print")
+            cut = browser.eval("""[...document.querySelectorAll('.scroll')]
+              .filter(e => e.scrollHeight > e.clientHeight + 1).length""")
+            check_equal(cut, 0, f"{page.name}: lists that are cut")
+            shown = browser.eval("""[...document.querySelectorAll('.tools')]
+              .filter(e => e.offsetHeight > 0).length""")
+            check_equal(shown, 0, f"{page.name}: buttons on paper")
+            there = browser.eval(
+                "document.querySelectorAll('tbody tr').length")
+            check(there >= min(rows, 1000), f"{page.name}: {there} of {rows}")
+            browser.call("Emulation.setEmulatedMedia", media="")
+
+
 def policy_in_browser(folder):
     """What gets into the page all the same does not run."""
     page_of(LEGACY, folder)
@@ -420,8 +456,10 @@ def flow_in_browser(folder):
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
-    for case in (data_is_the_catalog, page_is_safe, drawing, map_in_browser,
-                 filter_in_browser, hostile_in_browser, policy_in_browser,
+    for case in (data_is_the_catalog, page_is_alone, page_is_safe, drawing,
+                 map_in_browser,
+                 filter_in_browser, hostile_in_browser, print_in_browser,
+                 policy_in_browser,
                  diff_in_browser, flow_in_browser):
         suite.add(case.__name__, case)
 

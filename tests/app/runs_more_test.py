@@ -95,7 +95,7 @@ def test_nemo_rl(folder):
     check_equal(parts["train_dataloader.pt"], "dataloader", "parts")
     (step / "policy/optimizer/.metadata").unlink()
     result = CKPT.run("inspect", step).want(4)
-    check("did not finish" in result.err, f"{result}")
+    check("incomplete save" in result.err, f"{result}")
 
 
 def megatron_source():

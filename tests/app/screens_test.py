@@ -55,6 +55,39 @@ PASSING = (
     ("ls", RUN, "-l"),
     ("doctor", "nowhere/else"),
 )
+# Every command, in what it can be asked for: no line of any is too wide. What
+# is not for people to read on a terminal (JSON, roff, a shell's script) is not
+# folded; a path is copied, so it is not broken.
+EVERY = (
+    ("inspect", LEGACY, "-v"), ("inspect", "dcp/fsdp2_w2_adamw/ckpt"),
+    ("inspect", "hf/qwen3_moe_bf16/ckpt", "--stats"),
+    ("inspect", "hf/qwen3_moe_bf16/ckpt", "--tree"),
+    ("inspect", "runs/hf_trainer_lora/ckpt"),
+    ("inspect", "runs/verl_fsdp2_w2/ckpt", "--objects"),
+    ("ls", "runs/verl_fsdp2_w2/ckpt", "-l"), ("ls", LEGACY, "-l"),
+    ("show", "hf/llama/ckpt", "lm_head.weight"),
+    ("convert", "hf/llama/ckpt", "nowhere", "--to", "megatron_torch_dist",
+     "--tp", "2", "-n"),
+    ("convert", "hf/qwen3_moe_bf16/ckpt", "nowhere", "--to",
+     "megatron_torch_dist", "--ep", "2", "-n"),
+    ("reshard", LEGACY, "nowhere", "--tp", "1", "--pp", "1", "-n"),
+    ("unshard", "dcp/fsdp2_w2_adamw/ckpt", "nowhere.pt", "-n"),
+    ("verify", LEGACY, "--deep", "--finite"),
+    ("verify", "hf/llama/ckpt", "hf/llama_mha_f16/ckpt"),
+    ("diff", "hf/llama/ckpt", "hf/llama_mha_f16/ckpt"),
+    ("diff", "hf/llama/ckpt", "hf/llama/ckpt"),
+    ("scan", "bad/pickle/os_system.pt", "-v"),
+    ("salvage", "hf/llama/ckpt", "nowhere", "-n"),
+    ("family", "list"), ("family", "show", "llama"),
+    ("family", "show", "qwen3_moe"), ("family", "check", "hf/llama/ckpt"),
+    ("family", "check", "hf/gpt2_f32/ckpt"),
+    ("family", "check", "hf/llama/ckpt", "--family", "mixtral"),
+    ("wait", "hf/llama/ckpt", "--settle", "0"), ("doctor",), ("help",),
+    *((name, how) for name in (
+        "inspect", "ls", "view", "show", "convert", "reshard", "unshard",
+        "verify", "diff", "scan", "salvage", "fetch", "family", "run", "wait",
+        "doctor", "man", "completion") for how in ("-h", "--help")),
+)
 
 
 def shown(argv, width, env=None):
@@ -132,6 +165,62 @@ def test_width(folder, width):
     check_equal(len(page), len(golden.read_text()), golden.name)
 
 
+# What generators gave the models, by where a checkpoint keeps it: config.json,
+# model.yaml, params.json, a pickle of args.
+HEADERS = {
+    "hf/llama/ckpt":
+        ("2 layers, hidden 32, 8 heads, 2 kv heads, vocabulary 60", ""),
+    "hf/mixtral_f32/ckpt":
+        ("2 layers, hidden 24, 6 heads, 2 kv heads, 4 experts, vocabulary 60",
+         ""),
+    "meta/llama/ckpt":
+        ("2 layers, hidden 32, 8 heads, 2 kv heads, vocabulary 60", ""),
+    "fairseq2_native/qwen25_tp4dp1_mixed/ckpt":
+        ("2 layers, hidden 16, 4 heads, 4 kv heads, vocabulary 48", "100"),
+    "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt":
+        ("4 layers, hidden 8, 4 heads, 2 kv heads, vocabulary 23 + 1 row of "
+         "padding", "7"),
+    "megatron_legacy/llama_te_tp2_pp2/ckpt":
+        ("3 layers, hidden 16, 8 heads, 4 kv heads, vocabulary 30 + 2 rows of "
+         "padding", "5"),
+    "runs/verl_fsdp2_w2/ckpt":
+        ("1 layer, hidden 16, 4 heads, 2 kv heads, vocabulary 53", "10 (verl)"),
+    "runs/hf_trainer_moe_qwen3/ckpt":
+        ("1 layer, hidden 16, 4 heads, 2 kv heads, 4 experts, vocabulary 53",
+         "3 (hf_trainer)"),
+}
+
+
+def test_header(folder, path, model, iteration):
+    """Iteration, trainer, sizes of the model, padding, dtypes and age."""
+    text = shown(("inspect", path), 0)
+    rows = dict(line.split(None, 1) for line in
+                text.split("\n\n")[0].splitlines())
+    check_equal(rows.get("model"), model, "model")
+    check_equal(rows.get("iteration", ""), iteration, "iteration")
+    check(re.fullmatch(r"(\w+ [\d.]+ \w+(, )?)+", rows["dtypes"]), text)
+    check(re.fullmatch(r"just now|\d+ (minute|hour|day)s ago", rows["saved"]),
+          text)
+
+
+def test_every(folder, width):
+    """What every command shows fits, whatever it is asked for."""
+    for command in EVERY:
+        for line in plain(shown(command, width)).splitlines():
+            copied = line.startswith(("path ", "found in ")) or " " not in (
+                line.strip())
+            check(copied or columns(line) <= width,
+                  f"{columns(line)} columns of {width}: {line!r}\nckpt "
+                  + " ".join(command))
+
+
+def test_all_commands(folder):
+    """EVERY has each command that there is."""
+    rows = shown(("help",), 0).split("\nCommands\n")[1].split("\n\n")[0]
+    names = {row.split()[0] for row in rows.splitlines() if row[2] != " "}
+    check_equal(names - {c[0] for c in EVERY}, set(), "commands without a row")
+
+
 def test_long_names(folder):
     """Names that differ in the middle only stay distinct at any width."""
     import numpy
@@ -179,6 +268,61 @@ def test_colours(folder):
         check(mark in marks, f"no {mark!r} in\n{marks}")
 
 
+def bar_at(folder, width):
+    """The lines that a bar was drawn as, of a run that takes a second."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, width, 0, 0))
+    child = subprocess.Popen(
+        [CKPT.path, "convert", "hf/llama/ckpt", folder / f"out{width}", "--to",
+         "dcp", "--max-rate", "60KB"], cwd=DATA, stdin=subprocess.DEVNULL,
+        stdout=theirs, stderr=theirs, env={"LC_ALL": "C.UTF-8",
+                                           "TERM": "xterm", "NO_COLOR": "1"})
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            said += os.read(ours, 1 << 16)
+        except OSError:
+            break
+    os.close(ours)
+    check_equal(child.wait(), 0, said.decode())
+    return [line for line in re.split(r"\r\x1b\[K|\r\n", said.decode())
+            if "%" in line]
+
+
+def test_bars(folder):
+    """The share, bytes and rate at any width; the phase first; where there is
+    room, the time that is left, peak memory, and the tensor."""
+    numbers = r"copying [█░]* *\d+%  [\d.]+ KiB / 62\.6 KiB"
+    wanted = {40: numbers, 60: numbers + r"  [\d.]+ KiB/s",
+              80: numbers + r"  [\d.]+ KiB/s  ETA \d:\d\d  mem [\d.]+ MiB",
+              120: numbers + r"  [\d.]+ KiB/s  ETA \d:\d\d  mem [\d.]+ MiB"
+              r"  \S+$",
+              200: numbers + r"  [\d.]+ KiB/s  ETA \d:\d\d  mem [\d.]+ MiB"
+              r"  (model|lm_head)[\w.]+$"}
+    for width, pattern in wanted.items():
+        lines = bar_at(folder, width)
+        check(lines, f"no bar at {width}")
+        for line in lines:
+            check(len(line) < width, f"{len(line)} columns of {width}: {line}")
+        check(any(re.match(pattern, line) for line in lines),
+              f"{pattern} at {width} is none of\n" + "\n".join(lines))
+
+
+def test_minutes(folder):
+    """In a log a line comes each minute by itself, and what it cost at last."""
+    done = CKPT.ok("convert", DATA / "hf/llama/ckpt", folder / "out", "--to",
+                   "dcp", "--max-rate", "950", timeout=200)
+    lines = done.err.splitlines()
+    check(re.match(r"copying +\d+%  [\d.]+ KiB / 62\.6 KiB  [\d.]+ B/s  ETA "
+                   r"\d:\d\d  peak memory [\d.]+ MiB  \S+$", lines[0]),
+          done.err)
+    check_equal(len([l for l in lines if "%" in l]), int(done.seconds // 60),
+                "lines")
+    check(re.match(r"copying done: 62\.6 KiB in [\d.]+ s$", lines[-2]),
+          done.err)
+
+
 def test_interrupted_bar(folder):
     """The bar's line is cleared before a message, so that they never glue."""
     ours, theirs = pty.openpty()
@@ -224,8 +368,16 @@ def prepare(suite, ckpt):
     AGED = aged()
     for width in WIDTHS:
         suite.add(f"screens {width or 'pipe'}", test_width, width)
+    for width in WIDTHS[:-1]:
+        suite.add(f"every command {width}", test_every, width)
+    suite.add("every command is there", test_all_commands)
+    for path, row in HEADERS.items():
+        suite.add(f"header of {path}", test_header, path, *row)
     suite.add("long names", test_long_names)
     suite.add("colours", test_colours)
+    suite.add("bars", test_bars)
+    if suite.full:
+        suite.add("a line each minute", test_minutes)
     suite.add("an interrupted bar", test_interrupted_bar)
 
 

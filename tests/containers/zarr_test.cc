@@ -296,7 +296,7 @@ TEST_CASE("zarr: chunks that are not what they should be") {
          remove(path(d, "1.1"));
          create_symlink("nowhere", path(d, "1.1"));
        },
-       3, "is a link to nothing"},
+       3, "broken symlink"},
       {[&](const TempDir& d) { rename(path(d, "1.1"), path(d, "01.1")); }, 4,
        "chunk 1.1 is missing"},
       {[&](const TempDir& d) { rename(path(d, "1.1"), path(d, "1.2")); }, 4,

@@ -82,9 +82,9 @@ TEST_CASE("registry: what it says about everything else") {
   };
   const Row rows[] = {
       {"model.safetensor", kMissing, "did you mean"},
-      {"a/b/c", kMissing, "is the last directory of that path that exists"},
+      {"a/b/c", kMissing, "of that path only"},
       {"zzzzzzzzz", kMissing, "no such file or directory"},
-      {"link", kMissing, "is a link to nothing"},
+      {"link", kMissing, "broken symlink"},
       {"nothing", kMissing, "an empty directory"},
       {"empty", kMissing, "an empty file (0 bytes)"},
       {"noise", kMissing, "not a recognized checkpoint"},

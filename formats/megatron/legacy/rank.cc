@@ -200,7 +200,7 @@ LegacyRank read_legacy_rank(const LegacyDir& dir, torch::Container file) {
   rank.dir = dir;
   rank.file = std::move(file);
   if (!rank.document().as_pairs(rank.document().root()))
-    throw input_error({dir.model_file, {}}, "holds no dict");
+    throw input_error({dir.model_file, {}}, "expected a dict");
   rank.facts = read_facts(rank.document(), rank.find("args"), dir.model_file);
   rank.version = read_version(rank);
   rank.iteration = read_iteration(rank);

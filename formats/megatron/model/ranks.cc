@@ -97,8 +97,8 @@ Ranks::Ranks(const Topology& topology, uint64_t etp, bool experts)
     : topology_(topology), etp_(etp), count_(count_of(topology)) {
   const uint64_t stage = uint64_t{topology.tp} * topology.dp;
   if (topology.ep > 1 && !experts)
-    throw unfaithful_error({}, "ep={}, but the model has no experts",
-                           topology.ep);
+    throw unfaithful_error({}, "--ep {}: the model has no experts", topology.ep)
+        .with_hint("leave --ep out");
   if (!experts) return;
   if (etp_ == 0 || etp_ > stage || stage % (etp_ * topology.ep) != 0)
     throw unfaithful_error(

@@ -131,7 +131,7 @@ TEST_CASE("fairseq2: one defect, one message") {
       {"legacy046_tp2", rename("model.1.pt", "model.2.pt"), ExitCode::kDamaged,
        "model.1.pt is missing, but model.2.pt is there"},
       {"legacy046_tp2", copy("rank_0.0.pt", "model.1.pt"), ExitCode::kDamaged,
-       "holds no \"model\""},
+       "\"model\" with the model's state is missing"},
       {"mistral_tp2dp1", remove("../model.yaml"), ExitCode::kUnfaithful,
        "decoder_frontend.embed.weight: [21, 16] over 2 tensor-parallel ranks "
        "may be split or replicated"},

@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""More of what people type by mistake: the rows of mistakes_test.py go on.
+
+First what is damaged, incomplete or of another tool in the ways that clusters
+know; then what is typed by hands that know Megatron, torchrun, ripgrep, rclone
+and Hugging Face's hub better than ckpt.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+import mistakes_test
+from mistakes_test import make_scene, mistake, works, write
+from support import DATA, Skip, Suite, check, check_equal, read_header
+
+
+def without(path, word):
+    """The safetensors file again, without tensors of that name."""
+    header, base = read_header(path)
+    data = path.read_bytes()[base:]
+    kept, body = {}, b""
+    for name, row in header.items():
+        if word in name or name == "__metadata__":
+            continue
+        begin, end = row["data_offsets"]
+        kept[name] = {**row, "data_offsets": [len(body),
+                                              len(body) + end - begin]}
+        body += data[begin:end]
+    kept["__metadata__"] = header.get("__metadata__", {"format": "pt"})
+    text = json.dumps(kept).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+def make_more(at):
+    make_scene(at)
+    one = next((at / "llama").glob("*.safetensors"))
+    for part in ("unet", "vae"):
+        write(at / f"diffusion/{part}/diffusion_pytorch_model.safetensors",
+              one.read_bytes())
+    write(at / "diffusion/model_index.json", "{}")
+    with zipfile.ZipFile(at / "script.pt", "w") as archive:
+        archive.writestr("script/data.pkl", b"\x80\x02}.")
+        archive.writestr("script/constants.pkl", b"\x80\x02).")
+        archive.writestr("script/code/__torch__.py", "class M: pass")
+        archive.writestr("script/version", "3\n")
+    write(at / "engine/config.json", json.dumps(
+        {"producer": {"name": "modelopt"}, "architecture": "LlamaForCausalLM",
+         "dtype": "float16", "mapping": {"world_size": 2, "tp_size": 2}}))
+    for rank in (0, 1):
+        write(at / f"engine/rank{rank}.safetensors", one.read_bytes())
+    write(at / "plan_file/rank0.engine", b"ptrt" + bytes(64))
+    shutil.copytree(at / "tp4", at / "last_gone")
+    shutil.rmtree(at / "last_gone/step_100/model/pp_00/tp_03")
+    shutil.copytree(at / "gpt", at / "stale")
+    write(at / "stale/latest_checkpointed_iteration.txt", "9\n")
+    shutil.copytree(at / "gpt", at / "no_common")
+    next((at / "no_common").glob("iter_*/common.pt")).unlink()
+    shutil.copytree(DATA / "dcp/fsdp2_w2_adamw/ckpt", at / "dcp")
+    shutil.copytree(at / "dcp", at / "no_meta")
+    (at / "no_meta/.metadata").unlink()
+    shutil.copytree(DATA / "hf/qwen3_moe_bf16/ckpt", at / "moe")
+    shutil.copytree(at / "moe", at / "expert_gone")
+    without(next((at / "expert_gone").glob("*.safetensors")),
+            "layers.0.mlp.experts.1.up_proj")
+    shutil.copytree(at / "llama", at / "headless")
+    without(next((at / "headless").glob("*.safetensors")), "lm_head")
+    shutil.copytree(at / "llama", at / "no_config")
+    (at / "no_config/config.json").unlink()
+    write(at / "two/model-00001-of-00002.safetensors", one.read_bytes())
+    write(at / "two/model.safetensors.index.json", json.dumps(
+        {"metadata": {}, "weight_map": {
+            "lm_head.weight": "model-00001-of-00002.safetensors",
+            "x": "model-00002-of-00002.safetensors"}}))
+    write(at / "two/config.json", "{}")
+    shutil.copytree(at / "runs", at / "stray")
+    write(at / "stray/old.safetensors", one.read_bytes()[:-100])
+    write(at / "models--org--name/blobs/0123", "x")
+    write(at / "a dir/model.safetensors", one.read_bytes())
+    write(at / "hidden/.cache/x", "x")
+    write(at / "wandb/files/config.yaml", "a: 1")
+    write(at / "params.npz.zip", b"PK\x05\x06" + bytes(18))
+
+
+R = "reshard tp4 out --tp 8 "
+# What other tools call an option, the command, and what it is called here.
+OPTIONS = (
+    ("--tensor-model-parallel-size 8", "reshard tp4 out", "--tp"),
+    ("--target-tensor-parallel-size 8", "reshard tp4 out", "--tp"),
+    ("--tp-size 8", "reshard tp4 out", "--tp"),
+    ("--pipeline-model-parallel-size 2", "reshard tp4 out", "--pp"),
+    ("--world-size 2", "reshard tp4 out", "--dp"),
+    ("--expert-model-parallel-size 2", "reshard tp4 out", "--ep"),
+    ("--format safetensors", "convert tp4 out", "--to"),
+    ("--output-format safetensors", "convert tp4 out", "--to"),
+    ("--saver mcore", "convert tp4 out", "--to"),
+    ("--source-format dcp", "inspect tp4", "--from"),
+    ("--force", "convert tp4 out --to safetensors", "--overwrite"),
+    ("--yes", "reshard tp4 out --tp 8", "--overwrite"),
+    ("--bf16", "unshard tp4 out.pt", "--dtype"),
+    ("--torch_dtype bfloat16", "unshard tp4 out.pt", "--dtype"),
+    ("--workers 8", "unshard tp4 out.pt", "--threads"),
+    ("--num-workers 8", "verify tp4", "--threads"),
+    ("--max-memory 4G", "unshard tp4 out.pt", "--max-mem"),
+    ("--filter x", "inspect tp4", "--keys"),
+    ("--include x", "diff tp4 tp4", "--keys"),
+    ("--ignore x", "verify tp4", "--exclude"),
+    ("--dryrun", "reshard tp4 out --tp 8", "--dry-run"),
+    ("--plan", "reshard tp4 out --tp 8", "--dry-run"),
+    ("--silent", "verify tp4", "--quiet"),
+    ("--continue", "unshard tp4 out.pt", "--resume"),
+    ("--shard-size 5GB", "unshard tp4 out.pt", "--max-shard-size"),
+    ("--check", "unshard tp4 out.pt", "--verify"),
+    ("--sha256", "inspect tp4", "--digest"),
+    ("--weights-only", "unshard tp4 out.pt", "--model-only"),
+    ("--summary", "inspect tp4", "--stats"),
+    ("--gpu", "reshard tp4 out --tp 8", "--device"),
+    ("--bwlimit 1M", "unshard tp4 out.pt", "--max-rate"),
+)
+# (command line, exit status, in the first line, in the hint)
+ROWS = (
+    # the 111 mistakes that the first table lacks
+    ("convert tp4 out --to megatron", 2, 'unknown format "megatron"',
+     "megatron_torch_dist"),
+    ("convert llama out --to pt", 2, 'unknown format "pt"',
+     "did you mean torch?"),
+    ("inspect tp4/*", 3, "tp4/*: no such file", "without quotes"),
+    ("inspect script.pt", 4, "script.pt: this is a TorchScript archive",
+     "state_dict()"),
+    ("inspect engine", 4, "lm_head.weight: is in two files: rank0", "--from"),
+    ("inspect plan_file", 3, "plan_file: not a recognized checkpoint",
+     "TensorRT-LLM engine"),
+    ("inspect plan_file/rank0.engine", 3, "not a recognized checkpoint",
+     "TensorRT-LLM engine"),
+    ("inspect last_gone", 4, "last_gone/step_100: ", "files are missing"),
+    ("inspect no_common", 3, "no_common/iter_0000007/common.pt: is missing",
+     "--from dcp"),
+    ("inspect no_meta", 4, "no .metadata", "use an earlier checkpoint"),
+    ("inspect diffusion", 3, "diffusion: not a recognized checkpoint",
+     "below it are: unet (safetensors), vae (safetensors)"),
+    ("convert expert_gone out --to megatron_torch_dist", 5,
+     "1 missing: model.layers.0.mlp.experts.1.up_proj.weight",
+     "--allow-missing"),
+    ("convert headless out --to megatron_torch_dist", 5,
+     "1 missing: lm_head.weight", "--allow-missing"),
+    ("convert no_config out --to megatron_torch_dist", 5,
+     "no_config: the model's family is not known", "--family"),
+    ("inspect two", 4, "1 of the 2 files that weight_map names is missing: "
+     "model-00002-of-00002.safetensors", "fetch the missing files again"),
+    ("inspect stray", 4, "stray/old.safetensors: the header describes",
+     "below it are: run1 (safetensors), run2 (safetensors), run3"),
+    ("inspect models--org--name/blobs", 3, "not a recognized checkpoint",
+     "open models--org--name"),
+    ("inspect models--org--name/refs", 3, "not a recognized checkpoint",
+     "open models--org--name"),
+    (R + "--device cuda", 7, "--device cuda", ""),
+    ("inspect /dev/fd/0", 3, "/dev/fd/0: a checkpoint can't be read from a "
+     "pipe", "save it to a file"),
+    ("unshard tp4 /dev/full", 2, "/dev/full: a device", "--dry-run"),
+    ("reshard gpt out --tp 3", 5, "which 3 tensor-parallel ranks do not",
+     "sizes that divide every tensor: 1, 2, 4"),
+    # a part of a checkpoint, or what lies beside one
+    ("inspect tp4/model.yaml", 3, "not a recognized checkpoint",
+     "a checkpoint is its directory: tp4 (fairseq2)"),
+    ("inspect llama/config.json", 3, "not a recognized checkpoint",
+     "a checkpoint is its directory: llama (safetensors)"),
+    ("inspect gpt/iter_0000007/metadata.json", 3, "not a recognized",
+     "its directory: gpt/iter_0000007 (megatron_torch_dist)"),
+    ("inspect gpt/latest_checkpointed_iteration.txt", 3, "not a recognized",
+     "its directory: gpt (megatron_torch_dist)"),
+    ("inspect llama/model.safetensors/", 3, "no such file or directory",
+     "did you mean llama/model.safetensors?"),
+    ("inspect wandb", 3, "wandb: not a recognized checkpoint",
+     "is it the right path?"),
+    ("inspect tp4 --from safetensors", 3, "tp4: no .safetensors file",
+     "without --from the format is detected"),
+    ("inspect ~/x", 3, "~/x: no such file", '"$HOME"/x'),
+    # URLs
+    ("inspect hf://", 3, "hf://: not a whole URL", "hf://ORG/NAME"),
+    ("inspect hf://org", 3, "hf://org: not a whole URL", "hf://ORG/NAME"),
+    ("inspect s3://", 3, "s3://: not a whole URL", "s3://BUCKET/PATH"),
+    ("inspect hf:org/name", 3, "hf:org/name: no such file",
+     "did you mean hf://org/name?"),
+    ("inspect https:/host/x", 3, "no such file",
+     "did you mean https://host/x?"),
+    ("inspect https://huggingface.co/org/name", 3, "a page to look at",
+     "hf://org/name"),
+    ("fetch https://huggingface.co/org/name/tree/main out", 3,
+     "a page to look at", "hf://org/name"),
+    ("fetch llama out", 2, "llama: is not a URL", "cp -r"),
+    ("fetch hf://org/name", 2, "DIR is required", "usage: ckpt fetch URL DIR"),
+    # targets
+    ("unshard tp4 out.safetensor", 2, "out.safetensor: ckpt does not write",
+     "did you mean .safetensors?"),
+    ("unshard tp4 out.SAFETENSORS", 2, "endings are lower case",
+     "out.safetensors"),
+    ("unshard tp4 out.PT", 2, "out.PT: endings are lower case", "out.pt"),
+    ("convert llama out.safetensors --to dcp", 2,
+     "out.safetensors: --to dcp does not fit", "name a directory"),
+    ("reshard tp4 file/out --tp 8", 2, "file: is a file, not a directory",
+     "choose a target in a directory"),
+    ("reshard tp4 nowhere/deep/out --tp 8", 3,
+     "nowhere/deep: the directory of the target is missing",
+     "mkdir -p nowhere/deep"),
+    ("convert llama out --to safetensors --tp 2", 5,
+     "safetensors can't hold tp=2", "--to FORMAT --tp N"),
+    ("reshard gpt out --ep 2", 5, "--ep 2: the model has no experts",
+     "leave --ep out"),
+    ("reshard tp4 out -o plan.json", 2, "-o writes a plan", "SRC DST"),
+    # arguments
+    ("convert --src tp4 --dst out", 2, "unknown option --src",
+     "paths have no option: ckpt convert SRC DST"),
+    ("convert tp4 --output out --to dcp", 2, "unknown option --output",
+     "paths have no option: ckpt convert SRC DST"),
+    ("diff tp4 llama gpt", 2, "unexpected argument 'gpt'", "usage: ckpt diff"),
+    ("verify tp4 --rtol 1", 2, "compare two checkpoints", "ckpt verify A B"),
+    ("show llama", 2, "NAME is required", "usage: ckpt show PATH NAME"),
+    ("show llama model.norm.weight[a]", 2, "'a' is not a number", "NumPy"),
+    ("show llama model.norm.weight[0", 3, "no tensor or object named",
+     "did you mean model.norm.weight?"),
+    ("show llama model.norm.weight[0:4:0]", 2, "a step below 1", "NumPy"),
+    ("inspect tp4 --keys [", 2, "'[' is not closed", "for a bracket"),
+    ("inspect tp4 --keys=", 2, "--keys needs a value", "--help"),
+    ("inspect tp4 -vv -q", 2, "--verbose can't go with --quiet", ""),
+    (R + "--tp 4", 2, "--tp is given more than once", ""),
+    ("reshard tp4 out --tp two", 2, "--tp 'two': expected a number", "4:8"),
+    ("reshard tp4 out --tp 1.5", 2, "--tp '1.5': expected a number", "4:8"),
+    (R + "--if-exists maybe", 2, "--if-exists 'maybe': expected", ""),
+    (R + "--max-rate fast", 2, '--max-rate: invalid size "fast"', "5GB"),
+    ("convert llama out --to dcp --dialect hff", 2,
+     "--dialect 'hff': expected hf, mcore", "did you mean hf?"),
+    ("convert llama out --to dcp --dialect mcore --family nope", 2,
+     "unknown family 'nope'", "`ckpt family list`"),
+    # other commands
+    ("scan nothing", 3, "nothing: no such file or directory", ""),
+    ("salvage nothing out", 3, "nothing: no such file or directory", ""),
+    ("salvage tp4 tp4", 2, "would replace the source", "write beside it"),
+    ("view nothing", 3, "nothing: no such file or directory", ""),
+    ("ls nothing", 3, "nothing: no such file or directory", ""),
+    ("ls tp4 -e (", 2, "-e '('", ""),
+    ("run nothing.json", 3, "nothing.json: no such file or directory", ""),
+    ("run llama", 4, "llama: not a plan of ckpt", "-n -o plan.json"),
+    ("run bad.json", 4, "bad.json: not a plan of ckpt", "-n -o bad.json"),
+    ("family show lama", 2, "unknown family 'lama'", "did you mean 'llama'?"),
+    ("family chek llama", 2, "ACTION 'chek': expected list, show, check, infer",
+     "did you mean check?"),
+    ("family check tp4", 5, "no config.json names the model's family",
+     "--family NAME"),
+    ("man insepct", 2, "unknown command 'insepct'", "did you mean inspect?"),
+    ("completion tcsh", 2, "SHELL 'tcsh': expected bash, zsh, fish", ""),
+    ("help nope", 2, "unknown command 'nope'", "one of inspect, ls"),
+)
+WORKS = (
+    "inspect stale", "inspect llama/", "inspect steps/step_100",
+    "inspect two/model-00001-of-00002.safetensors", "inspect dcp/.metadata",
+    "unshard tp4 out.ckpt", "unshard tp4 out.pt --resume", "reshard tp4 out",
+    "reshard gpt out --tp 2 --pp 3", "verify tp4 tp4",
+    "inspect gpt/iter_0000007/common.pt", "reshard tp4 out --tp=8",
+)
+
+
+def option(folder, words, line, meant):
+    """The option of another tool, where the command has the one it means."""
+    mistake(folder, f"{line} {words}", 2, f"unknown option {words.split()[0]}",
+            f"did you mean {meant}?")
+
+
+def said(line):
+    return mistakes_test.run(line).want(0).err
+
+
+def parts_are_said(folder):
+    """A file that is one of several says so, and names the whole."""
+    check_equal(said("inspect two/model-00001-of-00002.safetensors"),
+                "note: model-00001-of-00002.safetensors is file 1 of 2; the "
+                "whole is two\n", "stderr")
+    check_equal(said("inspect llama/model.safetensors"), "", "stderr")
+
+
+def same_topology_is_said(folder):
+    """reshard without a size copies, and says that it does."""
+    err = said("reshard tp4 out")
+    mistakes_test.clean()
+    check("note: the topology stays tp=4: --tp, --pp, --dp and --ep change it"
+          in err, err)
+
+
+def denied(folder):
+    """What one may not read: whose it is can be looked up."""
+    if os.geteuid() != 0:
+        raise Skip("only root can become somebody else")
+    path = folder / "model.safetensors"
+    llama = mistakes_test.SCENE / "llama"
+    shutil.copy(next(llama.glob("*.safetensors")), path)
+    path.chmod(0)
+    for above in (folder, folder.parent):
+        above.chmod(0o755)
+    done = mistakes_test.CKPT.run("inspect", path, user="nobody").want(6)
+    check_equal(done.err, f"error: {path}: cannot open: Permission denied\n"
+                "hint: ls -ld shows whose it is: ask its owner, or run as a "
+                "user who may\n", "stderr")
+
+
+def reasons_at_v(folder):
+    """-v has a line for each format that was tried, before the error."""
+    lines = mistakes_test.run("inspect logs -v").want(3).err.splitlines()
+    tried = [l for l in lines if l.startswith("note: not ")]
+    check(len(tried) >= 13, "\n".join(lines))
+    check_equal(len(lines), len(tried) + 2, "lines")
+
+
+def stale_tracker_is_said(folder):
+    err = said("inspect stale")
+    check("names iter_0000009, which is not a complete checkpoint; "
+          "iter_0000007 is read" in err, err)
+
+
+def prepare(suite, ckpt):
+    mistakes_test.CKPT = ckpt
+    scene = Path(tempfile.mkdtemp(prefix="ckpt_mistakes_")).resolve()
+    mistakes_test.SCENE = scene
+    make_more(scene)
+    for row in ROWS:
+        suite.add(f"$ ckpt {row[0]}", mistake, *row)
+    for line in WORKS:
+        suite.add(f"works: {line}", works, line)
+    for words, line, meant in OPTIONS:
+        suite.add(f"option {words}", option, words, line, meant)
+    for case in (parts_are_said, same_topology_is_said, stale_tracker_is_said,
+                 reasons_at_v, denied):
+        suite.add(case.__name__, case)
+
+
+if __name__ == "__main__":
+    try:
+        Suite(__doc__).main(prepare)
+    finally:
+        if mistakes_test.SCENE:
+            shutil.rmtree(mistakes_test.SCENE)
