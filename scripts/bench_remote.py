@@ -3,7 +3,7 @@
 """Sources and targets elsewhere: ckpt beside the copiers, over a wire of a length.
 
     .venv/bin/python scripts/bench_remote.py [--gib 0.5] [--rounds 3]
-        [--delays 0,10,50] [--only s3,hf,https,upload] [--dir DIR]
+        [--delays 0,10,50] [--only s3,shapes,hf,https,upload] [--dir DIR]
 
 SeaweedFS serves s3://; nginx serves https:// (here by http on loopback) and what
 the stand-in of the hub's API redirects to. All requests pass bench_delay.py,
@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 import bench_make as make
-from bench import files_of, run
+from bench import Prepared, files_of, run
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/app")]
@@ -166,6 +166,7 @@ class Bench:
         rows = {k: v for k, v in rows.items() if v}
         best = {}
         os.environ.update(self.env)
+        load = os.getloadavg()[0]
         for i in range(self.options.rounds):
             order = list(rows) if i % 2 == 0 else list(rows)[::-1]
             for name in order:
@@ -180,7 +181,7 @@ class Bench:
             self.say(f"| {title} | {self.delay} | `{name}` | {clock:.2f} | "
                      f"{ratio} | {processor:.2f} | {peak / 2**20:.0f} | "
                      f"{requests / (wanted / 1e9):.0f} | "
-                     f"{(moved / wanted - 1) * 100:+.2f} % |")
+                     f"{(moved / wanted - 1) * 100:+.2f} % | {load:.0f} |")
         return best
 
     # ---------------------------------------------------------------- servers
@@ -191,23 +192,45 @@ class Bench:
             "region = us-east-1\nforce_path_style = true\n")
         return self.dir / name
 
+    def shapes(self, s3):
+        """One large file, some of a usual size, many small ones: copied."""
+        wire = Wire(int(s3.url.rsplit(":", 1)[1]), self.delay)
+        self.env["AWS_ENDPOINT_URL"] = wire.url
+        conf = self.rclone_conf("rclone.conf", wire.url)
+        for name, (count, size) in self.sizes().items():
+            url = f"s3://{BUCKET}/{name.replace(' ', '_')}"
+            self.compare(f"s3: {name}", count * size, {
+                "ckpt fetch": [[self.ckpt, "fetch", url, self.out / "c", "-q",
+                                "--no-fsync"]],
+                **self.s3_copies(url, wire, conf)}, [wire])
+        wire.close()
+
+    def sizes(self):
+        """{name: (files, bytes of each)}"""
+        all_bytes = int(self.options.gib * 2**30)
+        return {"one file": (1, all_bytes), "64 files": (64, all_bytes // 64),
+                "1500 of 64 KiB": (1500, 64 << 10)}
+
+    def s3_copies(self, url, wire, conf):
+        out = self.out
+        aws, s5cmd, rclone = tool("aws"), tool("s5cmd"), tool("rclone")
+        return {
+            "aws s3 cp": aws and [[aws, "s3", "cp", "--recursive", "--quiet",
+                                   url, out / "c"]],
+            "s5cmd cp": s5cmd and [[s5cmd, "--endpoint-url", wire.url, "--log",
+                                    "error", "cp",
+                                    url + "/*", f"{out}/c/"]],
+            "rclone copy": rclone and [[
+                rclone, "--config", conf, "copy", "--multi-thread-streams=4",
+                url.replace("s3://", "s3:"), out / "c"]],
+        }
+
     def s3(self, s3, source, size):
         wire = Wire(int(s3.url.rsplit(":", 1)[1]), self.delay)
         self.env["AWS_ENDPOINT_URL"] = wire.url
         conf = self.rclone_conf("rclone.conf", wire.url)
         out, url = self.out, f"s3://{BUCKET}/model"
-        aws, s5cmd, rclone = tool("aws"), tool("s5cmd"), tool("rclone")
-        quiet = ("--quiet",)
-        copies = {
-            "aws s3 cp": aws and [[aws, "s3", "cp", "--recursive", *quiet, url,
-                                   out / "c"]],
-            "s5cmd cp": s5cmd and [[s5cmd, "--endpoint-url", wire.url, "--log",
-                                    "error", "cp",
-                                    url + "/*", f"{out}/c/"]],
-            "rclone copy": rclone and [[rclone, "--config", conf, "copy",
-                                        "--multi-thread-streams=4",
-                                        f"s3:{BUCKET}/model", out / "c"]],
-        }
+        copies = self.s3_copies(url, wire, conf)
         self.compare("s3: copy", size, {
             "ckpt fetch": [[self.ckpt, "fetch", url, out / "c", "-q",
                             "--no-fsync"]],
@@ -314,6 +337,20 @@ class Bench:
         wire.close()
 
 
+def fill_shapes(bench):
+    for name, (count, size) in bench.sizes().items():
+        folder = bench.dir / "shape"
+        folder.mkdir()
+        for i in range(count):
+            with open(folder / f"{i:04}", "wb") as f:
+                for at in range(0, size, 16 << 20):
+                    f.write(os.urandom(min(16 << 20, size - at)))
+        subprocess.run([
+            tool("rclone"), "--config", bench.dir / "rclone.direct", "copy",
+            folder, f"s3:{BUCKET}/{name.replace(' ', '_')}"], check=True)
+        shutil.rmtree(folder)
+
+
 def fill(s3, source, bench):
     s3.put(None, BUCKET)
     bench.rclone_conf("rclone.direct", s3.url)
@@ -329,7 +366,7 @@ def main():
     parser.add_argument("--gib", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--delays", default="0,10,50")
-    parser.add_argument("--only", default="s3,upload,hf,https")
+    parser.add_argument("--only", default="s3,shapes,upload,hf,https")
     parser.add_argument("--dir", default=None)
     options = parser.parse_args()
     for name in list(os.environ):  # of this machine, not of the servers here
@@ -349,18 +386,24 @@ def main():
               f"best of {options.rounds} in turn")
     bench.say("\n| what | round trip, ms | command | s | of the fastest copier "
               "| processor, s | peak, MiB | requests a GB | bytes on the wire |"
-              "\n|---|---|---|---|---|---|---|---|---|")
+              " load |\n|---|---|---|---|---|---|---|---|---|---|")
     started = time.monotonic()
     nginx = Nginx(options.dir / "nginx", options.dir / "hub")
     try:
-        wanted = {"s3", "upload"} & set(only)
+        wanted = {"s3", "upload", "shapes"} & set(only)
         with S3(options.dir) if wanted else contextlib.nullcontext() as s3:
             if wanted:
                 fill(s3, source, bench)
+            if "shapes" in only:
+                fill_shapes(bench)
+            # A virtual machine's host finds memory slowly: before, not in turn.
+            memory = Prepared(2 * size)
             for delay in options.delays.split(","):
                 bench.delay = int(delay)
                 if "s3" in only:
                     bench.s3(s3, source, size)
+                if "shapes" in only:
+                    bench.shapes(s3)
                 if "upload" in only:
                     bench.upload(s3, source, size)
                 if "hf" in only:
@@ -369,6 +412,7 @@ def main():
                 if "https" in only:
                     bench.https(nginx, sum(p.stat().st_size
                                            for p in files_of(repo)))
+            memory.close()
     finally:
         nginx.close()
         shutil.rmtree(options.dir)

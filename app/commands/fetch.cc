@@ -18,6 +18,7 @@
 #include "lib/io/ahead.h"
 #include "lib/io/remote.h"
 #include "lib/io/upload.h"
+#include "lib/parallel.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 
@@ -31,6 +32,7 @@ constexpr uint64_t kStep = 8 << 20;
 constexpr uint64_t kPart = 4 << 20;  // that one request asks for
 // Under way or waiting to be read, of all files together.
 constexpr uint64_t kAhead = 64 << 20;
+constexpr size_t kLooks = 32;  // at once
 
 constexpr std::string_view kExamples =
     "ckpt fetch hf://Qwen/Qwen3-0.6B model\n"
@@ -50,6 +52,15 @@ void check_name(const std::string& url, const std::string& path) {
   throw unsafe_error({url, {}},
                      "names a file \"{}\", which is not a plain name",
                      printable(path));
+}
+
+void look_at(FetchFile& file) {
+  struct stat facts;
+  if (!io::stat_any(file.url, facts))
+    throw missing_error({file.url, {}}, "does not exist any more");
+  file.bytes = static_cast<uint64_t>(facts.st_size);
+  file.sha256 = io::remote_sha256(file.url);
+  file.tag = fmt::format("{} {:016x}", file.bytes, facts.st_ino);
 }
 
 class Fetch : public Command {
@@ -116,15 +127,12 @@ void Fetch::list() {
     check_name(url_, one.path);
     if (!include.empty() && !any(include, one.path)) continue;
     if (any(exclude, one.path)) continue;
-    FetchFile file{one.path, job_.single ? url_ : io::join(url_, one.path)};
-    struct stat facts;
-    if (!io::stat_any(file.url, facts))
-      throw missing_error({file.url, {}}, "does not exist any more");
-    file.bytes = static_cast<uint64_t>(facts.st_size);
-    file.sha256 = io::remote_sha256(file.url);
-    file.tag = fmt::format("{} {:016x}", file.bytes, facts.st_ino);
-    job_.files.push_back(std::move(file));
+    job_.files.push_back(
+        {one.path, job_.single ? url_ : io::join(url_, one.path)});
   }
+  // A web server is asked for each; other listings have said it.
+  parallel_for(
+      job_.files.size(), [&](size_t i) { look_at(job_.files[i]); }, kLooks);
   if (job_.files.empty())
     throw missing_error({url_, {}}, "no file of it is wanted");
 }

@@ -1,18 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is there from a run that was stopped is gone on with:
+// Pieces of files come in any order, each by a request whose bytes go into the
+// file at once. What is there from a run that was stopped is gone on with:
 //
-//   DIR/.ckpt-fetch/NAME.part   the first bytes of a file, as many as it has
-//   DIR/.ckpt-fetch/NAME.tag    of which version: "SIZE HASH", and "done" when
-//                               the file is in its place
+//   DIR/.ckpt-fetch/journal     what has come (fetch_journal.h)
+//   DIR/.ckpt-fetch/NAME.part   a file, where its bytes belong
 //   DIR/NAME                    when it is whole, and its sha256 is the one
 //                               that the hub promises
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <atomic>
+#include <deque>
 #include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "app/commands/fetch.h"
+#include "app/commands/fetch_journal.h"
+#include "app/options/rate.h"
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
 #include "lib/io/lock.h"
+#include "lib/io/remote.h"
 #include "lib/io/rename.h"
 #include "lib/parallel.h"
 #include "lib/sha256.h"
@@ -22,33 +35,74 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kStep = 8 << 20;
+constexpr uint64_t kFetchMiB = uint64_t{1} << 20;
+constexpr uint64_t kStep = 8 * kFetchMiB;
+// In cache while their sum is made.
+constexpr uint64_t kSumStep = kFetchMiB / 4;
+// Each waits for one request; how many run is decided below (lib/net).
+constexpr size_t kPieces = 64;
+// Of what is left, each of so many gets a share, so that they end together.
+constexpr uint64_t kShares = 24;
+constexpr uint64_t kLeastPiece = 16 * kFetchMiB, kMostPiece = 64 * kFetchMiB;
+// What a killed process may have fetched in vain, of one piece; what a machine
+// that lost its power may have, of a file.
+constexpr uint64_t kNoted = 16 * kFetchMiB, kKept = 1024 * kFetchMiB;
 
-std::string read_tag(const std::string& path) {
-  constexpr uint64_t kMost = 4096;
-  return io::is_file(path) ? io::read_file(path, kMost) : "";
-}
+struct Stopped {};  // by an error of another piece
 
-void write_tag(const std::string& path, const std::string& tag, bool sync) {
-  std::error_code ignored;
-  fs::remove(path, ignored);
-  const io::Handle file = io::Handle::create(path);
-  file.write(0, std::string_view(tag));
-  if (sync) file.sync();
+// Bytes of a file in order, as they stand on this machine.
+template <class Take>
+void read_steps(const io::Handle& file, uint64_t begin, uint64_t end,
+                const Take& take) {
+  std::vector<std::byte> buffer(kSumStep);
+  for (uint64_t at = begin; at < end; at += buffer.size()) {
+    if (interrupted()) throw Interrupted("");
+    buffer.resize(std::min<uint64_t>(kSumStep, end - at));
+    file.read(at, buffer);
+    take(buffer);
+  }
 }
 
 std::string sum_of_file(const std::string& path) {
   Sha256 sum;
   const io::Handle file = io::Handle::open_read(path);
-  std::vector<std::byte> buffer(kStep);
-  const uint64_t size = file.size();
-  for (uint64_t at = 0; at < size; at += buffer.size()) {
-    if (interrupted()) throw Interrupted("");
-    buffer.resize(std::min<uint64_t>(kStep, size - at));
-    file.read(at, buffer);
-    sum.update(buffer);
-  }
+  read_steps(file, 0, file.size(),
+             [&](const auto& bytes) { sum.update(bytes); });
   return sum.hex();
+}
+
+// A file on its way.
+struct Arrival {
+  const FetchFile* file = nullptr;
+  std::string name;  // in the journal, and of the part
+
+  std::mutex mutex;  // of what follows
+  std::unique_ptr<const io::Handle> from;
+  std::shared_ptr<const io::Handle> to;
+  Ranges came;
+  uint64_t bytes = 0;    // that came
+  uint64_t unkept = 0;   // of them, that the disk may not have
+  bool keeping = false;  // a thread waits for the disk
+  Sha256 sum;
+  uint64_t summed = 0;
+  bool summing = false;  // a thread does
+  bool ended = false;
+};
+
+struct Piece {
+  Arrival* arrival;
+  uint64_t begin, end;
+};
+
+void copy_steps(const io::Handle& from, const io::Handle& to,
+                const Piece& piece, const std::function<void(uint64_t)>& look) {
+  for (uint64_t at = piece.begin; at < piece.end;) {
+    if (interrupted()) throw Interrupted("");
+    const uint64_t size = std::min(kStep, piece.end - at);
+    io::copy_range(from, at, to, at, size);
+    at += size;
+    look(at - piece.begin);
+  }
 }
 
 class FetchHere {
@@ -59,34 +113,55 @@ class FetchHere {
   void run();
 
  private:
-  void fetch(const FetchFile& file);
-  void copy(const FetchFile& file, const std::string& part);
-  bool is_whole(const FetchFile& file) const;
-  void place(const FetchFile& file, const std::string& part);
+  bool is_there(const FetchFile& file, const FetchJournal::Known& known) const;
+  void look(const FetchFile& file);
+  std::vector<Piece> cut();
+  void fetch(const Piece& piece);
+  void open(Arrival& one);
+  void copy(const Piece& piece);
+  void arrived(const Piece& piece, uint64_t count, uint64_t& told,
+               uint64_t& noted);
+  void keep(Arrival& one);
+  bool add_sum(Arrival& one);
+  void end(Arrival& one);
+  void place(const FetchFile& file);
   void verify(const FetchFile& file) const;
 
   std::string path_of(const FetchFile& file) const {
     return io::join(job_.target, file.path);
   }
-  // In the folder for what is not finished, without folders below it.
-  std::string kept(const FetchFile& file, std::string_view ending) const {
-    std::string flat;
-    for (const char c : file.path)
-      flat += c == '/' ? "%2F" : c == '%' ? "%25" : std::string(1, c);
-    return io::join(folder_, flat + std::string(ending));
+  std::string part_of(const std::string& name) const {
+    return io::join(folder_, name + ".part");
   }
 
   FetchJob& job_;
   const std::string folder_;
+  std::unique_ptr<FetchJournal> journal_;
+  std::mutex mutex_;  // of the two
+  std::deque<Arrival> arrivals_;
+  std::set<std::string> folders_;  // that files were placed in
+  std::atomic<bool> stopped_ = false;
 };
 
-// The file is there, and is the one that is meant.
-bool FetchHere::is_whole(const FetchFile& file) const {
+// In one folder, whatever folders it lies in; in one line.
+std::string flat_name(const std::string& path) {
+  std::string flat;
+  for (const char c : path) {
+    const bool plain =
+        c != '/' && c != '%' && static_cast<unsigned char>(c) >= ' ';
+    flat += plain ? std::string(1, c)
+                  : fmt::format("%{:02X}", static_cast<unsigned char>(c));
+  }
+  return flat;
+}
+
+// The file is in its place, and is the one that is meant.
+bool FetchHere::is_there(const FetchFile& file,
+                         const FetchJournal::Known& known) const {
   const std::string path = path_of(file);
   const auto size = io::file_size(path);
   if (!size) return false;
-  if (*size == file.bytes && read_tag(kept(file, ".tag")) == "done " + file.tag)
-    return true;
+  if (*size == file.bytes && known.whole) return true;
   const auto exists = unfaithful_error({path, {}}, "already exists");
   if (*size != file.bytes || file.sha256.empty())
     throw exists.with_hint("fetch into another directory, or remove it");
@@ -97,45 +172,181 @@ bool FetchHere::is_whole(const FetchFile& file) const {
   return true;
 }
 
-void FetchHere::place(const FetchFile& file, const std::string& part) {
-  const std::string path = path_of(file);
-  std::error_code failed;
-  fs::create_directories(io::parent(path), failed);
-  if (failed)
-    throw io_error(io::parent(path), "cannot make it", failed.value());
-  fs::rename(part, path, failed);
-  if (failed) throw io_error(path, "cannot rename to it", failed.value());
-  if (job_.sync) io::sync_directory(io::parent(path));
-  write_tag(kept(file, ".tag"), "done " + file.tag, job_.sync);
+// What of the file is there already.
+void FetchHere::look(const FetchFile& file) {
+  const std::string name = flat_name(file.path);
+  const FetchJournal::Known known = journal_->known(name, file.tag);
+  if (is_there(file, known)) {
+    job_.progress.advance(file.bytes);
+    if (job_.verify) verify(file);
+    return;
+  }
+  const std::string part = part_of(name);
+  const uint64_t size = io::file_size(part).value_or(0);
+  if (known.whole && size == file.bytes && io::is_file(part)) {
+    job_.progress.advance(file.bytes);
+    place(file);
+    if (job_.verify) verify(file);
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  Arrival& one = arrivals_.emplace_back();
+  one.file = &file;
+  one.name = name;
+  for (const auto& [begin, end] : known.came)
+    one.came.add(begin, std::min(end, size));
+  one.bytes = one.came.bytes();
+  job_.progress.advance(one.bytes);
+  if (!one.came.empty()) return;
+  std::error_code ignored;
+  fs::remove(part, ignored);
 }
 
-// From where an earlier run stopped; the sum is over all of it.
-void FetchHere::copy(const FetchFile& file, const std::string& part) {
-  Sha256 sum;
-  const bool summed = !file.sha256.empty();
-  const io::Handle to = io::Handle::open_write(part);
-  const uint64_t begin = std::min(to.size(), file.bytes);
-  std::vector<std::byte> buffer;
-  for (uint64_t at = 0; at < begin && summed; at += buffer.size()) {
-    buffer.resize(std::min<uint64_t>(kStep, begin - at));
-    to.read(at, buffer);
-    sum.update(buffer);
+// Large pieces first, smaller ones towards the end.
+std::vector<Piece> FetchHere::cut() {
+  uint64_t left = 0;
+  for (const Arrival& one : arrivals_) left += one.file->bytes - one.bytes;
+  std::vector<Piece> pieces;
+  for (Arrival& one : arrivals_) {
+    const Ranges missing = one.came.missing(one.file->bytes);
+    if (missing.empty()) pieces.push_back({&one, 0, 0});
+    for (const auto& [begin, end] : missing)
+      for (uint64_t at = begin; at < end;) {
+        const uint64_t share = std::clamp(
+            left / kShares / kFetchMiB * kFetchMiB, kLeastPiece, kMostPiece);
+        // No crumb is left over.
+        const uint64_t size = end - at < share + share / 2 ? end - at : share;
+        pieces.push_back({&one, at, at + size});
+        at += size;
+        left -= size;
+      }
   }
-  job_.progress.advance(begin);
-  fetch_bytes(job_, open_fetched(file), begin, file.bytes, file.bytes,
-              [&](uint64_t at, std::span<const std::byte> bytes) {
-                to.write(at, bytes);
-                if (summed) sum.update(bytes);
-              });
-  if (job_.sync) to.sync();
-  if (!summed) return;
+  return pieces;
+}
+
+void FetchHere::open(Arrival& one) {
+  const std::lock_guard lock(one.mutex);
+  if (one.to) return;
+  one.from = std::make_unique<const io::Handle>(open_fetched(*one.file));
+  const std::string part = part_of(one.name);
+  one.to = std::make_shared<const io::Handle>(io::is_file(part)
+                                                  ? io::Handle::open_write(part)
+                                                  : io::Handle::create(part));
+}
+
+// `count` of the piece's first bytes stand.
+void FetchHere::arrived(const Piece& piece, uint64_t count, uint64_t& told,
+                        uint64_t& noted) {
+  if (count > told) {
+    job_.fetched += count - told;
+    job_.progress.advance(count - told);
+    told = count;
+  }
+  if (stopped_) throw Stopped{};
+  const Arrival& one = *piece.arrival;
+  if (count < noted + kNoted || count == piece.end - piece.begin) return;
+  journal_->came(one.name, one.file->tag, piece.begin, piece.begin + count);
+  noted = count;
+}
+
+void FetchHere::copy(const Piece& piece) {
+  Arrival& one = *piece.arrival;
+  const uint64_t size = piece.end - piece.begin;
+  uint64_t stands = 0, told = 0, noted = 0;
+  const auto note = [&] {
+    journal_->came(one.name, one.file->tag, piece.begin, piece.begin + stands);
+  };
+  const auto look = [&](uint64_t count) {
+    stands = count;
+    arrived(piece, count, told, noted);
+  };
   try {
-    check_sum(job_, file, sum.hex());
-  } catch (const Error&) {
-    std::error_code ignored;
-    fs::remove(part, ignored);
+    const io::RemoteFile* const remote = io::remote_of(*one.from);
+    if (!remote)  // the hub's cache has it
+      copy_steps(*one.from, *one.to, piece, look);
+    else if (max_rate() == 0)
+      remote->copy(piece.begin, size, one.to, piece.begin, look);
+    else
+      fetch_bytes(job_, *one.from, piece.begin, piece.end, piece.end,
+                  [&](uint64_t at, std::span<const std::byte> bytes) {
+                    one.to->write(at, bytes);
+                    told = at + bytes.size() - piece.begin;
+                    look(told);
+                  });
+  } catch (...) {
+    note();
     throw;
   }
+  if (size < one.file->bytes) note();
+}
+
+// Now and then, so that a machine that loses its power does not lose all.
+void FetchHere::keep(Arrival& one) {
+  Ranges came;
+  {
+    const std::lock_guard lock(one.mutex);
+    if (!job_.sync || one.keeping || one.unkept < kKept) return;
+    one.keeping = true;
+    one.unkept = 0;
+    came = one.came;
+  }
+  one.to->sync();
+  for (const auto& [begin, end] : came)
+    journal_->kept(one.name, one.file->tag, begin, end);
+  const std::lock_guard lock(one.mutex);
+  one.keeping = false;
+}
+
+// The sum follows what came in order. True for the one thread that finds the
+// file complete.
+bool FetchHere::add_sum(Arrival& one) {
+  const bool wanted = !one.file->sha256.empty();
+  std::unique_lock lock(one.mutex);
+  if (one.summing || one.ended) return false;
+  while (wanted && one.summed < one.came.prefix()) {
+    const uint64_t begin = one.summed, end = one.came.prefix();
+    one.summing = true;
+    lock.unlock();
+    read_steps(*one.to, begin, end,
+               [&](const auto& bytes) { one.sum.update(bytes); });
+    lock.lock();
+    one.summed = end;
+    one.summing = false;
+  }
+  if (one.bytes < one.file->bytes) return false;
+  return one.ended = true;
+}
+
+void FetchHere::end(Arrival& one) {
+  const FetchFile& file = *one.file;
+  if (!file.sha256.empty()) try {
+      check_sum(job_, file, one.sum.hex());
+    } catch (const Error&) {
+      // Nothing of it is known to be right.
+      one.to.reset();
+      std::error_code ignored;
+      fs::remove(part_of(one.name), ignored);
+      throw;
+    }
+  if (job_.sync) one.to->sync();
+  one.to.reset();
+  one.from.reset();
+  journal_->whole(one.name, file.tag);
+  place(file);
+  if (job_.verify) verify(file);
+}
+
+void FetchHere::place(const FetchFile& file) {
+  const std::string path = path_of(file), folder = io::parent(path);
+  std::error_code failed;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!folders_.contains(folder)) fs::create_directories(folder, failed);
+    if (failed) throw io_error(folder, "cannot make it", failed.value());
+    folders_.insert(folder);
+  }
+  fs::rename(part_of(flat_name(file.path)), path, failed);
+  if (failed) throw io_error(path, "cannot rename to it", failed.value());
 }
 
 // As the disk has it now, by the sum that was promised.
@@ -151,24 +362,26 @@ void FetchHere::verify(const FetchFile& file) const {
             "remove the file and fetch it again");
 }
 
-void FetchHere::fetch(const FetchFile& file) {
-  if (is_whole(file)) {
-    job_.progress.advance(file.bytes);
-  } else {
-    const std::string part = kept(file, ".part");
-    const std::string tag = kept(file, ".tag");
-    std::error_code ignored;
-    if (read_tag(tag) != file.tag) {
-      fs::remove(part, ignored);
-      write_tag(tag, file.tag, job_.sync);
+void FetchHere::fetch(const Piece& piece) {
+  if (stopped_) return;
+  Arrival& one = *piece.arrival;
+  try {
+    open(one);
+    if (piece.begin < piece.end) {
+      copy(piece);
+      const std::lock_guard lock(one.mutex);
+      one.came.add(piece.begin, piece.end);
+      one.bytes += piece.end - piece.begin;
+      one.unkept += piece.end - piece.begin;
     }
-    if (!io::is_file(part)) io::Handle::create(part);
-    ++job_.copying;
-    copy(file, part);
-    --job_.copying;
-    place(file, part);
+    keep(one);
+    if (add_sum(one)) end(one);
+  } catch (const Stopped&) {
+    return;
+  } catch (...) {
+    stopped_ = true;
+    throw;
   }
-  if (job_.verify) verify(file);
 }
 
 void FetchHere::run() {
@@ -176,14 +389,22 @@ void FetchHere::run() {
   fs::create_directories(folder_, failed);
   if (failed) throw io_error(folder_, "cannot make it", failed.value());
   const io::TargetLock lock(job_.target);
+  journal_ =
+      std::make_unique<FetchJournal>(io::join(folder_, "journal"), job_.sync);
   try {
     parallel_for(
-        job_.files.size(), [&](size_t i) { fetch(job_.files[i]); },
+        job_.files.size(), [&](size_t i) { look(job_.files[i]); },
         kFetchThreads);
+    const std::vector<Piece> pieces = cut();
+    parallel_for(
+        pieces.size(), [&](size_t i) { fetch(pieces[i]); },
+        max_rate() == 0 ? kPieces : kFetchThreads);
   } catch (const Interrupted&) {
     throw Interrupted("stopped; what was received is kept in " + folder_ +
                       "; run it again to resume");
   }
+  if (job_.sync)
+    for (const std::string& folder : folders_) io::sync_directory(folder);
   fs::remove_all(folder_, failed);
 }
 

@@ -4,6 +4,7 @@
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/io/mount.h"
+#include "lib/parallel.h"
 
 namespace ckpt::io {
 
@@ -23,18 +24,26 @@ bool stat_any(const std::string& path, struct stat& facts) {
 
 std::vector<RemoteEntry> files_below(const std::string& url) {
   constexpr size_t kMostFiles = 1'000'000, kMostFolders = 100'000;
+  constexpr size_t kLooks = 32;  // at once
   std::vector<RemoteEntry> files;
   std::vector<std::string> folders{""};
   for (size_t i = 0; i < folders.size(); ++i) {
     const std::string folder = folders[i];
-    for (const std::string& name : list_directory(join(url, folder))) {
-      const std::string path = folder.empty() ? name : join(folder, name);
-      const auto facts = stat_remote(join(url, path));
-      if (!facts) continue;
-      if (S_ISDIR(facts->st_mode))
-        folders.push_back(path);
+    std::vector<std::string> paths = list_directory(join(url, folder));
+    if (!folder.empty())
+      for (std::string& one : paths) one = join(folder, one);
+    // A web server is asked for each of them; other listings have said it.
+    std::vector<std::optional<struct stat>> facts(paths.size());
+    parallel_for(
+        paths.size(),
+        [&](size_t k) { facts[k] = stat_remote(join(url, paths[k])); }, kLooks);
+    for (size_t k = 0; k < paths.size(); ++k) {
+      if (!facts[k]) continue;
+      if (S_ISDIR(facts[k]->st_mode))
+        folders.push_back(std::move(paths[k]));
       else
-        files.push_back({path, static_cast<uint64_t>(facts->st_size)});
+        files.push_back(
+            {std::move(paths[k]), static_cast<uint64_t>(facts[k]->st_size)});
     }
     if (files.size() > kMostFiles || folders.size() > kMostFolders)
       throw input_error({url, {}}, "more than {} files lie in it", kMostFiles);

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,6 +25,8 @@ constexpr bool is_url(std::string_view path) {
          path.starts_with("gs://") || path.starts_with("az://");
 }
 
+class Handle;
+
 // An open file on another machine; for all threads.
 class RemoteFile {
  public:
@@ -36,9 +39,15 @@ class RemoteFile {
   virtual bool has(uint64_t offset, uint64_t count) const = 0;
   // These bytes will be read once, soon. Doesn't wait; fails in silence.
   virtual void ask_for(uint64_t offset, uint64_t count) const = 0;
+  // Bytes [offset, offset + count) into a file of this machine, from `at` on,
+  // as they come: no memory holds them. `came` is told now and then how many of
+  // the first ones stand there, and once more before this returns or throws.
+  using Came = std::function<void(uint64_t)>;
+  virtual void copy(uint64_t offset, uint64_t count,
+                    const std::shared_ptr<const Handle>& to, uint64_t at,
+                    const Came& came) const = 0;
 };
 
-class Handle;
 // Where an open file lies; null if it is on this machine. Its fd() is a number
 // below -1, which is not a descriptor.
 const RemoteFile* remote_of(const Handle& file);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread that runs all requests.
+// The threads that run all requests.
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <list>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "lib/interrupt.h"
@@ -28,9 +28,15 @@ std::atomic<uint64_t> bytes_sent = 0;
 constexpr int kMostBudget = 1000;
 std::atomic<int> budget = kMostBudget;
 
+// What is worth a thread of its own: its bytes cost copies, and TLS.
+bool is_large(const Request& request) {
+  constexpr uint64_t kLarge = 1 << 20;
+  return std::max(request.wanted(), request.body_bytes) >= kLarge;
+}
+
 class Client {
  public:
-  // It is never destroyed: its thread may run until the process ends.
+  // It is never destroyed: its threads may run until the process ends.
   static Client& get() {
     static Client* const client = new Client;
     return *client;
@@ -40,16 +46,21 @@ class Client {
     auto transfer = std::make_shared<Transfer>(std::move(request));
     {
       const std::lock_guard lock(mutex_);
-      incoming_.push_back(transfer);
+      enqueue(transfer);
     }
-    curl().multi_wakeup(multi_);
+    wake();
     return transfer;
   }
 
-  void wait(Transfer& transfer) {
+  void wait(Transfer& transfer, const std::function<void()>& look) {
     std::unique_lock lock(mutex_);
     while (!transfer.done) {
-      ended_.wait_for(lock, std::chrono::milliseconds(100));
+      transfer.ended.wait_for(lock, std::chrono::milliseconds(100));
+      if (look) {
+        lock.unlock();
+        look();
+        lock.lock();
+      }
       if (!transfer.done && !transfer.request.heedless && interrupted()) {
         lock.unlock();
         cancel(transfer);
@@ -66,8 +77,8 @@ class Client {
   void cancel(Transfer& transfer) {
     std::unique_lock lock(mutex_);
     transfer.cancelled = true;
-    curl().multi_wakeup(multi_);
-    ended_.wait(lock, [&] { return transfer.done; });
+    wake();
+    transfer.ended.wait(lock, [&] { return transfer.done; });
   }
 
  private:
@@ -80,31 +91,68 @@ class Client {
     explicit Host(size_t most) : window(most) {}
     Window window;
     size_t running = 0;
-    std::deque<Ticket> queue;
+    std::deque<Ticket> small, large;
+  };
+  // One thread's. Small requests are all the first one's: they share its
+  // connections.
+  struct Loop {
+    CURLM* multi;
+    bool first;
+    std::list<Ticket> running = {};
+    std::vector<CURL*> free = {};
+    std::map<const Host*, size_t> large = {};  // that run
   };
 
-  Client() : connections_(settings().connections), multi_(curl().multi_init()) {
+  Client() : connections_(settings().connections) {
+    constexpr size_t kMostLoops = 4;
+    const size_t count =
+        std::clamp<size_t>(std::thread::hardware_concurrency(), 1, kMostLoops);
     const auto most = static_cast<long>(connections_);
-    curl().multi_setopt(multi_, CURLMOPT_MAX_HOST_CONNECTIONS, most);
-    curl().multi_setopt(multi_, CURLMOPT_MAXCONNECTS, 4 * most);
-    std::thread([this] { run(); }).detach();
+    for (size_t i = 0; i < count; ++i) {
+      loops_.push_back({curl().multi_init(), i == 0});
+      CURLM* const multi = loops_.back().multi;
+      curl().multi_setopt(multi, CURLMOPT_MAX_HOST_CONNECTIONS, most);
+      curl().multi_setopt(multi, CURLMOPT_MAXCONNECTS, 4 * most);
+    }
+    const std::lock_guard lock(mutex_);
+    std::thread([this] { run(loops_[0]); }).detach();
+    for (size_t i = 1; i < count; ++i) try {
+        std::thread([this, i] { run(loops_[i]); }).detach();
+      } catch (const std::system_error&) {
+        loops_.resize(i);  // the others do its work
+      }
   }
 
-  void run() {
+  void run(Loop& loop) {
     while (true) {
-      drop_cancelled();
-      take_due();
-      begin_queued();
+      {
+        const std::lock_guard lock(mutex_);
+        drop_cancelled(loop);
+        take_due();
+        begin_queued(loop);
+      }
       int running = 0;
-      curl().multi_perform(multi_, &running);
-      take_ended();
-      curl().multi_poll(multi_, nullptr, 0, pause(), nullptr);
+      curl().multi_perform(loop.multi, &running);
+      const std::vector<Ended> ended = finish(loop);
+      int pause = 0;
+      {
+        const std::lock_guard lock(mutex_);
+        take_ended(loop, ended);
+        const auto now = Clock::now();
+        for (auto& [name, host] : hosts_)
+          if (host.running != 0) host.window.look(now, host.running);
+        pause = can_begin(loop) ? 0 : time_to_due();
+      }
+      curl().multi_poll(loop.multi, nullptr, 0, pause, nullptr);
     }
   }
 
-  int pause() {
-    const std::lock_guard lock(mutex_);
-    if (!incoming_.empty()) return 0;
+  void wake() {
+    for (const Loop& loop : loops_) curl().multi_wakeup(loop.multi);
+  }
+
+  // All below with the mutex held, but for finish().
+  int time_to_due() const {
     auto least = std::chrono::milliseconds(1000);
     for (const Waiting& one : waiting_)
       least =
@@ -113,40 +161,35 @@ class Client {
     return static_cast<int>(std::max<int64_t>(0, least.count()));
   }
 
-  void end(Transfer& transfer) {
-    {
-      const std::lock_guard lock(mutex_);
-      transfer.done = true;
-    }
-    ended_.notify_all();
+  static void end(Transfer& transfer) {
+    transfer.done = true;
+    transfer.ended.notify_all();
   }
 
-  void drop_cancelled() {
-    std::vector<Ticket> gone;
-    {
-      const std::lock_guard lock(mutex_);
-      const auto take = [&](const Ticket& one) {
-        if (one->cancelled) gone.push_back(one);
-        return one->cancelled;
-      };
-      std::erase_if(incoming_, take);
-      std::erase_if(waiting_,
-                    [&](const Waiting& one) { return take(one.transfer); });
-      std::erase_if(running_, take);
-      for (auto& [name, host] : hosts_) std::erase_if(host.queue, take);
-    }
-    for (const Ticket& one : gone) {
-      if (one->easy) release(*one);
+  void drop_cancelled(Loop& loop) {
+    const auto drop = [&](const Ticket& one) {
+      if (!one->cancelled) return false;
+      if (one->easy) stop(loop, *one, one->easy);
       end(*one);
+      return true;
+    };
+    std::erase_if(waiting_,
+                  [&](const Waiting& one) { return drop(one.transfer); });
+    std::erase_if(loop.running, drop);
+    for (auto& [name, host] : hosts_) {
+      std::erase_if(host.small, drop);
+      std::erase_if(host.large, drop);
     }
   }
 
-  void release(Transfer& transfer) {
-    CURL* const easy = transfer.easy;
-    curl().multi_remove_handle(multi_, easy);
+  // It runs no more in this thread.
+  void stop(Loop& loop, Transfer& transfer, CURL* easy) {
+    curl().multi_remove_handle(loop.multi, easy);
     transfer.easy = nullptr;
-    free_.push_back(easy);
-    --host_of(transfer).running;
+    loop.free.push_back(easy);
+    Host& host = host_of(transfer);
+    --host.running;
+    if (is_large(transfer.request)) --loop.large[&host];
   }
 
   Host& host_of(const Transfer& transfer) {
@@ -155,90 +198,119 @@ class Client {
         .first->second;
   }
 
-  void take_due() {
-    std::vector<Ticket> due;
-    {
-      const std::lock_guard lock(mutex_);
-      due.swap(incoming_);
-      const auto now = Clock::now();
-      std::erase_if(waiting_, [&](const Waiting& one) {
-        if (one.due > now) return false;
-        due.push_back(one.transfer);
-        return true;
-      });
-    }
-    for (Ticket& one : due) {
-      Host& host = host_of(*one);
-      host.queue.push_back(std::move(one));
-    }
+  void enqueue(const Ticket& transfer) {
+    Host& host = host_of(*transfer);
+    (is_large(transfer->request) ? host.large : host.small).push_back(transfer);
   }
 
-  void begin_queued() {
+  void take_due() {
+    const auto now = Clock::now();
+    std::erase_if(waiting_, [&](const Waiting& one) {
+      if (one.due > now) return false;
+      enqueue(one.transfer);
+      return true;
+    });
+  }
+
+  // What this thread may begin now; null if nothing. Each has its share of
+  // the large ones.
+  std::deque<Ticket>* next(const Loop& loop, Host& host) const {
+    if (host.running >= host.window.size()) return nullptr;
+    if (loop.first && !host.small.empty()) return &host.small;
+    if (host.large.empty()) return nullptr;
+    const auto found = loop.large.find(&host);
+    const size_t mine = found == loop.large.end() ? 0 : found->second;
+    const size_t share =
+        (host.window.size() + loops_.size() - 1) / loops_.size();
+    return mine < share ? &host.large : nullptr;
+  }
+
+  // Wakes the others, too, if they have something to begin.
+  bool can_begin(const Loop& loop) {
+    bool some = false;
     for (auto& [name, host] : hosts_)
-      while (!host.queue.empty() && host.running < host.window.size()) {
-        const Ticket transfer = std::move(host.queue.front());
-        host.queue.pop_front();
+      for (const Loop& one : loops_) {
+        if (!next(one, host)) continue;
+        if (&one == &loop)
+          some = true;
+        else
+          curl().multi_wakeup(one.multi);
+      }
+    return some;
+  }
+
+  void begin_queued(Loop& loop) {
+    for (auto& [name, host] : hosts_)
+      while (std::deque<Ticket>* const queue = next(loop, host)) {
+        const Ticket transfer = std::move(queue->front());
+        queue->pop_front();
         ++host.running;
+        if (queue == &host.large) ++loop.large[&host];
         transfer->began = Clock::now();
+        transfer->window = &host.window;
         host.window.began(transfer->began, host.running);
-        begin(transfer);
+        begin(loop, transfer);
       }
   }
 
-  void begin(const Ticket& transfer) {
+  static void begin(Loop& loop, const Ticket& transfer) {
     CURL* easy = nullptr;
-    if (free_.empty()) {
+    if (loop.free.empty()) {
       easy = curl().easy_init();
     } else {
-      easy = free_.back();
-      free_.pop_back();
+      easy = loop.free.back();
+      loop.free.pop_back();
     }
     transfer->prepare(easy);
-    curl().multi_add_handle(multi_, easy);
-    running_.push_back(transfer);
+    curl().multi_add_handle(loop.multi, easy);
+    loop.running.push_back(transfer);
   }
 
-  void take_ended() {
+  struct Ended {
+    Ticket transfer;
+    CURL* easy;
+    bool more;  // there will be another attempt
+  };
+
+  // Without the mutex: the last bytes of a file are written here.
+  static std::vector<Ended> finish(Loop& loop) {
+    std::vector<Ended> all;
     int left = 0;
-    while (CURLMsg* const message = curl().multi_info_read(multi_, &left)) {
+    while (CURLMsg* const message = curl().multi_info_read(loop.multi, &left)) {
       if (message->msg != CURLMSG_DONE) continue;
       CURL* const easy = message->easy_handle;
       const CURLcode code = message->data.result;
       const auto found = std::ranges::find_if(
-          running_, [&](const Ticket& one) { return one->easy == easy; });
+          loop.running, [&](const Ticket& one) { return one->easy == easy; });
       const Ticket transfer = *found;
-      running_.erase(found);
-      const uint64_t moved = transfer->moved();
-      const bool more = transfer->finish(easy, code);
-      curl().multi_remove_handle(multi_, easy);
-      free_.push_back(easy);
-      Host& host = host_of(*transfer);
-      --host.running;
-      const auto now = Clock::now();
+      loop.running.erase(found);
+      all.push_back({transfer, easy, transfer->finish(easy, code)});
+    }
+    return all;
+  }
+
+  void take_ended(Loop& loop, const std::vector<Ended>& all) {
+    const auto now = Clock::now();
+    for (const auto& [transfer, easy, more] : all) {
+      stop(loop, *transfer, easy);
+      Window& window = host_of(*transfer).window;
       if (transfer->is_too_much())
-        host.window.refused(now, transfer->began);
+        window.refused(now, transfer->began);
       else
-        host.window.ended(now, moved);
-      if (more) {
-        const std::lock_guard lock(mutex_);
-        waiting_.push_back({Clock::now() + transfer->pause(), transfer});
-      } else {
+        window.ended(now);
+      if (more)
+        waiting_.push_back({now + transfer->pause(), transfer});
+      else
         end(*transfer);
-      }
     }
   }
 
   // Before what curl makes: settings that are wrong throw.
   const size_t connections_;
-  CURLM* const multi_;
   std::mutex mutex_;
-  std::condition_variable ended_;
-  std::vector<Ticket> incoming_;
   std::vector<Waiting> waiting_;
-  // Of the thread alone.
-  std::list<Ticket> running_;
-  std::vector<CURL*> free_;
   std::map<std::string, Host> hosts_;
+  std::vector<Loop> loops_;
 };
 
 }  // namespace
@@ -269,11 +341,15 @@ Ticket start(Request request) {
   return Client::get().start(std::move(request));
 }
 
-const Response& wait(const Ticket& ticket) {
-  Client::get().wait(*ticket);
+const Response& wait(const Ticket& ticket) { return wait(ticket, nullptr); }
+
+const Response& wait(const Ticket& ticket, const std::function<void()>& look) {
+  Client::get().wait(*ticket, look);
   if (ticket->error) throw *ticket->error;
   return ticket->response;
 }
+
+uint64_t bytes_onto(const Ticket& ticket) { return ticket->written; }
 
 bool is_done(const Ticket& ticket) { return Client::get().is_done(*ticket); }
 

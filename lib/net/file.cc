@@ -75,10 +75,10 @@ Request NetFile::request(uint64_t begin, std::span<std::byte> into) const {
 void NetFile::check(const Response& response, const Request& asked) const {
   if (is_refusal(response) && store_.refused(path_, asked)) throw Refused{};
   check_status(asked, response);
-  if (response.got != asked.into.size())
+  if (response.got != asked.wanted())
     throw Error(ExitCode::kIo, {path_, {}},
                 fmt::format("the server sent {} bytes of {}", response.got,
-                            asked.into.size()));
+                            asked.wanted()));
   store_.arrived(path_, response);
 }
 
@@ -181,11 +181,59 @@ void NetFile::read(uint64_t offset, std::span<std::byte> buffer) const {
     try {
       return read_once(offset, buffer);
     } catch (const Refused&) {
-      if (left == 1)
-        throw Error(ExitCode::kIo, {path_, {}},
-                    "the host that it is redirected to refuses it");
+      if (left == 1) throw refused_error();
     }
   }
+}
+
+// From where it came to, if the store asks in another way.
+void NetFile::copy(uint64_t offset, uint64_t count,
+                   const std::shared_ptr<const io::Handle>& to, uint64_t at,
+                   const Came& came) const {
+  const trace::Span span("remote", count);
+  if (count <= kLarge && has(offset, count)) {
+    std::vector<std::byte> bytes(count);
+    read(offset, bytes);
+    to->write(at, bytes);
+    return came(count);
+  }
+  if (size_ > kRange) store_.locate(path_);
+  constexpr int kTries = 4;
+  uint64_t stands = 0;
+  for (int left = kTries;; --left) {
+    try {
+      return copy_once(offset, count, to, at, stands, came);
+    } catch (const Refused&) {
+      if (left == 1) throw refused_error();
+    }
+  }
+}
+
+void NetFile::copy_once(uint64_t offset, uint64_t count,
+                        const std::shared_ptr<const io::Handle>& to,
+                        uint64_t at, uint64_t& stands, const Came& came) const {
+  Request made = request(offset + stands, {});
+  made.onto = to;
+  made.onto_begin = at + stands;
+  made.onto_bytes = count - stands;
+  const Ticket ticket = start(std::move(made));
+  const uint64_t before = stands;
+  const auto look = [&] {
+    stands = before + bytes_onto(ticket);
+    came(stands);
+  };
+  try {
+    check(wait(ticket, look), request_of(ticket));
+  } catch (...) {
+    cancel(ticket);
+    look();
+    throw;
+  }
+}
+
+Error NetFile::refused_error() const {
+  return Error(ExitCode::kIo, {path_, {}},
+               "the host that it is redirected to refuses it");
 }
 
 bool NetFile::has(uint64_t offset, uint64_t count) const {

@@ -4,10 +4,11 @@
 //   small reads   fetch a block of 64 KiB or more, which is kept: headers and
 //                 directories are read in many small steps
 //   large reads   fetch exactly that, 4 MiB to a request, all at once. What
-//   came
-//                 is kept for as long as there is room: a tensor whose rows
-//                 change places is read by several reads that overlap
+//                 came is kept for as long as there is room: a tensor whose
+//                 rows change places is read by several reads that overlap
 //   ask_for       fetches the same before it is read
+//   copy          has one request for all of it, whose bytes go into a file as
+//                 they come
 #pragma once
 
 #include <mutex>
@@ -28,9 +29,16 @@ class NetFile final : public io::RemoteFile {
   void read(uint64_t offset, std::span<std::byte> buffer) const override;
   bool has(uint64_t offset, uint64_t count) const override;
   void ask_for(uint64_t offset, uint64_t count) const override;
+  void copy(uint64_t offset, uint64_t count,
+            const std::shared_ptr<const io::Handle>& to, uint64_t at,
+            const Came& came) const override;
 
  private:
   struct Part;
+  void copy_once(uint64_t offset, uint64_t count,
+                 const std::shared_ptr<const io::Handle>& to, uint64_t at,
+                 uint64_t& stands, const Came& came) const;
+  Error refused_error() const;
   Request request(uint64_t begin, std::span<std::byte> into) const;
   void read_once(uint64_t offset, std::span<std::byte> buffer) const;
   std::vector<Part> cut(uint64_t offset, std::span<std::byte> buffer) const;

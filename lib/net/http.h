@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests for bytes. One thread runs all of them (libcurl's multi interface),
-// so that many are under way at once; who wants an answer waits for it.
+// Requests for bytes. A few threads run all of them (libcurl's multi
+// interface), so that many are under way at once; who wants an answer waits.
 //
 // What fails for a time is tried again, from the byte that it came to, with
 // waits that double and differ by chance. A reply that is not what was asked
@@ -64,10 +64,15 @@ struct Request {
   // Headers of each attempt, for the URL's own host.
   std::function<std::vector<std::string>(const Attempt&)> sign = {};
   bool signs_range = false;  // one of those headers says the range
-  // Where bytes [begin, begin + into.size()) go; empty: the whole body is
-  // wanted, as text.
+  // Where bytes [begin, begin + wanted()) go: to memory, or to a file of this
+  // machine, into which they are written as they come. Neither: the whole body
+  // is wanted, as text.
   uint64_t begin = 0;
   std::span<std::byte> into;
+  std::shared_ptr<const io::Handle> onto = {};
+  uint64_t onto_begin = 0;
+  uint64_t onto_bytes = 0;
+  uint64_t wanted() const { return onto ? onto_bytes : into.size(); }
   // The file may end before that, and a server without ranges may send it
   // whole: the first look at a file.
   bool first_look = false;
@@ -81,7 +86,7 @@ struct Response {
   long status = 0;
   std::map<std::string, std::string> headers;  // names in lower case
   std::string body;                            // of no range
-  uint64_t got = 0;                            // bytes of `into`
+  uint64_t got = 0;                            // of the bytes that are wanted
   std::optional<uint64_t> total;               // of Content-Range
   std::string url;                             // after redirects
   // Headers of redirects on the way that the last reply does not have.
@@ -100,8 +105,12 @@ Ticket start(Request request);
 // of another status than 2xx is not a failure here, but for those that come and
 // go; see check_status().
 const Response& wait(const Ticket& ticket);
+// The same; `look` is called now and then, and once it has ended.
+const Response& wait(const Ticket& ticket, const std::function<void()>& look);
+// How many of the first bytes stand in `request.onto`.
+uint64_t bytes_onto(const Ticket& ticket);
 bool is_done(const Ticket& ticket);
-// Nothing is written to `into` from here on.
+// Nothing is written to `into` or `onto` from here on.
 void cancel(const Ticket& ticket);
 
 // start and wait.

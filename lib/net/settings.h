@@ -11,7 +11,7 @@ struct Settings {
   uint64_t retries = 5;         // CKPT_NET_RETRIES, of one request
   uint64_t backoff_ms = 200;    // CKPT_NET_BACKOFF_MS, doubled each time
   uint64_t stall_seconds = 30;  // CKPT_NET_STALL: less than 1 KiB/s so long
-  uint64_t connections = 32;    // CKPT_NET_CONNECTIONS, to one host at most
+  uint64_t connections = 64;    // CKPT_NET_CONNECTIONS, to one host at most
   uint64_t part_mib = 16;   // CKPT_NET_PART_MIB, of what is sent; 5 at least
   bool allow_http = false;  // CKPT_NET_ALLOW_HTTP=1: not to loopback alone
   std::string ca_file;      // SSL_CERT_FILE and what others call it

@@ -16,6 +16,7 @@ namespace {
 
 constexpr uint64_t kLargeRange = 1 << 20;
 constexpr size_t kMostErrorBody = 64 << 10;
+constexpr size_t kGather = 256 << 10;
 
 std::string lower(std::string_view text) {
   std::string out(text);
@@ -84,7 +85,7 @@ Transfer::~Transfer() {
 
 std::string Transfer::range() const {
   return fmt::format("{}-{}", request.begin + response.got,
-                     request.begin + request.into.size() - 1);
+                     request.begin + request.wanted() - 1);
 }
 
 void Transfer::set_headers(CURL* handle) {
@@ -104,7 +105,7 @@ void Transfer::set_headers(CURL* handle) {
   if (own_host_ && request.sign)
     for (const std::string& line :
          request.sign({request.head ? "HEAD" : "GET",
-                       request.into.empty() ? "" : "bytes=" + range(),
+                       request.wanted() == 0 ? "" : "bytes=" + range(),
                        binds ? etag : ""}))
       add(line);
   c.easy_setopt(handle, CURLOPT_HTTPHEADER, list_);
@@ -117,11 +118,11 @@ void Transfer::prepare(CURL* handle) {
   error_text_[0] = 0;
   response.headers.clear();
   response.status = 0;
-  if (request.into.empty()) response.body.clear();
+  if (request.wanted() == 0) response.body.clear();
   head_checked_ = into_range_ = false;
   verdict_ = Verdict::kNone;
   before_ = response.got;
-  moved_ = sent_ = 0;
+  sent_ = 0;
   const auto set = [&](CURLoption option, auto value) {
     c.easy_setopt(handle, option, value);
   };
@@ -142,7 +143,7 @@ void Transfer::prepare(CURL* handle) {
   // Small requests share a connection where the server speaks HTTP/2. Large
   // ones get their own: what limits one connection limits all its streams.
   const bool large =
-      request.into.size() >= kLargeRange || request.body_bytes >= kLargeRange;
+      request.wanted() >= kLargeRange || request.body_bytes >= kLargeRange;
   set(CURLOPT_HTTP_VERSION,
       long{large ? CURL_HTTP_VERSION_1_1 : CURL_HTTP_VERSION_2TLS});
   if (large) set(CURLOPT_BUFFERSIZE, 256L << 10);
@@ -158,7 +159,7 @@ void Transfer::prepare(CURL* handle) {
   } else if (own_host_ && !request.user_password.empty()) {
     set(CURLOPT_USERPWD, request.user_password.c_str());
   }
-  if (!request.into.empty() && !(own_host_ && request.signs_range))
+  if (request.wanted() != 0 && !(own_host_ && request.signs_range))
     set(CURLOPT_RANGE, range().c_str());
   set(CURLOPT_HEADERFUNCTION, &Transfer::on_header);
   set(CURLOPT_HEADERDATA, this);
@@ -203,6 +204,7 @@ size_t Transfer::on_send(char* data, size_t size, size_t count, void* self) {
     }
   }
   transfer.sent_ += now;
+  transfer.window->moved(now);
   count_sent(now);
   return now;
 }
@@ -237,7 +239,7 @@ void Transfer::add_header(std::string_view line) {
 size_t Transfer::on_body(char* data, size_t size, size_t count, void* self) {
   auto& transfer = *static_cast<Transfer*>(self);
   count_traffic(0, size * count);
-  transfer.moved_ += size * count;
+  transfer.window->moved(size * count);
   return transfer.take({data, size * count}) ? size * count : 0;
 }
 
@@ -257,13 +259,12 @@ bool Transfer::judge_range() {
   if (known.size && range.total != known.size)
     return judge(Verdict::kChanged, fmt::format("had {} bytes, now {}",
                                                 *known.size, *range.total));
-  if (range.first != begin ||
-      *range.last >= request.begin + request.into.size() ||
+  if (range.first != begin || *range.last >= request.begin + request.wanted() ||
       *range.last < begin || *range.last >= *range.total)
-    return judge(Verdict::kWrongRange,
-                 fmt::format("bytes {}-{} where {}-{} were asked for",
-                             *range.first, *range.last, begin,
-                             request.begin + request.into.size() - 1));
+    return judge(
+        Verdict::kWrongRange,
+        fmt::format("bytes {}-{} where {}-{} were asked for", *range.first,
+                    *range.last, begin, request.begin + request.wanted() - 1));
   response.total = range.total;
   into_range_ = true;
   return true;
@@ -284,7 +285,7 @@ bool Transfer::check_head() {
   if (own_host_ && (differs(request.version.etag, "etag") ||
                     differs(request.version.last_modified, "last-modified")))
     return false;
-  if (request.into.empty()) return true;
+  if (request.wanted() == 0) return true;
   if (response.status == 206) return judge_range();
   if (request.first_look) {
     const auto length = text::number(response.header("content-length"));
@@ -297,10 +298,11 @@ bool Transfer::check_head() {
 bool Transfer::take(std::span<const char> bytes) {
   if (!check_head()) return false;
   if (into_range_) {
-    if (bytes.size() > request.into.size() - response.got) {
+    if (bytes.size() > request.wanted() - response.got) {
       verdict_ = Verdict::kTooLong;
       return false;
     }
+    if (request.onto) return gather(bytes);
     std::memcpy(request.into.data() + response.got, bytes.data(), bytes.size());
     response.got += bytes.size();
     return true;
@@ -309,10 +311,43 @@ bool Transfer::take(std::span<const char> bytes) {
   const uint64_t most = good ? request.most_body : kMostErrorBody;
   if (response.body.size() + bytes.size() > most) {
     if (!good) return true;  // enough to say what it is
-    verdict_ = request.into.empty() ? Verdict::kTooLong : Verdict::kNoRanges;
+    verdict_ = request.wanted() == 0 ? Verdict::kTooLong : Verdict::kNoRanges;
     return false;
   }
   response.body.append(bytes.data(), bytes.size());
+  return true;
+}
+
+// In this thread: another one would have to fetch the bytes from this one's
+// cache, and there may be no other processor.
+bool Transfer::gather(std::span<const char> bytes) {
+  if (!gathered_)
+    gathered_ = std::make_unique_for_overwrite<std::byte[]>(
+        std::min<uint64_t>(kGather, request.wanted()));
+  while (!bytes.empty()) {
+    const size_t now = std::min(bytes.size(), kGather - held_);
+    std::memcpy(gathered_.get() + held_, bytes.data(), now);
+    held_ += now;
+    response.got += now;
+    bytes = bytes.subspan(now);
+    if (held_ == kGather && !flush()) return false;
+  }
+  return true;
+}
+
+bool Transfer::flush() {
+  if (held_ == 0) return true;
+  const uint64_t begin = response.got - held_;
+  const std::span<const std::byte> held(gathered_.get(), held_);
+  held_ = 0;
+  try {
+    request.onto->write(request.onto_begin + begin, held);
+  } catch (const Error& error) {
+    response.got = begin;
+    write_failure_ = error;
+    return false;
+  }
+  written = response.got;
   return true;
 }
 
@@ -330,7 +365,7 @@ bool Transfer::again(std::string what, bool always) {
     const auto told = text::number(response.header("retry-after"));
     if (told && *told <= 120)
       pause_ = std::max(pause_, std::chrono::milliseconds(*told * 1000));
-    if (request.into.empty() || response.got == 0) response.body.clear();
+    if (request.wanted() == 0 || response.got == 0) response.body.clear();
     return true;
   }
   Error failure(
@@ -400,12 +435,15 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
   curl().easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
   response.status = status;
   response.url = target_;
+  flush();
+  gathered_.reset();
+  if (write_failure_) return fail(*write_failure_);
   // An empty body was never judged.
   if (code == CURLE_OK && !request.head && !check_head())
     code = CURLE_WRITE_ERROR;
   // All bytes are there, however the connection ended.
   if (into_range_ && verdict_ == Verdict::kNone &&
-      response.got == request.into.size()) {
+      response.got == request.wanted()) {
     give_retry();
     return false;
   }
@@ -419,7 +457,7 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
     case Verdict::kWrongRange:
       return again("the server sent " + verdict_text_);
     case Verdict::kTooLong:
-      response.got = before_;
+      written = response.got = before_;
       return again("the server sent more bytes than were asked for");
     case Verdict::kNone:
       break;
@@ -435,7 +473,7 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
     return fail(curl_failure(code));
   if (code == CURLE_PARTIAL_FILE)
     return again(fmt::format("the reply was cut after {} of {} bytes",
-                             response.got, request.into.size()));
+                             response.got, request.wanted()));
   if (code != CURLE_OK) return again(curl_failure(code).problem());
   if (status >= 300 && status < 400 && request.method.empty() &&
       !response.header("location").empty())
@@ -443,7 +481,7 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
   if (is_passing(status)) return again(describe(response));
   if (status == 412 && request.method.empty())
     return fail(changed_error(request.path, "the server has another version"));
-  if (into_range_ && response.got < request.into.size() &&
+  if (into_range_ && response.got < request.wanted() &&
       !(response.total && request.begin + response.got == *response.total)) {
     // Less than was asked for is allowed; nothing at all is not.
     if (response.got > before_) {

@@ -2,10 +2,13 @@
 // One request under way, as the thread that runs it sees it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 
 #include "lib/net/curl.h"
 #include "lib/net/http.h"
+#include "lib/net/window.h"
 
 namespace ckpt::net {
 
@@ -28,8 +31,7 @@ class Transfer {
   // The attempt ended. True if there will be another, after `pause()`.
   bool finish(CURL* easy, CURLcode code);
   std::chrono::milliseconds pause() const { return pause_; }
-  // Bytes of bodies in this attempt; the host said that it has too many.
-  uint64_t moved() const { return moved_ + sent_; }
+  // The host said that it has too many.
   bool is_too_much() const {
     return response.status == 429 || response.status == 503;
   }
@@ -38,8 +40,11 @@ class Transfer {
   Response response;
   std::optional<Error> error;
   bool cancelled = false;
-  bool done = false;     // these two: under the client's lock
-  CURL* easy = nullptr;  // while an attempt runs
+  bool done = false;  // these three: under the client's lock
+  std::condition_variable ended;
+  std::atomic<uint64_t> written = 0;            // of `request.onto`
+  CURL* easy = nullptr;                         // while an attempt runs
+  Window* window = nullptr;                     // of its host; the same
   std::chrono::steady_clock::time_point began;  // the attempt
 
  private:
@@ -51,6 +56,8 @@ class Transfer {
   void add_header(std::string_view line);
   bool check_head();  // once, before the first byte of the body
   bool take(std::span<const char> bytes);
+  bool gather(std::span<const char> bytes);
+  bool flush();
   bool judge_range();
   bool redirect();
   bool again(std::string what, bool always = false);
@@ -65,10 +72,14 @@ class Transfer {
   int redirects_ = 0;
   uint64_t failures_ = 0;
   uint64_t sent_ = 0;    // of the body, in this attempt
-  uint64_t moved_ = 0;   // the same, of what came
   uint64_t before_ = 0;  // response.got when the attempt began
   bool head_checked_ = false;
   bool into_range_ = false;
+  // What came last, on its way into a file: libcurl hands out 16 KiB at a time,
+  // and a write of so little costs twice as much as the copy.
+  std::unique_ptr<std::byte[]> gathered_;
+  size_t held_ = 0;
+  std::optional<Error> write_failure_;
   Verdict verdict_ = Verdict::kNone;
   std::string verdict_text_;
   std::chrono::milliseconds pause_{0};

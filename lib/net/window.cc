@@ -12,6 +12,8 @@ constexpr size_t kLongRest = 32;  // after a refusal
 constexpr double kGain = 1.05;
 // Shorter epochs say more about chance than about the wire.
 constexpr auto kLeastEpoch = std::chrono::milliseconds(20);
+// Large requests last longer than this: new connections have had time to begin.
+constexpr auto kMostEpoch = std::chrono::milliseconds(400);
 
 }  // namespace
 
@@ -30,16 +32,23 @@ void Window::next_epoch(Clock::time_point now) {
   full_ = false;
 }
 
-void Window::ended(Clock::time_point now, uint64_t bytes) {
-  bytes_ += bytes;
-  if (++ended_ < size_ || now - begin_ < kLeastEpoch) return;
+void Window::ended(Clock::time_point now) {
+  if (++ended_ >= size_ && now - begin_ >= kLeastEpoch) judge(now);
+}
+
+void Window::look(Clock::time_point now, size_t running) {
+  full_ |= running >= size_;
+  if (now - begin_ >= kMostEpoch) judge(now);
+}
+
+void Window::judge(Clock::time_point now) {
   const double seconds = std::chrono::duration<double>(now - begin_).count();
   // A window that was never full says nothing about its size.
-  if (full_) judge(static_cast<double>(bytes_) / seconds);
+  if (full_) step(static_cast<double>(bytes_.load()) / seconds);
   next_epoch(now);
 }
 
-void Window::judge(double rate) {
+void Window::step(double rate) {
   if (rest_ != 0) {
     --rest_;
     rate_ = rate;

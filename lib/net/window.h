@@ -7,6 +7,7 @@
 //             that ran together
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -23,14 +24,20 @@ class Window {
   size_t size() const { return size_; }
   // A request began, with so many under way, it among them.
   void began(Clock::time_point now, size_t running);
-  // One ended that moved so many bytes.
-  void ended(Clock::time_point now, uint64_t bytes);
+  // Bytes came or went: a large request says more while it runs than it would
+  // at its end. The one that any thread may call.
+  void moved(uint64_t bytes) { bytes_ += bytes; }
+  // Now and then, with so many under way.
+  void look(Clock::time_point now, size_t running);
+  // One ended.
+  void ended(Clock::time_point now);
   // The host refused one that began then: it has too many.
   void refused(Clock::time_point now, Clock::time_point began);
 
  private:
   void next_epoch(Clock::time_point now);
-  void judge(double rate);
+  void judge(Clock::time_point now);
+  void step(double rate);
 
   size_t most_;
   size_t size_;
@@ -41,7 +48,7 @@ class Window {
   Clock::time_point cut_;  // when it was halved last
   // Of the epoch: as many requests as run at once.
   Clock::time_point begin_;
-  uint64_t bytes_ = 0;
+  std::atomic<uint64_t> bytes_ = 0;
   size_t ended_ = 0;
   bool full_ = false;  // all of the window was used
 };

@@ -2,6 +2,7 @@
 """Stand-ins of servers on loopback: files by ranges, the hub's API, and the
 faults that networks and servers have. Nothing here leaves the machine."""
 
+import contextlib
 import functools
 import hashlib
 import http.server
@@ -72,7 +73,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def drop(self):
         self.close_connection = True
-        self.connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the client has gone
+            self.connection.shutdown(socket.SHUT_RDWR)
 
 
 class Server:

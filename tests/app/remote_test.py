@@ -518,11 +518,10 @@ class Mirror(Hub):
 
 def test_hub_located(folder):
     """Where a large file lies is asked for once, not by each of its ranges."""
-    part = 4 << 20
     root = folder / "hub/org/model"
     for i in range(3):
         write_model(root / f"m{i}.safetensors", layers(5, 8 << 20), i)
-    ranges = sum(-(-p.stat().st_size // part) for p in root.iterdir())
+    ranges = 3 * 3  # 16, 16 and 8 MiB of each
     cdn = Server(folder / "hub")
     env = {"HF_TOKEN": "hf_hunter2"}
     with cdn:
@@ -612,21 +611,120 @@ def test_hub_cache(folder):
                     {"model-00001-of-00003.safetensors", lost.name}, "fetched")
 
 
+def bytes_below(folder):
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
+def wants(request, at):
+    """A range from `at` on is asked for."""
+    return request.headers.get("range", "").startswith(f"bytes={at}-")
+
+
+def killed(folder, server, name):
+    """A fetch that was killed when its first range stood, and of the second 5
+    MiB; where it was to go."""
+    server.fault = lambda request, index: \
+        ("stall", 5 << 20) if wants(request, 16 << 20) else None
+    out = folder / name
+    child = subprocess.Popen(
+        [CKPT.path, "fetch", server.url + "/m.bin", out, "-q"],
+        env={**os.environ, **CLEAN, "CKPT_NET_CONNECTIONS": "1"})
+    until = time.monotonic() + 20
+    while server.bytes < 21 << 20 and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    child.kill()
+    child.wait()
+    server.fault = None
+    server.forget()
+    return out
+
+
+def test_fetch_killed(folder):
+    """A process that is killed has what its journal says; a machine that lost
+    its power has what the disk was asked for."""
+    (folder / "m.bin").write_bytes(random.Random(1).randbytes(48 << 20))
+    with Server(folder) as server:
+        args = ("fetch", server.url + "/m.bin")
+        out = killed(folder, server, "killed")
+        ok(*args, out, "-q")
+        check(server.bytes < 33 << 20, f"{server.bytes} bytes again")
+        check_equal((out / "m.bin").read_bytes(),
+                    (folder / "m.bin").read_bytes(), "bytes")
+        # The same, and another boot: pages may not have reached the disk.
+        out = killed(folder, server, "power")
+        journal = out / ".ckpt-fetch/journal"
+        text = journal.read_text()
+        boot = text.split()[1]
+        part = out / ".ckpt-fetch/m.bin.part"
+        part.write_bytes(bytes(part.stat().st_size))
+        journal.write_text(text.replace(boot, "another"))
+        ok(*args, out, "-q")
+        check(server.bytes >= 48 << 20, f"{server.bytes} bytes again")
+        check_equal((out / "m.bin").read_bytes(),
+                    (folder / "m.bin").read_bytes(), "bytes")
+        # A line that was not written in full, and one that is none.
+        out = killed(folder, server, "torn")
+        journal = out / ".ckpt-fetch/journal"
+        journal.write_text("\0\0\0\ncame 0 x\n" + journal.read_text()
+                           + "came 0 50331648")
+        ok(*args, out, "-q")
+        check_equal((out / "m.bin").read_bytes(),
+                    (folder / "m.bin").read_bytes(), "bytes")
+        # Another version of the file: nothing of the old one is taken.
+        out = killed(folder, server, "changed")
+        (folder / "m.bin").write_bytes(random.Random(2).randbytes(48 << 20))
+        ok(*args, out, "-q")
+        check_equal((out / "m.bin").read_bytes(),
+                    (folder / "m.bin").read_bytes(), "bytes")
+
+
+def test_wire(folder):
+    """What is said of the wire is what passed it: by the server's count."""
+    write_model(folder / "d/m.safetensors", layers(5, 8 << 20))
+    (folder / "d/small").write_bytes(b"x" * 1000)
+    with Server(folder) as server:
+        cut = once(("cut", 3 << 20), 4)
+        for name, fault in (("plain", None), ("cut", cut)):
+            server.fault = fault
+            done = ok("fetch", server.url + "/d", folder / name, "--json",
+                      "--progress", "json")
+            lines = [json.loads(line) for line in done.err.splitlines()
+                     if line.startswith("{")]
+            last = [x for x in lines if "bytes_received" in x][-1]
+            check_equal(last["bytes_received"], server.bytes, "received")
+            check_equal(last["bytes_sent"], 0, "sent")
+            check_equal(done.json()["bytes_on_wire"], server.bytes, "on wire")
+            check_equal(done.json()["requests"], len(server.requests),
+                        "requests")
+            check_equal(done.json()["bytes_fetched"],
+                        bytes_below(folder / "d"),
+                        "fetched")
+            server.forget()
+
+
 def test_fetch(folder):
     """fetch copies all files, and goes on where it stopped."""
     hub, cdn, root = hub_of(folder, large=300)
     write_model(root / "big.safetensors", layers(4, 12 << 20))
     with hub, cdn:
         env = {"HF_ENDPOINT": hub.url, "CKPT_NET_RETRIES": "1"}
-        cdn.fault = lambda request, index: \
-            ("status", 503) if cdn.bytes > 24 << 20 else None
-        done = run("fetch", "hf://org/model", folder / "out", env=env)
+        # Of three ranges the second is cut, and asked for no more.
+        cdn.fault = lambda request, index: ("cut", 5 << 20) \
+            if wants(request, 16 << 20) else ("status", 503) \
+            if cdn.bytes > 16 << 20 else None
+        done = run("fetch", "hf://org/model", folder / "out",
+                   env={**env, "CKPT_NET_CONNECTIONS": "1"})
         check_equal(done.code, 6, done.err)
         check(not (folder / "out" / "big.safetensors").exists(), "half a file")
+        had = cdn.bytes
         cdn.fault = None
         cdn.forget()
         done = ok("fetch", "hf://org/model", folder / "out", "--json", env=env)
-        check(cdn.bytes < 41 << 20, f"{cdn.bytes} bytes again")
+        size = bytes_below(root)
+        check(had > 20 << 20, f"{had} bytes before")
+        # What was in a buffer when the end came is lost.
+        check(cdn.bytes <= size - had + (1 << 20), f"{cdn.bytes} bytes again")
         same_files(folder / "out", root)
         check_equal(len(done.json()["files"]), len(files_of(root)), "files")
         check_equal(faults(done.json(), schema_of("fetch")), [], "schema")
@@ -885,7 +983,8 @@ def main():
                  test_web_identity, test_gs_bearer, test_coalesced,
                  test_redirects, test_hub,
                  test_hub_data, test_hub_located, test_hub_expired,
-                 test_hub_cache, test_fetch, test_rate,
+                 test_hub_cache, test_fetch, test_fetch_killed, test_wire,
+                 test_rate,
                  test_s3, test_tls, test_nginx, test_refused, test_memory):
         suite.add(test.__name__.removeprefix("test_"), test)
     for name in PASSING:

@@ -33,7 +33,8 @@ struct Model {
           least, std::chrono::duration_cast<Window::Clock::duration>(wire));
       for (size_t r = 0; r < count; ++r) {
         if (r < too_many) {
-          window.ended(now, static_cast<uint64_t>(kBytes));
+          window.moved(static_cast<uint64_t>(kBytes));
+          window.ended(now);
         } else {
           ++refused;
           window.refused(now, began);
@@ -104,7 +105,8 @@ TEST_CASE("a window that is not used is not judged") {
   for (int i = 0; i < 1000; ++i) {
     window.began(now, 1);
     now += 10ms;
-    window.ended(now, 1000);
+    window.moved(1000);
+    window.ended(now);
   }
   CHECK(window.size() == 8);
 }
