@@ -8,7 +8,7 @@
 #include "api/edit/config_edit.h"
 #include "api/edit/layer_order.h"
 #include "api/edit/layers.h"
-#include "api/edit/layers_quantized.h"
+#include "api/edit/quantized_modules.h"
 #include "ckpt/error.h"
 #include "convert/facts.h"
 
