@@ -177,10 +177,10 @@ class Finder {
     const Tensor* scales = get(name + "_scale_inv");
     if (!scales) scales = get(name + "_scale");
     const bool fp8 = is_eight_bits(codes.dtype);
-    const bool says_fp8 = config_.method == "fp8" ||
-                          config_.method == "fbgemm_fp8" ||
-                          config_.method == "compressed-tensors";
-    if (!scales && is_weight && says_fp8 && codes.shape.size() > 1)
+    // Plain numbers of eight bits are in no quantized model.
+    const bool has_scale =
+        fp8 ? config_.there : config_.method == "compressed-tensors";
+    if (!scales && is_weight && has_scale && codes.shape.size() > 1)
       need(codes, name + (config_.method == "fp8" ? "_scale_inv" : "_scale"));
     if (!scales || get(name + "_scale_2") || codes.shape.size() < 2 ||
         codes.shape.size() > 3)
@@ -219,6 +219,8 @@ class Finder {
       else  // fp8 has no other zero
         throw unfaithful_error(where(*zeros), "fp8 codes with zeros of {}",
                                name_of(zeros->dtype));
+    } else if (!fp8 && config_.asymmetric) {
+      need(codes, name + "_zero_point");
     }
     if (is_weight) add_helpers(weight, stem);
     weight.block = block_text(made);
@@ -290,9 +292,7 @@ class Finder {
       set_awq(codes, made);
     weight.method = gptq ? "gptq" : "awq";
     const uint64_t in = made.rows;
-    made.block_rows = up(in, groups);
-    if (config_.group_size && up(in, config_.group_size) == groups)
-      made.block_rows = config_.group_size;
+    made.block_rows = group_rows(in, scales);
     weight.shape = {out, in};
     set_tensor(made.codes, codes, {1, codes.shape[0], codes.shape[1]});
     set_tensor(made.scales, scales, {1, groups, out});
@@ -304,6 +304,8 @@ class Finder {
         mismatch(*order, codes);
       weight.parts.push_back(order->name);
       if (gptq) set_tensor(made.order, *order, {1, 1, in});
+    } else if (gptq && config_.ordered) {
+      need(codes, stem + "g_idx");
     } else if (up(in, made.block_rows) != groups) {
       mismatch(scales, codes);
     }
@@ -312,9 +314,21 @@ class Finder {
     found_.push_back(std::move(weight));
   }
 
+  // Rows of a group: as many as are said, where that makes as many groups.
+  uint64_t group_rows(uint64_t in, const Tensor& scales) const {
+    const uint64_t said = config_.group_size, groups = scales.shape[0];
+    if (said && up(in, said) == groups) return said;
+    if (said && !config_.overrides)
+      throw input_error(where(scales),
+                        "{} rows in groups of {} by quantization_config have "
+                        "{} scales each, here are {}",
+                        in, said, up(in, said), groups);
+    return up(in, groups);
+  }
+
   void set_gptq(const Tensor& codes, Decoding& made) {
     const std::string& kind = config_.checkpoint_format;
-    if (!config_.there ||
+    if (!config_.there || config_.method != "gptq" ||
         (!kind.empty() && kind != "gptq" && kind != "gptq_v2"))
       throw unfaithful_error(
           where(codes), "{}: whether zeros are stored less one can't be told",
@@ -389,6 +403,14 @@ std::vector<LogicalWeight> logical_weights(const Catalog& catalog) {
 void dequantize(Catalog& catalog, DType dtype) {
   std::vector<LogicalWeight> weights = logical_weights(catalog);
   if (weights.empty()) return;
+  const QuantizationConfig config = quantization_config(catalog);
+  if (!config.hindrance.empty())
+    throw unfaithful_error({catalog.path, weights.front().name},
+                           "--dtype: its codes and scales are not all of the "
+                           "model: {}",
+                           config.hindrance)
+        .with_hint("without --dtype all of it is kept as it is");
+  check_activation_scales(catalog);
   std::unordered_map<std::string, LogicalWeight*> by_codes;
   std::unordered_set<std::string> gone;
   std::unordered_map<std::string, const Tensor*> by_name;
@@ -447,6 +469,7 @@ void dequantize(Catalog& catalog, DType dtype) {
     tensors.push_back(std::move(whole));
   }
   catalog.tensors = std::move(tensors);
+  if (config.there) check_unknown_codes(catalog, config.method);
   catalog.skeleton.reset();
   catalog.assumptions.push_back(
       fmt::format("{} weights of {} bits ({}, {}) are dequantized to {}",

@@ -239,6 +239,8 @@ namespace {
 bool is_default(const std::string& key, const Json& value) {
   if (value.is_null() || value == Json(key == "bias_gelu_fusion")) return true;
   if (key == "norm_epsilon") return value == 1e-5;
+  if (key == "glu_linear_offset") return value == 0;
+  if (key == "softmax_type") return value == "vanilla";
   return key == "moe_router_score_function" && value == "softmax";
 }
 

@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "convert/quantized_config.h"
 #include "lib/decoding.h"
 #include "models/family.h"
 
@@ -97,6 +98,22 @@ bool is_scale(std::string_view name) {
   });
 }
 
+// Codes that are made on the way (--quantize) are not any source's.
+bool is_made(const Catalog& catalog, const Tensor& tensor) {
+  return !tensor.pieces.empty() &&
+         is_decoded(catalog.files.at(tensor.pieces.front().extent.file));
+}
+
+// GPTQModel packs into i64 as well; other tensors of that dtype are places.
+bool may_be_unknown_codes(const Tensor& tensor) {
+  const std::string_view name = tensor.name;
+  if (tensor.dtype == DType::i64)
+    return name.ends_with("qweight") || name.ends_with("qzeros");
+  // Masks of GPT-2 and its like are bytes.
+  return is_code(tensor.dtype) && tensor.shape.size() > 1 &&
+         !name.ends_with(".bias");
+}
+
 }  // namespace
 
 std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog) {
@@ -108,13 +125,9 @@ std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog) {
   }
   std::vector<QuantizedWeight> found;
   if (!any) return found;
-  // Codes that are made on the way (--quantize) are not any source's.
-  const auto is_made = [&](const Tensor& tensor) {
-    return !tensor.pieces.empty() &&
-           is_decoded(catalog.files.at(tensor.pieces.front().extent.file));
-  };
   for (const Tensor& tensor : catalog.tensors) {
-    if (tensor.kind == Kind::optim || !is_code(tensor.dtype) || is_made(tensor))
+    if (tensor.kind == Kind::optim || !is_code(tensor.dtype) ||
+        is_made(catalog, tensor))
       continue;
     QuantizedWeight weight{tensor.name, tensor.dtype, {}};
     for (const Row& row : kRows) {
@@ -153,6 +166,31 @@ void check_scales(const std::vector<QuantizedWeight>& weights,
             .with_hint("leave out both of them or none");
 }
 
+void check_unknown_codes(const Catalog& catalog, const std::string& method) {
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind != Kind::optim && may_be_unknown_codes(tensor) &&
+        !is_made(catalog, tensor))
+      throw unfaithful_error(
+          {catalog.path, tensor.name},
+          "--dtype: {} {} by quantization_config ({}), and no rule makes "
+          "numbers of them",
+          name(tensor.dtype), to_string(tensor.shape),
+          method.empty() ? "without a quant_method" : method)
+          .with_hint(
+              "docs/quantized.md lists what is known; without --dtype codes "
+              "and scales are kept as they are");
+}
+
+void check_activation_scales(const Catalog& catalog) {
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.name.ends_with("pre_quant_scale") ||
+        tensor.name.ends_with(".act.scales"))
+      throw unfaithful_error({catalog.path, tensor.name},
+                             "scales activations: a model without it is "
+                             "another one, whatever its weights are")
+          .with_hint("without --dtype all of it is kept as it is");
+}
+
 void prepare_cast(Catalog& catalog, DType dtype) {
   const std::vector<QuantizedWeight> weights = quantized_weights(catalog);
   if (!weights.empty())
@@ -165,6 +203,9 @@ void prepare_cast(Catalog& catalog, DType dtype) {
             "those "
             "that are; without --dtype weights and scales are kept as they "
             "are");
+  if (const QuantizationConfig config = quantization_config(catalog);
+      config.there)
+    check_unknown_codes(catalog, config.method);
   for (Tensor& tensor : catalog.tensors)
     if (!tensor.pinned && tensor.kind != Kind::optim &&
         (is_pinned(tensor.name) || is_scale(tensor.name)))

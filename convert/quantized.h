@@ -31,6 +31,12 @@ std::string describe(const std::vector<QuantizedWeight>& weights);
 void check_scales(const std::vector<QuantizedWeight>& weights,
                   const Catalog& catalog);
 
+// Before weights become numbers: throws unfaithful_error where `method`'s codes
+// are there that no rule is known for (their scales would be cast alone), or
+// scales of activations, which belong to no weight.
+void check_unknown_codes(const Catalog& catalog, const std::string& method);
+void check_activation_scales(const Catalog& catalog);
+
 // Before --dtype: throws unfaithful_error for quantized weights, and pins what
 // keeps its dtype whatever the model's is (biases of routers, scales).
 void prepare_cast(Catalog& catalog, DType dtype);

@@ -43,6 +43,29 @@ std::vector<uint64_t> pair(const Value& object, const char* key) {
   return pair.size() == 2 ? pair : std::vector<uint64_t>();
 }
 
+bool says(const Value& object, const char* key, bool value) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_boolean() && *found == value;
+}
+
+bool has_members(const Value& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_structured() && !found->empty();
+}
+
+// What the model does beside multiplying by its weights.
+std::string find_hindrance(const Value& object) {
+  if (has_members(object, "transform_config"))
+    return "transform_config: the model turns its activations as its weights "
+           "are turned";
+  const auto sparsity = object.find("sparsity_config");
+  if (sparsity != object.end() && sparsity->is_object())
+    if (const std::string format = word(*sparsity, "format");
+        !format.empty() && format != "dense")
+      return "sparsity_config: weights are stored as " + format;
+  return {};
+}
+
 QuantizationConfig config_of(const Value& object) {
   QuantizationConfig config{.there = true};
   config.method = word(object, "quant_method");
@@ -52,6 +75,10 @@ QuantizationConfig config_of(const Value& object) {
   if (config.bits == 0) config.bits = count(object, "w_bit");
   config.group_size = count(object, "group_size");
   config.block = pair(object, "weight_block_size");
+  config.ordered = says(object, "desc_act", true);
+  config.overrides =
+      has_members(object, "dynamic") || has_members(object, "extra_config");
+  config.hindrance = find_hindrance(object);
   // compressed-tensors: one group of modules, seldom more.
   if (const auto groups = object.find("config_groups");
       groups != object.end() && groups->is_object() && groups->size() == 1)
@@ -59,6 +86,7 @@ QuantizationConfig config_of(const Value& object) {
         weights != groups->begin()->end() && weights->is_object()) {
       config.bits = count(*weights, "num_bits");
       config.block = pair(*weights, "block_structure");
+      config.asymmetric = says(*weights, "symmetric", false);
     }
   return config;
 }

@@ -20,6 +20,11 @@ struct QuantizationConfig {
   std::string version;                // awq: "gemm", "gemv" …
   uint64_t bits = 0, group_size = 0;  // 0: not said
   std::vector<uint64_t> block;        // rows, columns
+  bool ordered = false;               // gptq: desc_act, rows count in an order
+  bool asymmetric = false;            // compressed-tensors: there are zeros
+  bool overrides = false;             // some modules have numbers of their own
+  // Why codes and scales alone are not the weights; "" if they are.
+  std::string hindrance;
 };
 
 // From config.json among the sidecars, its text_config, or quantize_config.json

@@ -19,86 +19,21 @@ namespace {
 
 using What = ExpertName::What;
 
-uint64_t expert_number(const std::string& list, std::string_view text) {
-  const auto number = text::number(text);
-  if (!number || *number >= kMostExperts)
-    throw usage_error({}, "--experts {}: '{}' is not a number of an expert",
-                      list, text)
-        .with_hint("numbers and ranges, as in --experts 0-31,40");
-  return *number;
+// DeepSeek V4's first layers look up the experts of a token (tid2eid).
+bool is_index(DType dtype) {
+  return dtype == DType::i64 || dtype == DType::i32;
 }
 
-// The first component of a text, which is cut off from it.
-std::string_view next_part(std::string_view& rest) {
-  const size_t dot = rest.find('.');
-  const std::string_view part = rest.substr(0, dot);
-  rest = dot == rest.npos ? std::string_view() : rest.substr(dot + 1);
-  return part;
-}
-
-// "linear_fc1.weight7": the place of its digits. Nothing for other ends.
-std::optional<size_t> digits_at_end(std::string_view name) {
-  const size_t dot = name.rfind('.') + 1;  // npos + 1 is 0
-  for (const std::string_view word : {"weight", "bias"})
-    if (name.substr(dot).starts_with(word) &&
-        text::number(name.substr(dot + word.size())))
-      return dot + word.size();
-  return std::nullopt;
-}
-
-ExpertName numbered(std::string_view name, std::string_view module,
-                    size_t begin, size_t end) {
-  const auto expert = text::number(name.substr(begin, end - begin));
-  return {What::kNumbered, module, expert.value_or(0), begin, end};
-}
-
-// What comes after "….experts.".
-ExpertName of_expert(std::string_view name, std::string_view module,
-                     std::string_view rest) {
-  std::string_view tail = rest;
-  // vLLM's fused layer holds what every token goes through as well.
-  if (rest.starts_with("_shared_experts.")) return {};
-  while (!tail.empty()) {
-    const size_t begin = name.size() - tail.size();
-    const std::string_view part = next_part(tail);
-    if (text::number(part))
-      return numbered(name, module, begin, begin + part.size());
-    if (part != "experts" && part != "local_experts") break;
-  }
-  if (const auto digits = digits_at_end(name))
-    return numbered(name, module, *digits, name.size());
-  return {What::kStacked, module, 0, 0, 0};
-}
-
-// Of GraniteMoe: block_sparse_moe.{input,output}_linear.weight [E, …].
-bool is_stacked_linear(std::string_view before, std::string_view part) {
-  return before == "block_sparse_moe" &&
-         (part == "input_linear" || part == "output_linear");
-}
-
-// A router's part, or what it adds to its scores.
-bool is_router_part(std::string_view part) {
-  constexpr std::string_view kParts[] = {
-      "gate",        "router",    "router_DE",
-      "expert_bias", "gate_bias", "e_score_correction_bias",
-      "moe_statics"};
-  return std::ranges::find(kParts, part) != std::end(kParts);
-}
-
-// "model.layers.3.mlp.gate.weight" -> "gate", if the module before it has
-// experts; "" if none has.
-std::string_view router_part(
-    std::string_view name, const std::set<std::string, std::less<>>& modules) {
-  for (size_t dot = name.find('.'); dot != name.npos;
-       dot = name.find('.', dot + 1)) {
-    if (!modules.contains(name.substr(0, dot))) continue;
-    std::string_view rest = name.substr(dot + 1);
-    // Gemma's scales the input, and has nothing of an expert.
-    if (rest == "router.scale") return {};
-    const std::string_view part = next_part(rest);
-    if (is_router_part(part)) return part;
-  }
-  return {};
+// Whose rows are those of one expert after the other: dbrx and OLMo-core, and
+// what Llama 4 says in its names (moe_w_in_eD_F). Elsewhere a size that experts
+// divide is a coincidence.
+bool has_expert_blocks(const Tensor& tensor, std::string_view key,
+                       std::string_view router) {
+  if (tensor.kind == Kind::optim) return true;
+  if (!router.empty())
+    return tensor.shape.size() == 1 && key.ends_with(".router.weight");
+  return key.find("experts.mlp.") != key.npos ||
+         key.find("experts.moe_w_") != key.npos;
 }
 
 // Optimizer state goes by its parameter, whatever its own name is.
@@ -116,7 +51,7 @@ class Cut {
         edits_(edits),
         kept_(parse_experts(list)) {}
 
-  std::string run() {
+  KeptExperts run() {
     survey();
     count();
     check_flat();
@@ -129,11 +64,12 @@ class Cut {
       locate(catalog_);
     for (Tensor& tensor : catalog_.tensors) cut(tensor);
     check_routers();
+    check_rest();
     rename();
     keep_objects();
-    follow_experts(catalog_, experts_, kept_.size());
-    return fmt::format("--experts {}: {} of {} experts kept, as 0 to {}", list_,
-                       kept_.size(), experts_, kept_.size() - 1);
+    return {fmt::format("--experts {}: {} of {} experts kept, as 0 to {}",
+                        list_, kept_.size(), experts_, kept_.size() - 1),
+            follow_experts(catalog_, experts_, kept_)};
   }
 
  private:
@@ -145,6 +81,8 @@ class Cut {
   void keep_rows(Tensor& tensor, uint32_t axis, uint64_t rows);
   std::optional<uint32_t> axis_of(const Tensor& tensor, bool last) const;
   void check_routers() const;
+  void check_rest() const;
+  bool may_count(const Tensor& tensor, std::string_view key) const;
   void rename();
   void keep_objects();
   bool keep_object(Object& object) const;
@@ -243,6 +181,11 @@ void Cut::cut(Tensor& tensor) {
   if (name.what == What::kNone && part.empty()) return;
   const uint32_t first = first_axis(tensor);
   if (tensor.shape.size() <= first) return;  // an optimizer's step
+  if (!part.empty() && is_index(tensor.dtype))
+    throw unfaithful_error({catalog_.path, tensor.name},
+                           "--experts: a table of {} picks experts by their "
+                           "numbers, which change",
+                           ckpt::name(tensor.dtype));
   const auto axis = name.what == What::kStacked
                         ? std::optional(first)
                         : axis_of(tensor, part == "router_DE");
@@ -250,7 +193,7 @@ void Cut::cut(Tensor& tensor) {
     keep_rows(tensor, *axis, 1);
   } else if (const uint64_t rows = tensor.shape[first];
              tensor.shape.size() <= first + 2 && rows % experts_ == 0 &&
-             rows != 0) {
+             rows != 0 && has_expert_blocks(tensor, key, part)) {
     keep_rows(tensor, first, rows / experts_);
   } else {
     throw unfaithful_error({catalog_.path, tensor.name},
@@ -290,10 +233,40 @@ void Cut::check_routers() const {
           .with_hint("inspect shows the names beside them");
 }
 
+// What stayed whole and counts experts all the same: matrices stacked under
+// another name, what a router of another name adds to its scores, that router.
+void Cut::check_rest() const {
+  for (const Tensor& tensor : catalog_.tensors) {
+    const std::string_view key = key_of(tensor);
+    if (tensor.kind == Kind::optim || cuts(tensor) ||
+        parse_expert_name(key).what != What::kNone || !may_count(tensor, key))
+      continue;
+    throw unfaithful_error({catalog_.path, tensor.name},
+                           "--experts: {} has as many rows as there are "
+                           "experts, and nothing says whether they are theirs",
+                           to_string(tensor.shape))
+        .with_hint("--exclude leaves it out");
+  }
+}
+
+bool Cut::may_count(const Tensor& tensor, std::string_view key) const {
+  const uint32_t first = first_axis(tensor);
+  const size_t rank = tensor.shape.size();
+  if (rank <= first || tensor.shape[first] != experts_) return false;
+  if (rank == first + 3)
+    return layer_of(key).has_value() && key.find("conv") == key.npos;
+  const size_t dot = key.rfind('.');
+  if (rank == first + 1)
+    return dot != key.npos && modules_.contains(key.substr(0, dot));
+  return std::ranges::any_of(modules_, [&](const std::string& module) {
+    return !routed_.contains(module) && key.starts_with(module) &&
+           key.substr(module.size()).starts_with('.') &&
+           key.find("shared") == key.npos;
+  });
+}
+
 std::optional<uint64_t> Cut::new_number(uint64_t expert) const {
-  const auto found = std::ranges::lower_bound(kept_, expert);
-  if (found == kept_.end() || *found != expert) return std::nullopt;
-  return static_cast<uint64_t>(found - kept_.begin());
+  return new_expert(kept_, expert);
 }
 
 std::optional<std::string> Cut::renamed(const std::string& name) const {
@@ -364,44 +337,7 @@ bool Cut::keep_object(Object& object) const {
 
 }  // namespace
 
-std::vector<uint64_t> parse_experts(const std::string& list) {
-  std::set<uint64_t> experts;
-  std::string_view rest = list;
-  while (true) {
-    const size_t comma = rest.find(',');
-    const std::string_view item = rest.substr(0, comma);
-    const size_t dash = item.find('-');
-    const uint64_t first = expert_number(list, item.substr(0, dash));
-    const uint64_t last =
-        dash == item.npos ? first : expert_number(list, item.substr(dash + 1));
-    if (last < first)
-      throw usage_error({}, "--experts {}: {} comes before {}", list, last,
-                        first);
-    for (uint64_t expert = first; expert <= last; ++expert)
-      if (!experts.insert(expert).second)
-        throw usage_error({}, "--experts {}: expert {} is named twice", list,
-                          expert);
-    if (comma == rest.npos) return {experts.begin(), experts.end()};
-    rest.remove_prefix(comma + 1);
-  }
-}
-
-ExpertName parse_expert_name(std::string_view name) {
-  std::string_view rest = name, before;
-  while (!rest.empty()) {
-    const size_t begin = name.size() - rest.size();
-    const std::string_view part = next_part(rest);
-    const std::string_view module = name.substr(0, begin == 0 ? 0 : begin - 1);
-    if (part == "experts" || part == "local_experts")
-      return of_expert(name, module, rest);
-    if (is_stacked_linear(before, part))
-      return {What::kStacked, module, 0, 0, 0};
-    before = part;
-  }
-  return {};
-}
-
-std::string keep_experts(Catalog& catalog, const std::string& list,
+KeptExperts keep_experts(Catalog& catalog, const std::string& list,
                          Edits& edits) {
   return Cut(catalog, list, edits).run();
 }

@@ -10,6 +10,7 @@
 
 #include "api/edit/config_edit.h"
 #include "api/edit/experts.h"
+#include "api/edit/quantized_modules.h"
 #include "ckpt/error.h"
 
 namespace ckpt::library {
@@ -20,10 +21,14 @@ using Table = ConfigTable;
 constexpr std::string_view kExperts[] = {"num_experts", "num_local_experts",
                                          "n_routed_experts", "moe_num_experts",
                                          "num_routed_experts"};
-constexpr std::string_view kPicked[] = {
-    "num_experts_per_tok", "num_experts_per_token", "moe_topk",
-    "moe_top_k",           "top_k_experts",         "moe_k",
-    "moe_router_topk"};
+constexpr std::string_view kPicked[] = {"num_experts_per_tok",
+                                        "num_experts_per_token",
+                                        "experts_per_token",
+                                        "moe_topk",
+                                        "moe_top_k",
+                                        "top_k_experts",
+                                        "moe_k",
+                                        "moe_router_topk"};
 constexpr std::string_view kGroups[] = {"n_group", "moe_router_num_groups",
                                         "num_expert_group"};
 constexpr std::string_view kPickedGroups[] = {"topk_group",
@@ -101,25 +106,62 @@ void check(const Table& table, const std::string& path, uint64_t kept) {
                            kept, reached, picked);
 }
 
-// Whether anything changed.
-bool follow(Table& config, const std::string& path, uint64_t before,
-            uint64_t kept) {
+class Following {
+ public:
+  Following(uint64_t before, const std::vector<uint64_t>& kept)
+      : before_(before), kept_(kept) {}
+
+  // Whether anything changed.
+  bool change(Table& config, const std::string& path);
+  // config.json that has no number which could follow.
+  bool silent() const { return !counted_; }
+  // An expert that is now in another group of the router than before.
+  std::optional<uint64_t> moved() const { return moved_; }
+
+ private:
+  void find_moved(const Table& table);
+  bool change_count(Table& value) const;
+
+  const uint64_t before_;
+  const std::vector<uint64_t>& kept_;
+  bool counted_ = false;
+  std::optional<uint64_t> moved_;
+};
+
+bool Following::change_count(Table& value) const {
+  if (value == before_) {
+    value = kept_.size();
+    return true;
+  }
+  if (!value.is_array()) return false;
+  for (Table& one : value)
+    if (one == before_) one = kept_.size();
+  return true;
+}
+
+void Following::find_moved(const Table& table) {
+  const uint64_t groups = most(table, kGroups).value_or(1);
+  if (groups == 1 || before_ % groups != 0) return;
+  for (size_t i = 0; i < kept_.size() && !moved_; ++i)
+    if (kept_[i] / (before_ / groups) != i / (kept_.size() / groups))
+      moved_ = kept_[i];
+}
+
+bool Following::change(Table& config, const std::string& path) {
   bool changed = false;
   visit(config, [&](Table& table) {
     bool mixture = false;
     for (auto& [key, value] : table.items()) {
+      if (key == "quantization_config")
+        changed = follow_expert_modules(value, kept_, path) || changed;
       if (!among(kExperts, key)) continue;
       mixture = mixture || !counts_in(value).empty();
-      if (value == before) {
-        value = kept;
-        changed = true;
-      } else if (value.is_array()) {
-        for (Table& one : value)
-          if (one == before) one = kept;
-        changed = true;
-      }
+      changed = change_count(value) || changed;
     }
-    if (mixture) check(table, path, kept);
+    if (!mixture) return;
+    counted_ = true;
+    check(table, path, kept_.size());
+    find_moved(table);
   });
   return changed;
 }
@@ -145,17 +187,34 @@ uint64_t experts_in_config(Catalog& catalog) {
   return counts.empty() ? 0 : *counts.begin();
 }
 
-void follow_experts(Catalog& catalog, uint64_t before, uint64_t kept) {
+std::string follow_experts(Catalog& catalog, uint64_t before,
+                           const std::vector<uint64_t>& kept) {
+  Following following(before, kept);
   for (Sidecar& sidecar : catalog.sidecars)
-    if (is_config_file(sidecar))
+    if (is_config_file(sidecar)) {
+      const bool read = !config_of(sidecar).is_discarded();
       edit_config(sidecar, [&](Table& table) {
-        return follow(table, sidecar.path, before, kept);
+        return following.change(table, sidecar.path);
       });
+      if (read && following.silent())
+        throw unfaithful_error({sidecar.path, {}},
+                               "--experts keeps {} of {}, and no key of "
+                               "config.json that is known says how many there "
+                               "are",
+                               kept.size(), before)
+            .with_hint(fmt::format("known are {}", fmt::join(kExperts, ", ")));
+    }
   for (Object& object : catalog.objects)
     if (is_config_object(object))
       edit_config(object, [&](Table& table) {
-        return follow(table, catalog.path, before, kept);
+        return following.change(table, catalog.path);
       });
+  const auto moved = following.moved();
+  if (!moved) return {};
+  return fmt::format(
+      "--experts: the router's groups have other experts than before: expert "
+      "{} is in another one now; as many of each group keep them",
+      *moved);
 }
 
 }  // namespace ckpt::library

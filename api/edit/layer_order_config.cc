@@ -8,7 +8,7 @@
 #include "api/edit/config_edit.h"
 #include "api/edit/layer_order.h"
 #include "api/edit/layers.h"
-#include "api/edit/layers_quantized.h"
+#include "api/edit/quantized_modules.h"
 #include "ckpt/error.h"
 #include "convert/facts.h"
 
@@ -53,6 +53,8 @@ constexpr std::string_view kTexts[] = {"hybrid_override_pattern",
 constexpr std::string_view kOtherLists[] = {
     "architectures", "time_step_limit", "mlp_multipliers", "ssm_multipliers",
     "mrope_section", "window_size",     "data_path",       "adam_betas"};
+// In Megatron's args: keys of config.json that they have no names for.
+constexpr std::string_view kCarried = "ckpt_config";
 // A configuration as a text inside of another.
 constexpr std::string_view kInside = "heterogeneous_layers_config_encoded_json";
 
@@ -69,14 +71,17 @@ class Follower {
   bool follow(Fields& config) {
     if (!config.is_object()) return false;
     bool changed = false;
-    for (const char* place : {"", "text_config", "model"}) {
+    const size_t depth_of_args = depth(config);
+    for (const std::string_view place :
+         {std::string_view(), std::string_view("text_config"),
+          std::string_view("model"), kCarried}) {
       Fields* table = &config;
-      if (*place) {
+      if (!place.empty()) {
         const auto found = config.find(place);
         if (found == config.end() || !found->is_object()) continue;
         table = &*found;
       }
-      const size_t before = depth(*table);
+      const size_t before = place == kCarried ? depth_of_args : depth(*table);
       if (before == 0) continue;
       check(*table, before);
       change(*table, before);

@@ -104,13 +104,13 @@ void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers) {
       });
     else if (sidecar.name == "model.yaml")
       follow_yaml(layers, sidecar);
-  // Those of a class are written anew; those made from a config.json are not.
-  if (formats::traits_of(catalog.format).typed_config) return;
   for (Object& object : catalog.objects)
     if (is_config_object(object))
       edit_config(object, [&](Json& table) {
         return follow(layers, table, catalog.path);
       });
+  // A class has lists of its own length, whatever its number of layers.
+  if (formats::traits_of(catalog.format).typed_config) return;
   if (*layers.rbegin() + 1 == layers.size())
     check_kinds(catalog, before, {layers.begin(), layers.end()});
 }

@@ -284,9 +284,13 @@ Chosen choose(Catalog& catalog, const Selection& options) {
     follow_layers(catalog, parse_layers(options.layers));
   }
   if (predicted && !predicts(catalog)) drop_prediction(catalog);
-  if (!options.experts.empty())
-    chosen.notes.push_back(
-        keep_experts(catalog, options.experts, chosen.edits));
+  if (!options.experts.empty()) {
+    KeptExperts experts = keep_experts(catalog, options.experts, chosen.edits);
+    chosen.notes.push_back(std::move(experts.note));
+    if (!experts.warning.empty() && !chosen.warning.empty())
+      chosen.warning += "; ";
+    chosen.warning += experts.warning;
+  }
   tidy(chosen.edits);
   for (const std::string& note : chosen.notes)
     catalog.assumptions.push_back(note);

@@ -70,7 +70,9 @@ class Convert : public Command {
     const bool partial = !select.keys.empty() || !select.exclude.empty() ||
                          !select.layers.empty() || !select.blocks.empty() ||
                          request_.counted;
-    if (adapter_.any()) source = with_adapters(std::move(source), partial);
+    if (adapter_.any())
+      source =
+          with_adapters(std::move(source), partial || !select.experts.empty());
     if (alone)
       source = adapter_in_dialect(std::move(source));
     else

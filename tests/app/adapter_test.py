@@ -417,6 +417,40 @@ def refusals(folder):
     refused(5, "lm_head.weight", base, head)
 
 
+def quantized(folder):
+    """Codes can't be added to, nor what becomes numbers in the same run: the
+    command says how it is done in two, and then it is."""
+    from quantized_test import block_fp8
+    from safetensors.torch import load_file, save_file
+
+    base = make_base(folder / "base", "llama", "bfloat16")
+    adapter = make_adapter(folder / "adapter", base, r=8, lora_alpha=12,
+                           target_modules=LINEAR)
+    codes = folder / "codes"
+    shutil.copytree(base, codes)
+    tensors = load_file(codes / "model.safetensors")
+    for name in list(tensors):
+        if name.endswith("proj.weight"):
+            tensors[name], tensors[name + "_scale_inv"] = block_fp8(
+                tensors[name])
+    save_file(tensors, codes / "model.safetensors", {"format": "pt"})
+    edit(codes, "config.json", {"quantization_config": {
+        "quant_method": "fp8", "weight_block_size": [128, 128]}})
+    for options, word in (([], "then add"),
+                          (["--dtype", "bf16"], "in two runs"),
+                          (["--dtype", "f32"], "in two runs")):
+        run = CKPT.run("convert", codes, folder / "no", "--to", "safetensors",
+                       "--adapter", adapter, *options).want(5)
+        check(word in run.err and "--dtype bf16" in run.err, run.err)
+        check(not (folder / "no").exists(), "written all the same")
+    CKPT.ok("convert", codes, folder / "bf16", "-q", "--to", "safetensors",
+            "--dtype", "bf16")
+    got = merge(folder / "bf16", folder / "out", [adapter])
+    numbers = read_model(folder / "bf16")
+    compare(got, defined(numbers, adapter), "the definition")
+    check_equal(len(changed(got, numbers)), 14, "tensors that changed")
+
+
 def holes(folder):
     """A base that lacks part of a weight is not added to: what is made of it
     would look whole."""
@@ -493,6 +527,7 @@ def prepare(suite, ckpt):
     suite.add("an adapter is carried", carried)
     suite.add("a base with a manifest", watched)
     suite.add("a base with a hole", holes)
+    suite.add("a quantized base", quantized)
     suite.add("refusals", refusals)
 
 

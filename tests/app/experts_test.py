@@ -229,6 +229,22 @@ def groups(folder):
             check("2 groups" in run.err, run.err)
 
 
+def ranks(folder):
+    """Kept experts divide among expert-parallel ranks, or it is refused."""
+    save_pair(folder, "qwen3_moe")
+    for name, ep, code in (("three", 3, 0), ("one", 1, 0), ("two", 2, 5)):
+        CKPT.run("convert", folder / "big", folder / name, "--to",
+                 "megatron_legacy", "--tp", 2, "--ep", ep, "--experts", LIST,
+                 "--no-fsync", "-q").want(code)
+        if code == 0:
+            CKPT.ok("verify", folder / name, folder / "small")
+    check(not (folder / "two").exists(), "something was written")
+    CKPT.ok("reshard", folder / "three", folder / "again", "--ep", 1,
+            "--experts", "0-1", "--no-fsync", "-q")
+    CKPT.run("reshard", folder / "three", folder / "no", "--ep", 3,
+             "--experts", "0-1", "--no-fsync", "-q").want(5)
+
+
 def resume(folder):
     """What another list began is not gone on with."""
     save_pair(folder, "qwen3_moe")
@@ -254,6 +270,7 @@ def prepare(suite, ckpt):
               "moe_optim_buckets_ep2_pp2_v0161")
     suite.add("refused", refused)
     suite.add("groups of experts", groups)
+    suite.add("expert-parallel ranks", ranks)
     suite.add("again", resume)
 
 

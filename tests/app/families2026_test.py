@@ -71,6 +71,41 @@ def there_and_back(folder, model_type):
     same_function(tiny, type(model), source, alone)
 
 
+def fewer_layers(folder, model_type):
+    """The first layers of what Megatron holds, by its args alone: the model of
+    the first layers of what transformers saved."""
+    import torch
+
+    tiny = models()
+    model = tiny.model_of(tiny.config_of(model_type, num_hidden_layers=8)
+                          if "n_embd" not in tiny.TYPES[model_type]
+                          else tiny.config_of(model_type, n_layer=8))
+    source, there = folder / "source", folder / "there"
+    model.save_pretrained(source)
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist",
+            "--no-fsync", *allowed(model_type))
+    for path in list(there.rglob("*config.json")):
+        path.unlink()
+    for name, start in (("want", source), ("got", there)):
+        CKPT.ok("convert", start, folder / name, "-q", "--to", "safetensors",
+                "--layers", "0-3", "--no-fsync")
+    CKPT.ok("reshard", there, folder / "cut", "-q", "--pp", 1, "--layers",
+            "0-3", "--no-fsync")
+    CKPT.ok("convert", folder / "cut", folder / "again", "-q", "--to",
+            "safetensors", "--no-fsync")
+    want = tensors_of(folder / "want")
+    logits = []
+    for name in ("want", "got", "again"):
+        compare(tensors_of(folder / name), want, name)
+        loaded, told = type(model).from_pretrained(
+            folder / name, dtype=torch.float32, output_loading_info=True)
+        check(not told["missing_keys"], f"{name}: {told['missing_keys']}")
+        logits.append(tiny.logits_of(loaded))
+        off = float((logits[-1] - logits[0]).abs().max()
+                    / logits[0].abs().max())
+        check(off < 1e-5, f"{name}: logits differ by {off:.2g}")
+
+
 def layers_that_differ(folder):
     """Llama-Nemotron: blocks of their own sizes, and blocks left out."""
     models()
@@ -98,6 +133,12 @@ def layers_that_differ(folder):
     CKPT.ok("convert", source, folder / "cut", "-q", "--to", "safetensors",
             "--layers", "0-3", "--no-fsync")
     check_equal(config_of(folder / "cut")["block_configs"], BLOCKS[:4], "cut")
+    CKPT.ok("convert", there, folder / "few", "-q", "--to", "safetensors",
+            "--layers", "0-3", "--no-fsync")
+    few = config_of(folder / "few")
+    check_equal((few["num_hidden_layers"], few["block_configs"]),
+                (4, BLOCKS[:4]), "cut by Megatron's args alone")
+    compare(tensors_of(folder / "few"), tensors_of(folder / "cut"), "cut")
 
 
 def prepare(suite, ckpt):
@@ -110,6 +151,7 @@ def prepare(suite, ckpt):
         sys.exit(77)
     for model_type in types:
         suite.add(model_type, there_and_back, model_type)
+        suite.add(f"{model_type}, fewer layers", fewer_layers, model_type)
     suite.add("nemotron_nas", layers_that_differ)
 
 

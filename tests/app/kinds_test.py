@@ -48,7 +48,8 @@ def kda(config, l):
 def left_alone(config, l):
     words = config["quantization_config"]
     return (f"model.layers.{l}.mlp.gate" in words["modules_to_not_convert"],
-            f"model.layers.{l}.mlp" in words["deep"][0]["ignore"])
+            f"model.layers.{l}.mlp" in words["deep"][0]["ignore"],
+            words["extra_config"].get(f"model.layers.{l}.mlp.up_proj"))
 
 
 def of_type(model_type, kind, **keys):
@@ -103,7 +104,9 @@ CASES = {
     "modules": ({"quantization_config": {
         "modules_to_not_convert": [
             "lm_head", *(f"model.layers.{i}.mlp.gate" for i in (0, 3, 4))],
-        "deep": [{"ignore": ["model.layers.2.mlp", "model.layers.7.mlp"]}]}},
+        "deep": [{"ignore": ["model.layers.2.mlp", "model.layers.7.mlp"]}],
+        "extra_config": {f"model.layers.{i}.mlp.up_proj": {"bits": i}
+                         for i in (1, 3, 6)}}},
         left_alone),
     # What no key says: from the ledger of facts.
     "gemma2": of_type("gemma2", lambda config, l: l % 2, sliding_window=4,

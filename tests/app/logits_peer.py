@@ -61,6 +61,7 @@ PLACE = dict(
 FORMS = {"--window-size": lambda text: tuple(
             int(i) for i in text.strip("()").split(",")),
          "--window-attn-skip-freq": ast.literal_eval,
+         "--no-rope-freq": ast.literal_eval,
          "--rotary-seq-len-interpolation-factor": int}
 
 
@@ -73,6 +74,7 @@ def parsed(flags):
     parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS,
                                      allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--use-rope-scaling", action="store_true")
+    parser.add_argument("--quick-geglu", action="store_true")
     parser.add_argument("--rope-scaling-factor", type=float)
     parser.add_argument("--no-bias-gelu-fusion", action="store_false",
                         dest="bias_gelu_fusion")
@@ -81,7 +83,7 @@ def parsed(flags):
     without = ("softmax_scale", "gated_linear_unit", "beta_fast", "beta_slow",
                "original_max_position_embeddings", "window_size",
                "window_attn_skip_freq", "num_moe_experts", "rotary_base",
-               "rotary_percent", "persist_layer_norm")
+               "rotary_percent", "persist_layer_norm", "no_rope_freq")
     general = {f.name: f for f in dataclasses.fields(TransformerConfig)}
     own = {f.name: f for f in dataclasses.fields(MLATransformerConfig)}
     for field in {**own, **general}.values():
@@ -127,7 +129,8 @@ def named(path, flags, code):
 def config_of(args):
     """As core_transformer_config_from_args does."""
     import torch
-    from megatron.core.activations import quick_gelu, squared_relu
+    from megatron.core.activations import squared_relu
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.transformer import transformer_config as classes
 
     kind = classes.TransformerConfig
@@ -224,6 +227,29 @@ def name_as_transformer_engine(state, path):
                              if key.replace(*pair) in there), key)
 
 
+def norms_from_one():
+    """torch's norms, with weights that count from one where the configuration
+    says so: 0.16 has them in Transformer Engine's alone."""
+    import torch
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    made = WrappedTorchNorm.__new__
+
+    class Shifted(torch.nn.LayerNorm):
+        def forward(self, x):
+            return torch.nn.functional.layer_norm(
+                x, self.normalized_shape, self.weight + 1, self.bias, self.eps)
+
+    def new(cls, config, hidden_size, eps=1e-5, **more):
+        if (not config.layernorm_zero_centered_gamma
+                or config.normalization != "LayerNorm"):
+            return made(cls, config=config, hidden_size=hidden_size, eps=eps,
+                        **more)
+        return Shifted(hidden_size, eps=eps)
+
+    WrappedTorchNorm.__new__ = new
+
+
 def attention_of_two_widths():
     """What 0.16 has of its own takes no values of another width than keys:
     this stands in for Transformer Engine's."""
@@ -299,6 +325,7 @@ def prepare():
 
     moe.te_general_gemm = None
     mla.TELinear = mla.TEColumnParallelLinear = type("Absent", (), {})
+    norms_from_one()
     # Nothing is random: no dropout.
     CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
 

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from peer import Peer
-from support import Failure, Skip, Suite, check
+from support import DATA, Failure, Skip, Suite, check, check_equal
 
 CKPT = None
 TRANSFORMERS = Path(sys.prefix) / "transformers_5.12.1"
@@ -77,6 +77,24 @@ MEGATRON = {
     "starcoder2": ("starcoder2", {}),
     "starcoder2, window": ("starcoder2", dict(sliding_window=4)),
 }
+# Of families2026_models.py. The norms inside of latent attention have an epsilon
+# of their own in transformers (1e-6), in GPTModel the model's.
+MEGATRON_2026 = {name: (name, {}) for name in (
+    "arcee", "cwm", "dots1", "ernie4_5", "exaone_moe", "glm", "glm4_moe",
+    "gpt_bigcode", "gpt_oss", "helium", "hy_v3", "jais2", "ministral",
+    "nemotron", "opt", "persimmon", "seed_oss", "smollm3", "solar_open",
+    "stablelm", "youtu")}
+MEGATRON_2026["glm4_moe_lite"] = ("glm4_moe_lite", dict(rms_norm_eps=1e-6))
+# What families write that neither --use-checkpoint-args nor a flag says, and why
+# that is no loss.
+UNREAD = {
+    "hetereogenous_dist_checkpoint": "how a checkpoint is written",
+    "is_hybrid_model": "follows from the pattern",
+    "layernorm_epsilon": "norm_epsilon", "moe_grouped_gemm": "a kernel",
+    "layernorm_zero_centered_gamma": "apply_layernorm_1p",
+    "mrope_section": "of models with a tower, which Megatron-Bridge builds",
+    "query_pre_attn_scalar": "softmax_scale", "vocab_size": "the tokenizer's",
+}
 OLMO_CORE = {
     "llama": ("llama", {}),
     "llama, llama3": ("llama", dict(rope_parameters=LLAMA3)),
@@ -112,6 +130,10 @@ def model(folder, family, changes, swap):
         from nas_models import logits_of, model_of
 
         made = model_of(**changes)
+    elif family in MEGATRON_2026:
+        from families2026_models import config_of, logits_of, model_of
+
+        made = model_of(config_of(family, **changes))
     else:
         from facts_models import config_of, logits_of, model_of
 
@@ -172,6 +194,36 @@ def asked(peer, folder, **job):
     return torch.load(out)
 
 
+def args_are_read(folder):
+    """Each name that a family writes for Megatron reaches GPTModel: by
+    --use-checkpoint-args, by a flag or by code."""
+    import json
+    import re
+
+    def written(value):
+        if isinstance(value, dict):
+            yield from (value.get("write") or {}).get("mcore", ())
+            for one in value.values():
+                yield from written(one)
+        elif isinstance(value, list):
+            for one in value:
+                yield from written(one)
+
+    families = DATA.parent.parent / "models/families"
+    facts = json.loads((families / "facts.json").read_text())
+    names = set(written(facts))
+    for path in families.glob("*.json"):
+        family = json.loads(path.read_text())
+        mcore = (family.get("dialects") or {}).get("mcore") or {}
+        names.update(mcore.get("config") or ())
+    source = Path(__file__).with_name("logits_peer.py").read_text()
+    read = set(re.search('READ = """(.*?)"""', source, re.S)[1].split())
+    check(len(names) > 60 and len(read) > 30, "names are not found")
+    left = {name for name in names - read - {*facts["load_with"]}
+            - {*facts["load_in_code"]} if not name.startswith("ckpt_")}
+    check_equal(left, set(UNREAD), "names that GPTModel is not told")
+
+
 def test_megatron(folder, family, changes, way, swap):
     if importlib.util.find_spec("megatron") is None:
         raise Skip("megatron-core is not installed")
@@ -213,7 +265,8 @@ def prepare(suite, ckpt):
         raise SystemExit("skipped: transformers is not installed")
     sys.path.insert(0, str(TRANSFORMERS))
     os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
-    for name, (family, changes) in MEGATRON.items():
+    suite.add("megatron args are read", args_are_read)
+    for name, (family, changes) in {**MEGATRON, **MEGATRON_2026}.items():
         suite.add(f"megatron {name}", test_megatron, family, changes, "args",
                   False)
         suite.add(f"megatron by flags {name}", test_megatron, family, changes,

@@ -292,6 +292,147 @@ def test_hostile(folder, kind, end, change, code):
     check(not (folder / "out").exists(), "something was written")
 
 
+# What config.json says otherwise than its maker did, and what is lost or beside
+# the weights: [kind, change of quantization_config, change of the tensors,
+# exit status, word].
+SAID = {
+    "another group size": ("gptq_g32", {"group_size": 64}, None, 4,
+                           "groups of 64"),
+    "another group size, AWQ": ("awq_g32", {"group_size": 16}, None, 4,
+                                "groups of 16"),
+    "other bits": ("gptq", {"bits": 8}, None, 5, "codes of 8 bits"),
+    "three bits said": ("gptq", {"bits": 3}, None, 5, "2, 4 and 8 bits"),
+    "act-order lost": ("gptq_act", {}, lambda t: t.pop(STEM + "g_idx"), 4,
+                       "g_idx is missing"),
+    "another block": ("fp8_128", {"weight_block_size": [32, 128]}, None, 4,
+                      "in blocks of 32x128"),
+    "Marlin": ("gptq", {"checkpoint_format": "marlin"}, None, 5, "marlin"),
+    "AutoRound's": ("gptq", {"quant_method": "auto-round"}, None, 5,
+                    "auto-round"),
+    "AWQ gemv": ("awq", {"version": "gemv"}, None, 5, "gemv"),
+    "zeros lost": ("int8_zeros", {"config_groups": {"group_0": {"weights": {
+        "num_bits": 8, "symmetric": False}}}},
+        lambda t: t.pop(STEM + "weight_zero_point"), 4,
+        "weight_zero_point is missing"),
+    "scale lost, ModelOpt's": ("fp8_channel", {"quant_method": "modelopt"},
+                               lambda t: t.pop(STEM + "weight_scale"), 4,
+                               "weight_scale is missing"),
+    "turned": ("int8_channel", {"transform_config": {"config_groups": {"u": 1}}},
+               None, 5, "transform_config"),
+    "sparse": ("fp8_channel", {"sparsity_config": {
+        "format": "sparse-24-bitmask"}}, None, 5, "sparse-24-bitmask"),
+    "activations scaled": ("awq", {}, lambda t: t.update({
+        "model.layers.0.mlp.act.scales": t[STEM + "scales"][0].clone()}), 5,
+        "scales activations"),
+    "activations scaled before": ("fp8_channel", {}, lambda t: t.update({
+        STEM + "pre_quant_scale": t["model.norm.weight"].clone()}), 5,
+        "scales activations"),
+    "other codes beside": ("awq", {}, lambda t: t.update({
+        "model.layers.0.self_attn.q_proj.W_q":
+            t[STEM + "qweight"].clone()}), 5,
+        "no rule makes numbers"),
+}
+# Ways of quantizing of which nothing is known: [method, names and dtypes].
+UNKNOWN = {
+    "hqq": ("hqq", {"W_q": "uint8", "scale": "float16", "zero": "float16"}),
+    "aqlm": ("aqlm", {"codes": "int16", "codebooks": "float16",
+                      "scales": "float16"}),
+    "quanto": ("quanto", {"weight._data": "int8", "weight._scale": "bfloat16"}),
+    "gptq in words of 64": ("gptq", {"qweight": "int64", "qzeros": "int64",
+                                     "scales": "float16"}),
+    "eetq": ("eetq", {"weight": "int8", "weight_scales": "float16"}),
+    "bitnet": ("bitnet", {"weight": "uint8", "weight_scale": "bfloat16"}),
+    "bitsandbytes": ("bitsandbytes", {"weight": "int8", "SCB": "float32"}),
+    "bitsandbytes, nf4": ("bitsandbytes", {
+        "weight": "uint8", "weight.absmax": "float32",
+        "weight.quant_map": "float32"}),
+    "int4, packed": ("compressed-tensors", {"weight_packed": "int32",
+                                            "weight_scale": "bfloat16"}),
+    "nvfp4": ("modelopt", {"weight": "uint8", "weight_scale": "float8_e4m3fn",
+                           "weight_scale_2": "float32"}),
+}
+
+
+def is_refused(folder, source, code, word):
+    result = CKPT.run("convert", source, folder / "out", "--to", "safetensors",
+                      "--dtype", "bf16").want(code)
+    check(word in result.err, str(result))
+    check(not (folder / "out").exists(), "something was written")
+    # As it is, it goes on.
+    CKPT.ok("convert", source, folder / "kept", "--to", "safetensors")
+    compare(written(folder / "kept"), written(source), "kept")
+
+
+def test_said(folder, kind, says, change, code, word):
+    """Refused where config.json and the tensors don't agree, or where they
+    are not all of the model."""
+    source, _ = source_of(folder / "src", kind)
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"].update(says)
+    path.write_text(json.dumps(config))
+    if change:
+        edit(source, change)
+    is_refused(folder, source, code, word)
+
+
+def test_unknown(folder, method, parts):
+    """A way of quantizing that is not known: no scale is cast alone."""
+    import torch
+
+    tensors = {STEM + name: torch.ones(8, 16, dtype=torch.float32).to(
+        getattr(torch, dtype)) for name, dtype in parts.items()}
+    source = write(folder / "src", {**tensors, **others()},
+                   {"quant_method": method})
+    is_refused(folder, source, 5, "--dtype")
+
+
+def test_overrides(folder):
+    """Modules with a group size of their own (GPTQModel's `dynamic`)."""
+    source, numbers = source_of(folder / "src", "gptq_g32")
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"].update(
+        group_size=128, dynamic={r"+:.*down_proj": {"group_size": 32}})
+    path.write_text(json.dumps(config))
+    CKPT.ok("convert", source, folder / "out", "--to", "safetensors",
+            "--dtype", "bf16")
+    compare(written(folder / "out"), wanted(numbers, "bf16"), "dynamic")
+
+
+def test_experts(folder, kind, dtype):
+    """Some of the experts of a stacked weight: as cut, then as numbers."""
+    import torch
+
+    g = torch.Generator().manual_seed(5)
+    at, kept = "model.layers.0.mlp.", [1, 4]
+    parts, name, number, config = peer.mxfp4(g, 6, 18, 5)
+    if kind == "fp8":
+        made = [peer.fp8_block(g, 40, 60, (16, 16)) for _ in range(6)]
+        config, name = made[0][3], "gate_up_proj"
+        parts = {name + end.removeprefix("weight"): torch.stack(
+            [one[0][end] for one in made]) for end in made[0][0]}
+        number = torch.stack([one[2] for one in made])
+    router = torch.randn(6, 24, generator=g).to(torch.bfloat16)
+    source = write(folder / "src", {
+        **{at + "experts." + end: t.contiguous() for end, t in parts.items()},
+        at + "router.weight": router, **others()}, config)
+    path = source / "config.json"
+    path.write_text(json.dumps(dict(json.loads(path.read_text()),
+                                    num_local_experts=6)))
+    CKPT.ok("convert", source, folder / "out", "--to", "safetensors",
+            "--dtype", dtype, "--experts", "1,4")
+    compare(written(folder / "out"), wanted({
+        at + "experts." + name: number[kept], at + "router.weight":
+            router[kept]}, dtype), "the kept experts")
+    CKPT.ok("convert", source, folder / "codes", "--to", "safetensors",
+            "--experts", "1,4")
+    got = written(folder / "codes")
+    for end, t in parts.items():
+        check_equal(got[at + "experts." + end], from_torch(
+            t[kept].contiguous()), end)
+
+
 def test_zero_block(folder):
     """A block of zeros may have the scale zero, as its maker gave it."""
     import torch
@@ -607,7 +748,13 @@ def prepare(suite, ckpt):
         suite.add(f"megatron {tp}", test_megatron, tp)
     for name, row in HOSTILE.items():
         suite.add(f"hostile {name}", test_hostile, *row)
-    for function in (test_zero_block, test_no_convention, test_too_large,
+    for kind, dtype in (("mxfp4", "bf16"), ("fp8", "f32"), ("fp8", "bf16")):
+        suite.add(f"experts {kind} {dtype}", test_experts, kind, dtype)
+    for name, row in SAID.items():
+        suite.add(f"said {name}", test_said, *row)
+    for name, row in UNKNOWN.items():
+        suite.add(f"unknown {name}", test_unknown, *row)
+    for function in (test_overrides, test_zero_block, test_no_convention, test_too_large,
                      test_quantize_refused, test_model,
                      test_transformers, test_compressed_tensors):
         suite.add(function.__name__[5:].replace("_", " "), function)

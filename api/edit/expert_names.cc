@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <set>
+
+#include "api/edit/experts.h"
+#include "ckpt/error.h"
+#include "lib/text/number.h"
+
+namespace ckpt::library {
+namespace {
+
+using What = ExpertName::What;
+
+uint64_t expert_number(const std::string& list, std::string_view text) {
+  const auto number = text::number(text);
+  if (!number || *number >= kMostExperts)
+    throw usage_error({}, "--experts {}: '{}' is not a number of an expert",
+                      list, text)
+        .with_hint("numbers and ranges, as in --experts 0-31,40");
+  return *number;
+}
+
+// The first component of a text, which is cut off from it.
+std::string_view next_part(std::string_view& rest) {
+  const size_t dot = rest.find('.');
+  const std::string_view part = rest.substr(0, dot);
+  rest = dot == rest.npos ? std::string_view() : rest.substr(dot + 1);
+  return part;
+}
+
+// "linear_fc1.weight7": the place of its digits. Nothing for other ends.
+std::optional<size_t> digits_at_end(std::string_view name) {
+  const size_t dot = name.rfind('.') + 1;  // npos + 1 is 0
+  for (const std::string_view word : {"weight", "bias"})
+    if (name.substr(dot).starts_with(word) &&
+        text::number(name.substr(dot + word.size())))
+      return dot + word.size();
+  return std::nullopt;
+}
+
+// "5", and "expert_5" of Switch Transformers and NLLB: the digits.
+std::string_view digits_of(std::string_view part) {
+  constexpr std::string_view kWord = "expert_";
+  return part.starts_with(kWord) ? part.substr(kWord.size()) : part;
+}
+
+ExpertName numbered(std::string_view name, std::string_view module,
+                    size_t begin, size_t end) {
+  const auto expert = text::number(name.substr(begin, end - begin));
+  return {What::kNumbered, module, expert.value_or(0), begin, end};
+}
+
+// What comes after "….experts.".
+ExpertName of_expert(std::string_view name, std::string_view module,
+                     std::string_view rest) {
+  std::string_view tail = rest;
+  // vLLM's fused layer holds what every token goes through as well.
+  if (rest.starts_with("_shared_experts.")) return {};
+  while (!tail.empty()) {
+    const size_t begin = name.size() - tail.size();
+    const std::string_view part = next_part(tail);
+    if (const std::string_view digits = digits_of(part); text::number(digits))
+      return numbered(name, module, begin + part.size() - digits.size(),
+                      begin + part.size());
+    if (part != "experts" && part != "local_experts" &&
+        part != "deepspeed_experts")
+      break;
+  }
+  // "experts.weight1" itself is the first matrix of all experts.
+  if (const auto digits = digits_at_end(name);
+      digits && rest.find('.') != rest.npos)
+    return numbered(name, module, *digits, name.size());
+  return {What::kStacked, module, 0, 0, 0};
+}
+
+// Of GraniteMoe: block_sparse_moe.{input,output}_linear.weight [E, …].
+bool is_stacked_linear(std::string_view before, std::string_view part) {
+  return before == "block_sparse_moe" &&
+         (part == "input_linear" || part == "output_linear");
+}
+
+// A router's part, or what it adds to its scores.
+bool is_router_part(std::string_view part) {
+  constexpr std::string_view kParts[] = {
+      "gate",        "router",    "router_DE",
+      "expert_bias", "gate_bias", "e_score_correction_bias",
+      "moe_statics"};
+  return std::ranges::find(kParts, part) != std::end(kParts);
+}
+
+}  // namespace
+
+std::vector<uint64_t> parse_experts(const std::string& list) {
+  std::set<uint64_t> experts;
+  std::string_view rest = list;
+  while (true) {
+    const size_t comma = rest.find(',');
+    const std::string_view item = rest.substr(0, comma);
+    const size_t dash = item.find('-');
+    const uint64_t first = expert_number(list, item.substr(0, dash));
+    const uint64_t last =
+        dash == item.npos ? first : expert_number(list, item.substr(dash + 1));
+    if (last < first)
+      throw usage_error({}, "--experts {}: {} comes before {}", list, last,
+                        first);
+    for (uint64_t expert = first; expert <= last; ++expert)
+      if (!experts.insert(expert).second)
+        throw usage_error({}, "--experts {}: expert {} is named twice", list,
+                          expert);
+    if (comma == rest.npos) return {experts.begin(), experts.end()};
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+std::optional<uint64_t> new_expert(const std::vector<uint64_t>& kept,
+                                   uint64_t expert) {
+  const auto found = std::ranges::lower_bound(kept, expert);
+  if (found == kept.end() || *found != expert) return std::nullopt;
+  return static_cast<uint64_t>(found - kept.begin());
+}
+
+ExpertName parse_expert_name(std::string_view name) {
+  std::string_view rest = name, before;
+  while (!rest.empty()) {
+    const size_t begin = name.size() - rest.size();
+    const std::string_view part = next_part(rest);
+    const std::string_view module = name.substr(0, begin == 0 ? 0 : begin - 1);
+    if (part == "experts" || part == "local_experts")
+      return of_expert(name, module, rest);
+    if (is_stacked_linear(before, part))
+      return {What::kStacked, module, 0, 0, 0};
+    before = part;
+  }
+  return {};
+}
+
+std::string_view router_part(
+    std::string_view name, const std::set<std::string, std::less<>>& modules) {
+  for (size_t dot = name.find('.'); dot != name.npos;
+       dot = name.find('.', dot + 1)) {
+    if (!modules.contains(name.substr(0, dot))) continue;
+    std::string_view rest = name.substr(dot + 1);
+    // Gemma's scales the input, and has nothing of an expert.
+    if (rest == "router.scale") return {};
+    const std::string_view part = next_part(rest);
+    if (is_router_part(part)) return part;
+  }
+  return {};
+}
+
+}  // namespace ckpt::library
