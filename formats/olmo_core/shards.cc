@@ -9,6 +9,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "ckpt/error.h"
+
 namespace ckpt::olmo_core {
 namespace {
 
