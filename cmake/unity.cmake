@@ -33,12 +33,22 @@ function(ckpt_unity target)
   endforeach()
 endfunction()
 
-# ckpt_unit(TARGET UNIT FILE...): FILEs of any folder as one file more. Names of
-# theirs are taken in their own folders, but not by each other; alone they would
-# parse the same headers again, three seconds each.
+# ckpt_unit(TARGET UNIT FILE|FOLDER...): FILEs of any folder, and what FOLDERs
+# have but for files apart, as one file more. Small folders go together, since
+# each unit parses the same headers again, three seconds of them; what gathers
+# files apart has names that are taken in their own folders, but not by each
+# other. Folders come before files that another unit takes out of them.
 function(ckpt_unit target unit)
-  if(CKPT_UNITY)
-    set_source_files_properties(${ARGN} PROPERTIES
-      UNITY_GROUP ${target}_${unit})
+  if(NOT CKPT_UNITY)
+    return()
   endif()
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    get_filename_component(folder ${source} DIRECTORY)
+    get_source_file_property(group ${source} UNITY_GROUP)
+    if(source IN_LIST ARGN OR (group AND folder IN_LIST ARGN))
+      set_source_files_properties(${source} PROPERTIES
+        UNITY_GROUP ${target}_${unit})
+    endif()
+  endforeach()
 endfunction()

@@ -77,6 +77,17 @@ bool fits(const Cut& cut, const Shape& shape, uint32_t ranks) {
   return sum == shape[cut.dim];
 }
 
+bool join_parts(const Cut& cut, uint32_t ranks, Tensor& tensor) {
+  if (!cut.whole()) {
+    if (cut.dim >= tensor.shape.size()) return false;
+    uint64_t& size = tensor.shape[cut.dim] = 0;
+    for (const Segment& segment : cut.segments) size += segment.size;
+  }
+  return byte_size(tensor.dtype, tensor.shape) &&
+         fits(cut, tensor.shape, ranks) &&
+         (cut.whole() || element_size(tensor.dtype) != 0);
+}
+
 Shape local_shape(const Cut& cut, const Shape& shape, uint32_t ranks) {
   Shape local = shape;
   if (!cut.whole())

@@ -39,6 +39,10 @@ std::optional<uint64_t> whole_size(uint64_t local, uint32_t ranks,
 // Whether that many ranks can share a tensor of that shape so.
 bool fits(const Cut& cut, const Shape& shape, uint32_t ranks);
 
+// Turns the shape of one rank's part into that of the tensor. False if parts of
+// that many ranks can't make one up.
+bool join_parts(const Cut& cut, uint32_t ranks, Tensor& tensor);
+
 // The shape of each rank's part. The cut has to fit.
 Shape local_shape(const Cut& cut, const Shape& shape, uint32_t ranks);
 

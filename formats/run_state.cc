@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "ckpt/note.h"
+#include "containers/torch/tensor_nodes.h"
 #include "formats/runs/pattern.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -26,14 +27,6 @@ class Builder {
   explicit Builder(Catalog& catalog) : catalog_(catalog) {}
 
   void build() {
-    rebuild_ = document_->add_global("torch._utils", "_rebuild_tensor_v2");
-    const Id id = document_->add_container(
-        Type::kTuple, {document_->add_string("storage"),
-                       document_->add_global("torch", "FloatStorage"),
-                       document_->add_string("0"), document_->add_string("cpu"),
-                       document_->add_int(0)});
-    args_ =
-        document_->add_container(Type::kTuple, {document_->add_persistent(id)});
     root_ = document_->add_container(Type::kDict);
     for (const Tensor& tensor : catalog_.tensors)
       if (tensor.kind != Kind::optim) add_tensor(root_, tensor.name, tensor);
@@ -58,7 +51,7 @@ class Builder {
 
  private:
   void add_tensor(Id dict, std::string_view key, const Tensor& tensor) {
-    const Id node = document_->add_call(rebuild_, args_);
+    const Id node = tensor_nodes_.add();
     document_->set(dict, key, node);
     skeleton_.tensors.emplace_back(node, tensor.name);
   }
@@ -140,7 +133,8 @@ class Builder {
   Catalog& catalog_;
   std::shared_ptr<Document> document_ = std::make_shared<Document>();
   Skeleton skeleton_;
-  Id rebuild_ = kNoId, args_ = kNoId, root_ = kNoId, group_list_ = kNoId;
+  torch::TensorNodes tensor_nodes_{*document_};
+  Id root_ = kNoId, group_list_ = kNoId;
   std::vector<Id> groups_;
   std::map<std::pair<Id, std::string>, Id> dicts_;
   std::map<const Object*, Id> moved_;

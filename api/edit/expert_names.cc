@@ -5,6 +5,7 @@
 #include <set>
 
 #include "api/edit/experts.h"
+#include "api/edit/number_list.h"
 #include "ckpt/error.h"
 #include "lib/text/number.h"
 
@@ -13,14 +14,11 @@ namespace {
 
 using What = ExpertName::What;
 
-uint64_t expert_number(const std::string& list, std::string_view text) {
-  const auto number = text::number(text);
-  if (!number || *number >= kMostExperts)
-    throw usage_error({}, "--experts {}: '{}' is not a number of an expert",
-                      list, text)
-        .with_hint("numbers and ranges, as in --experts 0-31,40");
-  return *number;
-}
+constexpr NumberList kExpertList{.option = "--experts",
+                                 .what = "a number of an expert",
+                                 .example = "0-31,40",
+                                 .limit = kMostExperts,
+                                 .plural = "experts"};
 
 // The first component of a text, which is cut off from it.
 std::string_view next_part(std::string_view& rest) {
@@ -94,24 +92,11 @@ bool is_router_part(std::string_view part) {
 
 std::vector<uint64_t> parse_experts(const std::string& list) {
   std::set<uint64_t> experts;
-  std::string_view rest = list;
-  while (true) {
-    const size_t comma = rest.find(',');
-    const std::string_view item = rest.substr(0, comma);
-    const size_t dash = item.find('-');
-    const uint64_t first = expert_number(list, item.substr(0, dash));
-    const uint64_t last =
-        dash == item.npos ? first : expert_number(list, item.substr(dash + 1));
-    if (last < first)
-      throw usage_error({}, "--experts {}: {} comes before {}", list, last,
-                        first);
-    for (uint64_t expert = first; expert <= last; ++expert)
-      if (!experts.insert(expert).second)
-        throw usage_error({}, "--experts {}: expert {} is named twice", list,
-                          expert);
-    if (comma == rest.npos) return {experts.begin(), experts.end()};
-    rest.remove_prefix(comma + 1);
-  }
+  for (const uint64_t expert : parse_numbers(kExpertList, list))
+    if (!experts.insert(expert).second)
+      throw usage_error({}, "--experts {}: expert {} is named twice", list,
+                        expert);
+  return {experts.begin(), experts.end()};
 }
 
 std::optional<uint64_t> new_expert(const std::vector<uint64_t>& kept,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "api/edit/number_list.h"
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/traits.h"
@@ -22,13 +23,11 @@ std::optional<uint32_t> layer_digits(std::string_view text) {
   return text::number<uint32_t>(text);
 }
 
-uint32_t layer_number(const std::string& list, std::string_view text) {
-  const auto number = layer_digits(text);
-  if (!number || *number >= kMostLayers)
-    throw usage_error({}, "--layers {}: '{}' is not a layer number", list, text)
-        .with_hint("numbers and ranges, as in --layers 0-15,20");
-  return *number;
-}
+constexpr NumberList kLayerList{.option = "--layers",
+                                .what = "a layer number",
+                                .example = "0-15,20",
+                                .limit = kMostLayers,
+                                .plural = "layers"};
 
 // Rows [begin, end) of the source, which begin at row `to` of the target.
 struct Run {
@@ -136,26 +135,8 @@ bool keep_object(Object& object, const std::set<uint32_t>& layers) {
 }  // namespace
 
 std::vector<uint32_t> parse_layer_order(const std::string& text) {
-  std::vector<uint32_t> layers;
-  std::string_view rest = text;
-  while (true) {
-    const size_t comma = rest.find(',');
-    const std::string_view item = rest.substr(0, comma);
-    const size_t dash = item.find('-');
-    const uint32_t first = layer_number(text, item.substr(0, dash));
-    const uint32_t last =
-        dash == item.npos ? first : layer_number(text, item.substr(dash + 1));
-    if (last < first)
-      throw usage_error({}, "--layers {}: {} comes before {}", text, last,
-                        first);
-    if (layers.size() + (last - first) >= kMostLayers)
-      throw usage_error({}, "--layers {}: more than {} layers", text,
-                        kMostLayers);
-    for (uint32_t layer = first; layer <= last; ++layer)
-      layers.push_back(layer);
-    if (comma == rest.npos) return layers;
-    rest.remove_prefix(comma + 1);
-  }
+  const std::vector<uint64_t> layers = parse_numbers(kLayerList, text);
+  return {layers.begin(), layers.end()};
 }
 
 std::set<uint32_t> parse_layers(const std::string& text) {

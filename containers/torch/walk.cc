@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "containers/torch/rebuild.h"
+#include "lib/pickle/parts.h"
 #include "lib/tree_memory.h"
 
 namespace ckpt::torch {
@@ -18,29 +19,6 @@ using pickle::Type;
 constexpr size_t kMaxDepth = 512;
 constexpr size_t kMaxName = 4096;
 constexpr uint64_t kFreeVisits = 1'000'000;
-
-template <class Function>
-void for_each_child(const Document& document, Id node, Function&& function) {
-  switch (document.type(node)) {
-    case Type::kList:
-    case Type::kTuple:
-    case Type::kSet:
-    case Type::kFrozenSet:
-    case Type::kDict:
-      for (const Id item : document.items(node)) function(item);
-      break;
-    case Type::kCall: {
-      const pickle::Call call = document.call(node);
-      for (const Id id : {call.callable, call.args, call.kwargs, call.state})
-        if (id != kNoId) function(id);
-      for (const Id item : call.items) function(item);
-      for (const Id item : call.pairs) function(item);
-      break;
-    }
-    default:
-      break;
-  }
-}
 
 std::vector<Id> storages_of(const Document& document) {
   std::vector<Id> storages;
@@ -317,14 +295,14 @@ std::vector<bool> mark_holders(const Document& document,
   room.add((2 * size + 1) * sizeof(uint32_t));
   std::vector<uint32_t> first(size + 1, 0);
   for (Id node = 0; node < size; ++node)
-    for_each_child(document, node, [&](Id child) { ++first[child + 1]; });
+    pickle::each_part(document, node, [&](Id child) { ++first[child + 1]; });
   for (size_t i = 0; i < size; ++i) first[i + 1] += first[i];
   std::vector<uint32_t> at(first.begin(), first.end() - 1);
   room.add(first[size] * sizeof(Id));
   std::vector<Id> holders(first[size]);
   for (Id node = 0; node < size; ++node)
-    for_each_child(document, node,
-                   [&](Id child) { holders[at[child]++] = node; });
+    pickle::each_part(document, node,
+                      [&](Id child) { holders[at[child]++] = node; });
 
   std::vector<bool> marked(size, false);
   for (const Id node : targets) marked[node] = true;

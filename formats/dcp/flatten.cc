@@ -7,6 +7,7 @@
 
 #include "ckpt/note.h"
 #include "containers/torch/walk.h"
+#include "lib/pickle/parts.h"
 #include "lib/text/format.h"
 
 namespace ckpt::dcp {
@@ -194,32 +195,9 @@ class Flattener {
         for (const Id other : seen) clean_[other] = false;
         return true;
       }
-      enter_parts(id, enter);
+      pickle::each_part(document_, id, enter);
     }
     return false;
-  }
-  template <class Enter>
-  void enter_parts(Id id, Enter enter) const {
-    switch (document_.type(id)) {
-      case Type::kCall: {
-        const pickle::Call call = document_.call(id);
-        for (const Id part :
-             {call.callable, call.args, call.kwargs, call.state})
-          enter(part);
-        for (const Id item : call.items) enter(item);
-        for (const Id item : call.pairs) enter(item);
-        break;
-      }
-      case Type::kList:
-      case Type::kTuple:
-      case Type::kSet:
-      case Type::kFrozenSet:
-      case Type::kDict:
-        for (const Id item : document_.items(id)) enter(item);
-        break;
-      default:
-        break;
-    }
   }
 
   // The tensor at path_, by the name that the catalog has for it.

@@ -9,6 +9,7 @@
 #include "ckpt/note.h"
 #include "containers/torch/file_plan.h"
 #include "containers/torch/item.h"
+#include "containers/torch/tensor_nodes.h"
 #include "formats/dcp/objects.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -136,32 +137,11 @@ class Builder {
   std::string key_;
 };
 
-// A tensor of the skeleton: the call that torch would make. What the storage
-// is does not matter: the writer assigns a new one.
-class TensorNodes {
- public:
-  explicit TensorNodes(Document& document) : document_(document) {
-    rebuild_ = document.add_global("torch._utils", "_rebuild_tensor_v2");
-    const Id id = document.add_container(
-        Type::kTuple,
-        {document.add_string("storage"),
-         document.add_global("torch", "FloatStorage"), document.add_string("0"),
-         document.add_string("cpu"), document.add_int(0)});
-    args_ = document.add_container(Type::kTuple, {document.add_persistent(id)});
-  }
-  Id add() { return document_.add_call(rebuild_, args_); }
-
- private:
-  Document& document_;
-  Id rebuild_ = kNoId;
-  Id args_ = kNoId;
-};
-
 // Makes the value tree of a nest. `objects`: the values of those in it, by
 // entry; kNoId: None.
 Id make_tree(const Nest& nest, Document& document, std::span<const Id> objects,
              std::vector<Id>& nodes) {
-  TensorNodes tensors(document);
+  torch::TensorNodes tensors(document);
   nodes.assign(nest.places.size(), kNoId);
   // Children come after their holders.
   for (size_t i = nest.places.size(); i-- > 0;) {

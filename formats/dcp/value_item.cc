@@ -2,11 +2,10 @@
 #include "formats/dcp/value_item.h"
 
 #include <unordered_map>
-#include <unordered_set>
-#include <vector>
 
 #include "ckpt/error.h"
 #include "containers/torch/file_plan.h"
+#include "lib/pickle/parts.h"
 #include "lib/text/format.h"
 
 namespace ckpt::dcp {
@@ -14,45 +13,7 @@ namespace {
 
 using pickle::Document;
 using pickle::Id;
-using pickle::kNoId;
 using pickle::Type;
-
-// The kPersistent nodes that a value leads to.
-std::vector<Id> persistents(const Document& document, Id root) {
-  std::vector<Id> found, open{root};
-  std::unordered_set<Id> seen{root};
-  const auto visit = [&](Id id) {
-    if (id != kNoId && seen.insert(id).second) open.push_back(id);
-  };
-  while (!open.empty()) {
-    const Id id = open.back();
-    open.pop_back();
-    switch (document.type(id)) {
-      case Type::kPersistent:
-        found.push_back(id);
-        break;
-      case Type::kCall: {
-        const pickle::Call call = document.call(id);
-        for (const Id part :
-             {call.callable, call.args, call.kwargs, call.state})
-          visit(part);
-        for (const Id item : call.items) visit(item);
-        for (const Id item : call.pairs) visit(item);
-        break;
-      }
-      case Type::kList:
-      case Type::kTuple:
-      case Type::kSet:
-      case Type::kFrozenSet:
-      case Type::kDict:
-        for (const Id item : document.items(id)) visit(item);
-        break;
-      default:
-        break;
-    }
-  }
-  return found;
-}
 
 const std::string* content_of(const Catalog& source, const Document& document,
                               Id node) {
@@ -77,7 +38,7 @@ DType dtype_of(const Document& document, Id persistent) {
 
 bool has_unknown_storage(const Catalog& source, const Document& document,
                          Id node) {
-  for (const Id id : persistents(document, node))
+  for (const Id id : pickle::storages_below(document, node))
     if (!content_of(source, document, id)) return true;
   return false;
 }
@@ -86,7 +47,7 @@ std::string value_item(const Catalog& source, const std::string& name,
                        const Document& document, Id node, bool wrap) {
   Document tree;
   std::unordered_map<Id, Id> inlined;
-  for (const Id id : persistents(document, node)) {
+  for (const Id id : pickle::storages_below(document, node)) {
     const std::string* content = content_of(source, document, id);
     if (!content)
       throw unfaithful_error({source.path, text::printable(name)},

@@ -10,6 +10,7 @@
 #include "formats/fairseq2/flat.h"
 #include "formats/fairseq2/optimizer.h"
 #include "lib/io/file.h"
+#include "lib/pickle/parts.h"
 
 namespace ckpt::fairseq2 {
 namespace {
@@ -66,29 +67,6 @@ std::string mesh_device(const Catalog& source, Target& target) {
   return device;
 }
 
-bool holds_storage(const Document& doc, Id root) {
-  std::vector<Id> todo{root};
-  std::unordered_set<Id> seen;
-  while (!todo.empty()) {
-    const Id at = todo.back();
-    todo.pop_back();
-    if (at == pickle::kNoId || !seen.insert(at).second) continue;
-    const Type type = doc.type(at);
-    if (type == Type::kPersistent) return true;
-    if (type == Type::kCall) {
-      const pickle::Call call = doc.call(at);
-      for (const Id id : {call.callable, call.args, call.kwargs, call.state})
-        todo.push_back(id);
-      todo.insert(todo.end(), call.items.begin(), call.items.end());
-      todo.insert(todo.end(), call.pairs.begin(), call.pairs.end());
-    } else if (type >= Type::kList && type <= Type::kDict) {
-      const auto items = doc.items(at);
-      todo.insert(todo.end(), items.begin(), items.end());
-    }
-  }
-  return false;
-}
-
 class OptimizerWriter {
  public:
   OptimizerWriter(const Catalog& source, const Topology& grid, Target& target)
@@ -108,7 +86,7 @@ class OptimizerWriter {
     group_names_ = *names;
     for (const Object& object : source.objects)
       if (object.name.starts_with(kStatePrefix) &&
-          !holds_storage(*object.document, object.node))
+          pickle::storages_below(*object.document, object.node).empty())
         values_.push_back(&object);
   }
 
@@ -369,7 +347,7 @@ void OptimizerWriter::write_file(const Stage& stage, const Coordinates& at,
     const std::string& name = object.name;
     if (!name.starts_with(kObjectPrefix) || name.starts_with(kStatePrefix) ||
         name == kGroupsObject || name == kDeviceObject ||
-        holds_storage(*object.document, object.node))
+        !pickle::storages_below(*object.document, object.node).empty())
       continue;
     doc.set(root, name.substr(std::string_view(kObjectPrefix).size()),
             doc.import(*object.document, object.node));

@@ -183,12 +183,11 @@ class Assembly {
     const Cut cut = cut_of(first);
     Tensor tensor = first;
     tensor.pieces.clear();
-    if (!cut.whole()) {
-      tensor.shape[cut.dim] = 0;
-      for (const formats::Segment& segment : cut.segments)
-        tensor.shape[cut.dim] += segment.size;
-    }
-    check_whole(tensor, cut);
+    if (!formats::join_parts(cut, ranks(), tensor))
+      throw input_error({path_, printable(tensor.name)},
+                        "{} {} can't be made of {} files' parts",
+                        name(tensor.dtype), to_string(tensor.shape), ranks());
+    check_vocabulary(tensor);
     for (uint32_t rank = 0; rank < ranks(); ++rank) {
       const Tensor& part = *files_[rank].by_name.at(first.name);
       check_like(first, part, files_[rank].path);
@@ -200,13 +199,7 @@ class Assembly {
     catalog_.tensors.push_back(std::move(tensor));
   }
 
-  void check_whole(const Tensor& tensor, const Cut& cut) const {
-    if (!byte_size(tensor.dtype, tensor.shape) ||
-        !formats::fits(cut, tensor.shape, ranks()) ||
-        (!cut.whole() && element_size(tensor.dtype) == 0))
-      throw input_error({path_, printable(tensor.name)},
-                        "{} {} can't be made of {} files' parts",
-                        name(tensor.dtype), to_string(tensor.shape), ranks());
+  void check_vocabulary(const Tensor& tensor) const {
     const auto vocab = params_ ? params_->vocab : std::nullopt;
     const bool rows = tensor.name == "output.weight" ||
                       role_of(tensor.name) == Role::kEmbedding;

@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/olmo_core/shards.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 
+#include "ckpt/error.h"
+
 namespace ckpt::olmo_core {
 namespace {
+
+// The rank count of the largest machines, with room.
+constexpr uint64_t kMostRanks = 1 << 20;
 
 // "blocks.0.attention.w_q.weight" ends with "attention.w_q.weight", and so
 // does that alone; "my_attention.w_q.weight" does not.
@@ -79,6 +86,22 @@ void set_rules(Catalog& catalog) {
              !tensor.param.empty())
       tensor.tp = rule_of(tensor.param);  // the weights are left out
   }
+}
+
+uint32_t ranks_of(const Topology& topology) {
+  for (const auto& [size, what] :
+       {std::pair(topology.pp, "pp"), std::pair(topology.ep, "ep")})
+    if (size != 1)
+      throw unfaithful_error({},
+                             "OLMo-core's files are those of dp x tp ranks, "
+                             "asked for {}={}",
+                             what, size)
+          .with_hint(fmt::format(
+              "leave --{} away: OLMo-core loads what any ranks wrote", what));
+  const uint64_t ranks = uint64_t{topology.dp} * topology.tp;
+  if (ranks > kMostRanks)
+    throw unfaithful_error({}, "{} files, at most {}", ranks, kMostRanks);
+  return static_cast<uint32_t>(ranks);
 }
 
 Topology topology_of(const Catalog& catalog, uint32_t ranks) {

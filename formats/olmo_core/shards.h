@@ -22,6 +22,10 @@ TpRule rule_of(std::string_view param);
 // optimizer state of the parameter's shape as the parameter.
 void set_rules(Catalog& catalog);
 
+// How many ranks a target has, each with its files: dp x tp. Throws
+// unfaithful_error for pipeline or expert parallelism, and for too many.
+uint32_t ranks_of(const Topology& topology);
+
 // Of `ranks` that wrote: tp is how often the tensors that only tensor
 // parallelism cuts by columns are cut, if all are and it divides the ranks.
 Topology topology_of(const Catalog& catalog, uint32_t ranks);

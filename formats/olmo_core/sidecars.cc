@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <set>
 
 #include "ckpt/error.h"
@@ -15,25 +14,22 @@
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/rank_holes.h"
 #include "lib/io/file.h"
+#include "lib/manifest.h"
 #include "lib/pickle/value.h"
 #include "lib/text/number.h"
 
 namespace ckpt::olmo_core {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr size_t kMaxDepth = 8;
 // The largest machines have some hundred thousand ranks, of one file each.
 constexpr size_t kMostFiles = 1'000'000;
 
-// Of ckpt itself.
-constexpr std::string_view kManifest = ".ckpt-manifest.json";
-
 class Collector {
  public:
-  Collector(const std::string& home, Catalog& catalog)
-      : home_(home), catalog_(catalog) {}
+  Collector(const std::string& home, const IsOmitted& is_omitted,
+            const char* hint, Catalog& catalog)
+      : home_(home), is_omitted_(is_omitted), hint_(hint), catalog_(catalog) {}
 
   void collect() {
     folders_.push_back("");
@@ -42,20 +38,17 @@ class Collector {
       folders_.pop_back();
       for (const std::string& name :
            io::list_directory(io::join(home_, folder)))
-        visit(folder, name);
+        visit(folder.empty() ? name : io::join(folder, name));
     }
     std::ranges::sort(catalog_.sidecars, {}, &Sidecar::name);
   }
 
  private:
-  void visit(const std::string& folder, const std::string& name) {
-    if (folder.empty() && (name == kDataFolder || name == kManifest ||
-                           name == ".metadata.tmp" || is_part_name(name)))
-      return;
-    const std::string below = folder.empty() ? name : io::join(folder, name);
+  void visit(const std::string& below) {
     const std::string path = io::join(home_, below);
-    if (io::is_directory(path)) {
-      if (name == ".git" || name == ".cache") return;
+    const bool is_folder = io::is_directory(path);
+    if (is_omitted_(below, is_folder)) return;
+    if (is_folder) {
       if (io::is_link(path) ||
           std::ranges::count(below, '/') >= static_cast<long>(kMaxDepth))
         leave_out(path);
@@ -63,13 +56,11 @@ class Collector {
         folders_.push_back(below);
       return;
     }
-    // Weights beside it are another model's, or the same again.
-    if (formats::part_by_name(below) == "model") return;
     const auto size = io::file_size(path);
     if (!size) return leave_out(path);
     if (catalog_.sidecars.size() >= kMostFiles)
       throw input_error({home_, {}}, "more than {} files lie in it", kMostFiles)
-          .with_hint("name the folder model_and_optim in it");
+          .with_hint(hint_);
     catalog_.sidecars.push_back({below, path, *size});
   }
 
@@ -80,14 +71,34 @@ class Collector {
   }
 
   const std::string& home_;
+  const IsOmitted& is_omitted_;
+  const char* hint_;
   Catalog& catalog_;
   std::vector<std::string> folders_;
 };
 
+// Payload, what git and the hub's client keep, and weights: those beside it are
+// another model's, or the same again.
+bool is_no_sidecar(const std::string& below, bool is_folder) {
+  if (below == kDataFolder || below == kManifestName ||
+      below == ".metadata.tmp" ||
+      (below.find('/') == below.npos && is_part_name(below)))
+    return true;
+  if (!is_folder) return formats::part_by_name(below) == "model";
+  const std::string name = io::base_name(below);
+  return name == ".git" || name == ".cache";
+}
+
 }  // namespace
 
+void collect_sidecars(const std::string& home, const IsOmitted& is_omitted,
+                      const char* hint, Catalog& catalog) {
+  Collector(home, is_omitted, hint, catalog).collect();
+}
+
 void add_sidecars(const std::string& home, Catalog& catalog) {
-  Collector(home, catalog).collect();
+  collect_sidecars(home, is_no_sidecar, "name the folder model_and_optim in it",
+                   catalog);
 }
 
 void check_train_files(const std::string& home, Catalog& catalog,

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "ckpt/catalog.h"
@@ -12,8 +14,17 @@
 
 namespace ckpt::olmo_core {
 
-// All other files below a checkpoint's directory, folders included; links to
-// folders are not followed (a problem says so).
+// Whether a file or a folder of the checkpoint's directory is left where it is:
+// `below` is its name there, as "train/rank0.pt".
+using IsOmitted = std::function<bool(const std::string& below, bool is_folder)>;
+
+// All files below a checkpoint's directory but those omitted, by their names.
+// Links to folders are not followed (a problem says so). Throws input_error,
+// with `hint`, for more files than any checkpoint has.
+void collect_sidecars(const std::string& home, const IsOmitted& is_omitted,
+                      const char* hint, Catalog& catalog);
+
+// All but model_and_optim.
 void add_sidecars(const std::string& home, Catalog& catalog);
 
 // train/rank0.pt … of all processes are there: each says how many there were

@@ -29,9 +29,6 @@ using dcp::Mesh;
 using text::printable;
 using Severity = Problem::Severity;
 
-// The rank count of the largest machines, with room.
-constexpr uint64_t kMostRanks = 1 << 20;
-
 // Smaller flat weights are whole on every rank (OLMoDDPTrainModule).
 constexpr uint64_t kLeastFlat = 4096;
 
@@ -58,18 +55,7 @@ Place place_of(const Catalog& source) {
 }
 
 Mesh mesh_of(const Topology& topology) {
-  for (const auto& [size, what] :
-       {std::pair(topology.pp, "pp"), std::pair(topology.ep, "ep")})
-    if (size != 1)
-      throw unfaithful_error({},
-                             "OLMo-core's files are those of dp x tp ranks, "
-                             "asked for {}={}",
-                             what, size)
-          .with_hint(fmt::format(
-              "leave --{} away: OLMo-core loads what any ranks wrote", what));
-  const uint64_t ranks = uint64_t{topology.dp} * topology.tp;
-  if (ranks > kMostRanks)
-    throw unfaithful_error({}, "{} files, at most {}", ranks, kMostRanks);
+  ranks_of(topology);  // throws for what a mesh of two dimensions can't be
   return {topology.dp, topology.tp};
 }
 

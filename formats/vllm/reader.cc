@@ -169,14 +169,7 @@ class Assembly {
     tensor.name = first.entry.name;
     tensor.dtype = first.entry.dtype;
     tensor.shape = first.entry.shape;
-    if (!cut.whole()) {
-      tensor.shape[cut.dim] = 0;
-      for (const formats::Segment& segment : cut.segments)
-        tensor.shape[cut.dim] += segment.size;
-    }
-    if (!byte_size(tensor.dtype, tensor.shape) ||
-        !formats::fits(cut, tensor.shape, ranks()) ||
-        (!cut.whole() && element_size(tensor.dtype) == 0))
+    if (!formats::join_parts(cut, ranks(), tensor))
       throw input_error({path_, printable(tensor.name)},
                         "{} {} can't be made of {} ranks' parts",
                         name(tensor.dtype), to_string(tensor.shape), ranks());

@@ -14,6 +14,7 @@
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/state/run_config.h"
 #include "lib/io/file.h"
+#include "lib/text/format.h"
 #include "lib/text/number.h"
 
 namespace ckpt::megatron {
@@ -168,7 +169,57 @@ void check_grids(Catalog& catalog) {
   for (const auto& [key, grid] : grids) check_grid(key, grid, catalog);
 }
 
+DistFound locate_or_throw(const std::string& path,
+                          const DistContainer& container) {
+  DistFound found = locate_dist(path);
+  if (!found.path.empty()) return found;
+  if (io::is_directory(path) && !container.unfinished(path).empty())
+    throw input_error({path, {}}, "has no {}: incomplete save", kConfigFile)
+        .with_hint(container.hint);
+  throw missing_error(
+      {path, {}}, "is not a distributed checkpoint of Megatron: {}", found.why);
+}
+
+// The backend and its version are ones that we know.
+void check_config(const DistFound& found, const DistContainer& container,
+                  Catalog& catalog) {
+  const Config& config = found.config;
+  const std::string path = io::join(found.path, kConfigFile);
+  const Strategy& strategy =
+      find_strategy(Action::kLoadSharded, config.sharded_backend,
+                    config.sharded_version, path);
+  if (strategy.format != container.format)
+    throw usage_error({path, {}}, "says that this is {}, not {}",
+                      config.sharded_backend, container.backend)
+        .with_hint(fmt::format("read it with --from {}", strategy.format));
+  if (!config.common_backend.empty())
+    find_strategy(Action::kLoadCommon, config.common_backend,
+                  config.common_version, path);
+  catalog.version = std::to_string(config.sharded_version);
+  for (const std::string& field : config.unknown)
+    catalog.problems.push_back(remark("unknown_field", {path, {}},
+                                      "{} is not known, and ignored",
+                                      text::printable(field)));
+}
+
 }  // namespace
+
+Catalog open_dist_catalog(const std::string& path,
+                          const DistContainer& container,
+                          const formats::ReadOptions& options) {
+  const DistFound found = locate_or_throw(path, container);
+  Catalog catalog;
+  catalog.format = container.format;
+  catalog.path = found.path;
+  catalog.root = found.root;
+  catalog.family = options.family;
+  if (!found.chosen.empty()) catalog.assumptions.push_back(found.chosen);
+  if (!found.warning.empty())
+    catalog.problems.push_back(
+        warning("tracker", {found.root, {}}, "{}", found.warning));
+  check_config(found, container, catalog);
+  return catalog;
+}
 
 std::optional<uint64_t> writer_rank(std::string_view name) {
   if (!name.ends_with(".distcp")) return std::nullopt;

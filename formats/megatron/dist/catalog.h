@@ -10,11 +10,31 @@
 //   flat buffers         seen as the parameters that they hold (buckets.h)
 #pragma once
 
+#include <string>
+#include <string_view>
+
 #include "ckpt/catalog.h"
 #include "formats/format.h"
+#include "formats/megatron/locate.h"
 #include "formats/megatron/state/common.h"
 
 namespace ckpt::megatron {
+
+// What one of the two containers says of itself.
+struct DistContainer {
+  std::string_view format;   // "megatron_zarr"
+  std::string_view backend;  // "zarr"
+  // A sign of a save that was cut short; "" if there is none.
+  std::string (*unfinished)(const std::string& directory);
+  const char* hint;  // what to do about it
+};
+
+// The catalog of the checkpoint at `path`, as far as metadata.json tells: where
+// it lies, the backend and its version. Throws for an unfinished save, for what
+// is not a distributed checkpoint, and for a backend that another format reads.
+Catalog open_dist_catalog(const std::string& path,
+                          const DistContainer& container,
+                          const formats::ReadOptions& options);
 
 // Tensors with their pieces and objects of grids are in the catalog. Throws
 // input_error for grids of objects that don't fit together; one that lacks

@@ -25,12 +25,18 @@ namespace {
 using formats::ReadOptions;
 using formats::Support;
 
-constexpr char kBackend[] = "torch_dist";
+constexpr DistContainer kContainer{
+    .format = "megatron_torch_dist",
+    .backend = "torch_dist",
+    .unfinished = unfinished_sign,
+    .hint =
+        "Megatron writes it last; use an older iteration, or read what is "
+        "there with --from dcp"};
 constexpr char kIndex[] = ".metadata";
 
 class DistReader final : public formats::Reader {
  public:
-  std::string_view name() const override { return "megatron_torch_dist"; }
+  std::string_view name() const override { return kContainer.format; }
   Support supports(const std::string& path) const override;
   Catalog read_catalog(const std::string& path,
                        const ReadOptions& options) const override;
@@ -40,7 +46,7 @@ class DistReader final : public formats::Reader {
 bool is_foreign(const Config& config) {
   const Strategy* const known = look_up(
       Action::kLoadSharded, config.sharded_backend, config.sharded_version);
-  if (known) return known->format != "megatron_torch_dist";
+  if (known) return known->format != kContainer.format;
   // Of another version than theirs: they say what they can.
   return config.sharded_backend == "zarr";
 }
@@ -60,39 +66,6 @@ Support DistReader::supports(const std::string& path) const {
     const bool ours = io::base_name(where) == kConfigFile;
     return {ours, error.problem()};
   }
-}
-
-DistFound locate_or_throw(const std::string& path) {
-  DistFound found = locate_dist(path);
-  if (!found.path.empty()) return found;
-  if (io::is_directory(path) && !unfinished_sign(path).empty())
-    throw input_error({path, {}}, "has no {}: incomplete save", kConfigFile)
-        .with_hint(
-            "Megatron writes it last; use an older iteration, or read what is "
-            "there with --from dcp");
-  throw missing_error(
-      {path, {}}, "is not a distributed checkpoint of Megatron: {}", found.why);
-}
-
-// The backend and its version are ones that we know.
-void check_config(const DistFound& found, Catalog& catalog) {
-  const Config& config = found.config;
-  const std::string path = io::join(found.path, kConfigFile);
-  const Strategy& strategy =
-      find_strategy(Action::kLoadSharded, config.sharded_backend,
-                    config.sharded_version, path);
-  if (strategy.format != "megatron_torch_dist")
-    throw usage_error({path, {}}, "says that this is {}, not {}",
-                      config.sharded_backend, kBackend)
-        .with_hint(fmt::format("read it with --from {}", strategy.format));
-  if (!config.common_backend.empty())
-    find_strategy(Action::kLoadCommon, config.common_backend,
-                  config.common_version, path);
-  catalog.version = std::to_string(config.sharded_version);
-  for (const std::string& field : config.unknown)
-    catalog.problems.push_back(remark("unknown_field", {path, {}},
-                                      "{} is not known, and ignored",
-                                      text::printable(field)));
 }
 
 void check_index(const std::string& directory) {
@@ -151,26 +124,16 @@ Common read_common(const std::string& directory, Catalog& catalog,
 
 Catalog DistReader::read_catalog(const std::string& path,
                                  const ReadOptions& options) const {
-  const DistFound found = locate_or_throw(path);
-  Catalog catalog;
-  catalog.format = name();
-  catalog.path = found.path;
-  catalog.root = found.root;
-  catalog.family = options.family;
-  if (!found.chosen.empty()) catalog.assumptions.push_back(found.chosen);
-  if (!found.warning.empty())
-    catalog.problems.push_back(
-        warning("tracker", {found.root, {}}, "{}", found.warning));
-  check_config(found, catalog);
-  check_index(found.path);
+  Catalog catalog = open_dist_catalog(path, kContainer, options);
+  check_index(catalog.path);
   dcp::Metadata metadata =
-      dcp::read_metadata(io::join(found.path, kIndex), options);
+      dcp::read_metadata(io::join(catalog.path, kIndex), options);
   dcp::check_cover(metadata);
   dcp::add_to_catalog(metadata, catalog, options);
   undo_flattening(metadata, catalog);
-  const Common common = read_common(found.path, catalog, options);
+  const Common common = read_common(catalog.path, catalog, options);
   finish_dist_catalog(catalog, common);
-  add_strays(found.path, catalog);
+  add_strays(catalog.path, catalog);
   return catalog;
 }
 

@@ -20,17 +20,6 @@ namespace {
 using formats::ReadOptions;
 using formats::Support;
 
-constexpr char kBackend[] = "zarr";
-constexpr std::string_view kFormat = "megatron_zarr";
-
-class ZarrReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kFormat; }
-  Support supports(const std::string& path) const override;
-  Catalog read_catalog(const std::string& path,
-                       const ReadOptions& options) const override;
-};
-
 // The first array of a directory; "" without one.
 std::string first_array(const std::string& directory) {
   for (const std::string& name : io::list_directory(directory))
@@ -45,6 +34,22 @@ std::string unfinished_zarr(const std::string& directory) {
   if (array.empty()) return {};
   return io::join(array, ".zarray");
 }
+
+constexpr DistContainer kContainer{
+    .format = "megatron_zarr",
+    .backend = "zarr",
+    .unfinished = unfinished_zarr,
+    .hint =
+        "Megatron writes it last; use an older iteration, or fetch the "
+        "checkpoint again"};
+
+class ZarrReader final : public formats::Reader {
+ public:
+  std::string_view name() const override { return kContainer.format; }
+  Support supports(const std::string& path) const override;
+  Catalog read_catalog(const std::string& path,
+                       const ReadOptions& options) const override;
+};
 
 // A step whose save was cut short is worth more than the lack of a file.
 std::string why_not(const std::string& path, const std::string& why) {
@@ -63,45 +68,13 @@ Support ZarrReader::supports(const std::string& path) const {
   try {
     const DistFound found = locate_dist(path);
     if (!found.path.empty())
-      return {found.config.sharded_backend == kBackend, found.why};
+      return {found.config.sharded_backend == kContainer.backend, found.why};
     const std::string sign = unfinished_zarr(path);
     if (sign.empty()) return {false, why_not(path, found.why)};
     return {true, "an unfinished save: " + text::printable(sign)};
   } catch (const Error& error) {
     return {false, error.problem()};
   }
-}
-
-DistFound locate_or_throw(const std::string& path) {
-  DistFound found = locate_dist(path);
-  if (!found.path.empty()) return found;
-  if (!unfinished_zarr(path).empty())
-    throw input_error({path, {}}, "has no {}: incomplete save", kConfigFile)
-        .with_hint(
-            "Megatron writes it last; use an older iteration, or fetch "
-            "the checkpoint again");
-  throw missing_error(
-      {path, {}}, "is not a distributed checkpoint of Megatron: {}", found.why);
-}
-
-void check_config(const DistFound& found, Catalog& catalog) {
-  const Config& config = found.config;
-  const std::string path = io::join(found.path, kConfigFile);
-  const Strategy& strategy =
-      find_strategy(Action::kLoadSharded, config.sharded_backend,
-                    config.sharded_version, path);
-  if (strategy.format != kFormat)
-    throw usage_error({path, {}}, "says that this is {}, not {}",
-                      config.sharded_backend, kBackend)
-        .with_hint(fmt::format("read it with --from {}", strategy.format));
-  if (!config.common_backend.empty())
-    find_strategy(Action::kLoadCommon, config.common_backend,
-                  config.common_version, path);
-  catalog.version = std::to_string(config.sharded_version);
-  for (const std::string& field : config.unknown)
-    catalog.problems.push_back(remark("unknown_field", {path, {}},
-                                      "{} is not known, and ignored",
-                                      text::printable(field)));
 }
 
 Common read_common(const std::string& directory, Catalog& catalog,
@@ -144,27 +117,17 @@ void check_bucket_objects(Catalog& catalog) {
 
 Catalog ZarrReader::read_catalog(const std::string& path,
                                  const ReadOptions& options) const {
-  const DistFound found = locate_or_throw(path);
-  Catalog catalog;
-  catalog.format = name();
-  catalog.path = found.path;
-  catalog.root = found.root;
-  catalog.family = options.family;
-  if (!found.chosen.empty()) catalog.assumptions.push_back(found.chosen);
-  if (!found.warning.empty())
-    catalog.problems.push_back(
-        warning("tracker", {found.root, {}}, "{}", found.warning));
-  check_config(found, catalog);
-  scan_zarr(found.path, catalog);
+  Catalog catalog = open_dist_catalog(path, kContainer, options);
+  scan_zarr(catalog.path, catalog);
   check_cut_grids(catalog);
   check_bucket_objects(catalog);
   const bool restricted = options.restrict_globals;
   catalog.load_objects = [restricted](Catalog& all) {
     dcp::open_objects(all, restricted);
   };
-  const Common common = read_common(found.path, catalog, options);
+  const Common common = read_common(catalog.path, catalog, options);
   finish_dist_catalog(catalog, common);
-  add_strays(found.path, catalog);
+  add_strays(catalog.path, catalog);
   return catalog;
 }
 

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/torch/file_plan.h"
 #include "containers/torch/item.h"
 #include "formats/megatron/legacy/names.h"
+#include "lib/pickle/parts.h"
 #include "lib/text/format.h"
 
 namespace ckpt::megatron {
@@ -25,42 +25,6 @@ using text::printable;
 
 constexpr uint64_t kMaxInline = uint64_t{64} << 20;  // of one value
 
-// The storages below a value.
-std::vector<Id> storages_below(const Document& document, Id root) {
-  std::vector<Id> found, todo{root};
-  std::unordered_set<Id> seen;
-  while (!todo.empty()) {
-    const Id at = todo.back();
-    todo.pop_back();
-    if (at == kNoId || !seen.insert(at).second) continue;
-    switch (document.type(at)) {
-      case Type::kPersistent:
-        found.push_back(at);
-        break;
-      case Type::kCall: {
-        const pickle::Call call = document.call(at);
-        for (const Id id : {call.callable, call.args, call.kwargs, call.state})
-          todo.push_back(id);
-        todo.insert(todo.end(), call.items.begin(), call.items.end());
-        todo.insert(todo.end(), call.pairs.begin(), call.pairs.end());
-        break;
-      }
-      case Type::kList:
-      case Type::kTuple:
-      case Type::kSet:
-      case Type::kFrozenSet:
-      case Type::kDict: {
-        const auto items = document.items(at);
-        todo.insert(todo.end(), items.begin(), items.end());
-        break;
-      }
-      default:
-        break;
-    }
-  }
-  return found;
-}
-
 // Copies values out of a rank's file, storages with their content.
 class Importer {
  public:
@@ -71,7 +35,7 @@ class Importer {
   std::optional<Id> import(Document& to, Id node,
                            std::unordered_map<Id, Id> substitutes = {}) {
     uint64_t bytes = 0;
-    for (const Id storage : storages_below(rank_.document(), node)) {
+    for (const Id storage : pickle::storages_below(rank_.document(), node)) {
       if (substitutes.contains(storage)) continue;
       const torch::StorageUse* use = rank_.file.storages.find(storage);
       if (!use || rank_.file.storages.big_endian) return std::nullopt;
@@ -93,7 +57,7 @@ class Importer {
 
 void add_object(const LegacyRank& rank, std::string name, Id node,
                 Catalog& catalog) {
-  if (storages_below(rank.document(), node).empty()) {
+  if (pickle::storages_below(rank.document(), node).empty()) {
     catalog.objects.push_back({std::move(name), rank.file.document, node});
     return;
   }

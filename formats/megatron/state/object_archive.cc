@@ -39,7 +39,7 @@ std::unordered_map<Id, Id> inline_storages(const torch::OpenedObject& opened,
   return inlined;
 }
 
-Id value_of(const Document& document, Form form, const Where& where) {
+Id value_of(const Document& document, Form form, const ckpt::Where& where) {
   const Id root = document.root();
   if (form == Form::kBare) return root;
   if (!document.is(root, Type::kList) || document.items(root).size() != 1)

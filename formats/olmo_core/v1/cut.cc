@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "formats/dcp/boxes.h"
+#include "formats/olmo_core/shards.h"
 #include "formats/olmo_core/v1/rows.h"
 #include "formats/olmo_core/v1/v1.h"
 #include "lib/cuts.h"
@@ -14,8 +15,6 @@
 
 namespace ckpt::olmo_core::v1 {
 namespace {
-
-constexpr uint64_t kMostRanks = 1 << 20;
 
 // The peer reads boxes of one and two dimensions only.
 constexpr size_t kMostBoxDims = 2;
@@ -85,20 +84,7 @@ Cut copies(const Tensor& tensor, uint32_t ranks) {
 }  // namespace
 
 TensorCutter::TensorCutter(const Catalog& source, const Topology& topology)
-    : source_(source), topology_(topology) {
-  for (const auto& [size, what] :
-       {std::pair(topology.pp, "pp"), std::pair(topology.ep, "ep")})
-    if (size != 1)
-      throw unfaithful_error({},
-                             "OLMo-core's files are those of dp x tp ranks, "
-                             "asked for {}={}",
-                             what, size)
-          .with_hint(fmt::format(
-              "leave --{} away: OLMo-core loads what any ranks wrote", what));
-  const uint64_t ranks = uint64_t{topology.dp} * topology.tp;
-  if (ranks > kMostRanks)
-    throw unfaithful_error({}, "{} files, at most {}", ranks, kMostRanks);
-  ranks_ = static_cast<uint32_t>(ranks);
+    : source_(source), topology_(topology), ranks_(ranks_of(topology)) {
   keeps_ = source.format == kFormat && topology == source.topology;
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "containers/torch/tensor_nodes.h"
 #include "formats/olmo_core/v1/optimizer.h"
 #include "formats/olmo_core/v1/v1.h"
 #include "lib/pickle/value.h"
@@ -26,16 +27,7 @@ constexpr std::string_view kGroups = "param_groups";
 class Nester {
  public:
   explicit Nester(Catalog source)
-      : source_(std::move(source)), document_(std::make_shared<Document>()) {
-    rebuild_ = document_->add_global("torch._utils", "_rebuild_tensor_v2");
-    const Id id = document_->add_container(
-        Type::kTuple, {document_->add_string("storage"),
-                       document_->add_global("torch", "FloatStorage"),
-                       document_->add_string("0"), document_->add_string("cpu"),
-                       document_->add_int(0)});
-    arguments_ =
-        document_->add_container(Type::kTuple, {document_->add_persistent(id)});
-  }
+      : source_(std::move(source)), document_(std::make_shared<Document>()) {}
 
   Catalog nest() {
     read_groups();
@@ -87,7 +79,7 @@ class Nester {
   }
 
   void add(Id dict, Id key, const Tensor& tensor) {
-    const Id node = document_->add_call(rebuild_, arguments_);
+    const Id node = tensor_nodes_.add();
     document_->set(dict, key, node);
     nodes_.emplace_back(node, tensor.name);
   }
@@ -136,8 +128,7 @@ class Nester {
 
   Catalog source_;
   std::shared_ptr<Document> document_;
-  Id rebuild_ = kNoId;
-  Id arguments_ = kNoId;
+  torch::TensorNodes tensor_nodes_{*document_};
   std::map<uint32_t, const Object*> groups_;
   std::unordered_map<std::string, int64_t> ids_;  // of parameters
   std::vector<std::pair<uint32_t, std::string>> nodes_;

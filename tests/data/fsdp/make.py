@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes FSDP checkpoints: make.py fs|raw|orig RANKS DIR, with torch and, for
 fs, fairscale 0.4.13. DIR gets ckpt, and the full tensors as full*.pt."""
 import os, sys, json
