@@ -291,7 +291,7 @@ def prepare(suite, ckpt):
         for stage in (1, 3):
             suite.add(f"Hugging Face's Trainer, ZeRO {stage}, 2 to 4",
                       test_trainer, stage, 2, [4])
-        suite.add("Hugging Face's Trainer, ZeRO 2, 2 to 3", test_trainer, 2, 2,
+        suite.add("Hugging Face's Trainer, ZeRO 1, 2 to 3", test_trainer, 1, 2,
                   [3])
     for kind, case, change, words in REFUSED:
         suite.add(f"refused: {kind}", test_refused, case, change, words)
