@@ -236,10 +236,10 @@ namespace {
 
 // The groups' numbers as the names that they stand for.
 void name_groups(Catalog& catalog, const Names& names,
-                 const std::string& prefix) {
+                 const std::string& prefix, const std::string& word) {
   using pickle::Type;
-  const auto object = std::ranges::find(
-      catalog.objects, prefix + "optimizer.param_groups", &Object::name);
+  const auto object =
+      std::ranges::find(catalog.objects, word + "param_groups", &Object::name);
   if (object == catalog.objects.end() || !object->document) return;
   const pickle::Document& from = *object->document;
   if (!from.is(object->node, Type::kList) ||
@@ -262,8 +262,8 @@ void name_groups(Catalog& catalog, const Names& names,
 }  // namespace
 
 void apply(Catalog& catalog, const Range& range, const Names& names,
-           const std::string& prefix) {
-  name_groups(catalog, names, prefix);
+           const std::string& prefix, const std::string& word) {
+  name_groups(catalog, names, prefix, word);
   std::map<uint64_t, const Parameter*> by_number;
   for (size_t g = 0; g < names.parameters.size(); ++g)
     for (size_t i = 0; i < names.parameters[g].size(); ++i)
@@ -274,7 +274,7 @@ void apply(Catalog& catalog, const Range& range, const Names& names,
     const auto number = whole_number(tensor.param);
     const auto found = number ? by_number.find(*number) : by_number.end();
     if (found == by_number.end()) {
-      tensor.name = prefix + "optimizer." + tensor.name;
+      tensor.name = word + tensor.name;
       continue;
     }
     tensor.param = prefix + found->second->name;
@@ -283,12 +283,12 @@ void apply(Catalog& catalog, const Range& range, const Names& names,
 }
 
 void leave_numbered(Catalog& catalog, const Range& range,
-                    const std::string& prefix, const std::string& file,
+                    const std::string& word, const std::string& file,
                     const std::string& why) {
   for (size_t t = range.begin; t < range.end; ++t) {
     Tensor& tensor = catalog.tensors[t];
     tensor.kind = Kind::optim;
-    tensor.name = prefix + "optimizer." + tensor.name;
+    tensor.name = word + tensor.name;
   }
   if (range.begin == range.end) return;
   catalog.problems.push_back(

@@ -67,14 +67,14 @@ Names named(const Catalog& catalog, const Range& range, const Groups& groups,
             const formats::ReadOptions& options, const std::string& path);
 
 // Gives the tensors their names: <prefix><parameter>.<state>, and the groups
-// (<prefix>optimizer.param_groups) those of their parameters. What belongs to
-// no number that is named keeps "optimizer." before what it has.
+// (<word>param_groups) those of their parameters. What belongs to no number
+// that is named has `word`, "actor.optimizer.", before what it has.
 void apply(Catalog& catalog, const Range& range, const Names& names,
-           const std::string& prefix);
+           const std::string& prefix, const std::string& word);
 
-// <prefix>optimizer.state.3.exp_avg, with a problem that says why.
+// <word>state.3.exp_avg, with a problem that says why.
 void leave_numbered(Catalog& catalog, const Range& range,
-                    const std::string& prefix, const std::string& file,
+                    const std::string& word, const std::string& file,
                     const std::string& why);
 
 }  // namespace ckpt::runs

@@ -20,12 +20,31 @@ using Strings = std::vector<std::string>;
 
 constexpr std::string_view kAdapter = "base_model.model.";
 
+// A module or a parameter of its own; with `each`, a list of modules that are
+// numbered: "model.layers.", and what is in every one.
+struct Module {
+  std::string at;
+  std::vector<Module> each;
+};
+
 struct Order {
   Strings types;
   uint64_t since = 0;  // of transformers; 0: any
-  Strings before, in, after, norms;
-  std::string layer;
+  std::vector<Module> modules;
+  Strings norms;    // nn.LayerNorm whose name does not say so
+  Strings buffers;  // saved with the parameters, trained by nobody
 };
+
+std::vector<Module> read_modules(const Json& json) {
+  std::vector<Module> modules;
+  for (const Json& one : json)
+    if (one.is_string())
+      modules.push_back({.at = one, .each = {}});
+    else
+      modules.push_back(
+          {.at = one.at("at"), .each = read_modules(one.at("each"))});
+  return modules;
+}
 
 std::vector<Order> read_orders() {
   const Json json = text::parse_json(embedded_text("orders"), "orders.json");
@@ -33,11 +52,9 @@ std::vector<Order> read_orders() {
   for (const Json& one : json.at("orders"))
     all.push_back({.types = one.at("types"),
                    .since = one.value("since", uint64_t{0}),
-                   .before = one.at("before"),
-                   .in = one.at("in"),
-                   .after = one.at("after"),
+                   .modules = read_modules(one.at("modules")),
                    .norms = one.value("norms", Strings{}),
-                   .layer = one.at("layer")});
+                   .buffers = one.value("buffers", Strings{})});
   return all;
 }
 
@@ -46,48 +63,69 @@ const std::vector<Order>& orders() {
   return all;
 }
 
-// before the layers, in layer n, after them; then which module; then which of
-// its parameters.
-using Place = std::tuple<uint32_t, uint64_t, size_t, size_t>;
+// Which module of a list, the number of one that is numbered, which in its
+// list …; last, which parameter of the module.
+using Place = std::vector<uint64_t>;
 
 // Parameters of one module, in the order of their registration. LoRA's come
 // after those of the layer that they wrap (which are frozen).
-constexpr std::string_view kLeaves[] = {"weight",           "bias",
-                                        "lora_A.weight",    "lora_B.weight",
-                                        "lora_embedding_A", "lora_embedding_B"};
+constexpr std::string_view kLeaves[] = {"weight",
+                                        "bias",
+                                        "base_layer.weight",
+                                        "base_layer.bias",
+                                        "lora_A.weight",
+                                        "lora_A.bias",
+                                        "lora_B.weight",
+                                        "lora_B.bias",
+                                        "lora_embedding_A",
+                                        "lora_embedding_B",
+                                        "lora_magnitude_vector",
+                                        "ia3_l",
+                                        "token_adapter.trainable_tokens_delta"};
+
+// The parameter of the module at `at` that `rest` is.
+std::optional<uint64_t> leaf_of(std::string_view at, std::string_view rest) {
+  if (!rest.starts_with(at)) return std::nullopt;
+  rest.remove_prefix(at.size());
+  if (rest.empty()) return 0;  // a bare parameter
+  if (!at.empty()) {
+    if (rest[0] != '.') return std::nullopt;
+    rest.remove_prefix(1);
+  }
+  const auto found = std::ranges::find(kLeaves, rest);
+  if (found == std::end(kLeaves)) return std::nullopt;
+  return static_cast<uint64_t>(found - std::begin(kLeaves));
+}
 
 // Where `rest`, "self_attn.q_proj.weight", stands among the modules.
-std::optional<std::pair<size_t, size_t>> in_list(const Strings& modules,
-                                                 std::string_view rest) {
+bool find_place(const std::vector<Module>& modules, std::string_view rest,
+                Place& place) {
+  const size_t depth = place.size();
   for (size_t m = 0; m < modules.size(); ++m) {
-    if (!rest.starts_with(modules[m])) continue;
-    std::string_view leaf = rest.substr(modules[m].size());
-    if (leaf.empty()) return std::pair{m, size_t{0}};  // a bare parameter
-    if (leaf[0] != '.') continue;
-    leaf.remove_prefix(1);
-    const auto found = std::ranges::find(kLeaves, leaf);
-    if (found != std::end(kLeaves))
-      return std::pair{m, static_cast<size_t>(found - std::begin(kLeaves))};
+    const Module& module = modules[m];
+    place.resize(depth);
+    place.push_back(m);
+    if (module.each.empty()) {
+      const auto leaf = leaf_of(module.at, rest);
+      if (!leaf) continue;
+      place.push_back(*leaf);
+      return true;
+    }
+    if (!rest.starts_with(module.at)) continue;
+    std::string_view inner = rest.substr(module.at.size());
+    const auto number = text::take_number(inner);
+    if (!number || !inner.starts_with('.')) continue;
+    place.push_back(*number);
+    if (find_place(module.each, inner.substr(1), place)) return true;
   }
-  return std::nullopt;
+  return false;
 }
 
 std::optional<Place> place_of(const Order& order, std::string_view name) {
   if (name.starts_with(kAdapter)) name.remove_prefix(kAdapter.size());
-  if (name.starts_with(order.layer)) {
-    std::string_view rest = name.substr(order.layer.size());
-    const auto number = text::take_number(rest);
-    if (!number || !rest.starts_with('.')) return std::nullopt;
-    rest.remove_prefix(1);
-    const auto at = in_list(order.in, rest);
-    if (!at) return std::nullopt;
-    return Place{1, *number, at->first, at->second};
-  }
-  if (const auto at = in_list(order.before, name))
-    return Place{0, 0, at->first, at->second};
-  if (const auto at = in_list(order.after, name))
-    return Place{2, 0, at->first, at->second};
-  return std::nullopt;
+  Place place;
+  if (!find_place(order.modules, name, place)) return std::nullopt;
+  return place;
 }
 
 bool is_norm(const Order& order, const std::string& name) {
@@ -164,8 +202,17 @@ bool fuse_experts(std::vector<Parameter>& parameters) {
   return true;
 }
 
+bool is_buffer(const Order& order, std::string_view name) {
+  return std::ranges::any_of(order.buffers, [&](const std::string& buffer) {
+    return name == buffer || name.ends_with("." + buffer);
+  });
+}
+
 std::optional<ParameterOrder> by_order(const Order& order,
                                        std::vector<Parameter> parameters) {
+  std::erase_if(parameters, [&](const Parameter& one) {
+    return is_buffer(order, one.name);
+  });
   std::vector<std::pair<Place, size_t>> places;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto place = place_of(order, parameters[i].name);
@@ -232,6 +279,8 @@ std::optional<ParameterOrder> family_order(
     std::string& why_not) {
   const ParameterOrder stored = stored_order(tensors);
   std::optional<ParameterOrder> result;
+  if (stored.parameters.size() == 1)
+    return ParameterOrder{stored.parameters, "the only one of the model"};
   bool known = false;
   for (const Order& order : orders()) {
     const bool asked =

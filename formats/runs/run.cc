@@ -116,9 +116,9 @@ void name_pickled_optimizer(Catalog& catalog, const std::string& prefix,
     const Names names = named(catalog, range, *groups, "module", model, true,
                               {}, options, catalog.path);
     if (!names.why_not.empty()) {
-      leave_numbered(catalog, range, "", catalog.path, names.why_not);
+      leave_numbered(catalog, range, "optimizer.", catalog.path, names.why_not);
     } else {
-      apply(catalog, range, names, "");
+      apply(catalog, range, names, "", "optimizer.");
       catalog.assumptions.push_back(
           fmt::format("optimizer: numbers are parameters by {}", names.why));
     }

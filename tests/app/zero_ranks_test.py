@@ -23,12 +23,13 @@ PEER = Path(sys.prefix) / "deepspeed"
 GOLDENS = DATA / "deepspeed"
 
 
-def peer(mode, stage, directory, out, ranks, sub_group):
+def peer(mode, stage, directory, out, ranks, sub_group,
+         script="deepspeed_peer.py"):
     if not (PEER / "deepspeed").is_dir():
         raise Skip("DeepSpeed is not installed (scripts/test.sh does it)")
     port = str(free_port())
     running = [subprocess.Popen(
-        [sys.executable, "-B", "-W", "ignore", HERE / "deepspeed_peer.py", mode,
+        [sys.executable, "-B", "-W", "ignore", HERE / script, mode,
          str(stage), str(directory), str(out), str(ranks), str(rank), port,
          str(sub_group)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -43,10 +44,10 @@ def peer(mode, stage, directory, out, ranks, sub_group):
         check(one.returncode == 0, f"{mode} at {ranks}: {said[-3000:]}")
 
 
-def resumed(stage, directory, out, ranks, sub_group):
+def resumed(stage, directory, out, ranks, sub_group, **script):
     import torch
 
-    peer("resume", stage, directory, out, ranks, sub_group)
+    peer("resume", stage, directory, out, ranks, sub_group, **script)
     return torch.load(out, weights_only=True)
 
 
@@ -89,6 +90,30 @@ def test_resume(folder, stage, before, after, sub_group=0):
     source = folder / "source"
     peer("save", stage, source, "-", before, sub_group)
     compare(source, stage, before, after, folder, sub_group)
+
+
+def test_trainer(folder, stage, before, after):
+    """Hugging Face's Trainer resumes its step with other ranks: the masters are
+    those that were saved, loss, masters and moments after one more step those
+    of the unchanged run."""
+    import torch
+
+    script = {"script": "zero_trainer_peer.py"}
+    run, step = folder / "run", folder / "run/checkpoint-2"
+    peer("save", stage, run, "-", before, 0, **script)
+    want = resumed(stage, step, folder / "want.pt", before, 0, **script)
+    for ranks in after:
+        out = folder / f"checkpoint-{ranks}"
+        CKPT.ok("reshard", step, out, "--dp", ranks, "--verify")
+        CKPT.ok("verify", step, out)
+        got = resumed(stage, out, folder / f"got{ranks}.pt", ranks, 0, **script)
+        check(abs(got["loss"] - want["loss"]) < 1e-5, f"{got['loss']}")
+        # As above: of three gradients the mean is rounded otherwise.
+        for when in ("loaded", "stepped") if ranks != 3 else ("loaded",):
+            check_equal(sorted(got[when]), sorted(want[when]), "names")
+            for name, tensor in want[when].items():
+                check(torch.equal(got[when][name], tensor),
+                      f"{name} at {ranks} ranks, {when}")
 
 
 def test_again(folder, case, ranks):
@@ -263,6 +288,11 @@ def prepare(suite, ckpt):
         suite.add("ZeRO 3 of 4 ranks", test_resume, 3, 4, [2, 3])
         suite.add("ZeRO 3, sub-groups, 2 to 4", test_resume, 3, 2, [4], 20)
         suite.add("ZeRO 3, sub-groups, 4 to 2", test_resume, 3, 4, [2], 12)
+        for stage in (1, 3):
+            suite.add(f"Hugging Face's Trainer, ZeRO {stage}, 2 to 4",
+                      test_trainer, stage, 2, [4])
+        suite.add("Hugging Face's Trainer, ZeRO 1, 2 to 3", test_trainer, 1, 2,
+                  [3])
     for kind, case, change, words in REFUSED:
         suite.add(f"refused: {kind}", test_refused, case, change, words)
     suite.add("refused: tensor parallelism, universal", test_refused_form)

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Several models and optimizers in a step that accelerate saves: whose
+parameters an optimizer counts shows by shapes, or is not known.
+
+accelerate writes the folders; what its live optimizers hold has to come out
+under the parameter, or under its number where two models fit.
+"""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+from support import Skip, Suite, check, check_equal, digest
+
+CKPT = None  # set by prepare
+PEERS = Path(sys.prefix) / "transformers_5.12.1"  # yaml, which it asks for
+SAVING = threading.Lock()  # accelerate has one state in a process
+
+
+def net(hidden):
+    import torch
+
+    return torch.nn.Sequential(
+        torch.nn.Linear(5, hidden), torch.nn.ReLU(),
+        torch.nn.Linear(hidden, 5))
+
+
+def save(folder, models, optimizers):
+    """Optimizers: lists of (model, parameter). Returns the state of each
+    parameter, by model, name and state."""
+    import torch
+
+    os.environ.update(ACCELERATE_USE_CPU="true")
+    if str(PEERS) not in sys.path:
+        sys.path.insert(0, str(PEERS))
+    try:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState, GradientState
+    except ImportError:
+        raise Skip("accelerate is not installed (scripts/test.sh does it)"
+                   ) from None
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    torch.manual_seed(3)
+    live = [net(hidden) for hidden in models]
+    known = [list(one.named_parameters()) for one in live]
+    steps = [torch.optim.AdamW([known[m][p][1] for m, p in each])
+             for each in optimizers]
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(*live, *steps)
+    for _ in range(2):
+        x = torch.randn(4, 5)
+        accelerator.backward(sum(one(x).square().mean() for one in live))
+        for one in steps:
+            one.step()
+            one.zero_grad()
+    accelerator.save_state(str(folder), safe_serialization=False)
+    return {(m, known[m][p][0], key): value.detach().clone()
+            for one, each in zip(steps, optimizers)
+            for m, p in each
+            for key, value in one.state[known[m][p][1]].items()}
+
+
+def all_of(model):
+    return [(model, p) for p in range(4)]
+
+
+# Widths of the models, what each optimizer has, which of them are named.
+CASES = {
+    "one of each": ([6], [all_of(0)], [True]),
+    "two of each": ([6, 7], [all_of(0), all_of(1)], [True, True]),
+    "crossed": ([6, 7], [all_of(1), all_of(0)], [True, True]),
+    "a model that nobody trains": ([6, 7], [all_of(1)], [True]),
+    "two optimizers of a model": (
+        [6], [all_of(0)[:2], all_of(0)[2:]], [True, True]),
+    "two models alike": ([6, 6], [all_of(0), all_of(1)], [False, False]),
+    "two alike, the second is trained": ([6, 6], [all_of(1)], [False]),
+    "one optimizer of both": ([6, 7], [all_of(0) + all_of(1)], [False]),
+}
+
+
+def expected(case, states):
+    models, optimizers, named = CASES[case]
+    want = {}
+    for i, (each, is_named) in enumerate(zip(optimizers, named)):
+        for number, (m, p) in enumerate(each):
+            for (model, name, key), value in states.items():
+                layer, leaf = divmod(p, 2)
+                if (model, name) != (m, f"{2 * layer}."
+                                     f"{('weight', 'bias')[leaf]}"):
+                    continue
+                role = "" if len(models) == 1 else ("model.", "model_1.")[m]
+                word = "optimizer" + (f"_{i}" if i else "")
+                where = (role + name if is_named
+                         else f"{word}.state.{number}")
+                want[f"{where}.{key}"] = digest(
+                    value.reshape(-1).numpy().tobytes())
+    return want
+
+
+def optim(found):
+    return {t["name"]: t["digest"] for t in found["tensors"]
+            if t["kind"] == "optim"}
+
+
+def test_owner(folder, case):
+    step, again = folder / "step", folder / "again"
+    with SAVING:
+        states = save(step, *CASES[case][:2])
+    found = CKPT.inspect(step, "--digest")
+    want = expected(case, states)
+    check_equal(optim(found), want, f"{found['problems']}")
+    said = [p for p in found["problems"] if p["kind"] == "numbered_state"]
+    check_equal(len(said), CASES[case][2].count(False), "numbered")
+    CKPT.ok("verify", step)
+    CKPT.ok("reshard", step, again, "--dp", 2)
+    check_equal(optim(CKPT.inspect(again, "--digest")), want, "again")
+
+
+def test_custom(folder):
+    """--assume-order takes file i for that of model i."""
+    step = folder / "step"
+    with SAVING:
+        states = save(step, *CASES["two models alike"][:2])
+    want = {f"{('model.', 'model_1.')[m]}{name}.{key}"
+            for m, name, key in states}
+    found = CKPT.inspect(step, "--digest", "--assume-order", "module")
+    check_equal(set(optim(found)), want, "names")
+
+
+def test_hole(folder):
+    """optimizer_1.bin without optimizer.bin."""
+    step = folder / "step"
+    with SAVING:
+        save(step, *CASES["two of each"][:2])
+    (step / "optimizer.bin").unlink()
+    result = CKPT.run("verify", step).want(1)
+    check("optimizer.bin" in result.out, f"{result}")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for case in CASES:
+        suite.add(case, test_owner, case)
+    suite.add("what is asked", test_custom)
+    suite.add("a hole", test_hole)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
