@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "app/commands/command.h"
+#include "app/options/settings.h"
 #include "app/options/words.h"
 #include "app/print/console.h"
 #include "app/print/help.h"
@@ -86,11 +87,20 @@ int run_command(Command& command, std::vector<std::string> words) {
   }
   check_dashes(words, long_options(app));
   resolve_urls(words);
+  take_settings(app);
   std::ranges::reverse(words);  // as CLI11 wants them
   try {
     app.parse(words);
   } catch (const CLI::ParseError& error) {
+    const std::string set = setting_behind(error.what(), words);
+    if (!set.empty())
+      throw usage_error({}, "{}", error.what()).with_hint(set + " sets it");
     throw wrong_options(command, app, error.what());
+  } catch (const Error& error) {
+    const std::string set = setting_behind(error.problem(), words);
+    if (set.empty()) throw;
+    throw error.with_hint(set + " sets it" +
+                          (error.hint().empty() ? "" : "; " + error.hint()));
   }
   configure(command.output);
   JsonWriter::set_lines(command.output.ndjson);

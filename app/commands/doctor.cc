@@ -2,6 +2,7 @@
 // What this build, this machine and a file system can do for ckpt.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
 #include <sys/utsname.h>
@@ -14,6 +15,7 @@
 #include <thread>
 
 #include "app/commands/command.h"
+#include "app/options/settings.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/table.h"
@@ -125,6 +127,14 @@ void machine_rows(Rows& rows) {
                          "forbids it"});
   const ranks::Launch launch = ranks::find_launch();
   rows.push_back({"ranks", std::to_string(std::max<uint32_t>(1, launch.size))});
+  std::vector<std::string> settings;
+  for (const std::string_view name : setting_names())
+    if (const char* value = std::getenv(setting_variable(name).c_str()))
+      settings.push_back(fmt::format("{}={}", name, text::printable(value)));
+  const auto file = settings_file();
+  if (file || !settings.empty())
+    rows.push_back({"settings", fmt::format("{}", fmt::join(settings, ", ")),
+                    true, file ? "read from " + *file : ""});
 }
 
 // What URLs need: the transport, and an authority that vouches for servers.

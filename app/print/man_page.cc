@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "app/options/settings.h"
 #include "formats/format.h"
 
 namespace ckpt::app {
@@ -106,7 +107,17 @@ std::string environment() {
   for (const Variable& variable : kVariables)
     text +=
         entry(fmt::format("\\fB{}\\fR", roff(variable.name)), variable.what);
-  return text;
+  std::vector<std::string> settings;
+  for (const std::string_view name : setting_names())
+    settings.push_back(setting_variable(name));
+  text += entry(
+      fmt::format("\\fB{}\\fR",
+                  roff(fmt::format("{}", fmt::join(settings, ", ")))),
+      "What --" + std::string(setting_names().back()) +
+          " and the other options of these names are, where a command line "
+          "doesn't say.");
+  return text + entry("\\fBCKPT_CONFIG\\fR",
+                      "The configuration file; empty: none is read.");
 }
 
 }  // namespace
@@ -158,6 +169,9 @@ std::string main_page(const std::vector<CommandRow>& table) {
   text += entry("\\fB.ckpt\\-manifest.json\\fR",
                 "Beside what was written: digests that ckpt verify holds it "
                 "against.");
+  text += entry("\\fI~/.config/ckpt/config\\fR",
+                "Lines \"max-mem = 8GiB\" for the options that the environment "
+                "can set, which comes before the file.");
   text += section("SEE ALSO");
   for (const CommandRow& row : table)
     text += fmt::format("\\fBckpt\\-{}\\fR(1){}\n", roff(row.name),

@@ -11,6 +11,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/text/format.h"
 #include "lib/tree_memory.h"
 
 namespace ckpt::fairseq2 {
@@ -49,6 +50,7 @@ class Flatten : public YAML::EventHandler {
  public:
   explicit Flatten(const std::string& path) : path_(path) {}
   Config values;
+  std::string null_at_end;  // the last key, if it has no value
 
   void OnDocumentStart(const YAML::Mark&) override {}
   void OnDocumentEnd() override {}
@@ -56,7 +58,9 @@ class Flatten : public YAML::EventHandler {
     fail(mark, "aliases are not read");
   }
   void OnNull(const YAML::Mark& mark, YAML::anchor_t) override {
+    const std::string key = key_.substr(key_.rfind('.') + 1);
     leaf(mark, "", true);
+    null_at_end = key;
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t,
                 const std::string& value) override {
@@ -99,6 +103,7 @@ class Flatten : public YAML::EventHandler {
 
   void leaf(const YAML::Mark& mark, const std::string& text, bool plain) {
     count(mark);
+    null_at_end.clear();
     if (frames_.empty()) return;
     Frame& top = frames_.back();
     if (top.map && top.expects_key) {
@@ -121,6 +126,7 @@ class Flatten : public YAML::EventHandler {
 
   void open(const YAML::Mark& mark, bool map) {
     count(mark);
+    null_at_end.clear();
     if (frames_.size() >= kMaxDepth) fail(mark, "nested too deep");
     bool in_sequence = !map;
     if (!frames_.empty()) {
@@ -159,14 +165,22 @@ families::Config read_flat_yaml(const std::string& path) {
 }
 
 families::Config flat_yaml(const std::string& path, const std::string& bytes) {
-  std::istringstream text(bytes);
+  std::istringstream stream(bytes);
   Flatten flat(path);
   try {
-    YAML::Parser parser(text);
+    YAML::Parser parser(stream);
     parser.HandleNextDocument(flat);
   } catch (const YAML::Exception& e) {
     throw input_error({path, {}}, "line {}: {}", e.mark.line + 1, e.msg);
   }
+  // yaml-cpp takes "num_la" at the end of a cut file for a key without a value.
+  const std::string_view last =
+      std::string_view(bytes).substr(bytes.rfind('\n') + 1);
+  if (!flat.null_at_end.empty() && last.ends_with(flat.null_at_end))
+    throw input_error({path, {}}, "line {}: ends within a key: \"{}\"",
+                      std::ranges::count(bytes, '\n') + 1,
+                      text::printable(flat.null_at_end))
+        .with_hint("the file was cut: take it from another copy");
   return std::move(flat.values);
 }
 

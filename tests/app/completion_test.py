@@ -218,6 +218,39 @@ def test_environment(_):
         check(name in text, f"{name} is not in ckpt(1)")
 
 
+def test_settings(folder):
+    """The command line comes first, then the environment, then a file."""
+    config = folder / "ckpt" / "config"
+    config.parent.mkdir()
+    config.write_text("# of this site\n\nthreads = 3\n--max-mem=1MiB\n")
+
+    def inspect(*options, **env):
+        return CKPT.run("inspect", SAMPLE, *options,
+                        env={"XDG_CONFIG_HOME": str(folder), **env})
+
+    too_little = inspect()
+    check_equal(too_little.code, 7, str(too_little))
+    check(f"{config}:4 sets it" in too_little.err, too_little.err)
+    check_equal(inspect(CKPT_MAX_MEM="64MiB").code, 0, "the environment")
+    check_equal(inspect("--max-mem", "64MiB").code, 0, "the command line")
+    check_equal(inspect("--max-mem", "64MiB", CKPT_MAX_MEM="1").code, 0,
+                "before the environment")
+    check_equal(inspect(CKPT_CONFIG="").code, 0, "no file")
+    wrong = inspect(CKPT_MAX_MEM="lots")
+    check(wrong.code == 2 and "CKPT_MAX_MEM=lots sets it" in wrong.err,
+          str(wrong))
+    missing = inspect(CKPT_CONFIG=str(folder / "none"))
+    check(missing.code == 3 and "CKPT_CONFIG" in missing.err, str(missing))
+    doctor = CKPT.ok("doctor", env={"XDG_CONFIG_HOME": str(folder),
+                                    "CKPT_MAX_MEM": "64MiB"})
+    check("max-mem=64MiB, threads=3" in doctor.out and str(config)
+          in doctor.out, doctor.out)
+    for line in ("overwrite = 1", "to = dcp", "what", "threads =", "=3"):
+        config.write_text(f"threads = 2\n{line}\n")
+        bad = inspect()
+        check(bad.code == 2 and f"{config}:2: " in bad.err, f"{line}: {bad}")
+
+
 def test_mistakes(_):
     for argv, word in ((("man", "inpsect"), "inspect"),
                        (("completion", "tcsh"), "bash"),
@@ -232,7 +265,9 @@ def prepare(suite, ckpt):
     CKPT = ckpt
     for case in (test_bash_commands, test_bash_options, test_bash_values,
                  test_tensor_names, test_hostile_names,
-                 test_words_are_accepted, test_fish, test_zsh, test_man_pages, test_environment, test_mistakes):
+                 test_words_are_accepted, test_fish, test_zsh,
+                 test_man_pages, test_environment, test_settings,
+                 test_mistakes):
         suite.add(case.__name__.removeprefix("test_"), case)
 
 

@@ -6,11 +6,12 @@ fairseq2's native extension isn't needed to load checkpoints; an empty module
 stands for it.
 """
 
+import shutil
 import sys
 import types
 
 from golden_cases import Topology, all_units, cut
-from support import (Failure, Skip, Suite, check, compare, from_torch)
+from support import (DATA, Failure, Skip, Suite, check, compare, from_torch)
 
 CKPT = None
 
@@ -134,9 +135,34 @@ def can_shard(unit, tp):
         if n in unit.model)
 
 
+def test_cut_configuration(folder):
+    """What PyYAML refuses of a model.yaml that was cut, ckpt does too."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise Skip("PyYAML is not installed") from error
+    source = DATA / "fairseq2_native/llama_pp2tp2/ckpt"
+    copy = folder / "ckpt"
+    shutil.copytree(source, copy, symlinks=True)
+    text = (source / "model.yaml").read_bytes()
+    (copy / "model.yaml").unlink()
+    refused = 0
+    for size in range(1, len(text), 3):
+        (copy / "model.yaml").write_bytes(text[:size])
+        try:
+            yaml.safe_load(text[:size])
+            continue
+        except yaml.YAMLError:
+            refused += 1
+        result = CKPT.run("verify", copy, "--quick")
+        check(result.code not in (0, 70), f"{text[:size][-30:]}: {result}")
+    check(refused > 50, f"only {refused} were refused")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
+    suite.add("a cut model.yaml", test_cut_configuration)
     for unit in all_units():
         if unit.format != "fairseq2":
             continue

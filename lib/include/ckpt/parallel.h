@@ -84,7 +84,8 @@ class PendingSave {
 // straight into the files of the target, which all processes see under the same
 // path. The others' replicas are compared with it, by their digests, unless
 // options.allow_replica_mismatch; then only what is written is copied. How
-// many files there are, says layout.topology. --resume is not for it.
+// many files there are, says layout.topology. options.resume and
+// options.progress are not looked at: processes advance each on its own.
 //
 // Throws, in all processes alike, as run() does: then nothing was begun.
 PendingSave begin_save(std::shared_ptr<Communicator> job, RankState state,
