@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 from . import _native
 
@@ -12,15 +12,23 @@ from . import _native
 _CPU = (1, 0)
 _NAME, _USED = b"dltensor", b"used_dltensor"
 
-_capsule_new = ctypes.pythonapi.PyCapsule_New
-_capsule_new.restype = ctypes.py_object
-_capsule_new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-_capsule_valid = ctypes.pythonapi.PyCapsule_IsValid
-_capsule_valid.restype = ctypes.c_int
-_capsule_valid.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype = ctypes.c_void_p
-_capsule_pointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+# Prototypes of our own: attributes of ctypes.pythonapi are the process's, and
+# whoever else sets their types changes how a capsule is passed here.
+_capsule_new = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
+    ctypes.c_void_p)(("PyCapsule_New", ctypes.pythonapi))
+_capsule_valid = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p,
+    ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_capsule_pointer = ctypes.PYFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p,
+    ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+
+# As numpy has them; it lacks bf16 and f8.
+_NUMPY = {"f64": "<f8", "f32": "<f4", "f16": "<f2", "i64": "<i8",
+          "i32": "<i4", "i16": "<i2", "i8": "|i1", "u64": "<u8",
+          "u32": "<u4", "u16": "<u2", "u8": "|u1", "bool": "|b1",
+          "c64": "<c8", "c128": "<c16"}
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -34,14 +42,15 @@ class Array:
     """Part of a tensor, row-major and packed, in memory of its own.
 
     `torch.from_dlpack(a)`, `numpy.from_dlpack(a)` and `jax.dlpack.from_dlpack(a)`
-    share that memory; `memoryview(a.bytes)` and `a.numpy()` too.
+    share that memory; `memoryview(a.bytes)`, `a.numpy()` and
+    `numpy.asarray(a)` too.
     """
 
-    __slots__ = ("_data", "dtype", "shape", "_address", "nbytes",
+    __slots__ = ("_handle", "dtype", "shape", "_address", "nbytes",
                  "__weakref__")
 
     def __init__(self, data: int, dtype: str, shape: tuple[int, ...]) -> None:
-        self._data: Optional[int] = data
+        self._handle = _native.Handle(data, "ckpt_data_close")
         self.dtype = dtype
         self.shape = shape
         size = ctypes.c_size_t()
@@ -49,10 +58,8 @@ class Array:
             data, ctypes.byref(size)) or 0
         self.nbytes: int = size.value
 
-    def __del__(self) -> None:
-        data, self._data = self._data, None
-        if data is not None:
-            _native.library().ckpt_data_close(data)
+    def __reduce__(self) -> NoReturn:
+        _native.no_copy(self)
 
     def __repr__(self) -> str:
         return f"ckpt.Array({self.dtype}, {list(self.shape)})"
@@ -83,22 +90,32 @@ class Array:
         if copy:
             raise BufferError("no copies are made here")
         shape = _native.numbers(self.shape)
-        pointer = _native.call("ckpt_data_dlpack", self._data,
-                               self.dtype.encode(), shape, len(self.shape))
+        with self._handle.use("the array is closed") as data:
+            pointer = _native.call("ckpt_data_dlpack", data,
+                                   self.dtype.encode(), shape,
+                                   len(self.shape))
         return _capsule_new(pointer, _NAME, ctypes.cast(_drop,
                                                         ctypes.c_void_p))
 
     def numpy(self) -> Any:
         """As numpy has it; bf16 and f8, which it lacks, as their bits."""
         import numpy
-        names = {"f64": "<f8", "f32": "<f4", "f16": "<f2", "bf16": "<u2",
-                 "i64": "<i8", "i32": "<i4", "i16": "<i2", "i8": "|i1",
-                 "u64": "<u8", "u32": "<u4", "u16": "<u2", "u8": "|u1",
-                 "bool": "|b1", "c64": "<c8", "c128": "<c16"}
-        kind = names.get(self.dtype, "|u1")
+        kind = "<u2" if self.dtype == "bf16" else _NUMPY.get(self.dtype, "|u1")
         flat = numpy.frombuffer(self.bytes, dtype=kind)
         return flat.reshape(self.shape) if flat.size == _count(
             self.shape) else flat
+
+    def __array__(self, dtype: Any = None,
+                  copy: Optional[bool] = None) -> Any:
+        if self.dtype not in _NUMPY:
+            raise TypeError(f"numpy has no dtype for {self.dtype}: torch() "
+                            "has the values, numpy() their bits")
+        value = self.numpy()
+        if dtype is not None and value.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"{dtype} of {self.dtype} takes a copy")
+            return value.astype(dtype)
+        return value.copy() if copy else value
 
     def torch(self) -> Any:
         """A torch.Tensor of the same memory, of every dtype that torch has."""

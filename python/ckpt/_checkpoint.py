@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import operator
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from . import _native, errors
 from ._array import Array
-from ._commands import inspect
+from ._commands import Path, inspect
 
 Key = Union[int, slice, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tensor:
     """A tensor as the headers describe it. Indexing it reads that part."""
 
@@ -44,6 +47,20 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
 
+    def __array__(self, dtype: Any = None,
+                  copy: Optional[bool] = None) -> Any:
+        if copy is False:
+            raise ValueError(f"{self.name} is not in memory: reading it makes "
+                             "a copy")
+        return self.read().__array__(dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _tensor_of, (self._checkpoint, self.name)
+
+
+def _tensor_of(checkpoint: "Checkpoint", name: str) -> Tensor:
+    return checkpoint[name]
+
 
 @dataclass(frozen=True)
 class _Box:
@@ -52,13 +69,23 @@ class _Box:
     shown: tuple[int, ...]  # without the dimensions that an integer takes
 
 
+def _index(tensor: Tensor, dim: int, one: Any) -> int:
+    try:
+        if not isinstance(one, bool):
+            return operator.index(one)
+    except TypeError:
+        pass
+    raise TypeError(f"{tensor.name}: {one!r} in dimension {dim}; integers, "
+                    "slices of step 1 and `...` are read")
+
+
 def _box(tensor: Tensor, key: Key) -> _Box:
     keys = key if isinstance(key, tuple) else (key,)
     dims = len(tensor.shape)
-    if keys.count(...) > 1:
+    dots = [at for at, one in enumerate(keys) if one is ...]
+    if len(dots) > 1:
         raise IndexError("more than one `...`")
-    if ... in keys:
-        at = keys.index(...)
+    for at in dots:
         rest = dims - (len(keys) - 1)
         keys = keys[:at] + (slice(None),) * rest + keys[at + 1:]
     if len(keys) > dims:
@@ -66,7 +93,7 @@ def _box(tensor: Tensor, key: Key) -> _Box:
                          f"{len(keys)} are asked for")
     keys += (slice(None),) * (dims - len(keys))
     offsets, shape, shown = [], [], []
-    for dim, (one, size) in enumerate(zip(keys, tensor.shape, strict=True)):
+    for dim, (one, size) in enumerate(zip(keys, tensor.shape)):
         if isinstance(one, slice):
             begin, end, step = one.indices(size)
             if step != 1:
@@ -77,7 +104,7 @@ def _box(tensor: Tensor, key: Key) -> _Box:
             shape.append(count)
             shown.append(count)
         else:
-            index = one.__index__()
+            index = _index(tensor, dim, one)
             if not -size <= index < size:
                 raise IndexError(f"{tensor.name}: {index} in dimension {dim}, "
                                  f"which has {size}")
@@ -86,37 +113,49 @@ def _box(tensor: Tensor, key: Key) -> _Box:
     return _Box(offsets, shape, tuple(shown))
 
 
+# Of what is no file of this machine.
+_URLS = ("https://", "http://", "hf://", "s3://", "gs://", "az://")
+
+
 class Checkpoint(Mapping[str, Tensor]):
     """Tensors by name. Close it, or use it in a `with`, to give back what its
-    headers take."""
+    headers take. A copy, pickled or not, opens the same path again."""
 
-    def __init__(self, path: Union[str, os.PathLike[str]], *,
-                 format: Optional[str] = None,
+    def __init__(self, path: Path, *, format: Optional[str] = None,
                  family: Optional[str] = None) -> None:
-        self._handle: Optional[int] = None
-        self._handle = _native.call(
-            "ckpt_open", os.fsencode(path),
-            format.encode() if format else None,
-            family.encode() if family else None)
-        library = _native.library()
-        self.path: str = os.fsdecode(library.ckpt_path(self._handle))
-        self.format: str = library.ckpt_format(self._handle).decode()
-        self._asked = os.fspath(path)
+        asked = _native.path_text(path)
+        # The folder that a relative path is seen from may change.
+        self._asked = asked if asked.startswith(_URLS) else os.path.join(
+            os.getcwd(), asked)
+        self._handle = _native.Handle(_native.call(
+            "ckpt_open", os.fsencode(self._asked),
+            _native.text(format, "format") if format else None,
+            _native.text(family, "family") if family else None), "ckpt_close")
         self._options = {"format": format, "family": family}
         self._document: Optional[dict[str, Any]] = None
         self.tensors: dict[str, Tensor] = {}
+        with self._use() as handle:
+            self._list(handle)
+
+    def _list(self, handle: int) -> None:
+        library = _native.library()
+        self.path: str = os.fsdecode(library.ckpt_path(handle))
+        self.format: str = library.ckpt_format(handle).decode()
         row = _native.TensorRow()
-        for index in range(library.ckpt_tensor_count(self._handle)):
-            library.ckpt_tensor_at(self._handle, index, ctypes.byref(row))
+        for index in range(library.ckpt_tensor_count(handle)):
+            library.ckpt_tensor_at(handle, index, ctypes.byref(row))
             name = row.name.decode("utf-8", "surrogateescape")
             self.tensors[name] = Tensor(
                 name, row.dtype.decode(), tuple(row.shape[:row.dims]),
                 "optim" if row.optimizer else "model", row.bytes, self)
 
     def close(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            _native.library().ckpt_close(handle)
+        """Reads that other threads are in end as usual; later ones raise."""
+        self._handle.close()
+
+    def _use(self) -> AbstractContextManager[int]:
+        return self._handle.use("the checkpoint is closed",
+                                getattr(self, "path", self._asked))
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -124,8 +163,13 @@ class Checkpoint(Mapping[str, Tensor]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    def __reduce__(self) -> tuple[Any, ...]:
+        with self._use():
+            return _reopen, (self._asked, self._options)
+
+    # Of the object: names and shapes don't say that values are the same.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return (f"ckpt.Checkpoint({self.path!r}, {self.format}, "
@@ -140,18 +184,13 @@ class Checkpoint(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def _open(self) -> int:
-        if self._handle is None:
-            raise errors.UsageError("the checkpoint is closed",
-                                    path=self.path)
-        return self._handle
-
     def _read(self, tensor: Tensor, box: Optional[_Box]) -> Array:
         name = tensor.name.encode("utf-8", "surrogateescape")
-        data = _native.call(
-            "ckpt_read", self._open(), name,
-            _native.numbers(box.offsets) if box else None,
-            _native.numbers(box.shape) if box else None)
+        with self._use() as handle:
+            data = _native.call(
+                "ckpt_read", handle, name,
+                _native.numbers(box.offsets) if box else None,
+                _native.numbers(box.shape) if box else None)
         return Array(data, tensor.dtype, box.shown if box else tensor.shape)
 
     def shards(self, *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1,
@@ -160,33 +199,34 @@ class Checkpoint(Mapping[str, Tensor]):
         """What one rank of a topology holds, tensor by tensor; reads each part
         when it is asked for. `rank` is the one of `tp`. Layers and experts
         spread as Megatron has them, rows over `dp` as fairseq2 cuts them."""
-        walk = _native.call(
-            "ckpt_shards_open", self._open(),
-            ctypes.byref(_native.Grid(tp, pp, dp, ep)),
-            ctypes.byref(_native.Grid(rank, pp_rank, dp_rank, ep_rank)))
-        try:
-            while True:
-                name, dtype = ctypes.c_char_p(), ctypes.c_char_p()
-                shape = ctypes.POINTER(ctypes.c_uint64)()
-                dims = ctypes.c_size_t()
-                data = _native.call("ckpt_shards_next", walk,
-                                    ctypes.byref(name), ctypes.byref(dtype),
-                                    ctypes.byref(shape), ctypes.byref(dims))
-                if not data:
-                    return
-                yield ((name.value or b"").decode("utf-8", "surrogateescape"),
-                       Array(data, (dtype.value or b"").decode(),
-                             tuple(shape[:dims.value])))
-        finally:
-            _native.library().ckpt_shards_close(walk)
+        sizes = _grid(1, tp=tp, pp=pp, dp=dp, ep=ep)
+        place = _grid(0, rank=rank, pp_rank=pp_rank, dp_rank=dp_rank,
+                      ep_rank=ep_rank)
+        with self._use():  # raised here, and not by the first step
+            return self._walk(sizes, place)
+
+    def _walk(self, sizes: _native.Grid, place: _native.Grid
+              ) -> Iterator[tuple[str, Array]]:
+        with self._use() as handle:
+            walk = _native.call("ckpt_shards_open", handle,
+                                ctypes.byref(sizes), ctypes.byref(place))
+            try:
+                while True:
+                    with self._use():
+                        found = _next_shard(walk)
+                    if found is None:
+                        return
+                    yield found
+            finally:
+                _native.library().ckpt_shards_close(walk)
 
     @property
     def document(self) -> dict[str, Any]:
         """`ckpt inspect --json --objects`, read once."""
         if self._document is None:
-            self._document = inspect(self._asked, objects=True,
-                                     **{name: value for name, value
-                                        in self._options.items() if value})
+            self._document = inspect(
+                self._asked, objects=True, from_=self._options["format"],
+                family=self._options["family"])
         return self._document
 
     @property
@@ -202,18 +242,49 @@ class Checkpoint(Mapping[str, Tensor]):
     @property
     def config(self) -> Optional[dict[str, Any]]:
         """config.json beside the tensors, if there is one."""
-        import json
-        folder = self.path if os.path.isdir(self.path) else os.path.dirname(
-            self.path)
+        folder = self._asked if os.path.isdir(self._asked) else (
+            os.path.dirname(self._asked))
+        path = os.path.join(folder, "config.json")
         try:
-            with open(os.path.join(folder, "config.json"), "rb") as file:
+            with open(path, "rb") as file:
                 value = json.load(file)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        return value if isinstance(value, dict) else None
+        except OSError as error:
+            raise errors.IoError(f"can't be read: {error.strerror}",
+                                 path=path) from error
+        except (ValueError, RecursionError) as error:
+            raise errors.DamagedError(f"no JSON: {error}", path=path
+                                      ) from error
+        if not isinstance(value, dict):
+            raise errors.DamagedError("an object is expected, and here is a "
+                                      f"{type(value).__name__}", path=path)
+        return value
 
 
-def open_checkpoint(path: Union[str, os.PathLike[str]], *,
+def _grid(least: int, **numbers: Any) -> _native.Grid:
+    return _native.Grid(*[_native.number(value, name, least, 32)
+                          for name, value in numbers.items()])
+
+
+def _next_shard(walk: int) -> Optional[tuple[str, Array]]:
+    name, dtype = ctypes.c_char_p(), ctypes.c_char_p()
+    shape, dims = ctypes.POINTER(ctypes.c_uint64)(), ctypes.c_size_t()
+    data = _native.call("ckpt_shards_next", walk, ctypes.byref(name),
+                        ctypes.byref(dtype), ctypes.byref(shape),
+                        ctypes.byref(dims))
+    if not data:
+        return None
+    return ((name.value or b"").decode("utf-8", "surrogateescape"),
+            Array(data, (dtype.value or b"").decode(),
+                  tuple(shape[:dims.value])))
+
+
+def _reopen(path: str, options: dict[str, Optional[str]]) -> Checkpoint:
+    return Checkpoint(path, **options)
+
+
+def open_checkpoint(path: Path, *,
                     format: Optional[str] = None,
                     family: Optional[str] = None) -> Checkpoint:
     """Reads headers alone; no tensor is in memory until it is asked for."""

@@ -9,13 +9,13 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
 from . import _native, errors
 
-Path = Union[str, os.PathLike[str]]
+Path = Union[str, bytes, os.PathLike[Any]]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -29,6 +29,7 @@ class Written:
     written: list[dict[str, Any]]  # the files of the target
     warnings: list[str]
     document: dict[str, Any] = field(repr=False)
+    skipped: bool = False  # the target was there: if_exists="skip"
 
 
 @dataclass(frozen=True)
@@ -55,91 +56,137 @@ class Difference:
         return not self.same
 
 
-def _words(options: dict[str, Any]) -> Iterable[str]:
-    """max_mem="4G" -> --max-mem 4G; True -> the flag; a list -> repeated."""
+def _word(value: Any) -> str:
+    """Popen would cut nothing short, but says a ValueError that names nothing."""
+    text = os.fsdecode(value) if isinstance(
+        value, (bytes, os.PathLike)) else str(value)
+    if "\0" in text:
+        raise errors.UsageError(f"an argument holds a NUL: {text!r}")
+    return text
+
+
+def _place(path: Path) -> str:
+    """A path as a word that is none of the options."""
+    text = _word(path)
+    return "./" + text if text.startswith("-") else text
+
+
+def _words(options: dict[str, Any]) -> Iterator[str]:
+    """max_mem="4G" -> --max-mem=4G; True -> the flag; a list -> repeated. One
+    word each, so that a value may begin with "-"."""
     for name, value in options.items():
         flag = "--" + name.rstrip("_").replace("_", "-")
         if value is None or value is False:
             continue
         if value is True:
             yield flag
-        elif isinstance(value, (list, tuple)):
-            for one in value:
-                yield from (flag, os.fspath(one) if isinstance(
-                    one, os.PathLike) else str(one))
-        else:
-            yield from (flag, os.fspath(value) if isinstance(
-                value, os.PathLike) else str(value))
+            continue
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            yield f"{flag}={_word(one)}"
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """It puts away what it has begun; if that takes long, it is killed."""
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    except BaseException:  # a second Ctrl-C
+        process.kill()
+        process.wait()
+        raise
+
+
+class _Ear(threading.Thread):
+    """Hears what a process says on stderr, to its end: a pipe that nobody
+    empties stops the process. What `progress` raises ends the process, and is
+    raised by the caller."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]",
+                 progress: Optional[Progress]) -> None:
+        super().__init__(daemon=True)
+        self.said: list[str] = []
+        self.raised: Optional[BaseException] = None
+        self._process, self._progress = process, progress
+
+    def run(self) -> None:
+        assert self._process.stderr
+        for raw in self._process.stderr:
+            line = raw.decode("utf-8", "replace")
+            event = _progress_of(line) if self._progress else None
+            if event is None:
+                self.said.append(line)
+            elif self.raised is None and self._progress:
+                try:
+                    self._progress(*event)
+                except BaseException as error:
+                    self.raised = error
+                    self._process.terminate()
 
 
 def run(*words: Path, progress: Optional[Progress] = None,
         accept: tuple[int, ...] = (0,), **options: Any) -> dict[str, Any]:
     """Any command with --json: its document. A status that is not accepted
-    raises the exception of its kind."""
-    command = [_native.binary(), *(os.fspath(word) for word in words),
-               *_words(options), "--json"]
-    if progress:
+    raises the exception of its kind. A word of type str may be an option; a
+    path that begins with "-" is a pathlib.Path. `progress` is called by a
+    thread; what it raises ends the command and is raised here."""
+    command = [_native.binary(), *(
+        _word(word) if isinstance(word, str) else _place(word)
+        for word in words), *_words(options), "--json"]
+    if progress is not None:
         command += ["--progress", "json"]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    said: list[str] = []
-
-    def listen() -> None:
-        assert process.stderr
-        for raw in process.stderr:
-            line = raw.decode("utf-8", "replace")
-            if progress and _is_progress(line, progress):
-                continue
-            said.append(line)
-
-    ear = threading.Thread(target=listen, daemon=True)
-    ear.start()
+    ear = _Ear(process, progress)
     try:
+        ear.start()
         assert process.stdout
         out = process.stdout.read()
         status = process.wait()
     except BaseException:
-        process.terminate()
-        process.wait()
+        _stop(process)
         raise
     finally:
-        ear.join()
+        if ear.ident is not None:
+            ear.join()
+    if ear.raised is not None:
+        raise ear.raised
     if status not in accept:
-        text = "".join(said)
-        raise errors.from_json(text, 128 - status if status < 0 else status)
-    document = json.loads(out) if out.strip() else {}
+        raise errors.from_json("".join(ear.said),
+                               128 - status if status < 0 else status)
+    document: dict[str, Any] = json.loads(out) if out.strip() else {}
     document.setdefault("warnings", [
-        line.strip().removeprefix("warning: ") for line in said
+        line.strip().removeprefix("warning: ") for line in ear.said
         if line.startswith("warning: ")])
     return document
 
 
-def _is_progress(line: str, progress: Progress) -> bool:
-    if not line.startswith("{"):
-        return False
+def _progress_of(line: str) -> Optional[tuple[int, int]]:
+    """Bytes done and in all, of a line that says so."""
     try:
-        event = json.loads(line)
-    except ValueError:
-        return False
-    if not str(event.get("schema", "")).startswith("ckpt/progress"):
-        return False
-    progress(event["bytes_done"], event["bytes_total"])
-    return True
+        event = json.loads(line) if line.startswith("{") else {}
+        if str(event.get("schema", "")).startswith("ckpt/progress"):
+            return int(event["bytes_done"]), int(event["bytes_total"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    return None
 
 
 def inspect(path: Path, **options: Any) -> dict[str, Any]:
     """`ckpt inspect --json`."""
-    return run("inspect", path, **options)
+    return run("inspect", _place(path), **options)
 
 
 def _write(command: str, source: Path, target: Path,
            progress: Optional[Progress], options: dict[str, Any]) -> Written:
-    said = run(command, source, target, progress=progress, **options)
+    said = run(command, _place(source), _place(target), progress=progress, **options)
     tensors = said.get("tensors", 0)
-    return Written(os.fspath(target),
+    return Written(_word(target),
                    tensors if isinstance(tensors, int) else len(tensors),
                    said.get("files", []), said.get("written", []),
-                   said["warnings"], said)
+                   said["warnings"], said, bool(said.get("skipped")))
 
 
 def convert(source: Path, target: Path, *, to: Optional[str] = None,
@@ -167,32 +214,34 @@ def unshard(source: Path, target: Path, *,
 def verify(path: Path, other: Optional[Path] = None,
            **options: Any) -> Verdict:
     """`ckpt verify`: damage is a verdict, not an exception."""
-    words = (path,) if other is None else (path, other)
+    words = [_place(one) for one in (path, other) if one is not None]
     try:
         said = run("verify", *words, accept=(0, 1), **options)
     except errors.DamagedError as error:
-        return Verdict(False, [{"kind": error.kind, "message": str(error)}],
-                       {})
+        return Verdict(False, [{
+            "kind": error.kind, "severity": "damage", "file": error.path or "",
+            "tensor": error.tensor or "", "message": error.message,
+            "hint": error.hint or ""}], {})
     problems = said.get("problems", []) + said.get("differences", [])
     return Verdict(bool(said.get("ok", not problems)), problems, said)
 
 
 def diff(left: Path, right: Path, **options: Any) -> Difference:
     """`ckpt diff`."""
-    said = run("diff", left, right, accept=(0, 1), **options)
+    said = run("diff", _place(left), _place(right), accept=(0, 1), **options)
     return Difference(bool(said.get("same")), said.get("differences", []),
                       said)
 
 
 def digest(path: Path, **options: Any) -> dict[str, str]:
     """Digests by tensor; they don't depend on topology or format."""
-    said = run("inspect", path, digest=True, **options)
+    said = run("inspect", _place(path), digest=True, **options)
     return {tensor["name"]: tensor["digest"] for tensor in said["tensors"]}
 
 
 def scan(*paths: Path) -> Verdict:
     """`ckpt scan`: would loading these run code?"""
-    said = run("scan", *paths, accept=(0, 1, 8))
+    said = run("scan", *map(_place, paths), accept=(0, 1, 8))
     return Verdict(said["ok"], [
         {"path": file["path"], "kind": file["verdict"], **one}
         for file in said["files"]

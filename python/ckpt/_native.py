@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import operator
 import os
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import (POINTER, byref, c_char_p, c_int, c_size_t, c_uint32,
                     c_uint64, c_void_p)
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional, Union
 
 from . import errors
 
@@ -115,6 +119,114 @@ def numbers(values: Any) -> Any:
     """A C array; ctypes has none of no members."""
     values = list(values)
     return (c_uint64 * max(1, len(values)))(*values)
+
+
+def text(value: Any, what: str, tensor: Optional[str] = None) -> bytes:
+    """A string of C, which a NUL would cut short: another name or path."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is a str, and here a "
+                        f"{type(value).__name__}: {value!r}")
+    if "\0" in value:
+        raise errors.UsageError(f"{what} holds a NUL: {value!r}",
+                                tensor=tensor)
+    try:
+        return value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise errors.UsageError(f"{what} is not Unicode: {value!r}",
+                                tensor=tensor) from None
+
+
+def path_text(path: Union[str, bytes, os.PathLike[Any]]) -> str:
+    """What libckpt and the binary take as a path."""
+    shown = os.fsdecode(path)
+    if "\0" in shown:
+        raise errors.UsageError(f"a path holds a NUL: {shown!r}")
+    return shown
+
+
+def number(value: Any, what: str, least: int = 0, bits: int = 64) -> int:
+    """An integer that C holds; ctypes drops the bits beyond."""
+    if isinstance(value, bool):
+        raise TypeError(f"{what} is an integer, and here a bool")
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is an integer, and here a "
+                        f"{type(value).__name__}: {value!r}") from None
+    if not least <= found < 1 << bits:
+        raise errors.UsageError(f"{what} is {found}; it is at least {least} "
+                                f"and less than 2^{bits}")
+    return found
+
+
+def no_copy(value: object) -> NoReturn:
+    """Of what holds a pointer: two would release it twice."""
+    raise TypeError(f"a ckpt.{type(value).__name__} can't be copied or "
+                    "pickled")
+
+
+class Handle:
+    """A pointer of libckpt, released once and after the last call that uses
+    it: close() may come from any thread, also amid a read."""
+
+    __slots__ = ("_closed", "_condition", "_pointer", "_release", "_users",
+                 "__weakref__")
+
+    def __init__(self, pointer: int, release: str) -> None:
+        self._pointer = pointer
+        self._release = getattr(library(), release)
+        self._closed = False
+        self._users = 0
+        # Re-entrant: the garbage collector may close it amid use().
+        self._condition = threading.Condition(threading.RLock())
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @contextmanager
+    def use(self, problem: str, path: Optional[str] = None) -> Iterator[int]:
+        """The pointer, or a UsageError that says `problem`."""
+        with self._condition:
+            if self._closed:
+                raise errors.UsageError(problem, path=path)
+            self._users += 1
+        try:
+            yield self._pointer
+        finally:
+            with self._condition:
+                self._users -= 1
+                last = self._closed and not self._users
+                self._condition.notify_all()
+            if last and self._release is not None:
+                self._release(self._pointer)
+
+    def close(self) -> None:
+        """Does not wait: calls in other threads end, and the last releases."""
+        with self._condition:
+            if self._closed:
+                return
+            self._closed = True
+            if self._users:
+                return
+        self._release(self._pointer)
+
+    def take(self, problem: str) -> int:
+        """The pointer, to be released by the caller, once no call uses it."""
+        with self._condition:
+            if self._closed:
+                raise errors.UsageError(problem)
+            self._closed, self._release = True, None
+            while self._users:
+                self._condition.wait()
+        return self._pointer
+
+    def __del__(self) -> None:
+        if hasattr(self, "_condition"):
+            self.close()
+
+    def __reduce__(self) -> NoReturn:
+        no_copy(self)
 
 
 def check(error: c_void_p, status: int = 70) -> None:

@@ -9,11 +9,14 @@ Each rank reads the parts that its own shards need, and no more.
 
 from __future__ import annotations
 
+import io
 import os
-from typing import Any, Optional, Union
+from collections.abc import Callable, Iterable
+from typing import Any, Optional, Union, cast
 
 import torch
-from torch.distributed.checkpoint.metadata import (ChunkStorageMetadata,
+from torch.distributed.checkpoint.metadata import (BytesStorageMetadata,
+                                                   ChunkStorageMetadata,
                                                    Metadata,
                                                    TensorProperties,
                                                    TensorStorageMetadata)
@@ -23,7 +26,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ._checkpoint import Checkpoint
-from .errors import UsageError
+from ._commands import Path
+from ._plain import plain_value
+from .errors import UnfaithfulError
 
 _DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16",
            "bf16": "bfloat16", "f8_e4m3": "float8_e4m3fn",
@@ -35,40 +40,93 @@ _DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16",
            "c32": "complex32"}
 
 
+_ENTRY = Union[TensorStorageMetadata, BytesStorageMetadata]
+
+
+class _Entries(dict[str, Any]):
+    """What a checkpoint has for a state dict, by live names. Plain values are
+    looked for when the first name asks that is none of a tensor: that takes a
+    second look at the checkpoint, and most states have none."""
+
+    def __init__(self, tensors: dict[str, Any],
+                 objects: Callable[[], Iterable[str]]) -> None:
+        super().__init__(tensors)
+        self._objects: Optional[Callable[[], Iterable[str]]] = objects
+
+    def _complete(self) -> None:
+        if self._objects is not None:
+            objects, self._objects = self._objects, None
+            for name in objects():
+                self.setdefault(name, BytesStorageMetadata())
+
+    def __contains__(self, name: object) -> bool:
+        if not super().__contains__(name):
+            self._complete()
+        return super().__contains__(name)
+
+    def __missing__(self, name: str) -> _ENTRY:
+        if name in self:
+            return cast(_ENTRY, self[name])
+        raise KeyError(name)
+
+
 class Reader(StorageReader):
     """Reads tensors by the names that the checkpoint has; `rename` maps the
-    names of the live model to them."""
+    names of the live model to them, several to one where weights are tied."""
 
-    def __init__(self, path: Union[str, os.PathLike[str]], *,
-                 rename: Optional[dict[str, str]] = None,
+    def __init__(self, path: Path, *, rename: Optional[dict[str, str]] = None,
                  **options: Any) -> None:
         super().__init__()
         self._options = options
         self._path = path
-        self._source = Checkpoint(path, **options)
-        self._names = {there: here for here, there in (rename or {}).items()}
+        self._rename = dict(rename or {})
+        self._open()
+
+    def _open(self) -> None:
+        self._source = Checkpoint(self._path, **self._options)
+        self._values: Optional[dict[str, Any]] = None
 
     def reset(self, checkpoint_id: Union[str, os.PathLike[str], None] = None
               ) -> None:
         if checkpoint_id and os.fspath(checkpoint_id) != os.fspath(self._path):
             self._path = checkpoint_id
-            self._source = Checkpoint(checkpoint_id, **self._options)
+            self._open()
+
+    def _there(self, here: str) -> str:
+        return self._rename.get(here, here)
+
+    def _live(self, stored: Iterable[str]) -> dict[str, str]:
+        """Live names of what the checkpoint has -> its names."""
+        names = {name: name for name in stored}
+        renamed = {here: there for here, there in self._rename.items()
+                   if there in names}
+        return {here: there for here, there in {**names, **renamed}.items()
+                if self._there(here) == there}
+
+    def _objects(self) -> dict[str, Any]:
+        """Values that are not tensors, as JSON, by the checkpoint's names."""
+        if self._values is None:
+            self._values = {one["name"]: one["value"]
+                            for one in self._source.objects or []}
+        return self._values
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         found: dict[str, Any] = {}
-        for name, tensor in self._source.tensors.items():
+        for here, there in self._live(self._source.tensors).items():
+            tensor = self._source[there]
             dtype = getattr(torch, _DTYPES.get(tensor.dtype, ""), None)
             if dtype is None:
                 continue  # asked for, it is "missing" in torch's words
             size = torch.Size(tensor.shape)
             whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-            found[self._names.get(name, name)] = TensorStorageMetadata(
+            found[here] = TensorStorageMetadata(
                 TensorProperties(dtype=dtype), size, [whole])
-        return Metadata(state_dict_metadata=found)
+        return Metadata(state_dict_metadata=_Entries(
+            found, lambda: self._live(self._objects())))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool,
                               *args: Any, **kwargs: Any) -> None:
-        self._there = {here: there for there, here in self._names.items()}
+        pass
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -77,21 +135,59 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        values = self._plain_values(plan)
         for item in plan.items:
             here = item.storage_index.fqn
             if item.type == LoadItemType.BYTE_IO:
-                raise UsageError("a value that is not a tensor", tensor=here,
-                                 path=self._source.path)
-            tensor = self._source[self._there.get(here, here)]
-            box = tuple(slice(begin, begin + size) for begin, size in zip(
-                item.storage_offsets, item.lengths, strict=True))
-            part = tensor[box] if box else tensor.read()
-            target = planner.resolve_tensor(item).detach()
-            target.copy_(part.torch().reshape(target.shape))
-            planner.commit_tensor(item, target)
+                data = io.BytesIO()
+                torch.save(values[here], data)
+                data.seek(0)
+                planner.load_bytes(item, data)
+            else:
+                self._read_tensor(item, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _plain_values(self, plan: LoadPlan) -> dict[str, Any]:
+        """Before anything is read: those that can't be told are named, all of
+        them."""
+        found, unknown = {}, []
+        for item in plan.items:
+            if item.type != LoadItemType.BYTE_IO:
+                continue
+            here = item.storage_index.fqn
+            try:
+                found[here] = plain_value(self._objects()[self._there(here)])
+            except (KeyError, ValueError, TypeError):
+                unknown.append(here)
+        if unknown:
+            raise UnfaithfulError(
+                "values that are not tensors, and more than numbers, texts and "
+                f"collections of them: {', '.join(sorted(unknown))}",
+                path=self._source.path,
+                hint="leave them out of the state dict")
+        return found
+
+    def _read_tensor(self, item: Any, planner: LoadPlanner) -> None:
+        here = item.storage_index.fqn
+        tensor = self._source[self._there(here)]
+        box = tuple(slice(begin, begin + size) for begin, size in zip(
+            item.storage_offsets, item.lengths))
+        part = (tensor[box] if box else tensor.read()).torch()
+        kind: type = torch.Tensor
+        try:
+            target = planner.resolve_tensor(item).detach()
+            kind = type(target)
+            target.copy_(part.reshape(target.shape))
+            planner.commit_tensor(item, target)
+        except Exception as error:
+            # A quantized weight takes a quantized one, and says so in words of
+            # its own.
+            raise UnfaithfulError(
+                f"{tensor.dtype} {list(tensor.shape)} can't be copied into the "
+                f"state's {kind.__module__}.{kind.__qualname__}: {error!r}",
+                path=self._source.path, tensor=here) from error
 
     @classmethod
     def validate_checkpoint_id(

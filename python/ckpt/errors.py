@@ -7,6 +7,12 @@ import json
 from typing import Optional
 
 
+def _shown(text: str) -> str:
+    """Names may be anything; a message is one line of text."""
+    return "".join(one if one.isprintable() else
+                   one.encode("unicode_escape").decode() for one in text)
+
+
 class Error(Exception):
     """Base of all. `status` is the exit status of the command line."""
 
@@ -16,7 +22,7 @@ class Error(Exception):
     def __init__(self, message: str, *, path: Optional[str] = None,
                  tensor: Optional[str] = None, hint: Optional[str] = None,
                  status: Optional[int] = None) -> None:
-        where = ": ".join(part for part in (path, tensor) if part)
+        where = ": ".join(_shown(part) for part in (path, tensor) if part)
         text = f"{where}: {message}" if where else message
         super().__init__(f"{text} (hint: {hint})" if hint else text)
         self.message = message

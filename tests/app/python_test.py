@@ -18,7 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from support import DATA, Suite, check, check_equal
+from support import DATA, Skip, Suite, check, check_equal
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
@@ -264,10 +264,9 @@ def shards(_):
 
 def typed(folder):
     """mypy finds nothing."""
-    mypy = ROOT / ".venv/mypy"
+    mypy = ROOT / ".venv/mypy"  # tests/requirements/mypy.txt
     if not mypy.exists():
-        print("note: mypy is not to be had; types are not checked")
-        return
+        raise Skip("mypy is not to be had; types are not checked")
     ran = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--cache-dir",
          str(folder / "cache"), "--follow-imports=silent",
@@ -287,12 +286,16 @@ def prepare(suite, binary):
     os.environ["CKPT_LIBRARY"] = str(library)
     os.environ["CKPT_BINARY"] = binary.path
     import ckpt as package
+    import python_cases
+    import python_dcp
+    import python_values
     ckpt = package
     for case in CASES:
         for check_of in (whole, slices, loads):
             suite.add(f"{case}: {check_of.__name__}", check_of, case)
     for check_of in (dcp_as_torch, alive, saves, errors, commands, shards,
-                     typed):
+                     *python_values.CASES, *python_cases.CASES,
+                     *python_dcp.CASES, typed):
         suite.add(check_of.__name__, check_of)
 
 
