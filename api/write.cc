@@ -258,7 +258,7 @@ void publish(const Prepared& prepared, io::Staging& staging,
   if (const auto change = io::watch::find_change()) throw *change;
   ranks::remove_journals(staging.journal_path());
   try {
-    if (options.overwrite) check_replaceable(prepared.path);
+    if (options.overwrite) check_replaceable(prepared);
     staging.publish();
   } catch (const Error& error) {
     if (!staging.is_published() && error.code() == ExitCode::kUnfaithful)
@@ -447,8 +447,9 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
 }
 
 void check_target(const Prepared& prepared, const SaveOptions& options) {
+  check_place(prepared.path, {prepared.source.path, prepared.source.root});
   io::Staging::check(prepared.path, staging_options(prepared, options));
-  if (options.overwrite) check_replaceable(prepared.path);
+  if (options.overwrite) check_replaceable(prepared);
 }
 
 reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
