@@ -286,9 +286,12 @@ void SalvageFiles::index_sets() {
   for (const std::string& file : shadow_.files()) {
     const std::string name = io::base_name(file);
     const auto numbered = formats::parse_numbered(name);
-    // DCP's shards (shard-00001-model-00001-of-…) have no index of their own.
+    // DCP's shards (shard-00001-model-00001-of-…) have no index of their own,
+    // nor have nanotron's (model_weight_pp-rank-0-of-1_tp-rank-0-of-2).
     if (!numbered || numbered->rest != kSafetensors || numbered->count < 2 ||
-        name.starts_with("shard-"))
+        name.starts_with("shard-") ||
+        name != formats::numbered_name(numbered->stem, numbered->number,
+                                       numbered->count, numbered->rest))
       continue;
     const fs::path folder = fs::path(file).parent_path();
     indexes.insert(
