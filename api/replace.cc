@@ -12,7 +12,7 @@
 #include "formats/accounted.h"
 #include "formats/format.h"
 #include "lib/io/file.h"
-#include "lib/io/remote.h"
+#include "lib/io/upload.h"
 #include "lib/manifest.h"
 #include "lib/text/format.h"
 
