@@ -3,12 +3,21 @@
 #pragma once
 
 #include <string>
+#include <vector>
+
+#include "api/write.h"
 
 namespace ckpt::library {
 
-// Throws unfaithful_error naming what stands there if `target` is a directory
-// that holds something else than a checkpoint: no format knows it and no
-// manifest says that ckpt wrote it, or it is somebody's home or repository.
-void check_replaceable(const std::string& target);
+// Throws unfaithful_error naming what stands under the target's name and is not
+// accounted for: neither listed by ckpt's manifest, nor part of the checkpoint
+// that a reader finds there (formats/accounted.h), nor written again by this
+// run with the same bytes. A file that no reader knows is refused, too.
+void check_replaceable(const Prepared& prepared);
+
+// Throws unfaithful_error if `target` is a directory that holds the working
+// directory or one of `sources`, at whatever depth: it can't be replaced.
+void check_place(const std::string& target,
+                 const std::vector<std::string>& sources);
 
 }  // namespace ckpt::library

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "api/replace.h"
 #include "api/salvager.h"
 #include "api/write.h"
 #include "lib/io/file.h"
@@ -22,7 +23,24 @@ Salvager::Salvager(const std::string& source, const std::string& target,
   run_.max_mem = options.save.max_mem;
 }
 
+namespace {
+
+// What is wrong with the other step's path is nothing that SRC is to blame for.
+void check_like(const std::string& like) {
+  if (like.empty()) return;
+  try {
+    if (!io::is_file(like) && !io::is_directory(like))
+      throw missing_error({like, {}}, "no such file or directory");
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kDamaged) throw;
+    throw usage_error({like, {}}, "--like: {}", error.problem());
+  }
+}
+
+}  // namespace
+
 Salvaged Salvager::run() {
+  check_like(options_.like);
   try {
     work();
   } catch (const Error& error) {
@@ -32,6 +50,7 @@ Salvaged Salvager::run() {
 }
 
 void Salvager::work() {
+  check_place(target_, {source_, options_.like});
   files_.run();
   open();
   locate_all();

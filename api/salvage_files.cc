@@ -9,7 +9,6 @@
 #include "api/gone.h"
 #include "ckpt/error.h"
 #include "containers/hf/index.h"
-#include "containers/hf/numbered.h"
 #include "containers/torch/container.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
@@ -249,24 +248,17 @@ bool SalvageFiles::repair_contents(const std::string& file) {
   return false;
 }
 
-bool SalvageFiles::rebuild_index(const std::string& file) {
-  const std::string folder = io::parent(file) == "." ? "" : io::parent(file);
-  std::vector<std::string> shards;
-  for (const std::string& name : shadow_.files())
-    if (name.ends_with(".safetensors") &&
-        fs::path(name).parent_path() == fs::path(file).parent_path())
-      shards.push_back(io::base_name(name));
-  if (shards.empty()) return false;
-  const std::string root = shadow_.path(fs::path(file).parent_path().string());
-  shadow_.write(file, salvage::index_of_shards(root, shards));
-  links_.erase(file);
-  return true;
+void SalvageFiles::give_up(const std::string& file, const std::string& why) {
+  // Once all shards are there that can be.
+  if (formats::is_index_name(io::base_name(file), ".safetensors"))
+    broken_indexes_.emplace(file, why);
+  else
+    give_up_others(file, why);
 }
 
-void SalvageFiles::give_up(const std::string& file, const std::string& why) {
+void SalvageFiles::give_up_others(const std::string& file,
+                                  const std::string& why) {
   const std::string name = io::base_name(file);
-  if (formats::is_index_name(name, ".safetensors") && rebuild_index(file))
-    return note(file, why + "; rebuilt from the headers of the shards", false);
   const std::string other = like_of(file);
   const bool dist =
       name == "metadata.json" &&
@@ -388,50 +380,6 @@ void SalvageFiles::find_lost_structure() {
       array = array.parent_path();
     const std::string file = (array / ".zarray").string();
     if (!there.contains(file)) unknown_.emplace(file, "it is missing");
-  }
-}
-
-// Shards without an index get one; what an index names and no shard has is
-// listed and taken out of it.
-void SalvageFiles::check_indexes() {
-  const std::vector<std::string> files = shadow_.files();
-  bool any = false;
-  for (const std::string& file : files) {
-    if (!formats::is_index_name(io::base_name(file), ".safetensors")) continue;
-    any = true;
-    const auto root = text::parse_python_json(
-        io::read_file(shadow_.path(file), kMostText), file);
-    if (!root.is_object() || !root.contains("weight_map") ||
-        !root["weight_map"].is_object())
-      continue;
-    std::set<std::string> lost;
-    const std::string folder = fs::path(file).parent_path().string();
-    for (const auto& [tensor, shard] : root["weight_map"].items()) {
-      if (!shard.is_string()) continue;
-      const std::string name =
-          (fs::path(folder) / shard.get<std::string>()).string();
-      if (std::ranges::binary_search(files, name)) continue;
-      lost.insert(name);
-      report_.lost.push_back(
-          {name, "tensor " + tensor + ": only its name is known", false});
-    }
-    if (!lost.empty() && rebuild_index(file))
-      note(file, "without the tensors of files that are lost", false);
-  }
-  if (any) return;
-  for (const std::string& file : files) {
-    const std::string name = io::base_name(file);
-    const size_t of = name.find("-00001-of-");
-    // DCP's shards (shard-00001-model-00001-of-…) have no index of their own.
-    if (of == name.npos || name.starts_with("shard-") ||
-        !name.ends_with(".safetensors") || name.find("-of-00001.") != name.npos)
-      continue;
-    const std::string index = (fs::path(file).parent_path() /
-                               (name.substr(0, of) + ".safetensors.index.json"))
-                                  .string();
-    if (rebuild_index(index))
-      note(index, "it is missing; rebuilt from the headers of the shards",
-           false);
   }
 }
 

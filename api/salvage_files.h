@@ -52,7 +52,7 @@ class SalvageFiles {
   bool repair_contents(const std::string& file);
   void take(const std::string& file, const salvage::Repair& repair);
   void give_up(const std::string& file, const std::string& why);
-  bool rebuild_index(const std::string& file);
+  void give_up_others(const std::string& file, const std::string& why);
   void find_missing();
   void find_lost_structure();
   // salvage_structure.cc
@@ -60,7 +60,16 @@ class SalvageFiles {
   void match_metadata(const Manifest& manifest);
   void infer_arrays(const Manifest& manifest);
   void infer_common_part();
+  // salvage_indexes.cc
   void check_indexes();
+  bool rebuild_index(const std::string& file);
+  void complete_index(const std::string& file);
+  void index_sets();
+  void list_missing(const std::string& folder,
+                    const std::vector<std::string>& shards);
+  void check_layers(const std::string& index);
+  void lose(const std::string& file, std::string what);
+  // salvage_files.cc
   void check_items();
   void check_items(const std::string& metadata);
   void note(const std::string& file, std::string what, bool inferred);
@@ -73,6 +82,7 @@ class SalvageFiles {
   std::vector<std::string> names_;  // in the source
   std::map<std::string, std::string> links_;
   std::unique_ptr<Catalog> like_;
+  std::map<std::string, std::string> broken_indexes_;  // and why
   // Files that what is left may determine, and what is wrong with them.
   std::map<std::string, std::string> unknown_;
 };

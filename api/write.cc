@@ -355,8 +355,9 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
 }
 
 void check_target(const Prepared& prepared, const SaveOptions& options) {
+  check_place(prepared.path, {prepared.source.path, prepared.source.root});
   io::Staging::check(prepared.path, staging_options(prepared, options));
-  if (options.overwrite) check_replaceable(prepared.path);
+  if (options.overwrite) check_replaceable(prepared);
 }
 
 reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,

@@ -91,7 +91,7 @@ void publish(const Prepared& prepared, io::Staging& staging,
   if (const auto change = io::watch::find_change()) throw *change;
   ranks::remove_journals(staging.journal_path());
   try {
-    if (options.overwrite) check_replaceable(prepared.path);
+    if (options.overwrite) check_replaceable(prepared);
     staging.publish();
   } catch (const Error& error) {
     if (!staging.is_published() && error.code() == ExitCode::kUnfaithful)

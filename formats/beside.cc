@@ -62,7 +62,9 @@ const std::vector<OwnNames>& own_names() {
   return all;
 }
 
-bool is_own(std::string_view format, std::string_view path) {
+}  // namespace
+
+bool is_format_file(std::string_view format, std::string_view path) {
   const auto& all = own_names();
   const auto row = std::ranges::find(all, format, &OwnNames::format);
   return row != all.end() &&
@@ -70,6 +72,8 @@ bool is_own(std::string_view format, std::string_view path) {
            return glob.matches(path);
          });
 }
+
+namespace {
 
 bool is_below(const fs::path& path, const fs::path& directory) {
   const auto [in, at] = std::ranges::mismatch(directory, path);
@@ -187,7 +191,7 @@ class Settling {
                   "file has the same");
     }
     const auto inner = name_in_checkpoint(where);
-    if (is_own(source_.format, inner.value_or(file.path)) ||
+    if (is_format_file(source_.format, inner.value_or(file.path)) ||
         is_in_array(where) || (file.sidecar && !sidecars_.contains(key)))
       return {file.path, Fate::kConverted, {}};
     std::string why = why_not(file, inner);

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "ckpt/error.h"
+#include "lib/crc32.h"
 #include "lib/io/file.h"
 #include "lib/sha256.h"
 #include "lib/text/json.h"
@@ -123,6 +124,45 @@ bool is_unlike(std::string_view a, std::string_view b) {
   return unlike * 8 > a.size();
 }
 
+// Blocks of one sector, that don't overlap, all over the file.
+constexpr uint64_t kSample = 512;
+constexpr size_t kMostSamples = 64;
+constexpr size_t kCrcDigits = 8;
+// What a sample of nothing but zeros has.
+constexpr std::string_view kNoValues = "zeros   ";
+
+std::string samples_of(const io::Handle& file) {
+  const uint64_t count =
+      std::min<uint64_t>(kMostSamples, file.size() / kSample);
+  std::string text;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t last = file.size() - kSample;
+    const uint64_t at = count == 1 ? 0
+                                   : last / (count - 1) * i +
+                                         last % (count - 1) * i / (count - 1);
+    const std::string bytes = file.read_string(at, kSample);
+    if (bytes.find_first_not_of('\0') == bytes.npos)
+      text += kNoValues;
+    else
+      text += fmt::format("{:08x}", crc32(0, std::as_bytes(std::span(bytes))));
+  }
+  return text;
+}
+
+// A flip is in one block, and a hole is of zeros.
+bool is_rewritten(std::string_view now, std::string_view written) {
+  constexpr size_t kFew = 3;
+  if (now.size() != written.size()) return false;
+  const size_t count = now.size() / kCrcDigits;
+  size_t unlike = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const auto block = now.substr(i * kCrcDigits, kCrcDigits);
+    unlike += block != kNoValues &&
+              block != written.substr(i * kCrcDigits, kCrcDigits);
+  }
+  return unlike >= std::max(kFew, count / 8);
+}
+
 }  // namespace
 
 std::string sha256_of(const io::Handle& file,
@@ -157,7 +197,8 @@ Manifest::Identity identity_of(const io::Handle& file) {
   return {.mtime = int64_t{facts.st_mtim.tv_sec} * 1'000'000'000 +
                    facts.st_mtim.tv_nsec,
           .head = hex_of(file.read_string(0, part)),
-          .tail = hex_of(file.read_string(file.size() - part, part))};
+          .tail = hex_of(file.read_string(file.size() - part, part)),
+          .samples = samples_of(file)};
 }
 
 bool is_stale(const Manifest& manifest, const io::Handle& file) {
@@ -165,7 +206,8 @@ bool is_stale(const Manifest& manifest, const io::Handle& file) {
   const Manifest::Identity now = identity_of(file);
   return now.mtime != manifest.identity->mtime &&
          (is_unlike(now.head, manifest.identity->head) ||
-          is_unlike(now.tail, manifest.identity->tail));
+          is_unlike(now.tail, manifest.identity->tail) ||
+          is_rewritten(now.samples, manifest.identity->samples));
 }
 
 std::string manifest_path(const std::string& checkpoint) {
@@ -217,12 +259,16 @@ std::string to_json(const Manifest& manifest) {
     separator = ",\n";
   }
   text += "\n }";
-  if (manifest.identity)
+  if (manifest.identity) {
+    const Manifest::Identity& identity = *manifest.identity;
     text += fmt::format(
         ",\n \"identity\": {{\"mtime\": {}, \"head\": \"{}\", \"tail\": "
-        "\"{}\"}}",
-        manifest.identity->mtime, manifest.identity->head,
-        manifest.identity->tail);
+        "\"{}\"",
+        identity.mtime, identity.head, identity.tail);
+    if (!identity.samples.empty())
+      text += fmt::format(", \"samples\": \"{}\"", identity.samples);
+    text += "}";
+  }
   const std::string self = sha256_of(text);
   text += kBeforeSelf;
   text += self;
@@ -265,7 +311,11 @@ Manifest read_manifest(const std::string& path) {
       throw input_error({path, {}}, "mtime is {}", mtime.dump());
     manifest.identity = {.mtime = mtime.get<int64_t>(),
                          .head = text::string_member(identity, "head", path),
-                         .tail = text::string_member(identity, "tail", path)};
+                         .tail = text::string_member(identity, "tail", path),
+                         .samples = {}};
+    if (identity.contains("samples"))
+      manifest.identity->samples =
+          text::string_member(identity, "samples", path);
   }
   return manifest;
 }

@@ -10,7 +10,8 @@
 //                         "source": {"dtype": "f32", "digest": "…"}}},
 //    "contents": {"config.json": {"sha256": "64 hex digits"},
 //                 "a.safetensors": {"sha256": "…", "ranges": [0, 1280]}},
-//    "identity": {"mtime": 17…, "head": "hex", "tail": "hex"},
+//    "identity": {"mtime": 17…, "head": "hex", "tail": "hex",
+//                 "samples": "8 hex digits for each of up to 64 blocks"},
 //    "self": "SHA-256 of all bytes before this line's comma"}
 //
 // "source" of a tensor is there if it was cast: what was read. "contents" has
@@ -49,6 +50,7 @@ struct Manifest {
     int64_t mtime = 0;  // nanoseconds
     std::string head;   // the first and the last bytes, in hexadecimal
     std::string tail;
+    std::string samples;  // CRC-32s of blocks all over the file
   };
   std::string format;
   std::string source_path;
@@ -79,8 +81,10 @@ std::string sha256_of(const io::Handle& file,
 
 Manifest::Identity identity_of(const io::Handle& file);
 // True if `file` is another one than the manifest speaks of: written later, and
-// with other bytes at its ends. A few changed bytes are no other file, they are
-// damage.
+// with other bytes at its ends, or in an eighth of the blocks between (a later
+// step of a run: the same header, perhaps frozen first and last tensors). A few
+// changed bytes are no other file, they are damage, and so are blocks of zeros
+// where there were values.
 bool is_stale(const Manifest& manifest, const io::Handle& file);
 
 }  // namespace ckpt

@@ -172,26 +172,29 @@ void add_plan(const Plan& plan, Hash& hash) {
   }
 }
 
+// Which file it is, and whether it was written to since.
+void add_file(const std::string& path, Hash& hash) {
+  struct stat facts = {};
+  io::stat_any(path, facts);
+  hash.add(path);
+  hash.all(static_cast<uint64_t>(facts.st_dev),
+           static_cast<uint64_t>(facts.st_ino),
+           static_cast<uint64_t>(facts.st_size));
+  for (const timespec& when : {facts.st_mtim, facts.st_ctim})
+    hash.all(static_cast<uint64_t>(when.tv_sec),
+             static_cast<uint64_t>(when.tv_nsec));
+}
+
 }  // namespace
 
 uint64_t fingerprint(const Plan& plan, const Catalog& source,
                      const Target& target) {
   Hash hash;
   add_plan(plan, hash);
-  for (const File& file : source.files) {
-    struct stat facts = {};
-    io::stat_any(file.path, facts);
-    hash.add(file.path);
-    hash.all(static_cast<uint64_t>(facts.st_dev),
-             static_cast<uint64_t>(facts.st_ino),
-             static_cast<uint64_t>(facts.st_size));
-    for (const timespec& when : {facts.st_mtim, facts.st_ctim})
-      hash.all(static_cast<uint64_t>(when.tv_sec),
-               static_cast<uint64_t>(when.tv_nsec));
-  }
+  for (const File& file : source.files) add_file(file.path, hash);
   for (const TargetFile& file : target.files) {
     hash.add(file.path);
-    hash.add(file.copy_of);
+    if (!file.copy_of.empty()) add_file(file.copy_of, hash);
     hash.add(file.size);
     for (const Literal& literal : file.literals) {
       hash.add(literal.offset);

@@ -166,6 +166,21 @@ class Check {
     return manifest_of(catalog);
   }
 
+  // A manifest that can't be one, and files that came to lie beside those that
+  // it lists.
+  void manifest_itself(const Catalog& catalog) {
+    const std::string path = manifest_path(path_);
+    if (io::is_directory(path))
+      add(damage("manifest", {path, {}}, "is a directory"));
+    if (!io::is_directory(path_) || !io::is_file(path)) return;
+    const Manifest manifest = read_manifest(path);
+    if (catalog.file_root != path_) return;
+    for (const SourceFile& file : catalog.file_list)
+      if (!manifest.files.contains(file.path))
+        add(remark("unlisted_file", {io::join(path_, file.path), {}},
+                   "the manifest does not list it: it came later"));
+  }
+
   size_t problems() const { return report_.problems.size(); }
 
   void only_some(const Edits& edits) {
@@ -331,6 +346,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
     if (chosen.dropped || !chosen.warning.empty() || !chosen.edits.empty())
       check.only_some(chosen.edits);
     check.headers(catalog);
+    check.manifest_itself(catalog);
     check.pickles(catalog);
     for (Problem& problem : formats::check_loose_files(catalog))
       check.add(std::move(problem));

@@ -84,6 +84,12 @@ void check_target(const std::string& target, const StagingOptions& options) {
             "a link is neither followed nor replaced: give the name that it "
             "leads to, or remove it");
   }
+  struct stat facts;
+  if (::lstat(target.c_str(), &facts) == 0 && !S_ISREG(facts.st_mode) &&
+      !S_ISDIR(facts.st_mode))
+    throw usage_error({target, {}}, "is {}: a target is a file or a directory",
+                      kind_of(facts.st_mode))
+        .with_hint("choose another name for the target");
   const bool directory = is_directory(target);
   if (directory && options.single_file)
     throw usage_error({target, {}}, "is a directory, the target is one file");

@@ -446,8 +446,11 @@ def test_overwrite(folder):
              cwd=folder).want(5)  # it is not a checkpoint
     target_kept(folder)
     shutil.copytree(folder / "tp4", folder / "tp8", dirs_exist_ok=True)
+    CKPT.run("reshard", "tp4", "tp8", "--tp", 8, "--overwrite",
+             cwd=folder).want(5)  # it is one, and holds something else
+    target_kept(folder)
+    (folder / "tp8/precious").unlink()
     CKPT.ok("reshard", "tp4", "tp8", "--tp", 8, "--overwrite", cwd=folder)
-    check(not (folder / "tp8/precious").exists(), "the old target is there")
     CKPT.ok("verify", "tp4", "tp8", cwd=folder)
     check_equal(sorted(p.name for p in folder.iterdir()), ["tp4", "tp8"],
                 "left behind")

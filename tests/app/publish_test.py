@@ -15,9 +15,13 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from files_test import ONE_OF_EACH  # noqa: E402
 from resume_test import make_source  # noqa: E402
 
+DATA = Path(__file__).resolve().parent.parent / "data"
+
 CKPT = SHIM = None
+FULL = False  # every golden: --full
 PASSED = FAILED = 0
 
 
@@ -212,6 +216,125 @@ def overwrite_of_no_checkpoint(folder, source, want):
     (foreign / ".ckpt-manifest.json").unlink(missing_ok=True)
     done = run(argv(source, foreign, "--overwrite"))
     check("a checkpoint is replaced", done.returncode == 0, done.stderr)
+
+
+STRANGERS = ["train.py", "src/main.c", "thesis.pt", "run1/model.safetensors"]
+
+
+def refused(words, place, stranger, what, *options):
+    """Exit status 5, dry or not, naming it, and all stays."""
+    path = place / stranger
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"precious")
+    before = tree(place)
+    for more in options:
+        done = run([*words, "--overwrite", *more])
+        check(f"{what} {stranger} {more}", done.returncode == 5,
+              f"{done.returncode} {done.stderr}")
+        named = stranger.split("/")[0]
+        check(f"{what} {stranger}: named", named in done.stderr, done.stderr)
+    check(f"{what} {stranger}: left", tree(place) == before)
+    path.unlink()
+    if path.parent != place:
+        path.parent.rmdir()
+
+
+def overwrite_of_own_output(folder, source, want):
+    """A job script that runs again over what it wrote, of every format, with
+    and without a manifest; one file of somebody else's is refused."""
+    cases = [(name, ["convert", DATA / case / "ckpt"],
+              ["--to", name.split(",")[0]])
+             for name, case in ONE_OF_EACH.items()]
+    cases += [(case.name, ["reshard", case / "ckpt"], ["--dp", "2"])
+              for case in sorted((DATA / "runs").iterdir())
+              if (case / "ckpt").is_dir()][::1 if FULL else 4]
+    for number, (name, words, more) in enumerate(cases):
+        what = f"overwrite_of_own_output: {name}"
+        out = folder / f"out{number}"
+        command = [CKPT, *words, out, *more, "-q", "--no-fsync"]
+        first = run(command)
+        if first.returncode and "runs" in str(words[1]):
+            continue  # written by no other job either
+        check(what, first.returncode == 0, first.stderr)
+        if not out.is_dir():
+            continue
+        stranger = STRANGERS[number % len(STRANGERS)]
+        refused(command, out, stranger, what, ["-n"], [])
+        for option in ([], ["--no-manifest"], []):
+            again = run([*command, "--overwrite", *option])
+            check(f"{what} {option}", again.returncode == 0, again.stderr)
+        (out / ".ckpt-manifest.json").unlink(missing_ok=True)
+        refused(command, out, STRANGERS[(number + 1) % len(STRANGERS)], what,
+                ["-n"])
+
+
+def overwrite_of_what_others_wrote(folder, source, want):
+    """The goldens: what their frameworks leave is a checkpoint's."""
+    for case in sorted(DATA.glob("*/*/case.json")):
+        place = case.parent / "ckpt"
+        if case.parts[-3] == "bad" or not place.is_dir():
+            continue
+        opened = run([CKPT, "inspect", place, "-q"])
+        if opened.returncode:
+            continue  # opened file by file
+        if not FULL and int(hashlib.sha256(
+                str(place).encode()).hexdigest(), 16) % 12:
+            continue
+        # Of a folder of many models one is read.
+        many = case.parts[-2] in ("all_dtypes", "container_variants")
+        done = run(argv(source, place, "--overwrite", "-n"))
+        check(f"overwrite_of_what_others_wrote: {place}",
+              done.returncode == (5 if many else 0),
+              f"{done.returncode} {done.stderr}")
+
+
+def overwrite_of_a_file(folder, source, want):
+    """A file that no reader knows is not replaced; an empty one is."""
+    for name, text in (("thesis.pt", b"Chapter 1"), ("a.pt", b"PK no zip")):
+        place = folder / name
+        place.write_bytes(text)
+        for more in ([], ["-n"]):
+            done = run([CKPT, "unshard", source, place, "--overwrite", *more])
+            check(f"overwrite_of_a_file: {name} {more}",
+                  done.returncode == 5 and name in done.stderr,
+                  f"{done.returncode} {done.stderr}")
+        check(f"overwrite_of_a_file: {name}: left",
+              place.read_bytes() == text)
+    place = folder / "empty.pt"
+    place.touch()
+    for _ in range(2):
+        done = run(argv(source, place, "--overwrite"))
+        check("overwrite_of_a_file: empty, own", done.returncode == 0,
+              done.stderr)
+    device = run([CKPT, "convert", source, "/dev/full", "--to", "dcp"])
+    check("overwrite_of_a_file: a device", device.returncode == 2
+          and "device" in device.stderr, device.stderr)
+
+
+def overwrite_of_a_parent(folder, source, want):
+    """Where the source or the working directory is, nothing is staged."""
+    inner = folder / "projects" / "one" / "work"
+    inner.mkdir(parents=True)
+    shutil.copy(source, inner / "model.safetensors")
+    shutil.copy(source, inner.parent / "model.safetensors")
+    shutil.copy(source, inner.parent.parent / "model.safetensors")
+    before = tree(folder)
+    for target in ("..", ".", "../..", inner.parent, inner.parent.parent):
+        for more in (["--overwrite"], ["--overwrite", "-n"], []):
+            for what, status in ((source, 5), ("model.safetensors", 2)):
+                done = run(argv(what, Path(target), *more), cwd=inner)
+                check(f"overwrite_of_a_parent: {what} {target} {more}",
+                      done.returncode == status,
+                      f"{done.returncode} {done.stderr}")
+            # The other step is in it, seen from elsewhere.
+            if Path(target).is_absolute():
+                done = run([CKPT, "salvage", source, target, "--like",
+                            inner / "model.safetensors", *more], cwd="/")
+                check(f"overwrite_of_a_parent: {target} {more}, --like",
+                      done.returncode == 5, f"{done.returncode} {done.stderr}")
+    check("overwrite_of_a_parent: left", tree(folder) == before)
+    check("overwrite_of_a_parent: nothing staged",
+          not list(folder.rglob("*ckpt-*")), list(folder.rglob("*ckpt-*")))
 
 
 def if_exists(folder, source, want):
@@ -456,14 +579,16 @@ def target_is_a_link(folder, source, want):
 
 
 def main():
-    global CKPT, SHIM
+    global CKPT, SHIM, FULL
     import argparse
     import tempfile
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ckpt", required=True)
     parser.add_argument("--faults", required=True)
     parser.add_argument("-k", default="")
+    parser.add_argument("--full", action="store_true")
     args = parser.parse_args()
+    FULL = args.full
     CKPT, SHIM = Path(args.ckpt).resolve(), Path(args.faults).resolve()
     if not SHIM.exists():
         sys.exit(f"no {SHIM}: build the target ckpt_faults")
@@ -478,7 +603,9 @@ def main():
             check("plain run", done.returncode == 0, done.stderr)
         for test in (dst_appears_during_run, empty_dst_during_run,
                      second_writer_during_publish, two_writers_race,
-                     overwrite_of_no_checkpoint, if_exists,
+                     overwrite_of_no_checkpoint, overwrite_of_own_output,
+                     overwrite_of_what_others_wrote, overwrite_of_a_file,
+                     overwrite_of_a_parent, if_exists,
                      staging_is_a_link, target_is_a_link, source_changes,
                      plain_renames_only, after_the_rename,
                      rotted_source_is_found):

@@ -82,6 +82,8 @@ class Tests:
         argv = [*argv, "--max-rate", "64MiB"]
         journal = target.parent / f".{target.name}.ckpt-staging" / "journal"
         for _ in range(50):
+            if target.is_dir():
+                shutil.rmtree(target)
             target.unlink(missing_ok=True)
             child = subprocess.Popen(list(map(str, argv)),
                                      stderr=subprocess.DEVNULL)
@@ -304,6 +306,28 @@ class Tests:
                    result.stderr)
         self.check("source_replaced: no target", not target.exists())
 
+    def sidecar_replaced(self):
+        """The same of a file that is only copied."""
+        source = self.folder / "sidecar"
+        source.mkdir()
+        shutil.copy2(self.source, source / "model.safetensors")
+        config = source / "config.json"
+        config.write_text('{"a": 1}')
+        target = self.folder / "sidecar_out"
+        argv = [source if a == self.source else
+                "safetensors" if a == "torch" else a
+                for a in self.argv(target)]
+        self.kill_at(argv, target, 3)
+        facts = config.stat()
+        other = self.folder / "other.json"
+        other.write_text('{"a": 2}')
+        os.utime(other, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        os.replace(other, config)
+        result = self.run([*argv, "--resume"])
+        self.check("sidecar_replaced: refused", result.returncode == 5,
+                   result.stderr)
+        self.check("sidecar_replaced: no target", not target.exists())
+
     def flush_fails(self, shim, expected):
         """The kernel could not write some pages, says so once, and lets go of
         them. What was journaled then is not in the files any more."""
@@ -356,6 +380,7 @@ class Tests:
         self.staged_bytes_are_proven(torn)
         self.damaged_between_kills(self.kills)
         self.source_replaced()
+        self.sidecar_replaced()
         if shim:
             self.flush_fails(shim, torn)
         self.refuses_other_work()

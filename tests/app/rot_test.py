@@ -92,6 +92,69 @@ def test_manifest_of_another_file(folder):
     CKPT.ok("convert", b, folder / "c.safetensors", "--to", "safetensors")
 
 
+def layered(path, blocks):
+    """A file of one header whatever is in its tensors."""
+    header, data = {}, b"".join(blocks)
+    for number, block in enumerate(blocks):
+        header[f"w{number}"] = {
+            "dtype": "U8", "shape": [len(block)],
+            "data_offsets": [number * len(block), (number + 1) * len(block)]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def test_manifest_of_another_step(folder):
+    """A later step, of which the first and the last tensors are frozen, is
+    another file; a flip, a torn page or a hole in this one is damage."""
+    rng = random.Random(1)
+    for size in (1000, 1 << 14, 1 << 20):
+        a, b = folder / f"a{size}.safetensors", folder / f"b{size}.safetensors"
+        blocks = [rng.randbytes(size) for _ in range(8)]
+        layered(a, blocks)
+        CKPT.ok("convert", a, b, "--to", "safetensors")
+        whole = b.read_bytes()
+        middle = len(whole) // 2
+        for name, at, new in (
+                ("flip", middle, bytes([whole[middle] ^ 1])),
+                ("last byte", len(whole) - 1, bytes([whole[-1] ^ 1])),
+                ("sector", middle, rng.randbytes(512)),
+                ("hole", size, bytes(5 * size))):
+            b.write_bytes(whole[:at] + new + whole[at + len(new):])
+            done = CKPT.run("verify", b)
+            check_equal(done.code, 1, f"{name} in {size}: {done.out}")
+        for trained in (range(1, 7), range(3, 5)):
+            layered(a, [rng.randbytes(size) if i in trained else block
+                        for i, block in enumerate(blocks)])
+            CKPT.ok("convert", a, folder / "new.safetensors", "--to",
+                    "safetensors", "--no-manifest")
+            (folder / "new.safetensors").replace(b)
+            done = CKPT.run("verify", b)
+            if size > 1000 or len(trained) > 2:
+                check_equal(done.code, 0, f"{trained} in {size}: {done.out}")
+                check("ignored" in done.err, done.err)
+                CKPT.ok("convert", b, folder / "c.safetensors", "--to",
+                        "safetensors", "--overwrite")
+
+
+def test_manifest_itself(folder):
+    """What stands under a manifest's name and is none; what it can't list."""
+    a, b = folder / "a.safetensors", folder / "b"
+    safetensors(a, b"1" * 4096)
+    CKPT.ok("convert", a, b, "--to", "safetensors")
+    (b / "notes.txt").write_text("later")
+    done = CKPT.ok("verify", b)
+    check("notes.txt" in done.out and "unlisted_file" in done.out, done.out)
+    (b / "notes.txt").unlink()
+    path = b / ".ckpt-manifest.json"
+    path.unlink()
+    path.mkdir()
+    check_equal(CKPT.run("verify", b).code, 1, "a directory")
+    path.rmdir()
+    path.symlink_to("nowhere")
+    done = CKPT.run("verify", b).want(3)  # as any link to nothing
+    check(path.name in done.err, done.err)
+
+
 def test_overwrite_without_manifest(folder):
     """--overwrite --no-manifest takes the old manifest away."""
     a, b = folder / "a.safetensors", folder / "b.safetensors"
@@ -236,6 +299,7 @@ def main():
     for name, case in CASES.items():
         suite.add(f"flips: {name}", test_flips, name, case)
     for test in (test_flips_single, test_manifest_of_another_file,
+                 test_manifest_of_another_step, test_manifest_itself,
                  test_overwrite_without_manifest, test_old_manifest,
                  test_plain_files_are_read, test_no_checksums_is_said,
                  test_carried_records, test_header_shapes,

@@ -9,6 +9,7 @@ wrong without anybody knowing: such flips are only made where there is one.
 """
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -346,6 +347,150 @@ def test_index(folder):
               f"{report}")
 
 
+INDEX = "model.safetensors.index.json"
+INDEXED = ["safetensors/hf_sharded", "hf/llama", "hf/deepseek_v2_bf16",
+           "modelopt/sharded_llama_tied_w2"]
+
+
+def sharded(folder, case):
+    """A copy with an index over several shards, without a manifest."""
+    source = DATA / case / "ckpt"
+    if (source / INDEX).exists():
+        return copy(source, folder / "sharded")
+    size = sum(p.stat().st_size for p in source.glob("*.safetensors"))
+    CKPT.ok("convert", source, folder / "sharded", "--to", "safetensors",
+            "--max-shard-size", f"{size // 3}B", "--no-manifest")
+    return folder / "sharded"
+
+
+def holders(folder):
+    """tensor -> the shards that have it: a tied one may be in two."""
+    found = {}
+    for path in sorted(folder.glob("model-*-of-*.safetensors")):
+        for name in read_safetensors(path):
+            found.setdefault(name, set()).add(path.name)
+    return found
+
+
+def check_map(got, want, what):
+    """Each tensor of `want` (as holders gives it) is where it can be."""
+    check_equal(set(got), set(want), what)
+    for name, shard in got.items():
+        check(shard in want[name], f"{what}: {name} in {shard}")
+
+
+def test_index_and_shard(folder, case):
+    """Without the index, a set says by its numbers what it lacks."""
+    source = sharded(folder, case)
+    want = holders(source)
+    shards = sorted(set().union(*want.values()))
+    check(len(shards) > 1, f"{shards}")
+    broken, out = folder / "broken", folder / "out"
+    for number, shard in enumerate(shards):
+        for damage in ("deleted", "cut at half", "cut to nothing"):
+            if number and damage != "deleted" and not FULL:
+                continue
+            shutil.rmtree(broken, ignore_errors=True)
+            copy(source, broken)
+            DAMAGE[damage](broken / INDEX)
+            (broken / shard).unlink()
+            what = f"{shard}, index {damage}"
+            result, report = salvage(broken, out)
+            check(result.code in (4, 5), f"{what}: {result}")
+            check(not out.exists(), f"{what}: something was written")
+            if not report:
+                check(shard in result.err, f"{what}: {result}")
+                continue
+            check(shard in {note["file"] for note in report["lost"]},
+                  f"{what}: {report['lost']}")
+            result, report = salvage(broken, out, "--partial", "zeros")
+            if result.code != 1:  # the rest is nothing that is read
+                continue
+            check(not (out / MANIFEST).exists(), f"{what}: certified")
+            got = json.loads((out / INDEX).read_text())["weight_map"]
+            check_map(got, holders(broken), what)
+            shutil.rmtree(out)
+    # Another step has it, and then the index has it too.
+    result, report = salvage(broken, out, "--like", source)
+    if result.code == 0:
+        got = json.loads((out / INDEX).read_text())["weight_map"]
+        check_map(got, want, "with --like")
+        shutil.rmtree(out)
+
+
+def test_foreign_beside(folder, case):
+    """What lies beside the set is no part of the index that is rebuilt."""
+    source = sharded(folder, case)
+    want = holders(source)
+    shards = sorted(set().union(*want.values()))
+    for name in ("model.fp16.safetensors", "consolidated.safetensors",
+                 "adapter_model.safetensors",
+                 "model.fp16-00001-of-00002.safetensors", "a.safetensors"):
+        broken, out = folder / f"b_{name}", folder / f"o_{name}"
+        copy(source, broken)
+        shutil.copy(broken / shards[0], broken / name)
+        for damage in ("deleted", "cut at half"):
+            (broken / INDEX).write_bytes((source / INDEX).read_bytes())
+            DAMAGE[damage](broken / INDEX)
+            result, report = salvage(broken, out, "--overwrite")
+            result.want(0)
+            got = json.loads((out / INDEX).read_text())["weight_map"]
+            check_map(got, want, f"{name}, index {damage}")
+            check((out / name).exists(), f"{name} is not carried")
+
+
+def test_index_is_completed(folder, case):
+    """Tensors that an index does not name, puts elsewhere, or makes up."""
+    source = sharded(folder, case)
+    whole = json.loads((source / INDEX).read_text())
+    want, named = holders(source), whole["weight_map"]
+    shards = sorted(set(named.values()))
+    first = next(name for name in sorted(want) if len(want[name]) == 1)
+    other = next(s for s in shards if s not in want[first])
+    for name, change, code in (
+            ("lacks one", lambda m: m.pop(first), 0),
+            ("lacks a shard", lambda m: [m.pop(k) for k, v in named.items()
+                                         if v == shards[-1]], 0),
+            ("elsewhere", lambda m: m.update({first: other}), 0),
+            ("made up", lambda m: m.update({"ghost.weight": other}), 5)):
+        broken, out = folder / name, folder / f"out {name}"
+        copy(source, broken)
+        index = json.loads(json.dumps(whole))
+        change(index["weight_map"])
+        (broken / INDEX).write_text(json.dumps(index))
+        result, report = salvage(broken, out)
+        result.want(code)
+        if code:
+            check("ghost.weight" in str(report["lost"]), f"{report}")
+            salvage(broken, out, "--partial", "zeros")[0].want(1)
+        got = json.loads((out / INDEX).read_text())
+        check_map(got["weight_map"], want, name)
+        check(any(note["file"] == INDEX for note in report["rebuilt"]),
+              f"{name}: {report['rebuilt']}")
+        CKPT.run("verify", out, "-q").want(0)
+
+
+def test_layers_of_config(folder):
+    """One file, and an index that is cut: config.json counts the layers."""
+    source = DATA / "hf/llama/ckpt"
+    broken = folder / "broken"
+    CKPT.ok("convert", source, broken, "--to", "safetensors", "--keys", "*",
+            "--exclude", "*.layers.1.*", "--no-manifest")
+    (broken / INDEX).write_text("{")
+    result, report = salvage(broken, folder / "out")
+    result.want(5)
+    check_equal([note["file"] for note in report["lost"]], ["config.json"],
+                f"{report}")
+
+
+def test_like_is_a_fifo(folder):
+    source = copy(DATA / "hf/llama/ckpt", folder / "source")
+    os.mkfifo(folder / "pipe")
+    result = CKPT.run("salvage", source, folder / "out", "--like",
+                      folder / "pipe").want(2)
+    check("pipe" in result.err and str(source) not in result.err, result.err)
+
+
 def test_manifest(folder):
     """A flipped bit in a file without checksums is found by the manifest, and
     another step that has the same digest heals it."""
@@ -679,10 +824,18 @@ def prepare(suite, ckpt):
     global CKPT, FULL
     CKPT, FULL = ckpt, suite.full
     for test in (test_cut_safetensors, test_lost_directory, test_lost_pickle,
-                 test_index, test_manifest, test_own_manifest, test_tied,
+                 test_index, test_layers_of_config, test_like_is_a_fifo,
+                 test_manifest, test_own_manifest, test_tied,
                  test_link_to_nothing, test_bad, test_dry_run,
                  test_other_grid, test_linked_directory):
         suite.add(test.__name__[5:], test)
+    indexed = set(INDEXED)
+    if FULL:
+        indexed |= {f"hf/{case.name}" for case in (DATA / "hf").iterdir()}
+    for case in sorted(indexed):
+        for test in (test_index_and_shard, test_foreign_beside,
+                     test_index_is_completed):
+            suite.add(f"{test.__name__[5:]}: {case}", test, case)
     for case in ("gpt_zarr_tp2_pp2_v0090", "gpt_zarr_optim_model_space_v0090"):
         suite.add(f"lost .zarray: {case}", test_lost_array, case)
     for case in METADATA:
