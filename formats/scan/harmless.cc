@@ -83,8 +83,11 @@ constexpr Row kRows[] = {
     {"torch", kValue, "strided sparse_coo contiguous_format preserve_format"},
     {"torch._C._nn", kValue, "gelu silu"},
     {"torch.distributed._shard.metadata", kInstance, "ShardMetadata"},
+    // Its class stands among the arguments that it is made of, too.
+    {"torch.distributed._shard.sharded_tensor.api", kInstance | pickle::kKept,
+     "ShardedTensor"},
     {"torch.distributed._shard.sharded_tensor.api", kInstance,
-     "ShardedTensor ShardedTensor.ProcessGroupState"},
+     "ShardedTensor.ProcessGroupState"},
     {"torch.distributed._shard.sharded_tensor.metadata", kInstance | kCalled,
      "MEM_FORMAT_ENCODING ShardedTensorMetadata TensorProperties"},
     {"torch.distributed._shard.sharded_tensor.shard", kInstance, "Shard"},

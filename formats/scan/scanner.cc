@@ -86,8 +86,9 @@ bool is_text(const io::Handle& file) {
     return static_cast<uint8_t>(c) < ' ' && c != '\n' && c != '\r' && c != '\t';
   };
   if (std::ranges::any_of(head, odd)) return false;
-  // A code point may be cut in two at the end.
-  for (size_t cut = 0; cut < 4 && cut < head.size(); ++cut)
+  // A code point may be cut in two at the end of what is read.
+  const size_t most = file.size() > kHead ? 4 : 1;
+  for (size_t cut = 0; cut < most && cut < head.size(); ++cut)
     if (text::is_utf8(std::string_view(head).substr(0, head.size() - cut)))
       return true;
   return false;

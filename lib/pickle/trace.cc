@@ -87,9 +87,8 @@ bool Tracer::line(std::string& text, uint64_t most) {
       text += part.substr(0, most + 1 - std::min(most + 1, text.size()));
     in_.take(part.size());
   }
-  if (size == 0) fail("a line is missing");
-  if (size - 1 > most) return false;
-  text.pop_back();
+  if (size > most + 1) return false;
+  if (size > 0) text.pop_back();
   return true;
 }
 

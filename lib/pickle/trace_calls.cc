@@ -82,8 +82,6 @@ Tracer::Value Tracer::global_of_lines() {
   }
   if (!is_python_utf8(module) || !is_python_utf8(name))
     fail("a global's name is not UTF-8");
-  // Python asks for two characters with the newline.
-  if (!trace_.protocol && name.empty()) fail("a global without a name");
   return global(std::move(module), std::move(name));
 }
 

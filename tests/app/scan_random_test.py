@@ -370,7 +370,7 @@ def prepare(suite, ckpt):
     for way in WAYS:
         every = way == "partial" or suite.full
         suite.add(f"hidden: {way}", test_hidden, way,
-                  ATTRIBUTES if every else ("keys", "extend"))
+                  ATTRIBUTES if every else ("keys",))
     suite.add("npy", test_npy)
 
 

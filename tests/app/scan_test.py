@@ -232,11 +232,13 @@ def pickles():
 
     # What Python goes on at, and others stop.
     for front in (b"Np1_0\n0", b"Np+1\n0", b"Np 1 \n0", b"Np1\ng+1\n0",
-                  b"Np1\0x\ng0_1\n0", b"Np" + b" " * 70_000 + b"1\n0",
+                  b"Np1\0x\ng0_1\n0", b"Np" + b" " * 60_000 + b"1\n0",
                   b"Np99999999999999999999999\n0", b"]Nb0", b")Nb0", b"}Nb0",
                   b"K\x01))\x86b0"):
         yield f"a call after {front[:12]!r}, {len(front)}", front + EVIL + b".", EXECUTES
-    yield "a name that the end of the file ends", b"cposix\nsystemx", EXECUTES
+    yield "a memo index of 70,000 characters", (
+        b"Np" + b" " * 70_000 + b"1\n0" + EVIL + b"."), UNREADABLE
+    yield "a name that the end of the file ends", proto(b"cposix\nsystemx")[:-1], EXECUTES
     yield "INST that the end of the file ends", (
         b"(S'true'\nios\nsystemx"), EXECUTES
     yield "GLOBAL of a long name", proto(
