@@ -64,7 +64,9 @@ class Record:
             return self.getattr
         if (module, name) == OPTIONS:
             return self.options()
-        self.imported.append((module, name))
+        # A module's file is not called so, and "" is refused.
+        if re.fullmatch(r"[\w.-]+", module):
+            self.imported.append((module, name))
         return lambda *args: self.called.append((module, name))
 
     def getattr(self, *args):
@@ -182,7 +184,8 @@ def pickles(rng, count):
     for i in range(count):
         if i % 2:  # gets to the call, if the tracer follows what Python takes
             parts = [sound(rng) for _ in range(rng.randrange(8))]
-            parts.append(glob(EVIL) + b"(" + text("x") + b"tR")
+            parts.append(glob(EVIL) + b"(" + text("x") + b"tR" if i % 4 == 1
+                         else b"\x80\x04N")
         else:
             parts = [tokens(rng) for _ in range(rng.randrange(1, 14))]
             if rng.random() < .5:
@@ -232,7 +235,7 @@ def test_random(folder, seed, count):
             # A text that only begins like a pickle may import.
             check(bare in NOT_SAFE or (is_text(data) and not called),
                   f"{what}; scan without a suffix: {bare}")
-    check(harmful > count // 4 and safe > 10,
+    check(harmful > count // 5 and safe > count // 20,
           f"{harmful} of {count} would do harm, {safe} are safe")
 
 
@@ -346,7 +349,7 @@ def test_npy(folder):
         except ValueError as error:
             if "allow_pickle" in str(error):
                 called.append(descr)
-        except Exception:  # noqa: BLE001, S110: not a dtype at all
+        except Exception:  # noqa: BLE001, S110
             pass
         harmful.append(bool(called))
         datas.append(data)
