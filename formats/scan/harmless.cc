@@ -13,11 +13,17 @@ namespace {
 using pickle::Use;
 
 // What may be done with a global; naming it is always allowed then.
-constexpr uint16_t kValue = pickle::kImport | pickle::kAttribute;
+// Kept as a value, it may be called by whatever holds it, with whatever stands
+// in the pickle: by obj.keys() where keys is in obj's dict. So only what may be
+// called by the pickle may be kept.
+constexpr uint16_t kNamed = pickle::kImport | pickle::kAttribute;
+constexpr uint16_t kValue = kNamed | pickle::kKept;
 // cls.__new__ and a __setstate__ that only keeps the state: no __init__ runs.
-constexpr uint16_t kInstance = kValue | pickle::kNewObj | pickle::kBuild;
+constexpr uint16_t kInstance = kNamed | pickle::kNewObj | pickle::kBuild;
 // Called: an enum looks a value up, a plain class keeps its arguments.
 constexpr uint16_t kCalled = kValue | pickle::kReduce;
+// A module of torch.nn: its __init__ allocates what it is told to.
+constexpr uint16_t kModule = kInstance | pickle::kKept;
 constexpr uint16_t kAny =
     kInstance | kCalled | pickle::kInst | pickle::kArgument;
 
@@ -36,15 +42,16 @@ constexpr Row kRows[] = {
     {"builtins", kCalled | pickle::kArgument | pickle::kNewObj,
      "Ellipsis NotImplemented bool bytearray bytes complex dict float "
      "frozenset int list object range set slice str tuple"},
-    {"builtins", kValue, "getattr len max min sum"},
+    {"builtins", kNamed, "getattr"},
+    {"builtins", kValue, "len max min sum"},
     {"collections", kAny, "Counter OrderedDict defaultdict deque"},
     // cls.__new__ with classes that are listed themselves.
-    {"copyreg", kCalled, "__newobj__ __newobj_ex__ _reconstructor"},
+    {"copyreg", kNamed | pickle::kReduce,
+     "__newobj__ __newobj_ex__ _reconstructor"},
     {"datetime", kAny, "date datetime time timedelta timezone"},
     {"decimal", kCalled, "Decimal"},
     {"fractions", kCalled, "Fraction"},
-    // Keeps a function for whoever calls it; calling it here is no use of a
-    // global, and so is reported.
+    // Keeps a function for whoever calls it: the function is a value then.
     {"functools", kAny, "partial"},
     {"pathlib", kCalled,
      "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"},
@@ -67,7 +74,7 @@ constexpr Row kRows[] = {
     {"numpy.dtypes", kAny,
      "BoolDType Float16DType Float32DType Float64DType Int16DType Int32DType "
      "Int64DType Int8DType UInt16DType UInt32DType UInt64DType UInt8DType"},
-    {"numpy.random._pickle", kCalled,
+    {"numpy.random._pickle", kNamed | pickle::kReduce,
      "__bit_generator_ctor __generator_ctor __randomstate_ctor"},
     {"numpy.random._mt19937", kAny, "MT19937"},
     {"numpy.random._pcg64", kAny, "PCG64"},
@@ -76,8 +83,11 @@ constexpr Row kRows[] = {
     {"torch", kValue, "strided sparse_coo contiguous_format preserve_format"},
     {"torch._C._nn", kValue, "gelu silu"},
     {"torch.distributed._shard.metadata", kInstance, "ShardMetadata"},
+    // Its class stands among the arguments that it is made of, too.
+    {"torch.distributed._shard.sharded_tensor.api", kInstance | pickle::kKept,
+     "ShardedTensor"},
     {"torch.distributed._shard.sharded_tensor.api", kInstance,
-     "ShardedTensor ShardedTensor.ProcessGroupState"},
+     "ShardedTensor.ProcessGroupState"},
     {"torch.distributed._shard.sharded_tensor.metadata", kInstance | kCalled,
      "MEM_FORMAT_ENCODING ShardedTensorMetadata TensorProperties"},
     {"torch.distributed._shard.sharded_tensor.shard", kInstance, "Shard"},
@@ -98,34 +108,34 @@ constexpr Row kRows[] = {
      "build_boollist build_doublelist build_intlist build_tensorlist"},
     {"torch.nn.functional", kValue,
      "elu gelu leaky_relu mish relu sigmoid silu softmax softplus tanh"},
-    {"torch.nn.modules.activation", kInstance,
+    {"torch.nn.modules.activation", kModule,
      "ELU GELU LeakyReLU LogSoftmax Mish MultiheadAttention PReLU ReLU ReLU6 "
      "SELU SiLU Sigmoid Softmax Softplus Tanh"},
-    {"torch.nn.modules.batchnorm", kInstance,
+    {"torch.nn.modules.batchnorm", kModule,
      "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm"},
-    {"torch.nn.modules.container", kInstance,
+    {"torch.nn.modules.container", kModule,
      "ModuleDict ModuleList ParameterDict ParameterList Sequential"},
-    {"torch.nn.modules.conv", kInstance,
+    {"torch.nn.modules.conv", kModule,
      "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d"},
-    {"torch.nn.modules.dropout", kInstance,
+    {"torch.nn.modules.dropout", kModule,
      "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d"},
-    {"torch.nn.modules.flatten", kInstance, "Flatten Unflatten"},
-    {"torch.nn.modules.linear", kInstance,
+    {"torch.nn.modules.flatten", kModule, "Flatten Unflatten"},
+    {"torch.nn.modules.linear", kModule,
      "Bilinear Identity Linear NonDynamicallyQuantizableLinear"},
-    {"torch.nn.modules.loss", kInstance,
+    {"torch.nn.modules.loss", kModule,
      "BCEWithLogitsLoss CrossEntropyLoss L1Loss MSELoss NLLLoss"},
-    {"torch.nn.modules.normalization", kInstance,
+    {"torch.nn.modules.normalization", kModule,
      "GroupNorm LayerNorm LocalResponseNorm RMSNorm"},
-    {"torch.nn.modules.pooling", kInstance,
+    {"torch.nn.modules.pooling", kModule,
      "AdaptiveAvgPool1d AdaptiveAvgPool2d AvgPool1d AvgPool2d MaxPool1d "
      "MaxPool2d"},
-    {"torch.nn.modules.rnn", kInstance, "GRU GRUCell LSTM LSTMCell RNN"},
-    {"torch.nn.modules.sparse", kInstance, "Embedding EmbeddingBag"},
-    {"torch.nn.modules.transformer", kInstance,
+    {"torch.nn.modules.rnn", kModule, "GRU GRUCell LSTM LSTMCell RNN"},
+    {"torch.nn.modules.sparse", kModule, "Embedding EmbeddingBag"},
+    {"torch.nn.modules.transformer", kModule,
      "Transformer TransformerDecoder TransformerDecoderLayer "
      "TransformerEncoder TransformerEncoderLayer"},
     // _load_from_bytes is harmless where its bytes are: they are scanned.
-    {"torch.storage", kValue | pickle::kBuild, "_load_from_bytes"},
+    {"torch.storage", kNamed | pickle::kBuild, "_load_from_bytes"},
     // Trainers: enums, and dataclasses of options, which are made without
     // __init__ (TrainingArguments' would set devices up).
     {"accelerate.state", kInstance, "AcceleratorState PartialState"},

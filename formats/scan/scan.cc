@@ -53,9 +53,6 @@ bool is_harmless_content(const io::Handle& file) {
       file.read_string(0, std::min<uint64_t>(file.size(), 4096));
   for (const std::string_view magic : {"\x89HDF", "GGUF", "PAR1"})
     if (head.starts_with(magic)) return true;
-  if (head.size() > 8 && head[8] == '{' &&
-      head.substr(5, 3) == std::string(3, '\0'))
-    return true;  // safetensors
   if (ends_like_pickle(file.path())) return false;
   // A code point may be cut in two at the end.
   std::string_view text = head;

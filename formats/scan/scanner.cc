@@ -5,13 +5,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <optional>
 
 #include "ckpt/error.h"
 #include "formats/scan/harmless.h"
+#include "formats/scan/numbers.h"
 #include "lib/codec/stream.h"
 #include "lib/pickle/decode.h"
+#include "lib/text/utf8.h"
 #include "lib/tree_memory.h"
 
 namespace ckpt::scan {
@@ -59,6 +60,11 @@ std::string_view foreign_archive(std::string_view head) {
   };
   for (const auto& [magic, name] : kMagics)
     if (head.starts_with(magic)) return name;
+  // Properties, u32 size of the dictionary, u64 size (all ones: not known).
+  if (head.size() > 13 && head.starts_with("]\0"sv) &&
+      (head.substr(10, 3) == "\0\0\0"sv ||
+       head.substr(5, 8) == std::string(8, '\xFF')))
+    return "lzma";
   return {};
 }
 
@@ -66,17 +72,26 @@ std::optional<Codec> codec_of(std::string_view head) {
   if (head.starts_with("\x1F\x8B")) return Codec::kGzip;
   if (head.starts_with("BZh")) return Codec::kBzip2;
   if (head.starts_with("\x28\xB5\x2F\xFD")) return Codec::kZstd;
-  for (const std::string_view zlib : {"\x78\x01", "\x78\x9C", "\x78\xDA"})
+  for (const std::string_view zlib :
+       {"\x78\x01", "\x78\x5E", "\x78\x9C", "\x78\xDA"})
     if (head.starts_with(zlib)) return Codec::kZlib;
   return std::nullopt;
 }
 
-// u64 length, JSON; its first byte may be that of a pickle.
-bool is_safetensors(const io::Handle& file, std::string_view head) {
-  if (head.size() < 9 || head[8] != '{') return false;
-  uint64_t size = 0;
-  std::memcpy(&size, head.data(), sizeof size);
-  return size <= file.size() - 8;
+// A text that someone would open in an editor.
+bool is_text(const io::Handle& file) {
+  const std::string head =
+      file.read_string(0, std::min<uint64_t>(file.size(), kHead));
+  const auto odd = [](char c) {
+    return static_cast<uint8_t>(c) < ' ' && c != '\n' && c != '\r' && c != '\t';
+  };
+  if (std::ranges::any_of(head, odd)) return false;
+  // A code point may be cut in two at the end of what is read.
+  const size_t most = file.size() > kHead ? 4 : 1;
+  for (size_t cut = 0; cut < most && cut < head.size(); ++cut)
+    if (text::is_utf8(std::string_view(head).substr(0, head.size() - cut)))
+      return true;
+  return false;
 }
 
 // A zip's end record without a comment: forgiving readers take what comes
@@ -193,7 +208,7 @@ bool Scanner::container(const io::Handle& file, const Part& part) {
     npy(file, part);
     return true;
   }
-  if (is_safetensors(file, head)) {
+  if (is_safetensors(file)) {
     Part numbers = part;
     numbers.raw = true;
     pickles(file, numbers);
@@ -264,11 +279,7 @@ void Scanner::npy(const io::Handle& file, const Part& part) {
   const std::string header = file.read_string(begin, size);
   known_ = true;
   Part objects = part;
-  // The letter of an object's dtype stands in no other dtype; it may stand in
-  // the name of a field.
-  objects.pickle = header.find("'O") != header.npos ||
-                   header.find("|O") != header.npos ||
-                   header.find("object") != header.npos;
+  objects.pickle = !is_plain_npy(header);
   objects.raw = !objects.pickle;
   const uint64_t at = begin + size;
   pickles(file.slice(at, file.size() - at), objects);
@@ -281,8 +292,18 @@ void Scanner::pickles(const io::Handle& file, const Part& part) {
   const bool executes = std::ranges::any_of(
       trace.mentions,
       [](const pickle::Mention& mention) { return !is_harmless(mention); });
+  const bool named = std::ranges::any_of(
+      trace.mentions,
+      [](const pickle::Mention& mention) { return !mention.module.empty(); });
   if (part.raw) {
-    if (executes && trace.acts) add(file, trace, part);
+    // Numbers may look like anything. A whole file of them that names what to
+    // import is a pickle, too.
+    const bool file_of_it = part.depth == 0 && part.inside.empty() && named;
+    if (executes && (trace.acts || (file_of_it && ends)))
+      add(file, trace, part);
+    else if (file_of_it && !ends)
+      problem(part,
+              fmt::format("pickle at byte {}: {}", trace.end, trace.error));
     return;
   }
   // A text may begin like a pickle without a protocol; one that calls what it
@@ -295,7 +316,7 @@ void Scanner::pickles(const io::Handle& file, const Part& part) {
              (meant || trace.end == file.size() || !trace.mentions.empty())) {
     add(file, trace, part);
   } else {
-    if (meant)
+    if (meant || trace.gave_up || (named && !is_text(file)))
       problem(part, fmt::format("pickle at byte {}: {}", trace.end,
                                 trace.error.empty() ? "ends before the file"
                                                     : trace.error));

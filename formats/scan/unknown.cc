@@ -55,7 +55,7 @@ class Uses {
 
   void look(Id id, std::vector<Id>& pending) {
     const Type type = document_.type(id);
-    if (type == Type::kGlobal) return used(id, pickle::kImport);
+    if (type == Type::kGlobal) return used(id, pickle::kImport | pickle::kKept);
     if (type != Type::kCall) {
       if (type < Type::kList) return;
       const auto items = document_.items(id);
@@ -69,14 +69,40 @@ class Uses {
       how = pickle::kNewObj;
     if (call.state != kNoId || document_.is_record(id)) how |= pickle::kBuild;
     used(call.callable, how);
-    for (const Id part : {call.args, call.kwargs, call.state})
-      pending.push_back(part);
+    if (!look_into(call, pending)) pending.push_back(call.args);
+    for (const Id part : {call.kwargs, call.state}) pending.push_back(part);
     pending.insert(pending.end(), call.items.begin(), call.items.end());
     pending.insert(pending.end(), call.pairs.begin(), call.pairs.end());
     if (document_.is_record(id)) {
       const auto values = document_.record(id).values;
       pending.insert(pending.end(), values.begin(), values.end());
     }
+  }
+
+  // Arguments of those that call them, as lib/pickle/trace_calls.cc has them;
+  // false if they are values like any.
+  bool look_into(const pickle::Call& call, std::vector<Id>& pending) {
+    if (!document_.is(call.callable, Type::kGlobal) ||
+        !document_.is(call.args, Type::kTuple))
+      return false;
+    const auto args = document_.items(call.args);
+    const std::string_view module = document_.module(call.callable);
+    const std::string_view name = document_.text(call.callable);
+    std::vector<uint16_t> uses;
+    if (module == "copyreg")
+      uses = {pickle::kNewObj,
+              name == "_reconstructor" ? pickle::kArgument : pickle::kKept};
+    else if (name.starts_with("_rebuild_from_type"))
+      uses = {pickle::kArgument};
+    else if (module == "numpy.random._pickle")
+      uses = {pickle::kArgument, pickle::kArgument};
+    for (size_t i = 0; i < args.size(); ++i) {
+      if (i < uses.size() && document_.is(args[i], Type::kGlobal))
+        used(args[i], uses[i]);
+      else
+        pending.push_back(args[i]);
+    }
+    return true;
   }
 
   void used(Id callable, uint16_t how) {
@@ -194,9 +220,17 @@ void check_unknown(const Catalog& source, Target& target) {
   std::erase_if(target.files, [&](const TargetFile& file) {
     if (file.copy_of.empty()) return false;
     const FileScan scan = scan_file(file.copy_of, false);
-    const Global* global = worst(scan);
-    if (!global) return false;
-    warn(target.problems, file.copy_of, {}, describe(*global));
+    if (const Global* global = worst(scan)) {
+      warn(target.problems, file.copy_of, {}, describe(*global));
+      return true;
+    }
+    // verify would call the target damaged for it.
+    if (scan.verdict != Verdict::kUnreadable) return false;
+    target.problems.push_back(
+        warning("unreadable_pickle", {file.copy_of, {}},
+                "is left out: {}; what loading it would run is not known "
+                "(--keep-unknown-globals keeps it)",
+                text::printable(scan.problem)));
     return true;
   });
   for (const TargetFile& file : target.files) {

@@ -14,7 +14,8 @@ namespace ckpt::scan {
 void leave_out_unknown(Catalog& source);
 
 // What the target's files are going to hold besides payload, looked at as
-// loaders would: sidecars with such a global are left out, a warning each.
+// loaders would: sidecars with such a global, or of which nobody can tell, are
+// left out, a warning each.
 // Throws unsafe_error, naming file and global, for one in what was laid out or
 // is carried over.
 void check_unknown(const Catalog& source, Target& target);

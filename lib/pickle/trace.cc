@@ -2,6 +2,7 @@
 #include "lib/pickle/trace.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "lib/pickle/codecs.h"
 #include "lib/pickle/names.h"
@@ -12,8 +13,30 @@
 namespace ckpt::pickle {
 namespace {
 
-constexpr uint64_t kLongestLine = uint64_t{1} << 16;
+constexpr uint64_t kLongestNumber = uint64_t{1} << 16;
 constexpr uint64_t kBlock = uint64_t{1} << 20;
+constexpr std::string_view kBlanks = " \t\r\v\f";
+
+// The digits of what int() reads: blanks around them, a sign, single
+// underscores in between. The unpickler that is written in C stops at a NUL.
+std::optional<std::string> digits_of(std::string_view line) {
+  line = line.substr(0, line.find('\0'));
+  line.remove_prefix(std::min(line.find_first_not_of(kBlanks), line.size()));
+  line = line.substr(0, line.find_last_not_of(kBlanks) + 1);
+  const bool minus = line.starts_with('-');
+  if (minus || line.starts_with('+')) line.remove_prefix(1);
+  if (line.empty() || line.front() == '_' || line.back() == '_')
+    return std::nullopt;
+  std::string digits;
+  for (size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '_' && line[i - 1] != '_') continue;
+    if (line[i] < '0' || line[i] > '9') return std::nullopt;
+    if (!digits.empty() || line[i] != '0') digits += line[i];
+  }
+  // None is stored there.
+  if (minus && !digits.empty()) return std::nullopt;
+  return digits.empty() ? "0" : digits;
+}
 
 }  // namespace
 
@@ -45,14 +68,46 @@ void Tracer::skip(uint64_t count) {
   in_.take(count);
 }
 
-// The line of a number or of a quoted string may be long, and is skipped.
-void Tracer::skip_line() { in_.line(uint64_t{1} << 28); }
+// Python takes the rest of the file for a line, too, of which it drops the
+// last byte as it drops a newline.
+bool Tracer::line(std::string& text, uint64_t most) {
+  text.clear();
+  bool ends = false;
+  uint64_t size = 0;
+  while (!ends && in_.left() > 0) {
+    std::string_view part = in_.take(1);
+    ends = part[0] == '\n';
+    size += part.size();
+    if (text.size() <= most) text += part;
+    if (ends) break;
+    part = in_.ahead();
+    part = part.substr(0, part.find('\n'));
+    size += part.size();
+    if (text.size() <= most)
+      text += part.substr(0, most + 1 - std::min(most + 1, text.size()));
+    in_.take(part.size());
+  }
+  if (size > most + 1) return false;
+  if (size > 0) text.pop_back();
+  return true;
+}
+
+void Tracer::skip_line() {
+  std::string text;
+  line(text, 0);
+}
 
 uint64_t Tracer::line_number() {
-  const std::string_view line = in_.line(kLongestLine);
-  const auto number = text::number(line);
-  if (!number) fail("a memo index that is not a number");
-  return *number;
+  std::string text;
+  const bool whole = line(text, kLongestNumber);
+  if (!whole && text.find_first_not_of("0123456789_+- \t\r\v\f") == text.npos) {
+    trace_.gave_up = true;
+    fail("a memo index of too many characters");
+  }
+  const auto digits = digits_of(text);
+  if (!whole || !digits) fail("a memo index that is not a number");
+  if (digits->size() < 20) return text::number(*digits).value();
+  return UINT64_MAX - huge_.try_emplace(*digits, huge_.size()).first->second;
 }
 
 void Tracer::put(uint64_t index) {
@@ -75,8 +130,24 @@ Tracer::Value Tracer::get(uint64_t index) const {
   return found == far_.end() ? make(Kind::kUnset) : found->second;
 }
 
-// Tuples are many and mostly of no interest: kept are those that begin with
-// something that can be called, and bytes alone.
+void Tracer::keep(Value value) {
+  const auto keep_global = [&](Value one) {
+    if (one.kind() == Kind::kGlobal)
+      trace_.mentions[one.number()].uses |= kKept;
+  };
+  keep_global(value);
+  if (value.kind() != Kind::kPair) return;
+  keep_global(pairs_[value.number()].first);
+  keep_global(pairs_[value.number()].second);
+}
+
+void Tracer::keep_to(size_t size) {
+  for (size_t i = size; i < stack_.size(); ++i) keep(stack_[i]);
+  drop_to(size);
+}
+
+// Tuples are many and mostly of no interest: remembered are those that begin
+// with something that can be called, and bytes alone.
 Tracer::Value Tracer::tuple(size_t first) {
   const auto callable = [](Value value) {
     return value.kind() == Kind::kGlobal || value.kind() == Kind::kMade ||
@@ -90,8 +161,14 @@ Tracer::Value Tracer::tuple(size_t first) {
       (head.kind() == Kind::kBytes && size == 1)) {
     value = make(Kind::kPair, pairs_.size());
     pairs_.push_back({head, second, size});
+    // Its globals wait for what takes the tuple; tuples in it don't.
+    if (head.kind() != Kind::kGlobal) keep(head);
+    if (second.kind() != Kind::kGlobal) keep(second);
+    if (size > 2) keep_to(first + 2);
+    drop_to(first);
+  } else {
+    keep_to(first);
   }
-  drop_to(first);
   return value;
 }
 
@@ -100,7 +177,7 @@ Tracer::Value Tracer::tuple(size_t first) {
 bool Tracer::step(uint8_t opcode) {
   switch (opcode) {
     case '.':
-      pop();
+      keep(pop());
       throw Stop();
     case '(':
       marks_.push_back(static_cast<uint32_t>(stack_.size()));
@@ -217,7 +294,7 @@ bool Tracer::step_rare(uint8_t opcode) {
     case 'l':
     case 'd':
     case 0x91:
-      drop_to(mark());
+      keep_to(mark());
       push(Kind::kOther);
       return true;
     case 'p':
@@ -263,7 +340,7 @@ bool Tracer::step_object(uint8_t opcode) {
       return true;
     }
     case 0x92: {
-      pop();
+      keep(pop());
       const Value args = pop();
       push(call(pop(), args, kNewObj));
       return true;
@@ -287,26 +364,26 @@ bool Tracer::step_object(uint8_t opcode) {
       build();
       return true;
     case 'a':
-      pop();
+      keep(pop());
       change();
       return true;
     case 's':
-      pop();
-      pop();
+      keep(pop());
+      keep(pop());
       change();
       return true;
     case 'e':
     case 'u':
     case 0x90:
-      drop_to(mark());
+      keep_to(mark());
       change();
       return true;
     case 'Q':
-      pop();
+      keep(pop());
       push(Kind::kPersistent);
       return true;
     case 'P':
-      in_.line(kLongestLine);
+      skip_line();
       push(Kind::kPersistent);
       return true;
     case 0x82:
@@ -350,11 +427,13 @@ Trace Tracer::run() {
     trace_.error = failure.problem;
   } catch (const tree_memory::Full& error) {
     trace_.error = error.problem();
+    trace_.gave_up = true;
   } catch (const Error& error) {
     // Cut short, or a line without an end; what can't be read is thrown on.
     if (error.code() != ExitCode::kDamaged && error.code() != ExitCode::kUnsafe)
       throw;
     trace_.error = error.problem();
+    trace_.gave_up = error.code() == ExitCode::kUnsafe;
   }
   trace_.end = at_;
   return std::move(trace_);
@@ -369,6 +448,7 @@ std::vector<std::string_view> use_names(uint16_t uses) {
       {kImport, "GLOBAL"},       {kReduce, "REDUCE"},     {kNewObj, "NEWOBJ"},
       {kInst, "INST"},           {kBuild, "BUILD"},       {kChange, "CHANGE"},
       {kAttribute, "ATTRIBUTE"}, {kArgument, "ARGUMENT"}, {kExtension, "EXT"},
+      {kKept, "KEPT"},
   };
   std::vector<std::string_view> names;
   for (const auto& [bit, name] : kNames)

@@ -3,13 +3,15 @@
 //
 // decode() makes values and is strict; this follows the unpickler's stack,
 // marks and memo only as far as globals and calls depend on them, and goes on
-// where Python would. A value is 8 bytes: what kind it is, and where in the
-// file it came from. So a pickle of any size is looked at in little memory,
-// and what comes before a broken opcode is still found: Python would have run
-// it by then.
+// where Python would: it may go on where Python fails, never the other way
+// round (tests/app/scan_random_test.py). A value is 8 bytes: what kind it is,
+// and where in the file it came from. So a pickle of any size is looked at in
+// little memory, and what comes before a broken opcode is still found: Python
+// would have run it by then.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,7 @@ enum Use : uint16_t {
   kAttribute = 64,   // getattr() of it, by a name that stands in the pickle
   kArgument = 128,   // called by what it is an argument of
   kExtension = 256,  // EXT1/2/4: a number in the loading program's registry
+  kKept = 512,       // a value in what is made: whatever holds it may call it
 };
 
 struct Mention {
@@ -43,13 +46,15 @@ struct Range {
 };
 
 struct Trace {
-  std::vector<Mention> mentions;
+  // References to them stay valid while it grows.
+  std::deque<Mention> mentions;
   // Bytes that torch.storage._load_from_bytes is given: a file of torch.save.
   std::vector<Range> nested;
   uint64_t end = 0;  // after STOP, or where the error is
   uint64_t opcodes = 0;
   bool protocol = false;  // it begins with PROTO
   bool acts = false;      // something is called, not only named
+  bool gave_up = false;   // `error` is a limit of ours: Python may go on
   // Empty if STOP was reached. What stands before it was still seen.
   std::string error;
 };

@@ -33,6 +33,14 @@ Range content_of(std::string_view bytes) {
   }
 }
 
+// A text that begins with c is not a pickle: nothing of that name is imported.
+bool may_be_module(std::string_view name) {
+  constexpr std::string_view kNever =
+      " \t\r\v\f!\"#$%&'()*+,/:;<=>?@[\\]^`{|}~";
+  return !name.empty() && name.find_first_of(kNever) == name.npos &&
+         name.find('\0') == name.npos;
+}
+
 }  // namespace
 
 uint64_t Tracer::mention(std::string module, std::string name, uint16_t use) {
@@ -63,18 +71,17 @@ Tracer::Value Tracer::global(std::string module, std::string name) {
 }
 
 Tracer::Value Tracer::global_of_lines() {
-  std::string module(in_.line(kLongestName));
-  std::string name(in_.line(kLongestName));
+  std::string module, name;
+  bool whole = line(module, kLongestName);
+  if (!trace_.protocol && !may_be_module(module))
+    fail("a global whose name is not text");
+  whole &= line(name, kLongestName);
+  if (!whole) {
+    obscure("a global of a long name", kImport);
+    return make(Kind::kUnknown);
+  }
   if (!is_python_utf8(module) || !is_python_utf8(name))
     fail("a global's name is not UTF-8");
-  // A text that begins with c is not a pickle: nothing of that name is
-  // imported.
-  constexpr std::string_view kNever =
-      " \t\r\v\f!\"#$%&'()*+,/:;<=>?@[\\]^`{|}~";
-  if (!trace_.protocol &&
-      (module.empty() || module.find_first_of(kNever) != module.npos ||
-       name.empty()))
-    fail("a global whose name is not text");
   return global(std::move(module), std::move(name));
 }
 
@@ -129,30 +136,53 @@ void Tracer::use(Value callable, uint16_t use) {
     fail("a value that is not a callable is called");
 }
 
-// Known functions that call what they are given:
+// Known functions that call what they are given; what others are given they
+// may keep.
 //   torch._tensor._rebuild_from_type[_v2](function, class, arguments, state)
 //   copyreg._reconstructor(class, base, state), __newobj__(class, …)
 //   numpy.random._pickle.__generator_ctor(generator, constructor)
-void Tracer::use_arguments(const Mention& global, const Pair& args) {
-  const auto used = [&](Value value, bool must) {
-    if (value.kind() == Kind::kGlobal)
-      use(value, kArgument);
-    else if (must || value.kind() == Kind::kMade ||
-             value.kind() == Kind::kUnknown)
-      obscure("a function that is computed", kArgument);
-  };
+void Tracer::use_arguments(Value callable, const Pair& args) {
+  const Mention& global = trace_.mentions[callable.number()];
   if (global.name.starts_with("_rebuild_from_type")) {
-    used(args.first, true);
+    use_argument(args.first, true);
+    keep(args.second);
   } else if (global.module == "copyreg") {
     if (args.first.kind() == Kind::kGlobal)
       use(args.first, kNewObj);
     else
       obscure("a class that is computed", kNewObj);
-    if (global.name == "_reconstructor") used(args.second, true);
+    if (global.name == "_reconstructor")
+      use_argument(args.second, true);
+    else
+      keep(args.second);
   } else if (global.module == "numpy.random._pickle") {
-    used(args.first, false);
-    used(args.second, false);
+    use_argument(args.first, false);
+    use_argument(args.second, false);
+  } else {
+    keep(args.first);
+    keep(args.second);
   }
+}
+
+// `must`: it is called, whatever it is.
+void Tracer::use_argument(Value value, bool must) {
+  if (value.kind() == Kind::kGlobal)
+    use(value, kArgument);
+  else if (must || value.kind() == Kind::kMade ||
+           value.kind() == Kind::kUnknown)
+    obscure("a function that is computed", kArgument);
+}
+
+// What calling a global returns.
+Tracer::Value Tracer::made(Value callable, const Pair& args) const {
+  const Mention& global = trace_.mentions[callable.number()];
+  if (global.name == "_reconstructor" && global.module == "copyreg" &&
+      args.first.kind() == Kind::kGlobal)
+    return make(Kind::kMade, args.first.number());
+  // Of objects it returns what it is given.
+  if (global.name == "scalar" && args.second.kind() == Kind::kGlobal)
+    return make(Kind::kUnknown);
+  return make(Kind::kMade, callable.number());
 }
 
 Tracer::Value Tracer::call(Value callable, Value args, uint16_t how) {
@@ -166,16 +196,13 @@ Tracer::Value Tracer::call(Value callable, Value args, uint16_t how) {
     if (how == kReduce && global.module == "torch.storage" &&
         global.name == "_load_from_bytes")
       return load_bytes(callable, pair);
-    use_arguments(global, pair);
-    if (global.name == "_reconstructor" && global.module == "copyreg" &&
-        pair.first.kind() == Kind::kGlobal) {
-      use(callable, how);
-      return make(Kind::kMade, pair.first.number());
-    }
+    use_arguments(callable, pair);
+    use(callable, how);
+    return made(callable, pair);
   }
+  keep(args);
   use(callable, how);
-  if (callable.kind() != Kind::kGlobal) return make(Kind::kUnknown);
-  return make(Kind::kMade, callable.number());
+  return make(Kind::kUnknown);
 }
 
 // getattr(Outer, "inner"), as protocols below 4 write nested classes.
@@ -183,6 +210,8 @@ Tracer::Value Tracer::attribute(Value callable, const Pair& args) {
   std::string name;
   if (args.size != 2 || args.first.kind() != Kind::kGlobal ||
       !text_of(args.second, name)) {
+    keep(args.first);
+    keep(args.second);
     use(callable, kReduce);
     return make(Kind::kUnknown);
   }
@@ -195,6 +224,8 @@ Tracer::Value Tracer::attribute(Value callable, const Pair& args) {
 
 Tracer::Value Tracer::load_bytes(Value callable, const Pair& args) {
   if (args.size != 1 || args.first.kind() != Kind::kBytes) {
+    keep(args.first);
+    keep(args.second);
     use(callable, kReduce);
     return make(Kind::kUnknown);
   }
@@ -206,7 +237,7 @@ Tracer::Value Tracer::load_bytes(Value callable, const Pair& args) {
 }
 
 void Tracer::build() {
-  pop();
+  keep(pop());
   const Value target = top();
   switch (target.kind()) {
     case Kind::kMade:
@@ -221,7 +252,7 @@ void Tracer::build() {
       use(target, kBuild);
       return;
     default:
-      fail("BUILD sets the state of a plain value");
+      return;  // Python goes on if the state is None or empty
   }
 }
 

@@ -39,7 +39,8 @@ class Tracer {
     Kind kind() const { return static_cast<Kind>(bits >> 56); }
     uint64_t number() const { return bits & ((uint64_t{1} << 56) - 1); }
   };
-  // The first elements of a tuple that may say what is called.
+  // The first elements of a tuple that may say what is called. Those that are
+  // globals are not kept yet: what takes the tuple decides.
   struct Pair {
     Value first;
     Value second;
@@ -69,11 +70,16 @@ class Tracer {
   size_t mark();  // takes the last mark; where it stood
   void drop_to(size_t size) { stack_.shrink(size); }
   void skip(uint64_t count);
+  // The next line, of which text gets `most` bytes; false if it has more.
+  bool line(std::string& text, uint64_t most);
   void skip_line();
   void put(uint64_t index);
   Value get(uint64_t index) const;
-  uint64_t line_number();
+  uint64_t line_number();     // an index of the memo, as int() reads it
   Value tuple(size_t first);  // of stack_[first …], which are taken
+  // Values that become a part of something.
+  void keep(Value value);
+  void keep_to(size_t size);  // those above; they leave the stack
 
   uint64_t mention(std::string module, std::string name, uint16_t use);
   uint64_t obscure(const char* what, uint16_t use);
@@ -83,9 +89,11 @@ class Tracer {
   bool text_of(Value value, std::string& text) const;
   void use(Value callable, uint16_t use);
   Value call(Value callable, Value args, uint16_t use);
-  void use_arguments(const Mention& global, const Pair& args);
+  void use_arguments(Value callable, const Pair& args);
+  void use_argument(Value value, bool must);
   Value attribute(Value callable, const Pair& args);
   Value load_bytes(Value callable, const Pair& args);
+  Value made(Value callable, const Pair& args) const;
   void build();
   void change();  // APPEND … on the top of the stack
 
@@ -97,6 +105,7 @@ class Tracer {
   Buffer<uint32_t> marks_;
   Buffer<Value> memo_;
   std::unordered_map<uint64_t, Value> far_;  // memo indices that are not dense
+  std::map<std::string, uint64_t> huge_;     // what those of 20 digits are here
   Buffer<Pair> pairs_;
   uint64_t memoized_ = 0;
   uint64_t at_ = 0;  // of the opcode

@@ -11,6 +11,7 @@ own pickletools says of them.
 import bz2
 import gzip
 import io
+import lzma
 import pickletools
 import shutil
 import struct
@@ -229,6 +230,24 @@ def pickles():
     yield "a far memo index", proto(
         glob("os", "system") + b"r\xff\xff\xff\xffj\xff\xff\xff\xff)R"), EXECUTES
 
+    # What Python goes on at, and others stop.
+    for front in (b"Np1_0\n0", b"Np+1\n0", b"Np 1 \n0", b"Np1\ng+1\n0",
+                  b"Np1\0x\ng0_1\n0", b"Np" + b" " * 60_000 + b"1\n0",
+                  b"Np99999999999999999999999\n0", b"]Nb0", b")Nb0", b"}Nb0",
+                  b"K\x01))\x86b0"):
+        yield f"a call after {front[:12]!r}, {len(front)}", front + EVIL + b".", EXECUTES
+    yield "a memo index of 70,000 characters", (
+        b"Np" + b" " * 70_000 + b"1\n0" + EVIL + b"."), UNREADABLE
+    yield "a name that the end of the file ends", proto(b"cposix\nsystemx")[:-1], EXECUTES
+    yield "INST that the end of the file ends", (
+        b"(S'true'\nios\nsystemx"), EXECUTES
+    yield "GLOBAL of a long name", proto(
+        b"ccollections\nOrderedDict" + b".x" * 4000 + b"\n"), EXECUTES
+    # A vector of what is named grew under the call that reads from it.
+    yield "_reconstructor of nothing known", (
+        b"\x80\x04" + stack_global("copyreg", "_reconstructor")
+        + b"(]" + text("a") + text("b") + b"\x93NtR."), EXECUTES
+
     # The words of a text are not opcodes; but this is called a pickle.
     yield "text", b"Cats are not pickles.\nNor dogs.\n", UNREADABLE
     yield "words, one a line", b"cat\ndog\nbird\n", UNREADABLE
@@ -348,6 +367,27 @@ def containers(bad, good):
     yield from both("no_directory.pt", lambda p: torch_zip(p)[
         :torch_zip(p).index(b"PK\1\2")], True)
     yield "numbers.npy", npy(b"\x80\x04abcd", "<f4"), SAFE
+    for order in ("<", ">", "=", ""):
+        yield from both(f"order{ord(order or '0')}.npy",
+                        lambda p, o=order: npy(p, o + "O"))
+    yield "strings.npy", npy(bad, "T"), EXECUTES
+    # Looks like safetensors for nine bytes, and for all of them.
+    evil = b"]Nb0cos\nsystem\n(S'true'\ntR."
+    shape = b"U\x0f\0\0\0\0\0\0" + b"{" + b"}" * 8 + b"0" + evil
+    yield "lookalike.safetensors", shape.ljust(23 + 0xf), EXECUTES
+    yield "lookalike.bin", shape.ljust(23 + 0xf), EXECUTES
+    yield "lookalike_sound.bin", (
+        b"U\x0f\0\0\0\0\0\0" + b"{" + b"}" * 8).ljust(40), UNREADABLE
+    names = b'{"' + b"a" * 5
+    header = (names + b"aaC" + b"~" + b"a" * 126 + b'0":1}').ljust(0xf55)
+    yield "both.safetensors", (
+        b"U\x0f\0\0\0\0\0\0" + header + b"\xff"), SAFE
+    # Under a name that says nothing.
+    for name in ("foo", "x.dat", "notes.txt", "data.json"):
+        yield from ((name, b"Np1_0\n0" + EVIL + b".", EXECUTES),
+                    (name, b"K\x01" + glob("os", "system") + b"\xff", UNREADABLE),
+                    (name, lzma.compress(bad, lzma.FORMAT_ALONE), UNREADABLE),
+                    (name, zlib.compress(bad, 2), EXECUTES))
     yield "words.txt", b"cat\ndog\nbird\n", SAFE
     yield "vocab", b"c\nR\nb\n", SAFE
     yield "packed.7z", b"7z\xbc\xaf\x27\x1c" + b"\0" * 20, UNREADABLE
@@ -390,6 +430,20 @@ def test_verify(folder):
     kinds = [p["kind"] for p in document["problems"]]
     check_equal(kinds, ["executes"], "problems")
     check("os.system" in document["problems"][0]["message"], str(document))
+
+
+def test_convert(folder):
+    """A sidecar of which nobody can tell is left out by name, unless asked."""
+    shutil.copytree(DATA / "safetensors/hf_sharded/ckpt", folder / "c")
+    (folder / "c" / "training_args.bin").write_bytes(proto(PLAIN)[:-2])
+    CKPT.run("verify", folder / "c").want(1)
+    result = CKPT.ok("convert", folder / "c", folder / "d", "--to", "safetensors")
+    check("training_args.bin" in result.err and "left out" in result.err, result.err)
+    check(not (folder / "d/training_args.bin").exists(), "it was carried")
+    CKPT.ok("verify", folder / "d")
+    CKPT.ok("convert", folder / "c", folder / "e", "--to", "safetensors",
+            "--keep-unknown-globals")
+    check((folder / "e/training_args.bin").exists(), "it was not carried")
 
 
 # --------------------------------------- what Python says of sound files
@@ -493,6 +547,7 @@ def prepare(suite, ckpt):
         suite.add(f"container: {name}", test_container, name, data, want)
     suite.add("directory", test_directory)
     suite.add("verify", test_verify)
+    suite.add("convert", test_convert)
     suite.add("large", test_large)
     for kind in ("dcp", "deepspeed", "fairseq2_native", "megatron_legacy",
                  "megatron_torch_dist", "megatron_zarr", "modelopt",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes: decode refuses them with an Error, or what it gives can be
-// shown, copied, and written as a pickle that decodes to the same bytes.
+// shown, copied, and written as a pickle that decodes to the same bytes. What
+// trace finds lies in them.
 #include <cstdio>
 #include <cstdlib>
 #include <span>
@@ -10,6 +11,7 @@
 #include "lib/pickle/decode.h"
 #include "lib/pickle/encode.h"
 #include "lib/pickle/json.h"
+#include "lib/pickle/trace.h"
 
 namespace {
 
@@ -44,6 +46,22 @@ void check(const pickle::Document& document) {
   if (pickle::encode(copy) != bytes) found("the copy is another tree");
 }
 
+void trace(const uint8_t* data, size_t size) {
+  const auto* text = reinterpret_cast<const char*>(data);
+  const io::Handle file =
+      io::Handle::of_memory(std::string(text, size), "input");
+  const pickle::Trace trace = pickle::trace(file, 0, size);
+  if (trace.end > size) found("a pickle ends beyond the file");
+  for (const pickle::Mention& mention : trace.mentions) {
+    if (mention.offset >= size) found("a global stands beyond the file");
+    if (mention.uses == 0) found("a global is mentioned and not used");
+    pickle::use_names(mention.uses);
+  }
+  for (const pickle::Range& range : trace.nested)
+    if (range.offset > size || range.size > size - range.offset)
+      found("nested bytes lie beyond the file");
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -55,5 +73,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } catch (const Error& error) {
     if (error.code() == ExitCode::kBug) found(error.what());
   }
+  trace(data, size);
   return 0;
 }
