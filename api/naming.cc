@@ -290,6 +290,7 @@ Catalog into_dialect(Catalog source, const Naming& naming,
     take_config(source, naming.config_from);
     return source;
   }
+  if (target.unfuse && from == "hf") families::check_numbers(source, translate);
   if (translate.to.empty() || translate.to == from || foreign ||
       (fused && from == origin.dialect)) {
     check_unused(from == "hf" && !target.computes_rotary.empty()

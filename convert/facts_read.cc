@@ -112,8 +112,8 @@ Json mcore_window(const Json& values) {
   if (size.is_array() && !size.empty() && size[0].is_number_integer() &&
       size[0] >= 0)
     window["size"] = size[0].get<int64_t>() + 1;
-  else if (size.is_number_integer() && size > 0)
-    window["size"] = size;
+  else if ((size.is_number_integer() && size > 0) || size.is_string())
+    window["size"] = size;  // a text is refused
   const Json& skip = at(values, "window_attn_skip_freq");
   if (skip.is_array()) window["list"] = skip;
   if (skip.is_number_integer() && skip > 0) window["every"] = skip;

@@ -10,6 +10,7 @@
 #include "ckpt/note.h"
 #include "convert/config_parts.h"
 #include "convert/facts_table.h"
+#include "convert/sizes.h"
 #include "convert/warnings.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -68,12 +69,14 @@ Configuration::Configuration(const Catalog& source,
 void Configuration::read_all_facts(const Catalog& source) {
   const bool own = !own_.source.empty();
   if (own) facts_ = read_facts(family_, from_, own_, options_.set);
+  if (!options_.lenient) check_types(facts_, source.path);
   settle_vocabulary();
   if (own && from_ != "hf") note_unknown(source, from_, own_);
   if (carried_.source.empty()) return;
   note_unknown(source, "hf", carried_);
   if (from_ == "hf" && options_.config_from.empty()) return;
   Facts other = read_facts(family_, "hf", carried_, options_.set);
+  if (!options_.lenient) check_types(other, source.path);
   if (own && !options_.lenient) {
     // What --set says, is so.
     for (const FactDifference& one : differing(facts_, other))

@@ -24,6 +24,9 @@ class Configuration {
   // target's.
   const Numbers& hf_numbers(const Dialect& dialect);
 
+  // What the source's configuration says.
+  const Facts& facts() const { return facts_; }
+
   // Gives the catalog the configuration of the target's dialect in the place
   // of its own, and says in the assumptions which numbers were used.
   void finish(Catalog& catalog) const;

@@ -14,6 +14,8 @@
 #include "convert/ops.h"
 #include "convert/optimizer.h"
 #include "convert/quantized.h"
+#include "convert/sizes.h"
+#include "convert/values.h"
 #include "convert/warnings.h"
 #include "formats/megatron/model/canonical.h"
 #include "lib/text/format.h"
@@ -450,9 +452,42 @@ const Dialect& need_dialect(const Family& family, std::string_view name) {
                  "; --family-file FILE brings a family of your own");
 }
 
+// A --family that config.json says the model is not: names and shapes may fit
+// and the numbers mean another model (norms plus one, scaled embeddings).
+void check_type(const Catalog& source, const TranslateOptions& options,
+                const Family& family) {
+  if (options.family.empty() || options.lenient) return;
+  const Values config = options.config_from.empty()
+                            ? values_of(source, "hf")
+                            : values_of_file(options.config_from, "hf");
+  const auto named = Family::for_config(config.values);
+  if (!named || named->name() == family.name()) return;
+  std::string type;
+  const Json text = config.values.value("text_config", Json());
+  for (const Json* object : {&text, &config.values}) {
+    if (!object->is_object()) continue;
+    const Json said = object->value("model_type", Json());
+    if (!said.is_string()) continue;
+    type = said.get<std::string>();
+    if (type == family.hf().text_type ||
+        std::ranges::count(family.hf().model_types, type) != 0)
+      return;
+  }
+  if (type.empty()) return;
+  throw unfaithful_error(
+      {source.path, {}}, "--family {}, and {} says model_type {}, which is {}",
+      family.name(), config.source, text::printable(type), named->name())
+      .with_hint(
+          "leave --family out, or name the right config.json with "
+          "--config-from DIR");
+}
+
 std::shared_ptr<const Family> need_family(const Catalog& source,
                                           const TranslateOptions& options) {
-  if (auto family = find_family(source, options)) return family;
+  if (auto family = find_family(source, options)) {
+    check_type(source, options, *family);
+    return family;
+  }
   if (const std::string why = why_not_megatron(source.family);
       options.to == "mcore" && !why.empty())
     throw unfaithful_error({source.path, {}},
@@ -540,6 +575,24 @@ void refuse_quantized(const Catalog& source, const std::string& to) {
 
 }  // namespace
 
+void check_numbers(const Catalog& source, const TranslateOptions& options) {
+  const auto family = find_family(source, options);
+  const Values config = values_of(source, "hf");
+  if (!family || config.source.empty()) return;
+  check_type(source, options, *family);
+  std::vector<Tensor> named;  // shapes and names are all that is looked at
+  for (const Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::model) {
+      Tensor& one = named.emplace_back();
+      one.name = family->normal_name(tensor.name);
+      one.dtype = tensor.dtype;
+      one.shape = tensor.shape;
+    }
+  check_sizes(NamedTensors(std::move(named)),
+              read_facts(family, "hf", config, options.set),
+              Globs(options.drop), options.set.contains("V"), source.path);
+}
+
 Catalog translate(Catalog source, const TranslateOptions& options) {
   locate(source);
   load_objects(source);
@@ -574,6 +627,9 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
     model = translation.to_hf(NamedTensors(std::move(tensors)), own);
     warn_of_padding(source, own);
   }
+  if (!options.lenient)
+    check_sizes(model, configuration.facts(), Globs(options.drop),
+                options.to == "mcore", source.path);
   if (options.to != "hf")
     model = translation.from_hf(
         std::move(model),

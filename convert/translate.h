@@ -56,4 +56,8 @@ std::shared_ptr<const Family> find_family(const Catalog& source,
 // family.
 Catalog translate(Catalog source, const TranslateOptions& options);
 
+// For a target that keeps transformers' names and cuts by the numbers of
+// config.json: throws unfaithful_error if the tensors are not of these.
+void check_numbers(const Catalog& source, const TranslateOptions& options);
+
 }  // namespace ckpt::families

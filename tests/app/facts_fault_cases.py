@@ -138,3 +138,39 @@ ARGS = {
                            norm_epsilon=1e-6, window_size=(5, 0))),
     "Qwen's epsilon": ("qwen3", {}, dict(norm_epsilon=1e-6)),
 }
+
+# A number of config.json that the tensors are not of.
+NUMBERS = {
+    f"{key} {value}": {key: value}
+    for key, values in dict(
+        vocab_size=(63, 65), intermediate_size=(47, 64),
+        num_attention_heads=(2, 8), head_dim=(4, 16), hidden_size=(64,),
+        num_key_value_heads=(1, 4)).items()
+    for value in values}
+
+# --family, and the model type that config.json says.
+OTHER_FAMILIES = {
+    "llama": ("gemma", "ernie4_5", "helium"),
+    "qwen2": ("llama",),
+}
+
+# Args of Megatron's that a glob of what changes nothing once covered.
+UNKNOWN = ("embedding_multiplier", "embedding_scale", "embedding_norm",
+           "logits_scaling", "logits_soft_cap")
+
+# Values of config.json that are of no such type.
+TYPES = {
+    "a text for an epsilon": dict(rms_norm_eps="1e-05"),
+    "an epsilon of zero": dict(rms_norm_eps=0),
+    "an epsilon below zero": dict(rms_norm_eps=-1),
+    "an epsilon that is no number": dict(rms_norm_eps=float("nan")),
+    "a fraction for a count": dict(vocab_size=64.5),
+    "a text for a count": dict(num_hidden_layers="2"),
+    "true for a count": dict(intermediate_size=True),
+}
+
+# The same of Megatron's args.
+ARG_TYPES = {
+    "a text for the rotary base": dict(rotary_base="500"),
+    "a text for the window": dict(window_size="(4, 0)"),
+}

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from facts_fault_cases import (
-    ARGS, LLAMA3, OTHERS, REFUSED, SURVIVE)
+    ARGS, ARG_TYPES, LLAMA3, NUMBERS, OTHER_FAMILIES, OTHERS, REFUSED,
+    SURVIVE, TYPES, UNKNOWN)
 from support import Suite, check, check_equal, read_safetensors
 
 CKPT = None  # set by prepare
@@ -104,6 +105,86 @@ def heads_of_others(folder):
                      head_dim=16)
     refused(there, folder / "back", "--to", "safetensors", "--config-from",
             other, word="head_dim is 8")
+
+
+def numbers_of_others(folder, changes):
+    """In each dialect, and from --config-from."""
+    source, _ = model(folder / "source", "llama", head_dim=8,
+                      num_key_value_heads=2)
+    edit_config(source, **changes)
+    bare = folder / "bare"
+    bare.mkdir()
+    shutil.copy(source / "model.safetensors", bare)
+    for target in ("meta", "fairseq2", "olmo_core", "olmo_core_v1", "vllm",
+                   "megatron_torch_dist"):
+        there = folder / "there"
+        refused(source, there, "--to", target)
+        check(not there.exists(), "something was written")
+    refused(bare, folder / "there", "--to", "olmo_core", "--config-from",
+            source)
+
+
+def rounded_sizes(folder):
+    source, _ = model(folder / "source", "llama", head_dim=8)
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "meta")
+    [params] = there.rglob("params.json")
+    said = json.loads(params.read_text())
+    params.write_text(json.dumps({**said, "multiple_of": 256}))
+    refused(there, folder / "back", "--to", "safetensors", word="ffn_size 256")
+
+
+def family_of_others(folder, asked, own):
+    source, _ = model(folder / "source", own)
+    for target in ("megatron_torch_dist", "vllm"):
+        refused(source, folder / "there", "--to", target, "--family", asked,
+                word=f"model_type {own}")
+
+
+def window_of_others(folder):
+    source, _ = model(folder / "source", "llama", head_dim=8)
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "meta")
+    [params] = there.rglob("params.json")
+    said = json.loads(params.read_text())
+    params.write_text(json.dumps({**said, "sliding_window": 4}))
+    take_config(there)
+    refused(there, folder / "back", "--to", "safetensors", "--family", "llama",
+            word="window")
+
+
+def unknown_arg(folder, name):
+    source, _ = model(folder / "source", "llama")
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
+    edit_args(there, **{name: 2})
+    refused(there, back, "--to", "safetensors", "--strict-config", word=name)
+    result = CKPT.ok("convert", there, back, "--to", "safetensors")
+    check(name in result.err, f"not named: {result.err}")
+
+
+def value_of_no_type(folder, changes):
+    source, _ = model(folder / "source", "llama")
+    edit_config(source, **changes)
+    for target in ("meta", "fairseq2", "megatron_torch_dist"):
+        result = CKPT.run("convert", source, folder / "there", "--to", target)
+        check(result.code in (4, 5), f"{result.code}: {result.err}")
+        [name] = changes
+        check(name in result.err, f"no word of {name}: {result.err}")
+
+
+def arg_of_no_type(folder, changes):
+    source, _ = model(folder / "source", "llama")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
+    take_config(there)
+    edit_args(there, **changes)
+    result = CKPT.run("convert", there, folder / "back", "--to", "safetensors",
+                      "--family", "llama")
+    check(result.code in (4, 5), f"{result.code}: {result.err}")
+    [name] = changes
+    check(name.split("_")[-1] in result.err or "window" in result.err,
+          f"no word of {name}: {result.err}")
 
 
 # -------------------------------------------------------------------- others
@@ -326,6 +407,22 @@ def prepare(suite, ckpt):
         suite.add(f"args that contradict the family are taken: {name}",
                   args_of_others, changes)
     suite.add("a config.json with other heads is taken", heads_of_others)
+    for name, changes in NUMBERS.items():
+        suite.add(f"a config.json whose numbers the tensors are not of: {name}",
+                  numbers_of_others, changes)
+    suite.add("multiple_of of params.json makes another size", rounded_sizes)
+    for asked, others in OTHER_FAMILIES.items():
+        for own in others:
+            suite.add(f"--family {asked} makes a {own} another model",
+                      family_of_others, asked, own)
+    suite.add("a window in params.json is dropped", window_of_others)
+    for name in UNKNOWN:
+        suite.add(f"Megatron's {name} counts as changing nothing", unknown_arg,
+                  name)
+    for name, changes in TYPES.items():
+        suite.add(f"config.json says {name}", value_of_no_type, changes)
+    for name, changes in ARG_TYPES.items():
+        suite.add(f"Megatron's args say {name}", arg_of_no_type, changes)
     for name, case in ARGS.items():
         suite.add(f"Megatron's args lack {name}", args_by_megatrons_names,
                   *case)
