@@ -165,7 +165,7 @@ TYPES = {
     "an epsilon below zero": dict(rms_norm_eps=-1),
     "an epsilon that is no number": dict(rms_norm_eps=float("nan")),
     "a fraction for a count": dict(vocab_size=64.5),
-    "a text for a count": dict(num_hidden_layers="2"),
+    "a text for a count": dict(num_attention_heads="4"),
     "true for a count": dict(intermediate_size=True),
 }
 
