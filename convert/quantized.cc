@@ -55,8 +55,8 @@ bool is_code(DType dtype) {
 }
 
 // What tells a pinned parameter in every dialect: ".e_score_correction_bias" of
-// "model.layers.{l}.mlp.gate.…", which vLLM has below mlp.experts; of a weight or
-// a bias the module's name, too.
+// "model.layers.{l}.mlp.gate.…", which vLLM has below mlp.experts; of a weight
+// or a bias the module's name, too.
 std::string ending_of(std::string_view name) {
   const size_t dot = name.rfind('.');
   const std::string_view last = name.substr(dot + 1);

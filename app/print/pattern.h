@@ -30,8 +30,9 @@ struct PatternRow {
 
 // Tensors of one kind, in order of first appearance. Tensors fall together
 // when their names differ in whole-number components only (12, or weight12 of
-// grouped experts) and their dtype, shape and split agree. Where that leaves one pattern in several rows, the
-// names say which numbers: layers.{0-2,5}.weight.
+// grouped experts) and their dtype, shape and split agree. Where that leaves
+// one pattern in several rows, the names say which numbers:
+// layers.{0-2,5}.weight.
 std::vector<PatternRow> pattern_rows(const Catalog& catalog, Kind kind);
 
 // Those that fall together with `first`, itself among them.
