@@ -113,7 +113,6 @@ fs::path resolved(const std::string& path) {
 }  // namespace
 
 void check_replaceable(const Prepared& prepared) {
-  if (io::is_target_url(prepared.path)) return;
   if (io::is_directory(prepared.path))
     check_directory(prepared);
   else

@@ -220,13 +220,13 @@ void SalvageFiles::check_layers(const std::string& index) {
       io::read_file(shadow_.path(index), kLongIndex), index);
   const std::set<uint64_t> there = layers_in(root["weight_map"]);
   if (there.empty()) return;
-  std::vector<uint64_t> gone;
-  for (uint64_t i = 0; i < layers && gone.size() < 8; ++i)
-    if (!there.contains(i)) gone.push_back(i);
-  if (!gone.empty())
+  std::vector<uint64_t> missing;
+  for (uint64_t i = 0; i < layers && missing.size() < 8; ++i)
+    if (!there.contains(i)) missing.push_back(i);
+  if (!missing.empty())
     lose((folder / "config.json").string(),
          fmt::format("it says {} layers; no file holds tensors of layer {}",
-                     layers, fmt::join(gone, ", ")));
+                     layers, fmt::join(missing, ", ")));
 }
 
 // What an index names and no shard has is listed and taken out of it; what its

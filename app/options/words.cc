@@ -258,10 +258,20 @@ std::vector<std::string> expand_files(const std::vector<std::string>& words) {
 }
 
 void resolve_urls(std::vector<std::string>& words) {
+  bool first = true;  // of the arguments: what is to be opened
   for (std::string& word : words) {
+    const bool opened = first;
+    first = first && word.starts_with('-');
     const std::string_view scheme = scheme_of(word);
     if (scheme.empty()) continue;
-    check_url(word);
+    try {
+      check_url(word);
+    } catch (const Error& error) {
+      if (opened) throw;
+      // A target need not be there: it's the word that is wrong.
+      throw Error(ExitCode::kUsage, error.where(), error.problem(),
+                  error.hint());
+    }
     if (io::is_url(word)) continue;
     if (scheme == "file") {
       word = path_of_url(word);

@@ -949,7 +949,7 @@ def test_refused(folder):
              "can be read, not written"),
             (("inspect", "az://c/m"), 2, "AZURE_STORAGE_ACCOUNT"),
             (("fetch", folder, folder / "x"), 2, "is not a URL"),
-            (("inspect", "hf://org"), 3, "no such file"),
+            (("inspect", "hf://org"), 3, "not a whole URL"),
             (("inspect", "https://127.0.0.1:1/m.safetensors"), 6,
              "127.0.0.1:1")):
         done = run(*args, env={"CKPT_NET_RETRIES": "0"})
