@@ -2,6 +2,7 @@
 #include "app/options/settings.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -100,7 +101,9 @@ std::optional<std::string> settings_file() {
   const std::string path =
       (base && *base ? std::string(base) : std::string(home) + "/.config") +
       "/ckpt/config";
-  if (!io::is_file(path)) return std::nullopt;
+  // One that this user may not read is somebody else's.
+  if (::access(path.c_str(), R_OK) != 0 || !io::is_file(path))
+    return std::nullopt;
   return path;
 }
 

@@ -331,7 +331,7 @@ SCENES = [
           prepare=lambda f: change_llama(f, add_sinks), after=nothing_left),
     Scene("A tensor of another size",
           "convert llama out --to megatron_torch_dist --tp 2", 5,
-          ("linear_qkv.weight", "7", "rows"),
+          ("k_proj.weight", "[7, 32]", "would be 8"),
           prepare=lambda f: change_llama(f, cut_keys), after=nothing_left),
     Scene("Two heads where the configuration has one",
           "convert llama out --to megatron_torch_dist", 5,

@@ -301,6 +301,10 @@ def power_cuts(folder):
     cuts = 0
     for case in commands(folder):
         name, _, _, base = case
+        # Its own directory is mkdtemp's, which the record does not see; what
+        # it makes of it is published as by the others.
+        if name == "salvage":
+            continue
         place = folder / f"{name}_cut"
         place.mkdir()
         target = place / base
@@ -347,7 +351,9 @@ def bad_sectors(folder):
             check(f"bad_sectors: {command}", done.returncode == 0, done.stderr)
             last = counts.get("read", 0)
             check(f"bad_sectors: {command} reads", last > 2, counts)
-            for number in sorted({1, 2, last // 2, last - 1, last}):
+            named = False  # payload is a part of what is read
+            for number in sorted({1, 2, last // 2, last - 1, last,
+                                  *range(1, last, max(1, last // 8))}):
                 what = f"bad_sectors: {command} {source.name}, read {number}"
                 done = run(words, source, FAULTS=f"read@{number}+=5")
                 tried += 1
@@ -356,12 +362,12 @@ def bad_sectors(folder):
                 check(f"{what}: where", source.name in done.stderr and
                       re.search(r"cannot read byte \d+: Input/output error",
                                 done.stderr), done.stderr)
-                if number == last // 2 and command != "salvage":
-                    check(f"{what}: whose", TENSOR.search(done.stderr),
-                          done.stderr)
+                named = named or bool(TENSOR.search(done.stderr))
                 check(f"{what}: nothing is written", not target.exists())
                 remove(target)
                 remove(folder / ".out.ckpt-staging")
+            check(f"bad_sectors: {command} {source.name}: whose",
+                  named or command == "salvage", "no tensor was named")
     return tried
 
 
