@@ -366,11 +366,12 @@ def test_steps(folder):
 def test_sidecars(folder):
     copy = copied(folder)
     (copy / "train").mkdir()
-    (copy / "train/rank0.pt").write_bytes(b"state")
+    state = pickle.dumps({"epoch": 1})
+    (copy / "train/rank0.pt").write_bytes(state)
     (copy / "config.yaml").write_text("a: 1\n")
     out = folder / "out"
     CKPT.ok("reshard", copy, out, "--dp", 3)
-    check_equal((out / "train/rank0.pt").read_bytes(), b"state", "train")
+    check_equal((out / "train/rank0.pt").read_bytes(), state, "train")
     check_equal((out / "config.yaml").read_text(), "a: 1\n", "config")
 
 
