@@ -34,10 +34,10 @@ VALUES = (True, False, None, 16, [0])
 def write(path, config):
     path.mkdir(exist_ok=True)
     text = json.dumps({"model.norm.weight": {
-        "dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}).encode()
+        "dtype": "F32", "shape": [32], "data_offsets": [0, 128]}}).encode()
     text += b" " * (-len(text) % 8)
     (path / "model.safetensors").write_bytes(
-        len(text).to_bytes(8, "little") + text + bytes(32))
+        len(text).to_bytes(8, "little") + text + bytes(128))
     (path / "config.json").write_text(json.dumps(config))
 
 
