@@ -95,7 +95,7 @@ void check_directory(const Prepared& prepared) {
       more ? fmt::format(" and {} others", more) : "", strange.files,
       strange.files == 1 ? "" : "s",
       strange.why.empty() ? ""
-                          : "; what stands there can't be opened as one: " +
+                          : "; what is there can't be opened as one: " +
                                 text::printable(strange.why))
       .with_hint("choose another target, or remove the directory yourself");
 }

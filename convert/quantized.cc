@@ -186,8 +186,8 @@ void check_activation_scales(const Catalog& catalog) {
     if (tensor.name.ends_with("pre_quant_scale") ||
         tensor.name.ends_with(".act.scales"))
       throw unfaithful_error({catalog.path, tensor.name},
-                             "scales activations: a model without it is "
-                             "another one, whatever its weights are")
+                             "scales activations: without it the model computes "
+                             "something else, whatever its weights are")
           .with_hint("without --dtype all of it is kept as it is");
 }
 

@@ -198,7 +198,8 @@ def test_bias(folder):
 def test_pairs(folder):
     """Llama 4's heads have to be whole pairs of rows."""
     truth = json.loads((MODELS / "llama4_text.json").read_text())
-    truth["config"].update(num_attention_heads=64, num_key_value_heads=64)
+    truth["config"].update(num_attention_heads=64, num_key_value_heads=16,
+                           head_dim=1)  # of the same rows
     hf = write_source(folder / "hf", truth)
     run = CKPT.run("convert", hf, folder / "no", "--to", "vllm")
     run.want(5)

@@ -547,7 +547,8 @@ def test_refused(folder):
         (hf, {}, ["--tp", 3], 5, "heads"), (hf, {}, ["--tp", 16], 5, "heads"),
         (hf, {}, ["--pp", 2], 5, "pp=2"), (hf, {}, ["--tp", 5000], 2, "4096"),
         (ranks, {}, ["--tp", 3], 5, "heads"),
-        (hf, {"model_type": "falcon"}, [], 5, "falcon"),
+        (hf, {"model_type": "falcon", "ffn_hidden_size": 48, "num_kv_heads": 2,
+              "new_decoder_architecture": True}, [], 5, "falcon"),
         (hf, {"quantization_config": {}}, [], 5, "quantization_config"),
         (hf, {}, ["--exclude", "*.k_proj.*"], 5, "vLLM joins them"),
     ]
