@@ -185,9 +185,10 @@ void check_activation_scales(const Catalog& catalog) {
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.name.ends_with("pre_quant_scale") ||
         tensor.name.ends_with(".act.scales"))
-      throw unfaithful_error({catalog.path, tensor.name},
-                             "scales activations: without it the model computes "
-                             "something else, whatever its weights are")
+      throw unfaithful_error(
+          {catalog.path, tensor.name},
+          "scales activations: without it the model computes "
+          "something else, whatever its weights are")
           .with_hint("without --dtype all of it is kept as it is");
 }
 
