@@ -138,8 +138,9 @@ void check_extents(const Tensor& tensor, const Extents& extents,
                            text::printable(said_of(*how, scope, facts)))
         .with_hint(
             extents.vocabulary && i == 0
-                ? fmt::format("--vocab-size {} says that these are all; else "
-                              "the configuration is another model's",
+                ? fmt::format("if these are all, the configuration's "
+                              "vocab_size is to be {}; else it is another "
+                              "model's",
                               tensor.shape[0])
                 : "the configuration is another model's: `ckpt family check` "
                   "prints its numbers, --set NAME=VALUE changes one");
