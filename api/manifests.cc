@@ -80,7 +80,7 @@ std::set<std::string_view> made_tensors(const Catalog& source) {
 }
 
 // Megatron-Bridge's adapters, whose rows are arranged for the target's ranks
-// (formats/megatron/model/adapter_rows.h). The name stays.
+// (formats/megatron/canonical/adapter_rows.h). The name stays.
 bool may_be_arranged(std::string_view name) {
   return name.find(".linear_fc1.adapter.") != name.npos;
 }

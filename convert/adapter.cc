@@ -16,8 +16,8 @@
 #include "convert/mismatches.h"
 #include "convert/ops.h"
 #include "convert/values.h"
-#include "formats/megatron/model/adapter_rows.h"
-#include "formats/megatron/model/canonical.h"
+#include "formats/megatron/canonical/adapter_rows.h"
+#include "formats/megatron/canonical/names.h"
 #include "formats/peft/config.h"
 #include "models/order.h"
 

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "ckpt/error.h"
-#include "formats/megatron/model/adapter_rows.h"
+#include "formats/megatron/canonical/adapter_rows.h"
 #include "formats/megatron/state/run_config.h"
 #include "lib/io/file.h"
 #include "lib/text/json.h"

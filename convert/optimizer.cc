@@ -8,7 +8,7 @@
 
 #include "ckpt/error.h"
 #include "convert/trained_experts.h"
-#include "formats/megatron/model/canonical.h"
+#include "formats/megatron/canonical/names.h"
 #include "formats/megatron/state/optimizer.h"
 #include "formats/megatron/state/param_groups.h"
 #include "formats/megatron/state/steps.h"

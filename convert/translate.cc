@@ -17,7 +17,7 @@
 #include "convert/sizes.h"
 #include "convert/values.h"
 #include "convert/warnings.h"
-#include "formats/megatron/model/canonical.h"
+#include "formats/megatron/canonical/names.h"
 #include "lib/text/format.h"
 #include "models/buffers.h"
 #include "models/defaults.h"

@@ -54,6 +54,20 @@ if [ -n "$mutual" ]; then
   status=1
 fi
 
+# Megatron's folders, from the lowest: each includes itself and those before it.
+# What lies beside them (options, where a checkpoint is) includes none.
+folders='model state canonical buckets dist legacy'
+above=$folders
+for folder in $folders; do
+  above=${above#"$folder"}
+  above=${above# }
+  [ -z "$above" ] || forbid "formats/megatron/$folder includes only what is below it" \
+    "#include \"formats/megatron/(${above// /|})/" "formats/megatron/$folder"
+done
+forbid 'files beside the folders of formats/megatron include none of them' \
+  "#include \"formats/megatron/(${folders// /|})/" formats/megatron/*.h \
+  formats/megatron/*.cc
+
 # What stands above the formats asks their rows, not their names. The words of
 # dialects (fairseq2, meta, olmo_core, vllm), the command `run` and the module
 # `torch` are no formats there.

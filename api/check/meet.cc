@@ -13,7 +13,7 @@
 #include "ckpt/error.h"
 #include "convert/translate.h"
 #include "convert/values.h"
-#include "formats/megatron/model/canonical.h"
+#include "formats/megatron/canonical/names.h"
 #include "formats/traits.h"
 #include "models/buffers.h"
 #include "models/wrapper.h"

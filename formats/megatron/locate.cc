@@ -8,7 +8,6 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
-#include "formats/megatron/state/common.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"

@@ -12,11 +12,10 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "formats/megatron/file_names.h"
 #include "formats/megatron/strategy.h"
 
 namespace ckpt::megatron {
-
-inline constexpr char kTracker[] = "latest_checkpointed_iteration.txt";
 
 // The directory that a tracker's word names: "iter_0000007", "release".
 // Nothing if it is neither a number nor that word.

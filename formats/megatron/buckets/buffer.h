@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "formats/megatron/buckets/key.h"
+#include "formats/megatron/state/bucket_key.h"
 #include "formats/megatron/buckets/model.h"
-#include "formats/megatron/buckets/sizes.h"
+#include "formats/megatron/state/group_objects.h"
 #include "formats/megatron/state/buffers.h"
 
 namespace ckpt::megatron {

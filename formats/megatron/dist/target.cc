@@ -8,9 +8,9 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
-#include "formats/megatron/legacy/stages.h"
+#include "formats/megatron/model/stage_split.h"
 #include "formats/megatron/locate.h"
-#include "formats/megatron/model/canonical_review.h"
+#include "formats/megatron/canonical/review.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/model/vocab.h"

@@ -6,7 +6,7 @@
 #include "ckpt/note.h"
 #include "containers/zarr/array.h"
 #include "formats/dcp/objects.h"
-#include "formats/megatron/buckets/key.h"
+#include "formats/megatron/state/bucket_key.h"
 #include "formats/megatron/dist/catalog.h"
 #include "formats/megatron/dist/zarr_scan.h"
 #include "formats/megatron/locate.h"

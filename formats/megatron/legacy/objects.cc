@@ -218,14 +218,6 @@ void add_dtypes(const std::vector<std::pair<DType, DType>>& dtypes,
 
 }  // namespace
 
-bool is_rank_key(std::string_view key) {
-  for (const std::string_view known :
-       {"rng_state", "random_rng_state", "np_rng_state", "torch_rng_state",
-        "cuda_rng_state", "rng_tracker_states", "rerun_state_machine"})
-    if (key == known) return true;
-  return false;
-}
-
 void add_legacy_objects(const std::vector<LegacyRank>& ranks,
                         const std::vector<GlobalChunk>& order,
                         const LegacyNumbering& numbering,

@@ -22,23 +22,9 @@
 #include "ckpt/catalog.h"
 #include "formats/megatron/legacy/numbering.h"
 #include "formats/megatron/legacy/states.h"
+#include "formats/megatron/state/rank_objects.h"
 
 namespace ckpt::megatron {
-
-inline constexpr std::string_view kModelObject = "model.keys";
-inline constexpr std::string_view kStatesObject = "model._extra_state.";
-inline constexpr std::string_view kOptimizerObject = "optimizer";
-inline constexpr std::string_view kDtypesObject = "distrib_optim.dtypes";
-
-// Kinds of entries in the object "model.keys".
-enum class KeyKind : int64_t {
-  kTensor = 0,
-  kValue = 1,  // None, an empty state: the same on all ranks
-  kState = 2,  // in the objects of the ranks
-};
-
-// Values of a rank's own: they go when the topology changes.
-bool is_rank_key(std::string_view key);
 
 void add_legacy_objects(const std::vector<LegacyRank>& ranks,
                         const std::vector<GlobalChunk>& order,

@@ -10,23 +10,13 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "formats/megatron/legacy/plan.h"
+#include "formats/megatron/model/stage_split.h"
 
 namespace ckpt::megatron {
-
-struct StageSplit {
-  uint32_t vpp = 1;
-  std::vector<uint64_t> layers;  // of each chunk [v * pp + p]
-  // How args say it, if stages are unequal: the layers of the first and of the
-  // last stage, or Megatron's own notation.
-  std::optional<uint64_t> first_stage;
-  std::optional<uint64_t> last_stage;
-  std::string notation;
-};
 
 // `wanted`: the layers of each chunk, or empty. Throws unfaithful_error if the
 // layers can't be shared by so many stages.
@@ -34,10 +24,6 @@ StageSplit split_stages(const Catalog& source, const Facts& facts,
                         const std::vector<LegacyKey>& keys, uint32_t pp,
                         uint32_t vpp, std::string& assumption,
                         const std::vector<uint64_t>& wanted = {});
-
-// Sets how args say it, from `layers` and `vpp`; `prediction`: layers of
-// multi-token prediction, which are on the last stage.
-void describe_stages(StageSplit& split, uint64_t prediction);
 
 // `keys` in the model's order; what comes before the layers goes to the first
 // chunk, what comes after them to the last one. A tied model's last stage gets

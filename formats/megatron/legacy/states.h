@@ -18,6 +18,7 @@
 #include "formats/format.h"
 #include "formats/megatron/legacy/groups.h"
 #include "formats/megatron/legacy/rank.h"
+#include "formats/megatron/state/rank_objects.h"
 
 namespace ckpt::megatron {
 
@@ -45,13 +46,6 @@ LegacyStates read_legacy_states(const LegacyRank& rank, bool tied,
 
 // The parameters of a rank: tensors that are not buffers, in model order.
 std::vector<LegacyParam> legacy_params(const LegacyRank& rank, bool tied);
-
-// The optimizers of a rank: the items of a list, the values of a dict with
-// numbers for keys, or the one value itself.
-std::vector<pickle::Id> optimizers_in(const pickle::Document& document,
-                                      pickle::Id node);
-// The inner dict with state and param_groups.
-pickle::Id inner_optimizer(const pickle::Document& document, pickle::Id node);
 
 // distrib_optim.pt of a rank that has one (legacy_flat.cc).
 void read_flat_states(const LegacyRank& rank,

@@ -19,12 +19,12 @@
 #include "ckpt/catalog.h"
 #include "containers/torch/item.h"
 #include "formats/format.h"
+#include "formats/megatron/file_names.h"
 #include "formats/megatron/model/facts.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt::megatron {
 
-inline constexpr char kCommonFile[] = "common.pt";
 inline constexpr char kCommonObject[] = "common_state/shard_0_1";
 inline constexpr char kArgs[] = "args";
 

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "ckpt/error.h"
-#include "formats/megatron/legacy/objects.h"
+#include "formats/megatron/state/rank_objects.h"
 #include "formats/megatron/model/facts.h"
 #include "formats/megatron/options.h"
 #include "formats/megatron/state/common.h"

@@ -12,8 +12,7 @@
 
 #include "ckpt/error.h"
 #include "containers/torch/tensors.h"
-#include "formats/megatron/legacy/objects.h"
-#include "formats/megatron/legacy/states.h"
+#include "formats/megatron/state/rank_objects.h"
 #include "formats/megatron/state/optimizer_common.h"
 #include "formats/megatron/state/optimizer_groups.h"
 #include "lib/pickle/value.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "formats/megatron/buckets/key.h"
+#include "formats/megatron/state/bucket_key.h"
 #include "formats/megatron/model/module_order.h"
 
 namespace ckpt::megatron {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every spelling of a model's names comes out as one.
-#include "formats/megatron/model/canonical.h"
+#include "formats/megatron/canonical/names.h"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "formats/megatron/model/canonical_review.h"
+#include "formats/megatron/canonical/review.h"
 
 #include <fmt/ranges.h>
 
@@ -7,7 +7,7 @@
 
 #include "ckpt/error.h"
 #include "formats/megatron/locate.h"
-#include "formats/megatron/model/canonical.h"
+#include "formats/megatron/canonical/names.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/model/spelling.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "formats/megatron/model/canonical.h"
+#include "formats/megatron/canonical/names.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
-#include "formats/megatron/legacy/objects.h"
+#include "formats/megatron/state/rank_objects.h"
 #include "formats/megatron/model/grouped.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/parts.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "formats/megatron/buckets/key.h"
+#include "formats/megatron/state/bucket_key.h"
 
 #include <fmt/format.h>
 

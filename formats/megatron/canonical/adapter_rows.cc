@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "formats/megatron/model/adapter_rows.h"
+#include "formats/megatron/canonical/adapter_rows.h"
 
 #include <fmt/format.h>
 

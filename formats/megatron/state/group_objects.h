@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "formats/megatron/buckets/key.h"
+#include "formats/megatron/state/bucket_key.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt::megatron {

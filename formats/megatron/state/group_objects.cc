@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "formats/megatron/buckets/sizes.h"
+#include "formats/megatron/state/group_objects.h"
 
 #include "ckpt/error.h"
 #include "containers/torch/item.h"
