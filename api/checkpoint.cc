@@ -35,11 +35,11 @@ TensorData Checkpoint::read(const std::string& name) const {
 
 TensorData Checkpoint::read(const std::string& name, const Box& box) const {
   const Tensor& tensor = named(*catalog_, name);
-  if (catalog_->locate) {
+  if (catalog_->archive_opener) {
     Catalog one;
     one.path = catalog_->path;
     one.files = catalog_->files;
-    one.locate = catalog_->locate;
+    one.archive_opener = catalog_->archive_opener;
     one.tensors = {tensor};
     locate(one);
     return {tensor.dtype, box.shape,

@@ -52,7 +52,7 @@ void check_rank(const Topology& topology, const Rank& rank) {
 LazyLoad Checkpoint::lazy_load(const Topology& topology,
                                const Rank& rank) const {
   check_rank(topology, rank);
-  if (!catalog_->locate && topology.pp == 1 && topology.ep == 1)
+  if (!catalog_->archive_opener && topology.pp == 1 && topology.ep == 1)
     return LazyLoad(catalog_, topology, rank);
   auto part =
       std::make_shared<Catalog>(library::rank_part(*catalog_, topology, rank));

@@ -19,14 +19,14 @@ void Salvager::locate_all() {
     if (!is_answer(error)) throw;
   }
   Catalog one = catalog_;
-  const auto locate_one = one.locate;
+  const auto opener = one.archive_opener;
   one.tensors.resize(1);
   for (Tensor& tensor : catalog_.tensors) {
     for (Piece& piece : tensor.pieces) {
       if (!piece.extent.archive) continue;
       one.tensors[0] = tensor;
       one.tensors[0].pieces = {piece};
-      one.locate = locate_one;
+      one.archive_opener = opener;
       try {
         locate(one);
         piece = one.tensors[0].pieces[0];
@@ -38,7 +38,7 @@ void Salvager::locate_all() {
   }
   catalog_.files = one.files;
   catalog_.crcs = one.crcs;
-  catalog_.locate = nullptr;
+  catalog_.archive_opener = nullptr;
 }
 
 // Values in items of their own: another step's is better than none, but it
@@ -55,7 +55,7 @@ void Salvager::check_objects() {
   for (const Object& object : catalog_.objects) {
     if (object.document || object.bytes == 0) continue;
     one.objects = {object};
-    one.load_objects = catalog_.load_objects;
+    one.object_opener = catalog_.object_opener;
     try {
       load_objects(one);
     } catch (const Error& error) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is asked of a checkpoint as a whole.
 #include <algorithm>
+#include <functional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -19,7 +20,7 @@ std::string text_of(const Object& object) {
 // The objects, opened. Of a catalog with millions of pieces the rest is not
 // copied for it.
 std::vector<Object> opened_objects(const Catalog& catalog) {
-  if (!catalog.load_objects) return catalog.objects;
+  if (!catalog.object_opener) return catalog.objects;
   Catalog opened;
   opened.format = catalog.format;
   opened.path = catalog.path;
@@ -27,7 +28,7 @@ std::vector<Object> opened_objects(const Catalog& catalog) {
   opened.files = catalog.files;
   opened.objects = catalog.objects;
   opened.skeleton = catalog.skeleton;
-  opened.load_objects = catalog.load_objects;
+  opened.object_opener = catalog.object_opener;
   load_objects(opened);
   return std::move(opened.objects);
 }

@@ -5,14 +5,9 @@ namespace ckpt::formats {
 
 uint64_t assume_places(Catalog& catalog) {
   const bool is_read = !catalog.claims.empty() || !catalog.redundant.empty();
-  const Locate* found = catalog.locate.target<Locate>();
-  if (is_read || found == nullptr) {
-    locate(catalog);
-    return 0;
-  }
-  const Locate places = *found;
-  catalog.locate = nullptr;
-  return places.sample(catalog);
+  if (!is_read) return sample(catalog);
+  locate(catalog);
+  return 0;
 }
 
 }  // namespace ckpt::formats

@@ -3,7 +3,7 @@
 //
 // An index says where each item begins and ends; where in it the elements are,
 // shows only the item. A run opens all of them before it plans
-// (Catalog::locate). A dry run writes nothing and prints no offsets: sizes and
+// (ckpt::locate). A dry run writes nothing and prints no offsets: sizes and
 // sums depend on boxes and dtypes alone, and that the bytes of each box fit
 // into its item the index says itself. (Not on strides either: a transposed
 // tensor is as many bytes.) So one item of each file is opened, the last,
@@ -17,18 +17,9 @@
 
 namespace ckpt::formats {
 
-// A Catalog::locate that has a cheaper brother.
-struct Locate {
-  void (*all)(Catalog&);
-  // As `all`, but for what can be assumed, which goes into the assumptions;
-  // returns how many items that is. Leaves no extent an archive.
-  uint64_t (*sample)(Catalog&);
-  void operator()(Catalog& catalog) const { all(catalog); }
-};
-
 // Instead of ckpt::locate, for a plan that is only shown. Returns the number of
 // items that were not opened. Opens all where their bytes are going to be read
-// (claims), or the format has no Locate.
+// (claims), or the format has no cheaper way.
 uint64_t assume_places(Catalog& catalog);
 
 }  // namespace ckpt::formats

@@ -13,7 +13,6 @@
 // that the weights in use are their roundings is proven.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>

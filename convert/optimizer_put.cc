@@ -12,9 +12,9 @@
 #include "ckpt/note.h"
 #include "convert/optimizer.h"
 #include "convert/trained_experts.h"
-#include "formats/megatron/state/rank_objects.h"
 #include "formats/megatron/options.h"
 #include "formats/megatron/state/param_groups.h"
+#include "formats/megatron/state/rank_objects.h"
 #include "lib/text/format.h"
 #include "models/view.h"
 

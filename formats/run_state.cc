@@ -46,7 +46,7 @@ class Builder {
     if (groups != kNoId)
       catalog_.objects.push_back({"optimizer.param_groups", document_, groups});
     catalog_.skeleton = std::move(skeleton_);
-    catalog_.load_objects = nullptr;
+    catalog_.object_opener = nullptr;
   }
 
  private:

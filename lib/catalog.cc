@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ckpt/catalog.h"
 
+#include <utility>
+
 #include "ckpt/layout.h"
 
 namespace ckpt {
@@ -52,18 +54,24 @@ const Tensor* Catalog::find(std::string_view name) const {
   return nullptr;
 }
 
+uint64_t ArchiveOpener::sample(Catalog& catalog) const {
+  locate(catalog);
+  return 0;
+}
+
 void locate(Catalog& catalog) {
-  if (!catalog.locate) return;
-  const auto run = std::move(catalog.locate);
-  catalog.locate = nullptr;
-  run(catalog);
+  if (const auto opener = std::exchange(catalog.archive_opener, nullptr))
+    opener->locate(catalog);
+}
+
+uint64_t sample(Catalog& catalog) {
+  const auto opener = std::exchange(catalog.archive_opener, nullptr);
+  return opener ? opener->sample(catalog) : 0;
 }
 
 void load_objects(Catalog& catalog) {
-  if (!catalog.load_objects) return;
-  const auto run = std::move(catalog.load_objects);
-  catalog.load_objects = nullptr;
-  run(catalog);
+  if (const auto opener = std::exchange(catalog.object_opener, nullptr))
+    opener->open(catalog);
 }
 
 }  // namespace ckpt

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows: one read for each source lane's block of rows, one vectored write for
 // each target lane's block. A read or write for each slice would cost a
-// system call a row, more than copying a slice of 2 KiB (docs/performance.md).
+// system call a row, more than copying a slice of 2 KiB (docs/engine.md).
 #include <algorithm>
 #include <cstring>
 

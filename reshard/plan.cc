@@ -2,6 +2,7 @@
 #include "reshard/plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <span>
 #include <unordered_map>

@@ -52,7 +52,7 @@ Catalog catalog_of(const Catalog& catalog, const Tensor& tensor) {
   one.path = catalog.path;
   one.topology = catalog.topology;
   one.files = catalog.files;
-  one.locate = catalog.locate;
+  one.archive_opener = catalog.archive_opener;
   one.tensors.push_back(tensor);
   return one;
 }

@@ -4,9 +4,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
+#include <memory>
 #include <vector>
 
-#include "containers/assume.h"
 #include "containers/torch/storages.h"
 #include "lib/parallel.h"
 
@@ -43,19 +43,23 @@ void check(const std::vector<std::string>& paths, size_t step) {
                kReaders);
 }
 
-void check_all(Catalog& catalog) { check(files_in_use(catalog), 1); }
-
-uint64_t check_some(Catalog& catalog) {
-  const std::vector<std::string> paths = files_in_use(catalog);
-  check(paths, kSampled);
-  const size_t rest = paths.size() - (paths.size() + kSampled - 1) / kSampled;
-  if (rest > 0)
-    catalog.assumptions.push_back(
-        fmt::format("{} files have their records where their directories put "
-                    "them; a run reads the records' own headers",
-                    rest));
-  return rest;
-}
+class HeaderChecker : public ArchiveOpener {
+ public:
+  void locate(Catalog& catalog) const override {
+    check(files_in_use(catalog), 1);
+  }
+  uint64_t sample(Catalog& catalog) const override {
+    const std::vector<std::string> paths = files_in_use(catalog);
+    check(paths, kSampled);
+    const size_t rest = paths.size() - (paths.size() + kSampled - 1) / kSampled;
+    if (rest > 0)
+      catalog.assumptions.push_back(
+          fmt::format("{} files have their records where their directories put "
+                      "them; a run reads the records' own headers",
+                      rest));
+    return rest;
+  }
+};
 
 }  // namespace
 
@@ -110,7 +114,8 @@ void open_each(const std::vector<std::string>& paths, Catalog& catalog,
 }
 
 void check_headers_later(Catalog& catalog) {
-  catalog.locate = formats::Locate{check_all, check_some};
+  static const auto kChecker = std::make_shared<const HeaderChecker>();
+  catalog.archive_opener = kChecker;
 }
 
 }  // namespace ckpt::torch

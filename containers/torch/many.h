@@ -8,7 +8,7 @@
 // Where a record's data begin only its local header says, which lies before
 // the data: of 16,384 files with 72 tensors each these are 1.2 million reads
 // all over the disk. torch lays records out by a rule, so the directory at the
-// file's end is enough to compute it (zip::Headers::kComputed). Catalog::locate
+// file's end is enough to compute it (zip::Headers::kComputed). ckpt::locate
 // then reads the headers and compares, before any payload is read.
 //
 // Most of the files are alike: their pickles are decoded once (twins.h).

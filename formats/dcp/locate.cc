@@ -221,6 +221,18 @@ class Locator {
 
 void locate_items(Catalog& catalog) { Locator(catalog).all(); }
 
+std::shared_ptr<const ArchiveOpener> item_opener() {
+  class Opener : public ArchiveOpener {
+   public:
+    void locate(Catalog& catalog) const override { locate_items(catalog); }
+    uint64_t sample(Catalog& catalog) const override {
+      return sample_items(catalog);
+    }
+  };
+  static const auto kOpener = std::make_shared<const Opener>();
+  return kOpener;
+}
+
 uint64_t sample_items(Catalog& catalog, uint64_t least) {
   return Locator(catalog).sample(least);
 }

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -94,12 +95,14 @@ void check_cover(const Metadata& metadata);
 void add_to_catalog(Metadata& metadata, Catalog& catalog,
                     const formats::ReadOptions& options = {});
 
-// What add_to_catalog sets as Catalog::locate: opens the archive of every
+// What add_to_catalog gives ckpt::locate to do: opens the archive of every
 // piece that has one. For readers that add pieces of their own.
 void locate_items(Catalog& catalog);
 // The same for a dry run (containers/assume.h), from so many items on. To open
 // fewer takes no time to speak of.
 inline constexpr uint64_t kManyItems = 65'536;
 uint64_t sample_items(Catalog& catalog, uint64_t least = kManyItems);
+// For Catalog::archive_opener: both of them. There is one.
+std::shared_ptr<const ArchiveOpener> item_opener();
 
 }  // namespace ckpt::dcp

@@ -7,7 +7,6 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
-#include "containers/assume.h"
 #include "containers/torch/container.h"
 #include "containers/torch/item.h"
 #include "formats/dcp/metadata.h"
@@ -166,11 +165,8 @@ class Adder {
 void add_to_catalog(Metadata& metadata, Catalog& catalog,
                     const formats::ReadOptions& options) {
   Adder(metadata, catalog, options.restrict_globals).add();
-  catalog.locate = formats::Locate{
-      locate_items, [](Catalog& all) { return sample_items(all); }};
-  catalog.load_objects = [restricted = options.restrict_globals](Catalog& all) {
-    open_objects(all, restricted);
-  };
+  catalog.archive_opener = item_opener();
+  catalog.object_opener = object_opener(options.restrict_globals);
 }
 
 }  // namespace ckpt::dcp

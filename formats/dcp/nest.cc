@@ -2,8 +2,10 @@
 #include "formats/dcp/nest.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
@@ -269,6 +271,19 @@ void load_nested(Catalog& catalog, const Nest& nest, bool restricted) {
   taker.finish();
 }
 
+class NestOpener : public ObjectOpener {
+ public:
+  NestOpener(std::shared_ptr<const Nest> nest, bool restricted)
+      : nest_(std::move(nest)), restricted_(restricted) {}
+  void open(Catalog& catalog) const override {
+    load_nested(catalog, *nest_, restricted_);
+  }
+
+ private:
+  std::shared_ptr<const Nest> nest_;
+  bool restricted_;
+};
+
 // An entry of either kind, in the order of the index.
 struct Entry {
   uint32_t position = 0;
@@ -315,10 +330,8 @@ void add_nest(Metadata& metadata, Catalog& catalog,
   const std::vector<std::string> names = builder.finish();
   catalog.skeleton =
       make_skeleton(*nest, std::make_shared<Document>(), {}, names);
-  catalog.load_objects = [nest,
-                          restricted = options.restrict_globals](Catalog& all) {
-    load_nested(all, *nest, restricted);
-  };
+  catalog.object_opener =
+      std::make_shared<const NestOpener>(nest, options.restrict_globals);
 }
 
 }  // namespace ckpt::dcp

@@ -61,6 +61,20 @@ void open_batch(Catalog& catalog, std::span<const size_t> batch,
 
 }  // namespace
 
+std::shared_ptr<const ObjectOpener> object_opener(bool restricted) {
+  class Opener : public ObjectOpener {
+   public:
+    explicit Opener(bool only_known) : restricted_(only_known) {}
+    void open(Catalog& catalog) const override {
+      open_objects(catalog, restricted_);
+    }
+
+   private:
+    bool restricted_;
+  };
+  return std::make_shared<const Opener>(restricted);
+}
+
 void open_objects(Catalog& catalog, bool restricted) {
   open_objects(catalog, restricted, [](size_t, torch::OpenedObject&) {});
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "ckpt/catalog.h"
@@ -15,6 +16,8 @@ namespace ckpt::dcp {
 // globals are added to the catalog; with `restricted` those that weights-only
 // loading would not allow are refused.
 void open_objects(Catalog& catalog, bool restricted);
+// For Catalog::object_opener: open_objects.
+std::shared_ptr<const ObjectOpener> object_opener(bool restricted);
 
 // The same, and calls `take` for each opened object, in the order of the
 // catalog, before its bytes are let go.

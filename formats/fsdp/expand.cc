@@ -122,8 +122,8 @@ class Expander {
 
   // A part of an archive has no place before it is known where its payload is.
   void locate_flats() {
-    if (!catalog_.locate) return;
-    const auto again = catalog_.locate;
+    const auto again = catalog_.archive_opener;
+    if (!again) return;
     std::vector<Tensor> tensors = std::move(catalog_.tensors);
     catalog_.tensors.clear();
     for (size_t i = 0; i < tensors.size(); ++i)
@@ -134,7 +134,7 @@ class Expander {
       if (belongs_[i] != kNone)
         tensors[i] = std::move(catalog_.tensors[next++]);
     catalog_.tensors = std::move(tensors);
-    catalog_.locate = again;
+    catalog_.archive_opener = again;
   }
 
   // What stands before ".exp_avg" in a state's name; the name of others.

@@ -34,7 +34,7 @@ using Names = std::unordered_set<std::string>;
 // same length that belongs to them; other state (steps) is repeated for each
 // parameter. `padded`: the names of those that are (FlatTensor); that what is
 // left of them is zeros, becomes a Redundant of the catalog. Opens the archives
-// of flat tensors (Catalog::locate). Throws usage_error for a key that no
+// of flat tensors (ckpt::locate). Throws usage_error for a key that no
 // tensor has, and what begins() throws.
 std::vector<Expansion> expand(Catalog& catalog, const FlatParameters& all,
                               const Names& padded = {});

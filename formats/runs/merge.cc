@@ -2,8 +2,9 @@
 #include "formats/runs/merge.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
-#include "containers/assume.h"
 #include "containers/torch/container.h"
 
 namespace ckpt::runs {
@@ -15,20 +16,27 @@ void shift(Tensor& tensor, uint32_t files, uint32_t ties) {
 }
 
 // One that does the work of both.
-void add_locate(Catalog& into, std::function<void(Catalog&)> next) {
-  if (!next) return;
-  if (!into.locate) {
-    into.locate = std::move(next);
-    return;
+class BothOpeners : public ArchiveOpener {
+ public:
+  using Opener = std::shared_ptr<const ArchiveOpener>;
+  BothOpeners(Opener first, Opener second)
+      : first_(std::move(first)), second_(std::move(second)) {}
+  void locate(Catalog& catalog) const override {
+    first_->locate(catalog);
+    second_->locate(catalog);
   }
-  const auto* mine = into.locate.target<formats::Locate>();
-  const auto* other = next.target<formats::Locate>();
-  if (mine != nullptr && other != nullptr && mine->all == other->all) return;
-  into.locate = [first = std::move(into.locate),
-                 second = std::move(next)](Catalog& catalog) {
-    first(catalog);
-    second(catalog);
-  };
+
+ private:
+  Opener first_;
+  Opener second_;
+};
+
+void add_opener(Catalog& into, std::shared_ptr<const ArchiveOpener> next) {
+  if (!next || next == into.archive_opener) return;
+  if (into.archive_opener)
+    next = std::make_shared<const BothOpeners>(std::move(into.archive_opener),
+                                               std::move(next));
+  into.archive_opener = std::move(next);
 }
 
 }  // namespace
@@ -62,7 +70,7 @@ size_t Merger::add(Catalog part, std::span<const std::string_view> dropped) {
     into_.redundant.push_back(std::move(redundant));
   }
   torch::add_globals(into_, part.globals);
-  add_locate(into_, std::move(part.locate));
+  add_opener(into_, std::move(part.archive_opener));
   return first;
 }
 

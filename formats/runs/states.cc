@@ -50,7 +50,7 @@ std::optional<uint64_t> count_of(const Catalog& source, size_t index) {
   aside.path = source.path;
   aside.files = source.files;
   aside.tensors = {source.tensors[index]};
-  aside.locate = source.locate;
+  aside.archive_opener = source.archive_opener;
   ckpt::locate(aside);
   const Tensor& tensor = aside.tensors[0];
   if (tensor.pieces.empty() || volume(tensor.pieces[0].box) != 1 ||

@@ -168,7 +168,7 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
       return problem.kind == "unread_file";
     });
     if (!kept) one.objects.clear();
-    if (one.load_objects) lazy_ = true;
+    if (one.object_opener) lazy_ = true;
     // DeepSpeed's engine has a word for all: "optimizer", "module".
     const std::string word = source.read == "deepspeed" ? "engine." : "";
     for (Object& object : one.objects)
@@ -268,10 +268,7 @@ void StepReading::finish() {
                                .tensors = {},
                                .storages = std::move(values_.storages)};
   if (lazy_)
-    catalog_.load_objects = [restricted =
-                                 options_.restrict_globals](Catalog& catalog) {
-      dcp::open_objects(catalog, restricted);
-    };
+    catalog_.object_opener = dcp::object_opener(options_.restrict_globals);
   check_unique();
 }
 

@@ -59,7 +59,7 @@ void StepReading::read_optimizer(const Optimizer& optimizer) {
   if (is_of_other_step(source, numbers)) return;
   Catalog one = read_container(source, numbers);
   keep(source, fill(source.at, numbers), one);
-  if (one.load_objects) lazy_ = true;
+  if (one.object_opener) lazy_ = true;
   take_topology(one.topology);
   // Several models have one each; what is left over is the first one's.
   const bool paired = optimizer.number < models_.size();

@@ -304,7 +304,7 @@ void Handle::writev(uint64_t offset, std::span<iovec> parts) const {
 
 // Not fallocate: it looks for free blocks at once, which on a file system that
 // has been in use took a quarter of a whole reshard, and on tmpfs it writes
-// zeros; without it that is left to the writeback (docs/performance.md).
+// zeros; without it that is left to the writeback (docs/engine.md).
 void Handle::allocate(uint64_t size) const {
   if (size == 0) return;
   const auto length = static_cast<off_t>(size);

@@ -2,6 +2,7 @@
 #include "reshard/ranks/exchange.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include "ckpt/error.h"

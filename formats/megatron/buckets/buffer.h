@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "formats/megatron/state/bucket_key.h"
 #include "formats/megatron/buckets/model.h"
-#include "formats/megatron/state/group_objects.h"
+#include "formats/megatron/state/bucket_key.h"
 #include "formats/megatron/state/buffers.h"
+#include "formats/megatron/state/group_objects.h"
 
 namespace ckpt::megatron {
 

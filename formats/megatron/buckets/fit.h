@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "formats/megatron/state/bucket_key.h"
 #include "formats/megatron/buckets/model.h"
 #include "formats/megatron/model/facts.h"
+#include "formats/megatron/state/bucket_key.h"
 #include "formats/megatron/state/buffers.h"
 
 namespace ckpt::megatron {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <utility>
 
 #include "ckpt/error.h"
 
@@ -78,7 +79,7 @@ std::vector<BucketChunks::Archive> BucketChunks::archives_of(
 // its place in the archive to its place in the payload. Gaps, and what was
 // left out of the catalog since, are not looked at.
 void BucketChunks::locate(const Sources& sources, Catalog& catalog,
-                          const std::function<void(Catalog&)>& inner) {
+                          const ArchiveOpener& inner) {
   const std::vector<Archive> archives = archives_of(sources, catalog);
   Catalog wanted;  // a tensor for each archive that is in use
   std::unordered_map<size_t, size_t> tensors;  // archive -> its tensor
@@ -108,7 +109,7 @@ void BucketChunks::locate(const Sources& sources, Catalog& catalog,
   wanted.files = std::move(catalog.files);
   // An item that can't be opened leaves the catalog as it was.
   try {
-    inner(wanted);
+    inner.locate(wanted);
   } catch (...) {
     catalog.files = std::move(wanted.files);
     throw;
@@ -130,13 +131,22 @@ void BucketChunks::locate(const Sources& sources, Catalog& catalog,
 }
 
 void BucketChunks::install(Catalog& catalog) && {
-  if (!catalog.locate) return;
-  const auto sources = std::make_shared<const Sources>(std::move(sources_));
-  catalog.locate = [inner = std::move(catalog.locate),
-                    sources](Catalog& wanted) {
-    locate(*sources, wanted, inner);
-    inner(wanted);
+  if (!catalog.archive_opener) return;
+  class Opener : public ArchiveOpener {
+   public:
+    Opener(Sources sources, std::shared_ptr<const ArchiveOpener> inner)
+        : sources_(std::move(sources)), inner_(std::move(inner)) {}
+    void locate(Catalog& wanted) const override {
+      BucketChunks::locate(sources_, wanted, *inner_);
+      inner_->locate(wanted);
+    }
+
+   private:
+    Sources sources_;
+    std::shared_ptr<const ArchiveOpener> inner_;
   };
+  catalog.archive_opener = std::make_shared<const Opener>(
+      std::move(sources_), std::move(catalog.archive_opener));
 }
 
 }  // namespace ckpt::megatron

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -32,7 +31,7 @@ class BucketChunks {
   std::vector<Cut> cut(const Tensor& tensor, uint64_t begin,
                        uint64_t end) const;
 
-  // Makes catalog.locate find these archives, too.
+  // Makes ckpt::locate find these archives, too.
   void install(Catalog& catalog) &&;
 
  private:
@@ -59,7 +58,7 @@ class BucketChunks {
   static std::vector<Archive> archives_of(const Sources& sources,
                                           const Catalog& catalog);
   static void locate(const Sources& sources, Catalog& catalog,
-                     const std::function<void(Catalog&)>& inner);
+                     const ArchiveOpener& inner);
 
   Sources sources_;  // by name
 };

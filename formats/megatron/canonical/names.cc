@@ -7,7 +7,6 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
-#include "formats/megatron/state/rank_objects.h"
 #include "formats/megatron/model/grouped.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/parts.h"
@@ -15,6 +14,7 @@
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/model/spelling.h"
 #include "formats/megatron/state/common.h"
+#include "formats/megatron/state/rank_objects.h"
 
 namespace ckpt::megatron {
 namespace {

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
-#include "formats/megatron/locate.h"
 #include "formats/megatron/canonical/names.h"
+#include "formats/megatron/locate.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/model/spelling.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/megatron/dist/flat.h"
 
+#include <memory>
 #include <string_view>
 #include <unordered_map>
 
@@ -102,6 +103,11 @@ void locate_flattened(Catalog& catalog) {
   }
 }
 
+class FlattenedItems : public ArchiveOpener {
+ public:
+  void locate(Catalog& catalog) const override { locate_flattened(catalog); }
+};
+
 }  // namespace
 
 void undo_flattening(const dcp::Metadata& metadata, Catalog& catalog) {
@@ -133,7 +139,7 @@ void undo_flattening(const dcp::Metadata& metadata, Catalog& catalog) {
     ++guessed;
   }
   if (named + guessed == 0) return;
-  catalog.locate = locate_flattened;
+  catalog.archive_opener = std::make_shared<const FlattenedItems>();
   catalog.assumptions.push_back(fmt::format(
       "{} flattened tensors are seen in their own shape: {}", named + guessed,
       guessed == 0 ? "mcore_data of .metadata"

@@ -17,7 +17,7 @@ namespace ckpt::megatron {
 
 // Gives tensors their original shape back: those that mcore_data names, and
 // where it is gone, optimizer state that has its parameter's shape with one
-// dimension more. Sets Catalog::locate if there are any. Throws input_error
+// dimension more. Sets archive_opener if there are any. Throws input_error
 // for chunks that are not such ranges.
 void undo_flattening(const dcp::Metadata& metadata, Catalog& catalog);
 

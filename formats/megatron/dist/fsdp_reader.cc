@@ -150,7 +150,7 @@ void open_args(Catalog& catalog) {
   alone.path = catalog.path;
   alone.files = catalog.files;
   alone.objects = {*args};
-  alone.load_objects = catalog.load_objects;
+  alone.object_opener = catalog.object_opener;
   load_objects(alone);
   *args = alone.objects.at(0);
   for (const std::string& global : alone.globals)

@@ -9,10 +9,9 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
-#include "formats/megatron/dist/zarr_scan.h"
-#include "formats/megatron/state/rank_objects.h"
 #include "formats/megatron/canonical/adapter_rows.h"
 #include "formats/megatron/canonical/review.h"
+#include "formats/megatron/dist/zarr_scan.h"
 #include "formats/megatron/model/grouped.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/parts.h"
@@ -23,6 +22,7 @@
 #include "formats/megatron/state/common.h"
 #include "formats/megatron/state/optimizer.h"
 #include "formats/megatron/state/param_groups.h"
+#include "formats/megatron/state/rank_objects.h"
 #include "formats/megatron/state/steps.h"
 #include "lib/pickle/value.h"
 

@@ -8,11 +8,11 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
-#include "formats/megatron/model/stage_split.h"
-#include "formats/megatron/locate.h"
 #include "formats/megatron/canonical/review.h"
+#include "formats/megatron/locate.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/rules.h"
+#include "formats/megatron/model/stage_split.h"
 #include "formats/megatron/model/vocab.h"
 #include "formats/megatron/options.h"
 #include "formats/megatron/state/common.h"

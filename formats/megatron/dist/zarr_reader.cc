@@ -6,10 +6,10 @@
 #include "ckpt/note.h"
 #include "containers/zarr/array.h"
 #include "formats/dcp/objects.h"
-#include "formats/megatron/state/bucket_key.h"
 #include "formats/megatron/dist/catalog.h"
 #include "formats/megatron/dist/zarr_scan.h"
 #include "formats/megatron/locate.h"
+#include "formats/megatron/state/bucket_key.h"
 #include "formats/megatron/zarr.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -121,10 +121,7 @@ Catalog ZarrReader::read_catalog(const std::string& path,
   scan_zarr(catalog.path, catalog);
   check_cut_grids(catalog);
   check_bucket_objects(catalog);
-  const bool restricted = options.restrict_globals;
-  catalog.load_objects = [restricted](Catalog& all) {
-    dcp::open_objects(all, restricted);
-  };
+  catalog.object_opener = dcp::object_opener(options.restrict_globals);
   const Common common = read_common(catalog.path, catalog, options);
   finish_dist_catalog(catalog, common);
   add_strays(catalog.path, catalog);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <set>
 #include <utility>
 
@@ -69,6 +70,19 @@ void refuse_unreadable(const Catalog& catalog,
     }
 }
 
+// Their chunks are refused when they are needed, not before.
+class UnreadableArrays : public ArchiveOpener {
+ public:
+  explicit UnreadableArrays(std::map<uint32_t, std::string> codecs)
+      : codecs_(std::move(codecs)) {}
+  void locate(Catalog& catalog) const override {
+    refuse_unreadable(catalog, codecs_);
+  }
+
+ private:
+  std::map<uint32_t, std::string> codecs_;  // file -> what is not read
+};
+
 class Scan {
  public:
   Scan(std::string directory, Catalog& catalog)
@@ -81,9 +95,8 @@ class Scan {
       catalog_.assumptions.push_back(fmt::format(
           "{} directories of locks ({}) are left out", locks_, kLocks));
     if (!unreadable_.empty())
-      catalog_.locate = [unreadable = unreadable_](Catalog& all) {
-        refuse_unreadable(all, unreadable);
-      };
+      catalog_.archive_opener =
+          std::make_shared<const UnreadableArrays>(unreadable_);
   }
 
  private:

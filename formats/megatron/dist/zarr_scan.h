@@ -13,7 +13,7 @@
 namespace ckpt::megatron {
 
 // Adds a tensor for each array and an object (not opened) for each shard_*.pt,
-// in the order of their names. Sets Catalog::locate if there are arrays that
+// in the order of their names. Sets archive_opener if there are arrays that
 // ckpt can't decompress: they are refused when they are needed, not before.
 // Throws input_error for arrays and objects that are damaged; what is neither
 // goes into the problems.

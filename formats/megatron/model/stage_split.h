@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How layers are shared by pipeline stages, in the words of Megatron's arguments.
+// How layers are shared by pipeline stages, in the words of Megatron's
+// arguments.
 #pragma once
 
 #include <cstdint>

@@ -5,11 +5,11 @@
 #include <array>
 
 #include "ckpt/error.h"
-#include "formats/megatron/state/rank_objects.h"
 #include "formats/megatron/model/facts.h"
 #include "formats/megatron/options.h"
 #include "formats/megatron/state/common.h"
 #include "formats/megatron/state/optimizer_groups.h"
+#include "formats/megatron/state/rank_objects.h"
 #include "lib/pickle/json.h"
 
 namespace ckpt::megatron {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks' files of a legacy checkpoint hold beside tensors, by the names
-// of the catalog's objects, and where the optimizers are in it.
+// What the ranks' files of a legacy checkpoint hold beside tensors, by the
+// names of the catalog's objects, and where the optimizers are in it.
 #pragma once
 
 #include <cstdint>

@@ -12,9 +12,9 @@
 
 #include "ckpt/error.h"
 #include "containers/torch/tensors.h"
-#include "formats/megatron/state/rank_objects.h"
 #include "formats/megatron/state/optimizer_common.h"
 #include "formats/megatron/state/optimizer_groups.h"
+#include "formats/megatron/state/rank_objects.h"
 #include "lib/pickle/value.h"
 #include "models/view.h"
 

@@ -7,13 +7,14 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "formats/olmo_core/shards.h"
+#include "formats/olmo_core/sidecars.h"
 #include "formats/olmo_core/v1/index.h"
 #include "formats/olmo_core/v1/locate.h"
 #include "formats/olmo_core/v1/optimizer.h"
 #include "formats/olmo_core/v1/shards.h"
-#include "formats/olmo_core/v1/sidecars.h"
 #include "formats/olmo_core/v1/v1.h"
 #include "lib/io/file.h"
+#include "lib/manifest.h"
 #include "lib/text/format.h"
 
 namespace ckpt::olmo_core::v1 {
@@ -36,6 +37,23 @@ std::string_view version_of(const Part& part) {
       break;
   }
   return "0.1.0";
+}
+
+// All other files below the checkpoint's directory are carried as they are: the
+// trainer's state of each rank, config.yaml. Links to folders are not followed
+// (a problem says so); strays among the parts' files have a problem already.
+void add_sidecars(const Found& found, Catalog& catalog) {
+  const auto is_part = [&](const std::string& below, bool) {
+    if (below == kManifestName) return true;
+    const size_t slash = below.rfind('/');
+    const std::string folder =
+        slash == below.npos ? std::string() : below.substr(0, slash);
+    const std::string name = io::base_name(below);
+    return std::ranges::find(found.parts, folder) != found.parts.end() &&
+           (name == kIndexName || rank_of_file(name).has_value());
+  };
+  collect_sidecars(found.home, is_part,
+                   "move the checkpoint into a folder of its own", catalog);
 }
 
 // How the parts were cut: flat shards over dp ranks, boxes over tp ranks.
@@ -112,7 +130,7 @@ class Assembler {
     set_buffers();
     check_moments(catalog_);
     check_names();
-    v1::add_sidecars(found_, catalog_);
+    add_sidecars(found_, catalog_);
     return std::move(catalog_);
   }
 

@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -70,7 +69,7 @@ struct Extent {
   uint64_t offset = 0;  // bytes from the start of the file
   Dims strides;         // bytes; empty: row-major contiguous
   // Not 0: the piece is an archive of its own of that many bytes, which
-  // begins at `offset`. Where its payload is, shows Catalog::locate.
+  // begins at `offset`. Where its payload is, shows ckpt::locate.
   uint64_t archive = 0;
   uint32_t file = 0;  // index into Catalog::files
 };
@@ -152,7 +151,7 @@ uint64_t element_size(DType dtype);  // bytes; 0 for bit-packed types
 // knows it; JSON and YAML values fit in it too).
 struct Object {
   std::string name;  // dotted path in the format's own naming
-  // Null: it is in an archive that nobody has opened (Catalog::load_objects).
+  // Null: it is in an archive that nobody has opened (ckpt::load_objects).
   std::shared_ptr<const pickle::Document> document;
   uint32_t node = 0;  // index of the value in the document
   // The archive of its own (torch.save) that it is in, so that it can be
@@ -241,6 +240,28 @@ struct Run {
   std::optional<uint64_t> step;
 };
 
+struct Catalog;
+
+// What an index alone does not say, found when it is needed: where payload is
+// in tens of thousands of small archives inside of big files, and the values in
+// those that are no tensors. Both work on whatever is still in the catalog.
+class ArchiveOpener {
+ public:
+  virtual ~ArchiveOpener() = default;
+  // Leaves no extent an `archive`. Throws input_error for damage.
+  virtual void locate(Catalog& catalog) const = 0;
+  // As `locate`, but may take some archives to be like others, and says so in
+  // the assumptions; returns how many were not opened. Sizes are exact, places
+  // may not be.
+  virtual uint64_t sample(Catalog& catalog) const;
+};
+class ObjectOpener {
+ public:
+  virtual ~ObjectOpener() = default;
+  // Leaves no object without a document. Throws input_error for damage.
+  virtual void open(Catalog& catalog) const = 0;
+};
+
 struct Catalog {
   std::string format;   // "safetensors", "torch", "fairseq2" …
   std::string version;  // of the format, if it says
@@ -267,18 +288,18 @@ struct Catalog {
   std::vector<std::string> globals;
   std::vector<Claim> claims;
   std::vector<Redundant> redundant;
-  // What an index alone does not say, found when it is needed: tens of
-  // thousands of small archives inside of big files. Both work on whatever
-  // is still in the catalog, throw input_error for damage, and are empty if
-  // there is nothing to do. Call them through ckpt::locate, ckpt::load_objects.
-  std::function<void(Catalog&)> locate;        // extents with an `archive`
-  std::function<void(Catalog&)> load_objects;  // objects without a document
+  // Null if there is nothing to do. Called through ckpt::locate, ckpt::sample
+  // and ckpt::load_objects, which take them off first.
+  std::shared_ptr<const ArchiveOpener> archive_opener;
+  std::shared_ptr<const ObjectOpener> object_opener;
 
   const Tensor* find(std::string_view name) const;  // linear
 };
 
 // After it no extent is an archive; plans need that.
 void locate(Catalog& catalog);
+// The same for a plan that is only shown: ArchiveOpener::sample.
+uint64_t sample(Catalog& catalog);
 // After it every object has a document.
 void load_objects(Catalog& catalog);
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "formats/megatron/state/bucket_key.h"
 #include "formats/megatron/model/module_order.h"
+#include "formats/megatron/state/bucket_key.h"
 
 namespace ckpt::megatron {
 namespace {

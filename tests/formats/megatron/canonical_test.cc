@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every spelling of a model's names comes out as one.
-#include "formats/megatron/canonical/names.h"
-
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -9,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "formats/format.h"
+#include "formats/megatron/canonical/names.h"
 #include "formats/megatron/model/grouped.h"
 #include "formats/megatron/model/spelling.h"
 #include "tests/support/materialise.h"
