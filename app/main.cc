@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "app/commands/commands.h"
-#include "app/options/ranks.h"
+#include "app/job.h"
 #include "app/print/console.h"
 #include "lib/interrupt.h"
 

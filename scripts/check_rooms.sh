@@ -54,6 +54,11 @@ if [ -n "$mutual" ]; then
   status=1
 fi
 
+# A command line is parsed, then commands work, and print what they found.
+forbid 'app/options includes neither print nor commands' \
+  '#include "app/(print|commands)/' app/options
+forbid 'app/print includes no command' '#include "app/commands/' app/print
+
 # Megatron's folders, from the lowest: each includes itself and those before it.
 # What lies beside them (options, where a checkpoint is) includes none.
 folders='model state canonical buckets dist legacy'

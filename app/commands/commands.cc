@@ -6,7 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include "app/commands/command.h"
+#include "app/command.h"
 #include "app/options/settings.h"
 #include "app/options/words.h"
 #include "app/print/console.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "app/commands/command.h"
+#include "app/command.h"
 
 namespace ckpt::app {
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Completion of command lines, made from the options themselves.
-#include "app/print/completion.h"
-
 #include <CLI/CLI.hpp>
 
-#include "app/commands/command.h"
+#include "app/command.h"
+#include "app/commands/completion_scripts.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 

@@ -4,12 +4,12 @@
 #include <CLI/CLI.hpp>
 #include <utility>
 
-#include "app/commands/command.h"
+#include "app/command.h"
+#include "app/commands/dialect.h"
+#include "app/commands/target.h"
 #include "app/commands/within.h"
 #include "app/commands/write.h"
 #include "app/options/adapter.h"
-#include "app/options/dialect.h"
-#include "app/options/target.h"
 #include "app/options/target_name.h"
 #include "app/options/words.h"
 #include "ckpt/error.h"

@@ -14,7 +14,7 @@
 #include <fstream>
 #include <thread>
 
-#include "app/commands/command.h"
+#include "app/command.h"
 #include "app/options/settings.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "app/commands/command.h"
+#include "app/command.h"
 #include "app/commands/family_infer.h"
-#include "app/options/source.h"
+#include "app/commands/source.h"
 #include "app/print/console.h"
 #include "app/print/facts.h"
 #include "app/print/json_writer.h"

@@ -10,7 +10,7 @@
 #include <optional>
 #include <tuple>
 
-#include "app/options/source.h"
+#include "app/commands/source.h"
 #include "app/print/console.h"
 #include "convert/check.h"
 #include "convert/facts.h"

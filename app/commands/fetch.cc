@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "app/commands/command.h"
+#include "app/command.h"
 #include "app/options/options.h"
 #include "app/options/rate.h"
 #include "app/print/console.h"

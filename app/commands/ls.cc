@@ -7,8 +7,8 @@
 #include <algorithm>
 
 #include "api/edit/select.h"
-#include "app/commands/command.h"
-#include "app/options/source.h"
+#include "app/command.h"
+#include "app/commands/source.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/steps.h"

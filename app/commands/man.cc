@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <fstream>
 
-#include "app/commands/command.h"
+#include "app/command.h"
+#include "app/commands/man_page.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
-#include "app/print/man_page.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"

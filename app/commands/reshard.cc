@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 
-#include "app/commands/command.h"
+#include "app/command.h"
+#include "app/commands/dialect.h"
+#include "app/commands/target.h"
 #include "app/commands/within.h"
 #include "app/commands/write.h"
-#include "app/options/dialect.h"
-#include "app/options/target.h"
 #include "app/print/console.h"
 
 namespace ckpt::app {

@@ -2,9 +2,9 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 
-#include "app/commands/command.h"
+#include "app/command.h"
 #include "app/commands/commands.h"
-#include "app/options/plan_file.h"
+#include "app/commands/plan_file.h"
 #include "formats/unrecognized.h"
 
 namespace ckpt::app {

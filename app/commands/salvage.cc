@@ -5,7 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "app/commands/command.h"
+#include "app/command.h"
 #include "app/commands/write.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"

@@ -8,7 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include "app/commands/command.h"
+#include "app/command.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "formats/unrecognized.h"

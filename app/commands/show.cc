@@ -6,11 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
 
-#include "app/commands/command.h"
+#include "app/command.h"
+#include "app/commands/source.h"
 #include "app/options/slice.h"
-#include "app/options/source.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/report.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 
-#include "app/commands/command.h"
+#include "app/command.h"
 #include "app/commands/within.h"
 #include "app/commands/write.h"
 #include "app/options/target_name.h"

@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "app/commands/command.h"
+#include "app/command.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "formats/format.h"

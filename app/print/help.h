@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "app/commands/command.h"
+#include "app/command.h"
 
 namespace CLI {
 class App;

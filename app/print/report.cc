@@ -7,10 +7,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "app/options/ranks.h"
 #include "app/print/facts.h"
 #include "app/print/json_writer.h"
 #include "app/print/quantized.h"
+#include "app/print/ranks.h"
 #include "app/print/value_text.h"
 #include "formats/peft/config.h"
 #include "lib/pickle/json.h"

@@ -11,10 +11,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "app/options/ranks.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/progress.h"
+#include "app/print/ranks.h"
 #include "app/print/table.h"
 #include "convert/facts.h"
 #include "lib/io/file.h"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "app/options/dialect.h"
+#include "app/commands/dialect.h"
 
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 
-#include "app/options/source.h"
+#include "app/commands/source.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 

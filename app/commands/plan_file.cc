@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "app/options/plan_file.h"
+#include "app/commands/plan_file.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "app/print/option_table.h"
+#include "app/commands/option_table.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

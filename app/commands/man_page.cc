@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "app/print/man_page.h"
+#include "app/commands/man_page.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "app/print/option_table.h"
+#include "app/commands/option_table.h"
 
 namespace ckpt::app {
 

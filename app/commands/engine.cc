@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "app/options/engine.h"
+#include "app/commands/engine.h"
 
 #include <spdlog/spdlog.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "app/options/target.h"
+#include "app/commands/target.h"
 
 #include <CLI/CLI.hpp>
 

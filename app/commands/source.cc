@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "app/options/source.h"
+#include "app/commands/source.h"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "app/print/completion.h"
+#include "app/commands/completion_scripts.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
