@@ -65,7 +65,8 @@ build=build
 [ "$preset" = release ] || build=build-$preset
 step "testing $build"
 status=0
-ctest --test-dir "$build" --output-on-failure -j "$jobs" \
+# One more than there are processors: servers, ranks and disks are waited for.
+ctest --test-dir "$build" --output-on-failure -j "$((jobs + 1))" \
   --no-tests=error "${filter[@]}" || status=$?
 if [ $status = 0 ]; then
   say "all tests passed ($preset)"
