@@ -1,11 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/text/utf8.h"
 
-#include <simdjson.h>
-
 #include <algorithm>
+#include <cstring>
 
 namespace ckpt::text {
+namespace {
+
+constexpr size_t kAsciiBlock = 64;
+
+// The length of whole blocks of ASCII that `text` begins with: nearly all of
+// what a header or an index is.
+size_t ascii_run(std::string_view text) {
+  size_t at = 0;
+  for (; at + kAsciiBlock <= text.size(); at += kAsciiBlock) {
+    uint64_t words[kAsciiBlock / 8];
+    std::memcpy(words, text.data() + at, kAsciiBlock);
+    uint64_t any = 0;
+    for (const uint64_t word : words) any |= word;
+    if ((any & 0x8080808080808080) != 0) break;
+  }
+  return at;
+}
+
+}  // namespace
 
 Utf8Char first_char(std::string_view text) {
   if (text.empty()) return {};
@@ -59,7 +77,18 @@ size_t whole_chars(std::string_view text) {
 }
 
 bool is_utf8(std::string_view text) {
-  return simdjson::validate_utf8(text.data(), text.size());
+  size_t at = 0;
+  while (at < text.size()) {
+    at += ascii_run(text.substr(at));
+    // Texts of other scripts have few bytes of ASCII: no new run for each.
+    const size_t until = std::min(text.size(), at + kAsciiBlock);
+    while (at < until) {
+      const Utf8Char next = first_char(text.substr(at));
+      if (next.length == 0) return false;
+      at += next.length;
+    }
+  }
+  return true;
 }
 
 }  // namespace ckpt::text
