@@ -250,9 +250,11 @@ if [ "$arch" = x86_64 ]; then
   archive isal "$isal" -Iinclude -Icrc -- crc/crc_base.c crc/crc64_base.c
   quietly "$ar" rcsD "$prefix/lib/libisal.a" "$work"/isal-objects/*.o
 else
-  mapfile -t files < <(cd "$isal" && ls crc/aarch64/*.S crc/aarch64/*.c)
-  archive isal "$isal" -Iinclude -Icrc -Icrc/aarch64 -- crc/crc_base.c \
-    crc/crc64_base.c "${files[@]}"
+  # One header for both languages.
+  mapfile -t files < <(cd "$isal" && ls crc/aarch64/*.S)
+  archive isal "$isal" -D__ASSEMBLY__ -Iinclude -Icrc -- "${files[@]}"
+  archive isal "$isal" -Iinclude -- crc/crc_base.c crc/crc64_base.c \
+    crc/aarch64/crc_aarch64_dispatcher.c
 fi
 cp "$isal"/include/*.h "$prefix/include/isa-l"
 pkg_config libisal 2.30.0 -lisal
