@@ -7,11 +7,14 @@
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "api/aligned.h"
 #include "ckpt/c.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
@@ -26,7 +29,8 @@ struct ckpt_checkpoint {
 
 struct ckpt_data {
   // Arrays of other libraries may hold it too.
-  std::shared_ptr<const ckpt::TensorData> tensor;
+  std::shared_ptr<const void> owner;
+  std::span<const std::byte> bytes;
 };
 
 struct ckpt_shards {
@@ -38,8 +42,14 @@ struct ckpt_shards {
 namespace ckpt {
 namespace {
 
-ckpt_data* data_of(TensorData&& tensor) {
-  return new ckpt_data{std::make_shared<const TensorData>(std::move(tensor))};
+template <class Owner>
+ckpt_data* data_of(Owner&& owner) {
+  const auto held =
+      std::make_shared<const std::decay_t<Owner>>(std::forward<Owner>(owner));
+  if constexpr (std::is_same_v<std::decay_t<Owner>, TensorData>)
+    return new ckpt_data{held, held->bytes};
+  else
+    return new ckpt_data{held, held->bytes()};
 }
 
 // As dlpack.h lays it out in memory (DLPack 0.8, which every consumer takes).
@@ -62,7 +72,7 @@ struct DlManaged {
 struct Exported {
   DlManaged managed;
   std::vector<int64_t> shape;
-  std::shared_ptr<const TensorData> owner;
+  std::shared_ptr<const void> owner;
 };
 
 // DLPack's number of a dtype, and nothing for those that it lacks.
@@ -111,27 +121,26 @@ void* exported(const ckpt_data& data, const char* name,
   const auto code = dtype ? dlpack_code(*dtype) : std::nullopt;
   if (!code) throw usage_error({}, "DLPack has no dtype for {}", name);
   const auto bytes = byte_size(*dtype, Shape(shape));
-  if (bytes != data.tensor->bytes.size())
+  if (bytes != data.bytes.size())
     throw usage_error({}, "the shape has {} bytes, the data {}",
-                      bytes.value_or(0), data.tensor->bytes.size());
+                      bytes.value_or(0), data.bytes.size());
   auto* out = new Exported{.managed = {},
                            .shape = {shape.begin(), shape.end()},
-                           .owner = data.tensor};
-  out->managed = {
-      .tensor = {.data = const_cast<std::byte*>(data.tensor->bytes.data()),
-                 .device_type = 1,  // the CPU
-                 .device_id = 0,
-                 .dims = static_cast<int32_t>(shape.size()),
-                 .code = *code,
-                 .bits = static_cast<uint8_t>(info(*dtype).bits),
-                 .lanes = 1,
-                 .shape = out->shape.data(),
-                 .strides = nullptr,  // row-major, packed
-                 .byte_offset = 0},
-      .context = out,
-      .deleter = [](DlManaged* managed) {
-        delete static_cast<Exported*>(managed->context);
-      }};
+                           .owner = data.owner};
+  out->managed = {.tensor = {.data = const_cast<std::byte*>(data.bytes.data()),
+                             .device_type = 1,  // the CPU
+                             .device_id = 0,
+                             .dims = static_cast<int32_t>(shape.size()),
+                             .code = *code,
+                             .bits = static_cast<uint8_t>(info(*dtype).bits),
+                             .lanes = 1,
+                             .shape = out->shape.data(),
+                             .strides = nullptr,  // row-major, packed
+                             .byte_offset = 0},
+                  .context = out,
+                  .deleter = [](DlManaged* managed) {
+                    delete static_cast<Exported*>(managed->context);
+                  }};
   return &out->managed;
 }
 
@@ -293,15 +302,15 @@ ckpt_data* ckpt_read(const ckpt_checkpoint* checkpoint, const char* name,
   return ckpt::guarded(error, [&] {
     const ckpt::Checkpoint& open = checkpoint->open;
     const std::string tensor = ckpt::text_of(name);
-    return ckpt::data_of(
-        shape ? open.read(tensor, ckpt::box_of(open, tensor, offsets, shape))
-              : open.read(tensor));
+    std::optional<ckpt::Box> box;
+    if (shape) box = ckpt::box_of(open, tensor, offsets, shape);
+    return ckpt::data_of(ckpt::library::read_aligned(open, tensor, box));
   });
 }
 
 const void* ckpt_data_bytes(const ckpt_data* data, size_t* size) {
-  if (size) *size = data->tensor->bytes.size();
-  return data->tensor->bytes.data();
+  if (size) *size = data->bytes.size();
+  return data->bytes.data();
 }
 
 void ckpt_data_close(ckpt_data* data) { delete data; }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "api/aligned.h"
 #include "ckpt/ckpt.h"
 #include "formats/format.h"
 #include "lib/text/suggest.h"
@@ -14,6 +15,19 @@ const Tensor& named(const Catalog& catalog, const std::string& name) {
   const std::string near = text::nearest(name, names);
   throw usage_error({catalog.path, name}, "there is no such tensor")
       .with_hint(near.empty() ? "" : "did you mean " + near + "?");
+}
+
+// read(catalog, tensor), once the tensor's pieces have been looked for.
+template <class Read>
+auto located(const Catalog& catalog, const Tensor& tensor, Read read) {
+  if (!catalog.archive_opener) return read(catalog, tensor);
+  Catalog one;
+  one.path = catalog.path;
+  one.files = catalog.files;
+  one.archive_opener = catalog.archive_opener;
+  one.tensors = {tensor};
+  locate(one);
+  return read(one, one.tensors[0]);
 }
 
 }  // namespace
@@ -35,17 +49,27 @@ TensorData Checkpoint::read(const std::string& name) const {
 
 TensorData Checkpoint::read(const std::string& name, const Box& box) const {
   const Tensor& tensor = named(*catalog_, name);
-  if (catalog_->archive_opener) {
-    Catalog one;
-    one.path = catalog_->path;
-    one.files = catalog_->files;
-    one.archive_opener = catalog_->archive_opener;
-    one.tensors = {tensor};
-    locate(one);
-    return {tensor.dtype, box.shape,
-            reshard::read_box(one, one.tensors[0], box)};
-  }
-  return {tensor.dtype, box.shape, reshard::read_box(*catalog_, tensor, box)};
+  return located(*catalog_, tensor,
+                 [&](const Catalog& catalog, const Tensor& found) {
+                   return TensorData{tensor.dtype, box.shape,
+                                     reshard::read_box(catalog, found, box)};
+                 });
+}
+
+library::Aligned library::read_aligned(const Checkpoint& checkpoint,
+                                       const std::string& name,
+                                       const std::optional<Box>& part) {
+  const Tensor& tensor = named(checkpoint.catalog(), name);
+  const Box box = part.value_or(Box::whole(tensor.shape));
+  return located(
+      checkpoint.catalog(), tensor,
+      [&](const Catalog& catalog, const Tensor& found) {
+        // What is outside is refused before any of it is filled.
+        const bool fits = inside(box, found.shape);
+        Aligned data(fits ? byte_size(found.dtype, box.shape).value_or(0) : 0);
+        reshard::read_box(catalog, found, box, data.bytes());
+        return data;
+      });
 }
 
 }  // namespace ckpt

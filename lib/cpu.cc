@@ -4,6 +4,9 @@
 #include <cstdint>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace ckpt {
@@ -46,6 +49,16 @@ CpuFeatures find_cpu_features() {
   found.avx512dq = cpu_bit(leaf7, 17);
   found.avx512bw = cpu_bit(leaf7, 30);
   found.avx512vl = cpu_bit(leaf7, 31);
+  return found;
+}
+
+#elif defined(__aarch64__)
+
+CpuFeatures find_cpu_features() {
+  const unsigned long has = ::getauxval(AT_HWCAP);
+  CpuFeatures found;
+  found.pmull = (has & HWCAP_PMULL) != 0;
+  found.sha2 = (has & HWCAP_SHA2) != 0;
   return found;
 }
 

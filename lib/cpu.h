@@ -17,9 +17,12 @@ struct CpuFeatures {
   bool avx512bw = false;
   bool avx512dq = false;
   bool avx512vl = false;
+  // aarch64, where vectors (NEON) are always there.
+  bool pmull = false;
+  bool sha2 = false;
 };
 
-// Asked once. All false on other processors than x86-64.
+// Asked once. All false on other processors.
 const CpuFeatures& cpu_features();
 
 }  // namespace ckpt

@@ -6,6 +6,8 @@
 #include <array>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "lib/cpu.h"
@@ -41,6 +43,18 @@ constexpr uint32_t multiply_portable(uint32_t a, uint32_t b) {
   t = _mm_clmulepi64_si128(_mm_and_si128(t, low), mu_and_p, 0x10);
   return static_cast<uint32_t>(_mm_extract_epi32(_mm_xor_si128(product, t), 1));
 }
+#elif defined(__aarch64__)
+// The lower half: no product here has more than 64 bits.
+[[gnu::target("+aes"), gnu::always_inline]] inline uint64_t carry_less(
+    uint64_t a, uint64_t b) {
+  return vgetq_lane_u64(vreinterpretq_u64_p128(vmull_p64(a, b)), 0);
+}
+[[gnu::target("+aes")]] uint32_t multiply_pmull(uint32_t a, uint32_t b) {
+  const uint64_t product = carry_less(a, b) << 1;
+  uint64_t t = carry_less(static_cast<uint32_t>(product), 0x1F7011641);
+  t = carry_less(static_cast<uint32_t>(t), 0x1DB710641);
+  return static_cast<uint32_t>((product ^ t) >> 32);
+}
 #endif
 
 using Multiply = uint32_t (*)(uint32_t, uint32_t);
@@ -48,6 +62,8 @@ using Multiply = uint32_t (*)(uint32_t, uint32_t);
 Multiply pick_multiply() {
 #if defined(__x86_64__)
   if (cpu_features().pclmul && cpu_features().sse41) return multiply_pclmul;
+#elif defined(__aarch64__)
+  if (cpu_features().pmull) return multiply_pmull;
 #endif
   return multiply_portable;
 }

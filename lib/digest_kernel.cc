@@ -5,6 +5,8 @@
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "lib/cpu.h"
@@ -120,6 +122,40 @@ struct Sums512 {
   sums.s1 += sum_lanes(sums1);
 }
 
+#elif defined(__aarch64__)
+
+// Multiplication takes the lower or the upper two lanes, and adds up. Two sums
+// of each: one alone would wait for the last addition to it.
+struct SumsNeon {
+  uint64x2_t low = vdupq_n_u64(0);
+  uint64x2_t high = vdupq_n_u64(0);
+  void add(uint32x4_t words, const uint32_t* table) {
+    const uint32x4_t t = vld1q_u32(table);
+    low = vmlal_u32(low, vget_low_u32(words), vget_low_u32(t));
+    high = vmlal_high_u32(high, words, t);
+  }
+  uint64_t sum() const { return vaddvq_u64(vaddq_u64(low, high)); }
+};
+
+void neon(const Tables& tables, size_t i, const std::byte* words, size_t n,
+          Sums& sums) {
+  const uint32_t* t0 = tables.t[0] + i;
+  const uint32_t* t1 = tables.t[1] + i;
+  SumsNeon sums0[2], sums1[2];
+  size_t k = 0;
+  for (; k + 8 <= n; k += 8)
+    for (size_t part = 0; part < 2; ++part) {
+      const size_t at = k + 4 * part;
+      const uint32x4_t four = vreinterpretq_u32_u8(
+          vld1q_u8(reinterpret_cast<const uint8_t*>(words + 4 * at)));
+      sums0[part].add(four, t0 + at);
+      sums1[part].add(four, t1 + at);
+    }
+  sums.s0 += sums0[0].sum() + sums0[1].sum();
+  sums.s1 += sums1[0].sum() + sums1[1].sum();
+  portable(tables, i + k, words + 4 * k, n - k, sums);
+}
+
 #endif
 
 std::vector<NamedKernel> find_kernels() {
@@ -127,6 +163,8 @@ std::vector<NamedKernel> find_kernels() {
 #if defined(__x86_64__)
   if (cpu_features().avx2) kernels.push_back({"avx2", avx2});
   if (cpu_features().avx512f) kernels.push_back({"avx512", avx512});
+#elif defined(__aarch64__)
+  kernels.push_back({"neon", neon});
 #endif
   return kernels;
 }

@@ -5,6 +5,8 @@
 #include <cstring>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "lib/cpu.h"
@@ -117,6 +119,46 @@ void portable(State& state, const std::byte* bytes, size_t blocks) {
   _mm_storeu_si128(words + 1, _mm_alignr_epi8(dchg, feba, 8));
 }
 
+#elif defined(__aarch64__)
+
+// As on x86-64, but of a state as it is.
+[[gnu::target("+sha2"), gnu::always_inline]] inline void four_rounds(
+    int round, uint32x4_t& abcd, uint32x4_t& efgh, uint32x4_t& m0,
+    uint32x4_t m1, uint32x4_t m2, uint32x4_t m3) {
+  const uint32x4_t words = vaddq_u32(m0, vld1q_u32(kRound + round));
+  const uint32x4_t before = abcd;
+  abcd = vsha256hq_u32(abcd, efgh, words);
+  efgh = vsha256h2q_u32(efgh, before, words);
+  m0 = vsha256su1q_u32(vsha256su0q_u32(m0, m1), m2, m3);
+}
+
+[[gnu::target("+sha2"), gnu::always_inline]] inline uint32x4_t load_words(
+    const std::byte* from) {
+  return vreinterpretq_u32_u8(
+      vrev32q_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(from))));
+}
+
+[[gnu::target("+sha2")]] void sha2(State& state, const std::byte* bytes,
+                                   size_t blocks) {
+  uint32x4_t abcd = vld1q_u32(state.data());
+  uint32x4_t efgh = vld1q_u32(state.data() + 4);
+  for (; blocks != 0; --blocks, bytes += 64) {
+    const uint32x4_t abcd_before = abcd, efgh_before = efgh;
+    uint32x4_t m0 = load_words(bytes), m1 = load_words(bytes + 16);
+    uint32x4_t m2 = load_words(bytes + 32), m3 = load_words(bytes + 48);
+    for (int round = 0; round < 64; round += 16) {
+      four_rounds(round, abcd, efgh, m0, m1, m2, m3);
+      four_rounds(round + 4, abcd, efgh, m1, m2, m3, m0);
+      four_rounds(round + 8, abcd, efgh, m2, m3, m0, m1);
+      four_rounds(round + 12, abcd, efgh, m3, m0, m1, m2);
+    }
+    abcd = vaddq_u32(abcd, abcd_before);
+    efgh = vaddq_u32(efgh, efgh_before);
+  }
+  vst1q_u32(state.data(), abcd);
+  vst1q_u32(state.data() + 4, efgh);
+}
+
 #endif
 
 std::vector<Kernel> find_kernels() {
@@ -124,6 +166,8 @@ std::vector<Kernel> find_kernels() {
 #if defined(__x86_64__)
   if (cpu_features().sha && cpu_features().sse41)
     found.push_back({"sha_ni", sha_ni});
+#elif defined(__aarch64__)
+  if (cpu_features().sha2) found.push_back({"sha2", sha2});
 #endif
   return found;
 }

@@ -35,7 +35,7 @@ esac
 
 # Name of the source package, as sources.sha256 has its version.
 packages=(bzip2 c-blosc cli11 curl fmtlib libisal liburing libzstd lz4
-  nlohmann-json3 simdjson snappy spdlog yaml-cpp zlib)
+  nlohmann-json3 snappy spdlog yaml-cpp zlib)
 zig_pin=ziglang==0.17.1
 pins=$PWD/packaging/sources.sha256
 cache=$PWD/.cache
@@ -187,7 +187,6 @@ with_cmake spdlog . -DSPDLOG_FMT_EXTERNAL=ON -DSPDLOG_BUILD_EXAMPLE=OFF
 with_cmake cli11 . -DCLI11_BUILD_TESTS=OFF -DCLI11_BUILD_EXAMPLES=OFF \
   -DCLI11_BUILD_DOCS=OFF
 with_cmake nlohmann-json3 . -DJSON_BuildTests=OFF
-with_cmake simdjson . -DSIMDJSON_DEVELOPER_MODE=OFF
 with_cmake yaml-cpp . -DYAML_CPP_BUILD_TESTS=OFF -DYAML_CPP_BUILD_TOOLS=OFF \
   -DYAML_CPP_BUILD_CONTRIB=OFF
 
@@ -251,9 +250,11 @@ if [ "$arch" = x86_64 ]; then
   archive isal "$isal" -Iinclude -Icrc -- crc/crc_base.c crc/crc64_base.c
   quietly "$ar" rcsD "$prefix/lib/libisal.a" "$work"/isal-objects/*.o
 else
-  mapfile -t files < <(cd "$isal" && ls crc/aarch64/*.S crc/aarch64/*.c)
-  archive isal "$isal" -Iinclude -Icrc -Icrc/aarch64 -- crc/crc_base.c \
-    crc/crc64_base.c "${files[@]}"
+  # One header for both languages.
+  mapfile -t files < <(cd "$isal" && ls crc/aarch64/*.S)
+  archive isal "$isal" -D__ASSEMBLY__ -Iinclude -Icrc -- "${files[@]}"
+  archive isal "$isal" -Iinclude -- crc/crc_base.c crc/crc64_base.c \
+    crc/aarch64/crc_aarch64_dispatcher.c
 fi
 cp "$isal"/include/*.h "$prefix/include/isa-l"
 pkg_config libisal 2.30.0 -lisal

@@ -30,7 +30,6 @@ LICENSES = {
     "libzstd": "BSD-3-Clause",
     "lz4": "BSD-2-Clause",
     "nlohmann-json3": "MIT",
-    "simdjson": "Apache-2.0",
     "snappy": "BSD-3-Clause",
     "spdlog": "MIT",
     "yaml-cpp": "MIT",

@@ -6,6 +6,8 @@
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "ckpt/catalog.h"
@@ -72,9 +74,9 @@ template <class In, class Out, class Convert>
   }
 }
 
-// An instruction set: loops compiled for it, and whether it has F16C.
+// An instruction set: loops compiled for it, and whether it casts f16 itself.
 struct Portable {
-  static constexpr bool kF16c = false;
+  static constexpr bool kHalves = false;
   template <class In, class Out, auto convert>
   [[gnu::flatten]] static void run(const std::byte* in, std::byte* out,
                                    uint64_t count) {
@@ -85,7 +87,7 @@ struct Portable {
 #if defined(__x86_64__)
 
 struct Avx2 {
-  static constexpr bool kF16c = true;
+  static constexpr bool kHalves = true;
   template <class In, class Out, auto convert>
   [[gnu::target("avx2"), gnu::flatten]] static void run(const std::byte* in,
                                                         std::byte* out,
@@ -95,7 +97,7 @@ struct Avx2 {
 };
 
 struct Avx512 {
-  static constexpr bool kF16c = true;
+  static constexpr bool kHalves = true;
   template <class In, class Out, auto convert>
   [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl"),
     gnu::flatten]] static void
@@ -106,8 +108,8 @@ struct Avx512 {
 
 // F16C's instructions give the bits of the rules, NaNs included, in a fifth of
 // the time. Eight elements at once; the rules take the rest.
-[[gnu::target("avx,f16c")]] void widen_by_f16c(const std::byte* in,
-                                               std::byte* out, uint64_t count) {
+[[gnu::target("avx,f16c")]] void widen_halves(const std::byte* in,
+                                              std::byte* out, uint64_t count) {
   uint64_t i = 0;
   for (; i + 8 <= count; i += 8) {
     const auto* from = reinterpret_cast<const __m128i*>(in + 2 * i);
@@ -116,15 +118,43 @@ struct Avx512 {
   }
   each<uint16_t, uint32_t>(in + 2 * i, out + 4 * i, count - i, F16::widen);
 }
-[[gnu::target("avx,f16c")]] void narrow_by_f16c(const std::byte* in,
-                                                std::byte* out,
-                                                uint64_t count) {
+[[gnu::target("avx,f16c")]] void narrow_halves(const std::byte* in,
+                                               std::byte* out, uint64_t count) {
   uint64_t i = 0;
   for (; i + 8 <= count; i += 8) {
     const auto* from = reinterpret_cast<const float*>(in + 4 * i);
     const __m128i halves = _mm256_cvtps_ph(
         _mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 2 * i), halves);
+  }
+  each<uint32_t, uint16_t>(in + 4 * i, out + 2 * i, count - i, F16::narrow);
+}
+
+#elif defined(__aarch64__)
+
+// Every aarch64 has the vectors that Portable's loops become, and casts of f16
+// with the bits of the rules.
+struct Neon : Portable {
+  static constexpr bool kHalves = true;
+};
+
+void widen_halves(const std::byte* in, std::byte* out, uint64_t count) {
+  uint64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const auto* from = reinterpret_cast<const uint8_t*>(in + 2 * i);
+    const float16x4_t halves = vreinterpret_f16_u8(vld1_u8(from));
+    vst1q_u8(reinterpret_cast<uint8_t*>(out + 4 * i),
+             vreinterpretq_u8_f32(vcvt_f32_f16(halves)));
+  }
+  each<uint16_t, uint32_t>(in + 2 * i, out + 4 * i, count - i, F16::widen);
+}
+void narrow_halves(const std::byte* in, std::byte* out, uint64_t count) {
+  uint64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const auto* from = reinterpret_cast<const uint8_t*>(in + 4 * i);
+    const float32x4_t floats = vreinterpretq_f32_u8(vld1q_u8(from));
+    vst1_u8(reinterpret_cast<uint8_t*>(out + 2 * i),
+            vreinterpret_u8_f16(vcvt_f16_f32(floats)));
   }
   each<uint32_t, uint16_t>(in + 4 * i, out + 2 * i, count - i, F16::narrow);
 }
@@ -160,8 +190,8 @@ CastStep find_step(DType dtype, bool from_wide, StepOf step_of) {
 
 template <class Set>
 CastStep widen_step(DType from) {
-  if constexpr (Set::kF16c)
-    if (from == DType::f16) return widen_by_f16c;
+  if constexpr (Set::kHalves)
+    if (from == DType::f16) return widen_halves;
   return find_step(from, true, [](auto type) -> CastStep {
     using Type = decltype(type);
     return Set::template run<typename Type::Bits, uint32_t, Type::widen>;
@@ -169,8 +199,8 @@ CastStep widen_step(DType from) {
 }
 template <class Set>
 CastStep narrow_step(DType from, DType to) {
-  if constexpr (Set::kF16c)
-    if (to == DType::f16) return narrow_by_f16c;
+  if constexpr (Set::kHalves)
+    if (to == DType::f16) return narrow_halves;
   const bool from_wide = from == DType::f64 || from == DType::f32;
   return find_step(to, from_wide, [](auto type) -> CastStep {
     using Type = decltype(type);
@@ -191,6 +221,8 @@ std::vector<CastKernel> find_kernels() {
   if (cpu_features().avx512bw && cpu_features().avx512dq &&
       cpu_features().avx512vl)
     kernels.push_back(kernel<Avx512>("avx512"));
+#elif defined(__aarch64__)
+  kernels.push_back(kernel<Neon>("neon"));
 #endif
   return kernels;
 }

@@ -176,7 +176,8 @@ std::vector<DecodeKernel> find_decode_kernels() {
     if (cast.name == "avx512")
       kernels.push_back(decode_kernel<Avx512Decode>(cast.name));
 #endif
-    if (cast.name == "portable")
+    // On aarch64 the same loops have become vector instructions.
+    if (cast.name == "portable" || cast.name == "neon")
       kernels.push_back(decode_kernel<PortableDecode>(cast.name));
   }
   return kernels;

@@ -200,14 +200,14 @@ CKPT_AVX2 void e2m1(const Turned& part, const int16_t* powers) {
 
 }  // namespace
 
-const TurnedKernel* turned_kernel() {
 #if defined(__x86_64__)
+const TurnedKernel* turned_kernel() {
   static const TurnedKernel kernel{split, gptq, awq, e2m1};
   static const bool usable = best_cast_kernel().name != "portable";
   return usable ? &kernel : nullptr;
-#else
-  return nullptr;
-#endif
 }
+#elif !defined(__aarch64__)  // decode_turned_neon.cc has it
+const TurnedKernel* turned_kernel() { return nullptr; }
+#endif
 
 }  // namespace ckpt::reshard

@@ -7,6 +7,8 @@
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "lib/cpu.h"
@@ -53,10 +55,10 @@ void product_portable(const float* left, const float* right, uint64_t rows,
   product(left, right, rows, rank, columns, out);
 }
 
-#if defined(__x86_64__)
-
 // Compilers leave the sums of a strip in memory; these keep them in registers,
 // which is several times as fast. What is left of a row goes the plain way.
+#if defined(__x86_64__)
+
 [[gnu::target("avx2,fma")]] void strip_avx2(const float* left,
                                             const float* right, uint64_t rank,
                                             uint64_t columns, float* out) {
@@ -85,6 +87,23 @@ void product_portable(const float* left, const float* right, uint64_t rows,
   for (int i = 0; i < 4; ++i) _mm512_storeu_ps(out + 16 * i, sum[i]);
 }
 
+#elif defined(__aarch64__)
+
+void strip_neon(const float* left, const float* right, uint64_t rank,
+                uint64_t columns, float* out) {
+  float32x4_t sum[16];
+  for (float32x4_t& part : sum) part = vdupq_n_f32(0);
+  for (uint64_t k = 0; k < rank; ++k) {
+    const float* row = right + k * columns;
+    for (int i = 0; i < 16; ++i)
+      sum[i] = vfmaq_n_f32(sum[i], vld1q_f32(row + 4 * i), left[k]);
+  }
+  for (int i = 0; i < 16; ++i) vst1q_f32(out + 4 * i, sum[i]);
+}
+
+#endif
+
+#if defined(__x86_64__) || defined(__aarch64__)
 template <auto whole_strip>
 void product_by(const float* left, const float* right, uint64_t rows,
                 uint64_t rank, uint64_t columns, float* out) {
@@ -111,6 +130,8 @@ Product best_product() {
   if (!cpu_features().fma) return product_portable;
   if (cpu_features().avx512f) return product_by<strip_avx512>;
   if (cpu_features().avx2) return product_by<strip_avx2>;
+#elif defined(__aarch64__)
+  return product_by<strip_neon>;
 #endif
   return product_portable;
 }

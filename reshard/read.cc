@@ -8,10 +8,15 @@ namespace ckpt::reshard {
 std::vector<std::byte> read_box(const Catalog& catalog, const Tensor& tensor,
                                 const Box& box, const RunOptions& options) {
   std::vector<std::byte> bytes(byte_size(tensor.dtype, box.shape).value_or(0));
-  const Plan plan = make_box_plan(catalog, tensor, box);
-  Output output({std::span(bytes)});
-  run(plan, catalog, output, options);
+  read_box(catalog, tensor, box, bytes, options);
   return bytes;
+}
+
+void read_box(const Catalog& catalog, const Tensor& tensor, const Box& box,
+              std::span<std::byte> out, const RunOptions& options) {
+  const Plan plan = make_box_plan(catalog, tensor, box);
+  Output output({out});
+  run(plan, catalog, output, options);
 }
 
 std::vector<Box> tiles(const Tensor& tensor, uint64_t bytes) {

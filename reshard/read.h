@@ -17,6 +17,10 @@ namespace ckpt::reshard {
 std::vector<std::byte> read_box(const Catalog& catalog, const Tensor& tensor,
                                 const Box& box, const RunOptions& options = {});
 
+// Into `out`, which has the size of the box.
+void read_box(const Catalog& catalog, const Tensor& tensor, const Box& box,
+              std::span<std::byte> out, const RunOptions& options = {});
+
 // The tensor in boxes of at most `bytes` bytes (but one element at least),
 // in row-major order: their union is the tensor.
 std::vector<Box> tiles(const Tensor& tensor, uint64_t bytes);

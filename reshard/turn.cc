@@ -3,9 +3,7 @@
 
 #include <cstring>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include "reshard/lanes.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -20,53 +18,40 @@ void one_by_one(const std::byte* in, uint64_t begin_row, uint64_t rows,
                   in + (r * width + c) * kElement, kElement);
 }
 
-#if defined(__SSE2__)
-__m128i load(const std::byte* from) {
-  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-}
-void store(std::byte* to, __m128i value) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);
-}
+#ifdef CKPT_LANES
+using namespace lanes;
 
 // 8 rows of 8 elements of 2 bytes: three rounds of interleaving.
 void turn_8x8(const std::byte* in, uint64_t in_row, std::byte* out,
               uint64_t out_row) {
-  __m128i a[8];
-  __m128i b[8];
+  Vector a[8];
+  Vector b[8];
   for (int i = 0; i < 8; ++i)
     a[i] = load(in + static_cast<uint64_t>(i) * in_row);
   for (int i = 0; i < 4; ++i) {
-    b[2 * i] = _mm_unpacklo_epi16(a[2 * i], a[2 * i + 1]);
-    b[2 * i + 1] = _mm_unpackhi_epi16(a[2 * i], a[2 * i + 1]);
+    b[2 * i] = zip_low<2>(a[2 * i], a[2 * i + 1]);
+    b[2 * i + 1] = zip_high<2>(a[2 * i], a[2 * i + 1]);
   }
   for (int i = 0; i < 2; ++i)
     for (int k = 0; k < 2; ++k) {
-      a[4 * i + 2 * k] = _mm_unpacklo_epi32(b[4 * i + k], b[4 * i + k + 2]);
-      a[4 * i + 2 * k + 1] = _mm_unpackhi_epi32(b[4 * i + k], b[4 * i + k + 2]);
+      a[4 * i + 2 * k] = zip_low<4>(b[4 * i + k], b[4 * i + k + 2]);
+      a[4 * i + 2 * k + 1] = zip_high<4>(b[4 * i + k], b[4 * i + k + 2]);
     }
   for (int i = 0; i < 4; ++i) {
     store(out + static_cast<uint64_t>(2 * i) * out_row,
-          _mm_unpacklo_epi64(a[i], a[i + 4]));
+          zip_low<8>(a[i], a[i + 4]));
     store(out + static_cast<uint64_t>(2 * i + 1) * out_row,
-          _mm_unpackhi_epi64(a[i], a[i + 4]));
+          zip_high<8>(a[i], a[i + 4]));
   }
 }
 
 // 4 rows of 4 elements of 4 bytes.
 void turn_4x4(const std::byte* in, uint64_t in_row, std::byte* out,
               uint64_t out_row) {
-  const __m128i a = load(in);
-  const __m128i b = load(in + in_row);
-  const __m128i c = load(in + 2 * in_row);
-  const __m128i d = load(in + 3 * in_row);
-  const __m128i ab = _mm_unpacklo_epi32(a, b);
-  const __m128i cd = _mm_unpacklo_epi32(c, d);
-  const __m128i ab2 = _mm_unpackhi_epi32(a, b);
-  const __m128i cd2 = _mm_unpackhi_epi32(c, d);
-  store(out, _mm_unpacklo_epi64(ab, cd));
-  store(out + out_row, _mm_unpackhi_epi64(ab, cd));
-  store(out + 2 * out_row, _mm_unpacklo_epi64(ab2, cd2));
-  store(out + 3 * out_row, _mm_unpackhi_epi64(ab2, cd2));
+  Vector rows[4];
+  for (uint64_t i = 0; i < 4; ++i) rows[i] = load(in + i * in_row);
+  turn_words(rows);
+  for (uint64_t i = 0; i < 4; ++i) store(out + i * out_row, rows[i]);
 }
 #endif
 
@@ -75,7 +60,7 @@ void turn_all(const std::byte* in, uint64_t rows, uint64_t columns,
               std::byte* out, uint64_t by_row, uint64_t by_column) {
   uint64_t whole_rows = 0;
   uint64_t whole = 0;
-#if defined(__SSE2__)
+#ifdef CKPT_LANES
   constexpr uint64_t kSide = 16 / kElement;
   if (by_row == kElement) {
     whole_rows = rows / kSide * kSide;

@@ -6,7 +6,8 @@
 
 Makes a file of that many GiB in tensors of 32 MiB, and reads all of them: by a C
 program over ckpt/c.h and by the Python package with ckpt.open, each a process of
-its own: the best of the rounds, taken in turn. And one Python process converts
+its own: the best of the rounds, taken in turn, by the clock and in processor time,
+which others on the machine change less. And one Python process converts
 the file by ckpt.convert and by the binary, in turn: the median, for what is
 flushed to a disk takes now this and now that. The page cache is warm.
 """
@@ -14,6 +15,7 @@ flushed to a disk takes now this and now that. The page cache is warm.
 import argparse
 import json
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -90,6 +92,18 @@ def make_file(path, gib):
             file.write(block)
 
 
+def timed(words, env):
+    """Seconds by the clock, and of processors, that a process took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begin = time.monotonic()
+    subprocess.run([str(w) for w in words], check=True, env=env,
+                   stdout=subprocess.DEVNULL)
+    took = time.monotonic() - begin
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return took, (after.ru_utime + after.ru_stime - before.ru_utime -
+                  before.ru_stime)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
@@ -111,27 +125,21 @@ def main():
                         f"-L{binaries}", "-lckpt",
                         f"-Wl,-rpath,{binaries}"], check=True)
         cases = {
-            "read, C": [reader, source],
-            "read, Python": [sys.executable, "-c", READ, source],
+            "C": [reader, source],
+            "Python": [sys.executable, "-c", READ, source],
+            "empty": [sys.executable, "-c", "import ckpt"],
         }
-        best = dict.fromkeys(cases, float("inf"))
-        empty = float("inf")
-        for _ in range(args.rounds):
-            for name, words in cases.items():
-                begin = time.monotonic()
-                subprocess.run([str(w) for w in words], check=True, env=env,
-                               stdout=subprocess.DEVNULL)
-                best[name] = min(best[name], time.monotonic() - begin)
-            begin = time.monotonic()
-            subprocess.run([sys.executable, "-c", "import ckpt"], check=True,
-                           env=env)
-            empty = min(empty, time.monotonic() - begin)
-        print(f"{args.gib} GiB, best of {args.rounds}; the interpreter and "
-              f"`import ckpt` alone {empty:.3f} s")
-        own, python = best["read, C"], best["read, Python"]
-        print(f"read     C {own:.3f} s, Python {python:.3f} s: "
-              f"{(python - empty) / own - 1:+.1%} without the interpreter's "
-              f"start, {python / own - 1:+.1%} with it")
+        rounds = [{name: timed(words, env) for name, words in cases.items()}
+                  for _ in range(args.rounds)]
+        print(f"{args.gib} GiB, best of {args.rounds}; Python without the "
+              "interpreter's start and `import ckpt`")
+        for at, what in enumerate(("clock", "processors")):
+            best = {name: min(row[name][at] for row in rounds)
+                    for name in cases}
+            python = best["Python"] - best["empty"]
+            print(f"read     {what}: C {best['C']:.3f} s, Python "
+                  f"{python:.3f} s: {python / best['C'] - 1:+.1%}; the start "
+                  f"took {best['empty']:.3f} s")
         subprocess.run([sys.executable, "-c", CONVERT, str(source), str(out),
                         str(args.rounds)], check=True, env=env)
         shutil.rmtree(folder / "__pycache__", ignore_errors=True)

@@ -37,7 +37,7 @@ grep -q "image: ckpt:$version$" examples/kubernetes/job.yaml ||
 
 [ $ci = no ] || .ci/run
 rm -rf dist
-.ci/packages --twice
+.ci/packages --twice --aarch64
 
 step "ready, and nothing published"
 (cd dist && sha256sum --quiet -c SHA256SUMS && ls -l)

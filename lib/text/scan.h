@@ -7,7 +7,7 @@
 // knows no depth limit of 128 and takes a byte order mark, and checking all
 // that on top costs more code than one pass that is strict everywhere. The
 // pass runs at the speed that the names are copied with (see
-// tests/bench/header_bench.cc); UTF-8 is checked by simdjson.
+// tests/bench/header_bench.cc).
 //
 //   scan.enter_object();
 //   while (auto key = scan.next_key())

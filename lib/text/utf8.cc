@@ -1,29 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/text/utf8.h"
 
-#include <simdjson.h>
-
 #include <algorithm>
+#include <cstring>
 
 namespace ckpt::text {
+namespace {
+
+constexpr size_t kAsciiBlock = 64;
+
+// The length of whole blocks of ASCII that `text` begins with: nearly all of
+// what a header or an index is.
+size_t ascii_run(std::string_view text) {
+  size_t at = 0;
+  for (; at + kAsciiBlock <= text.size(); at += kAsciiBlock) {
+    uint64_t words[kAsciiBlock / 8];
+    std::memcpy(words, text.data() + at, kAsciiBlock);
+    uint64_t any = 0;
+    for (const uint64_t word : words) any |= word;
+    if ((any & 0x8080808080808080) != 0) break;
+  }
+  return at;
+}
+
+// The length of the character that begins at `at`, 0 if none does.
+size_t char_length(const uint8_t* at, size_t left) {
+  const uint8_t lead = at[0];
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || left < length) return 0;
+  // The second byte says if it is overlong, a surrogate or too large.
+  const uint8_t least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+  const uint8_t most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+  if (at[1] < least || at[1] > most) return 0;
+  for (size_t i = 2; i < length; ++i)
+    if ((at[i] & 0xc0) != 0x80) return 0;
+  return length;
+}
+
+const uint8_t* bytes_of(std::string_view text) {
+  return reinterpret_cast<const uint8_t*>(text.data());
+}
+
+}  // namespace
 
 Utf8Char first_char(std::string_view text) {
   if (text.empty()) return {};
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const uint8_t lead = byte(0);
-  if (lead < 0x80) return {lead, 1};
-
-  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return {};
-  char32_t code = lead & (0x7f >> length);
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return {};
-    code = code << 6 | (byte(i) & 0x3f);
-  }
-  const bool overlong =
-      (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
-  const bool surrogate = code >= 0xd800 && code < 0xe000;
-  if (overlong || surrogate || code > 0x10ffff) return {};
+  const uint8_t* const at = bytes_of(text);
+  const size_t length = char_length(at, text.size());
+  if (length <= 1) return {length == 0 ? char32_t{0} : at[0], length};
+  char32_t code = at[0] & (0x7f >> length);
+  for (size_t i = 1; i < length; ++i) code = code << 6 | (at[i] & 0x3f);
   return {code, length};
 }
 
@@ -59,7 +86,19 @@ size_t whole_chars(std::string_view text) {
 }
 
 bool is_utf8(std::string_view text) {
-  return simdjson::validate_utf8(text.data(), text.size());
+  const uint8_t* const bytes = bytes_of(text);
+  size_t at = 0;
+  while (at < text.size()) {
+    at += ascii_run(text.substr(at));
+    // Texts of other scripts have few bytes of ASCII: no new run for each.
+    const size_t until = std::min(text.size(), at + kAsciiBlock);
+    while (at < until) {
+      const size_t length = char_length(bytes + at, text.size() - at);
+      if (length == 0) return false;
+      at += length;
+    }
+  }
+  return true;
 }
 
 }  // namespace ckpt::text

@@ -281,8 +281,8 @@ def module_files(_):
 # find_package and pkg_check_modules of CMakeLists.txt -> Spack's name.
 SPACK = {"PkgConfig": "pkgconfig", "Threads": None, "ZLIB": "zlib-api",
          "fmt": "fmt", "spdlog": "spdlog", "CLI11": "cli11",
-         "nlohmann_json": "nlohmann-json", "simdjson": "simdjson",
-         "yaml-cpp": "yaml-cpp", "isal": "isa-l"}
+         "nlohmann_json": "nlohmann-json", "yaml-cpp": "yaml-cpp",
+         "isal": "isa-l"}
 
 
 def spack(_):

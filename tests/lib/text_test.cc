@@ -306,6 +306,67 @@ TEST_CASE("printable: a name can't drive a terminal") {
   for (const Row& row : rows) CHECK(printable(row.name) == row.shown);
 }
 
+// Table 3-7 of the Unicode standard: lead byte, then the range of the second
+// byte; the others are 80..BF.
+size_t well_formed(std::string_view text) {
+  struct Row {
+    int first, last, low, high;
+    size_t length;
+  };
+  constexpr Row kRows[] = {
+      {0x00, 0x7F, 0, 0, 1},       {0xC2, 0xDF, 0x80, 0xBF, 2},
+      {0xE0, 0xE0, 0xA0, 0xBF, 3}, {0xE1, 0xEC, 0x80, 0xBF, 3},
+      {0xED, 0xED, 0x80, 0x9F, 3}, {0xEE, 0xEF, 0x80, 0xBF, 3},
+      {0xF0, 0xF0, 0x90, 0xBF, 4}, {0xF1, 0xF3, 0x80, 0xBF, 4},
+      {0xF4, 0xF4, 0x80, 0x8F, 4}};
+  const auto within = [&](size_t i, int low, int high) {
+    const int byte = i < text.size() ? static_cast<uint8_t>(text[i]) : -1;
+    return byte >= low && byte <= high;
+  };
+  for (const Row& row : kRows) {
+    if (!within(0, row.first, row.last)) continue;
+    bool good = row.length == 1 || within(1, row.low, row.high);
+    for (size_t i = 2; i < row.length; ++i) good &= within(i, 0x80, 0xBF);
+    return good ? row.length : 0;
+  }
+  return 0;
+}
+
+TEST_CASE("utf8: what is well-formed, wherever it stands") {
+  std::mt19937 random(3);
+  const auto below = [&](uint32_t end) {
+    return static_cast<uint32_t>(random() % end);
+  };
+  size_t valid = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    // Mostly ASCII, as headers are, with what is hard at any place of it.
+    std::string text(random() % 300, 'a');
+    for (uint32_t left = random() % 4; left > 0; --left) {
+      constexpr uint8_t kEdges[] = {0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0,
+                                    0xBF, 0xC1, 0xC2, 0xDF, 0xE0, 0xED,
+                                    0xEF, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF};
+      std::string odd;
+      if (random() % 2)
+        append_utf8(odd, random() % 2 ? below(0xD800 - 0x80) + 0x80
+                                      : below(0x100000) + 0x10000);
+      else
+        for (uint32_t n = 1 + random() % 4; n > 0; --n)
+          odd += static_cast<char>(kEdges[random() % std::size(kEdges)]);
+      text.insert(random() % (text.size() + 1), odd);
+    }
+    bool want = true;
+    for (size_t at = 0; want && at < text.size();) {
+      const size_t length = well_formed(std::string_view(text).substr(at));
+      want = length != 0;
+      at += length;
+    }
+    valid += want;
+    if (is_utf8(text) != want) FAIL("round " << round);
+  }
+  CHECK(valid > 5000);
+  CHECK(valid < 15'000);
+}
+
 TEST_CASE("utf8: what it appends it reads back") {
   for (char32_t code :
        {0x0u, 0x7fu, 0x80u, 0x7ffu, 0x800u, 0xffffu, 0x10000u, 0x10ffffu}) {

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The packages in dist/, installed where users install them.
 
-    packages_test.py --dist dist [--roots DIR]
+    packages_test.py --dist dist [--roots DIR | --arch ARCH]
 
 --roots has one userland a directory, as debootstrap makes them; entering one
-needs root. None of them has a compiler. Needs Python's standard library alone.
+needs root. None of them has a compiler. --arch tries those of another processor
+by qemu-user. Needs Python's standard library alone.
 """
 
 import argparse
@@ -31,11 +32,15 @@ SAMPLES = {"fairseq2": DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt",
            "hf": DATA / "safetensors/hf_sharded/ckpt"}
 GLIBC = (2, 28)
 
+NO_COMPILER = r"""
+for tool in cc c++ gcc clang; do
+  if command -v $tool; then exit 1; fi
+done
+"""
 # Run by a shell where ckpt is on the PATH and the samples lie in $SAMPLES.
 FIRST_ANSWERS = r"""
 set -eu
 cd "$(mktemp -d)"
-! command -v cc && ! command -v c++ && ! command -v gcc
 ckpt inspect "$SAMPLES/fairseq2" | grep -q 'format      fairseq2'
 ckpt inspect "$SAMPLES/fairseq2" --stats --json | grep -q '"mean"'
 ckpt reshard "$SAMPLES/fairseq2" tp8 --tp 4:8 --quiet
@@ -77,10 +82,10 @@ def sha256(path):
 
 
 class Packages:
-    def __init__(self, dist):
-        arch = os.uname().machine
+    def __init__(self, dist, arch):
         deb = {"x86_64": "amd64", "aarch64": "arm64"}[arch]
         self.dist = dist
+        self.arch = arch
         self.wheel = self.one(f"*{arch}.whl")
         self.archive = self.one(f"*{arch}.tar.gz")
         self.deb = self.one(f"*_{deb}.deb")
@@ -152,9 +157,9 @@ def checksums(packages, _):
 
 def packed_again(packages, work):
     """Packing the same stage again makes the same bytes."""
-    arch = os.uname().machine
-    build = ROOT / ("build-portable" if arch == "x86_64"
-                    else f"build-portable-{arch}")
+    arch = packages.arch
+    own = arch == os.uname().machine  # as scripts/package.sh names it
+    build = ROOT / ("build-portable" if own else f"build-portable-{arch}")
     if not (build / "stage").is_dir():
         raise Skip(f"no {build.name}/stage")
     with tarfile.open(packages.archive) as archive:
@@ -245,8 +250,8 @@ class Userland:
         shutil.rmtree(self.samples, ignore_errors=True)
 
     def answers(self, **variables):
-        return in_chroot(self.path, FIRST_ANSWERS, SAMPLES="/tmp/samples",
-                         **variables)
+        return in_chroot(self.path, NO_COMPILER + FIRST_ANSWERS,
+                         SAMPLES="/tmp/samples", **variables)
 
 
 def archive(packages, _, path):
@@ -372,11 +377,39 @@ def kernels(packages, work):
     assert casts == [want], f"casts by {casts}, this processor has {want}"
 
 
+def emulated(packages, work):
+    """The answers of another processor's binary, and what it found itself."""
+    qemu = shutil.which(f"qemu-{packages.arch}-static")
+    libraries = Path(f"/usr/{packages.arch}-linux-gnu")  # Debian's libc6-*-cross
+    if not qemu or not libraries.is_dir():
+        raise Skip(f"no qemu-{packages.arch}-static, or no {libraries}")
+    run(["tar", "-xzf", packages.archive, "-C", work, "--strip-components=1"])
+    command = work / "path/ckpt"
+    command.parent.mkdir()
+    command.write_text("#!/bin/sh\nexec " + shlex.join(
+        [qemu, "-L", str(libraries), str(work / "bin/ckpt")]) + ' "$@"\n')
+    command.chmod(0o755)
+    for name, sample in SAMPLES.items():
+        shutil.copytree(sample, work / "samples" / name)
+    env = {"PATH": f"{command.parent}:/usr/bin:/bin", "LC_ALL": "C",
+           "TMPDIR": str(work), "SAMPLES": str(work / "samples")}
+    began = time.monotonic()
+    run(["/bin/sh", "-c", FIRST_ANSWERS], env=env)
+    run(["/bin/sh", "-c", SHELL_THINGS], env={**env, "PREFIX": str(work)})
+    said = json.loads(run([command, "doctor", "--json"], env=env))
+    found = {row["name"]: row["value"] for row in said["checks"]}
+    assert found["casts"] == "neon", found["casts"]
+    print(f"  {packages.arch} by qemu-user: {time.monotonic() - began:.1f} s")
+
+
 def cases(packages, roots):
     yield "contents", contents, ()
     yield "sbom", sbom, ()
     yield "checksums", checksums, ()
     yield "packed again", packed_again, ()
+    if packages.arch != os.uname().machine:
+        yield "emulated", emulated, ()
+        return
     yield "start", start_time, ()
     yield "kernels", kernels, ()
     yield "wheel", wheel, ()
@@ -396,9 +429,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--dist", type=Path, required=True)
     parser.add_argument("--roots", type=Path)
+    parser.add_argument("--arch", default=os.uname().machine)
     parser.add_argument("-k", default="", help="only cases with this in name")
     options = parser.parse_args()
-    packages = Packages(options.dist.resolve())
+    packages = Packages(options.dist.resolve(), options.arch)
     roots = options.roots.resolve() if options.roots else None
     failed = skipped = passed = 0
     for name, case, arguments in cases(packages, roots):

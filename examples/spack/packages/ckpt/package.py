@@ -28,7 +28,6 @@ class Ckpt(CMakePackage):
     depends_on("fmt@8:")
     depends_on("spdlog@1.9: +fmt_external")
     depends_on("yaml-cpp@0.7:")
-    depends_on("simdjson")
     depends_on("isa-l")
     depends_on("zlib-api")
     depends_on("bzip2")
