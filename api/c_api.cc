@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -19,6 +20,7 @@
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "ckpt/parallel.h"
+#include "ckpt/select.h"
 #include "ckpt/version.h"
 #include "lib/exit_kind.h"
 #include "lib/text/format.h"
@@ -199,6 +201,20 @@ auto guarded(char** error, Call&& call) -> decltype(call()) {
 
 std::string text_of(const char* text) { return text ? text : ""; }
 
+std::vector<std::string> texts_of(const char* const* list) {
+  std::vector<std::string> texts;
+  for (; list && *list; ++list) texts.emplace_back(*list);
+  return texts;
+}
+
+// What its tensors are made of may be looked up late: the copy is its own.
+ckpt_checkpoint* changed(const ckpt_checkpoint& from,
+                         const std::function<Catalog(Catalog)>& change) {
+  Catalog copy = from.open.catalog();
+  locate(copy);
+  return new ckpt_checkpoint{Checkpoint(change(std::move(copy)))};
+}
+
 Box box_of(const Checkpoint& open, const std::string& name,
            const uint64_t* offsets, const uint64_t* shape) {
   const Tensor* tensor = open.catalog().find(name);
@@ -294,6 +310,32 @@ int ckpt_tensor_at(const ckpt_checkpoint* checkpoint, size_t index,
              .optimizer = from.kind == ckpt::Kind::optim,
              .bytes = ckpt::byte_size(from.dtype, from.shape).value_or(0)};
   return 1;
+}
+
+ckpt_checkpoint* ckpt_in_dialect(const ckpt_checkpoint* checkpoint,
+                                 const char* dialect, char** error) {
+  return ckpt::guarded(error, [&] {
+    return ckpt::changed(*checkpoint, [&](ckpt::Catalog source) {
+      const std::string format = source.format;
+      return ckpt::into_dialect(std::move(source), format,
+                                {.dialect = ckpt::text_of(dialect)});
+    });
+  });
+}
+
+ckpt_checkpoint* ckpt_select(const ckpt_checkpoint* checkpoint,
+                             const ckpt_selection* selection, char** error) {
+  return ckpt::guarded(error, [&] {
+    return ckpt::changed(*checkpoint, [&](ckpt::Catalog source) {
+      ckpt::select(source, {.keys = ckpt::texts_of(selection->keys),
+                            .exclude = ckpt::texts_of(selection->exclude),
+                            .layers = ckpt::text_of(selection->layers),
+                            .experts = ckpt::text_of(selection->experts),
+                            .model_only = selection->model_only != 0,
+                            .optim_only = selection->optim_only != 0});
+      return source;
+    });
+  });
 }
 
 ckpt_data* ckpt_read(const ckpt_checkpoint* checkpoint, const char* name,

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "api/rank_part.h"
 #include "ckpt/ckpt.h"
+#include "convert/translate.h"
 #include "formats/fairseq2/layout.h"
+#include "formats/rank_rules.h"
 #include "models/rules.h"
 #include "reshard/read.h"
 
@@ -47,17 +51,41 @@ void check_rank(const Topology& topology, const Rank& rank) {
                       rank.pp, rank.dp, rank.ep, to_string(topology));
 }
 
+// Before the first shard: a loader that ends amid a model has wasted its time.
+void check_rules(const Catalog& catalog, uint32_t tp) {
+  if (tp == 1) return;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.tp.state == TpRule::State::kUnknown)
+      throw families::no_rule_error(catalog.path, tensor, catalog.family, tp);
+    if (!fairseq2::divides(tensor.shape, tensor.tp, tp))
+      throw unfaithful_error(
+          {catalog.path, tensor.name},
+          "dimension {} of {} is not a multiple of tp {}{}", tensor.tp.dim,
+          to_string(tensor.shape), tp,
+          tensor.tp.groups == 1
+              ? ""
+              : fmt::format(" in each of {} equal parts", tensor.tp.groups));
+  }
+}
+
 }  // namespace
 
 LazyLoad Checkpoint::lazy_load(const Topology& topology,
                                const Rank& rank) const {
   check_rank(topology, rank);
-  if (!catalog_->archive_opener && topology.pp == 1 && topology.ep == 1)
-    return LazyLoad(catalog_, topology, rank);
-  auto part =
-      std::make_shared<Catalog>(library::rank_part(*catalog_, topology, rank));
-  locate(*part);
-  return LazyLoad(std::move(part), topology, rank);
+  std::shared_ptr<const Catalog> catalog = catalog_;
+  const bool no_rules = topology.tp > 1 && formats::lacks_rank_rules(*catalog_);
+  if (no_rules || catalog->archive_opener || topology.pp != 1 || topology.ep != 1) {
+    auto part = std::make_shared<Catalog>(*catalog_);
+    // Of the whole model: a stage may lack what tells the rules.
+    if (no_rules)
+      formats::add_rank_rules(*part, families::dialect_of(*part), topology.tp);
+    *part = library::rank_part(std::move(*part), topology, rank);
+    locate(*part);
+    catalog = std::move(part);
+  }
+  check_rules(*catalog, topology.tp);
+  return LazyLoad(std::move(catalog), topology, rank);
 }
 
 LazyLoad::LazyLoad(std::shared_ptr<const Catalog> catalog, Topology topology,
@@ -68,12 +96,6 @@ std::optional<std::pair<std::string, TensorData>> LazyLoad::next() {
   if (next_ >= catalog_->tensors.size()) return std::nullopt;
   const Tensor& tensor = catalog_->tensors[next_++];
   const uint32_t tp = topology_.tp;
-  if (tp > 1 && tensor.tp.state == TpRule::State::kUnknown)
-    throw families::no_rule_error(catalog_->path, tensor, catalog_->family, tp);
-  if (!fairseq2::divides(tensor.shape, tensor.tp, tp))
-    throw unfaithful_error({catalog_->path, tensor.name},
-                           "dimension {} of {} is not a multiple of tp {}",
-                           tensor.tp.dim, to_string(tensor.shape), tp);
   Shape local = fairseq2::tp_local(tensor.shape, tensor.tp, tp);
   fairseq2::Rows rows{0, local.empty() ? 1 : local[0]};
   if (topology_.dp > 1 && !tensor.dp_replicated && !local.empty()) {

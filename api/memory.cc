@@ -13,12 +13,28 @@ uint32_t add_memory(Catalog& catalog, std::span<const std::byte> bytes) {
   return static_cast<uint32_t>(catalog.files.size() - 1);
 }
 
+void check_shard(const ShardedTensor& shard) {
+  if (!byte_size(shard.dtype, shard.shape))
+    throw usage_error({{}, shard.name}, "{} {} is beyond 64 bits of bytes",
+                      name(shard.dtype), to_string(shard.shape));
+  if (!inside(shard.box, shard.shape))
+    throw usage_error({{}, shard.name}, "no box at {} of shape {} in {}",
+                      to_string(shard.box.offset), to_string(shard.box.shape),
+                      to_string(shard.shape));
+  const auto bytes = byte_size(shard.dtype, shard.box.shape);
+  if (bytes != shard.bytes.size())
+    throw usage_error({{}, shard.name}, "{} {} needs {} bytes, given are {}",
+                      name(shard.dtype), to_string(shard.box.shape),
+                      bytes.value_or(0), shard.bytes.size());
+}
+
 Catalog catalog_of(std::span<const ShardedTensor> shards) {
   Catalog catalog;
   catalog.format = "memory";
   catalog.path = "(memory)";
   std::unordered_map<std::string, size_t> index;
   for (const ShardedTensor& shard : shards) {
+    check_shard(shard);
     const auto [at, fresh] = index.emplace(shard.name, catalog.tensors.size());
     if (fresh)
       catalog.tensors.push_back({.name = shard.name,
@@ -31,11 +47,6 @@ Catalog catalog_of(std::span<const ShardedTensor> shards) {
                              "one shard says {} {}, another {} {}",
                              name(tensor.dtype), to_string(tensor.shape),
                              name(shard.dtype), to_string(shard.shape));
-    if (byte_size(shard.dtype, shard.box.shape) != shard.bytes.size())
-      throw usage_error({{}, shard.name}, "{} {} needs {} bytes, given are {}",
-                        name(shard.dtype), to_string(shard.box.shape),
-                        byte_size(shard.dtype, shard.box.shape).value_or(0),
-                        shard.bytes.size());
     tensor.pieces.push_back(
         {.box = shard.box,
          .flat = {},

@@ -18,4 +18,8 @@ uint32_t add_memory(Catalog& catalog, std::span<const std::byte> bytes);
 // shapes differ, usage_error for the wrong number of bytes.
 Catalog catalog_of(std::span<const ShardedTensor> shards);
 
+// Throws usage_error for a shape that is too large, a box outside of it, and
+// bytes that are not the box's.
+void check_shard(const ShardedTensor& shard);
+
 }  // namespace ckpt::library

@@ -12,10 +12,13 @@
 #include "api/edit/experts.h"
 #include "api/edit/layers.h"
 #include "ckpt/error.h"
+#include "formats/rank_rules.h"
 #include "models/view.h"
 
 namespace ckpt::library {
 namespace {
+
+using formats::is_tower;
 
 // Optimizer state goes with its parameter.
 std::string_view name_of(const Tensor& tensor) {
@@ -36,15 +39,6 @@ template <size_t N>
 bool has_any(std::string_view name, const std::string_view (&words)[N]) {
   return std::ranges::any_of(
       words, [&](std::string_view word) { return has_part(name, word); });
-}
-
-// What sees or hears for a language model: with its input, on stage 0.
-bool is_tower(std::string_view name) {
-  constexpr std::string_view kParts[] = {
-      "vision_tower",         "vision_model",      "visual",
-      "audio_tower",          "vision_projection", "multi_modal_projector",
-      "multimodal_projector", "vision_embedder"};
-  return has_any(name, kParts);
 }
 
 bool is_prediction(std::string_view name) {
@@ -107,7 +101,7 @@ class Stages {
   bool holds(const Tensor& tensor, uint32_t stage) const {
     const std::string_view name = name_of(tensor);
     const uint32_t last = stages_ - 1;
-    if (is_tower(name)) return stage == 0;
+    if (is_tower(name)) return stage == 0;  // with the input
     if (is_prediction(name)) return stage == last;
     if (const auto layer = layer_of(name))
       return stage_of(before(tensor) + *layer) == stage;

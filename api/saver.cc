@@ -205,7 +205,14 @@ Saver::Saver(uint32_t ranks, Layout layout, std::string path,
   state_->future = state_->promise.get_future().share();
 }
 
-Saver::~Saver() = default;
+Saver::~Saver() {
+  // Whoever waits for ranks that will not come is told.
+  const std::lock_guard lock(state_->mutex);
+  if (state_->waiting_for == 0) return;
+  state_->promise.set_exception(std::make_exception_ptr(usage_error(
+      {state_->path, {}}, "the save was given up: {} of {} ranks did not come",
+      state_->waiting_for, state_->ranks.size())));
+}
 
 std::shared_future<Preview> Saver::save_async(uint32_t rank, RankState state) {
   const std::lock_guard lock(state_->mutex);

@@ -50,9 +50,10 @@ std::string_view owner_of(std::string_view dialect) {
 
 std::string_view dialect_of(const Catalog& catalog) {
   const formats::Traits& traits = formats::traits_of(catalog.format);
-  const bool unfused = traits.unfuse && catalog.dialect == "hf";
-  const bool open = traits.mixed_dialects || unfused;
   const auto dialect = traits.dialect;
+  // A conversion has been here: into_dialect, or vLLM's unfused.
+  const bool changed = !catalog.dialect.empty() && catalog.dialect != dialect;
+  const bool open = traits.mixed_dialects || changed;
   if (!dialect.empty() && !open) return dialect;
   for (const NameRow& row : kNames) {
     const text::Glob glob{std::string(row.glob)};

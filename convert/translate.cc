@@ -104,6 +104,9 @@ class Translation {
     Mismatches mismatches;
     const uint64_t spare =
         numbers.dialect().name == "mcore" ? kAnyNumber : kSome;
+    says_cuts_ = std::ranges::any_of(
+        numbers.dialect().rules,
+        [](const Rule& rule) { return rule.tp.has_value(); });
     for (const Instance& one :
          instances(numbers.dialect(), numbers, {names_of(hf), {}})) {
       std::vector<const Tensor*> from;
@@ -348,7 +351,8 @@ class Translation {
     }
     made.kind = Kind::model;
     settle(made, *one.rule);
-    made.tp = TpRule::replicated();
+    // Rules that say no cut at all leave it to the format's writer.
+    made.tp = says_cuts_ ? TpRule::replicated() : TpRule();
     if (one.rule->tp) {
       const uint64_t dim = numbers.whole(one.rule->tp->dim, one.index, "tp");
       // A TpRule has equal parts: Megatron's writers know others by name.
@@ -438,6 +442,7 @@ class Translation {
   const Globs drop_, allow_;
   const bool vocabulary_given_;
   Parents parents_;
+  bool says_cuts_ = false;    // the dialect's rules do
   std::vector<Tensor> kept_;  // lenient: parts of what is fused
 };
 

@@ -13,6 +13,7 @@
 #include <map>
 #include <thread>
 
+#include "api/memory.h"
 #include "api/open_write.h"
 #include "api/parallel/messages.h"
 #include "api/saver.h"
@@ -31,17 +32,7 @@ std::string host_name() {
 }
 
 void check_sizes(const RankState& state) {
-  for (const ShardedTensor& shard : state.tensors) {
-    const auto bytes = byte_size(shard.dtype, shard.box.shape);
-    if (!inside(shard.box, shard.shape))
-      throw usage_error({{}, shard.name}, "no box at {} of shape {} in {}",
-                        to_string(shard.box.offset), to_string(shard.box.shape),
-                        to_string(shard.shape));
-    if (bytes != shard.bytes.size())
-      throw usage_error({{}, shard.name}, "{} {} needs {} bytes, given are {}",
-                        name(shard.dtype), to_string(shard.box.shape),
-                        bytes.value_or(0), shard.bytes.size());
-  }
+  for (const ShardedTensor& shard : state.tensors) library::check_shard(shard);
 }
 
 // A shard, and whose it is.
@@ -224,6 +215,8 @@ template <class State>
 std::unique_ptr<State> begin(std::shared_ptr<Communicator> job, RankState given,
                              Layout layout, const std::string& path,
                              SaveOptions options, bool copy) {
+  if (!job)
+    throw usage_error({path, {}}, "a save without a job: join_job() has one");
   auto state = std::make_unique<State>();
   state->job = std::move(job);
   state->own = std::move(given);

@@ -70,6 +70,20 @@ void note_damage(Catalog& catalog, const char* kind, const std::string& path,
       damage(kind, {path, {}}, "{}", std::move(message)));
 }
 
+// Whether those wrote the step who always write this part.
+bool is_proven(const Part& part, const std::string& folder) {
+  constexpr uint64_t kMost = 64 << 20;  // with a long history of losses
+  if (part.proof.empty()) return false;
+  const size_t space = part.proof.find(' ');
+  const std::string path = io::join(folder, part.proof.substr(0, space));
+  if (space == part.proof.npos) return io::is_file(path);
+  const auto size = io::file_size(path);
+  return size && *size <= kMost &&
+         io::read_file(path, kMost)
+                 .find('"' + part.proof.substr(space + 1) + '"') !=
+             std::string::npos;
+}
+
 // Turns the digits of a grid's place by one; false after the last.
 bool next_place(Numbers& place) {
   for (auto& [key, value] : place) {
@@ -121,6 +135,15 @@ void note_absent(const Part& part, const std::string& folder,
   if (part.without.empty() || !names.empty() || is_there(part, folder) ||
       !has_optimizer(catalog))
     return;
+  if (is_proven(part, folder))
+    return note_damage(
+        catalog, "missing_part",
+        io::join(folder, fill(part.file, {{"i", 0}, {"r", 0}})),
+        fmt::format("is missing{}; {} always writes it together with the "
+                    "optimizer: {}",
+                    part.instead.empty() ? "" : ", and so is " + part.instead,
+                    catalog.run ? catalog.run->trainer : "its trainer",
+                    part.without));
   catalog.problems.push_back(remark(
       "absent_part", {io::join(folder, fill(part.file, {{"i", 0}})), {}},
       "is not there{}: {}", part.instead.empty() ? "" : ", nor " + part.instead,

@@ -35,6 +35,7 @@ Part read_part(const Json& json) {
           .with = json.value("with", ""),
           .instead = json.value("instead", ""),
           .without = json.value("without", ""),
+          .proof = json.value("proof", ""),
           .demanded = json.value("demanded", false),
           .world = json.value("world", "")};
 }

@@ -40,6 +40,9 @@ struct Part {
   std::string instead;  // a pattern: what does as well
   // Its loader does without it, and what comes of that; "" if nothing does.
   std::string without;
+  // "trainer_state.json stateful_callbacks": a file, and a key of it, of those
+  // who always write this one together with the optimizer; "": nobody always.
+  std::string proof;
   // Of files of ranks, when the number of ranks changes: false: they are left
   // out and start afresh; true: the loader demands one for each rank, and new
   // ranks get those of the old ones in turn.

@@ -7,7 +7,7 @@ import ctypes
 import json
 import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -117,6 +117,11 @@ def _box(tensor: Tensor, key: Key) -> _Box:
 _URLS = ("https://", "http://", "hf://", "s3://", "gs://", "az://")
 
 
+# What is done to a checkpoint after it is opened: ckpt_in_dialect with a name,
+# ckpt_select with what is chosen.
+_Step = tuple[str, Any]
+
+
 class Checkpoint(Mapping[str, Tensor]):
     """Tensors by name. Close it, or use it in a `with`, to give back what its
     headers take. A copy, pickled or not, opens the same path again."""
@@ -132,10 +137,44 @@ class Checkpoint(Mapping[str, Tensor]):
             _native.text(format, "format") if format else None,
             _native.text(family, "family") if family else None), "ckpt_close")
         self._options = {"format": format, "family": family}
+        self._steps: tuple[_Step, ...] = ()
+        self._begin()
+
+    def _begin(self) -> None:
         self._document: Optional[dict[str, Any]] = None
         self.tensors: dict[str, Tensor] = {}
         with self._use() as handle:
             self._list(handle)
+
+    def _then(self, step: _Step) -> "Checkpoint":
+        """Another checkpoint: this one, and what the step makes of it."""
+        other = Checkpoint.__new__(Checkpoint)
+        other._asked, other._options = self._asked, self._options
+        other._steps = (*self._steps, step)
+        call, what = step
+        with self._use() as handle:
+            other._handle = _native.Handle(_native.call(
+                call, handle, _selection(what) if isinstance(what, dict)
+                else _native.text(what, "dialect")), "ckpt_close")
+        other._begin()
+        return other
+
+    def in_dialect(self, dialect: str) -> "Checkpoint":
+        """The same tensors under the names, and in the arrangement, of hf,
+        mcore, meta, fairseq2 or olmo_core. No byte moves before it is read.
+        `objects`, `facts` and `config` stay those of the files."""
+        return self._then(("ckpt_in_dialect", dialect))
+
+    def select(self, *, keys: Iterable[str] = (), exclude: Iterable[str] = (),
+               layers: str = "", experts: str = "", model_only: bool = False,
+               optim_only: bool = False) -> "Checkpoint":
+        """Some of the tensors: those that a glob of `keys` fits, without those
+        of `exclude`; of numbered layers and experts those in "0-3,8"."""
+        lists = {name: [keys] if isinstance(keys, str) else list(keys)
+                 for name, keys in (("keys", keys), ("exclude", exclude))}
+        return self._then(("ckpt_select", {
+            **lists, "layers": layers, "experts": experts,
+            "model_only": bool(model_only), "optim_only": bool(optim_only)}))
 
     def _list(self, handle: int) -> None:
         library = _native.library()
@@ -165,7 +204,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self._use():
-            return _reopen, (self._asked, self._options)
+            return _reopen, (self._asked, self._options, self._steps)
 
     # Of the object: names and shapes don't say that values are the same.
     __eq__ = object.__eq__
@@ -195,10 +234,19 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def shards(self, *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1,
                rank: int = 0, pp_rank: int = 0, dp_rank: int = 0,
-               ep_rank: int = 0) -> Iterator[tuple[str, Array]]:
+               ep_rank: int = 0, dialect: Optional[str] = None,
+               keys: Iterable[str] = ()) -> Iterator[tuple[str, Array]]:
         """What one rank of a topology holds, tensor by tensor; reads each part
         when it is asked for. `rank` is the one of `tp`. Layers and experts
-        spread as Megatron has them, rows over `dp` as fairseq2 cuts them."""
+        spread as Megatron has them, rows over `dp` as fairseq2 cuts them.
+        `dialect` and `keys`: as in_dialect() and then select() have them."""
+        if dialect is not None or keys:
+            other = self.in_dialect(dialect) if dialect is not None else self
+            if keys:
+                other = other.select(keys=keys)
+            return other.shards(
+                tp=tp, pp=pp, dp=dp, ep=ep, rank=rank, pp_rank=pp_rank,
+                dp_rank=dp_rank, ep_rank=ep_rank)
         sizes = _grid(1, tp=tp, pp=pp, dp=dp, ep=ep)
         place = _grid(0, rank=rank, pp_rank=pp_rank, dp_rank=dp_rank,
                       ep_rank=ep_rank)
@@ -280,8 +328,21 @@ def _next_shard(walk: int) -> Optional[tuple[str, Array]]:
                   tuple(shape[:dims.value])))
 
 
-def _reopen(path: str, options: dict[str, Optional[str]]) -> Checkpoint:
-    return Checkpoint(path, **options)
+def _selection(chosen: dict[str, Any]) -> Any:
+    return ctypes.byref(_native.Selection(
+        _native.texts(chosen["keys"], "keys"),
+        _native.texts(chosen["exclude"], "exclude"),
+        _native.text(chosen["layers"], "layers"),
+        _native.text(chosen["experts"], "experts"),
+        chosen["model_only"], chosen["optim_only"]))
+
+
+def _reopen(path: str, options: dict[str, Optional[str]],
+            steps: tuple[_Step, ...]) -> Checkpoint:
+    checkpoint = Checkpoint(path, **options)
+    for step in steps:
+        checkpoint = checkpoint._then(step)
+    return checkpoint
 
 
 def open_checkpoint(path: Path, *,

@@ -62,6 +62,14 @@ class ArrayRow(ctypes.Structure):
                 ("bytes", c_void_p), ("size", c_uint64)]
 
 
+class Selection(ctypes.Structure):
+    """ckpt_selection: lists of texts, each with a null at its end."""
+
+    _fields_ = [("keys", POINTER(c_char_p)), ("exclude", POINTER(c_char_p)),
+                ("layers", c_char_p), ("experts", c_char_p),
+                ("model_only", c_int), ("optim_only", c_int)]
+
+
 # Name -> result, arguments. Errors are texts that ckpt_free releases.
 _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "ckpt_version": (c_char_p, []),
@@ -73,6 +81,9 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "ckpt_path": (c_char_p, [c_void_p]),
     "ckpt_tensor_count": (c_size_t, [c_void_p]),
     "ckpt_tensor_at": (c_int, [c_void_p, c_size_t, POINTER(TensorRow)]),
+    "ckpt_in_dialect": (c_void_p, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "ckpt_select": (c_void_p, [c_void_p, POINTER(Selection),
+                               POINTER(c_void_p)]),
     "ckpt_read": (c_void_p, [c_void_p, c_char_p, POINTER(c_uint64),
                              POINTER(c_uint64), POINTER(c_void_p)]),
     "ckpt_data_bytes": (c_void_p, [c_void_p, POINTER(c_size_t)]),
@@ -134,6 +145,14 @@ def text(value: Any, what: str, tensor: Optional[str] = None) -> bytes:
     except UnicodeEncodeError:
         raise errors.UsageError(f"{what} is not Unicode: {value!r}",
                                 tensor=tensor) from None
+
+
+def texts(values: Any, what: str) -> Any:
+    """A list of C strings with a null at its end."""
+    if isinstance(values, str):
+        raise TypeError(f"{what} is a list of str, and here one: {values!r}")
+    found = [text(value, what) for value in values]
+    return (c_char_p * (len(found) + 1))(*found, None)
 
 
 def path_text(path: Union[str, bytes, os.PathLike[Any]]) -> str:

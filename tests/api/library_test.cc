@@ -4,12 +4,16 @@
 #include <fmt/ranges.h>
 
 #include <cstddef>
+#include <filesystem>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <set>
 
 #include "ckpt/ckpt.h"
 #include "ckpt/format.h"
+#include "ckpt/parallel.h"
+#include "ckpt/sharded.h"
 #include "tests/support/temp_file.h"
 
 // reshard_tensor and lazy_load as fairseq2 documents its functions of those
@@ -413,6 +417,80 @@ TEST_CASE("save and run: a target of no ranks, path or tensors") {
                        doctest::Contains("no tensors to save"), Error);
   CHECK(!std::filesystem::exists(dir.file("a")));
   CHECK(!std::filesystem::exists(dir.file("b")));
+}
+
+TEST_CASE("save: what no tensor can be is wrong usage, whoever saves") {
+  const test::TempDir dir;
+  const std::vector<std::byte> bytes(64);
+  struct Row {
+    Shape shape;
+    Box box;
+    size_t size;
+    const char* why;
+  };
+  const Row rows[] = {
+      {{4, 4}, {{2, 0}, {4, 4}}, 64, "no box at [2, 0] of shape [4, 4]"},
+      {{4, 4}, {{UINT64_MAX, 0}, {2, 4}}, 32, "no box at"},
+      {{4, 4}, {{0}, {4}}, 16, "no box at [0] of shape [4] in [4, 4]"},
+      {{4, 4}, {{0, 0}, {4, 4}}, 60, "needs 64 bytes, given are 60"},
+      {{UINT64_MAX, 4}, {{0, 0}, {4, 4}}, 64, "beyond 64 bits"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    const ShardedTensor shard{.name = "w",
+                              .dtype = DType::f32,
+                              .shape = row.shape,
+                              .box = row.box,
+                              .bytes = std::span(bytes).first(row.size)};
+    const Layout layout{.format = "dcp"};
+    const std::function<void()> calls[] = {
+        [&] { save(std::span(&shard, 1), layout, dir.file("a")); },
+        [&] { save_async({shard}, layout, dir.file("a")).get(); },
+        [&] { Saver(1, layout, dir.file("a")).save(0, {.tensors = {shard}}); },
+        [&] {
+          begin_save(make_thread_ranks(1)[0], {.tensors = {shard}}, layout,
+                     dir.file("a"));
+        }};
+    for (const auto& call : calls) {
+      try {
+        call();
+        FAIL("it was saved");
+      } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::kUsage);
+        CHECK(std::string(error.what()).find(row.why) != std::string::npos);
+      }
+    }
+  }
+  CHECK(!std::filesystem::exists(dir.file("a")));
+}
+
+// Every rank's part of every tensor, by the dialect's rules: two ranks that
+// hold the same of a matrix would be no tensor parallelism.
+TEST_CASE("lazy_load: names of transformers and of dialects are cut") {
+  const Checkpoint source = open(CKPT_TEST_DATA "/hf/llama/ckpt");
+  for (const std::string dialect :
+       {"", "hf", "mcore", "meta", "fairseq2", "olmo_core"}) {
+    CAPTURE(dialect);
+    const Checkpoint named(dialect.empty()
+                               ? source.catalog()
+                               : into_dialect(source.catalog(),
+                                              source.catalog().format,
+                                              {.dialect = dialect}));
+    size_t cut = 0;
+    LazyLoad shards = named.lazy_load({.tp = 2}, {.tp = 1});
+    while (auto shard = shards.next())
+      cut += shard->second.shape != named.catalog().find(shard->first)->shape;
+    CHECK(cut == (dialect == "mcore" ? 10 : 16));
+  }
+  CHECK_THROWS_WITH_AS(source.lazy_load({.tp = 4}, {}),
+                       doctest::Contains("4 ranks can't share 2 key/value "
+                                         "heads"),
+                       Error);
+  const Checkpoint back(into_dialect(
+      into_dialect(open(CKPT_TEST_DATA "/meta/llama/ckpt").catalog(), "meta",
+                   {.dialect = "hf"}),
+      "meta", {.dialect = "mcore"}));
+  CHECK(back.catalog().find("decoder.final_layernorm.weight"));
 }
 
 TEST_CASE("formats' modules: what they share has the ABI's shape") {

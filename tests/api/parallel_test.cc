@@ -137,6 +137,13 @@ TEST_CASE("parallel: a save that is given up leaves nothing") {
   CHECK(entries(dir.path).empty());
 }
 
+TEST_CASE("parallel: no job is an error") {
+  const test::TempDir dir;
+  CHECK_THROWS_WITH_AS(
+      begin_save(nullptr, {}, {.format = "dcp"}, dir.file("a")),
+      doctest::Contains("without a job"), Error);
+}
+
 TEST_CASE("parallel: an error of one rank is every rank's") {
   const test::TempDir dir;
   const std::string path = dir.file("step");

@@ -391,6 +391,16 @@ TEST_CASE("Saver: ranks come once") {
                        doctest::Contains("rank 2 of 2"), Error);
 }
 
+TEST_CASE("Saver: whoever waits for ranks that don't come is told") {
+  const test::TempDir dir;
+  std::shared_future<Preview> future;
+  {
+    Saver saver(3, {.format = "dcp"}, dir.file("out"));
+    future = saver.save_async(1, {});
+  }
+  CHECK_THROWS_WITH_AS(future.get(), doctest::Contains("2 of 3 ranks"), Error);
+}
+
 TEST_CASE("integrity: what is missing is named") {
   const test::TempDir dir;
   const std::string mine = dir.file("ckpt");

@@ -65,14 +65,12 @@ UNSEEN = {
     "runs/*/tokenizer.json": "a trainer may have had no tokenizer",
     "fairseq2_native/*/model.yaml": "the family shows in names and shapes",
     # --- once in a run, not once for each rank: it may never have been there
-    "runs/*/rng_state.pth": "Trainer goes on without, and says so",
     "runs/*/training_args.bin": "of no use to a resume",
     "runs/hf_trainer_zero3_w2/*/scheduler.pt":
         "DeepSpeed may have the scheduler in its own files",
     "runs/accelerate_*/scheduler.bin": "what was registered; maybe nothing",
     "runs/accelerate_*/custom_checkpoint_0.pkl":
         "what was registered; maybe nothing",
-    "runs/verl_*/data.pt": "a data loader without a state has none",
     "fairseq2_native/legacy046_tp1/*/rank_0.pt":
         "0.4's training state is one file at tp=1, and is not read",
     "megatron_zarr/handmade_*/obj.*/shard_0_1.pt":

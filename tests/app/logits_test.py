@@ -7,7 +7,8 @@ Megatron: GPTModel of megatron-core, with its local modules, built from the
 written args by Megatron's own names. Once from all of them, once from what
 --use-checkpoint-args reads and the flags that `load_with` says.
 OLMo-core: its own transformer, built from the written config.json.
-Meta: the architecture of its published inference code, told in our words.
+Meta: the architecture of its published inference code, told in our words, and
+that code itself (llama-models over fairscale) with a process for each file.
 
 Each peer is also given a model in which two heads have changed places: its
 logits must be others, or the comparison could not tell.
@@ -24,6 +25,7 @@ from support import DATA, Failure, Skip, Suite, check, check_equal
 CKPT = None
 TRANSFORMERS = Path(sys.prefix) / "transformers_5.12.1"
 EXTENSIONS = Path(sys.prefix) / "dataclass_extensions"
+LLAMA_MODELS = Path(sys.prefix) / "llama_models"
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 32.0,
           "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -115,6 +117,17 @@ META = {
     "llama, epsilon": ("llama", dict(rms_norm_eps=0.1)),
     "mistral": ("mistral", {}),
     "mistral, window": ("mistral", dict(sliding_window=4)),
+}
+
+# What Meta's own code can be: its scaling has no other numbers, and it takes
+# heads by as many files as there are key/value heads at most.
+LLAMA_MODEL = {
+    "llama": ("llama", {}),
+    "llama, all heads alike": ("llama", dict(num_key_value_heads=4)),
+    "llama, llama3": ("llama", dict(rope_parameters=dict(LLAMA3, factor=8.0))),
+    "llama, theta": ("llama", dict(rope_parameters={
+        "rope_type": "default", "rope_theta": 500.0})),
+    "llama, epsilon": ("llama", dict(rms_norm_eps=0.1)),
 }
 
 
@@ -257,10 +270,21 @@ def test_meta(folder, family, changes, swap):
     hold(logits_of_meta(folder / "there", torch.tensor(tokens())), want, swap)
 
 
+def test_llama_models(folder, family, changes, ranks, swap):
+    if not LLAMA_MODELS.is_dir():
+        raise Skip("llama-models and fairscale are not installed")
+    want = model(folder, family, changes, swap)
+    CKPT.ok("convert", folder / "source", folder / "there", "-q", "--to",
+            "meta", "--tp", ranks, "--no-fsync")
+    hold(asked(LLAMA, folder, path=str(folder / "there"), ranks=ranks), want,
+         swap)
+
+
 def prepare(suite, ckpt):
-    global CKPT, GPT, OLMO
+    global CKPT, GPT, OLMO, LLAMA
     CKPT = ckpt
     GPT, OLMO = Peer("logits_peer.py"), Peer("olmo_core_peer.py")
+    LLAMA = Peer("llama_models_peer.py")
     if not TRANSFORMERS.is_dir():
         raise SystemExit("skipped: transformers is not installed")
     sys.path.insert(0, str(TRANSFORMERS))
@@ -281,6 +305,14 @@ def prepare(suite, ckpt):
             if name == family:
                 suite.add(f"{peer} {name}, heads swapped", test, family,
                           changes, True)
+    for name, (family, changes) in LLAMA_MODEL.items():
+        suite.add(f"meta's own code, {name}, 2 files", test_llama_models,
+                  family, changes, 2, False)
+    for ranks, swap in ((1, False), (2, True)):
+        suite.add(f"meta's own code, llama, {ranks} files, swapped: {swap}",
+                  test_llama_models, "llama", {}, ranks, swap)
+    suite.add("meta's own code, all heads alike, 4 files", test_llama_models,
+              *LLAMA_MODEL["llama, all heads alike"], 4, False)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,13 @@ ckpt must write byte for byte; block files; owners of blocks; what is broken.
 import json
 import os
 import shutil
+import sys
+from pathlib import Path
 
+from peer import Peer
 from support import (
-    DATA, Suite, check, check_equal, compare, digest, from_torch, load_pt,
-    read_safetensors)
+    DATA, Skip, Suite, check, check_equal, compare, digest, from_torch,
+    load_pt, read_safetensors)
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "modelopt"
@@ -122,6 +125,44 @@ def test_from_hf(folder, case, target):
     CKPT.ok("reshard", plain_hf(case, folder), folder / "out", "--to",
             "modelopt", *options_of(target), "--verify")
     same_files(folder / "out", target, target.name)
+
+
+def test_own_loader(folder, case, ranks):
+    """ModelOpt's load_and_shard_model, on as many processes as it was written
+    for: each has its blocks, and all that they have is the model's."""
+    import torch
+
+    if not (Path(sys.prefix) / "modelopt").is_dir():
+        raise Skip("nvidia-modelopt is not installed")
+    family = info_of(case)["family"]
+    CKPT.ok("reshard", plain_hf(case, folder), folder / "out", "--to",
+            "modelopt", "--pp", ranks)
+    wrong = PEER.ask(dict(family=family, path=str(folder / "out"),
+                          ranks=ranks, out=str(folder / "held")))
+    check(wrong is None, wrong)
+    want = {name: torch.frombuffer(bytearray(t.data), dtype=getattr(
+                torch, {"bf16": "bfloat16", "f32": "float32"}[t.dtype])
+            ).reshape(t.shape) for name, t in read_safetensors(
+                GOLDENS / case / "expected.safetensors").items()}
+    found = torch.load(f"{folder}/held.all")
+    tied = info_of(case).get("tied")
+    check_equal(sorted(set(found) | ({HEAD} if tied else set())),
+                sorted(want), "names of load_sharded_state_dict")
+    for name, tensor in found.items():
+        check(torch.equal(tensor, want[name]), f"{name} differs")
+    seen, layers = set(), []
+    for rank in range(ranks):
+        held = torch.load(f"{folder}/held.{rank}")
+        layers.append({name.split(".")[2] for name in held
+                       if name.startswith("model.layers.")})
+        for name, tensor in held.items():
+            check(torch.equal(tensor, want[name].to(tensor.dtype)),
+                  f"rank {rank}: {name} differs")
+        seen.update(held)
+    check_equal(sorted(seen | ({HEAD} if tied else set())), sorted(want),
+                "what the ranks hold")
+    check(all(layers) and sum(map(len, layers)) == len(set.union(*layers)),
+          f"layers of ranks: {layers}")
 
 
 def test_converter(folder):
@@ -429,8 +470,9 @@ def test_detection(folder):
 
 
 def prepare(suite, ckpt):
-    global CKPT
+    global CKPT, PEER
     CKPT = ckpt
+    PEER = Peer("modelopt_peer.py")
     cases = sorted(p.name for p in GOLDENS.iterdir())
     check(len(cases) == 6, f"{len(cases)} goldens: tests/data is cut")
     for case in cases:
@@ -445,6 +487,11 @@ def prepare(suite, ckpt):
                 suite.add(f"{case}: {other} to {name}", test_like_peer, case,
                           source, target)
             suite.add(f"{case}/{name}: flipped byte", test_flipped, target)
+    for ranks in (1, 2, 4):
+        suite.add(f"ModelOpt's own loader, {ranks} ranks", test_own_loader,
+                  "sharded_llama_tied_w2", ranks)
+    suite.add("ModelOpt's own loader, qwen2", test_own_loader,
+              "converter_qwen2_w1", 2)
     suite.add("the converter's files", test_converter)
     suite.add("sidecars", test_sidecars)
     for case, lists in (

@@ -162,6 +162,18 @@ def files_below(path):
             and p.name != ".ckpt-manifest.json"}
 
 
+def test_from_other_names(folder, to):
+    """--tp cuts what came from Hugging Face's names; it was once forgotten."""
+    source = DATA / "hf/llama/ckpt"
+    CKPT.ok("convert", source, folder / "out", "--to", to, "--tp", 2)
+    document = CKPT.inspect(folder / "out")
+    check_equal(document["topology"]["tp"], 2, "tp")
+    for tensor in document["tensors"]:
+        cut = len(tensor["shape"]) > 1
+        check_equal(tensor["pieces"], 2 if cut else 1, tensor["name"])
+    CKPT.ok("verify", source, folder / "out")
+
+
 def test_companions(folder):
     """The trainer's files: all of them in a world of the same size, rank 0's
     state in another."""
@@ -283,6 +295,8 @@ def prepare(suite, ckpt):
             ("trainer_fsdptp_w4", ("--dp", 2, "--tp", 2)),
             ("hf_flex_olmo", ("--dp", 2)), ("hf_qwen3", ("--dp", 2))):
         suite.add(f"{case}: places", test_same_places, case, options)
+    for to in ("olmo_core", "olmo_core_v1"):
+        suite.add(f"from other names: {to}", test_from_other_names, to)
     suite.add("the trainer's files", test_companions)
     suite.add("a folder without a trainer", test_bare_folder)
     suite.add("a training run", test_training_run)

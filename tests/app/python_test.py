@@ -291,6 +291,7 @@ def prepare(suite, binary):
     import ckpt as package
     import python_cases
     import python_dcp
+    import python_shards
     import python_values
     ckpt = package
     for case in CASES:
@@ -298,7 +299,7 @@ def prepare(suite, binary):
             suite.add(f"{case}: {check_of.__name__}", check_of, case)
     for check_of in (dcp_as_torch, alive, saves, errors, commands, shards,
                      *python_values.CASES, *python_cases.CASES,
-                     *python_dcp.CASES, typed):
+                     *python_dcp.CASES, *python_shards.CASES, typed):
         suite.add(check_of.__name__, check_of)
 
 

@@ -47,6 +47,25 @@ size_t ckpt_tensor_count(const ckpt_checkpoint* checkpoint);
 int ckpt_tensor_at(const ckpt_checkpoint* checkpoint, size_t index,
                    ckpt_tensor* tensor);
 
+/* The same checkpoint under the names and in the arrangement of a dialect: hf,
+ * mcore, meta, fairseq2 or olmo_core. No byte moves; a handle of its own. */
+ckpt_checkpoint* ckpt_in_dialect(const ckpt_checkpoint* checkpoint,
+                                 const char* dialect, char** error);
+
+/* Some of its tensors, as --keys, --exclude, --layers and --experts choose them
+ * (ckpt/select.h). Lists end with a null; null instead of one, or of a text:
+ * no choice. */
+typedef struct ckpt_selection {
+  const char* const* keys;
+  const char* const* exclude;
+  const char* layers;  /* "0-3,8" */
+  const char* experts; /* likewise */
+  int model_only;
+  int optim_only;
+} ckpt_selection;
+ckpt_checkpoint* ckpt_select(const ckpt_checkpoint* checkpoint,
+                             const ckpt_selection* selection, char** error);
+
 /* A box of a tensor: `offsets` and `shape` have one number for each of its
  * dimensions; both null: all of it. Reads what the box needs and no more.
  * Elements are row-major, packed, little endian. */

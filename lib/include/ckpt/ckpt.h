@@ -95,15 +95,15 @@ class Checkpoint {
   //       tokens' embeddings there too if there is no output layer
   //   ep  equal runs of experts, numbered as in the whole model; of tensors
   //       that stack layers or experts, this rank's rows
-  //   tp  equal parts along the tensor's tensor-parallel dimension
-  //   (Tensor::tp),
-  //       of experts too
+  //   tp  equal parts along the tensor's tensor-parallel dimension, of experts
+  //       too: Tensor::tp where it is known (shard_dims_file), else as the
+  //       dialect has it (transformers' plans, Megatron's modules, …)
   //   dp  rows of ceil(rows / dp), as fairseq2 and FSDP have them; buffers and
   //       replicated tensors whole
   //
   // Other names: into_dialect() first. Some tensors only: select() first.
   // Throws unfaithful_error, naming the tensor, where a dimension does not
-  // divide or no rule says how it is split.
+  // divide, a rank would get part of a head, or no rule says how it is split.
   LazyLoad lazy_load(const Topology& topology, const Rank& rank) const;
 
  private:
