@@ -194,6 +194,30 @@ std::vector<std::string> unknown_keys(const Family& family,
   return unknown;
 }
 
+Facts other_facts(const Family& family, const Values& config) {
+  const Json& own = hf_defaults(model_type_of(family, config.values));
+  const Known known(family, "hf");
+  const Json& switches = facts_table().at("switches");
+  std::vector<std::string> defaulted;
+  const Json values = prepared(family, "hf", config.values, defaulted);
+  const Json carried = values.at("trait").value("carry", Json::array());
+  const auto is_among = [](const Json& list, const std::string& key) {
+    return std::ranges::count(list, Json(key)) != 0;
+  };
+  Facts facts;
+  const auto add = [&](const std::string& key) {
+    const bool said = std::ranges::count(defaulted, key) == 0;
+    facts["config." + key] = {
+        values.value(key, Json()),
+        said ? config.source + " " + key : key + " by default", false};
+  };
+  for (const Json& key : switches) add(key.get<std::string>());
+  for (const auto& item : own.items())
+    if (!known.has(item.key()) && !is_among(carried, item.key()))
+      add(item.key());
+  return facts;
+}
+
 std::vector<FactDifference> denied_keys(const Family& family,
                                         const Json& config) {
   std::vector<FactDifference> denied;
