@@ -15,12 +15,6 @@ bool says_something(const Json& value) {
   return !value.is_null() && value != Json(false);
 }
 
-// What is for the way home and says nothing of how the model computes.
-bool is_note(const std::string& key) {
-  return key == "ckpt_config" || key == "ckpt_family" ||
-         key == "ckpt_token_ids";
-}
-
 // "off" of a key are values that change nothing, or that other arguments say
 // too; "*": any. A list is harmless if each of its values is.
 bool is_harmless(const Json& entry, const Json& value) {
@@ -30,6 +24,15 @@ bool is_harmless(const Json& entry, const Json& value) {
   const Json off = entry.value("off", Json::array());
   return std::ranges::any_of(
       off, [&](const Json& one) { return one == value || one == Json("*"); });
+}
+
+// Without notes for the way home, and Megatron's own (ckpt_format, ckpt_step).
+Json without_notes(const Json& args) {
+  Json rest = Json::object();
+  for (const auto& [key, value] : args.items())
+    if (key == "ckpt_config" || facts_table().at("own_args").contains(key))
+      rest[key] = value;
+  return rest;
 }
 
 // The row of the table "megatron" that names the family, or the nearest of
@@ -67,7 +70,7 @@ MegatronModel megatron_model(const Catalog& target) {
   if (!name.is_string() || !Family::exists(name.get<std::string>())) return {};
   MegatronModel model = megatron_model(*Family::by_name(name));
   // What one model of the family has, and another lacks.
-  const bool own = !own_args(args).empty();
+  const bool own = !own_args(without_notes(args)).empty();
   if (own && (model.program == "GPTModel" || model.program == "HybridModel"))
     model.program = "code of your own";
   if (!own && model.program == "code of your own" && model.lacks.empty())
@@ -98,7 +101,7 @@ std::vector<FactDifference> own_args(const Json& args) {
                      entry.value("can", Json()), "", ""});
   };
   for (const auto& [key, value] : args.items())
-    if (key.starts_with("ckpt_") && !is_note(key)) add(key, value);
+    if (key.starts_with("ckpt_") && key != "ckpt_config") add(key, value);
   for (const auto& [key, value] : carried.items()) add("config." + key, value);
   return own;
 }

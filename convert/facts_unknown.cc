@@ -121,9 +121,13 @@ void look_at_parts(const Json& config, Look look) {
 // What the expressions of the ledger have as "rope.NAME", and spellings.
 const std::set<std::string>& keys_of_rope() {
   static const std::set<std::string> known = [] {
-    std::set<std::string> keys{"rope_type",         "type",
-                               "rope_theta",        "partial_rotary_factor",
-                               "mrope_interleaved", "finetuned"};
+    std::set<std::string> keys{"rope_type",
+                               "type",
+                               "rope_theta",
+                               "partial_rotary_factor",
+                               "mrope_interleaved",
+                               "finetuned",
+                               "max_position_embeddings"};  // Ministral's
     for (const Json& group : facts_table().at("groups"))
       for (const auto& item : group.at("facts").items()) {
         const auto how = item.value().find("hf");
