@@ -24,15 +24,36 @@ families::Facts known_facts(const Catalog& catalog, const Engine& engine) {
 
 namespace {
 
-// Of the config.json; without one, what the checkpoint's own dialect says. One
-// that is damaged was told of already.
-families::Facts config_facts(const Catalog& catalog,
-                             const families::Facts& own) {
+// Of the config.json, if there is one. One that is damaged was told of already.
+std::optional<families::Facts> config_facts(const Catalog& catalog) {
   try {
     families::Facts facts = families::config_facts_of(catalog);
-    return facts.empty() ? own : facts;
+    if (!facts.empty()) return facts;
   } catch (const Error&) {
-    return own;
+    return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// Those that differ in what either dialect can say; what the code of one fixes,
+// and the other has as small, is told.
+void add_apart(const families::Facts& of_a, const std::string& side_a,
+               const families::Facts& of_b, const std::string& side_b,
+               const Engine& engine,
+               std::vector<families::FactDifference>& apart) {
+  const auto has = [](const std::vector<families::FactDifference>& list,
+                      const std::string& name) {
+    return std::ranges::count(list, name, &families::FactDifference::name) != 0;
+  };
+  const auto far_a = families::differing(of_a, of_b, side_a);
+  const auto far_b = families::differing(of_a, of_b, side_b);
+  for (families::FactDifference& one : families::differing(of_a, of_b)) {
+    if (has(apart, one.name)) continue;
+    if (has(far_a, one.name) && has(far_b, one.name))
+      apart.push_back(std::move(one));
+    else
+      engine.warn(
+          fmt::format("{}: {}: nearly the same", one.name, fact_text(one)));
   }
 }
 
@@ -100,35 +121,18 @@ void compare_ties(const Catalog& a, const Catalog& b,
 std::vector<families::FactDifference> differing_facts(const Catalog& a,
                                                       const Catalog& b,
                                                       const Engine& engine) {
-  families::Facts of_a = known_facts(a, engine);
-  families::Facts of_b = known_facts(b, engine);
-  auto all = families::differing(of_a, of_b);
-  // What a config.json of transformers says beside them is of the model too.
-  const families::Facts config_a = config_facts(a, of_a);
-  const families::Facts config_b = config_facts(b, of_b);
-  for (families::FactDifference& one : families::differing(config_a, config_b))
-    if (std::ranges::count(all, one.name, &families::FactDifference::name) ==
-        0) {
-      of_a[one.name] = config_a.at(one.name);
-      of_b[one.name] = config_b.at(one.name);
-      all.push_back(std::move(one));
-    }
+  const families::Facts of_a = known_facts(a, engine);
+  const families::Facts of_b = known_facts(b, engine);
   std::vector<families::FactDifference> apart;
   compare_ties(a, b, of_a, of_b, engine, apart);
-  for (const families::FactDifference& one : all) {
-    // What the code of one side fixes, and the other has as small.
-    const auto is_apart = [&](const Catalog& side) {
-      const auto far = families::differing(
-          of_a, of_b, std::string(families::dialect_of(side)));
-      return std::ranges::any_of(
-          far, [&](const auto& other) { return other.name == one.name; });
-    };
-    if (is_apart(a) && is_apart(b))
-      apart.push_back(one);
-    else
-      engine.warn(
-          fmt::format("{}: {}: nearly the same", one.name, fact_text(one)));
-  }
+  const std::string side_a(families::dialect_of(a));
+  const std::string side_b(families::dialect_of(b));
+  add_apart(of_a, side_a, of_b, side_b, engine, apart);
+  // What a config.json of transformers says beside them is of the model too.
+  const auto config_a = config_facts(a);
+  const auto config_b = config_facts(b);
+  if (config_a && config_b)
+    add_apart(*config_a, "hf", *config_b, "hf", engine, apart);
   return apart;
 }
 

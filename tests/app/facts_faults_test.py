@@ -437,6 +437,7 @@ def config_of_another(folder, first, second):
     edit_config(config.parent, rms_norm_eps=0.25)
     refused(there, folder / "other", "--to", second, word="norm_epsilon")
     CKPT.run("reshard", there, folder / "other").want(5)
+    CKPT.run("unshard", there, folder / "other").want(5)
     check(not (folder / "other").exists(), "something was written")
     CKPT.run("verify", source, there).want(1)
     CKPT.run("diff", source, there).want(1)
