@@ -140,10 +140,12 @@ Catalog try_hf(Catalog source, std::string_view from,
   return source;
 }
 
-// A tied head that stands a second time: elsewhere it is not there.
-void leave_tied_head(Catalog& source, const Naming& naming) {
+// A tied head that stands a second time: elsewhere it is not there. In a target
+// that `repeats` it, both are to be the same.
+void settle_tied_head(Catalog& source, const Naming& naming, bool repeats) {
   const families::Values config = families::values_of(source, "hf");
-  if (!families::repeats_tied_head(source) || config.source.empty()) return;
+  if (config.source.empty() || families::repeats_tied_head(source) == repeats)
+    return;
   const auto tie = config.values.find("tie_word_embeddings");
   if (tie == config.values.end() || *tie != true) return;
   const Tensor* embedding = source.find("model.embed_tokens.weight");
@@ -152,6 +154,7 @@ void leave_tied_head(Catalog& source, const Naming& naming) {
   if (!embedding || head == source.tensors.end()) return;
   source.redundant.push_back(
       {*head, {}, *embedding, "config.json: tie_word_embeddings"});
+  if (repeats) return;
   source.tensors.erase(head);
   say(naming,
       "lm_head.weight is model.embed_tokens.weight and left out: "
@@ -250,6 +253,8 @@ Catalog into_dialect(Catalog source, const Naming& naming,
     source = origin.unfuse(std::move(source));
     from = "hf";
   }
+  if (translate.to.empty() || translate.to == from)
+    families::check_beside(source, translate);
   if (translate.to.empty() && target.is_container && !from.empty() &&
       from != "hf") {
     if (!asked && origin.keeps_names) {
@@ -262,8 +267,7 @@ Catalog into_dialect(Catalog source, const Naming& naming,
     }
     translate.to = "hf";
   }
-  if (from == "hf" && !target.repeats_tied_head)
-    leave_tied_head(source, naming);
+  if (from == "hf") settle_tied_head(source, naming, target.repeats_tied_head);
   // A trainer's step has the names of transformers, or of nobody.
   if (translate.to.empty() && from == kMegatron &&
       target.target_ranks == formats::Traits::Ranks::kSources)

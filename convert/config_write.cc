@@ -60,6 +60,9 @@ void Configuration::check_own_args(const Json& args, Catalog& catalog) const {
         family_->hf().outer,
         [&](const std::string& key) { return one.name == "config." + key; });
   });
+  if (is_refused_by_megatron(*family_))
+    for (FactDifference& one : megatron_model(*family_).lacks)
+      own.push_back(std::move(one));
   const bool elsewhere =
       !options_.strict_config &&
       traits_of(*family_, args).value("layers_elsewhere", false);

@@ -204,6 +204,20 @@ Facts facts_of(const Catalog& catalog) {
   return read_facts(family, "hf", config);
 }
 
+Facts config_facts_of(const Catalog& catalog) {
+  const Values config = values_of(catalog, "hf");
+  // OLMo-core's own file has that name too.
+  if (config.source.empty() || (dialect_of(catalog).starts_with("olmo") &&
+                                !config.values.contains("model_type")))
+    return {};
+  auto family = Family::for_config(config.values);
+  if (!family) family = find_family(catalog, {});
+  if (!family || !in_ledger(*family)) return {};
+  Facts facts = read_facts(family, "hf", config);
+  facts.merge(other_facts(*family, config));
+  return facts;
+}
+
 std::vector<FactDifference> differing(const Facts& a, const Facts& b) {
   std::vector<FactDifference> all;
   for (const auto& [name, fact] : a) {
@@ -230,6 +244,19 @@ std::vector<FactDifference> differing(const Facts& a, const Facts& b,
     return false;
   });
   return all;
+}
+
+void check_agreement(const Facts& own, const Facts& beside,
+                     const std::string& side, const std::string& path) {
+  const auto differences = differing(own, beside, side);
+  if (differences.empty()) return;
+  const FactDifference& one = differences[0];
+  throw unfaithful_error({path, {}}, "{} is {} ({}), and {} ({} beside it)",
+                         one.name, shown_fact(one.a), one.source_a,
+                         shown_fact(one.b), one.source_b)
+      .with_hint(
+          "one of the two is another model's: move that config.json away, "
+          "or name the right one with --config-from DIR");
 }
 
 std::string shown_fact(const Json& value) {

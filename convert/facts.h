@@ -42,6 +42,9 @@ Facts read_facts(const std::shared_ptr<const Family>& family,
 // Of a checkpoint: its own configuration, or the config.json beside it. Empty
 // if there is none, or its family is not known.
 Facts facts_of(const Catalog& catalog);
+// Of the config.json of transformers in or beside a checkpoint: the same, and
+// as "config.KEY" what the class of the model reads and no fact is made of.
+Facts config_facts_of(const Catalog& catalog);
 
 struct FactDifference {
   std::string name;
@@ -54,6 +57,11 @@ std::vector<FactDifference> differing(const Facts& a, const Facts& b);
 // epsilon that fairseq2's code fixes, and another that is as small.
 std::vector<FactDifference> differing(const Facts& a, const Facts& b,
                                       const std::string& side);
+
+// Throws unfaithful_error, with both values and where they stand, unless a
+// checkpoint's own configuration and the config.json beside it agree.
+void check_agreement(const Facts& own, const Facts& beside,
+                     const std::string& side, const std::string& path);
 
 // What a configuration says only nearly, and what not at all.
 struct Unsaid {
@@ -73,6 +81,20 @@ Unsaid say_facts(const std::shared_ptr<const Family>& family,
 // is another model. `b` of each is what Megatron can say.
 std::vector<FactDifference> own_args(const Json& args);
 
+// What builds a model from Megatron's args: "GPTModel", "HybridModel",
+// "Megatron-Bridge", "code of your own"; "" of a family that is not known. Of
+// what a GPTModel lacks for the model, `a` is what the model has and `b` what
+// GPTModel has.
+struct MegatronModel {
+  std::string program;
+  std::vector<FactDifference> lacks;
+};
+MegatronModel megatron_model(const Family& family);
+// Nothing that is known builds it: what it lacks is refused.
+bool is_refused_by_megatron(const Family& family);
+// Of what was written for Megatron.
+MegatronModel megatron_model(const Catalog& target);
+
 // True if --allow-unsaid names the fact.
 bool is_allowed(const std::vector<std::string>& globs, const std::string& fact);
 
@@ -88,6 +110,10 @@ Json load_code(const Catalog& target);
 std::vector<std::string> unknown_keys(const Family& family,
                                       const std::string& side,
                                       const Json& config);
+
+// Keys of a config.json that transformers' class reads, that change the model
+// and that no fact is made of: "config.layer_norm_elementwise_affine".
+Facts other_facts(const Family& family, const Values& config);
 
 // Keys of a config.json that have one value (or some) in all models of the
 // family, and another here: "says" of its traits. `b` of each are those.

@@ -4,6 +4,8 @@
 
 #include "convert/facts.h"
 #include "convert/facts_table.h"
+#include "convert/translate.h"
+#include "convert/values.h"
 #include "lib/text/glob.h"
 
 namespace ckpt::families {
@@ -24,7 +26,62 @@ bool is_harmless(const Json& entry, const Json& value) {
       off, [&](const Json& one) { return one == value || one == Json("*"); });
 }
 
+// Without notes for the way home, and Megatron's own (ckpt_format, ckpt_step).
+Json without_notes(const Json& args) {
+  Json rest = Json::object();
+  for (const auto& [key, value] : args.items())
+    if (key == "ckpt_config" || facts_table().at("own_args").contains(key))
+      rest[key] = value;
+  return rest;
+}
+
+// The row of the table "megatron" that names the family, or the nearest of
+// those that it extends.
+const Json* megatron_row(const Family& family) {
+  std::vector<std::string> names{family.name()};
+  names.insert(names.end(), family.bases().begin(), family.bases().end());
+  for (const std::string& name : names)
+    for (const Json& row : facts_table().at("megatron"))
+      if (std::ranges::count(row.at("families"), Json(name)) != 0) return &row;
+  return nullptr;
+}
+
 }  // namespace
+
+MegatronModel megatron_model(const Family& family) {
+  const Json* row = megatron_row(family);
+  if (!row) return {};
+  MegatronModel model{.program = row->at("model").get<std::string>(),
+                      .lacks = {}};
+  if (model.program == "none" || model.program == "own_args")
+    model.program = "code of your own";
+  const Json lacks = row->value("lacks", Json::object());
+  for (const auto& [name, is] : lacks.items())
+    model.lacks.push_back(
+        {name, is, facts_table().at("lacking").at(name), "", ""});
+  return model;
+}
+
+MegatronModel megatron_model(const Catalog& target) {
+  if (dialect_of_format(target.format) != "mcore") return {};
+  const Json args = values_of(target, "mcore").values;
+  if (!args.is_object()) return {};
+  const Json name = args.value("ckpt_family", Json());
+  if (!name.is_string() || !Family::exists(name.get<std::string>())) return {};
+  MegatronModel model = megatron_model(*Family::by_name(name));
+  // What one model of the family has, and another lacks.
+  const bool own = !own_args(without_notes(args)).empty();
+  if (own && (model.program == "GPTModel" || model.program == "HybridModel"))
+    model.program = "code of your own";
+  if (!own && model.program == "code of your own" && model.lacks.empty())
+    model.program = "GPTModel";
+  return model;
+}
+
+bool is_refused_by_megatron(const Family& family) {
+  const Json* row = megatron_row(family);
+  return row && row->at("model") == "none";
+}
 
 bool is_allowed(const std::vector<std::string>& globs,
                 const std::string& fact) {

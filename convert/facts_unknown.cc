@@ -121,9 +121,13 @@ void look_at_parts(const Json& config, Look look) {
 // What the expressions of the ledger have as "rope.NAME", and spellings.
 const std::set<std::string>& keys_of_rope() {
   static const std::set<std::string> known = [] {
-    std::set<std::string> keys{"rope_type",         "type",
-                               "rope_theta",        "partial_rotary_factor",
-                               "mrope_interleaved", "finetuned"};
+    std::set<std::string> keys{"rope_type",
+                               "type",
+                               "rope_theta",
+                               "partial_rotary_factor",
+                               "mrope_interleaved",
+                               "finetuned",
+                               "max_position_embeddings"};  // Ministral's
     for (const Json& group : facts_table().at("groups"))
       for (const auto& item : group.at("facts").items()) {
         const auto how = item.value().find("hf");
@@ -192,6 +196,30 @@ std::vector<std::string> unknown_keys(const Family& family,
   if (table.is_object())
     find_unknown(Known(family, side), table, is_nested(side), "", 0, unknown);
   return unknown;
+}
+
+Facts other_facts(const Family& family, const Values& config) {
+  const Json& own = hf_defaults(model_type_of(family, config.values));
+  const Known known(family, "hf");
+  const Json& switches = facts_table().at("switches");
+  std::vector<std::string> defaulted;
+  const Json values = prepared(family, "hf", config.values, defaulted);
+  const Json carried = values.at("trait").value("carry", Json::array());
+  const auto is_among = [](const Json& list, const std::string& key) {
+    return std::ranges::count(list, Json(key)) != 0;
+  };
+  Facts facts;
+  const auto add = [&](const std::string& key) {
+    const bool said = std::ranges::count(defaulted, key) == 0;
+    facts["config." + key] = {
+        values.value(key, Json()),
+        said ? config.source + " " + key : key + " by default", false};
+  };
+  for (const Json& key : switches) add(key.get<std::string>());
+  for (const auto& item : own.items())
+    if (!known.has(item.key()) && !is_among(carried, item.key()))
+      add(item.key());
+  return facts;
 }
 
 std::vector<FactDifference> denied_keys(const Family& family,

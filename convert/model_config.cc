@@ -82,16 +82,7 @@ void Configuration::read_all_facts(const Catalog& source) {
     for (const FactDifference& one : differing(facts_, other))
       if (one.source_b.ends_with("--set"))
         facts_[one.name] = other.at(one.name);
-    const auto differences = differing(facts_, other, from_);
-    if (!differences.empty()) {
-      const FactDifference& one = differences[0];
-      throw unfaithful_error(
-          {source.path, {}}, "{} is {} ({}), and {} ({} beside it)", one.name,
-          shown_fact(one.a), one.source_a, shown_fact(one.b), one.source_b)
-          .with_hint(
-              "one of the two is another model's: move that config.json away, "
-              "or name the right one with --config-from DIR");
-    }
+    check_agreement(facts_, other, from_, source.path);
     // What the source's own dialect can only say nearly, config.json says.
     for (const FactDifference& one : differing(facts_, other))
       facts_[one.name] = other.at(one.name);
@@ -211,6 +202,17 @@ const Numbers& Configuration::hf_numbers(const Dialect& dialect) {
   return *out_;
 }
 
+// A params.json beside the weights of transformers: nothing was made of it.
+void Configuration::note_unread(Catalog& catalog) const {
+  for (const Sidecar& sidecar : catalog.sidecars)
+    if (describes(sidecar.name) && sidecar.name != file_of(from_) &&
+        sidecar.name != kHfConfig)
+      catalog.problems.push_back(
+          remark("unread_file", {sidecar.path, {}},
+                 "describes a model in another dialect: {} was read instead",
+                 own_.source.empty() ? carried_.source : own_.source));
+}
+
 void Configuration::finish(Catalog& catalog) const {
   for (const auto* numbers : {&in_, &out_})
     if (*numbers)
@@ -229,6 +231,7 @@ void Configuration::finish(Catalog& catalog) const {
                       counted ? vocabulary->second.value.get<uint64_t>() : 0);
   if (from_ == "mcore" && options_.to != "mcore")
     std::erase_if(catalog.objects, is_told_otherwise);
+  if (!options_.lenient) note_unread(catalog);
   if (options_.to == "hf") return write_hf(catalog);
   // OLMo-core's config.json is not transformers'.
   const bool keep_config =

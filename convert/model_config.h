@@ -34,6 +34,7 @@ class Configuration {
  private:
   void read_all_facts(const Catalog& source);
   void settle_vocabulary();
+  void note_unread(Catalog& catalog) const;
   void correct_kept(Catalog& catalog) const;
   void complete(const Dialect& dialect);
   DType dtype_of(const Catalog& catalog) const;

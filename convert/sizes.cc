@@ -86,6 +86,7 @@ struct Extents {
   std::optional<Expr> when;
   std::vector<std::optional<Expr>> each;
   bool vocabulary = false;
+  bool either = false;  // of modules whose weights lie either way
 };
 
 // By a tensor's plain name, the ways to say its shape: the first whose
@@ -96,6 +97,7 @@ const std::multimap<std::string, Extents, std::less<>>& extents_table() {
     for (const Json& row : facts_table().at("sizes"))
       for (const Json& name : row.at("of")) {
         Extents extents;
+        extents.either = row.value("either", false);
         if (row.contains("when"))
           extents.when.emplace(row.at("when").get<std::string>());
         for (const Json& extent : row.at("shape")) {
@@ -127,11 +129,16 @@ std::string said_of(const Expr& how, const SizeScope& scope,
 void check_extents(const Tensor& tensor, const Extents& extents,
                    const SizeScope& scope, const Facts& facts,
                    const std::string& path) {
+  const auto fits = [&](size_t i, size_t dimension) {
+    if (!extents.each[i]) return true;
+    const auto wanted = extent_of(*extents.each[i], scope);
+    return !wanted || *wanted == tensor.shape[dimension];
+  };
+  if (extents.either && fits(0, 1) && fits(1, 0)) return;
   for (size_t i = 0; i < extents.each.size(); ++i) {
+    if (fits(i, i)) continue;
     const std::optional<Expr>& how = extents.each[i];
-    if (!how) continue;
     const auto wanted = extent_of(*how, scope);
-    if (!wanted || *wanted == tensor.shape[i]) continue;
     throw unfaithful_error({path, text::printable(tensor.name)},
                            "is {}, and its extent {} would be {}: {}",
                            to_string(tensor.shape), i, *wanted,
@@ -224,6 +231,24 @@ void check_sizes(const NamedTensors& model, const Facts& facts,
       break;
     }
   }
+}
+
+void check_layers(const NamedTensors& model, const Facts& facts,
+                  const std::string& path) {
+  const auto layers = facts.find("layers");
+  if (layers == facts.end() || !layers->second.value.is_number_unsigned())
+    return;
+  uint64_t found = 0;
+  for (const Tensor& tensor : model.tensors()) {
+    std::optional<uint64_t> layer;
+    if (plain_name(tensor.name, layer).starts_with("layers.{}.") && layer)
+      found = std::max(found, *layer + 1);
+  }
+  const auto wanted = layers->second.value.get<uint64_t>();
+  if (found == 0 || found >= wanted) return;
+  throw unfaithful_error({path, {}}, "has {} layers, and {} says {}", found,
+                         layers->second.source, wanted)
+      .with_hint("the configuration is another model's, or a file is missing");
 }
 
 }  // namespace ckpt::families

@@ -26,4 +26,9 @@ void check_sizes(const NamedTensors& model, const Facts& facts,
 // or a fraction, an epsilon that is not above zero.
 void check_types(const Facts& facts, const std::string& path);
 
+// Throws unfaithful_error if the last layers that the configuration counts are
+// not there. More may be: those that predict further tokens.
+void check_layers(const NamedTensors& model, const Facts& facts,
+                  const std::string& path);
+
 }  // namespace ckpt::families

@@ -593,9 +593,30 @@ void check_numbers(const Catalog& source, const TranslateOptions& options) {
       one.dtype = tensor.dtype;
       one.shape = tensor.shape;
     }
-  check_sizes(NamedTensors(std::move(named)),
-              read_facts(family, "hf", config, options.set),
-              Globs(options.drop), options.set.contains("V"), source.path);
+  const NamedTensors model(std::move(named));
+  const Facts facts = read_facts(family, "hf", config, options.set);
+  check_sizes(model, facts, Globs(options.drop), options.set.contains("V"),
+              source.path);
+  if (!Globs(options.allow_missing).match("*"))  // a part was asked for
+    check_layers(model, facts, source.path);
+}
+
+void check_beside(Catalog& source, const TranslateOptions& options) {
+  const std::string from(dialect_of(source));
+  if (from != "mcore" && from != "meta") return;
+  const Values config = values_of(source, "hf");
+  if (config.source.empty()) return;
+  load_objects(source);
+  const auto family = find_family(source, options);
+  const Values own = values_of(source, from);
+  if (!family || own.source.empty()) return;
+  check_type(source, options, *family);
+  Facts said = read_facts(family, from, own, options.set);
+  const Facts beside = read_facts(family, "hf", config, options.set);
+  // What --set says, is so.
+  for (const FactDifference& one : differing(said, beside))
+    if (one.source_b.ends_with("--set")) said[one.name] = beside.at(one.name);
+  check_agreement(said, beside, from, source.path);
 }
 
 Catalog translate(Catalog source, const TranslateOptions& options) {

@@ -59,5 +59,8 @@ Catalog translate(Catalog source, const TranslateOptions& options);
 // For a target that keeps transformers' names and cuts by the numbers of
 // config.json: throws unfaithful_error if the tensors are not of these.
 void check_numbers(const Catalog& source, const TranslateOptions& options);
+// Throws unfaithful_error where the source's own configuration (args, …) and
+// the config.json beside it, which goes along, are of two models.
+void check_beside(Catalog& source, const TranslateOptions& options);
 
 }  // namespace ckpt::families

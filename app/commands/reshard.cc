@@ -7,6 +7,7 @@
 #include "app/commands/within.h"
 #include "app/commands/write.h"
 #include "app/print/console.h"
+#include "convert/translate.h"
 
 namespace ckpt::app {
 namespace {
@@ -37,7 +38,9 @@ class Reshard : public Command {
  private:
   ExitCode write() {
     Catalog source = open_for_write(request_);
-    if (!target_.to.empty())
+    if (target_.to.empty())
+      families::check_beside(source, {.family = request_.source.read.family});
+    else
       source = into_dialect(std::move(source), {}, request_.source.read.family,
                             target_.to, target_.vocab_size,
                             request_.write.dtype, true);

@@ -6,6 +6,7 @@
 #include "app/commands/write.h"
 #include "app/options/target_name.h"
 #include "ckpt/error.h"
+#include "convert/translate.h"
 #include "formats/options.h"
 #include "formats/traits.h"
 #include "formats/unsharded.h"
@@ -46,6 +47,7 @@ class Unshard : public Command {
  private:
   ExitCode write() {
     Catalog source = open_for_write(request_);
+    families::check_beside(source, {.family = request_.source.read.family});
     Layout layout;
     layout.format = file_format(request_.target_path);
     layout.single_file = !layout.format.empty();

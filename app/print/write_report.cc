@@ -90,8 +90,24 @@ std::string quoted(const std::string& word) {
   return plain ? word : "'" + word + "'";
 }
 
+// "norm_placement (behind attention and MLP), …"
+std::string lacking(const families::MegatronModel& model) {
+  std::string list;
+  for (const families::FactDifference& one : model.lacks)
+    list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", one.name,
+                        families::shown_fact(one.a));
+  return list;
+}
+
 void say_loading(const WriteReport& report) {
   const Catalog& target = report.target->catalog;
+  const families::MegatronModel model = families::megatron_model(target);
+  if (!model.program.empty() && model.program != "GPTModel")
+    say(text::printable(
+        model.lacks.empty()
+            ? fmt::format("load into {}, not into GPTModel", model.program)
+            : fmt::format("load into {}: GPTModel lacks {}", model.program,
+                          lacking(model))));
   std::vector<std::string> flags = families::load_flags(target);
   std::ranges::transform(flags, flags.begin(), quoted);
   if (!flags.empty())
@@ -186,6 +202,17 @@ void write_plan_facts(JsonWriter& json, const WriteReport& report) {
   json.end_object();
 }
 
+void write_program(JsonWriter& json, const families::MegatronModel& model) {
+  if (model.program.empty()) return;
+  json.key("load_into").begin_object();
+  json.member("program", model.program);
+  json.key("lacks").begin_object();
+  for (const families::FactDifference& one : model.lacks)
+    json.member(one.name, families::shown_fact(one.a));
+  json.end_object();
+  json.end_object();
+}
+
 std::string as_json(const WriteReport& report) {
   JsonWriter json;
   json.begin_document(report.command);
@@ -227,6 +254,7 @@ std::string as_json(const WriteReport& report) {
   json.end_array();
   json.key("load_in_code");
   json.tree(nlohmann::ordered_json(families::load_code(target)));
+  write_program(json, families::megatron_model(target));
   write_lines(json, report);
   write_ranks(json);
   json.end_object();

@@ -46,7 +46,7 @@ class Fuser {
   }
 
   // One tensor under two names is saved once. A head that the source has
-  // besides must be the same: as a replica it is compared.
+  // besides must be the same.
   void settle_head() {
     if (!config_->tied.value_or(model_->tied)) return;
     Tensor* embedding = find(model_->embedding);
@@ -59,8 +59,8 @@ class Fuser {
             "is {} {}, {} is {} {}; config.json says that they are one tensor",
             name(head->dtype), to_string(head->shape), embedding->name,
             name(embedding->dtype), to_string(embedding->shape));
-      embedding->pieces.insert(embedding->pieces.end(), head->pieces.begin(),
-                               head->pieces.end());
+      source_.redundant.push_back(
+          {*head, {}, *embedding, "config.json: tie_word_embeddings"});
     }
     if (model_->head) embedding->name = kHead;
     source_.assumptions.push_back(

@@ -17,6 +17,7 @@ from facts_fault_cases import (
 from support import Suite, check, check_equal, read_safetensors
 
 CKPT = None  # set by prepare
+MEGATRON = ("--to", "megatron_torch_dist")
 TRANSFORMERS = Path(sys.prefix) / "transformers_5.12.1"
 def model(folder, family, **changes):
     """The directory of a tiny model, and its logits."""
@@ -392,6 +393,107 @@ def facts_are_shown(folder):
     check("rope_factor" in result.out, f"no facts\n{result}")
 
 
+# What builds the model from Megatron's args, what GPTModel lacks, and whether
+# the conversion has to be asked for.
+PROGRAMS = {
+    "gemma": ("Megatron-Bridge", ["embedding_scale"], False),
+    "gemma2": ("Megatron-Bridge", ["norm_placement", "softcaps"], False),
+    "gemma3_text": ("Megatron-Bridge", ["norm_placement"], False),
+    "olmoe": ("Megatron-Bridge", ["qk_norm"], False),
+    "minimax_m2": ("Megatron-Bridge", ["qk_norm"], False),
+    "exaone4": ("Megatron-Bridge", ["norm_placement"], False),
+    "olmo2": ("code of your own", ["norm_placement", "qk_norm"], False),
+    "glm4": ("code of your own", ["norm_placement"], True),
+    "ernie4_5_moe": ("code of your own", ["expert_bias"], True),
+}
+
+
+def program_is_said(folder, family, program, lacks, refused_first):
+    source, _ = model(folder / "source", family)
+    there, options = folder / "there", []
+    if refused_first:
+        result = refused(source, there, *MEGATRON, word=f"{lacks[0]} is ")
+        check(f"--allow-unsaid {lacks[0]}" in result.err, result.err)
+        options = ["--allow-unsaid", lacks[0]]
+    result = CKPT.ok("convert", source, there, *MEGATRON, *options, "-n",
+                     "--json")
+    said = result.json()["load_into"]
+    check_equal(said["program"], program, "program")
+    check({*lacks} <= {*said["lacks"]}, str(said))
+    result = CKPT.ok("convert", source, there, *MEGATRON, *options)
+    check(f"load into {program}: GPTModel lacks " in result.err, result.err)
+    if program == "code of your own":
+        check("can't say all of the model" in result.err, result.err)
+        refused(source, folder / "strict", *MEGATRON, "--strict-config",
+                word=lacks[0])
+    CKPT.ok("verify", source, there)
+
+
+def config_of_another(folder, first, second):
+    source, _ = model(folder / "source", "llama")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", first)
+    [config] = there.rglob("config.json")
+    edit_config(config.parent, rms_norm_eps=0.25)
+    refused(there, folder / "other", "--to", second, word="norm_epsilon")
+    CKPT.run("reshard", there, folder / "other").want(5)
+    CKPT.run("unshard", there, folder / "other").want(5)
+    check(not (folder / "other").exists(), "something was written")
+    CKPT.run("verify", source, there).want(1)
+    CKPT.run("diff", source, there).want(1)
+    config.unlink()
+    CKPT.ok("convert", there, folder / "other", "-q", "--to", second)
+
+
+def config_beside_ranks(folder):
+    source, want = model(folder / "source", "llama", attention_dropout=0.125)
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_legacy")
+    for name, start in (("root", there), ("step", there / "release")):
+        back = folder / name
+        CKPT.ok("convert", start, back, "-q", "--to", "safetensors")
+        check_equal(config_at(back), config_at(source), name)
+        same_logits(back, want)
+    edit_config(there, rms_norm_eps=0.25)
+    refused(there, folder / "no", "--to", "safetensors", word="norm_epsilon")
+
+
+def dtype_beside_ranks(folder):
+    source, _ = model(folder / "source", "llama")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_legacy", "--dtype",
+            "bf16")
+    check_equal(config_at(there)["dtype"], "bfloat16", "dtype")
+
+
+def params_of_nobody(folder):
+    source, _ = model(folder / "source", "llama")
+    (source / "params.json").write_text('{"dim": 12, "n_layers": 7}')
+    result = CKPT.ok("convert", source, folder / "there", *MEGATRON, "--json")
+    [file] = [f for f in result.json()["files"] if f["path"] == "params.json"]
+    check_equal(file["fate"], "left_out", "fate")
+    check("config.json was read" in file["reason"], file["reason"])
+    check("params.json" in result.err, result.err)
+
+
+def head_of_its_own(folder, target):
+    """config.json says that it is the embedding, and it is another tensor."""
+    source, _ = model(folder / "source", "llama", head_dim=8)
+    edit_config(source, tie_word_embeddings=True)
+    result = refused(source, folder / "there", "--to", target,
+                     word="lm_head.weight")
+    check("tie_word_embeddings" in result.err, result.err)
+
+
+def ties_are_compared(folder):
+    source, _ = model(folder / "source", "llama")
+    tied = shutil.copytree(source, folder / "tied")
+    edit_config(tied, tie_word_embeddings=True)
+    result = CKPT.run("verify", source, tied, "--json").want(1)
+    check_equal([p["name"] for p in result.json()["problems"]], ["tied"],
+                "facts")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -457,6 +559,24 @@ def prepare(suite, ckpt):
                    "_forward_module."):
         suite.add(f"a wrapper stops the conversion: {prefix}", wrapped, prefix)
     suite.add("facts are not shown", facts_are_shown)
+    for family, case in PROGRAMS.items():
+        suite.add(f"{family} goes to Megatron without a word", program_is_said,
+                  family, *case)
+    for first, second in (("megatron_zarr", "megatron_torch_dist"),
+                          ("megatron_legacy", "megatron_zarr"),
+                          ("megatron_torch_dist", "megatron_legacy")):
+        suite.add(f"another model's config.json goes along from {first} to "
+                  f"{second}", config_of_another, first, second)
+    suite.add("config.json does not come home from megatron_legacy",
+              config_beside_ranks)
+    suite.add("config.json's dtype stays beside megatron_legacy",
+              dtype_beside_ranks)
+    suite.add("a params.json that nobody read counts as converted",
+              params_of_nobody)
+    for target in ("vllm", "modelopt"):
+        suite.add(f"a tied head that is another tensor goes to {target}",
+                  head_of_its_own, target)
+    suite.add("verify ties a head that is another tensor", ties_are_compared)
 
 
 if __name__ == "__main__":

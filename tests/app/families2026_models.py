@@ -92,6 +92,7 @@ UNSAID = {
     "hunyuan_v1_dense": ["qk_norm"], "hunyuan_v1_moe": ["qk_norm"],
     "llama4_text": ["config.attention_chunk_size",
                     "config.attn_temperature_tuning"],
+    "glm4": ["norm_placement"], "ernie4_5_moe": ["expert_bias"],
 }
 UNSAID["granitemoe"] = UNSAID["granitemoeshared"] = UNSAID["granite"]
 

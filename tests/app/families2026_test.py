@@ -9,10 +9,11 @@ comes home computes the same logits in transformers. What GPTModel has no
 argument for is refused by name, unless it is asked for by name.
 """
 
+import json
 import os
 import sys
 
-from support import Skip, Suite, check, check_equal, compare
+from support import DATA, Skip, Suite, check, check_equal, compare
 from tiny_peer import config_of, models_of, same_function, tensors_of
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
@@ -41,6 +42,18 @@ def refused_without(source, there, model_type):
         check(not there.exists(), "something was written")
 
 
+def program_of(model_type):
+    """What builds the model from Megatron's args, by the table; a model that
+    had to be asked for is built by nothing that is known."""
+    if models().UNSAID.get(model_type):
+        return "code of your own"
+    table = json.loads((DATA.parent.parent / "models/families/facts.json"
+                        ).read_text())["megatron"]
+    name = {"granitemoeshared": "granitemoe"}.get(model_type, model_type)
+    [row] = [row for row in table if name in row["families"]]
+    return row["model"]
+
+
 def there_and_back(folder, model_type):
     tiny = models()
     model = tiny.model_of(tiny.config_of(model_type))
@@ -56,6 +69,10 @@ def there_and_back(folder, model_type):
         check_equal("can't say all of the model" in result.err,
                     bool(allowed(model_type)), result.err)
         check(result.err.count("warning") <= 1, result.err)
+        said = program_of(model_type)
+        check_equal("load into" in result.err, said != "GPTModel", result.err)
+        check(said == "GPTModel" or f"load into {said}" in result.err,
+              result.err)
         CKPT.ok("verify", source, there)
         CKPT.ok("convert", there, back, "-q", "--to", "safetensors",
                 "--no-fsync")
@@ -68,6 +85,7 @@ def there_and_back(folder, model_type):
     compare(tensors_of(alone), want, "without config.json")
     check_equal(config_of(alone)["model_type"], config_of(source)["model_type"],
                 "model_type")
+    CKPT.ok("verify", source, alone)
     same_function(tiny, type(model), source, alone)
 
 

@@ -78,6 +78,8 @@ MEGATRON = {
     "phi3, window": ("phi3", dict(sliding_window=4)),
     "starcoder2": ("starcoder2", {}),
     "starcoder2, window": ("starcoder2", dict(sliding_window=4)),
+    "olmo": ("olmo", {}),
+    "nemotron_nas": ("nemotron_nas", {}),
 }
 # Of families2026_models.py. The norms inside of latent attention have an epsilon
 # of their own in transformers (1e-6), in GPTModel the model's.
@@ -237,6 +239,30 @@ def args_are_read(folder):
     check_equal(left, set(UNREAD), "names that GPTModel is not told")
 
 
+def families_are_told():
+    """Each family that has rules for Megatron stands once in the table of what
+    builds it, and GPTModel is said of those that this test builds, of no
+    others."""
+    import json
+    from collections import Counter
+
+    families = DATA.parent.parent / "models/families"
+    rows = json.loads((families / "facts.json").read_text())["megatron"]
+    told = Counter(name for row in rows for name in row["families"])
+    has = {}
+    for path in families.glob("*.json"):
+        family = json.loads(path.read_text())
+        if "mcore" in (family.get("dialects") or {}):
+            has[family["family"]] = family
+    check_equal(sorted(told.elements()), sorted(has), "families of Megatron")
+    tried = {family for family, _ in {**MEGATRON, **MEGATRON_2026}.values()}
+    said = {name for row in rows for name in row["families"]
+            if row["model"] == "GPTModel" and "untried" not in row}
+    check_equal(said, tried, "families that GPTModel can be")
+    check(all(row.get("lacks") for row in rows if row["model"] in (
+        "Megatron-Bridge", "code of your own", "none")), "nothing is lacking")
+
+
 def test_megatron(folder, family, changes, way, swap):
     if importlib.util.find_spec("megatron") is None:
         raise Skip("megatron-core is not installed")
@@ -244,6 +270,7 @@ def test_megatron(folder, family, changes, way, swap):
     result = CKPT.ok("convert", folder / "source", folder / "there", "--to",
                      "megatron_torch_dist", "--json", "--no-fsync")
     said = result.json()
+    check_equal(said["load_into"], {"program": "GPTModel", "lacks": {}}, "into")
     job = dict(flags=None, code={})
     if way == "flags":
         job = dict(flags=said["load_with"], code=said["load_in_code"])
@@ -290,6 +317,7 @@ def prepare(suite, ckpt):
     sys.path.insert(0, str(TRANSFORMERS))
     os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
     suite.add("megatron args are read", args_are_read)
+    suite.add("megatron families are told", lambda folder: families_are_told())
     for name, (family, changes) in {**MEGATRON, **MEGATRON_2026}.items():
         suite.add(f"megatron {name}", test_megatron, family, changes, "args",
                   False)

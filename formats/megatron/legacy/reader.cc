@@ -6,12 +6,14 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "containers/hf/hf.h"
 #include "containers/torch/many.h"
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/legacy/assemble.h"
 #include "formats/megatron/legacy/names.h"
 #include "formats/megatron/legacy/objects.h"
 #include "formats/megatron/legacy/scan.h"
+#include "formats/megatron/locate.h"
 #include "formats/megatron/model/rules.h"
 #include "formats/nemo/nemo.h"
 #include "lib/io/file.h"
@@ -294,6 +296,20 @@ Catalog begin_catalog(const std::string& path, const LegacyPlace& place) {
   return catalog;
 }
 
+// A config.json, and what goes with it: among the ranks' directories, or beside
+// the step's.
+void add_model_files(Catalog& catalog) {
+  const auto has_config = [](const std::string& directory) {
+    return io::is_file(io::join(directory, "config.json"));
+  };
+  if (has_config(catalog.path))
+    return formats::add_sidecars(catalog.path, catalog);
+  const std::string step = io::base_name(catalog.path);
+  const std::string root = io::parent(catalog.path);
+  if ((step == "release" || iteration_number(step)) && has_config(root))
+    formats::add_sidecars(root, catalog);
+}
+
 Catalog LegacyReader::read_catalog(const std::string& path,
                                    const ReadOptions& options) const {
   const LegacyPlace place = locate_or_throw(path);
@@ -333,6 +349,7 @@ Catalog LegacyReader::read_catalog(const std::string& path,
   add_claims(catalog, all.form);
   add_legacy_objects(ranks, order, numbering, all.dtypes, catalog);
   tell_strays(scan, catalog);
+  add_model_files(catalog);
   return catalog;
 }
 

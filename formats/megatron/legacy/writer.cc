@@ -122,6 +122,7 @@ class Builder {
       if (written.insert(directory).second) ranks.write(states, at, directory);
     }
     add_tracker();
+    formats::copy_sidecars(source_, true, {}, target_);
     return std::move(target_);
   }
 

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Each key of a config.json, changed beside the same tensors.
+
+verify: a field of the configuration's class is set to another valid value in a
+copy. `verify A B` names a fact, or transformers computes the same logits from
+both: then the key changes nothing.
+
+sizes: a number of the configuration (heads, widths, experts …) is made another.
+The conversion is refused, or the tensors are those of such a model, too.
+
+    config_keys_test.py --ckpt CKPT         the types that differ most
+    config_keys_test.py --ckpt CKPT --full  all types
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from support import Suite, check
+
+CKPT = None
+TRANSFORMERS = Path(sys.prefix) / "transformers_5.12.1"
+# A type for each way to say a model: projections that are fused or lie the
+# other way round, experts, latent attention, mixers.
+CHOSEN = ("llama", "gpt2", "falcon", "opt", "phi3", "deepseek_v32", "gemma2",
+          "granitemoe", "nemotron_h")
+# Numbers that tensors have to have the shapes of.
+SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+         "intermediate_size", "vocab_size", "num_experts", "num_local_experts",
+         "n_routed_experts", "moe_intermediate_size", "n_embd", "n_head",
+         "n_inner", "ffn_dim", "num_kv_heads", "q_lora_rank", "kv_lora_rank",
+         "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim",
+         "shared_expert_intermediate_size", "moe_num_experts", "n_positions",
+         "num_hidden_layers", "n_layer", "mamba_num_heads", "ssm_state_size",
+         "n_groups", "linear_num_key_heads", "linear_num_value_heads",
+         "linear_key_head_dim", "linear_value_head_dim")
+
+
+# Keys that the class of a type looks at in its own code and no dialect does:
+# what it makes of another value does not run. The layers behind those that are
+# counted may be of multi-token prediction.
+APART = {
+    "deepseek_v2": ("num_key_value_heads",),
+    "deepseek_v3": ("num_key_value_heads", "head_dim"),
+    "youtu": ("head_dim",), "hy_v3": ("num_hidden_layers",),
+}
+
+
+def models_of(family):
+    import facts_hybrid_models
+    import facts_models
+
+    return (facts_hybrid_models if family in facts_hybrid_models.FAMILIES
+            else facts_models)
+
+
+def logits_at(models, folder):
+    """Those of what transformers makes of it, and whether it has a place for
+    each of the tensors and makes none up. None if it makes nothing of it."""
+    import torch
+    import transformers
+
+    try:
+        model, told = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32,
+            output_loading_info=True)
+        fits = not any(told[key] for key in (
+            "missing_keys", "unexpected_keys", "mismatched_keys"))
+        return models.logits_of(model.eval()), fits
+    except Exception:  # each class has ways of its own to refuse
+        return None, False
+
+
+def is_same(a, b):
+    return a.shape == b.shape and float(
+        (a - b).abs().max()) <= 1e-6 * float(b.abs().max())
+
+
+def changed(source, folder, **changes):
+    """A copy that shares the tensors, with another config.json."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for path in source.iterdir():
+        if path.suffix == ".safetensors":
+            os.link(path, folder / path.name)
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def verify(folder, family):
+    models = models_of(family)
+    config, source = models.config_of(family), folder / "a"
+    models.model_of(config).save_pretrained(source)
+    want, told, wrong = None, 0, []
+    for field in models.fields_of(family):
+        for value in models.values_for(config, field):
+            try:
+                said = models.config_of(family, **{field: value}).to_dict()
+            except Exception:  # the class has no such model
+                continue
+            changed(source, folder / "b", **{field: said.get(field, value)})
+            result = CKPT.run("verify", source, folder / "b", "--json")
+            if result.code == 1:
+                problems = result.json()["problems"]
+                check(any(p["kind"] == "fact" for p in problems), str(problems))
+                told += 1
+                continue
+            if result.code:
+                wrong.append(f"{field} {value}: {result.code} {result.err}")
+                continue
+            if want is None:
+                want, _ = logits_at(models, source)
+            got, _ = logits_at(models, folder / "b")
+            if got is not None and not is_same(got, want):
+                wrong.append(f"{field} {value}: said to be the same")
+    check(not wrong, "\n".join(wrong))
+    check(told, "no field was told")
+
+
+def sizes(folder, family):
+    models = models_of(family)
+    config, source = models.config_of(family), folder / "a"
+    models.model_of(config).save_pretrained(source)
+    said = json.loads((source / "config.json").read_text())
+    allow = [word for fact in models.UNSAID.get(family, ())
+             for word in ("--allow-unsaid", fact)]
+    targets = [target for target in ("megatron_torch_dist", "vllm")
+               if CKPT.run("convert", source, folder / "there", "--to", target,
+                           "-n", "-q", *allow).code == 0]
+    check(targets, "nothing takes it")
+    wrong, refused = [], 0
+    for key in SIZES:
+        number = said.get(key)
+        if not isinstance(number, int) or isinstance(number, bool) or \
+                key in APART.get(family, ()):
+            continue
+        for other in {number * 2, number // 2, number + 1} - {0, number}:
+            changed(source, folder / "b", **{key: other})
+            for target in targets:
+                result = CKPT.run("convert", folder / "b", folder / "there",
+                                  "--to", target, "-n", "-q", *allow)
+                if result.code in (4, 5):
+                    refused += 1
+                    continue
+                # Heads of half the size may have the same tensors.
+                if not logits_at(models, folder / "b")[1]:
+                    wrong.append(f"{key} {number} -> {other} to {target}: "
+                                 f"{result.code} {result.err}")
+    check(not wrong, "\n".join(wrong))
+    check(refused > 4, f"{refused} refused")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    if not TRANSFORMERS.is_dir():
+        raise SystemExit("skipped: transformers is not installed")
+    sys.path.insert(0, str(TRANSFORMERS))
+    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+    import torch
+
+    torch.set_num_threads(1)
+    import facts_hybrid_models
+    import facts_models
+
+    everything = [*facts_models.FAMILIES, *facts_hybrid_models.FAMILIES]
+    everything.remove("bloom")  # its sizes have names of their own there
+    for family in everything if FULL else CHOSEN:
+        suite.add(f"verify {family}", verify, family)
+        suite.add(f"sizes {family}", sizes, family)
+
+
+FULL = "--full" in sys.argv
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
