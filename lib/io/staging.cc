@@ -21,6 +21,7 @@
 #include "lib/io/writeback.h"
 #include "lib/parallel.h"
 #include "lib/sha256.h"
+#include "lib/text/shell.h"
 #include "lib/trace.h"
 
 namespace ckpt::io {
@@ -184,7 +185,7 @@ void Staging::check(const std::string& target, const StagingOptions& options) {
         .with_hint("choose a target in a directory");
   if (!is_directory(above))
     throw missing_error({above, {}}, "the directory of the target is missing")
-        .with_hint("mkdir -p " + above);
+        .with_hint("mkdir -p " + text::shell_path(above));
 }
 
 Staging::Staging(const std::string& target, const StagingOptions& options)
