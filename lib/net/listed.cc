@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "ckpt/error.h"
@@ -72,6 +73,12 @@ std::optional<std::vector<std::string>> ListedStore::list(
 }
 
 void ListedStore::look_below(const std::string& path) {
+  // Without folders its own listing has said all.
+  const Listing* const known = listing(path);
+  const auto is_folder = [](const auto& entry) {
+    return entry.second.directory;
+  };
+  if (!known || std::ranges::none_of(known->entries, is_folder)) return;
   Folders found = list_below(path);
   const std::lock_guard lock(mutex_);
   for (auto& [folder, made] : found)

@@ -186,6 +186,10 @@ def test_one_listing(folder):
         ok("fetch", "s3://b/run", folder / "out", "-q", env=env)
         listed = [r.path for r in server.requests if "list-type" in r.path]
         check_equal(len(listed), 2, listed)  # is it one; what lies below it
+        server.forget()
+        ok("fetch", "s3://b/run/x/u", folder / "flat", "-q", env=env)
+        listed = [r.path for r in server.requests if "list-type" in r.path]
+        check_equal(len(listed), 1, listed)
     got, want = ({str(p.relative_to(at)): p.read_bytes() for p in
                   at.rglob("*") if p.is_file()}
                  for at in (folder / "out", folder / "b/run"))
