@@ -301,7 +301,10 @@ void Staging::create(const std::string& relative_path, uint64_t size) {
 // One flush serves many files of a journal, so many threads ask at once.
 void Staging::flush() const {
   constexpr size_t kThreads = 16;
-  if (options_.sync)
+  // What is sent to a server need not outlive this machine's power: --resume
+  // reads a spool again before it counts, and the server keeps the target.
+  const bool stays_here = place_ == target_;
+  if (options_.sync && stays_here)
     parallel_for(
         files_.size(),
         [&](size_t i) {
