@@ -8,6 +8,7 @@
 #include "api/salvager.h"
 #include "api/write.h"
 #include "lib/io/file.h"
+#include "lib/text/shell.h"
 #include "reshard/read.h"
 
 namespace ckpt::library {
@@ -102,7 +103,7 @@ std::string Salvager::next_step() const {
   return like +
          "; common.pt is lost, which alone has the arguments and the states of "
          "training: `ckpt convert " +
-         (folder == "." ? source_ : io::join(source_, folder)) +
+         text::shell_path(folder == "." ? source_ : io::join(source_, folder)) +
          " DST --from dcp --to megatron_torch_dist` makes one of what the "
          "tensors say";
 }

@@ -4,6 +4,7 @@
 #include "ckpt/error.h"
 #include "containers/foreign.h"
 #include "containers/hf/hub_cache.h"
+#include "formats/dcp/directory.h"
 #include "formats/file_list.h"
 #include "formats/format.h"
 #include "formats/runs/run.h"
@@ -13,6 +14,7 @@
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
 #include "lib/tensor_part.h"
+#include "lib/text/format.h"
 #include "lib/trace.h"
 #include "lib/tree_memory.h"
 #include "models/family.h"
@@ -111,6 +113,15 @@ Detection try_formats(const std::string& path) {
   return detection;
 }
 
+// Megatron and OLMo-core write torch's files with descriptions of their own
+// beside them: a part stands for its directory, whoever reads that.
+Detection of_whole(Detection found, const std::string& path) {
+  if (!dcp::is_part_name(path) || !io::is_file(path)) return found;
+  Detection whole = try_formats(io::parent(path));
+  const bool other = whole.format && whole.format != found.format;
+  return other ? whole : found;
+}
+
 }  // namespace
 
 std::vector<std::string> tried_formats(const std::string& path) {
@@ -125,7 +136,7 @@ Detection detect(const std::string& path) {
   failures::add_source(path);
   check_path(path);
   const io::SameListings listings;
-  Detection detection = try_formats(path);
+  Detection detection = of_whole(try_formats(path), path);
   if (detection.format != nullptr) return detection;
   // No content that anybody knows; its name still says who can tell what is
   // wrong with it.
@@ -163,6 +174,13 @@ Catalog open_as(const std::string& path, const std::string& from,
   if (from.empty()) {
     const Detection detection = detect(path);
     Catalog catalog = read(*detection.format, detection.path, options);
+    if (detection.path != path) {
+      catalog.root = path;
+      catalog.assumptions.push_back(
+          fmt::format("{} is a part of the checkpoint in {}, which is read",
+                      text::printable(io::base_name(path)),
+                      text::printable(detection.path)));
+    }
     if (options.trainer.empty()) runs::adopt(catalog, {}, options);
     catalog.assumptions.insert(
         catalog.assumptions.begin(),

@@ -13,6 +13,7 @@ bounded by 4 MiB, about what TCP's windows grow to. One thread, few copies.
 """
 
 import collections
+import heapq
 import select
 import socket
 import sys
@@ -39,6 +40,7 @@ class Wire:
         self.poll = select.epoll()
         self.sides = {}  # by descriptor: (what it sends, what it is sent)
         self.masks = {}
+        self.due = []  # (when, descriptor that bytes go to)
         self.pool = []
         self.server = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.poll.register(self.server, select.EPOLLIN)
@@ -97,6 +99,7 @@ class Wire:
         if side.asks:
             self.requests += buffer.count(b"\r\nHost: ", 0, count)
         side.queue.append((due, memoryview(buffer)[:count]))
+        heapq.heappush(self.due, (due, side.target.fileno()))
 
     def write(self, side):
         now = time.monotonic()
@@ -140,21 +143,25 @@ class Wire:
         if sends.closed and is_sent.closed:
             self.drop(number)
 
+    # Each turn costs what happened in it, not a look at each connection: a
+    # client with many of them would pay for the wire.
     def run(self):
         while True:
-            now = time.monotonic()
-            due = [s.queue[0][0] for s, _ in self.sides.values() if s.queue]
-            later = [t for t in due if t > now]
-            wait = min(later) - now if later else 1.0
-            for number, events in self.poll.poll(wait):
+            later = self.due[0][0] - time.monotonic() if self.due else 1.0
+            touched = set()
+            for number, events in self.poll.poll(max(0, later)):
                 if number == self.server.fileno():
                     self.accept()
                 elif number == sys.stdin.fileno():
                     if not self.tell():
                         return
                 elif number in self.sides:
+                    touched |= {number, self.sides[number][0].target.fileno()}
                     self.serve(number, events)
-            for number in list(self.sides):
+            now = time.monotonic()
+            while self.due and self.due[0][0] <= now:
+                touched.add(heapq.heappop(self.due)[1])
+            for number in touched:
                 if number in self.sides:
                     self.want(number)
 

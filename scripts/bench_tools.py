@@ -3,12 +3,13 @@
 """Tools that people use for the same work: mergekit and ckptkit beside ckpt.
 
     .venv/bin/python scripts/bench_tools.py [--gib 1] [--rounds 3] [--dir DIR]
+        [--peers DIR]
 
 mergekit rewrites a model that it does not change (passthrough); ckptkit lists
 and compares one file by its header. Commands take turns, page cache warm; the
 medians by the clock count. Prints a table of Markdown. The two are installed
-into .venv/mergekit and .venv/ckptkit if they lack (pip, without dependencies
-that .venv has).
+into --peers, else .venv, if they lack (pip, without dependencies that .venv
+has).
 """
 
 import argparse
@@ -44,8 +45,8 @@ main()
 """
 
 
-def install(name):
-    folder = ROOT / ".venv" / name
+def install(name, peers):
+    folder = peers / name
     if not (folder / name).is_dir():
         subprocess.run([sys.executable, "-m", "pip", "install", "-q",
                         "--no-deps", "--target", folder, *PINS[name]],
@@ -53,10 +54,10 @@ def install(name):
     return folder
 
 
-def tool(name, module, function):
+def tool(name, module, function, folder):
     """The command of a package that lies in a folder of its own."""
     peers = [str(p) for p in (ROOT / ".venv").glob("transformers_*")]
-    code = RUN.format(paths=[str(install(name)), *peers], name=name,
+    code = RUN.format(paths=[str(install(name, folder)), *peers], name=name,
                       module=module, function=function)
     return [sys.executable, "-c", code]
 
@@ -82,6 +83,7 @@ def main():
     parser.add_argument("--gib", type=float, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dir", default=None)
+    parser.add_argument("--peers", type=Path, default=ROOT / ".venv")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ckpt_tools_", dir=options.dir))
     try:
@@ -99,8 +101,9 @@ def main():
         print(f"{size / 2**30:.2f} GiB; medians of {options.rounds}\n\n"
               "| work | peer | ckpt | times faster | processor | peer's RSS | "
               "ckpt's RSS |\n|---|---|---|---|---|---|---|", flush=True)
-        mergekit = tool("mergekit", "mergekit.scripts.run_yaml", "main")
-        ckptkit = tool("ckptkit", "ckptkit.cli", "main")
+        mergekit = tool("mergekit", "mergekit.scripts.run_yaml", "main",
+                        options.peers)
+        ckptkit = tool("ckptkit", "ckptkit.cli", "main", options.peers)
         one, copy = folder / "one.safetensors", folder / "two.safetensors"
         compare("mergekit-yaml, passthrough, shards of another size", {
             "mergekit": [*mergekit, folder / "recipe.yaml", out,

@@ -19,6 +19,7 @@
 #include "formats/peft/config.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 
 namespace ckpt::app {
 namespace {
@@ -138,7 +139,8 @@ class Convert : public Command {
                              "an adapter ({}), which {} does not hold",
                              config->type, target_.to)
           .with_hint("add it to its base: ckpt convert BASE DST --to " +
-                     target_.to + " --adapter " + source.path);
+                     target_.to + " --adapter " +
+                     text::shell_path(source.path));
   }
 
   // Adapters have transformers' names: the base gets them first.

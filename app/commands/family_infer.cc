@@ -18,6 +18,7 @@
 #include "convert/values.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 
 namespace ckpt::app {
 namespace {
@@ -68,7 +69,7 @@ Model read_model(const std::string& path) {
   if (const FamilyPtr known = families::Family::for_config(model.config.values))
     throw usage_error({path, {}}, "model_type {} is of family {}",
                       text::printable(model.type), known->name())
-        .with_hint("ckpt family check " + path);
+        .with_hint("ckpt family check " + text::shell_path(path));
   for (const Tensor& tensor : model.catalog.tensors)
     if (tensor.kind == Kind::model)
       model.tensors.emplace(tensor.name, tensor.shape);

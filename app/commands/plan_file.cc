@@ -21,6 +21,7 @@
 #include "lib/sha256.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/shell.h"
 
 namespace ckpt::app {
 namespace {
@@ -211,7 +212,8 @@ void check_sources(const nlohmann::json& plan, const std::string& directory,
     if (!io::is_file(place) && !io::is_directory(place))
       throw unfaithful_error({path, {}}, "{} is gone since the plan was made",
                              name)
-          .with_hint("make the plan again: --dry-run -o " + path);
+          .with_hint("make the plan again: --dry-run -o " +
+                     text::shell_path(path));
     const std::string changed =
         changes_text(name, files_from(source, path), files_of(place), count);
     if (!changed.empty()) text += (text.empty() ? "" : "; ") + changed;
@@ -219,7 +221,7 @@ void check_sources(const nlohmann::json& plan, const std::string& directory,
   if (count == 0) return;
   throw unfaithful_error({path, {}}, "{} changed since the plan was made: {}",
                          text::counted(count, "file"), text)
-      .with_hint("look at it again: --dry-run -o " + path);
+      .with_hint("look at it again: --dry-run -o " + text::shell_path(path));
 }
 
 void check_command(const std::vector<std::string>& words,
@@ -271,8 +273,9 @@ void write_plan(const std::string& path, const std::string& source,
 PlannedCommand read_plan(const std::string& path) {
   if (!is_plan(path))
     throw input_error({path, {}}, "not a plan of ckpt")
-        .with_hint("a dry run makes one: ckpt reshard SRC DST --tp 8 -n -o " +
-                   (io::is_directory(path) ? "plan.json" : path));
+        .with_hint(
+            "a dry run makes one: ckpt reshard SRC DST --tp 8 -n -o " +
+            (io::is_directory(path) ? "plan.json" : text::shell_path(path)));
   const nlohmann::json plan =
       text::parse_json(io::read_file(path, kMostBytes), path);
   if (!plan.is_object() || !plan.contains("schema") ||
@@ -282,7 +285,8 @@ PlannedCommand read_plan(const std::string& path) {
     throw unfaithful_error(
         {path, {}}, "the plan was made by ckpt {}, this is {}",
         text::string_member(plan, "version", path), CKPT_VERSION)
-        .with_hint("make the plan again: --dry-run -o " + path);
+        .with_hint("make the plan again: --dry-run -o " +
+                   text::shell_path(path));
   PlannedCommand planned;
   planned.directory = text::string_member(plan, "directory", path);
   for (const nlohmann::json& word : text::member(plan, "words", path)) {

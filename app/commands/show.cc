@@ -18,6 +18,7 @@
 #include "app/print/value_text.h"
 #include "ckpt/ckpt.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 #include "lib/text/suggest.h"
 #include "reshard/read.h"
 #include "reshard/values.h"
@@ -385,7 +386,8 @@ ExitCode Show::run() {
       text::nearest(what_.substr(0, what_.find('[')), names);
   throw missing_error({path_, {}}, "no tensor or object named '{}'",
                       text::printable(what_))
-      .with_hint(near.empty() ? "ckpt ls " + path_ + " lists the tensors"
+      .with_hint(near.empty() ? "ckpt ls " + text::shell_path(path_) +
+                                    " lists the tensors"
                               : "did you mean " + text::printable(near) + "?");
 }
 

@@ -13,6 +13,7 @@
 #include "lib/io/file.h"
 #include "lib/module.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 #include "lib/text/suggest.h"
 
 namespace ckpt::app {
@@ -288,7 +289,8 @@ Error unknown_command(const std::string& word, const Commands& commands) {
   } else if (!near.empty()) {
     hint = fmt::format("did you mean ckpt {}?", near);
   } else if (io::is_file(word) || io::is_directory(word)) {
-    hint = fmt::format("to see what it holds: ckpt inspect {}", word);
+    hint = fmt::format("to see what it holds: ckpt inspect {}",
+                       text::shell_path(word));
   }
   return usage_error({}, "unknown command '{}'", word).with_hint(hint);
 }

@@ -6,8 +6,6 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
-#include <cctype>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -22,6 +20,7 @@
 #include "lib/io/remote.h"
 #include "lib/io/upload.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 
 namespace ckpt::app {
 namespace {
@@ -82,14 +81,6 @@ Sending sending(const WriteReport& report) {
   return all;
 }
 
-// As a shell takes it.
-std::string quoted(const std::string& word) {
-  const bool plain = std::ranges::all_of(word, [](unsigned char c) {
-    return std::isalnum(c) != 0 || std::strchr("-_.,=+/", c) != nullptr;
-  });
-  return plain ? word : "'" + word + "'";
-}
-
 // "norm_placement (behind attention and MLP), …"
 std::string lacking(const families::MegatronModel& model) {
   std::string list;
@@ -109,7 +100,7 @@ void say_loading(const WriteReport& report) {
             : fmt::format("load into {}: GPTModel lacks {}", model.program,
                           lacking(model))));
   std::vector<std::string> flags = families::load_flags(target);
-  std::ranges::transform(flags, flags.begin(), quoted);
+  std::ranges::transform(flags, flags.begin(), text::shell_word);
   if (!flags.empty())
     say(text::printable(fmt::format("load with --use-checkpoint-args {}",
                                     fmt::join(flags, " "))));
@@ -332,7 +323,7 @@ void show(const WriteReport& report, const OutputOptions& output) {
         text::iec_size(peak_memory()),
         report.verified ? ", verified; next: ckpt inspect "
                         : "; next: ckpt verify ",
-        text::printable(quoted(report.target_path))));
+        text::shell_path(report.target_path)));
     say_loading(report);
   }
 }

@@ -68,6 +68,12 @@ std::optional<uint32_t> rank_of(std::string_view name) {
   return static_cast<uint32_t>(*rank);
 }
 
+bool is_part_name(const std::string& path) {
+  const std::string name = io::base_name(path);
+  return name == kIndex ||
+         (rank_of(name) && (name.ends_with(kIndex) || name.ends_with(kData)));
+}
+
 Directory look_at(const std::string& path) {
   Directory directory;
   directory.path = path;

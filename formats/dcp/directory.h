@@ -50,5 +50,7 @@ std::optional<Followed> follow(const std::string& path);
 
 // The rank of "__3_0.distcp" (or "__3.metadata"); nothing for other names.
 std::optional<uint32_t> rank_of(std::string_view name);
+// A file that torch writes into a distributed checkpoint: an index, or data.
+bool is_part_name(const std::string& path);
 
 }  // namespace ckpt::dcp

@@ -28,12 +28,6 @@ using Severity = Problem::Severity;
 
 constexpr std::string_view kIndex = ".metadata";
 
-bool is_part_name(const std::string& path) {
-  const std::string name = io::base_name(path);
-  return name == kIndex || (rank_of(name) && (name.ends_with(kIndex) ||
-                                              name.ends_with(".distcp")));
-}
-
 Support supports_directory(const std::string& path) {
   const Directory found = look_at(path);
   if (found.whole) return {true, "holds .metadata"};

@@ -4,6 +4,7 @@
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/io/mount.h"
+#include "lib/io/remote_below.h"
 #include "lib/parallel.h"
 
 namespace ckpt::io {
@@ -27,6 +28,7 @@ std::vector<RemoteEntry> files_below(const std::string& url) {
   constexpr size_t kLooks = 32;  // at once
   std::vector<RemoteEntry> files;
   std::vector<std::string> folders{""};
+  if (is_url(url)) look_below_remote(url);
   for (size_t i = 0; i < folders.size(); ++i) {
     const std::string folder = folders[i];
     std::vector<std::string> paths = list_directory(join(url, folder));

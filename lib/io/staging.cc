@@ -21,6 +21,7 @@
 #include "lib/io/writeback.h"
 #include "lib/parallel.h"
 #include "lib/sha256.h"
+#include "lib/text/shell.h"
 #include "lib/trace.h"
 
 namespace ckpt::io {
@@ -184,7 +185,7 @@ void Staging::check(const std::string& target, const StagingOptions& options) {
         .with_hint("choose a target in a directory");
   if (!is_directory(above))
     throw missing_error({above, {}}, "the directory of the target is missing")
-        .with_hint("mkdir -p " + above);
+        .with_hint("mkdir -p " + text::shell_path(above));
 }
 
 Staging::Staging(const std::string& target, const StagingOptions& options)
@@ -300,7 +301,10 @@ void Staging::create(const std::string& relative_path, uint64_t size) {
 // One flush serves many files of a journal, so many threads ask at once.
 void Staging::flush() const {
   constexpr size_t kThreads = 16;
-  if (options_.sync)
+  // What is sent to a server need not outlive this machine's power: --resume
+  // reads a spool again before it counts, and the server keeps the target.
+  const bool stays_here = place_ == target_;
+  if (options_.sync && stays_here)
     parallel_for(
         files_.size(),
         [&](size_t i) {

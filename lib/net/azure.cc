@@ -199,7 +199,7 @@ class AzureStore final : public ListedStore {
       check_status(asked, page);
       any |= add_page(page.body, prefix, all);
       marker = element(page.body, "NextMarker");
-      check_names(path, all);
+      check_names(path, all.entries.size());
     } while (!marker.empty());
     if (!any) return std::nullopt;
     return all;

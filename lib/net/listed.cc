@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "ckpt/error.h"
@@ -71,6 +72,19 @@ std::optional<std::vector<std::string>> ListedStore::list(
   return names;
 }
 
+void ListedStore::look_below(const std::string& path) {
+  // Without folders its own listing has said all.
+  const Listing* const known = listing(path);
+  const auto is_folder = [](const auto& entry) {
+    return entry.second.directory;
+  };
+  if (!known || std::ranges::none_of(known->entries, is_folder)) return;
+  Folders found = list_below(path);
+  const std::lock_guard lock(mutex_);
+  for (auto& [folder, made] : found)
+    listings_.try_emplace(folder, std::move(made));
+}
+
 void ListedStore::forget() {
   const std::lock_guard lock(mutex_);
   listings_.clear();
@@ -89,9 +103,9 @@ const Listing* ListedStore::listing(const std::string& path) {
   return kept ? &*kept : nullptr;
 }
 
-void check_names(const std::string& path, const Listing& listing) {
+void check_names(const std::string& path, size_t names) {
   constexpr size_t kMostNames = 1'000'000;
-  if (listing.entries.size() > kMostNames)
+  if (names > kMostNames)
     throw input_error({path, {}}, "more than {} names lie in it", kMostNames);
 }
 
@@ -112,6 +126,22 @@ void add_folder(std::string name, Listing& listing) {
   Facts facts;
   facts.directory = true;
   listing.entries.try_emplace(std::move(name), std::move(facts));
+}
+
+void add_below(const std::string& root, std::string_view name, uint64_t size,
+               std::string etag, Folders& folders) {
+  std::string folder = root;
+  while (true) {
+    const size_t slash = name.find('/');
+    const std::string first(name.substr(0, slash));
+    Listing& listing = folders[folder];
+    if (slash == name.npos)
+      return add_object(first, size, std::move(etag), listing);
+    if (first.empty()) return;  // no directory lists it
+    add_folder(first, listing);
+    folder += "/" + first;
+    name.remove_prefix(slash + 1);
+  }
 }
 
 Facts facts_of_reply(const Response& response) {

@@ -28,6 +28,7 @@ Place parse_place(const std::string& path);
 struct Listing {
   std::map<std::string, Facts> entries;  // by name
 };
+using Folders = std::map<std::string, Listing>;  // by path
 
 class ListedStore : public Store {
  public:
@@ -37,12 +38,16 @@ class ListedStore : public Store {
   }
   std::optional<std::vector<std::string>> list(
       const std::string& path) override;
+  void look_below(const std::string& path) override;
   void forget() override;
 
  protected:
   // All pages of the listing; nothing if nothing lies below it, or if it can't
   // be listed.
   virtual std::optional<Listing> list_all(const std::string& path) = 0;
+  // The same of every directory below it. None if that takes a listing for
+  // each.
+  virtual Folders list_below(const std::string&) { return {}; }
   // An object, asked for by its name.
   virtual std::optional<Facts> head(const std::string& path) = 0;
 
@@ -55,12 +60,15 @@ class ListedStore : public Store {
 };
 
 // Throws if a listing has more names than a checkpoint can have files.
-void check_names(const std::string& path, const Listing& listing);
+void check_names(const std::string& path, size_t names);
 // An object of a listing; names of directories and of what lies deeper are
 // left out.
 void add_object(std::string name, uint64_t size, std::string etag,
                 Listing& listing);
 void add_folder(std::string name, Listing& listing);
+// An object at any depth below `root`, in the listings of what is above it.
+void add_below(const std::string& root, std::string_view name, uint64_t size,
+               std::string etag, Folders& folders);
 Facts facts_of_reply(const Response& response);
 
 uint64_t size_number(const std::string& text);

@@ -2,6 +2,7 @@
 // A build without libcurl's headers: URLs are known and refused.
 #include "ckpt/error.h"
 #include "lib/io/remote.h"
+#include "lib/io/remote_below.h"
 #include "lib/io/upload.h"
 
 namespace ckpt::io {
@@ -20,6 +21,7 @@ std::optional<struct stat> stat_remote_again(const std::string& url) {
   refuse(url);
 }
 std::vector<std::string> list_remote(const std::string& url) { refuse(url); }
+void look_below_remote(const std::string& url) { refuse(url); }
 std::string remote_sha256(const std::string& url) { refuse(url); }
 std::string take_secrets(const std::string& url) {
   return url.substr(0, url.find('?'));

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "lib/io/file.h"
+#include "lib/io/remote_below.h"
 #include "lib/net/curl.h"
 #include "lib/net/file.h"
 #include "lib/net/settings.h"
@@ -197,6 +198,11 @@ std::vector<std::string> list_remote(const std::string& url) {
   const std::lock_guard lock(all.mutex);
   all.lists[path] = names;
   return *std::move(names);
+}
+
+void look_below_remote(const std::string& url) {
+  const std::string path = net::normal(url);
+  net::store_of(path).look_below(path);
 }
 
 std::string remote_sha256(const std::string& url) {

@@ -9,6 +9,8 @@
 // One listing answers for everything in it: sizes, versions, what is absent.
 #include <fmt/format.h>
 
+#include <functional>
+
 #include "lib/net/aws.h"
 #include "lib/net/listed.h"
 #include "lib/net/settings.h"
@@ -148,43 +150,47 @@ class ObjectStore final : public ListedStore {
 
   std::optional<Listing> list_all(const std::string& path) override {
     const Place place = parse_place(path);
-    const std::string prefix = place.prefix();
     Listing all;
     bool any = place.key.empty();
-    std::string token;
-    do {
-      Response page = list_page(path, place.bucket, prefix, token);
-      // Who may read an object may not always list.
-      if (page.status == 403 && !place.key.empty()) return std::nullopt;
-      if (page.status == 404) return std::nullopt;
-      const Request asked = ask(path, place.bucket, "/", "");
-      check_status(asked, page);
-      any |= add_page(page.body, prefix, all);
-      token = element(page.body, "IsTruncated") == "true"
-                  ? element(page.body, "NextContinuationToken")
-                  : "";
-      check_names(path, all);
-    } while (!token.empty());
-    if (!any) return std::nullopt;
+    const bool listed = list_pages(path, "/", [&](const Page& page) {
+      for (const std::string_view part : elements(page.xml, "Contents")) {
+        any = true;
+        add_object(page.name(part, "Key"), size_number(element(part, "Size")),
+                   element(part, "ETag"), all);
+      }
+      for (const std::string_view part : elements(page.xml, "CommonPrefixes")) {
+        any = true;
+        add_folder(page.name(part, "Prefix"), all);
+      }
+      check_names(path, all.entries.size());
+    });
+    if (!listed || !any) return std::nullopt;
     return all;
   }
 
-  // Names of the query in order: the signature is made of them so.
-  Response list_page(const std::string& path, const std::string& bucket,
-                     const std::string& prefix, const std::string& token) {
-    std::string query;
-    if (!token.empty()) query = "continuation-token=" + encode(token) + "&";
-    query +=
-        "delimiter=%2F&encoding-type=url&list-type=2&prefix=" + encode(prefix);
-    Response page = fetch(ask(path, bucket, "/", query));
-    if (moved(bucket, page)) page = fetch(ask(path, bucket, "/", query));
-    return page;
+  Folders list_below(const std::string& path) override {
+    Folders all;
+    size_t count = 0;
+    const bool listed = list_pages(path, "", [&](const Page& page) {
+      for (const std::string_view part : elements(page.xml, "Contents")) {
+        add_below(path, page.name(part, "Key"),
+                  size_number(element(part, "Size")), element(part, "ETag"),
+                  all);
+        ++count;
+      }
+      check_names(path, count);
+    });
+    return listed ? all : Folders();
   }
 
-  static bool add_page(std::string_view xml, const std::string& prefix,
-                       Listing& all) {
-    const bool encoded = element(xml, "EncodingType") == "url";
-    const auto name_of = [&](std::string_view part, const char* tag) {
+  // Of a listing.
+  struct Page {
+    std::string_view xml;
+    const std::string& prefix;
+    bool encoded;
+
+    // What is behind the prefix.
+    std::string name(std::string_view part, const char* tag) const {
       std::string key = element(part, tag);
       if (encoded) {
         for (char& c : key)
@@ -193,18 +199,40 @@ class ObjectStore final : public ListedStore {
       }
       if (!key.starts_with(prefix)) return std::string();
       return key.substr(prefix.size());
-    };
-    bool any = false;
-    for (const std::string_view part : elements(xml, "Contents")) {
-      any = true;
-      add_object(name_of(part, "Key"), size_number(element(part, "Size")),
-                 element(part, "ETag"), all);
     }
-    for (const std::string_view part : elements(xml, "CommonPrefixes")) {
-      any = true;
-      add_folder(name_of(part, "Prefix"), all);
-    }
-    return any;
+  };
+
+  // False if it can't be listed: who may read an object may not always list.
+  bool list_pages(const std::string& path, const std::string& delimiter,
+                  const std::function<void(const Page&)>& take) {
+    const Place place = parse_place(path);
+    const std::string prefix = place.prefix();
+    std::string token;
+    do {
+      const Response page =
+          list_page(path, place.bucket, prefix, delimiter, token);
+      if (page.status == 403 && !place.key.empty()) return false;
+      if (page.status == 404) return false;
+      check_status(ask(path, place.bucket, "/", ""), page);
+      take({page.body, prefix, element(page.body, "EncodingType") == "url"});
+      token = element(page.body, "IsTruncated") == "true"
+                  ? element(page.body, "NextContinuationToken")
+                  : "";
+    } while (!token.empty());
+    return true;
+  }
+
+  // Names of the query in order: the signature is made of them so.
+  Response list_page(const std::string& path, const std::string& bucket,
+                     const std::string& prefix, const std::string& delimiter,
+                     const std::string& token) {
+    std::string query;
+    if (!token.empty()) query = "continuation-token=" + encode(token) + "&";
+    if (!delimiter.empty()) query += "delimiter=" + encode(delimiter) + "&";
+    query += "encoding-type=url&list-type=2&prefix=" + encode(prefix);
+    Response page = fetch(ask(path, bucket, "/", query));
+    if (moved(bucket, page)) page = fetch(ask(path, bucket, "/", query));
+    return page;
   }
 
   std::optional<Facts> head(const std::string& path) override {

@@ -36,6 +36,9 @@ class Store {
   // Names in it, or nothing if it is not a directory.
   virtual std::optional<std::vector<std::string>> list(
       const std::string& path) = 0;
+  // Before all that lies below a path is asked for, folder by folder: one
+  // listing may answer for every one of them.
+  virtual void look_below(const std::string&) {}
   // For bytes of a file: URL, headers, signature.
   virtual Request request(const std::string& path) = 0;
   // Before several requests for bytes of a file begin together: what they have

@@ -52,7 +52,8 @@ def site(folder):
 def figures(folder):
     """The comparison has no figure that the pages of measurements lack."""
     rows = "\n".join((ROOT / "docs" / page).read_text()
-                     for page in ("benchmarks.md", "formats/runs.md"))
+                     for page in ("benchmarks.md", "formats/runs.md",
+                                  "performance.md"))
     text = (ROOT / "docs/guides/compare.md").read_text()
     for line in text.splitlines():
         cells = [c.strip() for c in line.strip("|").split("|")]

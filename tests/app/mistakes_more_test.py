@@ -10,6 +10,7 @@ and Hugging Face's hub better than ckpt.
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 import zipfile
 from pathlib import Path
@@ -319,6 +320,58 @@ def stale_tracker_is_said(folder):
           "iter_0000007 is read" in err, err)
 
 
+NAMES = ("plain", "a b", "it's", '"', "$HOME", "`id`", "a;b", "a&b", "*", "a\\b",
+         "~x", "=x", "!x", "{a,b}", "x\ny", "x\x1b[31m", "-x", "@x", "#x", "ü",
+         "\u202ex", "(x)", "<x", "a\tb", "%x", "s3:x")
+# Files whose names are no UTF-8 exist, too.
+NAMES += (os.fsdecode(b"\xff x"),)
+
+
+def next_steps(folder, name):
+    """What a message says to run next runs when it is pasted into a shell,
+    whatever the path is called."""
+    (folder / "bin").mkdir()
+    (folder / "bin/ckpt").symlink_to(mistakes_test.CKPT.path)
+    at = folder / "at"
+    at.mkdir()
+    here = name if name[0] not in "-@" else "./" + name
+
+    def pasted(done, mark, end=""):
+        line = next(l for l in done.err.splitlines() if mark in l)
+        words = line.split(mark, 1)[1].removesuffix(end)
+        ran = subprocess.run(
+            ["bash", "-c", words], cwd=at, text=True, capture_output=True,
+            env={**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"})
+        check_equal(ran.returncode, 0, f"{words!r}: {ran.stderr}")
+
+    def run(*args):
+        return mistakes_test.CKPT.run(*args, cwd=at)
+    llama = mistakes_test.SCENE / "llama"
+    pasted(run("convert", llama, here, "--to", "safetensors").want(0),
+           "; next: ")
+    pasted(run("convert", llama, here, "--to", "safetensors", "--verify",
+               "--overwrite").want(0), "verified; next: ")
+    pasted(run("show", here, "zzz").want(3), "hint: ", " lists the tensors")
+    if name[0] != "-" and name[0] != "@":
+        pasted(run(name).want(2), "what it holds: ")
+    pasted(run("convert", llama, here + "_/deep/out", "--to", "dcp").want(3),
+           "hint: ")
+    check((at / (name + "_") / "deep").is_dir(), "mkdir -p made another one")
+
+
+def part_is_its_whole(folder):
+    """A file of torch's in a checkpoint of Megatron's is of that, not of DCP."""
+    step = mistakes_test.SCENE / "gpt/iter_0000007"
+    whole, index, data = (
+        mistakes_test.CKPT.inspect(p)
+        for p in (step, step / ".metadata", step / "__1_0.distcp"))
+    check_equal(index["format"], "megatron_torch_dist", "format")
+    for part in (index, data):
+        for key in whole:
+            if key not in ("root", "found_in", "assumptions", "notes"):
+                check_equal(part.get(key), whole[key], key)
+
+
 def prepare(suite, ckpt):
     mistakes_test.CKPT = ckpt
     scene = Path(tempfile.mkdtemp(prefix="ckpt_mistakes_")).resolve()
@@ -331,8 +384,10 @@ def prepare(suite, ckpt):
     for words, line, meant in OPTIONS:
         suite.add(f"option {words}", option, words, line, meant)
     for case in (parts_are_said, same_topology_is_said, stale_tracker_is_said,
-                 reasons_at_v, denied):
+                 reasons_at_v, denied, part_is_its_whole):
         suite.add(case.__name__, case)
+    for name in NAMES:
+        suite.add(f"next steps of {name!r}", next_steps, name)
 
 
 if __name__ == "__main__":

@@ -128,11 +128,15 @@ class Listed(Server):
             return super().answer(handler, request, fault)
         root = self.folder / parts.path.strip("/")
         prefix = query["prefix"]
-        names = sorted(os.listdir(root / prefix)) \
-            if (root / prefix).is_dir() else []
+        below = (root / prefix).rglob("*") if "delimiter" not in query else \
+            (root / prefix).iterdir() if (root / prefix).is_dir() else []
+        all_of = {str(p.relative_to(root / prefix)): p.is_dir() for p in below}
+        names = sorted(n for n in all_of
+                       if not all_of[n] or "delimiter" in query)
         at = int(query.get("continuation-token", 0))
         rows = "".join(
-            f"<Contents><Key>{prefix}{n}</Key><ETag>{etag_of(root / prefix / n)}"
+            f"<CommonPrefixes><Prefix>{prefix}{n}/</Prefix></CommonPrefixes>"
+            if all_of[n] else f"<Contents><Key>{prefix}{n}</Key><ETag>{etag_of(root / prefix / n)}"
             f"</ETag><Size>{(root / prefix / n).stat().st_size}</Size>"
             "</Contents>" for n in names[at:at + self.PAGE])
         more = at + self.PAGE < len(names)
@@ -170,6 +174,26 @@ def test_index(folder):
         check(len(whole) <= 3 + (index >> 20), [r.headers.get("range")
                                                 for r in whole])
         check(len(seen) <= pages + len(whole) + 14, seen)
+
+
+def test_one_listing(folder):
+    """A tree of folders is listed once, and not folder by folder."""
+    names = [f"{a}/{b}/{c}" for a in "xyz" for b in ("s t", "u") for c in "vw"]
+    for name in ("top", *names):
+        write_model(folder / "b/run" / f"{name}.safetensors", layers(1, 100))
+    with Listed(folder) as server:
+        env = {"AWS_ENDPOINT_URL": server.url, "AWS_NO_SIGN_REQUEST": "1"}
+        ok("fetch", "s3://b/run", folder / "out", "-q", env=env)
+        listed = [r.path for r in server.requests if "list-type" in r.path]
+        check_equal(len(listed), 2, listed)  # is it one; what lies below it
+        server.forget()
+        ok("fetch", "s3://b/run/x/u", folder / "flat", "-q", env=env)
+        listed = [r.path for r in server.requests if "list-type" in r.path]
+        check_equal(len(listed), 1, listed)
+    got, want = ({str(p.relative_to(at)): p.read_bytes() for p in
+                  at.rglob("*") if p.is_file()}
+                 for at in (folder / "out", folder / "b/run"))
+    check_equal(got, want, "files")
 
 
 def llama(folder, hidden=1024, layers=1):
@@ -471,7 +495,8 @@ def test_secrets(folder, name):
 
 def main():
     suite = Suite(__doc__)
-    for test in (test_grows, test_shrinks, test_zip, test_index, test_once,
+    for test in (test_grows, test_shrinks, test_zip, test_index,
+                 test_one_listing, test_once,
                  test_expired):
         suite.add(test.__name__.removeprefix("test_"), test)
     for name in SOURCES:
