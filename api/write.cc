@@ -16,9 +16,11 @@
 #include "containers/hf/hf.h"
 #include "convert/dequantize.h"
 #include "convert/quantized.h"
+#include "convert/translate.h"
 #include "formats/beside.h"
 #include "formats/format.h"
 #include "formats/options.h"
+#include "formats/rank_rules.h"
 #include "formats/scan/unknown.h"
 #include "lib/interrupt.h"
 #include "lib/io/remote.h"
@@ -256,6 +258,17 @@ void check_layers(const Catalog& source) {
           "'*' writes the layers that are here");
 }
 
+// A format of any tensors over ranks cuts what no reader said by the dialect
+// that names it.
+void add_rules_of_names(const Layout& layout, const formats::Traits& target,
+                        Catalog& source) {
+  if (layout.topology.tp <= 1 || !target.any_tensors || target.is_container ||
+      !formats::lacks_rank_rules(source))
+    return;
+  formats::add_rank_rules(source, families::dialect_of(source),
+                          layout.topology.tp);
+}
+
 }  // namespace
 
 void accept_lost_layers(Catalog& source) {
@@ -292,6 +305,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   else
     locate(source);
   if (format.writer->wants_objects()) load_objects(source);
+  add_rules_of_names(layout, format.traits, source);
   if (!options.keep_unknown_globals) scan::leave_out_unknown(source);
   if (options.dtype) {
     families::prepare_cast(source, *options.dtype);

@@ -6,9 +6,11 @@ process, as DTensors of other meshes, and by its converters."""
 import collections
 import json
 import math
+import os
 import pickle
 import random
 import re
+import sys
 
 import torch
 import torch.distributed as dist
@@ -309,6 +311,45 @@ def test_safetensors(folder):
     CKPT.ok("verify", source, folder / "out")
 
 
+def plan_of(config):
+    """Name of a weight -> the dimension that transformers' own plan cuts."""
+    sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
+    from transformers import AutoConfig
+
+    plan = type(AutoConfig.from_pretrained(config)).base_model_tp_plan or {}
+    dims = {"colwise": 0, "rowwise": 1}
+    return {re.compile(r"(model\.|transformer\.)?" + re.escape(name).replace(
+        r"\*", r"\d+") + r"\.weight"): dims[how.split("_")[0]]
+        for name, how in plan.items() if how.split("_")[0] in dims}
+
+
+def test_plan(folder):
+    """Transformers' names are cut over tp ranks as its own plans say, whole
+    when the peer loads them, and the same as before."""
+    planned = 0
+    for source in sorted((DATA / "hf").iterdir()):
+        out = folder / source.name
+        result = CKPT.run("convert", source / "ckpt", out, "--to", "dcp",
+                          "--tp", 2, "--dp", 2)
+        if result.code:
+            result.want(5)  # odd heads, and names without rules
+            continue
+        check_files(out)
+        CKPT.ok("verify", source / "ckpt", out)
+        want = {}
+        for path in (source / "ckpt").glob("*.safetensors"):
+            want.update(read_safetensors(path))
+        compare(load_plain(out, want), want, source.name)
+        boxes = boxes_of(out)
+        for pattern, dim in plan_of(source / "ckpt").items():
+            for name in filter(pattern.fullmatch, want):
+                cut = [begin[dim] for begin, _ in boxes[name]]
+                half = want[name].shape[dim] // 2
+                check(half in cut, f"{source.name}: {name}: {boxes[name]}")
+                planned += 1
+    check(planned > 100, f"{planned} weights of plans")
+
+
 def test_rename(folder):
     """New names keep their places in the nest as far as they fit there."""
     rules = folder / "rules.json"
@@ -370,6 +411,7 @@ def prepare(suite, ckpt):
     for seed in range(8):
         suite.add(f"tree {seed}", test_tree, seed)
     suite.add("safetensors", test_safetensors)
+    suite.add("plans of transformers", test_plan)
     suite.add("rename", test_rename)
     suite.add("megatron", test_megatron)
     suite.add("same bytes", test_same_bytes)
