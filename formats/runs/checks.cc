@@ -10,6 +10,7 @@
 #include "ckpt/note.h"
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
+#include "lib/manifest.h"
 #include "lib/text/format.h"
 
 namespace ckpt::runs {
@@ -70,10 +71,13 @@ void note_damage(Catalog& catalog, const char* kind, const std::string& path,
       damage(kind, {path, {}}, "{}", std::move(message)));
 }
 
-// Whether those wrote the step who always write this part.
+// Whether those wrote the step who always write this part. One that ckpt wrote
+// for other ranks lacks what only the old ones can use; its manifest tells what
+// belongs to it.
 bool is_proven(const Part& part, const std::string& folder) {
   constexpr uint64_t kMost = 64 << 20;  // with a long history of losses
-  if (part.proof.empty()) return false;
+  if (part.proof.empty() || io::is_file(io::join(folder, kManifestName)))
+    return false;
   const size_t space = part.proof.find(' ');
   const std::string path = io::join(folder, part.proof.substr(0, space));
   if (space == part.proof.npos) return io::is_file(path);

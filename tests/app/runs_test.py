@@ -176,7 +176,7 @@ def test_drop_all(folder):
     for case, pattern, code, word in (
             ("verl_fsdp2_w2", "extra_state_*", 0, "extra_state"),
             ("verl_fsdp2_w2", "latest_*", 0, "from the beginning"),
-            ("hf_trainer_fsdp2_w2", "rng_state_*", 0, "fresh random"),
+            ("hf_trainer_fsdp2_w2", "rng_state_*", 1, "fresh random"),
             ("nanotron_tp2", "tp-*.pt", 0, "random/tp-"),
             ("nanotron_tp2", "lr_scheduler.pt", 1, "lr_scheduler.pt"),
             ("hf_trainer_lora", "adapter_config.json", 1, "adapter_config")):
