@@ -107,9 +107,9 @@ class FormatRegistry {
 // Changes with what modules and program have to agree on.
 inline constexpr char kFormatAbi[] =
 #ifdef _LIBCPP_VERSION
-    "ckpt format 4 libc++";
+    "ckpt format 5 libc++";
 #else
-    "ckpt format 4 libstdc++";
+    "ckpt format 5 libstdc++";
 #endif
 
 }  // namespace ckpt
