@@ -85,8 +85,8 @@ std::shared_ptr<const Family> find_family(const Catalog& source,
                                           const TranslateOptions& options) {
   if (!options.family_file.empty())
     return Family::from_file(options.family_file);
-  const bool native =
-      source.format == "fairseq2" || source.dialect == "fairseq2";
+  const bool native = dialect_of_format(source.format) == "fairseq2" ||
+                      source.dialect == "fairseq2";
   const auto known = [&](const std::string& name) {
     const Values values = values_of(source, native ? "fairseq2" : "hf");
     std::shared_ptr<const Family> family;

@@ -9,9 +9,9 @@
 #include "ckpt/error.h"
 #include "convert/trained_experts.h"
 #include "formats/megatron/canonical/names.h"
-#include "formats/megatron/state/optimizer.h"
 #include "formats/megatron/state/param_groups.h"
 #include "formats/megatron/state/steps.h"
+#include "formats/traits.h"
 #include "lib/text/format.h"
 
 namespace ckpt::families {
@@ -170,17 +170,8 @@ bool has_optimizer(const Catalog& source) {
 }
 
 void gather_megatron(Catalog& source) {
-  if (source.format == "megatron_fsdp_dtensor")
-    throw unfaithful_error(
-        {source.path, {}},
-        "optimizer state of Megatron-FSDP has its options by parameter "
-        "(param_to_group_meta), which are not read as groups")
-        .with_hint(kWithout);
-  if (source.format == "megatron_torch_dist" ||
-      source.format == "megatron_zarr")
-    megatron::gather_optimizer(source, true);
-  else
-    megatron::gather_steps(source);
+  const auto gather = formats::traits_of(source.format).gather_optimizer;
+  gather ? gather(source) : megatron::gather_steps(source);
 }
 
 Optimizer take_optimizer(Catalog& source, std::string_view from) {

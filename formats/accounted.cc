@@ -149,7 +149,8 @@ class Accounts {
       return path == kManifestName ||
              has(path.substr(0, path.size() - kManifestName.size()));
     if (read_.contains(path) || is_known_path(path)) return true;
-    if (format_ == "megatron_zarr" && is_of_array(path, all_)) return true;
+    if (traits_of(format_).leaves_arrays && is_of_array(path, all_))
+      return true;
     const std::string folder = directory_of(path);
     if (folders_.contains(directory_of(folder)) &&
         is_known_below(last_of(folder) + '/' + last_of(path)))

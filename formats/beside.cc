@@ -14,6 +14,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/hf/index.h"
+#include "formats/format.h"
 #include "formats/runs/run.h"
 #include "lib/decoding.h"
 #include "lib/io/file.h"
@@ -25,48 +26,29 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Names by which a format finds its own files; what they say is in the
-// catalog. Those of payload are known without names.
-struct OwnNames {
+struct OwnFiles {
   std::string_view format;
   std::vector<text::Glob> globs;
 };
 
-std::vector<text::Glob> globs(std::initializer_list<const char*> texts) {
-  return {texts.begin(), texts.end()};
-}
-
-const std::vector<OwnNames>& own_names() {
-  static const std::vector<OwnNames> all = {
-      {"safetensors", globs({"*.index.json"})},
-      {"torch", globs({"*.index.json"})},
-      {"modelopt", globs({"*.index.json"})},
-      {"vllm", globs({"*.index.json"})},
-      {"dcp", globs({".metadata", "__*.metadata", "*.index.json", "*.distcp"})},
-      {"olmo_core",
-       globs({".metadata", ".metadata.json", "model_and_optim/.metadata",
-              "model_and_optim/*.distcp", "*.distcp"})},
-      {"olmo_core_v1", globs({"metadata.json", ".metadata.json",
-                              "model/metadata.json", "optim/metadata.json"})},
-      {"deepspeed", globs({"latest", "latest_universal", "*_states.pt",
-                           "zero/*", "layer_*.pt"})},
-      {"megatron_legacy", globs({"latest_checkpointed_iteration.txt", "*.pt"})},
-      {"megatron_torch_dist",
-       globs({"latest_checkpointed_iteration.txt", ".metadata", "metadata.json",
-              "common.pt", "integrity.json", "*.distcp"})},
-      {"megatron_zarr",
-       globs({"latest_checkpointed_iteration.txt", "metadata.json", "common.pt",
-              "integrity.json", "*/.zarray", "*/.zattrs"})},
-      {"fairseq2", globs({"latest", "*/latest"})},
-  };
+const std::vector<OwnFiles>& own_files() {
+  static const std::vector<OwnFiles> all = [] {
+    std::vector<OwnFiles> rows;
+    for (const Format& format : all_formats()) {
+      OwnFiles& row = rows.emplace_back(OwnFiles{format.name, {}});
+      for (const std::string_view glob : format.traits.own_files)
+        row.globs.emplace_back(std::string(glob));
+    }
+    return rows;
+  }();
   return all;
 }
 
 }  // namespace
 
 bool is_format_file(std::string_view format, std::string_view path) {
-  const auto& all = own_names();
-  const auto row = std::ranges::find(all, format, &OwnNames::format);
+  const auto& all = own_files();
+  const auto row = std::ranges::find(all, format, &OwnFiles::format);
   return row != all.end() &&
          std::ranges::any_of(row->globs, [&](const text::Glob& glob) {
            return glob.matches(path);
@@ -90,11 +72,6 @@ bool is_hidden_folder(std::string_view path) {
     path.remove_prefix(path.find('/') + 1);
   }
   return false;
-}
-
-// One of these reads what the other has beside its weights.
-bool is_hf_container(std::string_view format) {
-  return format == "safetensors" || format == "torch";
 }
 
 bool is_state(std::string_view part) {
@@ -199,10 +176,9 @@ class Settling {
     return carry(file, inner.value_or(file.path), where);
   }
 
-  // Megatron's zarr strategy leaves arrays of its own (NAME.sync), of which no
-  // tensor is made.
+  // Megatron's zarr strategy leaves arrays of its own: NAME.sync.
   bool is_in_array(const std::string& where) const {
-    return source_.format == "megatron_zarr" &&
+    return traits_of(source_.format).leaves_arrays &&
            io::is_file(io::join(io::parent(where), ".zarray"));
   }
 
@@ -232,7 +208,7 @@ class Settling {
     if (file.part == "model" && !name.starts_with("adapter_model"))
       return "weights that are not part of this checkpoint: convert them by "
              "themselves";
-    if (source_.run && target_.catalog.format != "run" &&
+    if (source_.run && !traits_of(target_.catalog.format).is_run &&
         runs::is_trainers_own(source_.run->trainer, inner.value_or(file.path)))
       return fmt::format("{} alone reads it", source_.run->trainer);
     if (is_state(file.part) && !keeps_state())
@@ -243,9 +219,10 @@ class Settling {
     return {};
   }
 
+  // One container reads what the other has beside its weights.
   bool keeps_hf() const {
-    return is_hf_container(source_.format) &&
-           is_hf_container(target_.catalog.format) &&
+    return traits_of(source_.format).is_container &&
+           traits_of(target_.catalog.format).is_container &&
            source_.dialect == target_.catalog.dialect;
   }
 
@@ -253,8 +230,8 @@ class Settling {
     if (source_.run)
       return false;  // what is written is not any trainer's folder
     return source_.format == target_.catalog.format ||
-           (is_hf_container(source_.format) &&
-            is_hf_container(target_.catalog.format));
+           (traits_of(source_.format).is_container &&
+            traits_of(target_.catalog.format).is_container);
   }
 
   FileFate carry(const SourceFile& file, const std::string& name,

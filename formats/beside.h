@@ -16,8 +16,7 @@ namespace ckpt::formats {
 void leave_out(const Sidecar& sidecar, const Catalog& source,
                std::string reason, Target& target);
 
-// True for a name by which `format` finds a file of its own that holds no
-// tensors: an index, "latest". `path` is relative to the checkpoint.
+// True for one of Traits::own_files. `path` is relative to the checkpoint.
 bool is_format_file(std::string_view format, std::string_view path);
 
 // Called once a target is laid out. Files that neither hold tensors nor were

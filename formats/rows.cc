@@ -15,6 +15,7 @@
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/options.h"
+#include "formats/megatron/state/optimizer.h"
 #include "formats/megatron/zarr.h"
 #include "formats/meta/meta.h"
 #include "formats/modelopt/modelopt.h"
@@ -40,6 +41,10 @@ bool stacks_layers(std::string_view name) {
   return megatron::parse_key(name).layer_axis;
 }
 
+void gather_distributed(Catalog& source) {
+  megatron::gather_optimizer(source, true);
+}
+
 Traits megatron_traits() {
   return {.dialect = "mcore",
           .grid = "megatron",
@@ -58,9 +63,50 @@ Traits megatron_dist_traits() {
   return traits;
 }
 
+Traits torch_dist_traits() {
+  Traits traits = megatron_dist_traits();
+  traits.gather_optimizer = gather_distributed;
+  traits.own_files = {"latest_checkpointed_iteration.txt",
+                      ".metadata",
+                      "metadata.json",
+                      "common.pt",
+                      "integrity.json",
+                      "*.distcp"};
+  return traits;
+}
+
+Traits megatron_zarr_traits() {
+  Traits traits = megatron_dist_traits();
+  traits.gather_optimizer = gather_distributed;
+  traits.own_files = {"latest_checkpointed_iteration.txt",
+                      "metadata.json",
+                      "common.pt",
+                      "integrity.json",
+                      "*/.zarray",
+                      "*/.zattrs"};
+  traits.leaves_arrays = true;
+  return traits;
+}
+
+// Its options are by parameter, not by groups.
+void refuse_optimizer(Catalog& source) {
+  throw unfaithful_error(
+      {source.path, {}},
+      "optimizer state of Megatron-FSDP has its options by parameter "
+      "(param_to_group_meta), which are not read as groups")
+      .with_hint("--model-only converts the model alone");
+}
+
+Traits megatron_fsdp_traits() {
+  Traits traits = megatron_traits();
+  traits.gather_optimizer = refuse_optimizer;
+  return traits;
+}
+
 Traits megatron_legacy_traits() {
   Traits traits = megatron_traits();
   traits.options = megatron::legacy_options();
+  traits.own_files = {"latest_checkpointed_iteration.txt", "*.pt"};
   return traits;
 }
 
@@ -81,7 +127,9 @@ std::vector<Format> make_formats() {
                      "fairseq2's native checkpoints",
                      fairseq2::make_reader(),
                      fairseq2::make_writer(),
-                     {.dialect = "fairseq2", .reads_rules = true}});
+                     {.dialect = "fairseq2",
+                      .own_files = {"latest", "*/latest"},
+                      .reads_rules = true}});
   formats.push_back({"megatron_legacy",
                      "Megatron-LM's ranks, one directory each (mp_rank_XX)",
                      megatron::make_legacy_reader(),
@@ -89,36 +137,47 @@ std::vector<Format> make_formats() {
   formats.push_back({"megatron_torch_dist",
                      "Megatron-Core's distributed checkpoints",
                      megatron::make_dist_reader(), megatron::make_dist_writer(),
-                     megatron_dist_traits()});
+                     torch_dist_traits()});
   formats.push_back({"megatron_zarr",
                      "the same of the zarr backend (cores up to 0.15)",
                      megatron::make_zarr_reader(), megatron::make_zarr_writer(),
-                     megatron_dist_traits()});
+                     megatron_zarr_traits()});
   formats.push_back({"megatron_fsdp_dtensor",
                      "Megatron-FSDP's checkpoints (fsdp_dtensor, on DCP)",
-                     megatron::make_fsdp_reader(), nullptr, megatron_traits()});
+                     megatron::make_fsdp_reader(), nullptr,
+                     megatron_fsdp_traits()});
   formats.push_back({"megatron_local",
                      "Megatron-Core's local checkpoints (iter_N_RANK_local.pt)",
                      megatron::make_local_reader(), nullptr,
                      megatron_dist_traits()});
-  formats.push_back(
-      {"olmo_core",
-       "OLMo-core's checkpoints since 1.0 (on DCP)",
-       olmo_core::make_reader(),
-       olmo_core::make_writer(),
-       {.dialect = "olmo_core", .flat_objects = true, .unshards_apart = true}});
-  formats.push_back({"olmo_core_v1",
-                     "OLMo-core's checkpoints up to 0.1.0",
-                     olmo_core::v1::make_reader(),
-                     olmo_core::v1::make_writer(),
+  formats.push_back({"olmo_core",
+                     "OLMo-core's checkpoints since 1.0 (on DCP)",
+                     olmo_core::make_reader(),
+                     olmo_core::make_writer(),
                      {.dialect = "olmo_core",
-                      .mixed_dialects = true,
+                      .own_files = {".metadata", ".metadata.json",
+                                    "model_and_optim/.metadata",
+                                    "model_and_optim/*.distcp", "*.distcp"},
+                      .flat_objects = true,
                       .unshards_apart = true}});
-  formats.push_back({"dcp",
-                     "PyTorch distributed checkpoints (.distcp)",
-                     dcp::make_reader(),
-                     dcp::make_writer(),
-                     {.any_tensors = true, .flat_objects = true}});
+  formats.push_back(
+      {"olmo_core_v1",
+       "OLMo-core's checkpoints up to 0.1.0",
+       olmo_core::v1::make_reader(),
+       olmo_core::v1::make_writer(),
+       {.dialect = "olmo_core",
+        .mixed_dialects = true,
+        .own_files = {"metadata.json", ".metadata.json", "model/metadata.json",
+                      "optim/metadata.json"},
+        .unshards_apart = true}});
+  formats.push_back(
+      {"dcp",
+       "PyTorch distributed checkpoints (.distcp)",
+       dcp::make_reader(),
+       dcp::make_writer(),
+       {.any_tensors = true,
+        .own_files = {".metadata", "__*.metadata", "*.index.json", "*.distcp"},
+        .flat_objects = true}});
   formats.push_back({"modelopt",
                      "ModelOpt's shards and files of whole blocks",
                      modelopt::make_reader(),
@@ -127,7 +186,8 @@ std::vector<Format> make_formats() {
                       .mixed_dialects = true,
                       .repeats_tied_head = true,
                       .options = modelopt::options(),
-                      .settle = modelopt::settle_options}});
+                      .settle = modelopt::settle_options,
+                      .own_files = {"*.index.json"}}});
   formats.push_back({"meta",
                      "Meta's ranks of Llama (consolidated.NN.pth)",
                      meta::make_reader(),
@@ -140,7 +200,8 @@ std::vector<Format> make_formats() {
                      {.dialect = "vllm",
                       .takes = "hf",
                       .unfuse = vllm::unfuse,
-                      .computes_rotary = "vLLM"}});
+                      .computes_rotary = "vLLM",
+                      .own_files = {"*.index.json"}}});
   formats.push_back({"safetensors",
                      "safetensors: one file, or a Hugging Face directory",
                      safetensors::make_reader(),
@@ -148,13 +209,17 @@ std::vector<Format> make_formats() {
                      {.any_tensors = true,
                       .is_container = true,
                       .options = {form_option()},
+                      .own_files = {"*.index.json"},
+                      .about_files = {"__metadata__", "__index_metadata__"},
                       .endings = {".safetensors"},
                       .unwraps_names = true}});
   formats.push_back({"deepspeed",
                      "DeepSpeed's checkpoints: ZeRO, universal",
                      deepspeed::make_reader(),
                      deepspeed::make_writer(),
-                     {.target_ranks = Traits::Ranks::kNone}});
+                     {.target_ranks = Traits::Ranks::kNone,
+                      .own_files = {"latest", "latest_universal", "*_states.pt",
+                                    "zero/*", "layer_*.pt"}}});
   formats.push_back({"torch",
                      "torch.save: .pt, .pth, .bin, .ckpt",
                      torch::make_reader(),
@@ -162,6 +227,7 @@ std::vector<Format> make_formats() {
                      {.any_tensors = true,
                       .is_container = true,
                       .options = {form_option()},
+                      .own_files = {"*.index.json"},
                       .endings = {".pt", ".pth", ".bin", ".ckpt"}}});
   formats.push_back({"run",
                      "the folder of a step, as its trainer left it",
@@ -170,6 +236,7 @@ std::vector<Format> make_formats() {
                      {.target_ranks = Traits::Ranks::kSources,
                       .options = runs::options(),
                       .settle = runs::settle_options,
+                      .is_run = true,
                       .any_name = true}});
   return formats;
 }

@@ -77,6 +77,16 @@ struct Traits {
   void (*settle)(const Catalog& source, const Asked& asked,
                  Layout& layout) = nullptr;
 
+  // Globs of the names by which it finds files of its own that hold no tensors;
+  // what they say is in the catalog. Relative to the checkpoint.
+  std::vector<std::string_view> own_files = {};
+  // Arrays of which no tensor is made may lie in it, a folder each.
+  bool leaves_arrays = false;
+  // Beginnings of the names of objects that tell about its files alone.
+  std::vector<std::string_view> about_files = {};
+  // A step as its trainer keeps it: that trainer reads what is carried.
+  bool is_run = false;
+
   // Endings of a file's name that say that the file is of this format.
   std::vector<std::string_view> endings = {};
   // A folder of it may be named like a file of another: last.ckpt.
@@ -91,6 +101,10 @@ struct Traits {
   // True for names whose first dimension is layers. Null: layers are numbers
   // in names.
   bool (*stacks_layers)(std::string_view name) = nullptr;
+  // Gives a source with Megatron's names one tensor for each parameter and
+  // state of its optimizer, and one count of steps. Throws unfaithful_error
+  // where that can't be done. Null: it has them so, each with its count.
+  void (*gather_optimizer)(Catalog& source) = nullptr;
   // Options of an optimizer are an object each: optim.param_groups.0.lr.
   bool flat_objects = false;
   // Objects that ranks hold a part of each are named key/shard_I_N.

@@ -15,6 +15,7 @@
 #include "formats/dcp/value_item.h"
 #include "formats/run_state.h"
 #include "formats/target.h"
+#include "formats/traits.h"
 #include "lib/text/format.h"
 #include "models/rules.h"
 
@@ -23,10 +24,6 @@ namespace {
 
 using text::printable;
 using Severity = Problem::Severity;
-
-// Objects that hold what safetensors files say about themselves.
-constexpr std::string_view kAboutFiles[] = {"__metadata__",
-                                            "__index_metadata__"};
 
 // The parameters by their names, so that optimizer state is cut as they are.
 using Params = std::unordered_map<std::string_view, const Tensor*>;
@@ -188,12 +185,12 @@ class Builder {
     if (value.node == object.node) catalog().objects.push_back(object);
   }
   bool can_write(const Object& object, const FlatValue& value) {
-    if (source_.format == "safetensors" &&
-        std::ranges::any_of(kAboutFiles, [&](std::string_view prefix) {
-          return value.name.starts_with(prefix);
-        })) {
+    if (std::ranges::any_of(formats::traits_of(source_.format).about_files,
+                            [&](std::string_view prefix) {
+                              return value.name.starts_with(prefix);
+                            })) {
       warn(Severity::kNote, "object_left_out", value.name,
-           "tells about the safetensors files; it is left out");
+           "tells about the files of the source; it is left out");
       return false;
     }
     if (!object.document) {

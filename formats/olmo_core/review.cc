@@ -9,6 +9,7 @@
 #include "ckpt/note.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/shards.h"
+#include "formats/traits.h"
 #include "lib/text/format.h"
 
 namespace ckpt::olmo_core {
@@ -29,7 +30,8 @@ bool is_optimizer(std::string_view name) {
 // A distributed checkpoint of plain DCP that has OLMo-core's own keys. (In
 // the names of Hugging Face "model." is a part of the name.)
 bool has_own_keys(const Catalog& source) {
-  if (source.format != "dcp") return false;
+  const formats::Traits& traits = formats::traits_of(source.format);
+  if (!traits.any_tensors || !traits.flat_objects) return false;
   bool any = false;
   for (const Tensor& tensor : source.tensors) {
     if (tensor.kind != Kind::model) continue;
