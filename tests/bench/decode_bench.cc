@@ -61,7 +61,7 @@ double rate(const Decoding& made) {
   reshard::HandleCache handles;
   reshard::DecodeReader reader(handles);
   std::vector<std::byte> out(kBlock);
-  const uint64_t size = kRows * kColumns * element_size(made.dtype);
+  const uint64_t size = made.rows * made.columns * element_size(made.dtype);
   double best = 0;
   for (int sample = 0; sample < 10; ++sample) {
     const std::clock_t start = std::clock();
@@ -87,7 +87,8 @@ int main() {
   mxfp4.made.transposed = true;
   mxfp4.made.block_columns = 32;
   Weight::place(mxfp4.made.codes, DType::u8, kRows, kColumns / 2, 0, 1);
-  Weight::place(mxfp4.made.scales, DType::u8, kRows, kColumns / 32, 0, 1);
+  // The bytes of 0.01F: powers of two as weights have them, none at an end.
+  Weight::place(mxfp4.made.scales, DType::u8, kRows, kColumns / 32, 1, 1);
   fmt::print("{:<16}{:>6.1f} GB/s\n", "mxfp4", rate(mxfp4.made));
 
   for (const Coding coding : {Coding::kGptq, Coding::kAwq}) {
