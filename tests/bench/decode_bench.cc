@@ -82,6 +82,13 @@ int main() {
   fp8.made.block_rows = fp8.made.block_columns = 128;
   fmt::print("{:<16}{:>6.1f} GB/s\n", "fp8 128x128", rate(fp8.made));
 
+  Weight codes(Coding::kFp8Codes);
+  codes.made.dtype = DType::f8_e4m3;
+  codes.made.block_rows = codes.made.block_columns = 128;
+  Weight::place(codes.made.codes, DType::bf16, kRows, kColumns / 2, 0, 2);
+  codes.made.columns = kColumns / 2;
+  fmt::print("{:<16}{:>6.1f} GB/s\n", "bf16 to fp8", rate(codes.made));
+
   Weight mxfp4(Coding::kE2m1);
   mxfp4.made.bits = 4;
   mxfp4.made.transposed = true;

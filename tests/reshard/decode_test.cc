@@ -116,6 +116,17 @@ TEST_CASE("made: each instruction set gives the same bits") {
       small[i] = in[i] & std::byte(i % 2 ? 0xBF : 0xFF);
     kernel.bf16_to_e4m3(small.data(), 100, codes.data(), count);
     for (const std::byte code : codes) out.push_back(static_cast<float>(code));
+    for (const float scale : {1.0F, 0.37F, 3e-5F}) {  // all of bf16 that fit
+      std::vector<uint16_t> numbers;
+      for (uint32_t bits = 0; bits <= 0xFFFF; ++bits)
+        if (std::abs(std::bit_cast<float>(bits << 16)) * scale <= 448)
+          numbers.push_back(static_cast<uint16_t>(bits));
+      codes.resize(numbers.size());
+      kernel.bf16_to_e4m3(reinterpret_cast<const std::byte*>(numbers.data()),
+                          scale, codes.data(), codes.size());
+      for (const std::byte code : codes)
+        out.push_back(static_cast<float>(code));
+    }
     return bits_of(out);
   };
   const auto kernels = usable_decode_kernels();
