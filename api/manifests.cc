@@ -130,10 +130,11 @@ void check_source_manifest(const Prepared& prepared,
     const Digest& found = result.source[i];
     const Shape& shape = prepared.plan.tensors[i].shape;
     const bool same = written.digest == found;
-    if (edit.cut || (same && shape != written.shape) ||
+    const bool padded = may_be_padded(prepared.source, shape, written);
+    if (edit.cut || (shape != written.shape && (same || !padded)) ||
         (!same && may_be_arranged(name)))
       cut.insert(edit.stored);
-    else if (!same && !may_be_padded(prepared.source, shape, written))
+    else if (!same && !padded)
       throw differs(prepared.source, edit.stored, found, written.digest, path);
     unseen.erase(edit.stored);
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "api/buffers.h"
+#include "api/edit/vocabulary.h"
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "convert/translate.h"
@@ -268,6 +269,17 @@ Catalog into_dialect(Catalog source, const Naming& naming,
     translate.to = "hf";
   }
   if (from == "hf") settle_tied_head(source, naming, target.repeats_tied_head);
+  // Rows are the target's own matter where it pads them.
+  if (naming.vocab_size && from == "hf" && !target.pads_rows &&
+      (translate.to.empty() || translate.to == from)) {
+    const NewVocabulary done = set_vocabulary(source, naming.vocab_size);
+    if (!done.note.empty()) say(naming, done.note);
+    if (!done.warning.empty())
+      say(naming, done.warning, Problem::Severity::kWarning);
+    Naming rest = naming;
+    rest.vocab_size = 0;
+    return into_dialect(std::move(source), rest, to_format);
+  }
   // A trainer's step has the names of transformers, or of nobody.
   if (translate.to.empty() && from == kMegatron &&
       target.target_ranks == formats::Traits::Ranks::kSources)

@@ -12,6 +12,7 @@
 #include "convert/quantized_config.h"
 #include "lib/decoding.h"
 #include "models/family.h"
+#include "models/own.h"
 
 namespace ckpt::families {
 namespace {
@@ -65,11 +66,26 @@ std::string ending_of(std::string_view name) {
   return std::string(name.substr(name.rfind("}.") + 1));
 }
 
-// Endings of what a family pins.
+// Whether a rule of the file has a dtype. To read each family for that would
+// take longer than small models do.
+bool may_pin(std::string_view text) {
+  constexpr std::string_view kKey = "\"dtype\"";
+  for (size_t at = 0; (at = text.find(kKey, at)) != text.npos;) {
+    at = text.find_first_not_of(" \n:", at + kKey.size());
+    if (at != text.npos && !text.substr(at).starts_with("\"\"")) return true;
+  }
+  return false;
+}
+
+// Endings of what a family pins: its rules or those of one that it extends.
 const std::set<std::string>& pinned_endings() {
   static const std::set<std::string> all = [] {
     std::set<std::string> endings;
-    for (const std::string& name : Family::names()) {
+    const std::vector<std::string> names = Family::names();
+    for (const Embedded& file : files()) {
+      const std::string name(file.name);
+      if (!may_pin(file.text) || !std::ranges::binary_search(names, name))
+        continue;
       const auto family = Family::by_name(name);
       for (const Dialect& dialect : family->dialects())
         for (const Rule& rule : dialect.rules) {

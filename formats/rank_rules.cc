@@ -250,20 +250,31 @@ void set_model_rules(Catalog& catalog, const Rule& rule_of) {
 }  // namespace
 
 bool is_tower(std::string_view name) {
-  constexpr std::string_view kParts[] = {
-      "vision_tower",         "vision_model",      "visual",
-      "audio_tower",          "vision_projection", "multi_modal_projector",
-      "multimodal_projector", "vision_embedder"};
-  // Whole words between dots.
-  return std::ranges::any_of(kParts, [name](std::string_view word) {
-    for (size_t at = name.find(word); at != name.npos;
-         at = name.find(word, at + 1))
-      if (const size_t end = at + word.size();
-          (at == 0 || name[at - 1] == '.') &&
-          (end == name.size() || name[end] == '.'))
-        return true;
-    return false;
-  });
+  constexpr std::string_view kParts[] = {"vision_tower",
+                                         "vision_model",
+                                         "vision_encoder",
+                                         "visual",
+                                         "vision_projection",
+                                         "vision_embedder",
+                                         "image_encoder",
+                                         "audio_tower",
+                                         "audio_model",
+                                         "audio_encoder",
+                                         "speech_encoder",
+                                         "qformer",
+                                         "resampler",
+                                         "vpm",
+                                         "apm",
+                                         "multi_modal_projector",
+                                         "multimodal_projector"};
+  for (size_t begin = 0; begin < name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    if (std::ranges::find(kParts, name.substr(begin, end - begin)) !=
+        std::end(kParts))
+      return true;
+    begin = end + 1;
+  }
+  return false;
 }
 
 bool lacks_rank_rules(const Catalog& catalog) {

@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint64_t kPanel = 2 << 20;         // bytes of a transposed panel
 constexpr uint64_t kLine = 128;              // codes of 4 bits in a cache line
+constexpr uint64_t kCacheLine = 64;          // bytes
 constexpr uint64_t kAhead = 16;              // rows of codes that are fetched
 constexpr uint64_t kHeld = 4608 << 10;       // bytes of codes for some panels
 constexpr uint64_t kStripCodes = 128 << 10;  // bytes of codes read at once
@@ -141,16 +142,17 @@ void DecodeReader::read_panel(const Decoding& made, uint64_t batch,
     panel_row_ = row / most * most;
     panel_rows_ = std::min(most, made.columns - panel_row_);
     panel_batch_ = batch;
-    panel_.resize(panel_rows_ * panel_columns_ * element);
+    // Not a power of two: it would put all rows into a few lines of a cache.
+    panel_stride_ = (up(panel_columns_ * element, kCacheLine) | 1) * kCacheLine;
+    panel_.resize(panel_rows_ * panel_stride_);
     hold(made, {batch, panel_column_, panel_columns_, panel_row_, panel_rows_});
     make(made, {batch, panel_column_, panel_columns_, panel_row_, panel_rows_},
-         {panel_.data(), element, panel_columns_ * element});
+         {panel_.data(), element, panel_stride_});
     panel_of_ = &made;
   }
   std::memcpy(out,
-              panel_.data() + ((row - panel_row_) * panel_columns_ + column -
-                               panel_column_) *
-                                  element,
+              panel_.data() + (row - panel_row_) * panel_stride_ +
+                  (column - panel_column_) * element,
               count * element);
 }
 

@@ -134,7 +134,7 @@ class DecodeReader {
   // The last panel of a transposed matrix.
   const Decoding* panel_of_ = nullptr;
   uint64_t panel_batch_ = 0, panel_row_ = 0, panel_rows_ = 0;
-  uint64_t panel_column_ = 0, panel_columns_ = 0;
+  uint64_t panel_column_ = 0, panel_columns_ = 0, panel_stride_ = 0;
   std::vector<std::byte> panel_;
 };
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reshard/decode_turned.h"
 
+#include <vector>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -194,20 +196,138 @@ CKPT_AVX2 void e2m1(const Turned& part, const int16_t* powers) {
   }
 }
 
+// With 512 bits a column's 32 elements are one register, and a look-up is one
+// permutation of words. It takes five bits of each index: tables stand in it
+// twice, so that the fifth, another code's, does not count.
+#define CKPT_AVX512 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]]
+#define CKPT_AVX512_INLINE                             \
+  [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl"), \
+    gnu::always_inline]] inline
+
+// Plain intrinsics warn of an uninitialized operand with gcc 12.
+constexpr __mmask16 kAll = 0xFFFF;
+
+void keep_whole(std::byte*, uint64_t) {}
+
+CKPT_AVX512_INLINE void store(std::byte* to, __m512i value) {
+  _mm512_storeu_si512(to, value);
+}
+CKPT_AVX512_INLINE __m512i table_at(const std::byte* table) {
+  return _mm512_maskz_broadcast_i64x4(
+      0xFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(table)));
+}
+
+CKPT_AVX512 void gptq_wide(const Turned& part, const std::byte* tables) {
+  for (uint64_t c = 0; c < part.columns; c += 4) {
+    __m128i words[4];
+    for (uint64_t i = 0; i < 4; ++i)
+      words[i] = load(part.codes + i * part.stride + c * 4);
+    turn_words(words);  // of one column: its 32 codes
+    for (uint64_t k = 0; k < 4; ++k) {
+      // A byte's lower code in the lower word, its upper one in the upper.
+      const __m512i bytes = _mm512_maskz_cvtepu8_epi32(kAll, words[k]);
+      const __m512i codes =
+          _mm512_or_si512(bytes, _mm512_maskz_slli_epi32(kAll, bytes, 12));
+      store(part.out + (c + k) * part.by_column,
+            _mm512_permutexvar_epi16(codes,
+                                     table_at(tables + (c + k) * kTableBytes)));
+    }
+  }
+}
+
+CKPT_AVX512 void awq_wide(const Turned& part, const std::byte* tables) {
+  constexpr uint64_t kColumns[4][2] = {{0, 2}, {4, 6}, {1, 3}, {5, 7}};
+  const __m256i by_byte =
+      _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0,
+                       4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (uint64_t c = 0; c < part.columns; c += 32) {
+    __m256i words[4][4];  // rows 0 to 15 in the lower halves
+    for (uint64_t i = 0; i < 16; ++i) {
+      const std::byte* from = part.codes + i * part.stride + c / 2;
+      words[i / 4][i % 4] = both(load(from), load(from + 16 * part.stride));
+    }
+    for (auto& four : words) turn_words(four);
+    for (uint64_t w = 0; w < 4; ++w) {
+      __m256i bytes[4];
+      for (uint64_t i = 0; i < 4; ++i)
+        bytes[i] = _mm256_shuffle_epi8(words[i][w], by_byte);
+      turn_words(bytes);
+      for (uint64_t i = 0; i < 4; ++i) {
+        const __m512i lower = _mm512_cvtepu8_epi16(bytes[i]);
+        const __m512i codes[2] = {lower, _mm512_srli_epi16(lower, 4)};
+        for (uint64_t half = 0; half < 2; ++half) {
+          const uint64_t column = c + 8 * w + kColumns[i][half];
+          store(part.out + column * part.by_column,
+                _mm512_permutexvar_epi16(
+                    codes[half], table_at(tables + column * kTableBytes)));
+        }
+      }
+    }
+  }
+}
+
+CKPT_AVX512 void e2m1_wide(const Turned& part, const int16_t* powers) {
+  alignas(32) constexpr uint16_t kBf16[16] = {
+      0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
+      0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
+  const __m512i table = table_at(reinterpret_cast<const std::byte*>(kBf16));
+  const __m512i size = _mm512_set1_epi16(0x7FFF);
+  for (uint64_t c = 0; c < part.columns; c += 32) {
+    __m256i bytes[16];
+    for (uint64_t i = 0; i < 16; ++i) {
+      const std::byte* from = part.codes + i * part.stride + c / 2;
+      bytes[i] = both(load(from), load(from + 16 * part.stride));
+    }
+    turn_bytes(bytes);
+    const __m512i power = _mm512_loadu_si512(powers + c);
+    for (uint64_t i = 0; i < 16; ++i) {
+      const __m512i lower = _mm512_cvtepu8_epi16(bytes[i]);
+      const __m512i codes[2] = {lower, _mm512_srli_epi16(lower, 4)};
+      for (uint64_t half = 0; half < 2; ++half) {
+        const __m512i number = _mm512_permutexvar_epi16(codes[half], table);
+        // A zero has no exponent that a power could be added to.
+        store(part.out + (c + 2 * i + half) * part.by_column,
+              _mm512_mask_add_epi16(
+                  number, _mm512_test_epi16_mask(number, size), number, power));
+      }
+    }
+  }
+}
+
+#undef CKPT_AVX512
+#undef CKPT_AVX512_INLINE
 #undef CKPT_AVX2
 #undef CKPT_AVX2_INLINE
 #endif
 
+#if !defined(__aarch64__)
+std::vector<TurnedKernel> find_turned_kernels() {
+  std::vector<TurnedKernel> kernels;
+#if defined(__x86_64__)
+  for (const CastKernel& cast : usable_cast_kernels()) {
+    if (cast.name == "avx2")
+      kernels.push_back({cast.name, split, gptq, awq, e2m1});
+    if (cast.name == "avx512")
+      kernels.push_back(
+          {cast.name, keep_whole, gptq_wide, awq_wide, e2m1_wide});
+  }
+#endif
+  return kernels;
+}
+#endif
+
 }  // namespace
 
-#if defined(__x86_64__)
-const TurnedKernel* turned_kernel() {
-  static const TurnedKernel kernel{split, gptq, awq, e2m1};
-  static const bool usable = best_cast_kernel().name != "portable";
-  return usable ? &kernel : nullptr;
+#if !defined(__aarch64__)  // decode_turned_neon.cc has it
+std::span<const TurnedKernel> usable_turned_kernels() {
+  static const std::vector<TurnedKernel> kernels = find_turned_kernels();
+  return kernels;
 }
-#elif !defined(__aarch64__)  // decode_turned_neon.cc has it
-const TurnedKernel* turned_kernel() { return nullptr; }
 #endif
+
+const TurnedKernel* turned_kernel() {
+  const auto kernels = usable_turned_kernels();
+  return kernels.empty() ? nullptr : &kernels.back();
+}
 
 }  // namespace ckpt::reshard

@@ -11,6 +11,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 namespace ckpt::reshard {
 
@@ -28,7 +30,9 @@ struct Turned {
 };
 
 struct TurnedKernel {
-  // 16 elements of each column ─► 16 low bytes, 16 high ones.
+  std::string_view name;
+  // 16 elements of each column, as the others look them up: in 256 bits 16 low
+  // bytes, 16 high ones.
   void (*split)(std::byte* tables, uint64_t columns);
   // Four rows of words of eight rows each; columns in fours.
   void (*gptq)(const Turned& part, const std::byte* tables);
@@ -39,7 +43,9 @@ struct TurnedKernel {
   void (*e2m1)(const Turned& part, const int16_t* powers);
 };
 
-// Null if this processor has none.
+// Those that this processor can run, the best one last.
+std::span<const TurnedKernel> usable_turned_kernels();
+// The best one; null if this processor has none.
 const TurnedKernel* turned_kernel();
 
 }  // namespace ckpt::reshard

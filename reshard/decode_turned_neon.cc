@@ -142,9 +142,9 @@ void e2m1(const Turned& part, const int16_t* powers) {
 
 }  // namespace
 
-const TurnedKernel* turned_kernel() {
-  static const TurnedKernel kernel{split, gptq, awq, e2m1};
-  return &kernel;
+std::span<const TurnedKernel> usable_turned_kernels() {
+  static constexpr TurnedKernel kKernels[] = {{"neon", split, gptq, awq, e2m1}};
+  return kKernels;
 }
 
 }  // namespace ckpt::reshard

@@ -103,10 +103,17 @@ void SourceReader::make(const File& file, uint64_t offset,
       offset, buffer,
       [this](const File& of, uint64_t at, std::span<std::byte> bytes) {
         if (is_made(of)) return make(of, at, bytes);
+        if (is_decoded(of)) return decode(of, at, bytes);
         if (of.codec != Codec::kRaw)
           throw bug_error({of.path, {}}, "made of packed bytes");
         handles_.get(of.path)->read(at, bytes);
       });
+}
+
+void SourceReader::decode(const File& file, uint64_t offset,
+                          std::span<std::byte> buffer) {
+  if (!decode_) decode_ = std::make_unique<DecodeReader>(handles_);
+  decode_->read(decoding_of(file), offset, buffer);
 }
 
 bool SourceReader::read(uint32_t file, uint64_t offset,
@@ -126,8 +133,7 @@ bool SourceReader::read(uint32_t file, uint64_t offset,
       }
       if (is_decoded(files_[file])) {
         bytes_read_ -= buffer.size();  // of what it is made of
-        if (!decode_) decode_ = std::make_unique<DecodeReader>(handles_);
-        decode_->read(decoding_of(files_[file]), offset, buffer);
+        decode(files_[file], offset, buffer);
         break;
       }
       std::memcpy(buffer.data(), files_[file].memory + offset, buffer.size());

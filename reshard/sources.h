@@ -73,6 +73,8 @@ class SourceReader {
   void read_stream(uint32_t file, uint64_t offset, std::span<std::byte> buffer);
   // What is made while it is read (made.h).
   void make(const File& file, uint64_t offset, std::span<std::byte> buffer);
+  // What is made of codes (lib/decoding.h).
+  void decode(const File& file, uint64_t offset, std::span<std::byte> buffer);
   Open& stream(uint32_t file);
   void close_some();
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "ckpt/error.h"
+#include "lib/decoding.h"
 #include "reshard/cast_kernel.h"
 #include "reshard/low_rank.h"
 #include "reshard/transform.h"
@@ -45,7 +46,7 @@ StoredMatrix::StoredMatrix(const Tensor& tensor, const std::vector<File>& files)
     });
     if (copy) continue;
     const File& file = files.at(piece.extent.file);
-    if (file.codec != Codec::kRaw && !is_made(file))
+    if (file.codec != Codec::kRaw && !is_made(file) && !is_decoded(file))
       refuse(name_, "its file is packed");
     const uint64_t rows = piece.box.shape[0];
     const uint64_t columns = flat ? 1 : piece.box.shape[1];

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "api/edit/layers.h"
+#include "api/edit/towers.h"
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
 #include "models/view.h"
@@ -24,12 +25,12 @@ std::string with_layer(const std::string& name, uint32_t layer) {
          name.substr(place->end);
 }
 
-// Encoder and decoder, a tower beside the text: the list is about one of them.
-void check_one_stack(const Catalog& catalog) {
+// Encoder and decoder: the list is about one of them.
+void check_one_stack(const Catalog& catalog, const LayerCount& count) {
   std::set<std::string> stacks;
   for (const Tensor& tensor : catalog.tensors)
     if (const auto place = layer_place(tensor.name);
-        place && tensor.kind == Kind::model)
+        place && count.layer_of(tensor) && tensor.kind == Kind::model)
       stacks.insert(tensor.name.substr(0, place->begin));
   if (stacks.size() > 1)
     throw unfaithful_error({catalog.path, {}},
@@ -69,11 +70,12 @@ void add_copies(const Catalog& catalog, const Tensor& tensor,
 }
 
 void order_tensors(Catalog& catalog, const std::vector<uint32_t>& order,
-                   const Places& places, Edits& edits) {
+                   const Places& places, const LayerCount& count,
+                   Edits& edits) {
   std::vector<Tensor> made;
   for (Tensor& tensor : catalog.tensors) {
-    const auto layer = layer_of(tensor);
-    if (stacked_layers(catalog, tensor) != 0) {
+    const auto layer = count.layer_of(tensor);
+    if (count.stacked(catalog, tensor) != 0) {
       order_rows(tensor, order);
       edits[tensor.name] = {tensor.name, true};
       made.push_back(std::move(tensor));
@@ -86,10 +88,11 @@ void order_tensors(Catalog& catalog, const std::vector<uint32_t>& order,
   catalog.tensors = std::move(made);
 }
 
-void order_claims(Catalog& catalog, const Places& places) {
+void order_claims(Catalog& catalog, const Places& places,
+                  const LayerCount& count) {
   std::vector<Claim> made;
   for (const Claim& claim : catalog.claims) {
-    const auto layer = layer_of(std::string_view(claim.rounded));
+    const auto layer = count.layer_of(std::string_view(claim.rounded));
     const auto found = layer ? places.find(*layer) : places.end();
     if (!layer) made.push_back(claim);
     if (found == places.end()) continue;
@@ -102,14 +105,15 @@ void order_claims(Catalog& catalog, const Places& places) {
 
 // The objects of a layer, by a number in the name or by a place in a grid.
 void add_objects(const Object& object, const std::vector<uint32_t>& order,
-                 const Places& places, std::vector<Object>& made) {
+                 const Places& places, const LayerCount& count,
+                 std::vector<Object>& made) {
   const auto add = [&](std::string name) {
     made.push_back(object);
     made.back().name = std::move(name);
   };
   const auto place = megatron::parse_object_key(object.name);
   if (place && !place->grid.empty() &&
-      megatron::parse_key(place->key).layer_axis) {
+      megatron::parse_key(place->key).layer_axis && !count.aside(place->key)) {
     auto offset = place->offset, grid = place->grid;
     const uint64_t from = offset[0];
     grid[0] = order.size();
@@ -120,7 +124,7 @@ void add_objects(const Object& object, const std::vector<uint32_t>& order,
     }
     return;
   }
-  const auto layer = layer_of(std::string_view(object.name));
+  const auto layer = count.layer_of(std::string_view(object.name));
   if (!layer) return add(object.name);
   const auto found = places.find(*layer);
   if (found == places.end()) return;
@@ -134,20 +138,20 @@ bool counts_anew(const std::vector<uint32_t>& order) {
 }
 
 std::string order_layers(Catalog& catalog, const std::vector<uint32_t>& order,
-                         Edits& edits) {
-  check_one_stack(catalog);
+                         const LayerCount& count, Edits& edits) {
+  check_one_stack(catalog, count);
   locate(catalog);
   Places places;
   for (uint32_t i = 0; i < order.size(); ++i) places[order[i]].push_back(i);
-  order_tensors(catalog, order, places, edits);
-  order_claims(catalog, places);
+  order_tensors(catalog, order, places, count, edits);
+  order_claims(catalog, places, count);
   std::vector<Object> objects;
   for (const Object& object : catalog.objects)
-    add_objects(object, order, places, objects);
+    add_objects(object, order, places, count, objects);
   catalog.objects = std::move(objects);
   if (catalog.skeleton)
     for (auto& [node, name] : catalog.skeleton->tensors)
-      if (const auto layer = layer_of(std::string_view(name))) {
+      if (const auto layer = count.layer_of(std::string_view(name))) {
         const auto found = places.find(*layer);
         name = found == places.end() ? ""
                                      : with_layer(name, found->second.front());

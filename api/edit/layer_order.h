@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "api/edit/towers.h"
 #include "api/edits.h"
 #include "ckpt/catalog.h"
 #include "convert/facts.h"
@@ -25,7 +26,7 @@ bool counts_anew(const std::vector<uint32_t>& order);
 // configurations follow. No byte moves. Returns what was done. Throws
 // unfaithful_error where names don't tell which layers are meant.
 std::string order_layers(Catalog& catalog, const std::vector<uint32_t>& order,
-                         Edits& edits);
+                         const LayerCount& count, Edits& edits);
 
 // Counts, and lists with one value for each layer. Throws unfaithful_error for
 // a kind of layer that follows from its number and would be another.

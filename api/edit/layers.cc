@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "api/edit/number_list.h"
+#include "api/edit/towers.h"
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/traits.h"
@@ -111,11 +112,12 @@ void narrow(Tensor& tensor, const std::vector<Run>& runs) {
 }
 
 // An object of layer i of L: it stays as that of its new place, or goes.
-bool keep_object(Object& object, const std::set<uint32_t>& layers) {
+bool keep_object(Object& object, const std::set<uint32_t>& layers,
+                 const LayerCount& count) {
   const auto place = megatron::parse_object_key(object.name);
   if (!place || place->grid.empty()) return true;
-  const megatron::Key key = megatron::parse_key(place->key);
-  if (!key.layer_axis) return true;
+  if (!megatron::parse_key(place->key).layer_axis || count.aside(place->key))
+    return true;
   auto offset = place->offset, grid = place->grid;
   uint64_t kept = 0, before = 0;
   bool stays = false;
@@ -177,11 +179,11 @@ uint64_t stacked_layers(const Catalog& catalog, const Tensor& tensor) {
 }
 
 std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
-                      Edits& edits) {
+                      const LayerCount& count, Edits& edits) {
   // A piece of one archive can't be cut before it is known where in the
   // archive it is.
   const bool cut = std::ranges::any_of(catalog.tensors, [&](const Tensor& t) {
-    const auto runs = runs_of(layers, stacked_layers(catalog, t));
+    const auto runs = runs_of(layers, count.stacked(catalog, t));
     return !runs.empty() && std::ranges::any_of(t.pieces, [&](const Piece& p) {
       return p.extent.archive != 0 && cuts_through(p, runs);
     });
@@ -190,7 +192,7 @@ std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
   uint64_t changed = 0, before = 0;
   std::vector<Run> last;
   for (Tensor& tensor : catalog.tensors) {
-    const uint64_t rows = stacked_layers(catalog, tensor);
+    const uint64_t rows = count.stacked(catalog, tensor);
     if (rows == 0) continue;
     const std::vector<Run> runs = runs_of(layers, rows);
     narrow(tensor, runs);
@@ -201,8 +203,9 @@ std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
     last = runs;
   }
   if (changed == 0) return {};
-  std::erase_if(catalog.objects,
-                [&](Object& object) { return !keep_object(object, layers); });
+  std::erase_if(catalog.objects, [&](Object& object) {
+    return !keep_object(object, layers, count);
+  });
   std::vector<std::string> places;
   for (const Run& run : last)
     places.push_back(run.end - run.begin == 1

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "api/edit/towers.h"
 #include "api/edits.h"
 #include "ckpt/catalog.h"
 
@@ -46,7 +47,7 @@ uint64_t stacked_layers(const Catalog& catalog, const Tensor& tensor);
 // a smaller tensor. Objects on a grid of layers (_extra_state) follow. No byte
 // moves. Returns what has to be said about it; "" if nothing changed.
 std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
-                      Edits& edits);
+                      const LayerCount& count, Edits& edits);
 
 // Configurations that go with the tensors say as many layers as are kept, if
 // these are the first ones: num_hidden_layers, and lists with one value each.

@@ -55,22 +55,41 @@ size_t count_of(const Json& table) {
   return 0;
 }
 
+// Encoder and decoder are cut alike, and may have had numbers of their own.
+constexpr const char* kStacks[] = {"encoder_layers", "decoder_layers",
+                                   "num_encoder_layers", "num_decoder_layers"};
+
+bool follow_stacks(Json& table, size_t kept) {
+  bool changed = false;
+  for (const char* key : kStacks)
+    if (const auto found = table.find(key); found != table.end() &&
+                                            found->is_number_unsigned() &&
+                                            found->get<uint64_t>() > kept) {
+      *found = kept;
+      changed = true;
+    }
+  return changed;
+}
+
 // The first layers alone are a model: others keep their numbers, and the
 // configuration that they are read with.
 bool follow(const std::set<uint32_t>& layers, Json& config,
             const std::string& path) {
   if (!config.is_object()) return false;
-  bool changed = false;
+  bool changed = false, stacked = false;
   for (const char* place : {"", "text_config", "model"}) {
     if (*place && (!config.contains(place) || !config[place].is_object()))
       continue;
     Json& table = *place ? config[place] : config;
     const size_t before = count_of(table), kept = layers.size();
+    if (*layers.rbegin() + 1 == kept && follow_stacks(table, kept))
+      stacked = true;
     if (before == 0 || kept >= before || *layers.rbegin() + 1 != kept) continue;
     spell_windows(table, before);
     changed = true;
   }
-  return changed && follow_order(config, {layers.begin(), layers.end()}, path);
+  if (!changed) return stacked;
+  return follow_order(config, {layers.begin(), layers.end()}, path) || stacked;
 }
 
 // model.yaml, of flat lines; a list of layers is left to fairseq2's reader.

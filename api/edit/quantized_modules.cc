@@ -8,6 +8,7 @@
 #include "api/edit/experts.h"
 #include "api/edit/layers.h"
 #include "ckpt/error.h"
+#include "formats/rank_rules.h"
 #include "lib/text/format.h"
 
 namespace ckpt::library {
@@ -70,7 +71,7 @@ std::vector<std::string> in_order(const std::string& name,
     return {name};
   }
   const auto place = layer_place(name);
-  if (!place) return {name};
+  if (!place || formats::is_tower(name)) return {name};
   const std::string number =
       name.substr(place->begin, place->end - place->begin);
   std::vector<std::string> names;

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <set>
 
 #include "api/edit/blocks.h"
 #include "api/edit/experts.h"
 #include "api/edit/layer_order.h"
 #include "api/edit/layers.h"
+#include "api/edit/towers.h"
 #include "ckpt/error.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
@@ -90,13 +92,16 @@ class Chooser {
   void by_layers();
   void by_blocks();
   bool left_out(size_t i) const { return left_out_[i]; }
-  Chosen chosen() && { return std::move(chosen_); }
+  // After by_layers().
+  const LayerCount& layer_count() const { return count_.value(); }
+  Chosen chosen() { return std::move(chosen_); }
 
  private:
   const Catalog& catalog_;
   const Selection& options_;
   std::vector<bool> left_out_ = std::vector<bool>(catalog_.tensors.size());
   Chosen chosen_;
+  std::optional<LayerCount> count_;
   uint32_t stacked_ = 0;  // the most layers that a tensor stacks
 };
 
@@ -178,11 +183,12 @@ void Chooser::by_names() {
 void Chooser::by_layers() {
   if (options_.layers.empty()) return;
   const std::set<uint32_t> wanted = parse_layers(options_.layers);
+  const LayerCount& count = count_.emplace(catalog_, left_out_);
   std::set<uint32_t> held;
   for (const Tensor& tensor : catalog_.tensors) {
-    if (const auto layer = layer_of(tensor)) held.insert(*layer);
+    if (const auto layer = count.layer_of(tensor)) held.insert(*layer);
     const uint64_t rows =
-        std::min<uint64_t>(stacked_layers(catalog_, tensor), kMostLayers);
+        std::min<uint64_t>(count.stacked(catalog_, tensor), kMostLayers);
     if (rows > stacked_)
       for (; stacked_ < rows; ++stacked_) held.insert(stacked_);
   }
@@ -199,9 +205,9 @@ void Chooser::by_layers() {
           "to {}",
           options_.layers, layer, held.size(), *held.begin(), *held.rbegin());
   filter("--layers " + options_.layers, [&](const Tensor& t) {
-    if (const uint64_t rows = stacked_layers(catalog_, t))
+    if (const uint64_t rows = count.stacked(catalog_, t))
       return *wanted.begin() < rows;
-    const auto layer = layer_of(t);
+    const auto layer = count.layer_of(t);
     return !layer || wanted.contains(*layer);
   });
 }
@@ -267,7 +273,7 @@ Chosen choose(Catalog& catalog, const Selection& options) {
   }
   const size_t before = catalog.tensors.size();
   catalog.tensors.resize(kept);
-  Chosen chosen = std::move(chooser).chosen();
+  Chosen chosen = chooser.chosen();
   chosen.kept = kept;
   leave_out_objects(catalog, options, chosen);
   leave_out_options(catalog, options, chosen);
@@ -277,10 +283,11 @@ Chosen choose(Catalog& catalog, const Selection& options) {
                            before)
         .with_hint(chosen.notes.back());
   if (const auto order = parse_order(options); counts_anew(order)) {
-    chosen.notes.push_back(order_layers(catalog, order, chosen.edits));
+    chosen.notes.push_back(
+        order_layers(catalog, order, chooser.layer_count(), chosen.edits));
   } else if (!order.empty()) {
-    chosen.warning =
-        keep_rows(catalog, parse_layers(options.layers), chosen.edits);
+    chosen.warning = keep_rows(catalog, parse_layers(options.layers),
+                               chooser.layer_count(), chosen.edits);
     follow_layers(catalog, parse_layers(options.layers));
   }
   if (predicted && !predicts(catalog)) drop_prediction(catalog);

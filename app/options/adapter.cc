@@ -10,7 +10,6 @@
 #include <cmath>
 #include <unordered_map>
 
-#include "api/decoded.h"
 #include "app/keep.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
@@ -164,19 +163,6 @@ void refuse_holes(const Catalog& catalog) {
       .with_hint("`ckpt verify` lists all of it");
 }
 
-// A sum reads rows of its base in any order, where decoding goes by tiles.
-void refuse_decoded(const Catalog& base) {
-  const auto made = library::decoded_tensors(base);
-  if (made.empty()) return;
-  throw unfaithful_error({base.path, *made.begin()},
-                         "a quantized weight that --dtype makes numbers of in "
-                         "this run: an adapter is added to numbers that are "
-                         "stored")
-      .with_hint(
-          "in two runs: ckpt convert BASE NUMBERS --to safetensors --dtype "
-          "bf16; ckpt convert NUMBERS DST --adapter DIR …");
-}
-
 void add_adapter(Catalog& base, const std::string& path, double weight) {
   peft::Adapter& adapter = keep(peft::open_adapter(path));
   refuse_holes(adapter.catalog);
@@ -226,10 +212,8 @@ void add_adapters(Catalog& base, const AdapterOptions& options) {
                            "can be added",
                            families::describe(codes))
         .with_hint(
-            "`ckpt convert SRC DST --to safetensors --dtype bf16` makes "
-            "numbers of them, where that is known for their kind; then add "
-            "the adapter");
-  refuse_decoded(base);
+            "--dtype bf16 makes numbers of them in the same run, where that is "
+            "known for their kind");
   locate(base);
   refuse_holes(base);
   for (size_t i = 0; i < options.paths.size(); ++i)

@@ -417,10 +417,11 @@ def refusals(folder):
     refused(5, "lm_head.weight", base, head)
 
 
-def quantized(folder):
-    """Codes can't be added to, nor what becomes numbers in the same run: the
-    command says how it is done in two, and then it is."""
-    from quantized_test import block_fp8
+def quantized(folder, kind, arguments):
+    """What --dtype makes numbers of in the same run: the sum of those numbers,
+    in f32 or rounded to bf16, and the bits of two runs."""
+    import quantized_peer
+    import torch
     from safetensors.torch import load_file, save_file
 
     base = make_base(folder / "base", "llama", "bfloat16")
@@ -429,26 +430,44 @@ def quantized(folder):
     codes = folder / "codes"
     shutil.copytree(base, codes)
     tensors = load_file(codes / "model.safetensors")
-    for name in list(tensors):
-        if name.endswith("proj.weight"):
-            tensors[name], tensors[name + "_scale_inv"] = block_fp8(
-                tensors[name])
+    numbers = {}
+    g = torch.Generator().manual_seed(5)
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        parts, _, number, said = getattr(quantized_peer, kind)(
+            g, *tensors.pop(name).shape, *arguments)
+        numbers[name] = number
+        tensors |= {name[:-len("weight")] + end: part.contiguous()
+                    for end, part in parts.items()}
     save_file(tensors, codes / "model.safetensors", {"format": "pt"})
-    edit(codes, "config.json", {"quantization_config": {
-        "quant_method": "fp8", "weight_block_size": [128, 128]}})
-    for options, word in (([], "then add"),
-                          (["--dtype", "bf16"], "in two runs"),
-                          (["--dtype", "f32"], "in two runs")):
-        run = CKPT.run("convert", codes, folder / "no", "--to", "safetensors",
-                       "--adapter", adapter, *options).want(5)
-        check(word in run.err and "--dtype bf16" in run.err, run.err)
-        check(not (folder / "no").exists(), "written all the same")
-    CKPT.ok("convert", codes, folder / "bf16", "-q", "--to", "safetensors",
-            "--dtype", "bf16")
-    got = merge(folder / "bf16", folder / "out", [adapter])
-    numbers = read_model(folder / "bf16")
-    compare(got, defined(numbers, adapter), "the definition")
-    check_equal(len(changed(got, numbers)), 14, "tensors that changed")
+    edit(codes, "config.json", {"quantization_config": said})
+    run = CKPT.run("convert", codes, folder / "no", "--to", "safetensors",
+                   "--adapter", adapter).want(5)
+    check("--dtype bf16 makes numbers" in run.err, run.err)
+    check(not (folder / "no").exists(), "written all the same")
+    rest = {k: v for k, v in tensors.items() if k.endswith(("norm.weight",
+            "embed_tokens.weight", "lm_head.weight"))}
+    for dtype, made in (("bf16", torch.bfloat16), ("f32", torch.float32)):
+        plain = {k: v.to(made) for k, v in {**rest, **numbers}.items()}
+        got = merge(codes, folder / dtype, [adapter], "--dtype", dtype)
+        compare(got, defined(plain, adapter), f"the definition in {dtype}")
+        check("quantization_config" not in json.loads(
+            (folder / dtype / "config.json").read_text()), "still quantized")
+        CKPT.ok("convert", codes, folder / f"{dtype}_plain", "-q", "--to",
+                "safetensors", "--dtype", dtype)
+        compare(merge(folder / f"{dtype}_plain", folder / f"{dtype}_two",
+                      [adapter]), got, "the same in one run")
+    # The sum of the numbers is cast: f16 has no room for all codes before.
+    got = merge(codes, folder / "f16", [adapter], "--dtype", "f16")
+    compare(got, {k: v.half() for k, v in read_model(folder / "f32").items()},
+            "the sum, cast")
+    # By rows and columns of ranks, in small blocks.
+    CKPT.ok("convert", codes, folder / "there", "-q", "--to",
+            "megatron_legacy", "--tp", 2, "--pp", 2, "--adapter", adapter,
+            "--dtype", "bf16", "--max-mem", "32MiB", "--verify")
+    CKPT.ok("convert", folder / "there", folder / "back", "-q", "--to",
+            "safetensors")
+    compare(read_model(folder / "back"), read_model(folder / "bf16"),
+            "the same by ranks")
 
 
 def holes(folder):
@@ -527,7 +546,9 @@ def prepare(suite, ckpt):
     suite.add("an adapter is carried", carried)
     suite.add("a base with a manifest", watched)
     suite.add("a base with a hole", holes)
-    suite.add("a quantized base", quantized)
+    for kind, arguments in (("fp8_block", ((32, 64),)), ("int8", (True, 32)),
+                            ("gptq", (4, 32, True)), ("awq", (32,))):
+        suite.add(f"a base in {kind}", quantized, kind, arguments)
     suite.add("refusals", refusals)
 
 

@@ -6,6 +6,9 @@ Fewer tokens: the model of the first ones. It comes home from Megatron without a
 config.json beside it, transformers opens it, and its logits are the first of
 the whole model's. Rows that pad a vocabulary are zero in Megatron's files and
 gone at home. More tokens than there are rows are refused: no file has them.
+
+Under transformers' own names rows are cut or put behind, and config.json
+follows: transformers opens both, and its logits are the whole model's.
 """
 
 import os
@@ -18,6 +21,7 @@ sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = None  # set by prepare
 ROWS, FEWER = 64, 48
+OWN_ROWS = 72  # no other number of a tiny model
 
 
 def tiny_models():
@@ -94,11 +98,95 @@ def fewer(folder, source, model_type, kind, want):
     check(got.shape == want.shape and off < 1e-5, f"logits differ by {off:.2g}")
 
 
+def own_names(folder, model_type):
+    """Fewer and more rows without another dialect."""
+    import torch
+
+    tiny = tiny_models()
+    model = tiny.model_of(tiny.config_of(model_type, vocab_size=OWN_ROWS))
+    source = folder / "source"
+    model.save_pretrained(source)
+    saved = type(model).from_pretrained(source, dtype=torch.float32)
+    want, before = logits_of(saved), tensors_of(source)
+    for rows in (FEWER, OWN_ROWS + 8):
+        out = folder / f"of{rows}"
+        run = CKPT.ok("convert", source, out, "--to", "safetensors",
+                      "--vocab-size", rows, "--max-shard-size", "20KB",
+                      "--no-fsync")
+        check_equal("are zeros" in run.err, rows > OWN_ROWS, run.err)
+        CKPT.ok("verify", out)
+        was, now = config_of(source), config_of(out)
+        check_equal({k for k in was if was[k] != now.get(k)}, {"vocab_size"},
+                    "what config.json says otherwise")
+        check_equal(now["vocab_size"], rows, "vocab_size")
+        after = tensors_of(out)
+        check_equal(sorted(after), sorted(before), "names")
+        for name, value in after.items():
+            old = before[name].data
+            if value.shape == before[name].shape:
+                check_equal(value.data, old, name)
+            else:
+                check_equal(value.shape[0], rows, name)
+                few = min(len(old), len(value.data))
+                check(value.data[:few] == old[:few]
+                      and not any(value.data[few:]), f"{name}: other rows")
+        loaded, told = type(model).from_pretrained(
+            out, dtype=torch.float32, output_loading_info=True)
+        check(not told["missing_keys"] and not told["mismatched_keys"], told)
+        got, few = logits_of(loaded), min(rows, OWN_ROWS)
+        off = float((got[..., :few] - want[..., :few]).abs().max()
+                    / want.abs().max())
+        check(got.shape[-1] == rows and off < 1e-5,
+              f"{rows} rows: logits differ by {off:.2g}")
+    # What has a manifest was written by ckpt: it is held against its rows.
+    CKPT.ok("convert", folder / f"of{OWN_ROWS + 8}", folder / "again", "--to",
+            "safetensors", "--vocab-size", OWN_ROWS, "--no-fsync", "-q")
+    compare(tensors_of(folder / "again"), before, "cut again")
+
+
+def not_followed(folder):
+    """What would be lost, or can't be told, is named."""
+    import json
+
+    tiny = tiny_models()
+    source = folder / "source"
+    tiny.model_of(tiny.config_of("seed_oss", vocab_size=OWN_ROWS)
+                  ).save_pretrained(source)
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+
+    def refused(word, **changes):
+        path.write_text(json.dumps({**config, **changes}))
+        run = CKPT.run("convert", source, folder / "no", "--to", "safetensors",
+                       "--vocab-size", FEWER).want(5)
+        check(word in run.err, run.err)
+        check(not (folder / "no").exists(), "something was written")
+
+    refused("no vocab_size", vocab_size=None)
+    refused("has the 71 rows", vocab_size=71)
+    refused("of 71 and of 72", text_config={"vocab_size": 71})
+    path.write_text(json.dumps({**config, "eos_token_id": 71}))
+    run = CKPT.ok("convert", source, folder / "out", "--to", "safetensors",
+                  "--vocab-size", FEWER)
+    check("eos_token_id" in run.err, run.err)
+    path.write_text(json.dumps(config))
+    # A tensor of as many of something that is no embedding.
+    from safetensors.torch import load_file, save_file
+    import torch
+    file = source / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.token_bias"] = torch.zeros(OWN_ROWS)
+    save_file(tensors, file, {"format": "pt"})
+    refused("model.token_bias")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for model_type in tiny_models().TYPES:
         suite.add(model_type, vocabulary, model_type)
+        suite.add(f"{model_type}, its own names", own_names, model_type)
+    suite.add("what can't follow", not_followed)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ double rate(const Decoding& made) {
   reshard::HandleCache handles;
   reshard::DecodeReader reader(handles);
   std::vector<std::byte> out(kBlock);
-  const uint64_t size = kRows * kColumns * element_size(made.dtype);
+  const uint64_t size = made.rows * made.columns * element_size(made.dtype);
   double best = 0;
   for (int sample = 0; sample < 10; ++sample) {
     const std::clock_t start = std::clock();
@@ -82,12 +82,20 @@ int main() {
   fp8.made.block_rows = fp8.made.block_columns = 128;
   fmt::print("{:<16}{:>6.1f} GB/s\n", "fp8 128x128", rate(fp8.made));
 
+  Weight codes(Coding::kFp8Codes);
+  codes.made.dtype = DType::f8_e4m3;
+  codes.made.block_rows = codes.made.block_columns = 128;
+  Weight::place(codes.made.codes, DType::bf16, kRows, kColumns / 2, 0, 2);
+  codes.made.columns = kColumns / 2;
+  fmt::print("{:<16}{:>6.1f} GB/s\n", "bf16 to fp8", rate(codes.made));
+
   Weight mxfp4(Coding::kE2m1);
   mxfp4.made.bits = 4;
   mxfp4.made.transposed = true;
   mxfp4.made.block_columns = 32;
   Weight::place(mxfp4.made.codes, DType::u8, kRows, kColumns / 2, 0, 1);
-  Weight::place(mxfp4.made.scales, DType::u8, kRows, kColumns / 32, 0, 1);
+  // The bytes of 0.01F: powers of two as weights have them, none at an end.
+  Weight::place(mxfp4.made.scales, DType::u8, kRows, kColumns / 32, 1, 1);
   fmt::print("{:<16}{:>6.1f} GB/s\n", "mxfp4", rate(mxfp4.made));
 
   for (const Coding coding : {Coding::kGptq, Coding::kAwq}) {

@@ -11,6 +11,7 @@
 
 #include "ckpt/error.h"
 #include "reshard/decode_kernel.h"
+#include "reshard/decode_turned.h"
 #include "reshard/sources.h"
 
 namespace ckpt::reshard {
@@ -115,6 +116,17 @@ TEST_CASE("made: each instruction set gives the same bits") {
       small[i] = in[i] & std::byte(i % 2 ? 0xBF : 0xFF);
     kernel.bf16_to_e4m3(small.data(), 100, codes.data(), count);
     for (const std::byte code : codes) out.push_back(static_cast<float>(code));
+    for (const float scale : {1.0F, 0.37F, 3e-5F}) {  // all of bf16 that fit
+      std::vector<uint16_t> numbers;
+      for (uint32_t bits = 0; bits <= 0xFFFF; ++bits)
+        if (std::abs(std::bit_cast<float>(bits << 16)) * scale <= 448)
+          numbers.push_back(static_cast<uint16_t>(bits));
+      codes.resize(numbers.size());
+      kernel.bf16_to_e4m3(reinterpret_cast<const std::byte*>(numbers.data()),
+                          scale, codes.data(), codes.size());
+      for (const std::byte code : codes)
+        out.push_back(static_cast<float>(code));
+    }
     return bits_of(out);
   };
   const auto kernels = usable_decode_kernels();
@@ -258,6 +270,58 @@ TEST_CASE("made: codes that are looked up are those of the lines") {
       const auto part = across.read(64 * 128, 16);
       CHECK(std::equal(part.begin(), part.end(), other.begin() + 64 * 128));
     }
+  }
+}
+
+// Of 32 rows, 64 columns: what each instruction set makes of codes, by the
+// places that the formats give them.
+TEST_CASE("made: each instruction set looks the same codes up") {
+  constexpr uint64_t kColumns = 64, kRowBytes = kColumns / 2;
+  const auto codes = some_bytes(kTurnedRows * kRowBytes);
+  const auto nibble = [&](uint64_t byte, uint64_t half) {
+    return static_cast<uint32_t>(codes[byte] >> (4 * half)) & 15;
+  };
+  std::vector<uint16_t> elements(16 * kColumns);
+  for (size_t i = 0; i < elements.size(); ++i)
+    elements[i] = static_cast<uint16_t>(i * 40503);
+  constexpr uint32_t kE2m1[] = {0,      0x3F00, 0x3F80, 0x3FC0,
+                                0x4000, 0x4040, 0x4080, 0x40C0};
+  constexpr uint64_t kAwqPlace[] = {0, 4, 1, 5, 2, 6, 3, 7};
+  std::vector<int16_t> powers(kTurnedRows * kColumns / 32);
+  for (size_t i = 0; i < powers.size(); ++i)
+    powers[i] = static_cast<int16_t>((static_cast<int>(i % 40) - 20) * 128);
+  std::vector<uint16_t> gptq, awq, e2m1;
+  for (uint64_t c = 0; c < kColumns; ++c)
+    for (uint64_t r = 0; r < kTurnedRows; ++r) {
+      const uint64_t word = r / 8 * 4 * kColumns + 4 * c;
+      gptq.push_back(elements[16 * c + nibble(word + r % 8 / 2, r % 2)]);
+      const uint64_t place = kAwqPlace[c % 8];
+      awq.push_back(
+          elements[16 * c +
+                   nibble(r * kRowBytes + c / 8 * 4 + place / 2, place % 2)]);
+      const uint32_t code = nibble(r * kRowBytes + c / 2, c % 2);
+      const uint32_t size = kE2m1[code % 8];
+      const int32_t power = powers[c / 32 * kTurnedRows + r];
+      e2m1.push_back(static_cast<uint16_t>(
+          (size ? size + static_cast<uint32_t>(power) : 0) | (code & 8) << 12));
+    }
+  for (const TurnedKernel& kernel : usable_turned_kernels()) {
+    CAPTURE(kernel.name);
+    std::vector<std::byte> tables(kColumns * kTableBytes);
+    std::memcpy(tables.data(), elements.data(), tables.size());
+    kernel.split(tables.data(), kColumns);
+    std::vector<uint16_t> out(kTurnedRows * kColumns);
+    const auto part = [&](uint64_t stride) {
+      out.assign(out.size(), 0xABCD);
+      return Turned{codes.data(), stride, kColumns,
+                    reinterpret_cast<std::byte*>(out.data()), 2 * kTurnedRows};
+    };
+    kernel.gptq(part(4 * kColumns), tables.data());
+    CHECK(out == gptq);
+    kernel.awq(part(kRowBytes), tables.data());
+    CHECK(out == awq);
+    kernel.e2m1(part(kRowBytes), powers.data());
+    CHECK(out == e2m1);
   }
 }
 

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/edit/vocabulary.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "api/edit/config_edit.h"
+#include "ckpt/error.h"
+#include "models/view.h"
+
+namespace ckpt::library {
+namespace {
+
+using families::View;
+
+// The modules of transformers whose weights and biases have a row for each
+// token: embeddings, heads, and those that a multi-token predictor has again.
+constexpr std::array<std::string_view, 12> kWithRows = {
+    "embed_tokens", "lm_head",    "word_embeddings", "wte",       "embed_in",
+    "embed_out",    "embeddings", "shared",          "embedding", "shared_head",
+    "head",         "embed"};
+
+// Objects of config.json that describe the language model.
+constexpr std::array<std::string_view, 6> kText = {
+    "text_config", "llm_config", "language_config",
+    "decoder",     "encoder",    "thinker_config"};
+
+bool has_rows(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  if (dot == name.npos) return false;
+  const std::string_view last = name.substr(dot + 1);
+  if (last != "weight" && last != "bias") return false;
+  const std::string_view module = name.substr(0, dot);
+  return std::ranges::find(kWithRows, module.substr(module.rfind('.') + 1)) !=
+         kWithRows.end();
+}
+
+const std::string& parameter_of(const Tensor& tensor) {
+  return tensor.kind == Kind::optim ? tensor.param : tensor.name;
+}
+
+// All objects that may say vocab_size: config.json itself and its language
+// models.
+std::vector<ConfigTable*> text_tables(ConfigTable& config) {
+  std::vector<ConfigTable*> tables;
+  if (!config.is_object()) return tables;
+  tables.push_back(&config);
+  for (size_t i = 0; i < tables.size() && tables.size() < 16; ++i)
+    for (const std::string_view key : kText)
+      if (const auto found = tables[i]->find(key);
+          found != tables[i]->end() && found->is_object())
+        tables.push_back(&*found);
+  return tables;
+}
+
+std::set<uint64_t> sizes_said(Catalog& catalog) {
+  std::set<uint64_t> sizes;
+  for (const Sidecar& sidecar : catalog.sidecars) {
+    if (!is_config_file(sidecar)) continue;
+    ConfigTable config = config_of(sidecar);
+    for (const ConfigTable* table : text_tables(config))
+      if (const auto found = table->find("vocab_size");
+          found != table->end() && found->is_number_unsigned())
+        sizes.insert(found->get<uint64_t>());
+  }
+  return sizes;
+}
+
+// Rows before; all vocabularies of a model have as many.
+uint64_t rows_before(Catalog& catalog) {
+  const std::set<uint64_t> sizes = sizes_said(catalog);
+  if (sizes.size() != 1)
+    throw unfaithful_error(
+        {catalog.path, {}}, "--vocab-size: config.json {}",
+        sizes.empty() ? std::string("has no vocab_size that could follow")
+                      : fmt::format("says vocabularies of {}",
+                                    fmt::join(sizes, " and of ")));
+  bool any = false;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind == Kind::optim || tensor.shape.empty() ||
+        !has_rows(tensor.name))
+      continue;
+    if (tensor.shape[0] == *sizes.begin()) any = true;
+  }
+  if (!any)
+    throw unfaithful_error({catalog.path, {}},
+                           "--vocab-size: no embedding and no head has the {} "
+                           "rows of config.json's vocab_size",
+                           *sizes.begin());
+  return *sizes.begin();
+}
+
+// Codes of a quantized head, an embedding of each layer: whether it has a row
+// for each token nobody knows.
+void check_others(const Catalog& catalog, uint64_t before) {
+  for (const Tensor& tensor : catalog.tensors) {
+    const bool known = has_rows(parameter_of(tensor)) &&
+                       !tensor.shape.empty() && tensor.shape[0] == before;
+    if (known || std::ranges::find(tensor.shape, before) == tensor.shape.end())
+      continue;
+    throw unfaithful_error({catalog.path, tensor.name},
+                           "--vocab-size: has a dimension of {}, as the "
+                           "vocabulary, and is not an embedding or head of a "
+                           "known name",
+                           before);
+  }
+}
+
+void set_rows(Catalog& catalog, Tensor& tensor, uint64_t rows) {
+  const View view = View::of(tensor);
+  if (rows < tensor.shape[0]) return view.slice(0, 0, rows).into(tensor);
+  Shape spare = tensor.shape;
+  spare[0] = rows - tensor.shape[0];
+  Shape whole = tensor.shape;
+  whole[0] = rows;
+  if (!byte_size(tensor.dtype, whole))
+    throw unfaithful_error({catalog.path, tensor.name},
+                           "with {} rows it is too large", rows);
+  const View zeros = View::filled(catalog, tensor.dtype, spare, 0);
+  View::concat(std::array{view, zeros}, 0).into(tensor);
+}
+
+// "eos_token_id", "bos_token_id": those that no row is left for.
+void add_lost(const ConfigTable& table, uint64_t rows,
+              std::set<std::string>& lost) {
+  for (const auto& [key, value] : table.items()) {
+    if (!key.ends_with("_token_id") && !key.ends_with("_token_index")) continue;
+    const auto gone = [&](const ConfigTable& id) {
+      return id.is_number_unsigned() && id.get<uint64_t>() >= rows;
+    };
+    if (gone(value) || (value.is_array() && std::ranges::any_of(value, gone)))
+      lost.insert(key);
+  }
+}
+
+std::string follow_rows(Catalog& catalog, uint64_t rows) {
+  std::set<std::string> lost;
+  for (Sidecar& sidecar : catalog.sidecars)
+    if (is_config_file(sidecar))
+      edit_config(sidecar, [&](ConfigTable& config) {
+        for (ConfigTable* table : text_tables(config)) {
+          if (const auto found = table->find("vocab_size");
+              found != table->end() && found->is_number_unsigned())
+            *found = rows;
+          add_lost(*table, rows, lost);
+        }
+        return true;
+      });
+  return lost.empty() ? std::string()
+                      : fmt::format("{} of config.json: no row is left for it",
+                                    fmt::join(lost, ", "));
+}
+
+}  // namespace
+
+NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows) {
+  take_config(catalog);
+  const uint64_t before = rows_before(catalog);
+  if (rows == before) return {};
+  check_others(catalog, before);
+  locate(catalog);
+  for (size_t i = 0; i < catalog.tensors.size(); ++i) {
+    Tensor& tensor = catalog.tensors[i];
+    if (!tensor.shape.empty() && tensor.shape[0] == before &&
+        has_rows(parameter_of(tensor)))
+      set_rows(catalog, tensor, rows);
+  }
+  NewVocabulary done;
+  done.warning = follow_rows(catalog, rows);
+  if (rows > before)
+    done.warning = fmt::format(
+        "--vocab-size: rows {} to {} are zeros: their logits are 0, which may "
+        "be more than those of tokens",
+        before, rows - 1);
+  done.note = fmt::format("vocabulary: {} of {} rows are kept{}",
+                          std::min(rows, before), before,
+                          rows > before ? fmt::format(", {} of zeros are put "
+                                                      "behind them",
+                                                      rows - before)
+                                        : std::string());
+  catalog.assumptions.push_back(done.note);
+  return done;
+}
+
+}  // namespace ckpt::library

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// --vocab-size under transformers' names: a vocabulary of so many rows.
+//
+//   model.embed_tokens.weight [V, width]   its first rows, or all of them
+//   lm_head.weight            [V, width]   with zeros behind
+//   lm_head.bias              [V]
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::library {
+
+// What was done, and what may surprise; "" if nothing does.
+struct NewVocabulary {
+  std::string note, warning;
+};
+
+// Cuts or pads the embeddings, the heads and their optimizer state;
+// config.json's vocab_size follows. No byte moves. Throws unfaithful_error
+// where config.json doesn't say the rows that there are, and for a tensor that
+// has as many of something and is of no known name.
+NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows);
+
+}  // namespace ckpt::library
