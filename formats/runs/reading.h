@@ -39,9 +39,10 @@ class StepReading {
  private:
   // A model of the folder.
   struct Model {
-    std::string prefix;    // before its names: "", "actor.", "model_1."
-    Range range;           // of catalog_.tensors
-    bool pickled = false;  // its names stand in module order
+    std::string prefix;        // before its names: "", "actor.", "model_1."
+    Range range;               // of catalog_.tensors
+    bool pickled = false;      // its names stand in module order
+    bool partitioned = false;  // DeepSpeed's, with its optimizer
   };
   struct Optimizer {
     const Source* source = nullptr;
@@ -66,6 +67,7 @@ class StepReading {
   void read_model(const Source& source, const Numbers& numbers,
                   const std::string& prefix);
   void set_format(std::string_view format, const std::string& version);
+  static void sort_unread(Catalog& one);
   void note_copies(const Source& taken);
   void read_part(const Part& part, const std::string& sub,
                  const std::string& role);

@@ -190,6 +190,20 @@ void adopt(Catalog& catalog, const std::string& only,
 
 namespace {
 
+// A folder that a later run saved into again, in part.
+void note_other_step(const Found& found, Catalog& catalog) {
+  const Trainer& trainer = *found.trainer;
+  const auto named = number_in_name(trainer, found);
+  if (!trainer.step_in_name || !named || !catalog.run->step ||
+      *named == *catalog.run->step)
+    return;
+  catalog.problems.push_back(
+      warning("stale_part", {io::join(found.step, trainer.step_file), {}},
+              "says step {}, the folder is that of step {}: some of its files "
+              "may be of another save",
+              *catalog.run->step, *named));
+}
+
 // One container, as its own reader reads it.
 Catalog read_sole(const Found& found, const ReadOptions& options) {
   const Sole& sole = found.trainer->sole;
@@ -226,6 +240,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
       catalog.run->step =
           number_in(io::join(found.step, trainer.step_file), trainer.step_key);
   }
+  note_other_step(found, catalog);
   if (!catalog.run->step && trainer.name != "accelerate")
     catalog.run->step = number_in_name(trainer, found);
   if (found.step != path) catalog.root = path;

@@ -164,9 +164,7 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
     pickled = one.format == "torch";
     const bool kept = one.format == "dcp" || one.format == "deepspeed" ||
                       source.read == "nanotron";
-    std::erase_if(one.problems, [&](const Problem& problem) {
-      return problem.kind == "unread_file";
-    });
+    sort_unread(one);
     if (!kept) one.objects.clear();
     if (one.object_opener) lazy_ = true;
     // DeepSpeed's engine has a word for all: "optimizer", "module".
@@ -177,8 +175,25 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
   }
   const std::span<Tensor> added = std::span(catalog_.tensors).subspan(begin);
   Namer(source, prefix).name(added);
-  models_.push_back({prefix, {begin, catalog_.tensors.size()}, pickled});
+  models_.push_back({prefix,
+                     {begin, catalog_.tensors.size()},
+                     pickled,
+                     source.read == "deepspeed"});
   note_copies(source);
+}
+
+// Files that the container's reader has no use for are other parts of the
+// step, but for those that are named as weights.
+void StepReading::sort_unread(Catalog& one) {
+  std::erase_if(one.problems, [&](Problem& problem) {
+    if (problem.kind != "unread_file") return false;
+    const std::string name = io::base_name(problem.file);
+    if (!name.starts_with("model") && !name.starts_with("pytorch_model"))
+      return true;
+    problem.severity = Problem::Severity::kWarning;
+    problem.message += ", and may be of an earlier save";
+    return false;
+  });
 }
 
 void StepReading::set_format(std::string_view format,
@@ -190,14 +205,32 @@ void StepReading::set_format(std::string_view format,
 
 // Other files that hold the same model: 16-bit copies beside masters.
 void StepReading::note_copies(const Source& taken) {
+  const auto is_adapter = [](const Source& source) {
+    return source.file.starts_with("adapter_model");
+  };
+  const std::string read = printable(fill(taken.file, {{"i", 0}}));
   for (const Source& other : trainer_.models) {
-    if (&other == &taken || other.at == taken.at) continue;
+    const bool adapter = is_adapter(other) && !is_adapter(taken);
+    // A file and its index are one source to the container's reader.
+    const bool same = other.at == taken.at && other.read == taken.read;
+    if (&other == &taken || (same && !adapter)) continue;
     const auto names = names_like(folder_, other.file);
     if (names.empty()) continue;
-    catalog_.problems.push_back(
-        remark("second_copy", {io::join(folder_, names[0].path), {}},
-               "holds the same model again; that of {} is read",
-               printable(fill(taken.file, {{"i", 0}}))));
+    const std::string path = io::join(folder_, names[0].path);
+    Problem problem =
+        remark("second_copy", {path, {}},
+               "holds the same model again; that of {} is read", read);
+    if (adapter)
+      problem = remark("second_copy", {path, {}},
+                       "holds an adapter by itself; the model of {} is read "
+                       "(name the adapter's file to read it)",
+                       read);
+    else if (trainer_.one_model && taken.read == "dcp")
+      problem = warning("two_models", {path, {}},
+                        "holds a model, too, of an earlier save perhaps; that "
+                        "of {} is read",
+                        read);
+    catalog_.problems.push_back(std::move(problem));
   }
 }
 

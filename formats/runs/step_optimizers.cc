@@ -29,7 +29,15 @@ std::vector<StepReading::Optimizer> StepReading::find_optimizers() {
     for (const Name& name : names_like(folder_, source.file)) {
       const auto i = name.numbers.find("i");
       const uint64_t number = i == name.numbers.end() ? 0 : i->second;
-      found.try_emplace(number, Optimizer{&source, number});
+      const auto [known, fresh] =
+          found.try_emplace(number, Optimizer{&source, number});
+      if (!fresh && known->second.source != &source &&
+          !source.file.starts_with("../"))
+        throw input_error(
+            {folder_, {}}, "holds {} and {}: two optimizers in one step",
+            printable(fill(known->second.source->at, name.numbers)),
+            printable(fill(source.at, name.numbers)))
+            .with_hint("one of them is of an earlier save: move it away");
     }
   }
   std::vector<Optimizer> all;
@@ -46,6 +54,14 @@ std::vector<StepReading::Optimizer> StepReading::find_optimizers() {
 
 void StepReading::read_optimizers() {
   const std::vector<Optimizer> all = find_optimizers();
+  const bool inside = std::ranges::any_of(models_, &Model::partitioned);
+  if (inside && !all.empty())
+    throw input_error(
+        {folder_, {}},
+        "holds DeepSpeed's optimizer and {}: two optimizers in "
+        "one step",
+        printable(fill(all[0].source->at, {{"i", all[0].number}})))
+        .with_hint("one of them is of an earlier save: move it away");
   if (models_.size() == 1 && models_[0].prefix.empty())
     check_together(trainer_, folder_,
                    all.empty() ? nullptr : all.front().source, catalog_);

@@ -53,6 +53,8 @@ Trainer read_trainer(const Json& json) {
                   .roles = json.value("roles", Strings{}),
                   .homes = json.value("homes", Strings{}),
                   .weights_beside = json.value("weights_beside", false),
+                  .one_model = json.value("one_model", false),
+                  .step_in_name = json.value("step_in_name", false),
                   .of_ranks = json.value("of_ranks", Strings{}),
                   .reset_hint = json.value("reset_hint", ""),
                   .step_file = {},

@@ -86,6 +86,8 @@ struct Trainer {
   std::vector<std::string> roles;  // sub-folders, each with a model of its own
   std::vector<std::string> homes;  // sub-folders with config and tokenizer
   bool weights_beside = false;     // the root may hold a final model
+  bool one_model = false;          // a second one is of another save
+  bool step_in_name = false;       // the folder's number is the step's
   std::vector<std::string> of_ranks;  // objects that are of so many ranks
   std::string reset_hint;             // what to do without them
   std::string step_file;              // where the step's number is …
