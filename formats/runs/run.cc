@@ -35,6 +35,7 @@ void adopt_whole(Catalog& catalog, const Trainer& trainer) {
   std::vector<std::string> before;
   for (const Tensor& tensor : catalog.tensors) before.push_back(tensor.name);
   Namer(trainer.models[0], "").name(catalog.tensors);
+  number_again(catalog, 0, "", "optimizer.", catalog.path);
   for (size_t t = 0; t < before.size(); ++t)
     renamed[before[t]] = catalog.tensors[t].name;
   if (catalog.skeleton)

@@ -179,6 +179,7 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
                      {begin, catalog_.tensors.size()},
                      pickled,
                      source.read == "deepspeed"});
+  number_again(catalog_, begin, prefix, prefix + "optimizer.", folder_);
   note_copies(source);
 }
 

@@ -112,6 +112,7 @@ void StepReading::add_named(const Source& source, const std::string& prefix,
   Namer(source, prefix).name(std::span(catalog_.tensors).subspan(begin));
   for (size_t t = begin; t < catalog_.tensors.size(); ++t)
     catalog_.tensors[t].kind = Kind::optim;
+  number_again(catalog_, begin, prefix, prefix + word, folder_);
 }
 
 // torchtune keeps the state of its newest unfinished epoch alone, beside the

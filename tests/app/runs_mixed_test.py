@@ -103,6 +103,47 @@ def test_other_step(folder):
            and Path(p["file"]).name == path.name], f"{found['problems']}")
 
 
+def test_numbers(folder):
+    """DCP of an optimizer's own state dict: numbers are no names."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 6)).sum().backward()
+    optimizer.step()
+
+    def save(value, path):
+        dcp.save(value, checkpoint_id=str(path), no_dist=True)
+
+    both = {"optimizer": optimizer.state_dict()}
+    step = folder / "checkpoint_3"
+    step.mkdir()
+    torch.save({"step": 0}, step / "random_states_0.pkl")
+    save({"model": model.state_dict()}, step / "pytorch_model_fsdp_0")
+    save(both, step / "optimizer_0")
+    titan = folder / "checkpoint" / "step-3"
+    save({**model.state_dict(), **both, "train_state": {"step": 3}}, titan)
+    composer = folder / "ep1-ba8"
+    save({"state": {"model": model.state_dict(),
+                    "optimizers": {"AdamW": optimizer.state_dict()},
+                    "timestamp": {"Timestamp": {"epoch": 1, "batch": 8}},
+                    "rank_zero_seed": 3}, "rng": [{"a": 1}]}, composer)
+    for path in (step, titan, composer):
+        found = CKPT.inspect(path)
+        check(found["trainer"], f"{path}: of no trainer")
+        names = [t["name"] for t in found["tensors"] if t["kind"] == "optim"]
+        check(len(names) == 12 and all(
+            n.startswith("optimizer.state.") for n in names), f"{names}")
+        check([p for p in found["problems"] if p["kind"] == "numbered_state"],
+              f"{path}: {found['problems']}")
+        for to in ("hf_trainer", "lightning"):
+            result = CKPT.run("convert", path, folder / "out", "--to", "run",
+                              "--trainer", to)
+            check(result.code == 5 and not (folder / "out").exists(),
+                  f"{result}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -116,6 +157,7 @@ def prepare(suite, ckpt):
                                   f"{name}'s {case.parents[1].name}",
                                   test_beside, name, case, kind, index, number)
     suite.add("a state of another step", test_other_step)
+    suite.add("DCP by number", test_numbers)
 
 
 if __name__ == "__main__":
