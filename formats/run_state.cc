@@ -8,6 +8,7 @@
 #include "ckpt/note.h"
 #include "containers/torch/tensor_nodes.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/trainer.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
 
@@ -152,6 +153,11 @@ Catalog as_state_dict(Catalog source) {
       tensor.name = "optimizer.state." + tensor.name;
   Builder(source).build();
   return source;
+}
+
+bool has_foreign_optimizer(const Catalog& source, std::string_view format) {
+  return format == "safetensors" && source.run &&
+         !find_trainer(source.run->trainer).sole.weights.empty();
 }
 
 Catalog model_only(Catalog source) {

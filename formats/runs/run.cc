@@ -12,6 +12,7 @@
 #include "formats/runs/objects.h"
 #include "formats/runs/optimizer.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/sole.h"
 #include "formats/runs/step.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -205,19 +206,6 @@ void note_other_step(const Found& found, Catalog& catalog) {
               *catalog.run->step, *named));
 }
 
-// One container, as its own reader reads it.
-Catalog read_sole(const Found& found, const ReadOptions& options) {
-  const Sole& sole = found.trainer->sole;
-  const auto names = names_like(found.step, sole.at + "/");
-  const std::string path = sole.at.empty() || names.empty()
-                               ? found.step
-                               : io::join(found.step, names.back().path);
-  Catalog catalog =
-      formats::find_format(sole.format).reader->read_catalog(path, options);
-  catalog.run = Run{.trainer = found.trainer->name, .step = {}};
-  return catalog;
-}
-
 }  // namespace
 
 std::optional<Catalog> read_run(const Found& found, const std::string& path,
@@ -227,6 +215,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
   const bool lone = !io::is_directory(found.step);
   if (!trainer.sole.format.empty()) {
     catalog = read_sole(found, options);
+    catalog.run = Run{.trainer = trainer.name, .step = {}};
   } else if (lone || !trainer.objects.empty()) {
     catalog = formats::find_format(lone ? "torch" : "dcp")
                   .reader->read_catalog(found.step, options);

@@ -40,6 +40,16 @@ Part read_part(const Json& json) {
           .world = json.value("world", "")};
 }
 
+Sole sole_of(const Json& json) {
+  Sole sole{.format = json.value("format", ""),
+            .at = json.value("at", ""),
+            .more = {},
+            .weights = json.value("weights", "")};
+  for (const Json& one : json.value("more", Json::array()))
+    sole.more.push_back({.at = one.at("at"), .part = one.at("part")});
+  return sole;
+}
+
 Trainer read_trainer(const Json& json) {
   Trainer trainer{.name = json.at("name"),
                   .what = json.at("what"),
@@ -70,9 +80,7 @@ Trainer read_trainer(const Json& json) {
   trainer.step_file = step.value("file", "");
   trainer.step_key = step.value("key", "");
   trainer.step_object = step.value("object", "");
-  const Json sole = json.value("sole", Json::object());
-  trainer.sole = {.format = sole.value("format", ""),
-                  .at = sole.value("at", "")};
+  trainer.sole = sole_of(json.value("sole", Json::object()));
   const Json pickled = json.value("pickled", Json::object());
   trainer.pickled = {.sign = pickled.value("sign", ""),
                      .model = pickled.value("model", ""),

@@ -52,8 +52,14 @@ struct Part {
 
 // Everything of a step in one container, which its own reader reads whole.
 struct Sole {
-  std::string format;  // "": the trainer has parts instead
-  std::string at;      // a pattern: the container's folder in the step
+  struct More {
+    std::string at;    // a folder with a container of its own
+    std::string part;  // file_list's word for it
+  };
+  std::string format;      // "": the trainer has parts instead
+  std::string at;          // a pattern: the container's folder in the step
+  std::vector<More> more;  // what may lie beside it, the optimizer last
+  std::string weights;     // a folder with the model, if no container has one
 };
 
 // Everything of a step in one file of torch.save.
