@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "formats/runs/candidates.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/objects.h"
 #include "formats/runs/optimizer.h"
@@ -192,6 +193,42 @@ void adopt(Catalog& catalog, const std::string& only,
 
 namespace {
 
+// A role's folder that has files of the trainer's, but not those by which it
+// is known: its model would be missing without a word.
+void note_roles(const Found& found, Catalog& catalog) {
+  const Trainer& trainer = *found.trainer;
+  if (found.roles.empty()) return;
+  for (const std::string& role : trainer.roles) {
+    const std::string path = io::join(found.step, role);
+    if (std::ranges::find(found.roles, role) != found.roles.end() ||
+        !io::is_directory(path))
+      continue;
+    const auto of = std::ranges::find_if(trainers(), [&](const Trainer& one) {
+      return &one != &trainer && one.roles == trainer.roles &&
+             step_at(one, path);
+    });
+    if (of != trainers().end()) {
+      catalog.problems.push_back(
+          warning("unread_role", {path, {}},
+                  "is of {}, {} is read: name the folder to read it", of->what,
+                  printable(found.roles[0])));
+      continue;
+    }
+    const auto has = [&](const std::string& pattern) {
+      return !names_like(path, pattern).empty();
+    };
+    const auto is_there = [&](const auto& one) { return has(one.file); };
+    if (std::ranges::any_of(trainer.optimizers, is_there) ||
+        std::ranges::any_of(trainer.parts, [&](const Part& part) {
+          return !part.above && is_there(part);
+        }))
+      catalog.problems.push_back(
+          damage("missing_part", {path, {}}, "has no {}: its model is missing",
+                 trainer.role_signature.empty() ? trainer.signature[0]
+                                                : trainer.role_signature[0]));
+  }
+}
+
 // A folder that a later run saved into again, in part.
 void note_other_step(const Found& found, Catalog& catalog) {
   const Trainer& trainer = *found.trainer;
@@ -233,6 +270,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
   note_other_step(found, catalog);
   if (!catalog.run->step && trainer.name != "accelerate")
     catalog.run->step = number_in_name(trainer, found);
+  note_roles(found, catalog);
   if (found.step != path) catalog.root = path;
   std::vector<std::string> said{
       fmt::format("trainer {}: {}", trainer.name, found.why)};

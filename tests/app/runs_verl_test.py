@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """verl with Megatron: what its MegatronCheckpointManager leaves (verl 0.7, and
 0.9 with a container for each part), of Megatron's own containers.
+
+And folders of roles that lack what they are known by.
 """
 
 import json
@@ -180,6 +182,23 @@ def test_roles(folder):
     CKPT.ok("reshard", role, folder / "one", "--tp", 1)
 
 
+def test_lost_role(folder):
+    """A role without the files by which it is known is not left out."""
+    root = folder / "ckpt"
+    shutil.copytree(RUNS / "verl_fsdp2_w2/ckpt", root)
+    critic = root / STEP / "critic"
+    for path in critic.glob("model_world_size_*"):
+        path.unlink()
+    result = CKPT.run("verify", root).want(1)
+    check("critic" in result.out, f"{result}")
+    # One of another kind is said, too.
+    shutil.rmtree(critic)
+    shutil.copytree(golden(FULL), critic / "dist_ckpt")
+    found = CKPT.inspect(root)
+    check([p for p in found["problems"] if p["kind"] == "unread_role"
+           and p["file"].endswith("critic")], f"{found['problems']}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -189,6 +208,7 @@ def prepare(suite, ckpt):
     suite.add("to transformers", test_home)
     suite.add("weights of transformers, optimizer of Megatron", test_weights)
     suite.add("actor and critic", test_roles)
+    suite.add("a role that is lost", test_lost_role)
 
 
 if __name__ == "__main__":
