@@ -31,6 +31,19 @@ bool is_there(const std::string& path) {
   return io::stat_any(path, facts);
 }
 
+// What is there of "a|b".
+std::vector<Name> signs(const std::string& folder,
+                        const std::string& alternatives) {
+  for (size_t at = 0; at <= alternatives.size();) {
+    const size_t end =
+        std::min(alternatives.find('|', at), alternatives.size());
+    auto names = names_like(folder, alternatives.substr(at, end - at));
+    if (!names.empty()) return names;
+    at = end + 1;
+  }
+  return {};
+}
+
 bool has_signature(const Trainer& trainer, const std::string& folder) {
   return io::is_directory(folder) && !trainer.signature.empty() &&
          lacks(trainer, folder).empty();
@@ -73,7 +86,8 @@ std::optional<uint64_t> tracked(const std::string& path) {
 // The first of the signature's names that is not there; empty if all are.
 std::string lacks(const Trainer& trainer, const std::string& folder) {
   for (const std::string& pattern : trainer.signature)
-    if (names_like(folder, pattern).empty()) return pattern;
+    if (signs(folder, pattern).empty())
+      return pattern.substr(0, pattern.find('|'));
   return {};
 }
 
@@ -87,7 +101,7 @@ std::vector<std::string> roles_in(const Trainer& trainer,
     const std::string path = io::join(folder, role);
     if (!signature.empty() && io::is_directory(path) &&
         std::ranges::none_of(signature, [&](const std::string& pattern) {
-          return names_like(path, pattern).empty();
+          return signs(path, pattern).empty();
         }))
       found.push_back(role);
   }
@@ -124,8 +138,7 @@ std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
       if (found.roles.empty()) return std::nullopt;
     }
     found.why = fmt::format(
-        "{} in it",
-        printable(names_like(path, trainer.signature[0]).front().path));
+        "{} in it", printable(signs(path, trainer.signature[0]).front().path));
     return found;
   }
   found.roles = roles_in(trainer, path);

@@ -42,6 +42,7 @@ class StepReading {
     std::string prefix;        // before its names: "", "actor.", "model_1."
     Range range;               // of catalog_.tensors
     bool pickled = false;      // its names stand in module order
+    bool arranged = false;     // Source::arranged
     bool partitioned = false;  // DeepSpeed's, with its optimizer
   };
   struct Optimizer {

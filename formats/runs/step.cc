@@ -178,6 +178,7 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
   models_.push_back({prefix,
                      {begin, catalog_.tensors.size()},
                      pickled,
+                     source.arranged,
                      source.read == "deepspeed"});
   number_again(catalog_, begin, prefix, prefix + "optimizer.", folder_);
   note_copies(source);

@@ -197,6 +197,13 @@ const StepReading::Model* StepReading::owner_of(const Optimizer& optimizer,
     if (!options_.assume_order.empty() && models_.size() > 1 &&
         m != optimizer.number)
       continue;
+    if (model.arranged) {
+      why_not = fmt::format(
+          "{} trains them in another arrangement than this of the "
+          "model's file",
+          trainer_.what);
+      continue;
+    }
     std::vector<Tensor> copies;
     const auto tensors = model_tensors(model, copies);
     Names mine = named(catalog_, range, groups, optimizer.source->order,

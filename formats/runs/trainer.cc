@@ -24,7 +24,8 @@ Source read_source(const Json& json) {
           .optimizers = json.value("optimizers", Strings{}),
           .others = json.value("others", Strings{}),
           .key = json.value("key", ""),
-          .next_step = json.value("next_step", "")};
+          .next_step = json.value("next_step", ""),
+          .arranged = json.value("arranged", false)};
 }
 
 Part read_part(const Json& json) {

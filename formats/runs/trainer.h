@@ -27,6 +27,9 @@ struct Source {
   std::string key;  // where in a pickle the optimizer's state dict is
   // A number in it that is the step's plus one; any other is of another save.
   std::string next_step;
+  // A model's: in another arrangement and under other names than it is trained
+  // in. Numbers of its optimizer are not those of its parameters.
+  bool arranged = false;
 };
 
 // A file that holds values.
@@ -80,7 +83,8 @@ struct Components {
 struct Trainer {
   std::string name;
   std::string what;
-  std::vector<std::string> signature;  // patterns; all of them are there
+  // Patterns; all of them are there. "a|b": one of the two.
+  std::vector<std::string> signature;
   // Not empty: of each role's folder, `signature` is of the step alone.
   std::vector<std::string> role_signature;
   // Not empty: an object of one of these beginnings has to be in the container.
