@@ -15,6 +15,7 @@
 #include "formats/runs/step.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/json.h"
 
 namespace ckpt::runs {
 namespace {
@@ -39,8 +40,15 @@ class SoleReading {
         options_(options) {}
 
   Catalog read() {
+    contents_ = listed();
     const std::vector<std::string> containers = find_containers();
-    if (containers.empty()) return weights();
+    Catalog catalog = containers.empty() ? weights() : read_parts(containers);
+    check_listed(catalog);
+    return catalog;
+  }
+
+ private:
+  Catalog read_parts(const std::vector<std::string>& containers) const {
     Catalog catalog = read_containers(containers);
     if (!sole_.weights.empty() && !has_model(catalog))
       return under_weights(std::move(catalog));
@@ -49,7 +57,39 @@ class SoleReading {
     return catalog;
   }
 
- private:
+  // What verl says that it saved: {"contents": {"optimizer": {"path": …}, …}}.
+  nlohmann::json listed() const {
+    constexpr uint64_t kMost = 1 << 20;
+    const std::string path = io::join(folder_, sole_.list);
+    if (sole_.list.empty() || !io::is_file(path))
+      return nlohmann::json::object();
+    const nlohmann::json json =
+        text::parse_python_json(io::read_file(path, kMost), path);
+    const auto found = json.find("contents");
+    return found != json.end() && found->is_object() ? *found
+                                                     : nlohmann::json::object();
+  }
+
+  void check_listed(Catalog& catalog) const {
+    for (const auto& [what, entry] : contents_.items()) {
+      const auto path = entry.is_object() ? entry.find("path") : entry.end();
+      if (!entry.is_object() || path == entry.end() || !path->is_string())
+        continue;
+      const std::string at = *path;
+      const bool known = at == sole_.at || at == sole_.weights ||
+                         std::ranges::find(sole_.more, at, &Sole::More::at) !=
+                             sole_.more.end();
+      const std::string folder = io::join(folder_, at);
+      if (!known ||
+          (io::is_directory(folder) && !io::list_directory(folder).empty()))
+        continue;
+      catalog.problems.push_back(
+          damage("missing_part", {folder, {}},
+                 "is missing or empty; {} lists it as the place of {}",
+                 sole_.list, printable(what)));
+    }
+  }
+
   std::vector<std::string> find_containers() const {
     std::vector<std::string> found;
     // The format's reader says what a container lacks.
@@ -114,8 +154,14 @@ class SoleReading {
          {"model.safetensors", "model.safetensors.index.json"})
       if (io::is_file(io::join(path, name)))
         catalog.problems.push_back(
-            remark("second_copy", {io::join(path, name), {}},
-                   "holds the same model again; that of {} is read", sole_.at));
+            contents_.contains("peft_adapters")
+                ? warning("second_copy", {io::join(path, name), {}},
+                          "holds the model that the adapter in {} is of; the "
+                          "adapter is read",
+                          sole_.at)
+                : remark("second_copy", {io::join(path, name), {}},
+                         "holds the same model again; that of {} is read",
+                         sole_.at));
   }
 
   // The configuration and tokenizer of transformers' model.
@@ -136,6 +182,7 @@ class SoleReading {
   const Trainer& trainer_;
   const Sole& sole_;
   const std::string folder_;
+  nlohmann::json contents_;
   const ReadOptions& options_;
 };
 

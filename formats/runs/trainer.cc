@@ -45,7 +45,8 @@ Sole sole_of(const Json& json) {
   Sole sole{.format = json.value("format", ""),
             .at = json.value("at", ""),
             .more = {},
-            .weights = json.value("weights", "")};
+            .weights = json.value("weights", ""),
+            .list = json.value("list", "")};
   for (const Json& one : json.value("more", Json::array()))
     sole.more.push_back({.at = one.at("at"), .part = one.at("part")});
   return sole;

@@ -63,6 +63,7 @@ struct Sole {
   std::string at;          // a pattern: the container's folder in the step
   std::vector<More> more;  // what may lie beside it, the optimizer last
   std::string weights;     // a folder with the model, if no container has one
+  std::string list;        // a JSON file: "contents" has the parts' "path"s
 };
 
 // Everything of a step in one file of torch.save.

@@ -64,7 +64,10 @@ def save_part(source, part, wanted):
 def split(source, role, parts=tuple(PARTS)):
     for part in parts:
         save_part(source, role / part / "dist_ckpt", PARTS[part])
-    (role / "ckpt_contents.json").write_text(json.dumps({"contents": {}}))
+    (role / "ckpt_contents.json").write_text(json.dumps({"contents": {
+        {"extra": "rng_state"}.get(part, part): {
+            "path": f"{part}/dist_ckpt", "format": "megatron_dist_checkpoint"}
+        for part in parts}}))
     (role / "transformer_config.json").write_text("{}")
 
 
@@ -117,6 +120,37 @@ def test_parts(folder, case):
     (role / "optimizer/dist_ckpt/metadata.json").unlink()
     result = CKPT.run("inspect", root)
     check(result.code != 0 and "incomplete save" in result.err, f"{result}")
+
+
+def test_listed(folder):
+    """verl lists what it saved, and leaves empty folders for the rest."""
+    for part in ("optimizer", "extra"):
+        root, role = root_at(folder / part)
+        split(golden(FULL), role)
+        at = role / part / "dist_ckpt"
+        shutil.rmtree(at)
+        at.mkdir()
+        result = CKPT.run("verify", root).want(1)
+        check(f"{part}/dist_ckpt" in result.out, f"{result}")
+
+
+def test_adapter(folder):
+    """LoRA: base in transformers' files, adapter in Megatron's."""
+    root, role = root_at(folder)
+    split(golden(FULL), role)
+    home(role / "model/huggingface")
+    shutil.copy(RUNS / "hf_trainer_qwen2/ckpt/checkpoint-10/model.safetensors",
+                role / "model/huggingface")
+    said = [p for p in CKPT.inspect(root)["problems"]
+            if p["kind"] == "second_copy"]
+    check("same model" in said[0]["message"], f"{said}")
+    path = role / "ckpt_contents.json"
+    path.write_text(json.dumps({"contents": {"peft_adapters": {
+        "path": "model/dist_ckpt"}}}))
+    said = [p for p in CKPT.inspect(root)["problems"]
+            if p["kind"] == "second_copy"]
+    check(said[0]["severity"] == "warning" and "adapter" in said[0]["message"],
+          f"{said}")
 
 
 def test_home(folder):
@@ -205,6 +239,8 @@ def prepare(suite, ckpt):
     suite.add("one container", test_one)
     suite.add("a container for each part", test_parts, FULL)
     suite.add("a container for each part, flat buffers", test_parts, FLAT)
+    suite.add("what verl's list has", test_listed)
+    suite.add("an adapter beside its base", test_adapter)
     suite.add("to transformers", test_home)
     suite.add("weights of transformers, optimizer of Megatron", test_weights)
     suite.add("actor and critic", test_roles)
