@@ -148,6 +148,33 @@ std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
   return found;
 }
 
+std::string step_beside(const Trainer& trainer, const std::string& step) {
+  if (io::is_url(step)) return {};  // a listing is a request
+  const std::string whole = trainer.roles.empty() ? step : io::parent(step);
+  for (const std::string& at : {step, whole}) {
+    const std::string below = step.substr(at.size());
+    for (const std::string& pattern : trainer.steps) {
+      const std::string last = pattern.substr(pattern.rfind('/') + 1);
+      const auto numbers = match(last, io::base_name(at));
+      if (!numbers) continue;
+      const uint64_t mine = numbers->at("N");
+      const auto distance = [&](const Name& name) {
+        const uint64_t other = name.numbers.at("N");
+        return std::pair(other > mine,
+                         other > mine ? other - mine : mine - other);
+      };
+      auto names = names_like(io::parent(at), last);
+      std::ranges::sort(names, {}, distance);
+      for (const Name& name : names)
+        if (const std::string path =
+                io::join(io::parent(at), name.path) + below;
+            name.numbers.at("N") != mine && step_at(trainer, path))
+          return path;
+    }
+  }
+  return {};
+}
+
 // Steps of a root by one pattern, from new to old.
 std::vector<Candidate> candidates(const Trainer& trainer,
                                   const std::string& root,

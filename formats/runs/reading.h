@@ -58,6 +58,7 @@ class StepReading {
   std::string name_of(std::string_view role) const;
   void read_folder(const std::string& sub, const std::string& role);
   std::vector<std::string> homes() const;
+  std::string beside_of(const std::string& folder) const;
   const Source* first_of(const std::vector<Source>& sources) const;
   const Source& find_model() const;
   std::vector<Numbers> numbers_of(const Source& source) const;
@@ -97,6 +98,7 @@ class StepReading {
   void read_rank_optimizer(const Optimizer& optimizer);
 
   const Found& found_;
+  std::string beside_;  // another step of the run, complete
   const Trainer& trainer_;
   const formats::ReadOptions& options_;
   std::vector<Container>* const containers_;  // may be null

@@ -14,6 +14,7 @@
 #include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "formats/dcp/objects.h"
+#include "formats/runs/candidates.h"
 #include "formats/runs/checks.h"
 #include "formats/runs/components.h"
 #include "formats/runs/merge.h"
@@ -36,6 +37,7 @@ using text::printable;
 
 Catalog StepReading::read() {
   catalog_.path = found_.step;
+  beside_ = step_beside(trainer_, found_.step);
   if (found_.roles.empty()) read_folder("", "");
   for (const std::string& role : found_.roles) read_folder(role, name_of(role));
   check_components(trainer_, found_.step, catalog_);
@@ -71,7 +73,18 @@ void StepReading::read_folder(const std::string& sub, const std::string& role) {
   }
   read_optimizers();
   for (const Part& part : trainer_.parts) read_part(part, sub, role);
-  for (const std::string& home : homes()) add_sidecars(home, sub);
+  for (const std::string& home : homes()) {
+    add_sidecars(home, sub);
+    const std::string beside = beside_of(folder_);
+    if (!beside.empty())
+      note_beside(home.empty() ? folder_ : io::join(folder_, home),
+                  home.empty() ? beside : io::join(beside, home), catalog_);
+  }
+}
+
+// The same folder of the step beside; "" if there is none.
+std::string StepReading::beside_of(const std::string& folder) const {
+  return beside_.empty() ? "" : beside_ + folder.substr(found_.step.size());
 }
 
 std::vector<std::string> StepReading::homes() const {
@@ -252,7 +265,9 @@ void StepReading::read_part(const Part& part, const std::string& sub,
   const std::string folder = part.above && !sub.empty() ? found_.step : folder_;
   const std::string before = part.above ? "" : role;
   const std::vector<Name> names = names_like(folder, part.file);
-  if (part.carried) return note_absent(part, folder, names, catalog_);
+  const std::string beside = beside_of(folder);
+  if (part.carried)
+    return note_absent(trainer_, part, folder, beside, names, catalog_);
   for (const Name& name : names) {
     const std::string path = io::join(folder, name.path);
     if (!read_.insert(path).second) continue;
@@ -267,7 +282,7 @@ void StepReading::read_part(const Part& part, const std::string& sub,
   }
   check_ranks(part, folder, names, catalog_);
   check_numbers(part, folder, names, catalog_);
-  note_absent(part, folder, names, catalog_);
+  note_absent(trainer_, part, folder, beside, names, catalog_);
   // Containers of no ranks: of those who kept their random numbers.
   if (part.part == "rng" && has(part.file, "r") && names.size() > 1)
     catalog_.topology.dp =

@@ -38,6 +38,8 @@ Part read_part(const Json& json) {
           .without = json.value("without", ""),
           .proof = json.value("proof", ""),
           .demanded = json.value("demanded", false),
+          .fails = json.value("fails", false),
+          .none = json.value("none", ""),
           .world = json.value("world", "")};
 }
 

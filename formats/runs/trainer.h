@@ -50,6 +50,9 @@ struct Part {
   // out and start afresh; true: the loader demands one for each rank, and new
   // ranks get those of the old ones in turn.
   bool demanded = false;
+  bool fails = false;  // `without` is an error of the loader's
+  // The name of a value that is None where the trainer writes this file.
+  std::string none;
   std::string world;  // a JSON file: this key holds the number of ranks
 };
 

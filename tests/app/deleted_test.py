@@ -66,8 +66,6 @@ UNSEEN = {
     "fairseq2_native/*/model.yaml": "the family shows in names and shapes",
     # --- once in a run, not once for each rank: it may never have been there
     "runs/*/training_args.bin": "of no use to a resume",
-    "runs/hf_trainer_zero3_w2/*/scheduler.pt":
-        "DeepSpeed may have the scheduler in its own files",
     "runs/accelerate_*/scheduler.bin": "what was registered; maybe nothing",
     "runs/accelerate_*/custom_checkpoint_0.pkl":
         "what was registered; maybe nothing",
