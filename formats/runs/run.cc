@@ -279,11 +279,16 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
                                found.choice));
   catalog.assumptions.insert(catalog.assumptions.begin(), said.begin(),
                              said.end());
-  for (const std::string& name : found.skipped)
+  for (const std::string& name : found.skipped) {
+    const std::string skipped = io::join(io::parent(found.step), name);
+    const std::string missing =
+        step_at(trainer, skipped) ? "" : lacks(trainer, skipped);
     catalog.problems.push_back(
-        warning("unfinished_save", {io::join(path, name), {}},
-                "{} is newer, but an incomplete save; {} is read",
-                printable(name), printable(io::base_name(found.step))));
+        warning("unfinished_save", {skipped, {}},
+                "{} is newer, but an incomplete save{}; {} is read",
+                printable(name), missing.empty() ? "" : ": no " + missing,
+                printable(io::base_name(found.step))));
+  }
   if (found.step != path && !trainer.without_tracker.empty() &&
       !io::is_file(io::join(path, trainer.tracker)))
     catalog.problems.push_back(
