@@ -218,6 +218,17 @@ def test_beside(folder):
         check("0 problems" not in result.out, f"{result}")
 
 
+def test_roles(folder):
+    """Actor and critic in one directory of weights: nobody loads that."""
+    root = root_of("verl_fsdp2_w2")
+    said = CKPT.ok("convert", root, folder / "out", "--to", "safetensors")
+    check("2 models" in said.err and "global_step_10/actor" in said.err,
+          f"{said}")
+    said = CKPT.ok("convert", root / "global_step_10/actor", folder / "one",
+                   "--to", "safetensors")
+    check("2 models" not in said.err, f"{said}")
+
+
 def test_hole(folder):
     """Objects are counted from 0: a hole is a file that is missing."""
     copy = folder / "ckpt"
@@ -452,6 +463,7 @@ def prepare(suite, ckpt):
             suite.add(f"{case}: convert to {to}", test_convert, case, to)
     suite.add("without all files of a kind", test_drop_all)
     suite.add("what the step beside has", test_beside)
+    suite.add("two roles as weights", test_roles)
     suite.add("a hole in numbers", test_hole)
     suite.add("a stranger's pickles", test_stranger)
     suite.add("an index that lists less", test_index_lists_less)
