@@ -58,8 +58,10 @@ std::vector<uint64_t> gaps(const Ranges& payload, uint64_t size) {
   return result;
 }
 
+// A .distcp file is one zip behind the other, none of the whole.
 bool is_zip(const io::Handle& file) {
-  return file.size() >= 22 && file.read_string(0, 4) == "PK\3\4";
+  return !file.path().ends_with(".distcp") && file.size() >= 22 &&
+         file.read_string(0, 4) == "PK\3\4";
 }
 
 }  // namespace
@@ -84,8 +86,7 @@ void add_contents(const Prepared& prepared, const std::string& root,
 }
 
 void check_stored_crcs(const io::Handle& file) {
-  // A .distcp file is one zip behind the other, none of the whole.
-  if (!is_zip(file) || file.path().ends_with(".distcp")) return;
+  if (!is_zip(file)) return;
   std::vector<std::byte> block(1 << 20);
   const zip::Archive archive = zip::Archive::read(file);
   for (const zip::Entry& entry : archive.entries()) {

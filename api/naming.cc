@@ -11,6 +11,7 @@
 #include "containers/hf/hf.h"
 #include "convert/translate.h"
 #include "convert/values.h"
+#include "formats/run_state.h"
 #include "formats/runs/run.h"
 #include "formats/traits.h"
 #include "lib/text/glob.h"
@@ -246,6 +247,12 @@ Catalog into_dialect(Catalog source, const Naming& naming,
       (target.unwraps_names || translate.to == kMegatron)) {
     take_transformers_names(source, naming, !target.unwraps_names);
     if (target.unwraps_names) return source;
+  }
+  if (runs::has_foreign_optimizer(source, to_format)) {
+    const size_t before = source.problems.size();
+    source = runs::model_only(std::move(source));
+    for (size_t p = before; p < source.problems.size(); ++p)
+      say(naming, source.problems[p].message, source.problems[p].severity);
   }
   std::string from(families::dialect_of(source));
   const formats::Traits& origin = formats::traits_of(source.format);

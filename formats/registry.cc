@@ -151,6 +151,39 @@ Detection detect(const std::string& path) {
 
 namespace {
 
+std::string without_sign(const runs::Unsigned& step) {
+  return fmt::format(
+      "is missing: {} ({}) always writes it, and resumes no step "
+      "without it",
+      step.trainer->what, step.why);
+}
+
+// What nobody knows, and is a trainer's step but for one file.
+Detection detect_signed(const std::string& path, const ReadOptions& options) {
+  try {
+    return detect(path);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kMissing || !io::is_directory(path) ||
+        !options.trainer.empty())
+      throw;
+    auto step = runs::find_unsigned(path);
+    if (!step) step = runs::find_unsigned_below(path);
+    if (!step) throw;
+    throw input_error({step->file, {}}, "{}", without_sign(*step))
+        .with_hint(
+            "fetch it again from where the step was saved, or name the step's "
+            "folder: what is in it opens as nobody's");
+  }
+}
+
+// What opens as somebody's, and is less than its folder was.
+void note_unsigned(const std::string& path, Catalog& catalog) {
+  if (!io::is_directory(path)) return;
+  if (const auto step = runs::find_unsigned(path))
+    catalog.problems.push_back(
+        damage("missing_part", {step->file, {}}, "{}", without_sign(*step)));
+}
+
 Catalog open_as(const std::string& path, const std::string& from,
                 const ReadOptions& options) {
   if (const auto snapshot = find_snapshot(path)) {
@@ -172,7 +205,7 @@ Catalog open_as(const std::string& path, const std::string& from,
           .with_hint("leave --trainer out: inspect -v says what it is");
   }
   if (from.empty()) {
-    const Detection detection = detect(path);
+    const Detection detection = detect_signed(path, options);
     Catalog catalog = read(*detection.format, detection.path, options);
     if (detection.path != path) {
       catalog.root = path;
@@ -181,7 +214,10 @@ Catalog open_as(const std::string& path, const std::string& from,
                       text::printable(io::base_name(path)),
                       text::printable(detection.path)));
     }
-    if (options.trainer.empty()) runs::adopt(catalog, {}, options);
+    if (options.trainer.empty()) {
+      runs::adopt(catalog, {}, options);
+      if (!catalog.run) note_unsigned(path, catalog);
+    }
     catalog.assumptions.insert(
         catalog.assumptions.begin(),
         fmt::format("format {}: {}", detection.format->name,

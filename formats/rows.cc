@@ -71,7 +71,10 @@ Traits torch_dist_traits() {
                       "metadata.json",
                       "common.pt",
                       "integrity.json",
-                      "*.distcp"};
+                      "*.distcp",
+                      "*/dist_ckpt/.metadata",
+                      "*/dist_ckpt/metadata.json",
+                      "*/dist_ckpt/common.pt"};
   return traits;
 }
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/run_state.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <map>
 #include <unordered_map>
@@ -8,6 +11,8 @@
 #include "ckpt/note.h"
 #include "containers/torch/tensor_nodes.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/trainer.h"
+#include "lib/io/file.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
 
@@ -154,11 +159,48 @@ Catalog as_state_dict(Catalog source) {
   return source;
 }
 
+bool has_foreign_optimizer(const Catalog& source, std::string_view format) {
+  return format == "safetensors" && source.run &&
+         !find_trainer(source.run->trainer).sole.weights.empty();
+}
+
+namespace {
+
+// "actor", "critic": roles whose names stand before those of models.
+std::vector<std::string> roles_in(const Catalog& source) {
+  std::vector<std::string> found;
+  for (const std::string& folder : find_trainer(source.run->trainer).roles) {
+    const std::string role = folder.substr(folder.starts_with('_') ? 1 : 0);
+    if (std::ranges::any_of(source.tensors, [&](const Tensor& tensor) {
+          return tensor.kind == Kind::model &&
+                 tensor.name.starts_with(role + ".");
+        }))
+      found.push_back(folder);
+  }
+  return found;
+}
+
+// A loader finds none of its model's names in them.
+void note_roles(Catalog& source) {
+  const std::vector<std::string> roles = roles_in(source);
+  if (roles.size() < 2) return;
+  source.problems.push_back(
+      warning("several_models", {source.path, {}},
+              "{} models ({}) in one directory, each with its role before its "
+              "names, which transformers and vLLM don't load: convert a role "
+              "by itself ({})",
+              roles.size(), fmt::join(roles, ", "),
+              text::printable(io::join(source.path, roles[0]))));
+}
+
+}  // namespace
+
 Catalog model_only(Catalog source) {
   const bool weights = std::ranges::any_of(
       source.tensors,
       [](const Tensor& tensor) { return tensor.kind == Kind::model; });
   if (!source.run || !weights) return source;  // --optim-only
+  note_roles(source);
   size_t count = 0;
   uint64_t bytes = 0;
   std::erase_if(source.tensors, [&](const Tensor& tensor) {

@@ -7,6 +7,8 @@
 //    "scheduler": {…}, "rng_state_0": {…}, …}      objects by their names
 #pragma once
 
+#include <string_view>
+
 #include "ckpt/catalog.h"
 
 namespace ckpt::runs {
@@ -19,5 +21,10 @@ Catalog as_state_dict(Catalog source);
 // The model alone, for formats that hold nothing else: says in a problem what
 // is left out. Catalogs of no run are left as they are.
 Catalog model_only(Catalog source);
+
+// True if the optimizer has the names of another format than the model beside
+// it (verl's weights of transformers, its optimizer of Megatron), and the
+// target's format has no place for it: no reason to keep the model's names.
+bool has_foreign_optimizer(const Catalog& source, std::string_view format);
 
 }  // namespace ckpt::runs

@@ -48,7 +48,9 @@ class Check {
     for (const File& file : catalog.files) files.insert(file.path);
     report_.files = files.size();
     for (const Problem& problem : catalog.problems)
-      if (problem.severity != Problem::Severity::kNote) add(problem);
+      if (problem.severity != Problem::Severity::kNote ||
+          problem.kind == "absent_part")
+        add(problem);
   }
 
   // Nothing that was proven is no proof: a folder of values, or one whose

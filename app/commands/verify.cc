@@ -88,6 +88,11 @@ void Verify::add_options(CLI::App& app) {
   add_engine_options(app, engine_);
 }
 
+// What the trainer's loader does without: said, and no problem.
+bool is_absence(const Problem& problem) {
+  return problem.kind == "absent_part";
+}
+
 VerifyReport Verify::verify_one() {
   if (integrity_.quick && (integrity_.deep || integrity_.finite))
     throw usage_error({}, "--quick reads no tensor, --deep and --finite do");
@@ -140,6 +145,7 @@ void Verify::print_text(const VerifyReport& report) const {
     const uint64_t count = counts[problem.kind];
     if (++said[problem.kind] > 1 && count > few) continue;
     std::string line = problem.kind + ": ";
+    if (is_absence(problem)) line = "note: ";
     if (!problem.file.empty()) line += problem.file + ": ";
     if (!problem.tensor.empty()) line += problem.tensor + ": ";
     line += problem.message;
@@ -150,7 +156,9 @@ void Verify::print_text(const VerifyReport& report) const {
   const std::string verdict =
       report.ok ? styled(other_.empty() ? "ok" : "identical", Style::kGreen)
                 : styled(other_.empty() ? "damaged" : "mismatch", Style::kRed);
-  const size_t found = report.problems.size() + report.facts.size();
+  const auto absent =
+      static_cast<size_t>(std::ranges::count_if(report.problems, is_absence));
+  const size_t found = report.problems.size() - absent + report.facts.size();
   print_folded(fmt::format(
       "{}: {}, {} read, {}, {}\n", verdict,
       text::counted(report.tensors, "tensor"), text::iec_size(report.bytes),

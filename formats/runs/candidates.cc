@@ -31,6 +31,19 @@ bool is_there(const std::string& path) {
   return io::stat_any(path, facts);
 }
 
+// What is there of "a|b".
+std::vector<Name> signs(const std::string& folder,
+                        const std::string& alternatives) {
+  for (size_t at = 0; at <= alternatives.size();) {
+    const size_t end =
+        std::min(alternatives.find('|', at), alternatives.size());
+    auto names = names_like(folder, alternatives.substr(at, end - at));
+    if (!names.empty()) return names;
+    at = end + 1;
+  }
+  return {};
+}
+
 bool has_signature(const Trainer& trainer, const std::string& folder) {
   return io::is_directory(folder) && !trainer.signature.empty() &&
          lacks(trainer, folder).empty();
@@ -73,7 +86,8 @@ std::optional<uint64_t> tracked(const std::string& path) {
 // The first of the signature's names that is not there; empty if all are.
 std::string lacks(const Trainer& trainer, const std::string& folder) {
   for (const std::string& pattern : trainer.signature)
-    if (names_like(folder, pattern).empty()) return pattern;
+    if (signs(folder, pattern).empty())
+      return pattern.substr(0, pattern.find('|'));
   return {};
 }
 
@@ -87,7 +101,7 @@ std::vector<std::string> roles_in(const Trainer& trainer,
     const std::string path = io::join(folder, role);
     if (!signature.empty() && io::is_directory(path) &&
         std::ranges::none_of(signature, [&](const std::string& pattern) {
-          return names_like(path, pattern).empty();
+          return signs(path, pattern).empty();
         }))
       found.push_back(role);
   }
@@ -124,8 +138,7 @@ std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
       if (found.roles.empty()) return std::nullopt;
     }
     found.why = fmt::format(
-        "{} in it",
-        printable(names_like(path, trainer.signature[0]).front().path));
+        "{} in it", printable(signs(path, trainer.signature[0]).front().path));
     return found;
   }
   found.roles = roles_in(trainer, path);
@@ -133,6 +146,33 @@ std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
   found.why = fmt::format("{} of its own in {}/",
                           printable(trainer.signature[0]), found.roles[0]);
   return found;
+}
+
+std::string step_beside(const Trainer& trainer, const std::string& step) {
+  if (io::is_url(step)) return {};  // a listing is a request
+  const std::string whole = trainer.roles.empty() ? step : io::parent(step);
+  for (const std::string& at : {step, whole}) {
+    const std::string below = step.substr(at.size());
+    for (const std::string& pattern : trainer.steps) {
+      const std::string last = pattern.substr(pattern.rfind('/') + 1);
+      const auto numbers = match(last, io::base_name(at));
+      if (!numbers) continue;
+      const uint64_t mine = numbers->at("N");
+      const auto distance = [&](const Name& name) {
+        const uint64_t other = name.numbers.at("N");
+        return std::pair(other > mine,
+                         other > mine ? other - mine : mine - other);
+      };
+      auto names = names_like(io::parent(at), last);
+      std::ranges::sort(names, {}, distance);
+      for (const Name& name : names)
+        if (const std::string path =
+                io::join(io::parent(at), name.path) + below;
+            name.numbers.at("N") != mine && step_at(trainer, path))
+          return path;
+    }
+  }
+  return {};
 }
 
 // Steps of a root by one pattern, from new to old.

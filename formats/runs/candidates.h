@@ -28,6 +28,10 @@ std::optional<Found> step_at(const Trainer& trainer, const std::string& path);
 // The first of the signature's names that is not there; empty if all are.
 std::string lacks(const Trainer& trainer, const std::string& folder);
 
+// Another step of the same run: the nearest by number, an earlier one if there
+// are two. "" for a step that lies alone. `step` may be a role's folder.
+std::string step_beside(const Trainer& trainer, const std::string& step);
+
 // The folders of models of their own below a step.
 std::vector<std::string> roles_in(const Trainer& trainer,
                                   const std::string& folder);

@@ -4,13 +4,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
+#include <string_view>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "formats/file_list.h"
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
+#include "lib/pickle/value.h"
 #include "lib/text/format.h"
 
 namespace ckpt::runs {
@@ -71,21 +75,47 @@ void note_damage(Catalog& catalog, const char* kind, const std::string& path,
       damage(kind, {path, {}}, "{}", std::move(message)));
 }
 
-// Whether those wrote the step who always write this part. One that ckpt wrote
-// for other ranks lacks what only the old ones can use; its manifest tells what
-// belongs to it.
-bool is_proven(const Part& part, const std::string& folder) {
+bool is_in(const std::string& path, const std::string& word) {
   constexpr uint64_t kMost = 64 << 20;  // with a long history of losses
-  if (part.proof.empty() || io::is_file(io::join(folder, kManifestName)))
-    return false;
+  const auto size = io::file_size(path);
+  return size && *size <= kMost &&
+         io::read_file(path, kMost).find(word) != std::string::npos;
+}
+
+// Whether those wrote the step who always write this part. ckpt is none of
+// them: what it wrote is in its manifest.
+bool is_proven(const Part& part, const std::string& folder,
+               const Catalog& catalog) {
+  if (io::is_file(manifest_path(folder))) return false;
+  if (!part.none.empty()) {
+    const auto value =
+        std::ranges::find(catalog.objects, part.none, &Object::name);
+    return value != catalog.objects.end() && value->document &&
+           value->document->is(value->node, pickle::Type::kNone);
+  }
+  if (part.proof.empty()) return false;
   const size_t space = part.proof.find(' ');
   const std::string path = io::join(folder, part.proof.substr(0, space));
   if (space == part.proof.npos) return io::is_file(path);
-  const auto size = io::file_size(path);
-  return size && *size <= kMost &&
-         io::read_file(path, kMost)
-                 .find('"' + part.proof.substr(space + 1) + '"') !=
-             std::string::npos;
+  return is_in(path, '"' + part.proof.substr(space + 1) + '"');
+}
+
+// A file of the part that the step beside has and this one lacks; "" if none.
+std::string lost(const Part& part, const std::string& beside,
+                 const std::vector<Name>& names) {
+  if (beside.empty()) return {};
+  const bool ranked = has(part.file, "r") || has(part.file, "T");
+  if (ranked && !names.empty()) return {};  // there may be fewer ranks now
+  for (const Name& one : names_like(beside, part.file))
+    if (std::ranges::find(names, one.path, &Name::path) == names.end())
+      return one.path;
+  return {};
+}
+
+bool is_said(const Catalog& catalog, const std::string& path) {
+  return std::ranges::any_of(catalog.problems, [&](const Problem& problem) {
+    return problem.kind == "missing_part" && problem.file == path;
+  });
 }
 
 // Turns the digits of a grid's place by one; false after the last.
@@ -133,25 +163,65 @@ void check_together(const Trainer& trainer, const std::string& folder,
   }
 }
 
-void note_absent(const Part& part, const std::string& folder,
+void note_absent(const Trainer& trainer, const Part& part,
+                 const std::string& folder, const std::string& beside,
                  const std::vector<Name>& names, Catalog& catalog) {
   // No trainer resumes without an optimizer.
-  if (part.without.empty() || !names.empty() || is_there(part, folder) ||
-      !has_optimizer(catalog))
+  if (part.without.empty() || !has_optimizer(catalog)) return;
+  if (!part.instead.empty() && !names_like(folder, part.instead).empty())
     return;
-  if (is_proven(part, folder))
-    return note_damage(
-        catalog, "missing_part",
-        io::join(folder, fill(part.file, {{"i", 0}, {"r", 0}})),
-        fmt::format("is missing{}; {} always writes it together with the "
-                    "optimizer: {}",
-                    part.instead.empty() ? "" : ", and so is " + part.instead,
-                    catalog.run ? catalog.run->trainer : "its trainer",
-                    part.without));
+  if (const std::string name = lost(part, beside, names); !name.empty()) {
+    const std::string path = io::join(folder, name);
+    if (is_said(catalog, path)) return;
+    Problem problem = warning("missing_part", {path, {}},
+                              "is missing, the step beside has it ({}): {}",
+                              printable(io::join(beside, name)), part.without);
+    if (part.fails) problem.severity = Severity::kDamage;
+    catalog.problems.push_back(std::move(problem));
+    return;
+  }
+  if (!names.empty()) return;
+  const std::string path =
+      io::join(folder, fill(part.file, {{"i", 0}, {"r", 0}}));
+  if (is_said(catalog, path)) return;
+  const std::string nor =
+      part.instead.empty() ? "" : ", and so is " + part.instead;
+  if (is_proven(part, folder, catalog))
+    return note_damage(catalog, "missing_part", path,
+                       fmt::format("is missing{}; {} always writes it together "
+                                   "with the optimizer: {}",
+                                   nor, trainer.what, part.without));
   catalog.problems.push_back(remark(
-      "absent_part", {io::join(folder, fill(part.file, {{"i", 0}})), {}},
-      "is not there{}: {}", part.instead.empty() ? "" : ", nor " + part.instead,
-      part.without));
+      "absent_part", {path, {}}, "is not there{}: {}",
+      part.instead.empty() ? "" : ", nor " + part.instead, part.without));
+}
+
+void note_beside(const std::string& folder, const std::string& beside,
+                 Catalog& catalog) {
+  if (beside.empty() || !io::is_directory(folder) || !io::is_directory(beside))
+    return;
+  const auto is_small = [](const std::string& name) {
+    // Numbers are of ranks, of shards or of the step.
+    return !name.ends_with(".index.json") &&
+           std::ranges::none_of(name,
+                                [](char c) { return c >= '0' && c <= '9'; }) &&
+           std::ranges::any_of(
+               std::to_array<std::string_view>(
+                   {".json", ".model", ".txt", ".jinja", ".py"}),
+               [&](std::string_view end) { return name.ends_with(end); });
+  };
+  for (const std::string& name : io::list_directory(beside)) {
+    const std::string path = io::join(folder, name);
+    if (!is_small(name) || formats::is_own_file(name) || io::is_file(path) ||
+        !io::is_file(io::join(beside, name)) || is_said(catalog, path))
+      continue;
+    const auto known = std::ranges::find_if(
+        catalog.problems, [&](const Problem& p) { return p.file == path; });
+    if (known != catalog.problems.end()) continue;
+    catalog.problems.push_back(warning(
+        "missing_file", {path, {}}, "is missing, the step beside has it ({})",
+        printable(io::join(beside, name))));
+  }
 }
 
 void check_numbers(const Part& part, const std::string& folder,

@@ -25,9 +25,16 @@ void check_mixed(const std::string& folder);
 void check_together(const Trainer& trainer, const std::string& folder,
                     const Source* optimizer, Catalog& catalog);
 
-// A part that the loader does without becomes a note.
-void note_absent(const Part& part, const std::string& folder,
+// A part that the loader does without becomes a note. What the step beside has
+// (`beside`: that folder of it; "" if there is none), or those always write who
+// wrote the rest, is missing.
+void note_absent(const Trainer& trainer, const Part& part,
+                 const std::string& folder, const std::string& beside,
                  const std::vector<Name>& names, Catalog& catalog);
+
+// Small files that the step beside has: tokenizers, configurations.
+void note_beside(const std::string& folder, const std::string& beside,
+                 Catalog& catalog);
 
 // Registered objects count from 0.
 void check_numbers(const Part& part, const std::string& folder,

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/containers.h"
 
+#include <fmt/format.h>
+
+#include "ckpt/error.h"
 #include "formats/runs/run.h"
 #include "formats/runs/step.h"
 #include "lib/io/file.h"
@@ -12,6 +15,13 @@ std::optional<Whole> read_containers(const std::string& path,
                                      const formats::ReadOptions& options) {
   if (!io::is_directory(path)) return std::nullopt;
   Whole whole;
+  if (const Trainer& known = find_trainer(trainer); !known.sole.format.empty())
+    throw unfaithful_error({path, {}},
+                           "a step of {} is a checkpoint of {} for each role: "
+                           "each is written by itself, as that",
+                           known.what, known.sole.format)
+        .with_hint(fmt::format("name a role's folder, and --to {}",
+                               known.sole.format));
   if (find_trainer(trainer).objects.empty()) {
     const auto found = find_run(path, trainer);
     if (!found) return std::nullopt;

@@ -9,6 +9,7 @@
 #include "formats/runs/candidates.h"
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 
 namespace ckpt::runs {
@@ -78,6 +79,73 @@ std::optional<Found> find_at(const Trainer& trainer, const std::string& path) {
 }
 
 }  // namespace
+
+namespace {
+
+// What the trainer never leaves out: parts and models, not an optimizer.
+bool always_written(const Trainer& trainer, const std::string& file) {
+  const auto is_it = [&](const auto& one) { return one.file == file; };
+  return std::ranges::any_of(trainer.parts, is_it) ||
+         std::ranges::any_of(trainer.models, is_it);
+}
+
+// A file that this trainer leaves and few others do; "" if none is there.
+std::string trace_of(const Trainer& trainer, const std::string& folder) {
+  for (const Source& source : trainer.optimizers)
+    for (const Name& name : names_like(folder, source.file)) return name.path;
+  for (const Part& part : trainer.parts)
+    if (!part.carried && part.part != "config" && !part.above)
+      for (const Name& name : names_like(folder, part.file)) return name.path;
+  // By its name alone "10" may be anybody's.
+  if (std::ranges::find(trainer.steps, "{N}") != trainer.steps.end()) return {};
+  for (const std::string& sign : trainer.signature)
+    for (const Name& name : names_like(folder, sign)) return name.path;
+  return {};
+}
+
+std::optional<Unsigned> unsigned_at(const Trainer& trainer,
+                                    const std::string& step) {
+  const bool named =
+      std::ranges::any_of(trainer.steps, [&](const std::string& pattern) {
+        return match(pattern.substr(pattern.rfind('/') + 1),
+                     io::base_name(step))
+            .has_value();
+      });
+  if (!named || !io::is_directory(step) || !trainer.objects.empty() ||
+      !trainer.role_signature.empty())
+    return std::nullopt;
+  std::vector<std::string> folders{step};
+  for (const std::string& role : trainer.roles)
+    folders.push_back(io::join(step, role));
+  for (const std::string& folder : folders) {
+    if (!io::is_directory(folder)) continue;
+    const std::string missing = lacks(trainer, folder);
+    if (missing.empty() || !always_written(trainer, missing)) continue;
+    if (const std::string trace = trace_of(trainer, folder); !trace.empty())
+      return Unsigned{&trainer, io::join(folder, fill(missing, {{"r", 0}})),
+                      fmt::format("{} in {}", printable(trace),
+                                  printable(io::base_name(folder)))};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Unsigned> find_unsigned(const std::string& path) {
+  if (io::is_url(path)) return std::nullopt;
+  for (const Trainer& trainer : trainers())
+    if (auto found = unsigned_at(trainer, path)) return found;
+  return std::nullopt;
+}
+
+std::optional<Unsigned> find_unsigned_below(const std::string& root) {
+  if (io::is_url(root)) return std::nullopt;
+  for (const Trainer& trainer : trainers())
+    for (const std::string& pattern : trainer.steps)
+      for (const Candidate& one : candidates(trainer, root, pattern))
+        if (auto found = unsigned_at(trainer, one.path)) return found;
+  return std::nullopt;
+}
 
 std::optional<uint64_t> number_in_name(const Trainer& trainer,
                                        const Found& found) {

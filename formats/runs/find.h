@@ -35,6 +35,19 @@ struct Found {
 std::optional<Found> find_run(const std::string& path,
                               const std::string& only = {});
 
+// A step by its name and by what is in it, but for the file that its trainer
+// knows it by.
+struct Unsigned {
+  const Trainer* trainer = nullptr;
+  std::string file;  // what is missing
+  std::string why;   // "optimizer.pt in checkpoint-10"
+};
+
+// `path` itself. Only for what find_run() does not know.
+std::optional<Unsigned> find_unsigned(const std::string& path);
+// The newest step of a root that has no other.
+std::optional<Unsigned> find_unsigned_below(const std::string& root);
+
 // By its name: "global_step_10", or the folder of a role below it.
 std::optional<uint64_t> number_in_name(const Trainer& trainer,
                                        const Found& found);

@@ -56,6 +56,25 @@ void measure(const std::string& path, Step& step) {
   if (failed) failures::note(io_error(path, "cannot list", failed.value()));
 }
 
+bool has_files(const std::string& folder) {
+  return io::is_directory(folder) && !io::list_directory(folder).empty();
+}
+
+// Whether a container of all parts has an optimizer, its name does not say.
+void add_sole(const Sole& sole, const std::string& folder,
+              std::set<std::string>& parts) {
+  if (sole.format.empty()) return;
+  if (sole.at.empty() || !names_like(folder, sole.at + "/").empty())
+    parts.insert("model");
+  for (const Sole::More& one : sole.more)
+    if (has_files(io::join(folder, one.at))) parts.insert(one.part);
+  if (!sole.weights.empty())
+    for (const char* name :
+         {"model.safetensors", "model.safetensors.index.json"})
+      if (io::is_file(io::join(io::join(folder, sole.weights), name)))
+        parts.insert("model");
+}
+
 // Which parts of a step are there, by the names of their files.
 std::vector<std::string> parts_of(const Trainer& trainer,
                                   const std::string& folder) {
@@ -73,6 +92,7 @@ std::vector<std::string> parts_of(const Trainer& trainer,
       if (!names_like(one, source.file).empty()) parts.insert("optim");
     for (const Part& part : trainer.parts)
       if (!names_like(one, part.file).empty()) parts.insert(part.part);
+    add_sole(trainer.sole, one, parts);
   }
   return {parts.begin(), parts.end()};
 }

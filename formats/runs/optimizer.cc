@@ -282,6 +282,30 @@ void apply(Catalog& catalog, const Range& range, const Names& names,
   }
 }
 
+void number_again(Catalog& catalog, size_t begin, const std::string& prefix,
+                  const std::string& word, const std::string& path) {
+  std::set<std::string_view> model;
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind == Kind::model) model.insert(tensor.name);
+  bool any = false;
+  for (size_t t = begin; t < catalog.tensors.size(); ++t) {
+    Tensor& tensor = catalog.tensors[t];
+    if (tensor.kind != Kind::optim || !tensor.param.starts_with(prefix) ||
+        model.contains(tensor.param))
+      continue;
+    const std::string number = tensor.param.substr(prefix.size());
+    if (!whole_number(number)) continue;
+    tensor.param = number;
+    tensor.name = word + "state." + number + "." + tensor.state;
+    any = true;
+  }
+  if (any)
+    catalog.problems.push_back(
+        warning("numbered_state", {path, {}},
+                "the optimizer's state stays by the numbers of parameters: "
+                "DCP keeps no order of the model's"));
+}
+
 void leave_numbered(Catalog& catalog, const Range& range,
                     const std::string& word, const std::string& file,
                     const std::string& why) {

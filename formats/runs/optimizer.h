@@ -72,6 +72,12 @@ Names named(const Catalog& catalog, const Range& range, const Groups& groups,
 void apply(Catalog& catalog, const Range& range, const Names& names,
            const std::string& prefix, const std::string& word);
 
+// DCP of an optimizer's own state dict has numbers where others have names:
+// tensors from `begin` on whose parameter (behind `prefix`) is a number that
+// no model has stay numbered, and a problem says so.
+void number_again(Catalog& catalog, size_t begin, const std::string& prefix,
+                  const std::string& word, const std::string& path);
+
 // <word>state.3.exp_avg, with a problem that says why.
 void leave_numbered(Catalog& catalog, const Range& range,
                     const std::string& word, const std::string& file,

@@ -39,9 +39,11 @@ class StepReading {
  private:
   // A model of the folder.
   struct Model {
-    std::string prefix;    // before its names: "", "actor.", "model_1."
-    Range range;           // of catalog_.tensors
-    bool pickled = false;  // its names stand in module order
+    std::string prefix;        // before its names: "", "actor.", "model_1."
+    Range range;               // of catalog_.tensors
+    bool pickled = false;      // its names stand in module order
+    bool arranged = false;     // Source::arranged
+    bool partitioned = false;  // DeepSpeed's, with its optimizer
   };
   struct Optimizer {
     const Source* source = nullptr;
@@ -56,6 +58,7 @@ class StepReading {
   std::string name_of(std::string_view role) const;
   void read_folder(const std::string& sub, const std::string& role);
   std::vector<std::string> homes() const;
+  std::string beside_of(const std::string& folder) const;
   const Source* first_of(const std::vector<Source>& sources) const;
   const Source& find_model() const;
   std::vector<Numbers> numbers_of(const Source& source) const;
@@ -66,6 +69,7 @@ class StepReading {
   void read_model(const Source& source, const Numbers& numbers,
                   const std::string& prefix);
   void set_format(std::string_view format, const std::string& version);
+  static void sort_unread(Catalog& one);
   void note_copies(const Source& taken);
   void read_part(const Part& part, const std::string& sub,
                  const std::string& role);
@@ -94,6 +98,7 @@ class StepReading {
   void read_rank_optimizer(const Optimizer& optimizer);
 
   const Found& found_;
+  std::string beside_;  // another step of the run, complete
   const Trainer& trainer_;
   const formats::ReadOptions& options_;
   std::vector<Container>* const containers_;  // may be null

@@ -8,10 +8,12 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "formats/runs/candidates.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/objects.h"
 #include "formats/runs/optimizer.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/sole.h"
 #include "formats/runs/step.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -35,6 +37,7 @@ void adopt_whole(Catalog& catalog, const Trainer& trainer) {
   std::vector<std::string> before;
   for (const Tensor& tensor : catalog.tensors) before.push_back(tensor.name);
   Namer(trainer.models[0], "").name(catalog.tensors);
+  number_again(catalog, 0, "", "optimizer.", catalog.path);
   for (size_t t = 0; t < before.size(); ++t)
     renamed[before[t]] = catalog.tensors[t].name;
   if (catalog.skeleton)
@@ -190,17 +193,54 @@ void adopt(Catalog& catalog, const std::string& only,
 
 namespace {
 
-// One container, as its own reader reads it.
-Catalog read_sole(const Found& found, const ReadOptions& options) {
-  const Sole& sole = found.trainer->sole;
-  const auto names = names_like(found.step, sole.at + "/");
-  const std::string path = sole.at.empty() || names.empty()
-                               ? found.step
-                               : io::join(found.step, names.back().path);
-  Catalog catalog =
-      formats::find_format(sole.format).reader->read_catalog(path, options);
-  catalog.run = Run{.trainer = found.trainer->name, .step = {}};
-  return catalog;
+// A role's folder that has files of the trainer's, but not those by which it
+// is known: its model would be missing without a word.
+void note_roles(const Found& found, Catalog& catalog) {
+  const Trainer& trainer = *found.trainer;
+  if (found.roles.empty()) return;
+  for (const std::string& role : trainer.roles) {
+    const std::string path = io::join(found.step, role);
+    if (std::ranges::find(found.roles, role) != found.roles.end() ||
+        !io::is_directory(path))
+      continue;
+    const auto of = std::ranges::find_if(trainers(), [&](const Trainer& one) {
+      return &one != &trainer && one.roles == trainer.roles &&
+             step_at(one, path);
+    });
+    if (of != trainers().end()) {
+      catalog.problems.push_back(
+          warning("unread_role", {path, {}},
+                  "is of {}, {} is read: name the folder to read it", of->what,
+                  printable(found.roles[0])));
+      continue;
+    }
+    const auto has = [&](const std::string& pattern) {
+      return !names_like(path, pattern).empty();
+    };
+    const auto is_there = [&](const auto& one) { return has(one.file); };
+    if (std::ranges::any_of(trainer.optimizers, is_there) ||
+        std::ranges::any_of(trainer.parts, [&](const Part& part) {
+          return !part.above && is_there(part);
+        }))
+      catalog.problems.push_back(
+          damage("missing_part", {path, {}}, "has no {}: its model is missing",
+                 trainer.role_signature.empty() ? trainer.signature[0]
+                                                : trainer.role_signature[0]));
+  }
+}
+
+// A folder that a later run saved into again, in part.
+void note_other_step(const Found& found, Catalog& catalog) {
+  const Trainer& trainer = *found.trainer;
+  const auto named = number_in_name(trainer, found);
+  if (!trainer.step_in_name || !named || !catalog.run->step ||
+      *named == *catalog.run->step)
+    return;
+  catalog.problems.push_back(
+      warning("stale_part", {io::join(found.step, trainer.step_file), {}},
+              "says step {}, the folder is that of step {}: some of its files "
+              "may be of another save",
+              *catalog.run->step, *named));
 }
 
 }  // namespace
@@ -212,6 +252,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
   const bool lone = !io::is_directory(found.step);
   if (!trainer.sole.format.empty()) {
     catalog = read_sole(found, options);
+    catalog.run = Run{.trainer = trainer.name, .step = {}};
   } else if (lone || !trainer.objects.empty()) {
     catalog = formats::find_format(lone ? "torch" : "dcp")
                   .reader->read_catalog(found.step, options);
@@ -226,8 +267,10 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
       catalog.run->step =
           number_in(io::join(found.step, trainer.step_file), trainer.step_key);
   }
+  note_other_step(found, catalog);
   if (!catalog.run->step && trainer.name != "accelerate")
     catalog.run->step = number_in_name(trainer, found);
+  note_roles(found, catalog);
   if (found.step != path) catalog.root = path;
   std::vector<std::string> said{
       fmt::format("trainer {}: {}", trainer.name, found.why)};
@@ -236,11 +279,16 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
                                found.choice));
   catalog.assumptions.insert(catalog.assumptions.begin(), said.begin(),
                              said.end());
-  for (const std::string& name : found.skipped)
+  for (const std::string& name : found.skipped) {
+    const std::string skipped = io::join(io::parent(found.step), name);
+    const std::string missing =
+        step_at(trainer, skipped) ? "" : lacks(trainer, skipped);
     catalog.problems.push_back(
-        warning("unfinished_save", {io::join(path, name), {}},
-                "{} is newer, but an incomplete save; {} is read",
-                printable(name), printable(io::base_name(found.step))));
+        warning("unfinished_save", {skipped, {}},
+                "{} is newer, but an incomplete save{}; {} is read",
+                printable(name), missing.empty() ? "" : ": no " + missing,
+                printable(io::base_name(found.step))));
+  }
   if (found.step != path && !trainer.without_tracker.empty() &&
       !io::is_file(io::join(path, trainer.tracker)))
     catalog.problems.push_back(

@@ -14,6 +14,7 @@
 #include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "formats/dcp/objects.h"
+#include "formats/runs/candidates.h"
 #include "formats/runs/checks.h"
 #include "formats/runs/components.h"
 #include "formats/runs/merge.h"
@@ -36,6 +37,7 @@ using text::printable;
 
 Catalog StepReading::read() {
   catalog_.path = found_.step;
+  beside_ = step_beside(trainer_, found_.step);
   if (found_.roles.empty()) read_folder("", "");
   for (const std::string& role : found_.roles) read_folder(role, name_of(role));
   check_components(trainer_, found_.step, catalog_);
@@ -71,7 +73,18 @@ void StepReading::read_folder(const std::string& sub, const std::string& role) {
   }
   read_optimizers();
   for (const Part& part : trainer_.parts) read_part(part, sub, role);
-  for (const std::string& home : homes()) add_sidecars(home, sub);
+  for (const std::string& home : homes()) {
+    add_sidecars(home, sub);
+    const std::string beside = beside_of(folder_);
+    if (!beside.empty())
+      note_beside(home.empty() ? folder_ : io::join(folder_, home),
+                  home.empty() ? beside : io::join(beside, home), catalog_);
+  }
+}
+
+// The same folder of the step beside; "" if there is none.
+std::string StepReading::beside_of(const std::string& folder) const {
+  return beside_.empty() ? "" : beside_ + folder.substr(found_.step.size());
 }
 
 std::vector<std::string> StepReading::homes() const {
@@ -164,9 +177,7 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
     pickled = one.format == "torch";
     const bool kept = one.format == "dcp" || one.format == "deepspeed" ||
                       source.read == "nanotron";
-    std::erase_if(one.problems, [&](const Problem& problem) {
-      return problem.kind == "unread_file";
-    });
+    sort_unread(one);
     if (!kept) one.objects.clear();
     if (one.object_opener) lazy_ = true;
     // DeepSpeed's engine has a word for all: "optimizer", "module".
@@ -177,8 +188,27 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
   }
   const std::span<Tensor> added = std::span(catalog_.tensors).subspan(begin);
   Namer(source, prefix).name(added);
-  models_.push_back({prefix, {begin, catalog_.tensors.size()}, pickled});
+  models_.push_back({prefix,
+                     {begin, catalog_.tensors.size()},
+                     pickled,
+                     source.arranged,
+                     source.read == "deepspeed"});
+  number_again(catalog_, begin, prefix, prefix + "optimizer.", folder_);
   note_copies(source);
+}
+
+// Files that the container's reader has no use for are other parts of the
+// step, but for those that are named as weights.
+void StepReading::sort_unread(Catalog& one) {
+  std::erase_if(one.problems, [&](Problem& problem) {
+    if (problem.kind != "unread_file") return false;
+    const std::string name = io::base_name(problem.file);
+    if (!name.starts_with("model") && !name.starts_with("pytorch_model"))
+      return true;
+    problem.severity = Problem::Severity::kWarning;
+    problem.message += ", and may be of an earlier save";
+    return false;
+  });
 }
 
 void StepReading::set_format(std::string_view format,
@@ -190,14 +220,32 @@ void StepReading::set_format(std::string_view format,
 
 // Other files that hold the same model: 16-bit copies beside masters.
 void StepReading::note_copies(const Source& taken) {
+  const auto is_adapter = [](const Source& source) {
+    return source.file.starts_with("adapter_model");
+  };
+  const std::string read = printable(fill(taken.file, {{"i", 0}}));
   for (const Source& other : trainer_.models) {
-    if (&other == &taken || other.at == taken.at) continue;
+    const bool adapter = is_adapter(other) && !is_adapter(taken);
+    // A file and its index are one source to the container's reader.
+    const bool same = other.at == taken.at && other.read == taken.read;
+    if (&other == &taken || (same && !adapter)) continue;
     const auto names = names_like(folder_, other.file);
     if (names.empty()) continue;
-    catalog_.problems.push_back(
-        remark("second_copy", {io::join(folder_, names[0].path), {}},
-               "holds the same model again; that of {} is read",
-               printable(fill(taken.file, {{"i", 0}}))));
+    const std::string path = io::join(folder_, names[0].path);
+    Problem problem =
+        remark("second_copy", {path, {}},
+               "holds the same model again; that of {} is read", read);
+    if (adapter)
+      problem = remark("second_copy", {path, {}},
+                       "holds an adapter by itself; the model of {} is read "
+                       "(name the adapter's file to read it)",
+                       read);
+    else if (trainer_.one_model && taken.read == "dcp")
+      problem = warning("two_models", {path, {}},
+                        "holds a model, too, of an earlier save perhaps; that "
+                        "of {} is read",
+                        read);
+    catalog_.problems.push_back(std::move(problem));
   }
 }
 
@@ -217,7 +265,9 @@ void StepReading::read_part(const Part& part, const std::string& sub,
   const std::string folder = part.above && !sub.empty() ? found_.step : folder_;
   const std::string before = part.above ? "" : role;
   const std::vector<Name> names = names_like(folder, part.file);
-  if (part.carried) return note_absent(part, folder, names, catalog_);
+  const std::string beside = beside_of(folder);
+  if (part.carried)
+    return note_absent(trainer_, part, folder, beside, names, catalog_);
   for (const Name& name : names) {
     const std::string path = io::join(folder, name.path);
     if (!read_.insert(path).second) continue;
@@ -232,7 +282,7 @@ void StepReading::read_part(const Part& part, const std::string& sub,
   }
   check_ranks(part, folder, names, catalog_);
   check_numbers(part, folder, names, catalog_);
-  note_absent(part, folder, names, catalog_);
+  note_absent(trainer_, part, folder, beside, names, catalog_);
   // Containers of no ranks: of those who kept their random numbers.
   if (part.part == "rng" && has(part.file, "r") && names.size() > 1)
     catalog_.topology.dp =

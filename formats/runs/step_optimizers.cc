@@ -29,7 +29,15 @@ std::vector<StepReading::Optimizer> StepReading::find_optimizers() {
     for (const Name& name : names_like(folder_, source.file)) {
       const auto i = name.numbers.find("i");
       const uint64_t number = i == name.numbers.end() ? 0 : i->second;
-      found.try_emplace(number, Optimizer{&source, number});
+      const auto [known, fresh] =
+          found.try_emplace(number, Optimizer{&source, number});
+      if (!fresh && known->second.source != &source &&
+          !source.file.starts_with("../"))
+        throw input_error(
+            {folder_, {}}, "holds {} and {}: two optimizers in one step",
+            printable(fill(known->second.source->at, name.numbers)),
+            printable(fill(source.at, name.numbers)))
+            .with_hint("one of them is of an earlier save: move it away");
     }
   }
   std::vector<Optimizer> all;
@@ -46,6 +54,14 @@ std::vector<StepReading::Optimizer> StepReading::find_optimizers() {
 
 void StepReading::read_optimizers() {
   const std::vector<Optimizer> all = find_optimizers();
+  const bool inside = std::ranges::any_of(models_, &Model::partitioned);
+  if (inside && !all.empty())
+    throw input_error(
+        {folder_, {}},
+        "holds DeepSpeed's optimizer and {}: two optimizers in "
+        "one step",
+        printable(fill(all[0].source->at, {{"i", all[0].number}})))
+        .with_hint("one of them is of an earlier save: move it away");
   if (models_.size() == 1 && models_[0].prefix.empty())
     check_together(trainer_, folder_,
                    all.empty() ? nullptr : all.front().source, catalog_);
@@ -96,6 +112,7 @@ void StepReading::add_named(const Source& source, const std::string& prefix,
   Namer(source, prefix).name(std::span(catalog_.tensors).subspan(begin));
   for (size_t t = begin; t < catalog_.tensors.size(); ++t)
     catalog_.tensors[t].kind = Kind::optim;
+  number_again(catalog_, begin, prefix, prefix + word, folder_);
 }
 
 // torchtune keeps the state of its newest unfinished epoch alone, beside the
@@ -180,6 +197,13 @@ const StepReading::Model* StepReading::owner_of(const Optimizer& optimizer,
     if (!options_.assume_order.empty() && models_.size() > 1 &&
         m != optimizer.number)
       continue;
+    if (model.arranged) {
+      why_not = fmt::format(
+          "{} trains them in another arrangement than this of the "
+          "model's file",
+          trainer_.what);
+      continue;
+    }
     std::vector<Tensor> copies;
     const auto tensors = model_tensors(model, copies);
     Names mine = named(catalog_, range, groups, optimizer.source->order,

@@ -24,7 +24,8 @@ Source read_source(const Json& json) {
           .optimizers = json.value("optimizers", Strings{}),
           .others = json.value("others", Strings{}),
           .key = json.value("key", ""),
-          .next_step = json.value("next_step", "")};
+          .next_step = json.value("next_step", ""),
+          .arranged = json.value("arranged", false)};
 }
 
 Part read_part(const Json& json) {
@@ -37,7 +38,20 @@ Part read_part(const Json& json) {
           .without = json.value("without", ""),
           .proof = json.value("proof", ""),
           .demanded = json.value("demanded", false),
+          .fails = json.value("fails", false),
+          .none = json.value("none", ""),
           .world = json.value("world", "")};
+}
+
+Sole sole_of(const Json& json) {
+  Sole sole{.format = json.value("format", ""),
+            .at = json.value("at", ""),
+            .more = {},
+            .weights = json.value("weights", ""),
+            .list = json.value("list", "")};
+  for (const Json& one : json.value("more", Json::array()))
+    sole.more.push_back({.at = one.at("at"), .part = one.at("part")});
+  return sole;
 }
 
 Trainer read_trainer(const Json& json) {
@@ -53,6 +67,8 @@ Trainer read_trainer(const Json& json) {
                   .roles = json.value("roles", Strings{}),
                   .homes = json.value("homes", Strings{}),
                   .weights_beside = json.value("weights_beside", false),
+                  .one_model = json.value("one_model", false),
+                  .step_in_name = json.value("step_in_name", false),
                   .of_ranks = json.value("of_ranks", Strings{}),
                   .reset_hint = json.value("reset_hint", ""),
                   .step_file = {},
@@ -68,9 +84,7 @@ Trainer read_trainer(const Json& json) {
   trainer.step_file = step.value("file", "");
   trainer.step_key = step.value("key", "");
   trainer.step_object = step.value("object", "");
-  const Json sole = json.value("sole", Json::object());
-  trainer.sole = {.format = sole.value("format", ""),
-                  .at = sole.value("at", "")};
+  trainer.sole = sole_of(json.value("sole", Json::object()));
   const Json pickled = json.value("pickled", Json::object());
   trainer.pickled = {.sign = pickled.value("sign", ""),
                      .model = pickled.value("model", ""),

@@ -27,6 +27,9 @@ struct Source {
   std::string key;  // where in a pickle the optimizer's state dict is
   // A number in it that is the step's plus one; any other is of another save.
   std::string next_step;
+  // A model's: in another arrangement and under other names than it is trained
+  // in. Numbers of its optimizer are not those of its parameters.
+  bool arranged = false;
 };
 
 // A file that holds values.
@@ -47,13 +50,23 @@ struct Part {
   // out and start afresh; true: the loader demands one for each rank, and new
   // ranks get those of the old ones in turn.
   bool demanded = false;
+  bool fails = false;  // `without` is an error of the loader's
+  // The name of a value that is None where the trainer writes this file.
+  std::string none;
   std::string world;  // a JSON file: this key holds the number of ranks
 };
 
 // Everything of a step in one container, which its own reader reads whole.
 struct Sole {
-  std::string format;  // "": the trainer has parts instead
-  std::string at;      // a pattern: the container's folder in the step
+  struct More {
+    std::string at;    // a folder with a container of its own
+    std::string part;  // file_list's word for it
+  };
+  std::string format;      // "": the trainer has parts instead
+  std::string at;          // a pattern: the container's folder in the step
+  std::vector<More> more;  // what may lie beside it, the optimizer last
+  std::string weights;     // a folder with the model, if no container has one
+  std::string list;        // a JSON file: "contents" has the parts' "path"s
 };
 
 // Everything of a step in one file of torch.save.
@@ -74,7 +87,8 @@ struct Components {
 struct Trainer {
   std::string name;
   std::string what;
-  std::vector<std::string> signature;  // patterns; all of them are there
+  // Patterns; all of them are there. "a|b": one of the two.
+  std::vector<std::string> signature;
   // Not empty: of each role's folder, `signature` is of the step alone.
   std::vector<std::string> role_signature;
   // Not empty: an object of one of these beginnings has to be in the container.
@@ -86,6 +100,8 @@ struct Trainer {
   std::vector<std::string> roles;  // sub-folders, each with a model of its own
   std::vector<std::string> homes;  // sub-folders with config and tokenizer
   bool weights_beside = false;     // the root may hold a final model
+  bool one_model = false;          // a second one is of another save
+  bool step_in_name = false;       // the folder's number is the step's
   std::vector<std::string> of_ranks;  // objects that are of so many ranks
   std::string reset_hint;             // what to do without them
   std::string step_file;              // where the step's number is …

@@ -66,8 +66,6 @@ UNSEEN = {
     "fairseq2_native/*/model.yaml": "the family shows in names and shapes",
     # --- once in a run, not once for each rank: it may never have been there
     "runs/*/training_args.bin": "of no use to a resume",
-    "runs/hf_trainer_zero3_w2/*/scheduler.pt":
-        "DeepSpeed may have the scheduler in its own files",
     "runs/accelerate_*/scheduler.bin": "what was registered; maybe nothing",
     "runs/accelerate_*/custom_checkpoint_0.pkl":
         "what was registered; maybe nothing",
@@ -116,9 +114,7 @@ MEANT = {
     "meta/*/consolidated.01.pth": "are all files of the checkpoint here",
     "modelopt/*.index.json": r"is in two files|not a recognized",
     "olmo_core_v1/checkpointer_mixed_w4/metadata.json": "is in two files",
-    "runs/*/trainer_state.json": "not a recognized checkpoint",
     "runs/*/.metadata": "not a recognized checkpoint",
-    "runs/nanotron_tp2/*/checkpoint_metadata.json": "not a recognized",
     "runs/nanotron_tp2/*/model_weight*":
         r"that of rank \d is missing|is in two parts",
     "vllm/tp2/model-rank-0-part-1.safetensors": "is the last part",

@@ -12,6 +12,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ckpt/catalog.h"
 #include "formats/format.h"
@@ -40,6 +41,13 @@ Catalog open_dist_catalog(const std::string& path,
 // input_error for grids of objects that don't fit together; one that lacks
 // entries is a problem (damage).
 void finish_dist_catalog(Catalog& catalog, const Common& common);
+
+// A step whose parts are containers of their own, of the torch_dist backend:
+// model, random numbers, optimizer. Of two common parts that have an entry the
+// last one's counts. `path`: the folder that they lie in.
+Catalog read_dist_parts(const std::string& path,
+                        const std::vector<std::string>& containers,
+                        const formats::ReadOptions& options);
 
 // The rank that wrote a file: "__3_0.distcp", "optimizer__3_1.distcp".
 std::optional<uint64_t> writer_rank(std::string_view file_name);

@@ -7,6 +7,7 @@
 //   common.pt                    what all ranks share (cores before 0.19)
 //   integrity.json               checksums of files (some cores from 0.17 on)
 #include <algorithm>
+#include <set>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
@@ -122,22 +123,67 @@ Common read_common(const std::string& directory, Catalog& catalog,
           "can be read with --from dcp");
 }
 
-Catalog DistReader::read_catalog(const std::string& path,
-                                 const ReadOptions& options) const {
-  Catalog catalog = open_dist_catalog(path, kContainer, options);
-  check_index(catalog.path);
+// Tensors and objects of one container, and what its common part says.
+Common add_container(const std::string& directory, Catalog& catalog,
+                     const ReadOptions& options) {
+  check_index(directory);
   dcp::Metadata metadata =
-      dcp::read_metadata(io::join(catalog.path, kIndex), options);
+      dcp::read_metadata(io::join(directory, kIndex), options);
   dcp::check_cover(metadata);
   dcp::add_to_catalog(metadata, catalog, options);
   undo_flattening(metadata, catalog);
-  const Common common = read_common(catalog.path, catalog, options);
+  return read_common(directory, catalog, options);
+}
+
+Catalog DistReader::read_catalog(const std::string& path,
+                                 const ReadOptions& options) const {
+  Catalog catalog = open_dist_catalog(path, kContainer, options);
+  const std::string directory = catalog.path;
+  const Common common = add_container(directory, catalog, options);
   finish_dist_catalog(catalog, common);
-  add_strays(catalog.path, catalog);
+  add_strays(directory, catalog);
   return catalog;
 }
 
+// Entries that the last container's common part lacks: all of them say what
+// kind of optimizer it is.
+void add_other_objects(const Common& common, Catalog& catalog) {
+  Catalog other;
+  add_common_objects(common, other);
+  for (Object& object : other.objects)
+    if (std::ranges::find(catalog.objects, object.name, &Object::name) ==
+        catalog.objects.end())
+      catalog.objects.push_back(std::move(object));
+}
+
+void check_keys(const Catalog& catalog) {
+  std::set<std::string_view> names;
+  for (const Tensor& tensor : catalog.tensors)
+    if (!names.insert(tensor.name).second)
+      throw input_error({catalog.path, text::printable(tensor.name)},
+                        "is in two containers of the step");
+}
+
 }  // namespace
+
+Catalog read_dist_parts(const std::string& path,
+                        const std::vector<std::string>& containers,
+                        const ReadOptions& options) {
+  Catalog catalog;
+  std::vector<Common> commons;
+  for (const std::string& one : containers) {
+    Catalog opened = open_dist_catalog(one, kContainer, options);
+    if (commons.empty()) catalog = std::move(opened);
+    catalog.path = path;
+    commons.push_back(add_container(one, catalog, options));
+  }
+  check_keys(catalog);
+  finish_dist_catalog(catalog, commons.back());
+  commons.pop_back();
+  for (const Common& common : commons) add_other_objects(common, catalog);
+  for (const std::string& one : containers) add_strays(one, catalog);
+  return catalog;
+}
 
 std::unique_ptr<formats::Reader> make_dist_reader() {
   return std::make_unique<DistReader>();

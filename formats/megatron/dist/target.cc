@@ -79,8 +79,13 @@ std::string directory_for(const Catalog& source) {
   if (const auto directory = canonical_directory(source)) return *directory;
   if (!source.format.starts_with("megatron_") || source.root.empty()) return {};
   const std::string prefix = source.root + "/";
-  if (source.path.starts_with(prefix)) return source.path.substr(prefix.size());
-  return io::base_name(source.path);
+  const std::string inside = source.path.starts_with(prefix)
+                                 ? source.path.substr(prefix.size())
+                                 : io::base_name(source.path);
+  // Of another trainer's folder the container alone is written.
+  if (source.run && !iteration_number(inside.substr(0, inside.find('/'))))
+    return {};
+  return inside;
 }
 
 Facts facts_with_shapes(const Catalog& source) {
