@@ -255,7 +255,9 @@ Catalog into_dialect(Catalog source, const Naming& naming,
   }
   if (translate.to.empty() || translate.to == from) {
     const auto problems = families::check_beside(source, translate);
-    if (naming.note && !problems.empty()) naming.note(problems);
+    // A container gets transformers' names, or hears why not.
+    if (naming.note && !problems.empty() && !target.is_container)
+      naming.note(problems);
   }
   if (translate.to.empty() && target.is_container && !from.empty() &&
       from != "hf") {
