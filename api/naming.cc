@@ -261,8 +261,12 @@ Catalog into_dialect(Catalog source, const Naming& naming,
     source = origin.unfuse(std::move(source));
     from = "hf";
   }
-  if (translate.to.empty() || translate.to == from)
-    families::check_beside(source, translate);
+  if (translate.to.empty() || translate.to == from) {
+    const auto problems = families::check_beside(source, translate);
+    // A container gets transformers' names, or hears why not.
+    if (naming.note && !problems.empty() && !target.is_container)
+      naming.note(problems);
+  }
   if (translate.to.empty() && target.is_container && !from.empty() &&
       from != "hf") {
     if (!asked && origin.keeps_names) {

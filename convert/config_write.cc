@@ -60,20 +60,19 @@ void Configuration::check_own_args(const Json& args, Catalog& catalog) const {
         family_->hf().outer,
         [&](const std::string& key) { return one.name == "config." + key; });
   });
-  if (is_refused_by_megatron(*family_))
-    for (FactDifference& one : megatron_model(*family_).lacks)
-      own.push_back(std::move(one));
-  const bool elsewhere =
-      !options_.strict_config &&
-      traits_of(*family_, args).value("layers_elsewhere", false);
-  const auto refused = std::ranges::find_if(own, [&](const auto& one) {
-    return !elsewhere && !is_allowed(options_.allow_unsaid, one.name);
-  });
+  MegatronModel model = megatron_model(*family_);
+  if (model.unbuilt) std::ranges::move(model.lacks, std::back_inserter(own));
+  if (options_.strict_config) model.warned.clear();
+  const auto passes = [&](const FactDifference& one) {
+    return is_allowed(options_.allow_unsaid, one.name) ||
+           is_allowed(model.warned, one.name);
+  };
+  const auto refused = std::ranges::find_if_not(own, passes);
   if (refused == own.end())
     return warn_of_unsaid(own, "Megatron's args", catalog);
   std::string list, allow;
   for (const FactDifference& one : own) {
-    if (is_allowed(options_.allow_unsaid, one.name)) continue;
+    if (passes(one)) continue;
     list += fmt::format("{}{} is {}", list.empty() ? "" : "; ", one.name,
                         shown_fact(one.a));
     allow += fmt::format(" --allow-unsaid {}", one.name);

@@ -84,14 +84,15 @@ std::vector<FactDifference> own_args(const Json& args);
 // What builds a model from Megatron's args: "GPTModel", "HybridModel",
 // "Megatron-Bridge", "code of your own"; "" of a family that is not known. Of
 // what a GPTModel lacks for the model, `a` is what the model has and `b` what
-// GPTModel has.
+// GPTModel has. `unbuilt`: nothing that is known builds it, so what it lacks is
+// refused, but for those of the globs `warned`.
 struct MegatronModel {
   std::string program;
   std::vector<FactDifference> lacks;
+  bool unbuilt = false;
+  std::vector<std::string> warned;
 };
 MegatronModel megatron_model(const Family& family);
-// Nothing that is known builds it: what it lacks is refused.
-bool is_refused_by_megatron(const Family& family);
 // Of what was written for Megatron.
 MegatronModel megatron_model(const Catalog& target);
 

@@ -51,10 +51,13 @@ const Json* megatron_row(const Family& family) {
 MegatronModel megatron_model(const Family& family) {
   const Json* row = megatron_row(family);
   if (!row) return {};
-  MegatronModel model{.program = row->at("model").get<std::string>(),
-                      .lacks = {}};
+  MegatronModel model{
+      .program = row->at("model").get<std::string>(),
+      .lacks = {},
+      .unbuilt = row->at("model") == "none",
+      .warned = row->value("warned", std::vector<std::string>())};
   if (model.program == "none" || model.program == "own_args")
-    model.program = "code of your own";
+    model.program = row->value("into", std::string("code of your own"));
   const Json lacks = row->value("lacks", Json::object());
   for (const auto& [name, is] : lacks.items())
     model.lacks.push_back(
@@ -76,11 +79,6 @@ MegatronModel megatron_model(const Catalog& target) {
   if (!own && model.program == "code of your own" && model.lacks.empty())
     model.program = "GPTModel";
   return model;
-}
-
-bool is_refused_by_megatron(const Family& family) {
-  const Json* row = megatron_row(family);
-  return row && row->at("model") == "none";
 }
 
 bool is_allowed(const std::vector<std::string>& globs,

@@ -23,6 +23,7 @@ class FactScope : public Expr::Scope {
     for (const auto& [name, value] : traits.items())
       values_["trait." + name] = value;
     add_windows();
+    add_rope_layers();
   }
 
   const Json& value(const std::string& name) const override {
@@ -50,6 +51,20 @@ class FactScope : public Expr::Scope {
     }
     values_["window_types"] = std::move(types);
     if (window.is_array()) values_["window_list"] = std::move(list);
+  }
+
+  // Layers with rotary positions, of those without.
+  void add_rope_layers() {
+    const Json none = value("no_rope_layers"), layers = value("layers");
+    if (none.is_null() || !layers.is_number_integer() || layers < 0 ||
+        layers > 100000)
+      return;
+    Json list = Json::array();
+    for (size_t l = 0; l < layers.get<size_t>(); ++l) {
+      const Json& one = none.is_array() && l < none.size() ? none[l] : none;
+      list.push_back(one == Json(1) ? 0 : 1);
+    }
+    values_["rope_layers"] = std::move(list);
   }
 
   std::map<std::string, Json> values_;

@@ -451,8 +451,12 @@ const Dialect& need_dialect(const Family& family, std::string_view name) {
   std::string known = "hf";
   for (const Dialect& dialect : family.dialects())
     if (family.dialect(dialect.name)) known += ", " + dialect.name;
-  throw unfaithful_error({}, "family {} has no rules for {}", family.name(),
-                         name)
+  const bool sees = !family.hf().outer.empty();
+  throw unfaithful_error({}, "family {} has no rules for {}{}", family.name(),
+                         name,
+                         sees ? ", which has no place for the tower beside "
+                                "the language model"
+                              : "")
       .with_hint("it has " + known +
                  "; --family-file FILE brings a family of your own");
 }
@@ -601,22 +605,36 @@ void check_numbers(const Catalog& source, const TranslateOptions& options) {
     check_layers(model, facts, source.path);
 }
 
-void check_beside(Catalog& source, const TranslateOptions& options) {
+std::vector<Problem> check_beside(Catalog& source,
+                                  const TranslateOptions& options) {
   const std::string from(dialect_of(source));
-  if (from != "mcore" && from != "meta") return;
+  if (from != "mcore" && from != "meta" && from != "fairseq2") return {};
   const Values config = values_of(source, "hf");
-  if (config.source.empty()) return;
+  if (config.source.empty()) return {};
   load_objects(source);
   const auto family = find_family(source, options);
   const Values own = values_of(source, from);
-  if (!family || own.source.empty()) return;
+  if (!family || own.source.empty()) return {};
   check_type(source, options, *family);
   Facts said = read_facts(family, from, own, options.set);
   const Facts beside = read_facts(family, "hf", config, options.set);
   // What --set says, is so.
   for (const FactDifference& one : differing(said, beside))
     if (one.source_b.ends_with("--set")) said[one.name] = beside.at(one.name);
-  check_agreement(said, beside, from, source.path);
+  // fairseq2 0.4 writes a config.json beside its shards that has a rotary
+  // scaling whatever its own model has: both go along, as they do there.
+  std::vector<Problem> problems;
+  if (from == "fairseq2")
+    for (const FactDifference& one : differing(said, beside, from))
+      problems.push_back(warning(
+          "fact", {source.path, {}},
+          "{} is {} ({}), and {} ({} beside it): fairseq2 reads the first, "
+          "other programs the second",
+          one.name, shown_fact(one.a), one.source_a, shown_fact(one.b),
+          one.source_b));
+  else
+    check_agreement(said, beside, from, source.path);
+  return problems;
 }
 
 Catalog translate(Catalog source, const TranslateOptions& options) {

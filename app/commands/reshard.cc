@@ -3,6 +3,7 @@
 
 #include "app/command.h"
 #include "app/commands/dialect.h"
+#include "app/commands/source.h"
 #include "app/commands/target.h"
 #include "app/commands/within.h"
 #include "app/commands/write.h"
@@ -39,7 +40,8 @@ class Reshard : public Command {
   ExitCode write() {
     Catalog source = open_for_write(request_);
     if (target_.to.empty())
-      families::check_beside(source, {.family = request_.source.read.family});
+      log_problems(families::check_beside(
+          source, {.family = request_.source.read.family}));
     else
       source = into_dialect(std::move(source), {}, request_.source.read.family,
                             target_.to, target_.vocab_size,

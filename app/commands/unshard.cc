@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 
 #include "app/command.h"
+#include "app/commands/source.h"
 #include "app/commands/within.h"
 #include "app/commands/write.h"
 #include "app/options/target_name.h"
@@ -47,12 +50,27 @@ class Unshard : public Command {
  private:
   ExitCode write() {
     Catalog source = open_for_write(request_);
-    families::check_beside(source, {.family = request_.source.read.family});
+    log_problems(families::check_beside(
+        source, {.family = request_.source.read.family}));
+    warn_of_names(source);
     Layout layout;
     layout.format = file_format(request_.target_path);
     layout.single_file = !layout.format.empty();
     if (!layout.single_file) set_directory(source, layout);
     return write_checkpoint(request_, std::move(source), layout);
+  }
+
+  // Shards are joined under the names that they have. With a config.json beside
+  // them they look like a model of transformers, which finds none of its own.
+  void warn_of_names(const Catalog& source) const {
+    const std::string_view from = families::dialect_of(source);
+    if (from.empty() || from == "hf") return;
+    if (!families::find_family(source, {.family = request_.source.read.family}))
+      return;
+    spdlog::warn(
+        "names stay those of {}: unshard joins shards; `ckpt convert SRC DST "
+        "--to safetensors` gives those of transformers",
+        families::owner_of(from));
   }
 
   void check_options() const {

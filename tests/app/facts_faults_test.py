@@ -445,6 +445,40 @@ def config_of_another(folder, first, second):
     CKPT.ok("convert", there, folder / "other", "-q", "--to", second)
 
 
+# Formats of a dialect of their own, and whose names unshard keeps.
+NATIVE = {"megatron_torch_dist": "Megatron", "megatron_zarr": "Megatron",
+          "megatron_legacy": "Megatron", "meta": "Meta",
+          "fairseq2": "fairseq2", "olmo_core": "OLMo-core", "vllm": "vLLM"}
+
+
+def unshard_keeps_names(folder, form):
+    """Names that stay are said; transformers' own are nothing to speak of."""
+    source, _ = model(folder / "source", "llama")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", form, "--no-fsync")
+    said = f"names stay those of {NATIVE.get(form)}: unshard"
+    for out in ("one.safetensors", "one.pt", "many"):
+        result = CKPT.ok("unshard", there, folder / out, "--no-fsync")
+        check_equal(said in result.err, form in NATIVE, f"{out}: {result.err}")
+
+
+def config_beside_fairseq2(folder):
+    """Its own files are of two models at times: said where both go along."""
+    source, _ = model(folder / "source", "llama")
+    there = folder / "there"
+    CKPT.ok("convert", source, there, "-q", "--to", "fairseq2")
+    [config] = there.rglob("config.json")
+    edit_config(config.parent, rope_parameters=LLAMA3)
+    refused(there, folder / "no", "--to", "safetensors", "--dialect", "hf",
+            word="rope_")
+    for command, out in (("reshard", "tp1"), ("unshard", "whole"),
+                         ("convert", "again")):
+        to = ["--to", "fairseq2"] if command == "convert" else []
+        result = CKPT.ok(command, there, folder / out, *to)
+        check("rope_factor is none (" in result.err, result.err)
+        check("32.0 (config.json" in result.err, result.err)
+
+
 def config_beside_ranks(folder):
     source, want = model(folder / "source", "llama", attention_dropout=0.125)
     there = folder / "there"
@@ -569,6 +603,11 @@ def prepare(suite, ckpt):
                   f"{second}", config_of_another, first, second)
     suite.add("config.json does not come home from megatron_legacy",
               config_beside_ranks)
+    suite.add("fairseq2's shards beside a config.json of another model",
+              config_beside_fairseq2)
+    for form in (*NATIVE, "safetensors", "dcp"):
+        suite.add(f"unshard says whose names stay: {form}",
+                  unshard_keeps_names, form)
     suite.add("config.json's dtype stays beside megatron_legacy",
               dtype_beside_ranks)
     suite.add("a params.json that nobody read counts as converted",

@@ -400,3 +400,147 @@ NOWHERE = {
     "OLMo 7B": "clip_qkv", "Pythia": "parallel_residual",
     "Command R plus": "a norm for each head",
 }
+
+# Keys that are seldom and valid, on top of those: each goes to every format,
+# or is refused there with its reason.
+CHANGES = {
+    "Llama 3.1 70B": [
+        dict(rope_scaling={"type": "linear", "factor": 2.0}),
+        dict(rope_scaling={"rope_type": "default"}),
+        dict(rope_scaling={"rope_type": "llama3", "factor": 8,
+             "low_freq_factor": 1, "high_freq_factor": 4,
+             "original_max_position_embeddings": 8192, "rope_theta": 300.0}),
+        dict(rope_theta=500000),
+        dict(head_dim=None),
+        dict(pretraining_tp=2),
+        dict(attention_bias=True),
+        dict(mlp_bias=True),
+        dict(hidden_act="gelu_new"),
+        dict(hidden_act="quick_gelu"),
+        dict(use_cache=False, is_decoder=True, tie_encoder_decoder=False,
+             max_length=20,
+             temperature=0.5, top_p=0.5, num_beams=4, repetition_penalty=1.5),
+        dict(num_key_value_heads=None),
+    ],
+    "Qwen 2.5 72B": [
+        dict(use_sliding_window=True, sliding_window=3, max_window_layers=0),
+        dict(use_sliding_window=True, sliding_window=3, max_window_layers=1),
+        dict(layer_types=["sliding_attention", "full_attention"],
+             use_sliding_window=True, sliding_window=3),
+        dict(attention_bias=False, qkv_bias=False),
+    ],
+    "Qwen 3 8B": [
+        dict(attention_bias=True),
+        dict(use_qk_norm=False),
+        dict(layer_types=["full_attention", "sliding_attention"],
+             use_sliding_window=True, sliding_window=3),
+    ],
+    "Qwen 3 235B": [
+        dict(norm_topk_prob=False),
+        dict(decoder_sparse_step=2),
+        dict(mlp_only_layers=[0]),
+    ],
+    "Mistral 0.1": [
+        dict(sliding_window=2),
+        dict(attention_bias=True),
+        dict(rope_scaling={"type": "yarn", "factor": 4.0,
+             "original_max_position_embeddings": 16, "mscale": 1.0,
+             "mscale_all_dim": 1.0}),
+        dict(rope_scaling={"rope_type": "yarn", "factor": 4.0,
+             "original_max_position_embeddings": 16, "truncate": False}),
+    ],
+    "Mixtral": [
+        dict(sliding_window=2),
+        dict(router_jitter_noise=0.5),
+        dict(num_experts_per_tok=1),
+    ],
+    "Gemma 2 27B": [
+        dict(attn_logit_softcapping=None),
+        dict(final_logit_softcapping=None),
+        dict(query_pre_attn_scalar=7),
+        dict(use_bidirectional_attention=True),
+    ],
+    "Gemma 3 1B": [
+        dict(rope_scaling={"rope_type": "linear", "factor": 8.0}),
+        dict(sliding_window_pattern=2),
+        dict(_sliding_window_pattern=2),
+        dict(rope_local_base_freq=77.0),
+        dict(final_logit_softcapping=3.0),
+        dict(attn_logit_softcapping=3.0),
+        dict(use_bidirectional_attention=True),
+    ],
+    "Gemma 7B": [
+        dict(hidden_act="gelu"),
+        dict(hidden_activation="gelu"),
+    ],
+    "Phi 3 mini": [
+        dict(partial_rotary_factor=0.5),
+        dict(original_max_position_embeddings=16),
+    ],
+    "Phi 2": [
+        dict(qk_layernorm=True),
+    ],
+    "DeepSeek V3.1": [
+        dict(first_k_dense_replace=0),
+        dict(moe_layer_freq=2),
+        dict(rope_interleave=False),
+        dict(attention_bias=True),
+        dict(q_lora_rank=None),
+        dict(n_shared_experts=2),
+    ],
+    "DeepSeek V2 Lite": [
+        dict(norm_topk_prob=True),
+        dict(moe_layer_freq=2),
+    ],
+    "OLMo 7B": [
+        dict(clip_qkv=None),
+    ],
+    "OLMo 2": [
+        dict(attention_bias=True),
+    ],
+    "OLMo 3 base": [
+        dict(layer_types=None),
+    ],
+    "Granite 3": [
+        dict(logits_scaling=2.0),
+    ],
+    "SmolLM 3": [
+        dict(no_rope_layers=[0, 0, 0, 0]),
+        dict(no_rope_layers=None, no_rope_layer_interval=2),
+        dict(use_sliding_window=True, sliding_window=3),
+        dict(no_rope_layers=None),
+        dict(no_rope_layers=[0, 1, 1, 1]),
+        dict(no_rope_layers=None, no_rope_layer_interval=1),
+    ],
+    "Command R": [
+        dict(use_qk_norm=True),
+    ],
+    "GPT-OSS": [
+        dict(swiglu_limit=1.0),
+        dict(sliding_window=2),
+    ],
+    "GLM 4.5": [
+        dict(use_qk_norm=True),
+        dict(partial_rotary_factor=1.0),
+    ],
+    "GLM 4 9B": [
+        dict(attention_bias=False),
+        dict(partial_rotary_factor=1.0),
+    ],
+    "GPT-2": [
+        dict(scale_attn_weights=False),
+        dict(scale_attn_by_inverse_layer_idx=True),
+        dict(activation_function="relu"),
+    ],
+    "Pythia": [
+        dict(rotary_pct=1.0, use_parallel_residual=False),
+        dict(attention_bias=False, use_parallel_residual=False),
+    ],
+    "StarCoder 2 7B": [
+        dict(use_bias=False),
+    ],
+    "StableLM 2": [
+        dict(use_qkv_bias=True),
+        dict(qk_layernorm=True),
+    ],
+}

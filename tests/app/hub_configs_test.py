@@ -72,10 +72,10 @@ def take_config(folder):
             path.unlink()
 
 
-def hub(folder, name, target):
+def hub(folder, name, target, change=None):
     from hub_configs import HUB, NOWHERE, UNSAID
 
-    config, source = {**HUB[name]}, folder / "source"
+    config, source = {**HUB[name], **(change or {})}, folder / "source"
     for key in ("dtype", "torch_dtype"):  # what the tiny weights are
         if key in config:
             config[key] = "float32"
@@ -85,11 +85,12 @@ def hub(folder, name, target):
         target == MCORE else []
     result = CKPT.run("convert", source, there, "--to", target, "--no-fsync",
                       *asked)
-    if result.code == 5 and (target != MCORE or name in NOWHERE):
-        check(NOWHERE.get(name, "") in result.err, result.err)
+    if result.code == 5 and (
+            change or target != MCORE or name in NOWHERE):
+        check(change or NOWHERE.get(name, "") in result.err, result.err)
         return
     result.want(0)
-    check(name not in NOWHERE or target == "vllm", "was not refused")
+    check(change or name not in NOWHERE or target == "vllm", "was not refused")
     check("not known" not in result.err, result.err)
     for command in ("verify", "diff"):
         CKPT.ok(command, source, there)
@@ -184,8 +185,15 @@ def prepare(suite, ckpt):
     except ImportError as error:
         raise Skip(str(error)) from error
     torch.set_num_threads(1)
-    from hub_configs import HUB
+    from hub_configs import CHANGES, HUB
 
+    for name, changes in CHANGES.items():
+        for change in changes if FULL else changes[-1:]:
+            for target in (MCORE, *OTHERS) if FULL else (MCORE,):
+                if target == MCORE or \
+                        HUB[name]["model_type"] in OTHERS[target]:
+                    suite.add(f"{name} with {change} to {target}", hub, name,
+                              target, change)
     for name in HUB if FULL else CHOSEN:
         for target in (MCORE, *OTHERS):
             if target == MCORE or HUB[name]["model_type"] in OTHERS[target]:

@@ -118,16 +118,74 @@ def same_function(tiny, kind, source, alone):
           + (alone / "config.json").read_text())
 
 
-def other_containers(folder, name):
-    """Names stay where no dialect is asked for."""
+# But for safetensors, where it comes from, and deepspeed, which nobody's
+# weights become.
+FORMATS = ("torch", "fairseq2", "megatron_torch_dist", "megatron_zarr",
+           "megatron_legacy", "dcp", "olmo_core_v1", "olmo_core", "meta",
+           "modelopt", "vllm")
+
+
+def whole_or_refused(folder, source, want, form, words, *options):
+    """Every tensor comes home from `form`, or exit 5 says one of `words`.
+    True if it comes home."""
+    there, back = folder / form, folder / (form + "_back")
+    result = CKPT.run("convert", source, there, "--to", form, "--no-fsync",
+                      *options)
+    if result.code:
+        result.want(5)
+        check(any(word in result.err for word in words), result.err)
+        check(not there.exists(), "something was written")
+        return False
+    CKPT.ok("verify", source, there)
+    CKPT.ok("convert", there, back, "-q", "--to", "safetensors", "--no-fsync")
+    compare(tensors_of(back), want, form)
+    return True
+
+
+def every_format(folder, name, forms):
+    """A tower is carried, or the refusal names it or the model's type."""
     source = folder / "source"
-    _, _, want = saved(source, name)
-    for form in ("dcp", "torch"):
-        there, back = folder / form, folder / (form + "_back")
-        CKPT.ok("convert", source, there, "-q", "--to", form, "--no-fsync")
-        CKPT.ok("convert", there, back, "-q", "--to", "safetensors",
-                "--no-fsync")
-        compare(tensors_of(back), want, form)
+    tiny, _, want = saved(source, name)
+    kind = name.split(",")[0]
+    words = ["tower", f'"{kind}"', *TOWERS[kind]]
+    allowed = [word for fact in tiny.UNSAID.get(name, ())
+               for word in ("--allow-unsaid", fact)]
+    carried = {form for form in forms if whole_or_refused(
+        folder, source, want, form, words,
+        *(allowed if form.startswith("megatron") else ()))}
+    check({"torch", "dcp"} <= carried, str(carried))
+
+
+def tower_of_nobody(folder):
+    """The same where config.json says that there is no tower: Llama's."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    source = folder / "source"
+    model = models_of("facts_models")
+    model.model_of(model.config_of("llama")).save_pretrained(source)
+    path = source / "model.safetensors"
+    extra = {"audio_tower.layers.0.self_attn.q_proj.weight": torch.ones(8, 8),
+             "model.mm_projector.0.weight": torch.ones(8, 8),
+             "model.image_newline": torch.ones(32)}
+    save_file({**load_file(path), **extra}, path)
+    want = tensors_of(source)
+    carried = {form for form in FORMATS if whole_or_refused(
+        folder, source, want, form, extra)}
+    check_equal(carried, {"torch", "dcp", "modelopt"}, "formats of any names")
+
+
+def strict_tower(folder):
+    """GPTModel has no tower, and nobody's code has LLaVA's: said."""
+    source = folder / "source"
+    saved(source, "llava, llama")
+    options = ("--to", "megatron_torch_dist", "--no-fsync")
+    result = CKPT.run("convert", source, folder / "no", *options,
+                      "--strict-config").want(5)
+    check("tower is" in result.err, result.err)
+    check("--allow-unsaid tower" in result.err, result.err)
+    result = CKPT.ok("convert", source, folder / "there", *options)
+    check("can't say all of the model: tower is" in result.err, result.err)
 
 
 # The layouts that releases of transformers have had.
@@ -221,8 +279,12 @@ def prepare(suite, ckpt):
     for name in types:
         suite.add(name, there_and_back, name)
     for name in TOWERS:
-        suite.add(f"{name}, other containers", other_containers,
-                  next(t for t in types if t.split(",")[0] == name))
+        every = name in ("llava", "gemma3", "llama4")
+        suite.add(f"{name}, other formats", every_format,
+                  next(t for t in types if t.split(",")[0] == name),
+                  FORMATS if every else ("torch", "dcp"))
+    suite.add("a tower that config.json does not have", tower_of_nobody)
+    suite.add("a tower that Megatron lacks is said", strict_tower)
     for name in LAYOUTS:
         suite.add(f"{name}, another layout", other_layout, name)
     suite.add("experts of older files", transposed_experts)

@@ -73,8 +73,10 @@ void check_names(const Catalog& catalog) {
       throw unfaithful_error({catalog.path, name},
                              "is not named as Megatron's modules are")
           .with_hint(
-              "ranks' files hold Megatron's modules; names of other model "
-              "families have to be converted first");
+              "ranks' files hold Megatron's modules: megatron_torch_dist has "
+              "a place for what stands beside a language model, --exclude "
+              "GLOB leaves it out; other families' names have to be "
+              "converted first");
   }
 }
 
