@@ -53,6 +53,7 @@ class Transfer {
   static size_t on_send(char* data, size_t size, size_t count, void* self);
   static int on_seek(void* self, curl_off_t offset, int origin);
   void prepare_body(CURL* handle);
+  bool names_version() const;  // the host that is asked now
   void add_header(std::string_view line);
   bool check_head();  // once, before the first byte of the body
   bool take(std::span<const char> bytes);

@@ -51,10 +51,27 @@ std::vector<std::string> links(std::string_view page) {
   return {names.begin(), names.end()};
 }
 
-bool is_page(const Response& response) {
-  return response.status == 200 &&
-         parse_url(response.url).path.ends_with('/') &&
-         response.header("content-type").starts_with("text/html");
+// A page without a length ends with the connection, wherever that is: a cut
+// list would be a checkpoint with fewer files.
+void check_whole(const std::string& path, const Response& page) {
+  if (!page.header("content-length").empty() ||
+      !page.header("transfer-encoding").empty() ||
+      page.body.find("</html") != page.body.npos ||
+      page.body.find("</HTML") != page.body.npos)
+    return;
+  throw Error(ExitCode::kIo, {path, {}},
+              "the page that lists it came without a length and does not end: "
+              "it may have been cut",
+              "run it again; if that stays so, name the files, not their "
+              "directory");
+}
+
+bool is_page(const std::string& path, const Response& response) {
+  if (response.status != 200 || !parse_url(response.url).path.ends_with('/') ||
+      !response.header("content-type").starts_with("text/html"))
+    return false;
+  check_whole(path, response);
+  return true;
 }
 
 class WebStore final : public Store {
@@ -77,7 +94,7 @@ class WebStore final : public Store {
     Request asked = request(path);
     if (!asked.url.ends_with('/')) asked.url += '/';
     const Response response = fetch(asked);
-    if (!is_page(response)) return std::nullopt;
+    if (!is_page(path, response)) return std::nullopt;
     std::vector<std::string> names = links(response.body);
     add_hidden(path, names);
     const std::lock_guard lock(mutex_);
@@ -135,7 +152,7 @@ class WebStore final : public Store {
     asked.first_look = true;
     const Response response = fetch(asked);
     Facts facts;
-    if (is_page(response)) {
+    if (is_page(path, response)) {
       facts.directory = true;
       const std::vector<std::string> names = links(response.body);
       const std::lock_guard lock(mutex_);
@@ -156,7 +173,7 @@ class WebStore final : public Store {
       facts.head = response.body;
     }
     facts.version = {response.header("etag"), response.header("last-modified"),
-                     facts.size};
+                     facts.size, parse_url(response.url).origin()};
     facts.tag = facts.version.etag + "\n" + facts.version.last_modified;
     const std::lock_guard lock(mutex_);
     files_.insert(path);
