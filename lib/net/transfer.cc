@@ -273,6 +273,7 @@ bool Transfer::judge_range() {
         fmt::format("bytes {}-{} where {}-{} were asked for", *range.first,
                     *range.last, begin, request.begin + request.wanted() - 1));
   response.total = range.total;
+  range_end_ = *range.last + 1 - request.begin;
   into_range_ = true;
   return true;
 }
@@ -306,7 +307,7 @@ bool Transfer::check_head() {
 bool Transfer::take(std::span<const char> bytes) {
   if (!check_head()) return false;
   if (into_range_) {
-    if (bytes.size() > request.wanted() - response.got) {
+    if (bytes.size() > range_end_ - response.got) {
       verdict_ = Verdict::kTooLong;
       return false;
     }

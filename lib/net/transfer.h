@@ -76,6 +76,7 @@ class Transfer {
   uint64_t before_ = 0;  // response.got when the attempt began
   bool head_checked_ = false;
   bool into_range_ = false;
+  uint64_t range_end_ = 0;  // of what the reply promises, as response.got
   // What came last, on its way into a file: libcurl hands out 16 KiB at a time,
   // and a write of so little costs twice as much as the copy.
   std::unique_ptr<std::byte[]> gathered_;

@@ -91,14 +91,11 @@ class WebStore final : public Store {
 
   std::optional<std::vector<std::string>> list(
       const std::string& path) override {
-    Request asked = request(path);
-    if (!asked.url.ends_with('/')) asked.url += '/';
-    const Response response = fetch(asked);
-    if (!is_page(path, response)) return std::nullopt;
-    std::vector<std::string> names = links(response.body);
-    add_hidden(path, names);
+    auto names = first_list(path);
+    if (!names) return std::nullopt;
+    add_hidden(path, *names);
     const std::lock_guard lock(mutex_);
-    listed_[path] = {names.begin(), names.end()};
+    listed_[path] = {names->begin(), names->end()};
     return names;
   }
 
@@ -115,6 +112,21 @@ class WebStore final : public Store {
   }
 
  private:
+  // As the first look at it found it: that a server which listed it a moment
+  // ago refuses now would be a directory that can't be listed.
+  std::optional<std::vector<std::string>> first_list(const std::string& path) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = listed_.find(path); found != listed_.end())
+        return std::vector(found->second.begin(), found->second.end());
+    }
+    Request asked = request(path);
+    if (!asked.url.ends_with('/')) asked.url += '/';
+    const Response response = fetch(asked);
+    if (!is_page(path, response)) return std::nullopt;
+    return links(response.body);
+  }
+
   // What nginx does not list, and no distributed checkpoint is without.
   void add_hidden(const std::string& path, std::vector<std::string>& names) {
     const std::string index = ".metadata";
