@@ -41,6 +41,8 @@ struct Version {
   std::string etag;           // as the header has it; "" if none
   std::string last_modified;  // the same
   std::optional<uint64_t> size;
+  // Of the host that said so, if the URL was redirected to it; else the URL's.
+  std::string origin = {};
 };
 
 struct Request {

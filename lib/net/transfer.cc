@@ -15,6 +15,8 @@ namespace ckpt::net {
 namespace {
 
 constexpr uint64_t kLargeRange = 1 << 20;
+// An attempt that brought so much is not a failure that adds up with others.
+constexpr uint64_t kProgress = 64 << 10;
 constexpr size_t kMostErrorBody = 64 << 10;
 constexpr size_t kGather = 256 << 10;
 
@@ -88,6 +90,11 @@ std::string Transfer::range() const {
                      request.begin + request.wanted() - 1);
 }
 
+bool Transfer::names_version() const {
+  const std::string& origin = request.version.origin;
+  return origin.empty() ? own_host_ : parse_url(target_).origin() == origin;
+}
+
 void Transfer::set_headers(CURL* handle) {
   const Curl& c = curl();
   if (list_) c.slist_free_all(list_);
@@ -100,7 +107,7 @@ void Transfer::set_headers(CURL* handle) {
     for (const std::string& line : request.secret_headers) add(line);
   // A weak ETag is not a promise about bytes, and may not be sent so.
   const std::string& etag = request.version.etag;
-  const bool binds = own_host_ && etag.starts_with('"');
+  const bool binds = names_version() && etag.starts_with('"');
   if (binds) add("If-Match: " + etag);
   if (own_host_ && request.sign)
     for (const std::string& line :
@@ -266,6 +273,7 @@ bool Transfer::judge_range() {
         fmt::format("bytes {}-{} where {}-{} were asked for", *range.first,
                     *range.last, begin, request.begin + request.wanted() - 1));
   response.total = range.total;
+  range_end_ = *range.last + 1 - request.begin;
   into_range_ = true;
   return true;
 }
@@ -282,8 +290,9 @@ bool Transfer::check_head() {
     return true;
   };
   // A host that was redirected to names versions in its own way.
-  if (own_host_ && (differs(request.version.etag, "etag") ||
-                    differs(request.version.last_modified, "last-modified")))
+  if (names_version() &&
+      (differs(request.version.etag, "etag") ||
+       differs(request.version.last_modified, "last-modified")))
     return false;
   if (request.wanted() == 0) return true;
   if (response.status == 206) return judge_range();
@@ -298,7 +307,7 @@ bool Transfer::check_head() {
 bool Transfer::take(std::span<const char> bytes) {
   if (!check_head()) return false;
   if (into_range_) {
-    if (bytes.size() > request.wanted() - response.got) {
+    if (bytes.size() > range_end_ - response.got) {
       verdict_ = Verdict::kTooLong;
       return false;
     }
@@ -357,7 +366,6 @@ bool Transfer::fail(Error failure) {
 }
 
 bool Transfer::again(std::string what, bool always) {
-  constexpr uint64_t kProgress = 64 << 10;
   if (response.got >= before_ + kProgress) failures_ = 0;
   ++failures_;
   if (always || (failures_ <= settings().retries && take_retry())) {
@@ -423,6 +431,10 @@ Error Transfer::curl_failure(CURLcode code) const {
     case CURLE_SSL_CERTPROBLEM:
       return Error(ExitCode::kIo, {request.path, {}},
                    fmt::format("no TLS connection to {}: {}", host, text));
+    case CURLE_UNSUPPORTED_PROTOCOL:
+      return Error(ExitCode::kIo, {request.path, {}},
+                   fmt::format("{} does not answer in HTTP: {}", host, text),
+                   "look at the host, its port, and the proxies in between");
     default:
       return Error(ExitCode::kIo, {request.path, {}},
                    fmt::format("{}: {}", host, text));
@@ -483,12 +495,14 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
     return fail(changed_error(request.path, "the server has another version"));
   if (into_range_ && response.got < request.wanted() &&
       !(response.total && request.begin + response.got == *response.total)) {
-    // Less than was asked for is allowed; nothing at all is not.
-    if (response.got > before_) {
+    // Less than was asked for is allowed. A little each time would never end.
+    if (response.got >= before_ + kProgress) {
       pause_ = std::chrono::milliseconds(0);
       return true;
     }
-    return again("the server sent no bytes");
+    return again(fmt::format("the server sent {} bytes of {}",
+                             response.got - before_,
+                             request.wanted() - before_));
   }
   give_retry();
   return false;

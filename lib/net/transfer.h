@@ -53,6 +53,7 @@ class Transfer {
   static size_t on_send(char* data, size_t size, size_t count, void* self);
   static int on_seek(void* self, curl_off_t offset, int origin);
   void prepare_body(CURL* handle);
+  bool names_version() const;  // the host that is asked now
   void add_header(std::string_view line);
   bool check_head();  // once, before the first byte of the body
   bool take(std::span<const char> bytes);
@@ -75,6 +76,7 @@ class Transfer {
   uint64_t before_ = 0;  // response.got when the attempt began
   bool head_checked_ = false;
   bool into_range_ = false;
+  uint64_t range_end_ = 0;  // of what the reply promises, as response.got
   // What came last, on its way into a file: libcurl hands out 16 KiB at a time,
   // and a write of so little costs twice as much as the copy.
   std::unique_ptr<std::byte[]> gathered_;

@@ -51,10 +51,27 @@ std::vector<std::string> links(std::string_view page) {
   return {names.begin(), names.end()};
 }
 
-bool is_page(const Response& response) {
-  return response.status == 200 &&
-         parse_url(response.url).path.ends_with('/') &&
-         response.header("content-type").starts_with("text/html");
+// A page without a length ends with the connection, wherever that is: a cut
+// list would be a checkpoint with fewer files.
+void check_whole(const std::string& path, const Response& page) {
+  if (!page.header("content-length").empty() ||
+      !page.header("transfer-encoding").empty() ||
+      page.body.find("</html") != page.body.npos ||
+      page.body.find("</HTML") != page.body.npos)
+    return;
+  throw Error(ExitCode::kIo, {path, {}},
+              "the page that lists it came without a length and does not end: "
+              "it may have been cut",
+              "run it again; if that stays so, name the files, not their "
+              "directory");
+}
+
+bool is_page(const std::string& path, const Response& response) {
+  if (response.status != 200 || !parse_url(response.url).path.ends_with('/') ||
+      !response.header("content-type").starts_with("text/html"))
+    return false;
+  check_whole(path, response);
+  return true;
 }
 
 class WebStore final : public Store {
@@ -74,14 +91,11 @@ class WebStore final : public Store {
 
   std::optional<std::vector<std::string>> list(
       const std::string& path) override {
-    Request asked = request(path);
-    if (!asked.url.ends_with('/')) asked.url += '/';
-    const Response response = fetch(asked);
-    if (!is_page(response)) return std::nullopt;
-    std::vector<std::string> names = links(response.body);
-    add_hidden(path, names);
+    auto names = first_list(path);
+    if (!names) return std::nullopt;
+    add_hidden(path, *names);
     const std::lock_guard lock(mutex_);
-    listed_[path] = {names.begin(), names.end()};
+    listed_[path] = {names->begin(), names->end()};
     return names;
   }
 
@@ -98,6 +112,21 @@ class WebStore final : public Store {
   }
 
  private:
+  // As the first look at it found it: that a server which listed it a moment
+  // ago refuses now would be a directory that can't be listed.
+  std::optional<std::vector<std::string>> first_list(const std::string& path) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = listed_.find(path); found != listed_.end())
+        return std::vector(found->second.begin(), found->second.end());
+    }
+    Request asked = request(path);
+    if (!asked.url.ends_with('/')) asked.url += '/';
+    const Response response = fetch(asked);
+    if (!is_page(path, response)) return std::nullopt;
+    return links(response.body);
+  }
+
   // What nginx does not list, and no distributed checkpoint is without.
   void add_hidden(const std::string& path, std::vector<std::string>& names) {
     const std::string index = ".metadata";
@@ -135,7 +164,7 @@ class WebStore final : public Store {
     asked.first_look = true;
     const Response response = fetch(asked);
     Facts facts;
-    if (is_page(response)) {
+    if (is_page(path, response)) {
       facts.directory = true;
       const std::vector<std::string> names = links(response.body);
       const std::lock_guard lock(mutex_);
@@ -156,7 +185,7 @@ class WebStore final : public Store {
       facts.head = response.body;
     }
     facts.version = {response.header("etag"), response.header("last-modified"),
-                     facts.size};
+                     facts.size, parse_url(response.url).origin()};
     facts.tag = facts.version.etag + "\n" + facts.version.last_modified;
     const std::lock_guard lock(mutex_);
     files_.insert(path);

@@ -7,8 +7,10 @@ import functools
 import hashlib
 import http.server
 import json
+import os
 import socket
 import ssl
+import struct
 import threading
 import time
 import urllib.parse
@@ -29,6 +31,7 @@ class Request:
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30
+    most = None  # bytes of a body without a length
 
     def log_message(self, *_):
         pass
@@ -53,6 +56,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def reply(self, status, body=b"", headers=(), length=None):
         self.request_.status = status
+        if self.most is not None:
+            body, length = body[:self.most], False
         self.send_response(status)
         for name, value in dict(headers).items():
             self.send_header(name, value)
@@ -62,6 +67,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.send(body)
+        if self.most is not None:
+            self.drop()
 
     def send(self, body):
         for at in range(0, len(body), 1 << 16):
@@ -71,17 +78,35 @@ class Handler(http.server.BaseHTTPRequestHandler):
             with self.server.owner.lock:
                 self.server.owner.bytes += len(part)
 
+    def reset(self):
+        """Ends the connection as a machine does that knows nothing of it."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER,
+                                   struct.pack("ii", 1, 0))
+        os.close(self.connection.detach())
+        raise ConnectionResetError
+
     def drop(self):
         self.close_connection = True
         with contextlib.suppress(OSError):  # the client has gone
             self.connection.shutdown(socket.SHUT_RDWR)
 
 
+class Http(http.server.ThreadingHTTPServer):
+    # Beyond it connections begin a second later, then three: they are made
+    # again by the client's kernel.
+    request_queue_size = 256
+    daemon_threads = True
+
+    def handle_error(self, *_):
+        pass  # a connection that a test ended
+
+
 class Server:
     """Serves a folder. `fault(request, number)` names what goes wrong with a
     request: None, ("status", 503, {headers}), ("cut", bytes), ("stall",
     bytes), ("etag", text), ("whole",), ("shifted",), ("long",), ("short",),
-    ("to", url)."""
+    ("to", url), ("reset", bytes), ("slow", bytes at once), ("text", of no
+    protocol), ("empty",), ("open", bytes: the end is the connection's)."""
 
     def __init__(self, folder, tls=None, page=True):
         self.folder = Path(folder)
@@ -90,8 +115,7 @@ class Server:
         self.fault = None
         self.page = page  # directories are listed
         self.stop = threading.Event()
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
+        self.http = Http(("127.0.0.1", 0), Handler)
         self.http.owner = self
         self.port = self.http.server_address[1]
         scheme = "http"
@@ -127,6 +151,12 @@ class Server:
                                  fault[2] if len(fault) > 2 else {})
         if kind == "to":
             return handler.reply(302, b"", {"Location": fault[1]})
+        if kind == "text":
+            handler.wfile.write(fault[1])
+            return handler.drop()
+        if kind == "empty":
+            return handler.reply(200, b"")
+        handler.most = fault[1] if kind == "open" else None
         if file.is_dir():
             return self.list(handler, file, path)
         if not file.is_file():
@@ -155,13 +185,23 @@ class Server:
         body = data[first:last + 1]
         if kind == "long":
             return handler.reply(206, bytes(body) + b"more", headers)
-        if kind in ("cut", "stall"):
+        if kind == "slow":
+            return self.trickle(handler, body, headers, fault[1])
+        if kind in ("cut", "stall", "reset"):
             handler.request_.status = 206
             handler.reply(206, body[:fault[1]], headers, length=len(body))
             if kind == "stall":
                 self.stop.wait(20)
-            return handler.drop()
+            return handler.reset() if kind == "reset" else handler.drop()
         handler.reply(206, body, headers)
+
+    def trickle(self, handler, body, headers, step):
+        """In four parts, with a pause after each."""
+        handler.request_.status = 206
+        handler.reply(206, b"", headers, length=len(body))
+        for at in range(0, len(body), max(1, len(body) // 4)):
+            handler.send(body[at:at + max(1, len(body) // 4)])
+            self.stop.wait(step)
 
     def list(self, handler, folder, path):
         if not self.page:

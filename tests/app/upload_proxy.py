@@ -9,6 +9,8 @@ import threading
 import time
 import urllib.parse
 
+from remote_servers import Http
+
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -87,8 +89,7 @@ class Proxy:
         self.fault, self.delay = None, 0
         self.forget()
         self.stop = threading.Event()
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
+        self.http = Http(("127.0.0.1", 0), Handler)
         self.http.owner = self
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
         threading.Thread(target=self.http.serve_forever, args=(0.05,),
