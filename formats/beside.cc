@@ -18,6 +18,7 @@
 #include "formats/runs/run.h"
 #include "lib/decoding.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 
@@ -266,7 +267,13 @@ class Settling {
   // A link may name any file of the machine; what it names would be published
   // with the target.
   void check(const std::string& where) {
-    if (!io::is_file(where)) return;  // throws for all but files and folders
+    if (!io::is_file(where)) {  // throws for all but files and folders
+      if (io::is_url(where) && !io::is_directory(where))
+        throw missing_error({where, {}},
+                            "is listed, and the server does not have it")
+            .with_hint("a directory that is changing, or a link to nothing");
+      return;
+    }
     if (!io::is_link(where)) return;
     if (root_.empty()) root_ = fs::canonical(source_.file_root);
     const fs::path real = fs::canonical(where);

@@ -57,7 +57,11 @@ void check_name(const std::string& url, const std::string& path) {
 void look_at(FetchFile& file) {
   struct stat facts;
   if (!io::stat_any(file.url, facts))
-    throw missing_error({file.url, {}}, "does not exist any more");
+    throw missing_error({file.url, {}},
+                        "is listed, and the server does not have it")
+        .with_hint(
+            "a directory that is changing, or a link to nothing; "
+            "--exclude leaves it out");
   file.bytes = static_cast<uint64_t>(facts.st_size);
   file.sha256 = io::remote_sha256(file.url);
   file.tag = fmt::format("{} {:016x}", file.bytes, facts.st_ino);

@@ -120,10 +120,13 @@ def test_faults(folder, command):
     with Server(folder / "srv") as server:
         case = Case(folder, server, command)
         # verify counts a file that is refused among its findings.
-        lasting = (0, 1, 3, 6) if command == "verify" else (0, 3, 6)
-        for name, fault in {**PASSING, **LASTING}.items():
+        lasting = (0, 1, 3, 6) if command == "verify" else (0, 3, 4, 6)
+        # Of a file that is listed: to read less is no answer for a target.
+        gone = {"404": ("status", 404)} if command in WRITES else {}
+        for name, fault in {**PASSING, **LASTING, **gone}.items():
             waits = name in ("stall", "429 with a time")
-            for number in places(case, name, 1 if waits else 2):
+            most = 9 if name in gone else 1 if waits else 2
+            for number in places(case, name, most):
                 out = f"{name} at {number}".replace(" ", "_")
                 once = case.run(out, lambda _, i, n=number, f=fault:
                                 f if i == n else None)
