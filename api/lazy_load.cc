@@ -75,7 +75,8 @@ LazyLoad Checkpoint::lazy_load(const Topology& topology,
   check_rank(topology, rank);
   std::shared_ptr<const Catalog> catalog = catalog_;
   const bool no_rules = topology.tp > 1 && formats::lacks_rank_rules(*catalog_);
-  if (no_rules || catalog->archive_opener || topology.pp != 1 || topology.ep != 1) {
+  if (no_rules || catalog->archive_opener || topology.pp != 1 ||
+      topology.ep != 1) {
     auto part = std::make_shared<Catalog>(*catalog_);
     // Of the whole model: a stage may lack what tells the rules.
     if (no_rules)

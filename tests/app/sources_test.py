@@ -6,7 +6,6 @@ be. Servers are on loopback."""
 
 import base64
 import json
-import os
 import sys
 import time
 import urllib.parse

@@ -81,8 +81,8 @@ int run(size_t count) {
   fmt::print("{} tensors, header {:.1f} MB\n", count,
              static_cast<double>(header.size()) / 1e6);
   bool valid = true;
-  row("UTF-8 check",
-      best_of(9, [&] { valid &= text::is_utf8(json); }), json.size());
+  row("UTF-8 check", best_of(9, [&] { valid &= text::is_utf8(json); }),
+      json.size());
   const double parse =
       best_of(9, [&] { safetensors::parse_header(json, size, file); });
   row("parse_header", parse, json.size());
