@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <memory>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "lib/io/retry.h"
@@ -17,6 +19,8 @@ namespace ckpt::io {
 namespace {
 
 using Keep = std::function<bool(const std::string&)>;
+
+constexpr int kMostTries = 100;
 
 class Remover {
  public:
@@ -32,12 +36,16 @@ class Remover {
     if (::fstatat(above, name, &facts, AT_SYMLINK_NOFOLLOW) != 0 ||
         !S_ISDIR(facts.st_mode))
       return fail(why);
-    const bool emptied = empty(above, name, relative + "/");
-    if (keep_ && keep_(relative + "/")) return false;
-    if (!emptied) return false;
-    if (retry([&] { return ::unlinkat(above, name, AT_REMOVEDIR); }) == 0)
-      return true;
-    return fail(errno);
+    for (int tries = 0;; ++tries) {
+      const bool emptied = empty(above, name, relative + "/");
+      if (keep_ && keep_(relative + "/")) return false;
+      if (!emptied) return false;
+      if (retry([&] { return ::unlinkat(above, name, AT_REMOVEDIR); }) == 0)
+        return true;
+      // Another rank of a save that is given up made its last file meanwhile.
+      if (errno != ENOTEMPTY || tries == kMostTries) return fail(errno);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
 
   // True if nothing is left in the directory.
