@@ -9,6 +9,7 @@
 #include "api/edit/vocabulary.h"
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
+#include "convert/check_source.h"
 #include "convert/translate.h"
 #include "convert/values.h"
 #include "formats/run_state.h"

@@ -56,13 +56,4 @@ std::shared_ptr<const Family> find_family(const Catalog& source,
 // family.
 Catalog translate(Catalog source, const TranslateOptions& options);
 
-// For a target that keeps transformers' names and cuts by the numbers of
-// config.json: throws unfaithful_error if the tensors are not of these.
-void check_numbers(const Catalog& source, const TranslateOptions& options);
-// Throws unfaithful_error where the source's own configuration (args, …) and
-// the config.json beside it, which goes along, are of two models; of fairseq2's
-// this is a warning, for its own files are.
-std::vector<Problem> check_beside(Catalog& source,
-                                  const TranslateOptions& options);
-
 }  // namespace ckpt::families

@@ -8,7 +8,7 @@
 #include "app/commands/within.h"
 #include "app/commands/write.h"
 #include "app/print/console.h"
-#include "convert/translate.h"
+#include "convert/check_source.h"
 
 namespace ckpt::app {
 namespace {

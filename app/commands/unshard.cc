@@ -9,7 +9,7 @@
 #include "app/commands/write.h"
 #include "app/options/target_name.h"
 #include "ckpt/error.h"
-#include "convert/translate.h"
+#include "convert/check_source.h"
 #include "formats/options.h"
 #include "formats/traits.h"
 #include "formats/unsharded.h"
