@@ -271,7 +271,7 @@ class Settling {
       if (io::is_url(where) && !io::is_directory(where))
         throw missing_error({where, {}},
                             "is listed, and the server does not have it")
-            .with_hint("a directory that is changing, or a link to nothing");
+            .with_hint("the directory is changing, or it is a broken symlink");
       return;
     }
     if (!io::is_link(where)) return;

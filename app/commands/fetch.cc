@@ -60,7 +60,7 @@ void look_at(FetchFile& file) {
     throw missing_error({file.url, {}},
                         "is listed, and the server does not have it")
         .with_hint(
-            "a directory that is changing, or a link to nothing; "
+            "the directory is changing, or it is a broken symlink; "
             "--exclude leaves it out");
   file.bytes = static_cast<uint64_t>(facts.st_size);
   file.sha256 = io::remote_sha256(file.url);

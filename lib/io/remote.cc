@@ -40,7 +40,7 @@ std::vector<RemoteEntry> files_below(const std::string& url) {
         paths.size(),
         [&](size_t k) { facts[k] = stat_remote(join(url, paths[k])); }, kLooks);
     for (size_t k = 0; k < paths.size(); ++k) {
-      // Listed and not there, as a link to nothing is: who reads it says so.
+      // Listed and not there, as a broken symlink is: who reads it says so.
       if (!facts[k])
         files.push_back({std::move(paths[k]), 0});
       else if (S_ISDIR(facts[k]->st_mode))
