@@ -5,7 +5,6 @@
 
 #include "api/rank_part.h"
 #include "ckpt/ckpt.h"
-#include "convert/translate.h"
 #include "formats/fairseq2/layout.h"
 #include "formats/rank_rules.h"
 #include "models/rules.h"
@@ -79,8 +78,7 @@ LazyLoad Checkpoint::lazy_load(const Topology& topology,
       topology.ep != 1) {
     auto part = std::make_shared<Catalog>(*catalog_);
     // Of the whole model: a stage may lack what tells the rules.
-    if (no_rules)
-      formats::add_rank_rules(*part, families::dialect_of(*part), topology.tp);
+    if (no_rules) library::add_rank_rules(*part, topology.tp);
     *part = library::rank_part(std::move(*part), topology, rank);
     locate(*part);
     catalog = std::move(part);

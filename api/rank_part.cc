@@ -12,6 +12,8 @@
 #include "api/edit/experts.h"
 #include "api/edit/layers.h"
 #include "ckpt/error.h"
+#include "convert/translate.h"
+#include "convert/values.h"
 #include "formats/rank_rules.h"
 #include "models/view.h"
 
@@ -247,6 +249,16 @@ Catalog rank_part(Catalog catalog, const Topology& topology, const Rank& rank) {
   }
   catalog.tensors = std::move(kept);
   return catalog;
+}
+
+void add_rank_rules(Catalog& catalog, uint32_t tp) {
+  const size_t own = catalog.sidecars.size();
+  if (auto config = families::config_sidecar(catalog);
+      config && std::ranges::find(catalog.sidecars, config->name,
+                                  &Sidecar::name) == catalog.sidecars.end())
+    catalog.sidecars.push_back(*std::move(config));
+  formats::add_rank_rules(catalog, families::dialect_of(catalog), tp);
+  catalog.sidecars.resize(own);
 }
 
 }  // namespace ckpt::library

@@ -13,4 +13,8 @@ namespace ckpt::library {
 // divide.
 Catalog rank_part(Catalog catalog, const Topology& topology, const Rank& rank);
 
+// formats::add_rank_rules by the dialect of the names, and by the config.json
+// beside the checkpoint if its reader leaves that there.
+void add_rank_rules(Catalog& catalog, uint32_t tp);
+
 }  // namespace ckpt::library

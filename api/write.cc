@@ -8,6 +8,7 @@
 #include "api/file_names.h"
 #include "api/losses.h"
 #include "api/manifests.h"
+#include "api/rank_part.h"
 #include "api/replace.h"
 #include "api/resume.h"
 #include "api/sending.h"
@@ -16,7 +17,6 @@
 #include "containers/hf/hf.h"
 #include "convert/dequantize.h"
 #include "convert/quantized.h"
-#include "convert/translate.h"
 #include "formats/beside.h"
 #include "formats/format.h"
 #include "formats/options.h"
@@ -265,8 +265,7 @@ void add_rules_of_names(const Layout& layout, const formats::Traits& target,
   if (layout.topology.tp <= 1 || !target.any_tensors || target.is_container ||
       !formats::lacks_rank_rules(source))
     return;
-  formats::add_rank_rules(source, families::dialect_of(source),
-                          layout.topology.tp);
+  library::add_rank_rules(source, layout.topology.tp);
 }
 
 }  // namespace

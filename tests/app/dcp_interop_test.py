@@ -340,6 +340,8 @@ def test_plan(folder):
         for path in (source / "ckpt").glob("*.safetensors"):
             want.update(read_safetensors(path))
         compare(load_plain(out, want), want, source.name)
+        CKPT.ok("reshard", out, folder / "again", "--tp", 2, "--dp", 1,
+                "--overwrite")  # config.json is beside the files
         boxes = boxes_of(out)
         for pattern, dim in plan_of(source / "ckpt").items():
             for name in filter(pattern.fullmatch, want):
