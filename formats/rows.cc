@@ -63,30 +63,24 @@ Traits megatron_dist_traits() {
   return traits;
 }
 
-Traits torch_dist_traits() {
+// Of either backend; `more`: the files that it has besides.
+Traits megatron_backend_traits(std::initializer_list<std::string_view> more) {
   Traits traits = megatron_dist_traits();
   traits.gather_optimizer = gather_distributed;
-  traits.own_files = {"latest_checkpointed_iteration.txt",
-                      ".metadata",
-                      "metadata.json",
-                      "common.pt",
-                      "integrity.json",
-                      "*.distcp",
-                      "*/dist_ckpt/.metadata",
-                      "*/dist_ckpt/metadata.json",
-                      "*/dist_ckpt/common.pt"};
+  traits.own_files = {"latest_checkpointed_iteration.txt", "metadata.json",
+                      "common.pt", "integrity.json"};
+  traits.own_files.insert(traits.own_files.end(), more);
   return traits;
 }
 
+Traits torch_dist_traits() {
+  return megatron_backend_traits(
+      {".metadata", "*.distcp", "*/dist_ckpt/.metadata",
+       "*/dist_ckpt/metadata.json", "*/dist_ckpt/common.pt"});
+}
+
 Traits megatron_zarr_traits() {
-  Traits traits = megatron_dist_traits();
-  traits.gather_optimizer = gather_distributed;
-  traits.own_files = {"latest_checkpointed_iteration.txt",
-                      "metadata.json",
-                      "common.pt",
-                      "integrity.json",
-                      "*/.zarray",
-                      "*/.zattrs"};
+  Traits traits = megatron_backend_traits({"*/.zarray", "*/.zattrs"});
   traits.leaves_arrays = true;
   return traits;
 }

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -243,11 +242,7 @@ def main():
     def prepare(_, ckpt):
         global CKPT
         CKPT = remote.CKPT = ckpt
-        probe = ckpt.run("inspect", "http://127.0.0.1:1/x",
-                         env={"CKPT_NET_RETRIES": "0"})
-        if probe.code == 7:
-            print("skipped: " + probe.err.strip())
-            sys.exit(77)
+        remote.need_net(ckpt)
     suite.main(prepare)
 
 

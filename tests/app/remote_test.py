@@ -973,6 +973,15 @@ def test_memory(folder):
             check(peak < 120 << 20, f"{peak >> 20} MiB")
 
 
+def need_net(ckpt):
+    """Ends the test, skipped, if this build reads no URLs."""
+    probe = ckpt.run("inspect", "http://127.0.0.1:1/x",
+                     env={"CKPT_NET_RETRIES": "0"})
+    if probe.code == 7:
+        print("skipped: " + probe.err.strip())
+        sys.exit(77)
+
+
 def main():
     suite = Suite(__doc__)
     for case in GOLDENS:
@@ -995,11 +1004,7 @@ def main():
     def prepare(_, ckpt):
         global CKPT
         CKPT = ckpt
-        probe = ckpt.run("inspect", "http://127.0.0.1:1/x",
-                         env={"CKPT_NET_RETRIES": "0"})
-        if probe.code == 7:
-            print("skipped: " + probe.err.strip())
-            sys.exit(77)
+        need_net(ckpt)
     suite.main(prepare)
 
 
