@@ -60,12 +60,45 @@ std::optional<Facts> ListedStore::look(const std::string& path) {
       return entry->second;
     }
   }
+  if (!place.key.empty()) {
+    const auto told = look_in_listings(path);
+    if (told) return *told;
+  }
   if (listing(path)) {
     Facts folder;
     folder.directory = true;
     return folder;
   }
   return place.key.empty() ? std::nullopt : look_alone(path);
+}
+
+// What the listings say from the nearest directory above it that was listed:
+// where a name is none of its directories, nothing lies below; else that is
+// listed, too. It answers for all that readers will look for there, which would
+// be two requests for each of fifty names. Nothing if no listing can tell.
+std::optional<std::optional<Facts>> ListedStore::look_in_listings(
+    const std::string& path) {
+  std::vector<std::string> names;  // below `above`, the next one last
+  std::string above = path;
+  bool known = false;
+  while (!known && !parse_place(above).key.empty()) {
+    names.push_back(last_name(above));
+    above = folder_of(above);
+    const std::lock_guard lock(mutex_);
+    const auto found = listings_.find(above);
+    known = found != listings_.end() && found->second;
+  }
+  if (!known) return std::nullopt;
+  while (true) {
+    const Listing* const all = listing(above);
+    if (!all) return std::nullopt;
+    const auto entry = all->entries.find(names.back());
+    if (entry == all->entries.end()) return std::optional<Facts>();
+    if (names.size() == 1) return entry->second;
+    if (!entry->second.directory) return std::optional<Facts>();
+    above += "/" + names.back();
+    names.pop_back();
+  }
 }
 
 // Where the directory can't be listed.

@@ -55,6 +55,7 @@ class ListedStore : public Store {
  private:
   const Listing* listing(const std::string& path);
   bool is_below_object(std::string path) const;  // with the mutex held
+  std::optional<std::optional<Facts>> look_in_listings(const std::string& path);
   std::optional<Facts> look_alone(const std::string& path);
 
   std::mutex mutex_;

@@ -154,6 +154,16 @@ class WebStore final : public Store {
          above.size() > parse_url(path).origin().size();
          above = folder_of(above))
       if (files_.contains(above)) return true;
+    // No listing above it has what it lies in.
+    for (std::string in = folder;
+         in.size() > parse_url(path).origin().size();) {
+      const std::string name = last_name(in);
+      in = folder_of(in);
+      const auto above = listed_.find(in);
+      if (above != listed_.end() && !name.starts_with('.') &&
+          !above->second.contains(name))
+        return true;
+    }
     const auto found = listed_.find(folder);
     const std::string name = last_name(path);
     return found != listed_.end() && !name.starts_with('.') &&
