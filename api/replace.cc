@@ -12,6 +12,7 @@
 #include "formats/accounted.h"
 #include "formats/format.h"
 #include "lib/io/file.h"
+#include "lib/io/staging.h"
 #include "lib/io/upload.h"
 #include "lib/manifest.h"
 #include "lib/text/format.h"
@@ -77,6 +78,8 @@ void check_directory(const Prepared& prepared) {
   // What the run writes there again as it stands is not lost either.
   const auto is_listed = [&](const std::string& path) {
     if (manifest.files.contains(path)) return true;
+    // The claim of a run that publishes: this one's, or it will be refused.
+    if (path == io::kUploadClaim && io::is_target_url(target)) return true;
     const auto copy = copies.find(path);
     return copy != copies.end() &&
            has_same_bytes(std::string(copy->second), io::join(target, path));
@@ -113,6 +116,9 @@ fs::path resolved(const std::string& path) {
 }  // namespace
 
 void check_replaceable(const Prepared& prepared) {
+  // It was looked at before the first object of it appeared.
+  if (io::is_target_url(prepared.path) && io::is_half_published(prepared.path))
+    return;
   if (io::is_directory(prepared.path))
     check_directory(prepared);
   else

@@ -415,9 +415,13 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
                       (keep ? "; " + kept : ""));
   } catch (const Error& error) {
     if (staging.is_published()) throw;
+    // Objects of it stand there: only this run can end what it began.
+    const bool half = io::is_target_url(prepared.path) &&
+                      io::is_half_published(prepared.path);
     // Then what is staged is of no use, and whatever failed follows from it.
-    if (const auto change = io::watch::find_change()) throw *change;
-    if (error.code() != ExitCode::kIo || !has_work()) throw;
+    if (!half)
+      if (const auto change = io::watch::find_change()) throw *change;
+    if ((error.code() != ExitCode::kIo && !half) || !has_work()) throw;
     // What failed may be the flush of anything that was written before.
     journal.doubt();
     staging.keep();

@@ -88,7 +88,7 @@ void publish(const Prepared& prepared, io::Staging& staging,
              const SaveOptions& options) {
   const trace::Span span("publish");
   staging.flush();
-  if (const auto change = io::watch::find_change()) throw *change;
+  io::watch::check_unchanged();
   ranks::remove_journals(staging.journal_path());
   try {
     if (options.overwrite) check_replaceable(prepared);

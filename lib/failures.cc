@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "ckpt/error.h"
+#include "lib/net/url.h"
 
 namespace ckpt::failures {
 namespace {
@@ -33,6 +34,11 @@ All& all() {
 
 thread_local int unimportant = 0;
 
+// As errors name it: of a URL slashes are single, and dots are taken out.
+std::string in_errors(const std::string& root) {
+  return root.find("://") == root.npos ? root : net::normal(root);
+}
+
 bool is_below(std::string_view path, std::string_view root) {
   while (root.size() > 1 && root.ends_with('/')) root.remove_suffix(1);
   if (root.empty() || !path.starts_with(root)) return false;
@@ -42,9 +48,7 @@ bool is_below(std::string_view path, std::string_view root) {
 }  // namespace
 
 void note(const Error& error) {
-  const std::string& path = error.where().path;
-  // A server is asked again, and what fails then is thrown by all.
-  if (unimportant > 0 || path.empty() || path.find("://") != path.npos) return;
+  if (unimportant > 0 || error.where().path.empty()) return;
   All& known = all();
   const std::lock_guard lock(known.mutex);
   ++known.next;
@@ -61,15 +65,16 @@ uint64_t mark() {
 std::optional<Error> since(uint64_t mark, const std::string& root) {
   All& known = all();
   const std::lock_guard lock(known.mutex);
+  const std::string below = in_errors(root);
   for (const auto& [position, error] : known.noted)
-    if (position >= mark && is_below(error.where().path, root)) return error;
+    if (position >= mark && is_below(error.where().path, below)) return error;
   return std::nullopt;
 }
 
 void add_source(const std::string& root) {
   All& known = all();
   const std::lock_guard lock(known.mutex);
-  known.sources.insert(root);
+  known.sources.insert(in_errors(root));
 }
 
 std::optional<Error> any() {

@@ -16,7 +16,8 @@ class Error;
 
 namespace failures {
 
-// Called for every Error of the kind I/O.
+// Called for every Error of the kind I/O, and for whatever a request to a
+// server ended with.
 void note(const Error& error);
 
 // A position in the list of failures.

@@ -33,6 +33,9 @@ std::vector<std::string> split_at_stars(const std::string& text) {
 }
 
 std::vector<Rule> read_rules(const std::string& path) {
+  if (path.starts_with('{'))
+    throw usage_error({}, "--rename takes a file, not the JSON itself")
+        .with_hint("write it to rules.json, then --rename rules.json");
   const std::string text = io::read_file(path, kMaxRules);
   try {
     text::parse_json(text, path);  // strict; but it does not keep the order

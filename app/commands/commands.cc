@@ -14,6 +14,7 @@
 #include "app/print/json_writer.h"
 #include "lib/failures.h"
 #include "lib/io/remote.h"
+#include "lib/io/watch.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -56,19 +57,30 @@ bool is_any_of(const std::string& word,
   return std::ranges::find(words, word) != words.end();
 }
 
+// What is replaced while it is read is not damaged, and does not differ.
+void check_unchanged() {
+  if (const auto change = io::watch::find_change()) throw *change;
+}
+
 // An answer that rests on a file that couldn't be read is none: a reader that
 // tries things may have caught the error.
 ExitCode run_to_the_end(Command& command) {
+  // Those that write have a watch of their own.
+  if (is_any_of(std::string(command.name()),
+                {"inspect", "ls", "show", "verify", "diff", "scan"}))
+    io::watch::begin();
   try {
     const ExitCode code = command.run();
     if (const auto failure = failures::any()) throw *failure;
+    if (code == ExitCode::kNegative) check_unchanged();
     return code;
   } catch (const Error& error) {
     const bool other = error.code() == ExitCode::kMissing ||
                        error.code() == ExitCode::kDamaged ||
                        error.code() == ExitCode::kUnfaithful;
-    const auto failure = other ? failures::any() : std::nullopt;
-    if (failure) throw *failure;
+    if (!other) throw;
+    if (const auto failure = failures::any()) throw *failure;
+    check_unchanged();
     throw;
   }
 }

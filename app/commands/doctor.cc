@@ -155,7 +155,9 @@ void network_rows(Rows& rows) {
 void directory_rows(const std::string& path, Rows& rows) {
   struct statfs facts = {};
   if (::statfs(path.c_str(), &facts) != 0)
-    throw io_error(path, "statfs", errno);
+    throw errno == ENOENT
+        ? missing_error({path, {}}, "no such file or directory")
+        : io_error(path, "statfs", errno);
   std::string kind = fmt::format("{:#x}", static_cast<uint64_t>(facts.f_type));
   std::string hint;
   for (const FileSystem& system : kFileSystems)

@@ -18,6 +18,7 @@
 #include "lib/io/ahead.h"
 #include "lib/io/remote.h"
 #include "lib/io/upload.h"
+#include "lib/io/watch.h"
 #include "lib/parallel.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
@@ -62,6 +63,7 @@ void look_at(FetchFile& file) {
         .with_hint(
             "the directory is changing, or it is a broken symlink; "
             "--exclude leaves it out");
+  io::watch::opened(file.url, facts);
   file.bytes = static_cast<uint64_t>(facts.st_size);
   file.sha256 = io::remote_sha256(file.url);
   file.tag = fmt::format("{} {:016x}", file.bytes, facts.st_ino);
@@ -185,6 +187,7 @@ ExitCode Fetch::run() {
   if (there && job_.verify)
     throw usage_error({}, "--verify reads files of this machine")
         .with_hint("what is sent is compared with the server's checksums");
+  io::watch::begin();
   list();
   if (there && job_.single) {
     // As cp: into a directory under its own name, else under the one given.
@@ -210,6 +213,12 @@ io::Handle open_fetched(const FetchFile& file) {
     throw input_error({file.url, {}}, "has {} bytes, the list says {}",
                       from.size(), file.bytes);
   return from;
+}
+
+bool is_index(const FetchFile& file) {
+  const std::string name = io::base_name(file.path);
+  return name.ends_with("index.json") || name == ".metadata" ||
+         name == "common.pt" || name == "config.json";
 }
 
 void fetch_bytes(FetchJob& job, const io::Handle& from, uint64_t begin,

@@ -51,6 +51,8 @@ void fetch_bytes(FetchJob& job, const io::Handle& from, uint64_t begin,
 
 // Opens the source, which must have the bytes that the list says.
 io::Handle open_fetched(const FetchFile& file);
+// What a reader looks for first appears last.
+bool is_index(const FetchFile& file);
 // Throws if `sum` is not what was promised; counts it else.
 void check_sum(FetchJob& job, const FetchFile& file, const std::string& sum);
 

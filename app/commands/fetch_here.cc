@@ -4,8 +4,8 @@
 //
 //   DIR/.ckpt-fetch/journal     what has come (fetch_journal.h)
 //   DIR/.ckpt-fetch/NAME.part   a file, where its bytes belong
-//   DIR/NAME                    when it is whole, and its sha256 is the one
-//                               that the hub promises
+//   DIR/NAME                    when all files are whole, their sha256 is what
+//                               the hub promises, and none changed meanwhile
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,6 +27,7 @@
 #include "lib/io/lock.h"
 #include "lib/io/remote.h"
 #include "lib/io/rename.h"
+#include "lib/io/watch.h"
 #include "lib/parallel.h"
 #include "lib/sha256.h"
 
@@ -124,6 +125,7 @@ class FetchHere {
   void keep(Arrival& one);
   bool add_sum(Arrival& one);
   void end(Arrival& one);
+  void place_all();
   void place(const FetchFile& file);
   void verify(const FetchFile& file) const;
 
@@ -137,9 +139,10 @@ class FetchHere {
   FetchJob& job_;
   const std::string folder_;
   std::unique_ptr<FetchJournal> journal_;
-  std::mutex mutex_;  // of the two
+  std::mutex mutex_;  // of the three
   std::deque<Arrival> arrivals_;
-  std::set<std::string> folders_;  // that files were placed in
+  std::vector<const FetchFile*> whole_;  // that wait for their names
+  std::set<std::string> folders_;        // that files were placed in
   std::atomic<bool> stopped_ = false;
 };
 
@@ -185,8 +188,8 @@ void FetchHere::look(const FetchFile& file) {
   const uint64_t size = io::file_size(part).value_or(0);
   if (known.whole && size == file.bytes && io::is_file(part)) {
     job_.progress.advance(file.bytes);
-    place(file);
-    if (job_.verify) verify(file);
+    const std::lock_guard lock(mutex_);
+    whole_.push_back(&file);
     return;
   }
   const std::lock_guard lock(mutex_);
@@ -332,8 +335,21 @@ void FetchHere::end(Arrival& one) {
   one.to.reset();
   one.from.reset();
   journal_->whole(one.name, file.tag);
-  place(file);
-  if (job_.verify) verify(file);
+  const std::lock_guard lock(mutex_);
+  whole_.push_back(&file);
+}
+
+// Nothing of a source that was replaced on the way gets a name: files of two
+// versions, each of them whole, would be a checkpoint that never was. Indexes
+// come last.
+void FetchHere::place_all() {
+  if (job_.files.size() > 1) io::watch::check_unchanged();
+  std::ranges::stable_sort(
+      whole_, {}, [](const FetchFile* file) { return is_index(*file); });
+  for (const FetchFile* const file : whole_) place(*file);
+  if (!job_.verify) return;
+  parallel_for(
+      whole_.size(), [&](size_t i) { verify(*whole_[i]); }, kFetchThreads);
 }
 
 void FetchHere::place(const FetchFile& file) {
@@ -399,6 +415,7 @@ void FetchHere::run() {
     parallel_for(
         pieces.size(), [&](size_t i) { fetch(pieces[i]); },
         max_rate() == 0 ? kPieces : kFetchThreads);
+    place_all();
   } catch (const Interrupted&) {
     throw Interrupted("stopped; what was received is kept in " + folder_ +
                       "; run it again to resume");

@@ -11,18 +11,12 @@
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
 #include "lib/io/staging.h"
+#include "lib/io/watch.h"
 #include "lib/parallel.h"
 #include "lib/sha256.h"
 
 namespace ckpt::app {
 namespace {
-
-// What a reader looks for first appears last.
-bool is_index(const FetchFile& file) {
-  const std::string name = io::base_name(file.path);
-  return name.ends_with("index.json") || name == ".metadata" ||
-         name == "common.pt" || name == "config.json";
-}
 
 // What the spool's parts are of; another list makes them useless.
 std::string list_of(const FetchJob& job) {
@@ -112,6 +106,7 @@ void FetchThere::run() {
     parallel_for(
         job_.files.size(), [&](size_t i) { fetch(static_cast<uint32_t>(i)); },
         kFetchThreads);
+    if (job_.files.size() > 1) io::watch::check_unchanged();
     staging_.publish();
   } catch (const Interrupted&) {
     staging_.keep();

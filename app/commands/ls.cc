@@ -150,6 +150,11 @@ ExitCode Ls::run() {
   }
   print_tensors(catalog, tensors);
   const bool filtered = !globs_.empty() || pattern;
+  // As grep, but that a person is told.
+  if (tensors.empty() && filtered && output.verbosity >= 0 && !output.json)
+    say(fmt::format("{}: none of the {} has such a name",
+                    text::printable(path_),
+                    text::counted(catalog.tensors.size(), "tensor")));
   return tensors.empty() && filtered ? ExitCode::kNegative : ExitCode::kDone;
 }
 

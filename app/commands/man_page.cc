@@ -38,6 +38,9 @@ constexpr Variable kVariables[] = {
     {"CKPT_SPOOL",
      "Where a target on another machine is written before it is uploaded "
      "(default: TMPDIR, else /var/tmp)."},
+    {"CKPT_NET_FORBIDDEN",
+     "absent: 403 for what is looked for beside a file means that it is not "
+     "there."},
     {"CKPT_NET_ALLOW_HTTP", "1: http:// too, which nothing protects."},
     {"HF_TOKEN, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE",
      "As huggingface_hub has them, for paths that begin with hf://."},

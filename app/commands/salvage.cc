@@ -10,6 +10,7 @@
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/progress.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -170,6 +171,10 @@ std::string Salvage::text(const library::Salvaged& result) const {
 }
 
 ExitCode Salvage::run() {
+  for (const std::string* path : {&source_path_, &like_})
+    if (io::is_url(*path))
+      throw usage_error({*path, {}}, "salvage reads files of this machine")
+          .with_hint("ckpt fetch copies them, and tries again what fails");
   check_apart(source_path_, target_path_);
   const library::Salvaged result = library::salvage_checkpoint(
       source_path_, target_path_, options(), make_progress(output));

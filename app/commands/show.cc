@@ -382,8 +382,18 @@ ExitCode Show::run() {
   for (const Tensor& tensor : catalog.tensors) names.push_back(tensor.name);
   for (const Object& object : catalog.objects) names.push_back(object.name);
   if (show_tensor(catalog) || show_object(catalog)) return ExitCode::kDone;
-  const std::string near =
-      text::nearest(what_.substr(0, what_.find('[')), names);
+  const std::string name = what_.substr(0, what_.find('['));
+  if (name.size() < what_.size() && !what_.ends_with(']') &&
+      std::ranges::find(names, name) != names.end())
+    throw usage_error({}, "{}: the slice has no ']'", text::printable(what_))
+        .with_hint("slices are as in NumPy, in quotes for the shell: '[0:4]'");
+  std::string near = text::nearest(name, names);
+  // A module's name is often typed without the parameter's.
+  if (const auto below = std::ranges::find_if(
+          names,
+          [&](const std::string& one) { return one.starts_with(name + "."); });
+      near.empty() && below != names.end())
+    near = *below;
   throw missing_error({path_, {}}, "no tensor or object named '{}'",
                       text::printable(what_))
       .with_hint(near.empty() ? "ckpt ls " + text::shell_path(path_) +

@@ -93,6 +93,7 @@ void View::add_options(CLI::App& app) {
       ->required()
       ->group("Arguments");
   app.add_option("--port", port_, "Of 127.0.0.1 (default: a free one)")
+      ->check(CLI::Range(0, 65535))
       ->type_name("N")
       ->group("Serving");
   add_select_options(app, select_);

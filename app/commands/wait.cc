@@ -104,6 +104,7 @@ class Wait : public Command {
   Seconds timeout_{3600};
   Seconds settle_{5};
   std::string why_ = "there is nothing";  // it is not finished
+  std::optional<Error> unread_;           // why it can't be said whether it is
   std::string found_;
 };
 
@@ -148,11 +149,14 @@ bool Wait::opens() {
       throw;
     failures::forget();
     why_ = error.what();
+    unread_.reset();
+    if (error.code() == ExitCode::kIo) unread_ = error;
     return false;
   }
 }
 
 ExitCode Wait::answer(bool finished) const {
+  if (!finished && unread_) throw *unread_;
   if (output.json) {
     JsonWriter json;
     json.begin_document("wait").member("path", path_);

@@ -12,6 +12,7 @@
 #include "lib/io/remote.h"
 #include "lib/io/upload.h"
 #include "lib/text/format.h"
+#include "lib/text/suggest.h"
 
 namespace ckpt::app {
 namespace {
@@ -277,7 +278,14 @@ void resolve_urls(std::vector<std::string>& words) {
       word = path_of_url(word);
       continue;
     }
+    const std::string meant = text::nearest(
+        scheme, {"https", "http", "hf", "s3", "gs", "az", "file"});
     const auto fetch = std::ranges::find(kFetches, scheme, &Fetch::scheme);
+    if (fetch == kFetches.end() && !meant.empty())
+      throw usage_error({text::printable(word), {}},
+                        "{}:// is no scheme of a URL that ckpt knows", scheme)
+          .with_hint("did you mean " + meant + "://" +
+                     text::printable(word.substr(scheme.size() + 3)) + "?");
     throw usage_error({text::printable(word), {}},
                       "{}:// URLs are not supported yet", scheme)
         .with_hint(fetch == kFetches.end()

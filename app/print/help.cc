@@ -277,6 +277,13 @@ std::string version_text() {
 }
 
 Error unknown_command(const std::string& word, const Commands& commands) {
+  if (const std::string near =
+          word.starts_with("--") && word.size() > 2
+              ? text::nearest(word, {"--version", "--help"})
+              : "";
+      !near.empty())
+    return usage_error({}, "unknown option '{}'", word)
+        .with_hint("did you mean ckpt " + near + "?");
   if (word.starts_with("-"))
     return usage_error({}, "'{}' comes before the command", word)
         .with_hint("options come after it: ckpt COMMAND ... [options]");

@@ -158,11 +158,7 @@ void check_remote(const std::string& target, const StagingOptions& options) {
         .with_hint("choose another name for the target");
   if (there == Standing::kNothing || options.overwrite) return;
   // An earlier run's objects, some of which may be there.
-  if (options.resume &&
-      is_publishing(
-          join(beside(staging_place(target), ".ckpt-staging"), kUpload),
-          target))
-    return;
+  if (options.resume && is_half_published(target)) return;
   throw exists_already(target);
 }
 
@@ -174,6 +170,11 @@ std::string staging_place(const std::string& target) {
   Sha256 sum;
   sum.update(std::as_bytes(std::span(target)));
   return join(open_spool(), sum.hex().substr(0, 16) + "-" + base_name(target));
+}
+
+bool is_half_published(const std::string& target) {
+  const std::string place = staging_place(stripped(target));
+  return is_publishing(join(beside(place, ".ckpt-staging"), kUpload), target);
 }
 
 void Staging::check(const std::string& target, const StagingOptions& options) {

@@ -126,6 +126,10 @@ class Staging {
 // machine a name in the spool.
 std::string staging_place(const std::string& target);
 
+// An earlier run came so far that objects of it may stand at the target, which
+// is on another machine: they are this run's own when it goes on.
+bool is_half_published(const std::string& target);
+
 // A process that writes into another's staging directory: while it lives, no
 // later run may begin there. Throws kIo if the directory is not shared.
 Handle join_staging(const std::string& root);

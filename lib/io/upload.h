@@ -18,6 +18,9 @@ constexpr bool is_target_url(std::string_view path) {
   return path.starts_with("s3://") || path.starts_with("gs://");
 }
 
+// An object in a directory that is not finished.
+inline constexpr std::string_view kUploadClaim = ".ckpt-upload";
+
 enum class Standing : uint8_t { kNothing, kFile, kDirectory };
 // Asked now, whatever was known before. Throws kIo if it can't be told.
 Standing look_at_target(const std::string& url);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "lib/failures.h"
 #include "lib/io/remote.h"
 #include "lib/io/retry.h"
 #include "lib/parallel.h"
@@ -32,7 +33,7 @@ struct Watched {
   std::atomic<bool> on = false;
   std::mutex mutex;
   std::unordered_map<std::string, Facts> files;
-  std::vector<std::string> ignored;  // with a slash at the end
+  std::vector<std::string> ignored;
 };
 
 Watched& watched() {
@@ -69,18 +70,12 @@ Error changed(const std::string& path, const std::string& what) {
 }
 
 // By opening it: a network file system asks its server then, where a look at
-// the name alone may be answered from memory.
+// the name alone may be answered from memory. Throws what a server fails with.
 std::pair<struct stat, int> look(const std::string& path) {
   struct stat facts = {};
   if (is_url(path)) {
-    // Each reply said which version it is of; a server that is down by now
-    // says nothing about them.
-    try {
-      const auto there = stat_remote_again(path);
-      return {there.value_or(facts), there ? 0 : ENOENT};
-    } catch (const Error&) {
-      return {facts, EIO};
-    }
+    const auto there = stat_remote_again(path);
+    return {there.value_or(facts), there ? 0 : ENOENT};
   }
   const int fd = retry([&] {
     return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -91,10 +86,29 @@ std::pair<struct stat, int> look(const std::string& path) {
   return {facts, why};
 }
 
+// Each reply said which version it is of: a server that is down by now says
+// nothing about them.
+std::pair<struct stat, int> look_if_told(const std::string& path) {
+  const failures::Unimportant again;
+  try {
+    return look(path);
+  } catch (const Error&) {
+    return {{}, EIO};
+  }
+}
+
+// The file, what is below the directory, and what stands beside it to tell
+// about it.
+bool is_of(const std::string& target, const std::string& path) {
+  if (!path.starts_with(target)) return false;
+  const std::string_view rest = std::string_view(path).substr(target.size());
+  return rest.empty() || rest.starts_with('/') || rest.starts_with(".ckpt-");
+}
+
 bool is_ignored(const Watched& all, const std::string& path) {
   return path.starts_with("/proc/") ||
-         std::ranges::any_of(all.ignored, [&](const std::string& directory) {
-           return path.starts_with(directory);
+         std::ranges::any_of(all.ignored, [&](const std::string& target) {
+           return is_of(target, path);
          });
 }
 
@@ -112,8 +126,13 @@ void end() {
 
 void ignore_below(const std::string& directory) {
   Watched& all = watched();
+  std::string target = directory;
+  while (target.size() > 1 && target.ends_with('/')) target.pop_back();
   const std::lock_guard lock(all.mutex);
-  all.ignored.push_back(directory + "/");
+  // What is to be replaced was looked at before.
+  std::erase_if(all.files,
+                [&](const auto& file) { return is_of(target, file.first); });
+  all.ignored.push_back(std::move(target));
 }
 
 void opened(const std::string& path, const struct stat& facts) {
@@ -145,7 +164,10 @@ void add(const std::vector<std::string>& paths) {
       kThreads);
 }
 
-std::optional<Error> find_change() {
+namespace {
+
+template <class Look>
+std::optional<Error> find_change_by(const Look& look_at) {
   constexpr size_t kThreads = 16;
   std::vector<std::pair<std::string, Facts>> files;
   {
@@ -159,7 +181,7 @@ std::optional<Error> find_change() {
       files.size(),
       [&](size_t i) {
         const auto& [path, then] = files[i];
-        const auto [facts, why] = look(path);
+        const auto [facts, why] = look_at(path);
         if (why == ENOENT) found[i] = "is gone";
         if (why == 0) found[i] = difference(then, facts_of(facts));
       },
@@ -167,6 +189,14 @@ std::optional<Error> find_change() {
   for (size_t i = 0; i < files.size(); ++i)
     if (!found[i].empty()) return changed(files[i].first, found[i]);
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Error> find_change() { return find_change_by(look_if_told); }
+
+void check_unchanged() {
+  if (const auto change = find_change_by(look)) throw *change;
 }
 
 }  // namespace ckpt::io::watch

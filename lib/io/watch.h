@@ -27,6 +27,9 @@ void ignore_below(const std::string& directory);
 // Looks at all of them again. The error (kIo) names the first that is another
 // one now or was changed; nothing if none was, or none can be shown to be.
 std::optional<Error> find_change();
+// The same; throws if a server does not say. Before a result is given that
+// would be a mixture.
+void check_unchanged();
 
 // For Handle::open_read. Throws what find_change() gives if it was
 // remembered as another one.

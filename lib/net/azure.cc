@@ -194,10 +194,12 @@ class AzureStore final : public ListedStore {
       const Request asked = ask(path, "/" + place.bucket, query);
       const Response page = fetch(asked);
       // Who may read a blob may not always list.
-      if (page.status == 403 && !place.key.empty()) return std::nullopt;
-      if (page.status == 404) return std::nullopt;
+      if (marker.empty() && page.status == 403 && !place.key.empty())
+        return std::nullopt;
+      if (marker.empty() && page.status == 404) return std::nullopt;
       check_status(asked, page);
-      any |= add_page(page.body, prefix, all);
+      check_answer(asked, page, "EnumerationResults");
+      any |= add_page(path, page.body, prefix, all);
       marker = element(page.body, "NextMarker");
       check_names(path, all.entries.size());
     } while (!marker.empty());
@@ -205,8 +207,8 @@ class AzureStore final : public ListedStore {
     return all;
   }
 
-  static bool add_page(std::string_view xml, const std::string& prefix,
-                       Listing& all) {
+  static bool add_page(const std::string& path, std::string_view xml,
+                       const std::string& prefix, Listing& all) {
     const auto name_of = [&](std::string_view part) {
       const std::string name = element(part, "Name");
       return name.starts_with(prefix) ? name.substr(prefix.size()) : "";
@@ -223,19 +225,18 @@ class AzureStore final : public ListedStore {
       if (all.entries.contains(name)) continue;
       std::string etag = element(part, "Etag");
       if (!etag.empty() && !etag.starts_with('"')) etag = '"' + etag + '"';
-      add_object(std::move(name), size_number(element(part, "Content-Length")),
-                 std::move(etag), all);
+      const uint64_t size =
+          size_number(path + "/" + name, element(part, "Content-Length"));
+      add_object(std::move(name), size, std::move(etag), all);
     }
     return any;
   }
 
-  std::optional<Facts> head(const std::string& path) override {
+  std::optional<Facts> head(const std::string& path, bool beside) override {
     Request asked = request(path);
     asked.head = true;
     const Response response = fetch(asked);
-    if (response.status == 404) return std::nullopt;
-    check_status(asked, response);
-    return facts_of_reply(response);
+    return facts_of_head(asked, response, beside);
   }
 
   std::mutex access_mutex_;

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <thread>
 
+#include "lib/failures.h"
 #include "lib/interrupt.h"
 #include "lib/net/http.h"
 #include "lib/net/settings.h"
@@ -346,7 +347,10 @@ const Response& wait(const Ticket& ticket) { return wait(ticket, nullptr); }
 
 const Response& wait(const Ticket& ticket, const std::function<void()>& look) {
   Client::get().wait(*ticket, look);
-  if (ticket->error) throw *ticket->error;
+  if (ticket->error) {
+    failures::note(*ticket->error);
+    throw *ticket->error;
+  }
   return ticket->response;
 }
 

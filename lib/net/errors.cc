@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "lib/net/http.h"
+#include "lib/net/store.h"
 #include "lib/net/url.h"
 #include "lib/net/xml.h"
 #include "lib/text/format.h"
@@ -65,6 +66,30 @@ Error changed_error(const std::string& path, const std::string& what) {
                "the source changed during the run: " + what,
                "what was read of it may be a mixture, so nothing is written; "
                "wait until nobody writes to the source, then run it again");
+}
+
+bool is_forbidden(const Response& response) {
+  return response.status == 401 || response.status == 403;
+}
+
+Error forbidden_beside(const Request& asked, const Response& response) {
+  return Error(ExitCode::kIo, {asked.path, {}},
+               fmt::format("access is refused ({}), and nothing lists what is "
+                           "there",
+                           describe(response)),
+               "if it is not there (where listings are forbidden, S3 says so "
+               "of what is absent): CKPT_NET_FORBIDDEN=absent");
+}
+
+void check_answer(const Request& request, const Response& response,
+                  const std::string& root) {
+  if (response.body.find("</" + root + ">") != std::string::npos ||
+      response.body.find("<" + root + "/>") != std::string::npos)
+    return;
+  throw Error(ExitCode::kIo, {request.path, {}},
+              fmt::format("the server's answer is no {} ({})", root,
+                          describe(response)),
+              "is there a proxy that answers in its place?");
 }
 
 void check_status(const Request& request, const Response& response) {

@@ -91,6 +91,7 @@ struct Response {
   uint64_t got = 0;                            // of the bytes that are wanted
   std::optional<uint64_t> total;               // of Content-Range
   std::string url;                             // after redirects
+  bool frames = false;  // the protocol says where a body ends: HTTP/2
   // Headers of redirects on the way that the last reply does not have.
   std::map<std::string, std::string> earlier;
 
@@ -120,6 +121,10 @@ Response fetch(Request request);
 
 // Throws what the status means for a file that has to be there.
 void check_status(const Request& request, const Response& response);
+// The same for an answer in XML, which has to be that element, and whole:
+// nothing would be read as an empty list.
+void check_answer(const Request& request, const Response& response,
+                  const std::string& root);
 const Request& request_of(const Ticket& ticket);
 
 // "HTTP 503 SlowDown, request id 4A9F"

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "ckpt/error.h"
+#include "lib/net/settings.h"
+#include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::net {
 
@@ -19,10 +21,13 @@ Place parse_place(const std::string& path) {
           std::string(rest.substr(slash + 1))};
 }
 
-uint64_t size_number(const std::string& text) {
-  uint64_t value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
+uint64_t size_number(const std::string& path, const std::string& text) {
+  const auto value = text::number(text);
+  if (!value)
+    throw Error(ExitCode::kIo, {path, {}},
+                fmt::format("the server names no size of it{}",
+                            text.empty() ? "" : ": " + text::printable(text)));
+  return *value;
 }
 
 // Nothing lies below what a listing has as an object. Readers ask each file of
@@ -55,12 +60,63 @@ std::optional<Facts> ListedStore::look(const std::string& path) {
       return entry->second;
     }
   }
+  if (!place.key.empty()) {
+    const auto told = look_in_listings(path);
+    if (told) return *told;
+  }
   if (listing(path)) {
     Facts folder;
     folder.directory = true;
     return folder;
   }
-  return place.key.empty() ? std::nullopt : head(path);
+  return place.key.empty() ? std::nullopt : look_alone(path);
+}
+
+// What the listings say from the nearest directory above it that was listed:
+// where a name is none of its directories, nothing lies below; else that is
+// listed, too. It answers for all that readers will look for there, which would
+// be two requests for each of fifty names. Nothing if no listing can tell.
+std::optional<std::optional<Facts>> ListedStore::look_in_listings(
+    const std::string& path) {
+  std::vector<std::string> names;  // below `above`, the next one last
+  std::string above = path;
+  bool known = false;
+  while (!known && !parse_place(above).key.empty()) {
+    names.push_back(last_name(above));
+    above = folder_of(above);
+    const std::lock_guard lock(mutex_);
+    const auto found = listings_.find(above);
+    known = found != listings_.end() && found->second;
+  }
+  if (!known) return std::nullopt;
+  while (true) {
+    const Listing* const all = listing(above);
+    if (!all) return std::nullopt;
+    const auto entry = all->entries.find(names.back());
+    if (entry == all->entries.end()) return std::optional<Facts>();
+    if (names.size() == 1) return entry->second;
+    if (!entry->second.directory) return std::optional<Facts>();
+    above += "/" + names.back();
+    names.pop_back();
+  }
+}
+
+// Where the directory can't be listed.
+std::optional<Facts> ListedStore::look_alone(const std::string& path) {
+  const std::string folder = folder_of(path) + "/";
+  bool beside = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::string above = folder_of(path); !parse_place(above).key.empty();
+         above = folder_of(above))
+      if (alone_.contains(above)) return std::nullopt;
+    const auto found = alone_.lower_bound(folder);
+    beside = found != alone_.end() && found->starts_with(folder);
+  }
+  auto facts = head(path, beside);
+  const std::lock_guard lock(mutex_);
+  if (facts) alone_.insert(path);
+  return facts;
 }
 
 std::optional<std::vector<std::string>> ListedStore::list(
@@ -144,9 +200,20 @@ void add_below(const std::string& root, std::string_view name, uint64_t size,
   }
 }
 
-Facts facts_of_reply(const Response& response) {
+std::optional<Facts> facts_of_head(const Request& asked,
+                                   const Response& response, bool beside) {
+  if (response.status == 404) return std::nullopt;
+  if (beside && is_forbidden(response)) {
+    if (settings().forbidden_is_absent) return std::nullopt;
+    throw forbidden_beside(asked, response);
+  }
+  check_status(asked, response);
+  return facts_of_reply(asked.path, response);
+}
+
+Facts facts_of_reply(const std::string& path, const Response& response) {
   Facts facts;
-  facts.size = size_number(response.header("content-length"));
+  facts.size = size_number(path, response.header("content-length"));
   facts.version.etag = response.header("etag");
   facts.tag = facts.version.etag;
   return facts;

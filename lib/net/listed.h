@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,7 +35,7 @@ class ListedStore : public Store {
  public:
   std::optional<Facts> look(const std::string& path) override;
   std::optional<Facts> look_again(const std::string& path) override {
-    return head(path);
+    return head(path, false);
   }
   std::optional<std::vector<std::string>> list(
       const std::string& path) override;
@@ -48,15 +49,18 @@ class ListedStore : public Store {
   // The same of every directory below it. None if that takes a listing for
   // each.
   virtual Folders list_below(const std::string&) { return {}; }
-  // An object, asked for by its name.
-  virtual std::optional<Facts> head(const std::string& path) = 0;
+  // An object, asked for by its name. `beside` others that no listing has.
+  virtual std::optional<Facts> head(const std::string& path, bool beside) = 0;
 
  private:
   const Listing* listing(const std::string& path);
   bool is_below_object(std::string path) const;  // with the mutex held
+  std::optional<std::optional<Facts>> look_in_listings(const std::string& path);
+  std::optional<Facts> look_alone(const std::string& path);
 
   std::mutex mutex_;
   std::map<std::string, std::optional<Listing>> listings_;
+  std::set<std::string> alone_;  // objects that no listing has
 };
 
 // Throws if a listing has more names than a checkpoint can have files.
@@ -69,8 +73,12 @@ void add_folder(std::string name, Listing& listing);
 // An object at any depth below `root`, in the listings of what is above it.
 void add_below(const std::string& root, std::string_view name, uint64_t size,
                std::string etag, Folders& folders);
-Facts facts_of_reply(const Response& response);
+// Nothing if the reply says that it is not there.
+std::optional<Facts> facts_of_head(const Request& asked,
+                                   const Response& response, bool beside);
+Facts facts_of_reply(const std::string& path, const Response& response);
 
-uint64_t size_number(const std::string& text);
+// Throws where there is none: nothing would be read as an empty file.
+uint64_t size_number(const std::string& path, const std::string& text);
 
 }  // namespace ckpt::net

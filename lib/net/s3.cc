@@ -155,8 +155,10 @@ class ObjectStore final : public ListedStore {
     const bool listed = list_pages(path, "/", [&](const Page& page) {
       for (const std::string_view part : elements(page.xml, "Contents")) {
         any = true;
-        add_object(page.name(part, "Key"), size_number(element(part, "Size")),
-                   element(part, "ETag"), all);
+        std::string name = page.name(part, "Key");
+        const uint64_t size =
+            size_number(path + "/" + name, element(part, "Size"));
+        add_object(std::move(name), size, element(part, "ETag"), all);
       }
       for (const std::string_view part : elements(page.xml, "CommonPrefixes")) {
         any = true;
@@ -173,9 +175,10 @@ class ObjectStore final : public ListedStore {
     size_t count = 0;
     const bool listed = list_pages(path, "", [&](const Page& page) {
       for (const std::string_view part : elements(page.xml, "Contents")) {
-        add_below(path, page.name(part, "Key"),
-                  size_number(element(part, "Size")), element(part, "ETag"),
-                  all);
+        const std::string name = page.name(part, "Key");
+        const uint64_t size =
+            size_number(path + "/" + name, element(part, "Size"));
+        add_below(path, name, size, element(part, "ETag"), all);
         ++count;
       }
       check_names(path, count);
@@ -211,9 +214,13 @@ class ObjectStore final : public ListedStore {
     do {
       const Response page =
           list_page(path, place.bucket, prefix, delimiter, token);
-      if (page.status == 403 && !place.key.empty()) return false;
-      if (page.status == 404) return false;
-      check_status(ask(path, place.bucket, "/", ""), page);
+      // The rest of a list that has begun is no matter of rights.
+      if (token.empty() && page.status == 403 && !place.key.empty())
+        return false;
+      if (token.empty() && page.status == 404) return false;
+      const Request asked = ask(path, place.bucket, "/", "");
+      check_status(asked, page);
+      check_answer(asked, page, "ListBucketResult");
       take({page.body, prefix, element(page.body, "EncodingType") == "url"});
       token = element(page.body, "IsTruncated") == "true"
                   ? element(page.body, "NextContinuationToken")
@@ -235,7 +242,7 @@ class ObjectStore final : public ListedStore {
     return page;
   }
 
-  std::optional<Facts> head(const std::string& path) override {
+  std::optional<Facts> head(const std::string& path, bool beside) override {
     Request asked = request(path);
     asked.head = true;
     Response response = fetch(asked);
@@ -244,9 +251,7 @@ class ObjectStore final : public ListedStore {
       asked.head = true;
       response = fetch(asked);
     }
-    if (response.status == 404) return std::nullopt;
-    check_status(asked, response);
-    return facts_of_reply(response);
+    return facts_of_head(asked, response, beside);
   }
 
   Access (*const find_)();

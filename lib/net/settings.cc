@@ -30,6 +30,11 @@ Settings read_settings() {
   read_number("CKPT_NET_CONNECTIONS", 1, 256, all.connections);
   read_number("CKPT_NET_PART_MIB", 5, 5120, all.part_mib);
   all.allow_http = environment("CKPT_NET_ALLOW_HTTP") == "1";
+  const std::string forbidden = environment("CKPT_NET_FORBIDDEN");
+  if (!forbidden.empty() && forbidden != "absent")
+    throw usage_error({}, "CKPT_NET_FORBIDDEN={}: expected \"absent\"",
+                      forbidden);
+  all.forbidden_is_absent = !forbidden.empty();
   for (const char* name : {"AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE",
                            "CURL_CA_BUNDLE", "SSL_CERT_FILE"})
     if (std::string file = environment(name); !file.empty())

@@ -14,7 +14,10 @@ struct Settings {
   uint64_t connections = 64;    // CKPT_NET_CONNECTIONS, to one host at most
   uint64_t part_mib = 16;   // CKPT_NET_PART_MIB, of what is sent; 5 at least
   bool allow_http = false;  // CKPT_NET_ALLOW_HTTP=1: not to loopback alone
-  std::string ca_file;      // SSL_CERT_FILE and what others call it
+  // CKPT_NET_FORBIDDEN=absent: 403 for what no listing has means that it is
+  // not there. Where listings are forbidden, S3 answers so.
+  bool forbidden_is_absent = false;
+  std::string ca_file;  // SSL_CERT_FILE and what others call it
 };
 
 // Throws a usage_error for what is not a number.

@@ -82,6 +82,10 @@ void check_scheme(const std::string& url, const std::string& path);
 // The last component, and what is before it.
 std::string last_name(const std::string& path);
 std::string folder_of(const std::string& path);
+// 403 may stand for what is not there, where listings are forbidden.
+bool is_forbidden(const Response& response);
+// Of a file that a reader looks for beside another one, which it may read.
+Error forbidden_beside(const Request& asked, const Response& response);
 // What was looked up is asked for again from here on.
 void forget_all();
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 
+#include "lib/failures.h"
 #include "lib/net/settings.h"
 #include "lib/net/url.h"
 #include "lib/text/number.h"
@@ -230,6 +231,7 @@ size_t Transfer::on_header(char* data, size_t size, size_t count, void* self) {
 void Transfer::add_header(std::string_view line) {
   if (line.starts_with("HTTP/")) {
     response.headers.clear();
+    response.frames = line.starts_with("HTTP/2") || line.starts_with("HTTP/3");
     const size_t space = line.find(' ');
     response.status = 0;
     if (space != line.npos)
@@ -442,6 +444,8 @@ Error Transfer::curl_failure(CURLcode code) const {
 }
 
 bool Transfer::finish(CURL* handle, CURLcode code) {
+  // It may be asked again, and nobody may want to know: wait() notes.
+  const failures::Unimportant not_yet;
   easy = nullptr;
   long status = 0;
   curl().easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);

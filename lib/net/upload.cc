@@ -271,6 +271,7 @@ bool Uploader::list_parts(OneFile& file) {
     const Response response = fetch(asked);
     if (response.status == 404) return false;
     check_status(asked, response);
+    check_answer(asked, response, "ListPartsResult");
     for (const std::string_view part : elements(response.body, "Part")) {
       file.standing[upload_number(element(part, "PartNumber"))] = {
           unquoted(element(part, "ETag")),

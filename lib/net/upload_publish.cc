@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kClaimTries = 3;
 constexpr std::string_view kMark = "x-amz-meta-ckpt-upload";
-constexpr std::string_view kClaim = "/.ckpt-upload";
+const std::string kClaim = "/" + std::string(io::kUploadClaim);
 
 }  // namespace
 
@@ -69,7 +69,7 @@ void Uploader::check_free() {
 // If-None-Match for writes; the other's parts stay unseen.
 void Uploader::claim() {
   if (options_.single_file) return;
-  const std::string url = target_ + std::string(kClaim);
+  const std::string url = target_ + kClaim;
   const Sums sums = sums_of(record_.mark);
   Request asked = ask(url, "PUT", "", sums.sha256);
   asked.text = record_.mark;
@@ -87,7 +87,7 @@ void Uploader::claim() {
 void Uploader::release_claim() {
   if (options_.single_file) return;
   // A try whose answer was not waited for may be done after the first look.
-  const std::string url = target_ + std::string(kClaim);
+  const std::string url = target_ + kClaim;
   for (int i = 0; i < kClaimTries; ++i) {
     remove(url);
     if (!is_ours(url)) return;
@@ -118,7 +118,8 @@ void Uploader::appear(OneFile& file) {
   const bool failed = response.status < 200 || response.status >= 300 ||
                       response.body.find("<Error>") != std::string::npos;
   if (!failed) {
-    check_size(file);
+    // Who has an object names its ETag.
+    if (file.in_parts() || response.header("etag").empty()) check_size(file);
     return;
   }
   const bool beaten = response.status == 412 || response.status == 409;
@@ -163,10 +164,12 @@ Response Uploader::put(const OneFile& file) {
 }
 
 void Uploader::check_size(const OneFile& file) {
-  if (!file.in_parts()) return;
   Request asked = ask(file.url, "");
   asked.head = true;
   const Response response = fetch(asked);
+  if (response.status == 404)
+    throw Error(ExitCode::kIo, {file.url, {}},
+                "the server said that it has it, and has not");
   check_status(asked, response);
   const uint64_t there = upload_number(response.header("content-length"));
   if (there != file.handle->size())
@@ -186,7 +189,7 @@ void Uploader::remove_first() {
 }
 
 void Uploader::remove_strangers() {
-  std::set<std::string> ours{target_ + std::string(kClaim)};
+  std::set<std::string> ours{target_ + kClaim};
   for (const OneFile& file : files_) ours.insert(file.url);
   std::vector<std::string> gone;
   forget_all();

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <set>
 
+#include "lib/net/settings.h"
 #include "lib/net/store.h"
 #include "lib/net/url.h"
+#include "lib/text/number.h"
 
 namespace ckpt::net {
 namespace {
@@ -152,10 +154,54 @@ class WebStore final : public Store {
          above.size() > parse_url(path).origin().size();
          above = folder_of(above))
       if (files_.contains(above)) return true;
+    // No listing above it has what it lies in.
+    for (std::string in = folder;
+         in.size() > parse_url(path).origin().size();) {
+      const std::string name = last_name(in);
+      in = folder_of(in);
+      const auto above = listed_.find(in);
+      if (above != listed_.end() && !name.starts_with('.') &&
+          !above->second.contains(name))
+        return true;
+    }
     const auto found = listed_.find(folder);
     const std::string name = last_name(path);
     return found != listed_.end() && !name.starts_with('.') &&
            !found->second.contains(name);
+  }
+
+  bool is_listed(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    const auto found = listed_.find(folder_of(path));
+    return found != listed_.end() && found->second.contains(last_name(path));
+  }
+  bool has_file_beside(const std::string& path) {
+    const std::string folder = folder_of(path) + "/";
+    const std::lock_guard lock(mutex_);
+    const auto found = files_.lower_bound(folder);
+    return found != files_.end() && found->starts_with(folder);
+  }
+
+  // A whole body that nothing says the end of may have been cut, and so may one
+  // of no bytes: then the server is asked how long the file is.
+  void check_length(const std::string& path, const Response& came) {
+    const uint64_t got = came.body.size();
+    const bool ends = came.frames || !came.header("content-length").empty() ||
+                      !came.header("transfer-encoding").empty();
+    if (ends && got != 0) return;
+    Request asked = request(path);
+    asked.head = true;
+    const Response told = fetch(asked);
+    const auto length = text::number(told.header("content-length"));
+    const bool good = told.status == 200 && length;
+    if (good ? *length == got : ends) return;
+    throw Error(
+        ExitCode::kIo, {path, {}},
+        good ? fmt::format("the server sent {} bytes of {}", got, *length)
+             : "came without a length, and the server names none: it may have "
+               "been cut",
+        "run it again; if that stays so, download the file by another program "
+        "and open the copy");
   }
 
   std::optional<Facts> look_at(const std::string& path, std::string& head) {
@@ -172,6 +218,11 @@ class WebStore final : public Store {
       return facts;
     }
     if (response.status == 404 || response.status == 410) return std::nullopt;
+    if (is_forbidden(response) && !is_listed(path)) {
+      const bool beside = has_file_beside(path);
+      if (beside && settings().forbidden_is_absent) return std::nullopt;
+      if (beside) throw forbidden_beside(asked, response);
+    }
     // An empty file has no first byte.
     const bool empty = response.status == 416 &&
                        response.header("content-range") == "bytes */0";
@@ -181,6 +232,7 @@ class WebStore final : public Store {
       head.resize(response.got);
       facts.head = head;
     } else if (!empty) {
+      check_length(path, response);
       facts.size = response.body.size();
       facts.head = response.body;
     }

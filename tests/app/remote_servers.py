@@ -105,7 +105,7 @@ class Server:
     """Serves a folder. `fault(request, number)` names what goes wrong with a
     request: None, ("status", 503, {headers}), ("cut", bytes), ("stall",
     bytes), ("etag", text), ("whole",), ("shifted",), ("long",), ("short",),
-    ("to", url), ("reset", bytes), ("slow", bytes at once), ("text", of no
+    ("to", url), ("circle",), ("reset", bytes), ("slow", bytes at once), ("text", of no
     protocol), ("empty",), ("open", bytes: the end is the connection's)."""
 
     def __init__(self, folder, tls=None, page=True):
@@ -149,6 +149,8 @@ class Server:
         if kind == "status":
             return handler.reply(fault[1], b"<Error><Code>Said</Code></Error>",
                                  fault[2] if len(fault) > 2 else {})
+        if kind == "circle":
+            return handler.reply(302, b"", {"Location": handler.path})
         if kind == "to":
             return handler.reply(302, b"", {"Location": fault[1]})
         if kind == "text":

@@ -4,6 +4,7 @@
 between that does harm. What is there is read back by curl."""
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -18,7 +19,7 @@ import remote_test as remote
 from json_test import faults, schema_of
 from remote_servers import Hub, Server
 from remote_test import KEY, S3, SECRET, layers, write_model
-from support import DATA, Skip, Suite, check, check_equal
+from support import DATA, Failure, Skip, Suite, check, check_equal
 from upload_proxy import Proxy
 
 SERVER = None  # one for all cases
@@ -658,6 +659,133 @@ def test_dry_run(folder):
                    if w in ("put", "part", "begin")], place.proxy.seen)
 
 
+# What a request may end with, and whether it is asked again.
+FAULTS = {
+    "500": (("status", 500, "InternalError"), True),
+    "503": (("status", 503, "SlowDown"), True),
+    "cut": (("cut",), True), "lost": (("lost",), True),
+    "stall": (("stall", 4), True),
+    "403": (("status", 403, "AccessDenied"), False),
+    "expired": (("status", 400, "ExpiredToken"), False),
+    "nothing in it": (("body", b""), False),
+    "an error in it": (("body", b"<Error><Code>InternalError</Code></Error>"),
+                       False),
+}
+SENDS = {
+    "convert": ["convert", "{src}", "{dst}", "--to", "safetensors", "-q"],
+    "one file": ["convert", "{src}", "{dst}.safetensors", "-q"],
+    "archives": ["convert", "{src}", "{dst}", "--to", "dcp", "-q"],
+    "reshard": ["reshard", "{ranks}", "{dst}", "--tp", "4", "-q"],
+    "unshard": ["unshard", "{ranks}", "{dst}", "-q"],
+    "overwrite": ["convert", "{src}", "{dst}", "--to", "safetensors", "-q",
+                  "--overwrite"],
+    "fetch": ["fetch", "{web}", "{dst}", "-q"],
+}
+
+
+class Sending:
+    def __init__(self, folder, place, web, command):
+        self.place, self.command = place, command
+        self.src, self.ranks = big(folder), folder / "ranks"
+        shutil.copytree(DATA / "fairseq2_native/llama_tp2dp1_blocking/ckpt",
+                        self.ranks)
+        self.web = f"{web.url}/src"
+        self.env = {**place.env, "CKPT_NET_STALL": "1",
+                    "CKPT_NET_RETRIES": "2", "CKPT_NET_CONNECTIONS": "2"}
+        # What stands there is new, or what it replaces.
+        self.old = {}
+        self.send("want").want(0)
+        self.kinds = [w for w, _ in place.proxy.seen]
+        self.want = self.there("want")
+
+    def send(self, name, fault=None, *more):
+        self.place.proxy.forget()
+        self.place.proxy.fault = fault
+        done = run(*[a.format(src=self.src, ranks=self.ranks, web=self.web,
+                              dst=self.place.url(name))
+                     for a in SENDS[self.command]], *more, env=self.env)
+        self.place.proxy.fault = None
+        return done
+
+    def there(self, name):
+        return {k.removeprefix(name): self.place.get(k)
+                for k in self.place.keys(name)
+                if not k.endswith(".ckpt-manifest.json")}
+
+    def before(self, name):
+        """What --overwrite replaces."""
+        if self.command != "overwrite":
+            return {}
+        run("convert", self.ranks, self.place.url(name), "--to", "dcp", "-q",
+            env=self.env).want(0)
+        return self.there(name)
+
+    def judge(self, name, done, old):
+        """Whole, or as it was, or said not to be finished."""
+        now = self.there(name)
+        if done.code == 0:
+            check(now == self.want, f"{sorted(now)}: {done}")
+            return
+        check(done.code in (3, 5, 6), str(done))
+        check("error: s3://bucket/" in done.err, str(done))
+        check("hunter2" not in done.err, "a secret")
+        if now in (old, self.want):
+            return
+        check("/.ckpt-upload" in now or ".ckpt-upload" in str(sorted(now)),
+              f"{sorted(now)} stands half done: {done}")
+
+    def goes_on(self, name):
+        more = [] if self.command == "fetch" else ["--resume"]
+        done = self.send(name, None, *more)
+        if done.code == 3 and "--resume" in str(done):  # nothing had begun
+            done = self.send(name)
+        if done.code != 0 and self.there(name) == self.want:
+            return
+        check_equal(done.code, 0, str(done))
+        check(self.there(name) == self.want, f"not gone on with: {done}")
+
+
+def test_any(folder, command, every):
+    """Any request of any command that sends, and any that goes on: whatever it
+    ends with, nothing half-done looks whole, and --resume goes on."""
+    with Place(folder) as place, Server(folder) as web:
+        case = Sending(folder, place, web, command)
+        rule = random.Random(command)
+        kinds = sorted(set(case.kinds))
+        # Of these 200 without a word says all that there is to say.
+        rows = [(k, f) for k in kinds for f in FAULTS
+                if k not in ("delete", "abort", "head")
+                or FAULTS[f][0][0] != "body"]
+        if not every:
+            rows = rule.sample(rows, 8)
+        wrong = []
+        for number, (kind, fault) in enumerate(rows):
+            what, passing = FAULTS[fault]
+            last = case.kinds.count(kind)
+            at = rule.randint(1, last)
+            for how in ("once", "from there on"):
+                name = f"t{number}{how[0]}"
+                old = case.before(name)
+
+                def harm(got, n, _, kind=kind, at=at, what=what, how=how):
+                    hit = n == at if how == "once" else n >= at
+                    return what if got == kind and hit else None
+                try:
+                    done = case.send(name, harm)
+                    if how == "once" and passing:
+                        check_equal(done.code, 0, str(done))
+                    case.judge(name, done, old)
+                    if done.code != 0:
+                        # The run that goes on meets one, too.
+                        more = [] if command == "fetch" else ["--resume"]
+                        case.judge(name, case.send(name, harm, *more), old)
+                        case.goes_on(name)
+                except Failure as failure:
+                    wrong.append(f"{fault} for {kind} {at}, {how}: {failure}")
+        check(not wrong, f"{len(wrong)} of {2 * len(rows)}\n"
+              + "\n".join(wrong))
+
+
 def main():
     suite = Suite(__doc__)
     for case, form in CONVERSIONS:
@@ -671,6 +799,9 @@ def main():
                       ("dcp", "trusted")):
         suite.add("streamed " + form, test_streamed, form)
         suite.add(f"killed {form} {how}", test_killed, form, how)
+    every = "--full" in sys.argv
+    for command in SENDS:
+        suite.add("any " + command, test_any, command, every)
     for name in PASSING:
         suite.add("passing " + name, test_passing, name)
     for name in LASTING:

@@ -34,18 +34,31 @@ TEST_CASE("a caught I/O error is known to who asks for its source") {
   CHECK_FALSE(failures::any());
 }
 
-TEST_CASE("what is absent, of a server or unimportant is no failure") {
+TEST_CASE("what is absent or unimportant is no failure") {
   failures::forget();
   failures::add_source("/data");
-  failures::add_source("s3://bucket");
   static_cast<void>(io_error("/data/x", "cannot open", ENOENT));
-  static_cast<void>(io_error("s3://bucket/x", "cannot read", EIO));
   static_cast<void>(input_error({"/data/x", {}}, "is damaged"));
   {
     const failures::Unimportant suggestions;
     static_cast<void>(io_error("/data/lost+found", "cannot list", EACCES));
   }
   CHECK_FALSE(failures::any());
+}
+
+TEST_CASE("what a server failed with is a failure below its URL") {
+  failures::forget();
+  const uint64_t begin = failures::mark();
+  failures::add_source("s3://bucket//run/");
+  static_cast<void>(missing_error({"s3://bucket/run/x", {}}, "is absent"));
+  static_cast<void>(io_error("s3://bucket/running", "cannot read", EIO));
+  CHECK_FALSE(failures::any());
+  CHECK_FALSE(failures::since(begin, "s3://bucket/run"));
+  failures::note(unsafe_error({"s3://bucket/run/x", {}}, "is redirected"));
+  REQUIRE(failures::any());
+  CHECK(failures::any()->code() == ExitCode::kUnsafe);
+  CHECK(failures::since(begin, "s3://bucket//run"));
+  failures::forget();
 }
 
 TEST_CASE("what was read in another way is withdrawn") {
