@@ -22,7 +22,9 @@
 #include "ckpt/parallel.h"
 #include "ckpt/select.h"
 #include "ckpt/version.h"
+#include "convert/values.h"
 #include "lib/exit_kind.h"
+#include "lib/io/file.h"
 #include "lib/text/format.h"
 
 struct ckpt_checkpoint {
@@ -53,6 +55,15 @@ ckpt_data* data_of(Owner&& owner) {
   else
     return new ckpt_data{held, held->bytes()};
 }
+
+// A small file that was read whole.
+struct ConfigText {
+  std::string path;
+  std::string text;
+  std::span<const std::byte> bytes() const {
+    return std::as_bytes(std::span(text));
+  }
+};
 
 // As dlpack.h lays it out in memory (DLPack 0.8, which every consumer takes).
 struct DlTensor {
@@ -201,6 +212,16 @@ auto guarded(char** error, Call&& call) -> decltype(call()) {
 
 std::string text_of(const char* text) { return text ? text : ""; }
 
+constexpr uint64_t kMostConfig = uint64_t{16} << 20;
+
+std::optional<ConfigText> config_text(const Catalog& catalog) {
+  const auto found = families::config_sidecar(catalog);
+  if (!found) return std::nullopt;
+  return ConfigText{found->path, found->text
+                                     ? *found->text
+                                     : io::read_file(found->path, kMostConfig)};
+}
+
 std::vector<std::string> texts_of(const char* const* list) {
   std::vector<std::string> texts;
   for (; list && *list; ++list) texts.emplace_back(*list);
@@ -290,6 +311,18 @@ const char* ckpt_format(const ckpt_checkpoint* checkpoint) {
 
 const char* ckpt_path(const ckpt_checkpoint* checkpoint) {
   return checkpoint->open.catalog().path.c_str();
+}
+
+ckpt_data* ckpt_config(const ckpt_checkpoint* checkpoint, const char** path,
+                       char** error) {
+  return ckpt::guarded(error, [&]() -> ckpt_data* {
+    auto found = ckpt::config_text(checkpoint->open.catalog());
+    if (!found) return nullptr;
+    const auto held =
+        std::make_shared<const ckpt::ConfigText>(std::move(*found));
+    *path = held->path.c_str();
+    return new ckpt_data{held, held->bytes()};
+  });
 }
 
 size_t ckpt_tensor_count(const ckpt_checkpoint* checkpoint) {

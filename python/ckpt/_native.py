@@ -79,6 +79,8 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "ckpt_close": (None, [c_void_p]),
     "ckpt_format": (c_char_p, [c_void_p]),
     "ckpt_path": (c_char_p, [c_void_p]),
+    "ckpt_config": (c_void_p, [c_void_p, POINTER(c_char_p),
+                               POINTER(c_void_p)]),
     "ckpt_tensor_count": (c_size_t, [c_void_p]),
     "ckpt_tensor_at": (c_int, [c_void_p, c_size_t, POINTER(TensorRow)]),
     "ckpt_in_dialect": (c_void_p, [c_void_p, c_char_p, POINTER(c_void_p)]),
