@@ -55,7 +55,7 @@ install_peers() {
   fi
 
   # Shells that complete, and what reads man pages and module files: seconds.
-  (install_packages zsh fish mandoc tcl) ||
+  (as_root true && install_packages zsh fish mandoc tcl lua5.4) ||
     say "note: completion is tested in bash alone"
 }
 
