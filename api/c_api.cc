@@ -11,7 +11,9 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -28,7 +30,20 @@
 #include "lib/text/format.h"
 
 struct ckpt_checkpoint {
-  ckpt::Checkpoint open;
+  explicit ckpt_checkpoint(ckpt::Checkpoint opened) : open(std::move(opened)) {
+    const auto& tensors = open.catalog().tensors;
+    by_name.reserve(tensors.size());
+    for (const ckpt::Tensor& tensor : tensors)
+      by_name.emplace(tensor.name, &tensor);
+  }
+  const ckpt::Tensor* find(const std::string& name) const {
+    const auto found = by_name.find(name);
+    return found == by_name.end() ? nullptr : found->second;
+  }
+
+  const ckpt::Checkpoint open;
+  // A walk over the tensors asks for each by its name.
+  std::unordered_map<std::string_view, const ckpt::Tensor*> by_name;
 };
 
 struct ckpt_data {
@@ -233,14 +248,7 @@ ckpt_checkpoint* changed(const ckpt_checkpoint& from,
                          const std::function<Catalog(Catalog)>& change) {
   Catalog copy = from.open.catalog();
   locate(copy);
-  return new ckpt_checkpoint{Checkpoint(change(std::move(copy)))};
-}
-
-Box box_of(const Checkpoint& open, const std::string& name,
-           const uint64_t* offsets, const uint64_t* shape) {
-  const Tensor* tensor = open.catalog().find(name);
-  const size_t dims = tensor ? tensor->shape.size() : 0;
-  return {Shape(std::span(offsets, dims)), Shape(std::span(shape, dims))};
+  return new ckpt_checkpoint(Checkpoint(change(std::move(copy))));
 }
 
 std::vector<ShardedTensor> shards_of(std::span<const ckpt_array> arrays) {
@@ -299,7 +307,7 @@ ckpt_checkpoint* ckpt_open(const char* path, const char* format,
         ckpt::text_of(path),
         {.format = ckpt::text_of(format), .family = ckpt::text_of(family)});
     ckpt::refuse_nul(open.catalog());
-    return new ckpt_checkpoint{std::move(open)};
+    return new ckpt_checkpoint(std::move(open));
   });
 }
 
@@ -376,10 +384,17 @@ ckpt_data* ckpt_read(const ckpt_checkpoint* checkpoint, const char* name,
                      char** error) {
   return ckpt::guarded(error, [&] {
     const ckpt::Checkpoint& open = checkpoint->open;
-    const std::string tensor = ckpt::text_of(name);
+    const std::string asked = ckpt::text_of(name);
+    const ckpt::Tensor* tensor = checkpoint->find(asked);
+    if (!tensor)  // says what is near
+      return ckpt::data_of(ckpt::library::read_aligned(open, asked, {}));
     std::optional<ckpt::Box> box;
-    if (shape) box = ckpt::box_of(open, tensor, offsets, shape);
-    return ckpt::data_of(ckpt::library::read_aligned(open, tensor, box));
+    if (shape) {
+      const size_t dims = tensor->shape.size();
+      box = {.offset = ckpt::Shape(std::span(offsets, dims)),
+             .shape = ckpt::Shape(std::span(shape, dims))};
+    }
+    return ckpt::data_of(ckpt::library::read_aligned(open, *tensor, box));
   });
 }
 
