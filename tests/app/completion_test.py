@@ -331,6 +331,19 @@ def test_settings(folder):
                                     "CKPT_MAX_MEM": "64MiB"})
     check("max-mem=64MiB, threads=3" in doctor.out and str(config)
           in doctor.out, doctor.out)
+    config.write_text("what\n")
+    named = inspect().err.split("one a line, with ")[1].split("\n")[0]
+    check(len(named.split(", ")) >= 7, named)
+    for name in named.split(", "):
+        variable = f"CKPT_{name.upper().replace('-', '_')}"
+        config.write_text("threads = 1\n")
+        wrong = inspect(**{variable: "nonsense"})
+        check(wrong.code == 2 and f"{variable}=nonsense sets it" in wrong.err,
+              f"{variable}: {wrong}")
+        config.write_text(f"\n{name}: nonsense\n".replace(":", " ="))
+        wrong = inspect()
+        check(wrong.code == 2 and f"{config}:2 sets it" in wrong.err,
+              f"{name}: {wrong}")
     for line in ("overwrite = 1", "to = dcp", "what", "threads =", "=3"):
         config.write_text(f"threads = 2\n{line}\n")
         bad = inspect()
