@@ -36,5 +36,8 @@ class Aligned {
 // A whole tensor, or a box of it, as Checkpoint::read has them.
 Aligned read_aligned(const Checkpoint& checkpoint, const std::string& name,
                      const std::optional<Box>& box);
+// The same of a tensor of its catalog.
+Aligned read_aligned(const Checkpoint& checkpoint, const Tensor& tensor,
+                     const std::optional<Box>& box);
 
 }  // namespace ckpt::library

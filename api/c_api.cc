@@ -11,7 +11,9 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -22,11 +24,26 @@
 #include "ckpt/parallel.h"
 #include "ckpt/select.h"
 #include "ckpt/version.h"
+#include "convert/values.h"
 #include "lib/exit_kind.h"
+#include "lib/io/file.h"
 #include "lib/text/format.h"
 
 struct ckpt_checkpoint {
-  ckpt::Checkpoint open;
+  explicit ckpt_checkpoint(ckpt::Checkpoint opened) : open(std::move(opened)) {
+    const auto& tensors = open.catalog().tensors;
+    by_name.reserve(tensors.size());
+    for (const ckpt::Tensor& tensor : tensors)
+      by_name.emplace(tensor.name, &tensor);
+  }
+  const ckpt::Tensor* find(const std::string& name) const {
+    const auto found = by_name.find(name);
+    return found == by_name.end() ? nullptr : found->second;
+  }
+
+  const ckpt::Checkpoint open;
+  // A walk over the tensors asks for each by its name.
+  std::unordered_map<std::string_view, const ckpt::Tensor*> by_name;
 };
 
 struct ckpt_data {
@@ -53,6 +70,15 @@ ckpt_data* data_of(Owner&& owner) {
   else
     return new ckpt_data{held, held->bytes()};
 }
+
+// A small file that was read whole.
+struct ConfigText {
+  std::string path;
+  std::string text;
+  std::span<const std::byte> bytes() const {
+    return std::as_bytes(std::span(text));
+  }
+};
 
 // As dlpack.h lays it out in memory (DLPack 0.8, which every consumer takes).
 struct DlTensor {
@@ -201,6 +227,16 @@ auto guarded(char** error, Call&& call) -> decltype(call()) {
 
 std::string text_of(const char* text) { return text ? text : ""; }
 
+constexpr uint64_t kMostConfig = uint64_t{16} << 20;
+
+std::optional<ConfigText> config_text(const Catalog& catalog) {
+  const auto found = families::config_sidecar(catalog);
+  if (!found) return std::nullopt;
+  return ConfigText{found->path, found->text
+                                     ? *found->text
+                                     : io::read_file(found->path, kMostConfig)};
+}
+
 std::vector<std::string> texts_of(const char* const* list) {
   std::vector<std::string> texts;
   for (; list && *list; ++list) texts.emplace_back(*list);
@@ -212,14 +248,7 @@ ckpt_checkpoint* changed(const ckpt_checkpoint& from,
                          const std::function<Catalog(Catalog)>& change) {
   Catalog copy = from.open.catalog();
   locate(copy);
-  return new ckpt_checkpoint{Checkpoint(change(std::move(copy)))};
-}
-
-Box box_of(const Checkpoint& open, const std::string& name,
-           const uint64_t* offsets, const uint64_t* shape) {
-  const Tensor* tensor = open.catalog().find(name);
-  const size_t dims = tensor ? tensor->shape.size() : 0;
-  return {Shape(std::span(offsets, dims)), Shape(std::span(shape, dims))};
+  return new ckpt_checkpoint(Checkpoint(change(std::move(copy))));
 }
 
 std::vector<ShardedTensor> shards_of(std::span<const ckpt_array> arrays) {
@@ -278,7 +307,7 @@ ckpt_checkpoint* ckpt_open(const char* path, const char* format,
         ckpt::text_of(path),
         {.format = ckpt::text_of(format), .family = ckpt::text_of(family)});
     ckpt::refuse_nul(open.catalog());
-    return new ckpt_checkpoint{std::move(open)};
+    return new ckpt_checkpoint(std::move(open));
   });
 }
 
@@ -290,6 +319,18 @@ const char* ckpt_format(const ckpt_checkpoint* checkpoint) {
 
 const char* ckpt_path(const ckpt_checkpoint* checkpoint) {
   return checkpoint->open.catalog().path.c_str();
+}
+
+ckpt_data* ckpt_config(const ckpt_checkpoint* checkpoint, const char** path,
+                       char** error) {
+  return ckpt::guarded(error, [&]() -> ckpt_data* {
+    auto found = ckpt::config_text(checkpoint->open.catalog());
+    if (!found) return nullptr;
+    const auto held =
+        std::make_shared<const ckpt::ConfigText>(std::move(*found));
+    *path = held->path.c_str();
+    return new ckpt_data{held, held->bytes()};
+  });
 }
 
 size_t ckpt_tensor_count(const ckpt_checkpoint* checkpoint) {
@@ -343,10 +384,17 @@ ckpt_data* ckpt_read(const ckpt_checkpoint* checkpoint, const char* name,
                      char** error) {
   return ckpt::guarded(error, [&] {
     const ckpt::Checkpoint& open = checkpoint->open;
-    const std::string tensor = ckpt::text_of(name);
+    const std::string asked = ckpt::text_of(name);
+    const ckpt::Tensor* tensor = checkpoint->find(asked);
+    if (!tensor)  // says what is near
+      return ckpt::data_of(ckpt::library::read_aligned(open, asked, {}));
     std::optional<ckpt::Box> box;
-    if (shape) box = ckpt::box_of(open, tensor, offsets, shape);
-    return ckpt::data_of(ckpt::library::read_aligned(open, tensor, box));
+    if (shape) {
+      const size_t dims = tensor->shape.size();
+      box = {.offset = ckpt::Shape(std::span(offsets, dims)),
+             .shape = ckpt::Shape(std::span(shape, dims))};
+    }
+    return ckpt::data_of(ckpt::library::read_aligned(open, *tensor, box));
   });
 }
 

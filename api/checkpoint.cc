@@ -59,7 +59,12 @@ TensorData Checkpoint::read(const std::string& name, const Box& box) const {
 library::Aligned library::read_aligned(const Checkpoint& checkpoint,
                                        const std::string& name,
                                        const std::optional<Box>& part) {
-  const Tensor& tensor = named(checkpoint.catalog(), name);
+  return read_aligned(checkpoint, named(checkpoint.catalog(), name), part);
+}
+
+library::Aligned library::read_aligned(const Checkpoint& checkpoint,
+                                       const Tensor& tensor,
+                                       const std::optional<Box>& part) {
   const Box box = part.value_or(Box::whole(tensor.shape));
   return located(
       checkpoint.catalog(), tensor,

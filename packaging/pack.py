@@ -83,8 +83,8 @@ def make_wheel(args: argparse.Namespace) -> Path:
     script = f"{plain}-{version()}.data/scripts/ckpt"
     entries[script] = (args.stage / "bin/ckpt").read_bytes()
     data = f"{plain}-{version()}.data/data/"
-    for name, path in staged(args.stage, "share/man",
-                             "share/bash-completion").items():
+    for name, path in staged(args.stage, "share/man", "share/bash-completion",
+                             "share/zsh", "share/fish").items():
         entries[data + name] = path.read_bytes()
     entries[f"{info}/WHEEL"] = (
         "Wheel-Version: 1.0\nGenerator: ckpt packaging/pack.py\n"

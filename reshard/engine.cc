@@ -22,7 +22,9 @@ namespace ckpt::reshard {
 namespace {
 
 uint32_t thread_count(const RunOptions& options, const Plan& plan) {
-  const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
+  // It reads a file of the kernel's each time.
+  static const uint32_t cores =
+      std::max(1u, std::thread::hardware_concurrency());
   const uint32_t wanted = options.threads ? options.threads : cores;
   const size_t most = std::max<size_t>(plan.jobs.size() + plan.gathers.size(),
                                        plan.bytes_read / kItemBytes);

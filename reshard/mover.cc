@@ -15,8 +15,8 @@ namespace {
 // run's memory: too little, and the lanes of a job push each other's streams
 // out, so that each block decompresses its chunks from the start.
 uint64_t stream_memory(const RunOptions& options, uint64_t block) {
-  const uint64_t threads =
-      std::max({1U, options.threads, std::thread::hardware_concurrency()});
+  static const uint32_t cores = std::thread::hardware_concurrency();
+  const uint64_t threads = std::max({1U, options.threads, cores});
   const uint64_t share = options.max_mem / threads;
   return share > 2 * block ? (share - 2 * block) / 2 : 0;
 }

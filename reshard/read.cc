@@ -4,6 +4,13 @@
 #include <algorithm>
 
 namespace ckpt::reshard {
+namespace {
+
+// Two blocks of it are less than a huge page, which the kernel fills with zeros
+// at the first touch: that takes longer than to read a small tensor.
+constexpr uint64_t kSmall = uint64_t{256} << 10;
+
+}  // namespace
 
 std::vector<std::byte> read_box(const Catalog& catalog, const Tensor& tensor,
                                 const Box& box, const RunOptions& options) {
@@ -16,7 +23,9 @@ void read_box(const Catalog& catalog, const Tensor& tensor, const Box& box,
               std::span<std::byte> out, const RunOptions& options) {
   const Plan plan = make_box_plan(catalog, tensor, box);
   Output output({out});
-  run(plan, catalog, output, options);
+  RunOptions own = options;
+  if (plan.bytes_read <= kSmall) own.block = std::min(own.block, kSmall);
+  run(plan, catalog, output, own);
 }
 
 std::vector<Box> tiles(const Tensor& tensor, uint64_t bytes) {

@@ -2,21 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Python costs beside the library itself, in one run.
 
-  scripts/bench_python.py [--build build] [--gib 1] [--rounds 5]
+  scripts/bench_python.py [--build build] [--gib 1] [--rounds 9]
 
-Makes a file of that many GiB in tensors of 32 MiB, and reads all of them: by a C
-program over ckpt/c.h and by the Python package with ckpt.open, each a process of
-its own: the best of the rounds, taken in turn, by the clock and in processor time,
-which others on the machine change less. And one Python process converts
-the file by ckpt.convert and by the binary, in turn: the median, for what is
-flushed to a disk takes now this and now that. The page cache is warm.
+Makes a file of that many GiB in tensors of 32 MiB, and reads all of them, in turn:
+a C program over ckpt/c.h, the Python package, and a Python that only starts, each
+a process of its own; then in one process the calls of ckpt/c.h by ctypes and the
+package, also of 10,000 tensors of 64 bytes: what a tensor costs. And it converts the file by ckpt.convert and by the binary. Each
+comparison has the best of both, their medians, and the median of what neighbours
+in time differ by: beside other work on the machine that one is steady where the
+others are not. The page cache is warm; what is converted goes to memory.
 """
 
 import argparse
 import json
 import os
 import resource
-import shutil
+import statistics
 import struct
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TENSOR = 32 << 20
+SMALL = 10_000
 PROGRAM = r"""
 #include <ckpt/c.h>
 #include <stdio.h>
@@ -56,36 +58,83 @@ with ckpt.open(sys.argv[1]) as source:
         total += source[name].read().nbytes
 print(total)
 """
+# The same in one process, where the start of an interpreter is no part of it.
+CALLS = """
+import ctypes, json, sys, time
+import ckpt
+from ckpt import _native
+library, path = _native.library(), sys.argv[1]
+
+def calls():
+    error, size = ctypes.c_void_p(), ctypes.c_size_t()
+    source = library.ckpt_open(path.encode(), None, None, ctypes.byref(error))
+    row, total = _native.TensorRow(), 0
+    for index in range(library.ckpt_tensor_count(source)):
+        library.ckpt_tensor_at(source, index, ctypes.byref(row))
+        data = library.ckpt_read(source, row.name, None, None,
+                                 ctypes.byref(error))
+        library.ckpt_data_bytes(data, ctypes.byref(size))
+        total += size.value
+        library.ckpt_data_close(data)
+    library.ckpt_close(source)
+    return total
+
+def package():
+    total = 0
+    with ckpt.open(path) as source:
+        for name in source:
+            total += source[name].read().nbytes
+    return total
+
+rounds = []
+for number in range(int(sys.argv[2])):
+    took = {}
+    for call in (calls, package) if number % 2 else (package, calls):
+        clock, used = time.monotonic(), time.process_time()
+        call()
+        took[call.__name__] = (time.monotonic() - clock,
+                               time.process_time() - used)
+    rounds.append(took)
+print(json.dumps(rounds))
+"""
 CONVERT = """
-import os, statistics, subprocess, sys, time
+import json, os, resource, subprocess, sys, time
 import ckpt
 source, target, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 words = [os.environ["CKPT_BINARY"], "convert", source, target, "--to", "torch",
-         "--if-exists", "replace", "--json"]
-times = {"binary": [], "Python": []}
-for number in range(2 * rounds + 2):
-    begin = time.monotonic()
-    if number % 2:
-        ckpt.convert(source, target, to="torch", if_exists="replace")
-    else:
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL,
-                       stderr=subprocess.DEVNULL)
-    if number >= 2:  # the first of both make the file
-        times["Python" if number % 2 else "binary"].append(
-            time.monotonic() - begin)
-own, python = (statistics.median(times[key]) for key in times)
-print(f"convert  binary {own:.3f} s, Python {python:.3f} s: "
-      f"{python / own - 1:+.1%}")
+         "--if-exists", "replace", "--no-fsync", "--json"]
+
+def binary():
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)
+
+def package():
+    ckpt.convert(source, target, to="torch", if_exists="replace", no_fsync=True)
+
+def used():
+    return sum(sum(resource.getrusage(who)[:2]) for who in (
+        resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+binary()  # makes the file
+rows = []
+for number in range(rounds):
+    took = {}
+    for call in (binary, package) if number % 2 else (package, binary):
+        clock, spent = time.monotonic(), used()
+        call()
+        took[call.__name__] = time.monotonic() - clock, used() - spent
+    rows.append(took)
+print(json.dumps(rows))
 """
 
 
-def make_file(path, gib):
-    count = int(gib * (1 << 30)) // TENSOR
+def make_file(path, size, tensor):
+    count = size // tensor
     rows = {f"layers.{i}.weight": {
-        "dtype": "U8", "shape": [TENSOR],
-        "data_offsets": [i * TENSOR, (i + 1) * TENSOR]} for i in range(count)}
+        "dtype": "U8", "shape": [tensor],
+        "data_offsets": [i * tensor, (i + 1) * tensor]} for i in range(count)}
     text = json.dumps(rows).encode()
-    block = os.urandom(TENSOR)
+    block = os.urandom(tensor)
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _ in range(count):
@@ -104,20 +153,36 @@ def timed(words, env):
                   before.ru_stime)
 
 
+def compare(title, rounds, one, other):
+    """Rounds have (clock, processors) of both by name."""
+    for at, what in enumerate(("clock", "processors")):
+        a = [row[one][at] for row in rounds]
+        b = [row[other][at] for row in rounds]
+        pairs = statistics.median(y / x for x, y in zip(a, b))
+        print(f"{title:9}{what:11}best {min(a):.3f} {min(b):.3f} "
+              f"{min(b) / min(a) - 1:+.1%}, median {statistics.median(a):.3f} "
+              f"{statistics.median(b):.3f} "
+              f"{statistics.median(b) / statistics.median(a) - 1:+.1%}, "
+              f"pairs {pairs - 1:+.1%}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--gib", type=float, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     binaries = args.build.resolve() / "bin"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "python"),
            "CKPT_LIBRARY": str(binaries / "libckpt.so"),
            "CKPT_BINARY": str(binaries / "ckpt")}
-    with tempfile.TemporaryDirectory(prefix="ckpt_bench_") as temp:
+    with tempfile.TemporaryDirectory(prefix="ckpt_bench_") as temp, \
+            tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         folder = Path(temp)
-        source, out = folder / "source.safetensors", folder / "out.pt"
-        make_file(source, args.gib)
+        source, out = folder / "source.safetensors", Path(memory) / "out.pt"
+        make_file(source, int(args.gib * (1 << 30)), TENSOR)
+        small = folder / "small.safetensors"
+        make_file(small, SMALL * 64, 64)
         (folder / "read.c").write_text(PROGRAM)
         reader = folder / "read"
         subprocess.run(["cc", "-O2", f"-I{ROOT / 'lib/include'}",
@@ -129,20 +194,35 @@ def main():
             "Python": [sys.executable, "-c", READ, source],
             "empty": [sys.executable, "-c", "import ckpt"],
         }
-        rounds = [{name: timed(words, env) for name, words in cases.items()}
-                  for _ in range(args.rounds)]
-        print(f"{args.gib} GiB, best of {args.rounds}; Python without the "
-              "interpreter's start and `import ckpt`")
-        for at, what in enumerate(("clock", "processors")):
-            best = {name: min(row[name][at] for row in rounds)
-                    for name in cases}
-            python = best["Python"] - best["empty"]
-            print(f"read     {what}: C {best['C']:.3f} s, Python "
-                  f"{python:.3f} s: {python / best['C'] - 1:+.1%}; the start "
-                  f"took {best['empty']:.3f} s")
-        subprocess.run([sys.executable, "-c", CONVERT, str(source), str(out),
-                        str(args.rounds)], check=True, env=env)
-        shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+        print(f"{args.gib} GiB, {args.rounds} rounds: seconds of the first, of "
+              "the second, and what that is more")
+        rounds = []
+        for number in range(args.rounds):
+            order = list(cases) if number % 2 else list(cases)[::-1]
+            row = {name: timed(cases[name], env) for name in order}
+            # A neighbour of its own: a busy machine slows the start, too.
+            row["Python"] = [all - start for all, start in zip(row["Python"],
+                                                               row["empty"])]
+            rounds.append(row)
+        start = [statistics.median(row["empty"][at] for row in rounds)
+                 for at in (0, 1)]
+        compare("process", rounds, "C", "Python")
+        print(f"         the start of Python and `import ckpt`: "
+              f"{start[0]:.3f} by the clock, {start[1]:.3f} of processors")
+        for title, script, names, words in (
+                ("calls", CALLS, ("calls", "package"), [source]),
+                ("small", CALLS, ("calls", "package"), [small]),
+                ("convert", CONVERT, ("binary", "package"), [source, out])):
+            rows = json.loads(subprocess.run(
+                [sys.executable, "-c", script, *map(str, words),
+                 str(args.rounds)], check=True, env=env, capture_output=True,
+                text=True).stdout)
+            compare(title, rows, *names)
+            if title == "small":
+                each = min(row["package"][1] for row in rows) - min(
+                    row["calls"][1] for row in rows)
+                print(f"         the package adds {each / SMALL * 1e6:.1f} us "
+                      "of processors to a tensor")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,10 @@ step "checking version $version"
 grep -q "^## $version\b" CHANGELOG.md ||
   die "CHANGELOG.md has no section '## $version': what is under" \
     "'## Unreleased' belongs there"
+! awk '/^## / { on = /^## Unreleased/; next } on && NF' CHANGELOG.md |
+  grep -q . ||
+  die "CHANGELOG.md has changes under '## Unreleased': $version is to have" \
+    "them, or a newer version (CMakeLists.txt)"
 ! git rev-parse -q --verify "refs/tags/$tag" >/dev/null ||
   die "the tag $tag is there already"
 for file in "examples/modulefiles/$version" "examples/modulefiles/$version.lua"

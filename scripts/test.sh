@@ -53,6 +53,10 @@ install_peers() {
       install_packages chromium-headless-shell) ||
       say "note: no headless Chromium; the pages are parsed, not drawn"
   fi
+
+  # Shells that complete, and what reads man pages and module files: seconds.
+  (as_root true && install_packages zsh fish mandoc tcl lua5.4) ||
+    say "note: completion is tested in bash alone"
 }
 
 # Downloads wait for servers while compilers work.

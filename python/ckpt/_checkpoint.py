@@ -215,7 +215,10 @@ class Checkpoint(Mapping[str, Tensor]):
                 f"{len(self.tensors)} tensors)")
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[name]
+        found = self.tensors.get(name)
+        if found is None:
+            raise errors.NoTensorError(str(name), self.path, self.tensors)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
@@ -289,24 +292,29 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def config(self) -> Optional[dict[str, Any]]:
-        """config.json beside the tensors, if there is one."""
-        folder = self._asked if os.path.isdir(self._asked) else (
-            os.path.dirname(self._asked))
-        path = os.path.join(folder, "config.json")
+        """config.json of the checkpoint or beside it, if there is one; also of
+        the step of a run, and of a URL."""
+        if self._steps or self._handle.closed:  # that of the files
+            with Checkpoint(self._asked, **self._options) as files:
+                return files.config
+        path = ctypes.c_char_p()
         try:
-            with open(path, "rb") as file:
-                value = json.load(file)
-        except (FileNotFoundError, NotADirectoryError):
+            with self._use() as handle:
+                data = _native.call("ckpt_config", handle, ctypes.byref(path))
+        except errors.MissingError:
+            return None  # it was there when the checkpoint was opened
+        if not data:
             return None
-        except OSError as error:
-            raise errors.IoError(f"can't be read: {error.strerror}",
-                                 path=path) from error
+        where = os.fsdecode(path.value or b"")
+        text = Array(data, "u8", ()).bytes
+        try:
+            value = json.loads(bytes(text))
         except (ValueError, RecursionError) as error:
-            raise errors.DamagedError(f"no JSON: {error}", path=path
+            raise errors.DamagedError(f"no JSON: {error}", path=where
                                       ) from error
         if not isinstance(value, dict):
             raise errors.DamagedError("an object is expected, and here is a "
-                                      f"{type(value).__name__}", path=path)
+                                      f"{type(value).__name__}", path=where)
         return value
 
 

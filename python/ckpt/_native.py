@@ -9,7 +9,7 @@ import operator
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import (POINTER, byref, c_char_p, c_int, c_size_t, c_uint32,
                     c_uint64, c_void_p)
@@ -22,9 +22,10 @@ _HERE = Path(__file__).parent
 
 
 def _file(variable: str, name: str, places: tuple[str, ...],
-          found: Optional[str]) -> str:
+          find: Callable[[], Optional[str]]) -> str:
     """What the environment names, else what a wheel has in this package or
-    `cmake --install` put under the same prefix, else what the system finds."""
+    `cmake --install` put under the same prefix, else what the system finds:
+    that is asked last, for it runs ldconfig, gcc and ld."""
     named = os.environ.get(variable)
     if named:
         return named
@@ -32,6 +33,7 @@ def _file(variable: str, name: str, places: tuple[str, ...],
         for place in places:
             if (above / place / name).is_file():
                 return str(above / place / name)
+    found = find()
     if found:
         return found
     raise ImportError(f"{name} is not installed; set {variable} to "
@@ -40,7 +42,8 @@ def _file(variable: str, name: str, places: tuple[str, ...],
 
 def binary() -> str:
     """The path of the command line tool."""
-    return _file("CKPT_BINARY", "ckpt", ("bin",), shutil.which("ckpt"))
+    return _file("CKPT_BINARY", "ckpt", ("bin",),
+                 lambda: shutil.which("ckpt"))
 
 
 class TensorRow(ctypes.Structure):
@@ -79,6 +82,8 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "ckpt_close": (None, [c_void_p]),
     "ckpt_format": (c_char_p, [c_void_p]),
     "ckpt_path": (c_char_p, [c_void_p]),
+    "ckpt_config": (c_void_p, [c_void_p, POINTER(c_char_p),
+                               POINTER(c_void_p)]),
     "ckpt_tensor_count": (c_size_t, [c_void_p]),
     "ckpt_tensor_at": (c_int, [c_void_p, c_size_t, POINTER(TensorRow)]),
     "ckpt_in_dialect": (c_void_p, [c_void_p, c_char_p, POINTER(c_void_p)]),
@@ -118,7 +123,7 @@ def library() -> ctypes.CDLL:
         opened = ctypes.CDLL(_file(
             "CKPT_LIBRARY", "libckpt.so",
             ("lib", "lib64", f"lib/{os.uname().machine}-linux-gnu"),
-            ctypes.util.find_library("ckpt")))
+            lambda: ctypes.util.find_library("ckpt")))
         for name, (result, arguments) in _CALLS.items():
             call = getattr(opened, name)
             call.restype, call.argtypes = result, arguments

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from typing import Optional
+from collections.abc import Collection
+from typing import Any, Optional
 
 
 def _shown(text: str) -> str:
@@ -49,6 +51,34 @@ class MissingError(Error, FileNotFoundError):
     """No such path, or no known checkpoint there."""
 
     status, kind = 3, "missing"
+
+
+class NoTensorError(Error, KeyError):
+    """A name that no tensor of a checkpoint has. What is near is looked for
+    when it is asked for: that takes a second among many names."""
+
+    status, kind = 3, "missing"
+
+    def __init__(self, name: str, path: str, names: Collection[str]) -> None:
+        self._names = names
+        super().__init__(f"none of the {len(names)} tensors has this name",
+                         path=path, tensor=name)
+
+    @property
+    def hint(self) -> Optional[str]:
+        near = difflib.get_close_matches(str(self.tensor), self._names, 1)
+        return f"did you mean {near[0]}?" if near else None
+
+    @hint.setter
+    def hint(self, _: Optional[str]) -> None:
+        pass
+
+    def __str__(self) -> str:
+        hint = self.hint
+        return str(self.args[0]) + (f" (hint: {hint})" if hint else "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.tensor, self.path, tuple(self._names))
 
 
 class DamagedError(Error):

@@ -3,7 +3,7 @@
 """Man pages and completions against what the commands themselves say.
 
 Shells complete here as they do at a prompt: bash by its own function, fish by
-`complete -C`. What is offered must be what --help lists, and must be accepted.
+`complete -C`, zsh by the Tab of an interactive one. What is offered must be what --help lists, and must be accepted.
 """
 
 import os
@@ -64,6 +64,58 @@ def fish(folder, line):
     return [row.split("\t")[0] for row in run.stdout.splitlines()]
 
 
+# An interactive zsh, driven by another one: what completion adds is written down,
+# and ^X ends a line.
+ZSH_SHELL = r"""
+PROMPT= RPS1= LISTMAX=0
+autoload -Uz compinit && compinit -u -d $HOME/dump
+source $HOME/_ckpt
+compadd() {
+  local -a found
+  builtin compadd -A found "$@"
+  print -rl -- "$found[@]" >>$HOME/offered
+  builtin compadd "$@"
+}
+line_ends() { BUFFER=; print "<end>" >>$HOME/offered }
+zle -N line_ends
+bindkey '^X' line_ends
+print REA""DY
+"""
+ZSH_DRIVER = r"""
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell 'source $HOME/shell'
+zpty -r shell said '*READY*'
+: >$HOME/offered
+ended=0
+for line in "$@"; do
+  zpty -w -n shell "$line"$'\t\C-x'
+  (( ended++ ))
+  until (( $(grep -c '<end>' $HOME/offered) == ended )); do
+    zpty -rt shell said
+    sleep 0.01
+  done
+done
+zpty -d shell
+"""
+
+
+def zsh(folder, *lines):
+    """What a Tab at the end of each line offers, in one shell: sets."""
+    if not shutil.which("zsh"):
+        raise Skip("no zsh")
+    (folder / "_ckpt").write_text(CKPT.ok("completion", "zsh").out)
+    (folder / "shell").write_text(ZSH_SHELL)
+    run = subprocess.run(
+        ["zsh", "-f", "-c", ZSH_DRIVER, "-", *lines], capture_output=True,
+        env={**shell_environment(folder), "HOME": str(folder), "TERM": "dumb"},
+        cwd=folder, text=True, timeout=120)
+    check(run.returncode == 0 and not run.stderr, run.stderr)
+    offered = (folder / "offered").read_text().split("<end>\n")
+    check_equal(len(offered), len(lines) + 1, "lines that ended")
+    return [set(filter(None, one.split("\n"))) for one in offered[:-1]]
+
+
 def test_bash_commands(folder):
     check_equal(bash(folder, ""), [*commands(), "--help", "--version"],
                 "commands")
@@ -104,6 +156,24 @@ def test_tensor_names(folder):
                 "of no checkpoint")
     check_equal(set(fish(folder, f"ckpt show {SAMPLE} ")) & set(names),
                 set(names), "fish")
+    for got in zsh(folder, f"ckpt show {SAMPLE} ", f"ckpt show --json {SAMPLE} ",
+                   f"ckpt inspect {SAMPLE} --keys "):
+        check_equal(got, set(names), "zsh")
+
+
+def test_home(folder):
+    """A path that begins with ~ is still as it was typed."""
+    names = set(CKPT.ok("ls", SAMPLE).out.split())
+    (folder / "mine").symlink_to(SAMPLE)
+    env = os.environ["HOME"]
+    os.environ["HOME"] = str(folder)
+    try:
+        check_equal(set(bash(folder, "show", "~/mine", "")), names, "bash")
+        check_equal(set(fish(folder, "ckpt show ~/mine ")) & names, names,
+                    "fish")
+        check_equal(zsh(folder, "ckpt show ~/mine "), [names], "zsh")
+    finally:
+        os.environ["HOME"] = env
 
 
 # Names that a shell would run, split, expand or glob.
@@ -118,12 +188,15 @@ def test_hostile_names(folder):
     (folder / "trap").mkdir()
     sample = folder / "evil.safetensors"
     save_file({name: torch.zeros(1) for name in HOSTILE}, sample)
-    offered = bash(folder, "show", sample, "")
-    unquoted = subprocess.run(
-        ["bash", "-c", "printf '%s\\0' " + " ".join(offered)],
-        capture_output=True, text=True, cwd=folder / "trap", check=True)
-    check_equal(sorted(unquoted.stdout.split("\0")[:-1]), sorted(HOSTILE),
-                "what a prompt would make of them")
+    offered = {"bash": bash(folder, "show", sample, "")}
+    if shutil.which("zsh"):
+        offered["zsh"], = zsh(folder, f"ckpt show {sample} ")
+    for shell, words in offered.items():
+        unquoted = subprocess.run(
+            [shell, "-c", "printf '%s\\0' " + " ".join(words)],
+            capture_output=True, text=True, cwd=folder / "trap", check=True)
+        check_equal(sorted(unquoted.stdout.split("\0")[:-1]), sorted(HOSTILE),
+                    f"what a prompt of {shell} would make of them")
     fish(folder, f"ckpt show {sample} ")
     check(not [*folder.rglob("RAN")] and not os.path.exists("RAN"), "it ran")
 
@@ -151,13 +224,25 @@ def test_words_are_accepted(folder):
     check(seen > 60, f"only {seen} words were tried")
 
 
+def values_of(command, option):
+    """What bash offers for an option, which test_words_are_accepted tries."""
+    script = CKPT.ok("completion", "bash").out
+    part = script.split(f"    {command})\n")[1].split("esac")[0]
+    return set(re.search(rf"{option}\) words='(.*)' ;;", part)[1].split())
+
+
+VALUES = [("inspect", "--color"), ("inspect", "--family"),
+          ("inspect", "--from"), ("convert", "--to"), ("convert", "--io")]
+
+
 def test_fish(folder):
     check_equal(set(fish(folder, "ckpt ")), set(commands()), "commands")
     offered = {word for word in fish(folder, "ckpt reshard --")
                if word.startswith("--")}
     check_equal(offered, long_options("reshard"), "options of reshard")
-    check_equal(fish(folder, "ckpt inspect --color a"), ["always", "auto"],
-                "--color")
+    for command, option in VALUES:
+        check_equal(set(fish(folder, f"ckpt {command} a b {option} ")),
+                    values_of(command, option), f"{command} {option}")
 
 
 def test_zsh(folder):
@@ -168,14 +253,15 @@ def test_zsh(folder):
         body = text.split(f"_ckpt_{command}() {{\n")[1].split("\n}\n")[0]
         check_equal(set(re.findall(r"'\*?(--[a-z][a-z-]*)\[", body)),
                     long_options(command), f"options of {command}")
-    if not shutil.which("zsh"):
-        raise Skip("no zsh")
-    run = subprocess.run(
-        ["zsh", "-f", "-c",
-         f"autoload -Uz compinit && compinit -u -d {folder}/dump && "
-         f"source {script} && print ${{_comps[ckpt]}}"],
-        capture_output=True, text=True, timeout=60)
-    check_equal((run.stdout.strip(), run.stderr), ("_ckpt", ""), "zsh")
+    said = zsh(folder, "ckpt ", *(f"ckpt {name} --" for name in commands()),
+               *(f"ckpt {command} a b {option} "
+                 for command, option in VALUES))
+    check_equal(said.pop(0), set(commands()), "commands")
+    for command in commands():
+        check_equal(said.pop(0), long_options(command), f"{command} --")
+    for command, option in VALUES:
+        check_equal(said.pop(0), values_of(command, option),
+                    f"{command} {option}")
 
 
 # ----------------------------------------------------------------- man pages
@@ -245,6 +331,19 @@ def test_settings(folder):
                                     "CKPT_MAX_MEM": "64MiB"})
     check("max-mem=64MiB, threads=3" in doctor.out and str(config)
           in doctor.out, doctor.out)
+    config.write_text("what\n")
+    named = inspect().err.split("one a line, with ")[1].split("\n")[0]
+    check(len(named.split(", ")) >= 7, named)
+    for name in named.split(", "):
+        variable = f"CKPT_{name.upper().replace('-', '_')}"
+        config.write_text("threads = 1\n")
+        wrong = inspect(**{variable: "nonsense"})
+        check(wrong.code == 2 and f"{variable}=nonsense sets it" in wrong.err,
+              f"{variable}: {wrong}")
+        config.write_text(f"\n{name}: nonsense\n".replace(":", " ="))
+        wrong = inspect()
+        check(wrong.code == 2 and f"{config}:2 sets it" in wrong.err,
+              f"{name}: {wrong}")
     for line in ("overwrite = 1", "to = dcp", "what", "threads =", "=3"):
         config.write_text(f"threads = 2\n{line}\n")
         bad = inspect()
@@ -264,7 +363,7 @@ def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for case in (test_bash_commands, test_bash_options, test_bash_values,
-                 test_tensor_names, test_hostile_names,
+                 test_tensor_names, test_home, test_hostile_names,
                  test_words_are_accepted, test_fish, test_zsh,
                  test_man_pages, test_environment, test_settings,
                  test_mistakes):

@@ -225,6 +225,31 @@ def action_bad(work):
     check("tp_02" in summary, "the summary doesn't name the file: " + summary)
 
 
+def action_installs(work):
+    """Where the program is missing: the wheel that is named, and never what an
+    index has under some name."""
+    tools = work / "tools"
+    tools.mkdir()
+    pip = tools / "pip"
+    pip.write_text(f'#!/bin/sh\necho "$@" >{work}/asked\n'
+                   f'ln -s {shlex.quote(os.path.abspath(CKPT.path))} '
+                   f'{tools}/ckpt.of.wheel\n')
+    pip.chmod(0o755)
+    for wheel in ("", "ckpt-reshard", "a b.tar.gz"):
+        status, outputs, _ = action_steps(work, path=str(SOURCE),
+                                          ckpt="ckpt.of.wheel", wheel=wheel)
+        check_equal((status, outputs), (3, ""), f"wheel {wheel!r}")
+        check(not (work / "asked").exists(), "pip was asked")
+    for number, wheel in enumerate((
+            "dist/a b.whl", "https://host/a.whl#sha256=" + 64 * "0")):
+        status, outputs, _ = action_steps(work, path=str(SOURCE),
+                                          ckpt="ckpt.of.wheel", wheel=wheel)
+        check_equal((status, outputs), (0, "ok=true\n"), wheel)
+        check_equal((work / "asked").read_text(),
+                    f"install --quiet --no-deps -- {wheel}\n", "pip")
+        (tools / "ckpt.of.wheel").unlink()
+
+
 # ---------------------------------------------------------------- pre-commit
 def pre_commit(work):
     hooks = {hook["id"]: hook
@@ -269,6 +294,17 @@ def module_files(_):
     check(("PATH", "bin") in of_lua, "ckpt is not on the PATH")
     check(f"ckpt-{version()}-linux-" in lua and
           f"ckpt-{version()}-linux-" in tcl, "the version of the root")
+    if shutil.which("lua5.4"):
+        program = ("function help() end function whatis() end\n"
+                   "function subprocess() return 'x86_64\\n' end\n"
+                   "function pathJoin(...) return table.concat({...}, '/') end\n"
+                   "function prepend_path(n, v) print(n .. ' ' .. v) end\n")
+        said = subprocess.run(["lua5.4", "-"], input=program + lua, text=True,
+                              capture_output=True, check=True).stdout
+        root = f"/apps/ckpt/ckpt-{version()}-linux-x86_64"
+        check_equal(set(said.splitlines()),
+                    {f"{name} {root}/{path}" for name, path in of_lua},
+                    "paths that Lua set")
     if not shutil.which("tclsh"):
         return
     program = ("proc module-whatis args {}; proc conflict args {}\n"
@@ -362,12 +398,62 @@ def demo_own(work):
     check_equal(result.returncode, 2, "one argument")
 
 
+def release(work):
+    """It stops where versions, changes or the tree are not those of a release,
+    and before publishing: nothing is tagged or sent."""
+    if not shutil.which("git"):
+        raise Skip("no git")
+    top = work / "clone"
+    for part in ("scripts/release.sh", "scripts/common.sh", "CMakeLists.txt",
+                 "examples/kubernetes/job.yaml",
+                 *(f"examples/modulefiles/{version()}{end}"
+                   for end in ("", ".lua"))):
+        (top / part).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / part, top / part)
+    stub = top / ".ci/packages"
+    stub.parent.mkdir()
+    stub.write_text('#!/bin/sh\necho "$@" >../asked\nmkdir dist && cd dist &&\n'
+                    "echo x >a.whl && sha256sum a.whl >SHA256SUMS\n")
+    stub.chmod(0o755)
+    (top / ".gitignore").write_text("/dist/\n")
+    changes = top / "CHANGELOG.md"
+
+    def git(*words):
+        return done(["git", "-c", "user.name=x", "-c", "user.email=x@x",
+                     *words], cwd=top).stdout
+
+    def publish(text, problem=""):
+        changes.write_text(text)
+        git("add", "-A")
+        git("commit", "--allow-empty", "-qm", "x")
+        result = run([top / "scripts/release.sh", "--skip-ci"])
+        check_equal(result.returncode, 1 if problem else 0, result.stderr)
+        check(problem in result.stderr, f"{problem!r}: {result.stderr}")
+        return result
+
+    git("init", "-q")
+    own = f"## {version()}\n\n- a\n"
+    publish("## Unreleased\n\n- b\n", "no section")
+    publish("## Unreleased\n\n- b\n\n" + own, "under '## Unreleased'")
+    check(not (work / "asked").exists(), "packages were made")
+    said = publish("## Unreleased\n\n" + own)
+    check_equal((work / "asked").read_text(), "--twice --aarch64\n", "packages")
+    check(f"git tag -s v{version()}" in said.stdout, said.stdout)
+    check_equal(git("tag"), "", "tags")
+    (top / "new").write_text("")
+    result = run([top / "scripts/release.sh", "--skip-ci"])
+    check("the working tree has changes" in result.stderr, result.stderr)
+    git("tag", f"v{version()}")
+    publish(own, "is there already")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for case in (slurm_array, slurm_preempted, slurm_refused, slurm_ranks,
-                 kubernetes, makefile, action_good, action_bad, pre_commit,
-                 module_files, spack, demo_builds, demo_unpacks, demo_own):
+                 kubernetes, makefile, action_good, action_bad, action_installs,
+                 pre_commit, module_files, spack, demo_builds, demo_unpacks,
+                 demo_own, release):
         suite.add(case.__name__, case)
 
 

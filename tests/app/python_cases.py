@@ -313,7 +313,7 @@ def later(folder):
     config.unlink()
     check_equal(source.config, None, "none")
     config.mkdir()
-    refused(None, ckpt.errors.IoError, lambda: source.config)
+    refused(None, ckpt.errors.DamagedError, lambda: source.config)
 
 
 def dashes(folder):

@@ -101,23 +101,6 @@ def loads(_folder, case):
         same(tensor, wanted[name], name)
 
 
-def dcp_as_torch(_):
-    """A DCP checkpoint: torch's reader and ours give the same."""
-    from ckpt.dcp import Reader
-    folder = DATA / "dcp/fsdp2_w2_adamw/ckpt"
-    metadata = dcp.FileSystemReader(folder).read_metadata()
-    states = []
-    for reader in (dcp.FileSystemReader(folder), Reader(folder)):
-        state = {name: torch.empty(entry.size, dtype=entry.properties.dtype)
-                 for name, entry in metadata.state_dict_metadata.items()
-                 if hasattr(entry, "size")}
-        dcp.load(state, storage_reader=reader, no_dist=True)
-        states.append(state)
-    check(len(states[0]) > 10, "few tensors")
-    for name, tensor in states[0].items():
-        same(states[1][name], tensor, name)
-
-
 def alive(_):
     """Memory outlives the array, the tensor and the checkpoint it came of."""
     case = "hf/llama"
@@ -216,7 +199,6 @@ def errors(folder):
            folder / "nowhere", folder / "out", tp=2)
     with ckpt.open(DATA / "hf/llama/ckpt") as source:
         name = next(iter(source))
-        raised(KeyError, Exception, source.__getitem__, "no such")
         raised(IndexError, Exception, source[name].__getitem__,
                slice(None, None, 2))
         raised(IndexError, Exception, source[name].__getitem__, (0, 0, 0, 0))
@@ -291,15 +273,17 @@ def prepare(suite, binary):
     import ckpt as package
     import python_cases
     import python_dcp
+    import python_parts
     import python_shards
     import python_values
     ckpt = package
     for case in CASES:
         for check_of in (whole, slices, loads):
             suite.add(f"{case}: {check_of.__name__}", check_of, case)
-    for check_of in (dcp_as_torch, alive, saves, errors, commands, shards,
+    for check_of in (alive, saves, errors, commands, shards,
                      *python_values.CASES, *python_cases.CASES,
-                     *python_dcp.CASES, *python_shards.CASES, typed):
+                     *python_dcp.CASES, *python_parts.CASES,
+                     *python_shards.CASES, typed):
         suite.add(check_of.__name__, check_of)
 
 

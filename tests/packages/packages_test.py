@@ -105,6 +105,13 @@ def contents(packages, _):
         binary = [n for n in wheel.namelist() if n.endswith("scripts/ckpt")]
         in_wheel = wheel.read(binary[0])
         names = wheel.namelist()
+        # The same to read as in the archive: `pip install --user` puts it where
+        # shells and man look.
+        for part in ("man/man1/ckpt.1", "bash-completion/completions/ckpt",
+                     "zsh/site-functions/_ckpt",
+                     "fish/vendor_completions.d/ckpt.fish"):
+            assert any(name.endswith(".data/data/share/" + part)
+                       for name in names), f"the wheel lacks {part}"
         for row in csv_rows(wheel):
             if row[1]:
                 assert row[0] in names, row

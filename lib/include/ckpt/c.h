@@ -33,6 +33,12 @@ void ckpt_close(ckpt_checkpoint* checkpoint);
 const char* ckpt_format(const ckpt_checkpoint* checkpoint);
 const char* ckpt_path(const ckpt_checkpoint* checkpoint);
 
+/* config.json of the checkpoint or beside it, as it stands there, also of a
+ * URL. `path` is what to call it, and lives as long as the data. Null and no
+ * error: there is none. */
+ckpt_data* ckpt_config(const ckpt_checkpoint* checkpoint, const char** path,
+                       char** error);
+
 /* Tensors, by index from 0. Texts live as long as the handle. */
 typedef struct ckpt_tensor {
   const char* name;
