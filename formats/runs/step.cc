@@ -127,7 +127,7 @@ std::vector<Numbers> StepReading::numbers_of(const Source& source) const {
 
 Catalog StepReading::read_container(const Source& source,
                                     const Numbers& numbers) {
-  if (source.read == "nanotron") return read_nanotron(folder_, options_);
+  if (source.read == "nanotron") return nanotron::read(folder_, options_).catalog;
   const std::string at = fill(source.at, numbers);
   const std::string path = at.empty() ? folder_ : io::join(folder_, at);
   return formats::find_format(source.read).reader->read_catalog(path, options_);

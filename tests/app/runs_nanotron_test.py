@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""nanotron's step for other numbers of tensor- and data-parallel ranks.
+
+nanotron 0.4 itself saves a step and loads what ckpt makes of it: weights,
+moments, masters and schedule are those of the saved step, bit for bit, and so
+is one step more. The golden's own files come back byte for byte.
+"""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from support import DATA, Skip, Suite, check, check_equal
+
+CKPT = None  # set by prepare
+HERE = Path(__file__).resolve().parent
+PEER = Path(sys.prefix) / "nanotron"
+GOLDEN = DATA / "runs/nanotron_tp2/ckpt/10"
+SAVED = {}  # (words, tp, dp) -> the folder of a step that the peer saved
+ONE = threading.Lock()
+
+
+def content(path):
+    found = CKPT.inspect(path, "--digest")
+    check_equal([p for p in found["problems"] if p["severity"] == "damage"],
+                [], "problems")
+    return {t["name"]: (t["kind"], t["dtype"], t["shape"], t["digest"])
+            for t in found["tensors"]}
+
+
+def files_in(step):
+    """Contents; of safetensors the header (whose metadata have no order) and
+    the data."""
+    found = {}
+    for path in step.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            if path.suffix == ".safetensors":
+                end = 8 + int.from_bytes(data[:8], "little")
+                data = json.loads(data[8:end]), data[end:]
+            found[str(path.relative_to(step))] = data
+    return found
+
+
+def test_golden(folder, tp, dp):
+    """There and back: weights, their metadata and what says how many ranks
+    there are."""
+    out, back = folder / "out", folder / "back"
+    CKPT.ok("reshard", GOLDEN, out, "--tp", tp, "--dp", dp, "--verify")
+    check_equal(content(out), content(GOLDEN), "tensors")
+    topology = CKPT.inspect(out)["topology"]
+    check_equal((topology["tp"], topology["dp"]), (tp, dp), "topology")
+    meta = json.loads((out / "checkpoint_metadata.json").read_text())
+    check_equal((meta["tp"], meta["dp"]), (tp, dp), "metadata")
+    config = json.loads((out / "optimizer/optimizer_config.json").read_text())
+    check_equal(config["parallelism"],
+                {"tp_size": str(tp), "dp_size": str(dp), "pp_size": "1",
+                 "expert_parallel_size": "1"}, "optimizer_config.json")
+    check_equal(sorted(p.name for p in (out / "random").iterdir()),
+                sorted(f"tp-{t}-of-{tp}_dp-{d}-of-{dp}_pp-0-of-1.pt"
+                       for t in range(tp) for d in range(dp)), "random")
+    CKPT.ok("verify", out)
+    CKPT.ok("reshard", out, back, "--tp", 2, "--dp", 1, "--no-manifest")
+    want, got = files_in(GOLDEN), files_in(back)
+    check_equal(sorted(got), sorted(want), "files")
+    for name, data in want.items():
+        # Weights of torch.save stand in another archive; content() compares.
+        if name.endswith(".safetensors") or "metadata" in name:
+            check(got[name] == data, f"{name} is another file")
+    check_equal(content(back), content(GOLDEN), "tensors, back")
+
+
+def test_said(folder):
+    """Ranks whose random numbers are not those of any before are said."""
+    said = CKPT.ok("reshard", GOLDEN, folder / "out", "--tp", 4).err
+    check("random" in said and "tp 4" in said, said)
+    for options, word in ((("--pp", 2), "pipeline"), (("--tp", 5), "divide"),
+                          (("--tp", 2, "--keys", "*norm*"), "whole"),
+                          (("--tp", 1, "--model-only"), "whole")):
+        said = CKPT.run("reshard", GOLDEN, folder / "no", *options).want(5).err
+        check(word in said, f"{options}: {said}")
+        check(not (folder / "no").exists(), options)
+
+
+def test_main_branch(folder):
+    """Files of nanotron's main branch: a scheduler for each rank, and the
+    job's configuration beside them."""
+    step = folder / "10"
+    shutil.copytree(GOLDEN, step)
+    lone = step / "lr_scheduler/lr_scheduler.pt"
+    for t in range(2):
+        shutil.copy(lone, lone.with_name(
+            f"lr_scheduler_pp-0-of-1_tp-{t}-of-2_exp-0-of-1.pt"))
+    lone.unlink()
+    (step / "config.yaml").write_text(
+        "general:\n  tp: 2\nparallelism:\n  dp: 1\n  expert_parallel_size: 1\n"
+        "  pp: 1\n  tp: 2\n  tp_mode: REDUCE_SCATTER\ntokens:\n  tp: 2\n")
+    out = folder / "out"
+    CKPT.ok("reshard", step, out, "--tp", 4, "--dp", 3)
+    check_equal(sorted(p.name for p in (out / "lr_scheduler").iterdir()),
+                [f"lr_scheduler_pp-0-of-1_tp-{t}-of-4_exp-0-of-1.pt"
+                 for t in range(4)], "schedulers")
+    check_equal((out / "config.yaml").read_text(),
+                "general:\n  tp: 2\nparallelism:\n  dp: 3\n"
+                "  expert_parallel_size: 1\n  pp: 1\n  tp: 4\n"
+                "  tp_mode: REDUCE_SCATTER\ntokens:\n  tp: 2\n", "config.yaml")
+    (step / "config.yaml").write_text("parallelism: {dp: 1, tp: 2}\n")
+    said = CKPT.ok("reshard", step, folder / "more", "--tp", 1).err
+    check("config.yaml" in said, said)
+
+
+def test_others(folder):
+    """Values that are no parameter's, and files that no parameter has."""
+    import torch
+
+    step = folder / "10"
+    shutil.copytree(GOLDEN, step)
+    for path in step.glob("optimizer/*.pt"):
+        one = torch.load(path, weights_only=False)
+        one["extra"] = {"buffer": torch.ones(3)}
+        torch.save(one, path)
+    check("optimizer.tp1.extra.buffer" in content(step), content(step).keys())
+    said = CKPT.run("reshard", step, folder / "out", "--tp", 1).want(5).err
+    check("extra.buffer" in said, said)
+    shutil.rmtree(step)
+    shutil.copytree(GOLDEN, step)
+    one = next(step.rglob("model_weight_pp*tp-rank-1*"))
+    shutil.copy(one, one.with_name(one.name.replace(
+        ".safetensors", "_exp-rank-0-of-2.safetensors")))
+    said = CKPT.run("inspect", step).want(4).err
+    check("expert-parallel" in said, said)
+
+
+def port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def peer(mode, at, out, tp, dp, words):
+    import torch
+
+    done = subprocess.run(
+        [sys.executable, "-B", "-W", "ignore", HERE / "runs_nanotron_peer.py",
+         mode, at, out, str(tp), str(dp), str(port()), words or "-"],
+        capture_output=True, text=True, timeout=240, check=False)
+    check(done.returncode == 0, f"{mode}: {done.stderr[-3000:]}")
+    return torch.load(out, weights_only=True)
+
+
+def saved(folder, words, tp, dp):
+    if not (PEER / "nanotron").is_dir():
+        raise Skip("nanotron is not installed (scripts/test.sh does it)")
+    key = words, tp, dp
+    with ONE:
+        if key not in SAVED:
+            root = folder.parent / f"peer-{words}-{tp}-{dp}"
+            SAVED[key] = root, peer("save", root, f"{root}.pt", tp, dp, words)
+    return SAVED[key]
+
+
+def same(got, want, near, what):
+    import torch
+
+    check_equal(sorted(got), sorted(want), what)
+    for name, tensor in want.items():
+        mine = got[name]
+        check_equal((mine.dtype, mine.shape), (tensor.dtype, tensor.shape),
+                    f"{what}: {name}")
+        check(torch.allclose(mine, tensor, rtol=near, atol=near)
+              if near else torch.equal(mine, tensor),
+              f"{what}: {name} differs by {(mine - tensor).abs().max()}")
+
+
+def test_resume(folder, words, before, after):
+    root, want = saved(folder, words, *before)
+    found = content(root)
+    check_equal(sorted(n for n, t in found.items() if t[0] == "model"),
+                sorted(want["before"]["model"]), "names")
+    check_equal(sorted(n for n, t in found.items() if t[0] == "optim"),
+                sorted(want["before"]["optim"]), "states")
+    out = folder / "out"
+    CKPT.ok("reshard", root, out, "--tp", after[0], "--dp", after[1],
+            "--verify")
+    check_equal(content(out), found, "tensors")
+    got = peer("load", out, folder / "got.pt", *after, words)
+    check_equal(got["rate"], want["rate"], "learning rate")
+    for part in ("model", "optim"):
+        same(got["before"][part], want["before"][part], 0, "loaded " + part)
+        same(got["after"][part], want["after"][part], 1e-6, "stepped " + part)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for tp, dp in ((1, 1), (4, 1), (2, 3), (1, 2)):
+        suite.add(f"golden, tp {tp} dp {dp}", test_golden, tp, dp)
+    suite.add("what is said", test_said)
+    suite.add("main branch", test_main_branch)
+    suite.add("other values", test_others)
+    zero = "zero,masters,bias"
+    for words, before, after in (
+            ("bias", (2, 1), (1, 1)),
+            (zero, (2, 2), (1, 3)),
+            *([("", (2, 1), (4, 1)), ("bias", (1, 1), (2, 1)),
+               (zero, (2, 2), (4, 1)), (zero, (1, 3), (2, 2)),
+               ("zero", (2, 2), (3, 1))]
+              if suite.full else [])):
+        suite.add(f"resumes: {words or 'plain'}, {before} to {after}",
+                  test_resume, words, before, after)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
