@@ -70,11 +70,13 @@ class Beside {
     constexpr const char* kName = "optimizer/optimizer_config.json";
     auto json = json_of(kName);
     if (!json) return;
-    if (auto found = json->find("parallelism");
-        found != json->end() && found->is_object()) {
-      (*found)["tp_size"] = std::to_string(ranks_.tp());
-      (*found)["dp_size"] = std::to_string(ranks_.dp());
-    }
+    const auto sizes = json->find("parallelism");
+    if (sizes == json->end() || !sizes->is_object())
+      throw unfaithful_error({io::join(folder_, kName), {}},
+                             "has no sizes of \"parallelism\", by which "
+                             "nanotron finds the files of ranks");
+    (*sizes)["tp_size"] = std::to_string(ranks_.tp());
+    (*sizes)["dp_size"] = std::to_string(ranks_.dp());
     if (auto found = json->find("configs");
         found != json->end() && found->is_object())
       set_configs(*found);
@@ -139,6 +141,18 @@ class Beside {
                 "is carried as it is: its parallelism is that of the source"));
   }
 
+  // A file that another save left.
+  bool is_of_others(const Numbers& numbers) const {
+    const Topology& old = step_.catalog.topology;
+    for (const auto& [size, ranks] :
+         {std::pair("T", old.tp), std::pair("D", old.dp),
+          std::pair("P", old.pp), std::pair("X", uint32_t{1})})
+      if (const auto said = numbers.find(size);
+          said != numbers.end() && said->second != ranks)
+        return true;
+    return false;
+  }
+
   // New ranks get the files of old ones in turn.
   void add_of_ranks(const std::string& pattern, bool said) {
     const std::map<std::string_view, uint64_t> now = {{"t", ranks_.tp()},
@@ -148,17 +162,23 @@ class Beside {
     const std::vector<Name> names = names_like(folder_, pattern);
     const Topology& old = step_.catalog.topology;
     for (const Name& name : names) {
+      if (is_of_others(name.numbers)) {
+        target_.fates.push_back(
+            {name.path, Fate::kLeftOut, "it is of other ranks than the step"});
+        continue;
+      }
       std::vector<Numbers> places = {name.numbers};
       for (const auto& [rank, size] : sizes) {
         if (!name.numbers.contains(rank)) continue;
         std::vector<Numbers> more;
         for (Numbers& place : places) {
-          const uint64_t old = name.numbers.at(size);
+          const uint64_t ranks = name.numbers.at(size);
           place[size] = now.at(rank);
-          for (uint64_t at = place.at(std::string(rank));
-               old > 0 && at < now.at(rank); at += old) {
+          uint64_t at = place.at(std::string(rank));
+          while (at < now.at(rank)) {
             place[std::string(rank)] = at;
             more.push_back(place);
+            at += ranks;
           }
         }
         places = std::move(more);

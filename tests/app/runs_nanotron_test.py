@@ -136,6 +136,23 @@ def test_others(folder):
     check("expert-parallel" in said, said)
 
 
+def test_two_saves(folder):
+    """Files of another number of ranks, which an earlier save left."""
+    for pattern, code in (("random/*", 0), ("optimizer/*.pt", 4),
+                          ("model/**/model_weight_pp*", 4)):
+        step = folder / pattern[:6] / "10"
+        shutil.copytree(GOLDEN, step)
+        for path in list(step.glob(pattern)):
+            if "-1-of-2" in path.name:
+                shutil.copy(path, path.with_name(path.name.replace(
+                    "-1-of-2", "-3-of-4")))
+        said = CKPT.run("verify", step).want(1)
+        check("of-4" in said.out + said.err, f"{said}")
+        out = step.parent / "out"
+        said = CKPT.run("reshard", step, out, "--tp", 1, "-v").want(code)
+        check("of-4" in said.err and out.exists() == (code == 0), f"{said}")
+
+
 def port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -195,6 +212,20 @@ def test_resume(folder, words, before, after):
         same(got["after"][part], want["after"][part], 1e-6, "stepped " + part)
 
 
+def test_masters(folder):
+    """Another trainer goes on from the masters, not from their roundings."""
+    root, want = saved(folder, "zero,masters,bias", 2, 2)
+    CKPT.ok("convert", root, folder / "out", "--to", "run", "--trainer",
+            "lightning", "--dp", 2)
+    found = content(folder / "out")
+    source = content(root)
+    for name in want["before"]["model"]:
+        check_equal(found[name][1:], source[name + ".fp32"][1:], name)
+        for state in ("step", "exp_avg", "exp_avg_sq"):
+            check_equal(found[f"{name}.{state}"], source[f"{name}.{state}"],
+                        f"{name}.{state}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -203,6 +234,8 @@ def prepare(suite, ckpt):
     suite.add("what is said", test_said)
     suite.add("main branch", test_main_branch)
     suite.add("other values", test_others)
+    suite.add("two saves", test_two_saves)
+    suite.add("masters", test_masters)
     zero = "zero,masters,bias"
     for words, before, after in (
             ("bias", (2, 1), (1, 1)),

@@ -218,6 +218,62 @@ def test_beside(folder):
         check("0 problems" not in result.out, f"{result}")
 
 
+def test_lost_scheduler(folder):
+    """Accelerate's, in a step that lies alone: the optimizer's groups have
+    what a scheduler sets."""
+    import torch
+
+    step = folder / "checkpoint_10"
+    shutil.copytree(step_of("accelerate_fsdp2_w2"), step)
+    CKPT.ok("verify", step)
+    (step / "scheduler.bin").unlink()
+    said = CKPT.ok("verify", step)
+    check("initial_lr" in said.out and "scheduler.bin" in said.out, f"{said}")
+    # A plain one: of an optimizer that no scheduler steps, and one that has.
+    shutil.rmtree(step)
+    step.mkdir()
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    torch.save(model.state_dict(), step / "pytorch_model.bin")
+    torch.save({"step": 1}, step / "random_states_0.pkl")
+    torch.save(optimizer.state_dict(), step / "optimizer.bin")
+    said = CKPT.ok("verify", step)
+    check("initial_lr" not in said.out + said.err, f"{said}")
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    torch.save(optimizer.state_dict(), step / "optimizer.bin")
+    said = CKPT.ok("verify", step)
+    check("initial_lr" in said.out + said.err, f"{said}")
+
+
+def test_names(folder):
+    """What is missing is named as a file: no pattern of trainers.json shows."""
+    for case, pattern in (
+            ("nanotron_tp2", "tp-*.pt"), ("nanotron_tp2", "lr_scheduler.pt"),
+            ("nanotron_tp2", "optimizer_config.json"),
+            ("hf_trainer_fsdp2_w2", "rng_state_*"),
+            ("hf_trainer_qwen2", "model.safetensors"),
+            ("hf_trainer_qwen2", "optimizer.pt"),
+            ("accelerate_fsdp2_w2", "random_states_*"),
+            ("accelerate_fsdp2_w2", "custom_checkpoint_*"),
+            ("accelerate_fsdp2_w2", "scheduler.bin"),
+            ("verl_fsdp2_w2", "data.pt"),
+            ("verl_fsdp2_w2", "model_world_*"),
+            ("verl_fsdp2_w2", "optim_world_*"),
+            ("verl_fsdp2_w2", "extra_state_*"),
+            ("verl_fsdp2_w2", "fsdp_config.json")):
+        copy = folder / case / pattern.strip("*")
+        shutil.copytree(root_of(case), copy)
+        for file in copy.rglob(pattern):
+            file.unlink()
+        for command in ("verify", "inspect", "ls"):
+            result = CKPT.run(command, copy)
+            said = result.out + result.err
+            check(not re.search(r"\{\*?_?\w*\}", said),
+                  f"{command} of {case} without {pattern}: {said}")
+
+
 def test_roles(folder):
     """Actor and critic in one directory of weights: nobody loads that."""
     root = root_of("verl_fsdp2_w2")
@@ -463,6 +519,8 @@ def prepare(suite, ckpt):
             suite.add(f"{case}: convert to {to}", test_convert, case, to)
     suite.add("without all files of a kind", test_drop_all)
     suite.add("what the step beside has", test_beside)
+    suite.add("a lost scheduler, of a step alone", test_lost_scheduler)
+    suite.add("names of what is missing", test_names)
     suite.add("two roles as weights", test_roles)
     suite.add("a hole in numbers", test_hole)
     suite.add("a stranger's pickles", test_stranger)
