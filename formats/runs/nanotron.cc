@@ -163,7 +163,6 @@ class Reading {
       if (!numbers.empty()) {
         weight.sharded = true;
         weight.tp = numbers.at("T");
-        weight.pp = numbers.at("P");
         weight.stage = numbers.at("p");
       }
     } else if (weight.tensor.shape != whole ||

@@ -32,8 +32,8 @@ namespace ckpt::runs::nanotron {
 // A parameter of model/.
 struct Weight {
   Tensor tensor;
-  bool sharded = false;                // its files are of ranks
-  uint64_t tp = 1, pp = 1, stage = 0;  // in their names
+  bool sharded = false;        // its files are of ranks
+  uint64_t tp = 1, stage = 0;  // of their names
   std::vector<Share> shares;
   std::string file;  // "model/…/model_weight": what its files' names begin with
   std::optional<safetensors::Metadata> metadata;  // of the first one

@@ -25,7 +25,8 @@ class Beside {
 
   void add() {
     const Topology& old = step_.catalog.topology;
-    if (old.tp == ranks_.tp() && old.dp == ranks_.dp()) return;
+    if (old.tp == ranks_.tp() && old.dp == ranks_.dp() && !ranks_.moves())
+      return;
     add_metadata();
     add_optimizer_config();
     add_yaml();
@@ -77,6 +78,7 @@ class Beside {
                              "nanotron finds the files of ranks");
     (*sizes)["tp_size"] = std::to_string(ranks_.tp());
     (*sizes)["dp_size"] = std::to_string(ranks_.dp());
+    (*sizes)["pp_size"] = std::to_string(ranks_.pp());
     if (auto found = json->find("configs");
         found != json->end() && found->is_object())
       set_configs(*found);
@@ -87,6 +89,11 @@ class Beside {
     const auto each = [&](const char* key, auto set) {
       const auto found = configs.find(key);
       if (found == configs.end() || !found->is_object()) return;
+      if (ranks_.moves()) {
+        found->clear();
+        for (const auto& [name, weight] : step_.weights)
+          if (ranks_.stage(weight) == 0) (*found)[name] = nullptr;
+      }
       for (auto& [name, value] : found->items()) {
         const auto share = ranks_.share(ranks_.weight(name), 0);
         value = set(share->shape);
@@ -113,6 +120,7 @@ class Beside {
   // The job's configuration, which resumes with the numbers that it is given:
   //   parallelism:
   //     dp: 1
+  //     pp: 1
   //     tp: 2
   void add_yaml() {
     constexpr const char* kName = "config.yaml";
@@ -128,14 +136,15 @@ class Beside {
       rest.remove_prefix(end);
       if (!line.starts_with(' ')) inside = line.starts_with("parallelism:");
       for (const auto& [key, value] :
-           {std::pair("  tp: ", ranks_.tp()), std::pair("  dp: ", ranks_.dp())})
+           {std::pair("  tp: ", ranks_.tp()), std::pair("  dp: ", ranks_.dp()),
+            std::pair("  pp: ", ranks_.pp())})
         if (inside && line.starts_with(key)) {
           line = fmt::format("{}{}\n", key, value);
           ++set;
         }
       made += line;
     }
-    if (set == 2) return put(kName, std::move(made));
+    if (set == 3) return put(kName, std::move(made));
     target_.problems.push_back(
         warning("of_ranks", {path, {}},
                 "is carried as it is: its parallelism is that of the source"));
@@ -155,10 +164,10 @@ class Beside {
 
   // New ranks get the files of old ones in turn.
   void add_of_ranks(const std::string& pattern, bool said) {
-    const std::map<std::string_view, uint64_t> now = {{"t", ranks_.tp()},
-                                                      {"d", ranks_.dp()}};
-    const std::map<std::string_view, std::string> sizes = {{"t", "T"},
-                                                           {"d", "D"}};
+    const std::map<std::string_view, uint64_t> now = {
+        {"t", ranks_.tp()}, {"d", ranks_.dp()}, {"p", ranks_.pp()}};
+    const std::map<std::string_view, std::string> sizes = {
+        {"t", "T"}, {"d", "D"}, {"p", "P"}};
     const std::vector<Name> names = names_like(folder_, pattern);
     const Topology& old = step_.catalog.topology;
     for (const Name& name : names) {
@@ -197,13 +206,14 @@ class Beside {
               : FileFate{name.path, Fate::kCarried, {}});
     }
     if (!said || names.empty() ||
-        (ranks_.tp() <= old.tp && ranks_.dp() <= old.dp))
+        (ranks_.tp() <= old.tp && ranks_.dp() <= old.dp &&
+         ranks_.pp() <= old.pp))
       return;
     target_.problems.push_back(warning(
         "of_ranks", {},
-        "from tp {} and dp {} to tp {} and dp {}: new ranks go on with the "
-        "random numbers of old ones ({} and the like)",
-        old.tp, old.dp, ranks_.tp(), ranks_.dp(), names[0].path));
+        "from {} to {}: new ranks go on with the random numbers of old "
+        "ones ({} and the like)",
+        to_string(old), to_string(target_.catalog.topology), names[0].path));
   }
 
   const std::string& folder_;

@@ -47,7 +47,7 @@ const std::string& trainer_of(const Catalog& source) {
   return source.run->trainer;
 }
 
-// nanotron's, over tensor-parallel ranks.
+// nanotron's, over tensor-parallel ranks and pipeline stages.
 bool is_cut_in_layers(const Trainer& trainer) {
   return !trainer.models.empty() && trainer.models[0].read == "nanotron";
 }
@@ -74,6 +74,7 @@ class Rewriting {
     target_.catalog.topology = source.topology;
     target_.catalog.topology.dp = ranks_;
     target_.catalog.topology.tp = layout.topology.tp;
+    target_.catalog.topology.pp = layout.topology.pp;
   }
 
   Target build() {
@@ -388,15 +389,15 @@ class Rewriting {
 void check_topology(const Catalog& source, const Topology& asked) {
   const Topology& now = source.topology;
   const bool layers = is_cut_in_layers(find_trainer(trainer_of(source)));
-  if (asked.pp == now.pp && asked.ep == now.ep &&
-      (asked.tp == now.tp || layers))
+  if (asked.ep == now.ep &&
+      (layers || (asked.pp == now.pp && asked.tp == now.tp)))
     return;
   if (layers)
     throw unfaithful_error({source.path, {}},
-                           "a step of {} keeps its pipeline stages ({}): {} is "
-                           "asked for",
-                           trainer_of(source), now.pp, to_string(asked))
-        .with_hint("--tp N and --dp N say how many ranks there are to be");
+                           "a step of {} is not written for expert-parallel "
+                           "ranks: {} is asked for",
+                           trainer_of(source), to_string(asked))
+        .with_hint("--tp, --pp and --dp say how many ranks there are to be");
   throw unfaithful_error({source.path, {}},
                          "a step of {} is cut over data-parallel ranks: {} is "
                          "asked for",

@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """nanotron's own save and load, on gloo ranks of a CPU.
 
-    runs_nanotron_peer.py save ROOT OUT TP DP PORT WORDS
-    runs_nanotron_peer.py load STEP OUT TP DP PORT WORDS
+    runs_nanotron_peer.py save ROOT OUT TP DP PP PORT WORDS
+    runs_nanotron_peer.py load STEP OUT TP DP PP PORT WORDS
 
 A small model of nanotron's tensor-parallel layers. `save` takes three steps
 and saves; `load` makes the model with other weights and loads the step. Both
 take one more step and put what all ranks hold together by nanotron's own
 slices and ZeRO's own offsets: OUT has the whole model and its optimizer, before
 that step and after it.
+
+Which stage has which block, nanotron's own build_model says, by the costs of its
+Llama.
 
 WORDS, with commas: "zero" (ZeRO 1), "masters" (bf16 with f32 masters), "bias"
 (of rows, which rank 0 has alone), "-".
@@ -18,20 +21,23 @@ nanotron asks for CUDA and NCCL: its groups are gloo here, its buffers on the
 CPU, and its configuration (which asks for more packages) is left out.
 """
 
+import ast
+import contextlib
 import importlib
 import os
 import sys
 import types
 from pathlib import Path
 
-MODE, AT, OUT, TP, DP, PORT, WORDS = sys.argv[1:8]
-TP, DP, WORDS = int(TP), int(DP), WORDS.split(",")
+MODE, AT, OUT, TP, DP, PP, PORT, WORDS = sys.argv[1:9]
+TP, DP, PP, WORDS = int(TP), int(DP), int(PP), WORDS.split(",")
+RANKS = TP * DP * PP
 PEER = Path(sys.prefix) / "nanotron"
 HIDDEN, ROWS, LAYERS, STEP = 12, 72, 2, 3
 sys.path.insert(0, str(PEER))
 os.environ.update(OMP_NUM_THREADS="1", TQDM_DISABLE="1",
                   GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1",
-                  MASTER_PORT=PORT, WORLD_SIZE=str(TP * DP))
+                  MASTER_PORT=PORT, WORLD_SIZE=str(RANKS))
 
 import torch  # noqa: E402
 import torch.distributed as td  # noqa: E402
@@ -93,7 +99,59 @@ def nanotron():
     nanotron.parallel.context.ParallelContext.set_device = lambda self: None
 
 
-def make_model(group, seed):
+def source_of(module, *names):
+    """A function of nanotron's by its source: the module asks for more."""
+    import __future__
+
+    nodes = ast.parse((PEER / module).read_text()).body
+    for name in names:
+        [node] = [n for n in nodes if getattr(n, "name", None) == name]
+        nodes = getattr(node, "body", [])
+    node.decorator_list = []
+    return compile(ast.Module([node], []), module, "exec",
+                   flags=__future__.annotations.compiler_flag)
+
+
+class Block:
+    """A PipelineBlock that is told its stage, and built nowhere."""
+
+    def __init__(self, builder=None):
+        self.module_builder = builder
+
+    def build_and_set_rank(self, stage):
+        self.stage = stage
+
+
+def stages():
+    """The stage of each block: embedding, layers, norm, head."""
+    import numpy as np
+
+    costs = {"LlamaDecoderLayer": "layer", "TensorParallelColumnLinear": "head"}
+    exec(source_of("nanotron/models/llama.py", "LlamaModel",
+                   "get_block_compute_costs"), costs)
+    blocks = [Block(), *(Block("layer") for _ in range(LAYERS)), Block(),
+              Block("head"), Block(), Block()]
+    config = types.SimpleNamespace(
+        hidden_size=HIDDEN, intermediate_size=2 * HIDDEN,
+        num_attention_heads=2, vocab_size=ROWS)
+    model = types.SimpleNamespace(
+        named_modules=lambda: [("", one) for one in blocks],
+        get_block_compute_costs=lambda: costs["get_block_compute_costs"](
+            types.SimpleNamespace(config=config)))
+    build = {"PipelineBlock": Block, "np": np, "torch": torch,
+             "log_rank": lambda *a, **k: None,
+             "logger": None, "logging": types.SimpleNamespace(INFO=0),
+             "init_on_device_and_dtype":
+                 lambda **k: contextlib.nullcontext()}
+    exec(source_of("nanotron/models/base.py", "build_model"), build)
+    build["build_model"](
+        model_builder=lambda: model, dtype=None,
+        parallel_context=types.SimpleNamespace(
+            world_pg=None, pp_pg=types.SimpleNamespace(size=lambda: PP)))
+    return [one.stage for one in blocks[:LAYERS + 3]]
+
+
+def make_model(group, seed, stage):
     from nanotron.parallel.parameters import NanotronParameter
     from nanotron.parallel.tensor_parallel.enum import TensorParallelLinearMode
     from nanotron.parallel.tensor_parallel.nn import (
@@ -107,8 +165,14 @@ def make_model(group, seed):
     def tree(**children):
         one = nn.Module()
         for name, child in children.items():
-            one.add_module(name, child)
+            if child is not None:
+                one.add_module(name, child)
         return one
+
+    of = stages()
+
+    def here(block, make):
+        return make() if of[block] == stage else None
 
     def block(child):
         return tree(pp_block=child)
@@ -135,10 +199,11 @@ def make_model(group, seed):
                      down_proj=rows(wide))))
 
     model = tree(model=tree(
-        token_position_embeddings=block(tree(
-            token_embedding=TensorParallelEmbedding(ROWS, HIDDEN, **common))),
-        decoder=nn.ModuleList(layer() for _ in range(LAYERS)),
-        final_layer_norm=block(norm()), lm_head=block(columns(ROWS))))
+        token_position_embeddings=here(0, lambda: block(tree(
+            token_embedding=TensorParallelEmbedding(ROWS, HIDDEN, **common)))),
+        decoder=tree(**{str(i): here(i + 1, layer) for i in range(LAYERS)}),
+        final_layer_norm=here(LAYERS + 1, lambda: block(norm())),
+        lm_head=here(LAYERS + 2, lambda: block(columns(ROWS)))))
     kind = torch.bfloat16 if "masters" in WORDS else torch.float32
     # What NanotronModel does to what no tensor-parallel layer made.
     for module in list(model.modules()):
@@ -308,7 +373,7 @@ def together(every):
 
 def run(rank):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    td.init_process_group("gloo", rank=rank, world_size=TP * DP)
+    td.init_process_group("gloo", rank=rank, world_size=RANKS)
     import nanotron.distributed as nd
     from nanotron.parallel.context import ParallelContext
     from nanotron.random import RandomStates, get_current_random_state
@@ -317,9 +382,10 @@ def run(rank):
         load_weights, save, save_random_states)
 
     context = ParallelContext(
-        tensor_parallel_size=TP, pipeline_parallel_size=1,
+        tensor_parallel_size=TP, pipeline_parallel_size=PP,
         data_parallel_size=DP)
-    model = make_model(context.tp_pg, 1 if MODE == "save" else 5)
+    model = make_model(context.tp_pg, 1 if MODE == "save" else 5,
+                       nd.get_rank(context.pp_pg))
     step = Path(AT) / str(STEP) if MODE == "save" else Path(AT)
     if MODE == "load":
         shards = load_weights(model=model, parallel_context=context,
@@ -357,7 +423,7 @@ def run(rank):
     before = held_by(model, optimizer, nd.get_rank(context.dp_pg))
     take_step(model, optimizer, scheduler, 9)
     after = held_by(model, optimizer, nd.get_rank(context.dp_pg))
-    every = [None] * TP * DP
+    every = [None] * RANKS
     td.all_gather_object(every, (nd.get_rank(context.dp_pg), before, after))
     if rank == 0:
         torch.save({"before": together([(d, b) for d, b, _ in every]),
@@ -384,7 +450,7 @@ def gather(model, optimizer, context):
 def main():
     nanotron()
     children = []
-    for rank in range(TP * DP):
+    for rank in range(RANKS):
         child = os.fork()
         if child == 0:
             try:

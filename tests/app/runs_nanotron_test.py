@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""nanotron's step for other numbers of tensor- and data-parallel ranks.
+"""nanotron's step for other numbers of ranks: tensor- and data-parallel ones,
+and stages of a pipeline.
 
 nanotron 0.4 itself saves a step and loads what ckpt makes of it: weights,
 moments, masters and schedule are those of the saved step, bit for bit, and so
@@ -21,7 +22,7 @@ CKPT = None  # set by prepare
 HERE = Path(__file__).resolve().parent
 PEER = Path(sys.prefix) / "nanotron"
 GOLDEN = DATA / "runs/nanotron_tp2/ckpt/10"
-SAVED = {}  # (words, tp, dp) -> the folder of a step that the peer saved
+SAVED = {}  # (words, ranks) -> the folder of a step that the peer saved
 ONE = threading.Lock()
 
 
@@ -47,25 +48,29 @@ def files_in(step):
     return found
 
 
-def test_golden(folder, tp, dp):
+def test_golden(folder, tp, dp, pp):
     """There and back: weights, their metadata and what says how many ranks
     there are."""
     out, back = folder / "out", folder / "back"
-    CKPT.ok("reshard", GOLDEN, out, "--tp", tp, "--dp", dp, "--verify")
+    CKPT.ok("reshard", GOLDEN, out, "--tp", tp, "--dp", dp, "--pp", pp,
+            "--verify")
     check_equal(content(out), content(GOLDEN), "tensors")
     topology = CKPT.inspect(out)["topology"]
-    check_equal((topology["tp"], topology["dp"]), (tp, dp), "topology")
+    check_equal((topology["tp"], topology["dp"], topology["pp"]),
+                (tp, dp, pp), "topology")
     meta = json.loads((out / "checkpoint_metadata.json").read_text())
     check_equal((meta["tp"], meta["dp"]), (tp, dp), "metadata")
     config = json.loads((out / "optimizer/optimizer_config.json").read_text())
     check_equal(config["parallelism"],
-                {"tp_size": str(tp), "dp_size": str(dp), "pp_size": "1",
+                {"tp_size": str(tp), "dp_size": str(dp), "pp_size": str(pp),
                  "expert_parallel_size": "1"}, "optimizer_config.json")
     check_equal(sorted(p.name for p in (out / "random").iterdir()),
-                sorted(f"tp-{t}-of-{tp}_dp-{d}-of-{dp}_pp-0-of-1.pt"
-                       for t in range(tp) for d in range(dp)), "random")
+                sorted(f"tp-{t}-of-{tp}_dp-{d}-of-{dp}_pp-{p}-of-{pp}.pt"
+                       for t in range(tp) for d in range(dp)
+                       for p in range(pp)), "random")
     CKPT.ok("verify", out)
-    CKPT.ok("reshard", out, back, "--tp", 2, "--dp", 1, "--no-manifest")
+    CKPT.ok("reshard", out, back, "--tp", 2, "--dp", 1, "--pp", 1,
+            "--no-manifest")
     want, got = files_in(GOLDEN), files_in(back)
     check_equal(sorted(got), sorted(want), "files")
     for name, data in want.items():
@@ -78,8 +83,9 @@ def test_golden(folder, tp, dp):
 def test_said(folder):
     """Ranks whose random numbers are not those of any before are said."""
     said = CKPT.ok("reshard", GOLDEN, folder / "out", "--tp", 4).err
-    check("random" in said and "tp 4" in said, said)
-    for options, word in ((("--pp", 2), "pipeline"), (("--tp", 5), "divide"),
+    check("random" in said and "tp=4" in said, said)
+    for options, word in ((("--pp", 5), "stages"), (("--tp", 5), "divide"),
+                          (("--ep", 2), "expert"),
                           (("--tp", 2, "--keys", "*norm*"), "whole"),
                           (("--tp", 1, "--model-only"), "whole")):
         said = CKPT.run("reshard", GOLDEN, folder / "no", *options).want(5).err
@@ -101,13 +107,13 @@ def test_main_branch(folder):
         "general:\n  tp: 2\nparallelism:\n  dp: 1\n  expert_parallel_size: 1\n"
         "  pp: 1\n  tp: 2\n  tp_mode: REDUCE_SCATTER\ntokens:\n  tp: 2\n")
     out = folder / "out"
-    CKPT.ok("reshard", step, out, "--tp", 4, "--dp", 3)
+    CKPT.ok("reshard", step, out, "--tp", 4, "--dp", 3, "--pp", 2)
     check_equal(sorted(p.name for p in (out / "lr_scheduler").iterdir()),
-                [f"lr_scheduler_pp-0-of-1_tp-{t}-of-4_exp-0-of-1.pt"
-                 for t in range(4)], "schedulers")
+                [f"lr_scheduler_pp-{p}-of-2_tp-{t}-of-4_exp-0-of-1.pt"
+                 for p in range(2) for t in range(4)], "schedulers")
     check_equal((out / "config.yaml").read_text(),
                 "general:\n  tp: 2\nparallelism:\n  dp: 3\n"
-                "  expert_parallel_size: 1\n  pp: 1\n  tp: 4\n"
+                "  expert_parallel_size: 1\n  pp: 2\n  tp: 4\n"
                 "  tp_mode: REDUCE_SCATTER\ntokens:\n  tp: 2\n", "config.yaml")
     (step / "config.yaml").write_text("parallelism: {dp: 1, tp: 2}\n")
     said = CKPT.ok("reshard", step, folder / "more", "--tp", 1).err
@@ -159,25 +165,25 @@ def port():
         return one.getsockname()[1]
 
 
-def peer(mode, at, out, tp, dp, words):
+def peer(mode, at, out, tp, dp, pp, words):
     import torch
 
     done = subprocess.run(
         [sys.executable, "-B", "-W", "ignore", HERE / "runs_nanotron_peer.py",
-         mode, at, out, str(tp), str(dp), str(port()), words or "-"],
+         mode, at, out, str(tp), str(dp), str(pp), str(port()), words or "-"],
         capture_output=True, text=True, timeout=240, check=False)
     check(done.returncode == 0, f"{mode}: {done.stderr[-3000:]}")
     return torch.load(out, weights_only=True)
 
 
-def saved(folder, words, tp, dp):
+def saved(folder, words, *ranks):
     if not (PEER / "nanotron").is_dir():
         raise Skip("nanotron is not installed (scripts/test.sh does it)")
-    key = words, tp, dp
+    key = words, ranks
     with ONE:
         if key not in SAVED:
-            root = folder.parent / f"peer-{words}-{tp}-{dp}"
-            SAVED[key] = root, peer("save", root, f"{root}.pt", tp, dp, words)
+            root = folder.parent / f"peer-{words}-{ranks}"
+            SAVED[key] = root, peer("save", root, f"{root}.pt", *ranks, words)
     return SAVED[key]
 
 
@@ -203,7 +209,7 @@ def test_resume(folder, words, before, after):
                 sorted(want["before"]["optim"]), "states")
     out = folder / "out"
     CKPT.ok("reshard", root, out, "--tp", after[0], "--dp", after[1],
-            "--verify")
+            "--pp", after[2], "--verify")
     check_equal(content(out), found, "tensors")
     got = peer("load", out, folder / "got.pt", *after, words)
     check_equal(got["rate"], want["rate"], "learning rate")
@@ -214,7 +220,7 @@ def test_resume(folder, words, before, after):
 
 def test_masters(folder):
     """Another trainer goes on from the masters, not from their roundings."""
-    root, want = saved(folder, "zero,masters,bias", 2, 2)
+    root, want = saved(folder, "zero,masters,bias", 2, 2, 1)
     CKPT.ok("convert", root, folder / "out", "--to", "run", "--trainer",
             "lightning", "--dp", 2)
     found = content(folder / "out")
@@ -229,8 +235,8 @@ def test_masters(folder):
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
-    for tp, dp in ((1, 1), (4, 1), (2, 3), (1, 2)):
-        suite.add(f"golden, tp {tp} dp {dp}", test_golden, tp, dp)
+    for tp, dp, pp in ((1, 1, 1), (4, 1, 1), (2, 3, 1), (1, 2, 2)):
+        suite.add(f"golden, tp {tp} dp {dp} pp {pp}", test_golden, tp, dp, pp)
     suite.add("what is said", test_said)
     suite.add("main branch", test_main_branch)
     suite.add("other values", test_others)
@@ -238,11 +244,12 @@ def prepare(suite, ckpt):
     suite.add("masters", test_masters)
     zero = "zero,masters,bias"
     for words, before, after in (
-            ("bias", (2, 1), (1, 1)),
-            (zero, (2, 2), (1, 3)),
-            *([("", (2, 1), (4, 1)), ("bias", (1, 1), (2, 1)),
-               (zero, (2, 2), (4, 1)), (zero, (1, 3), (2, 2)),
-               ("zero", (2, 2), (3, 1))]
+            ("bias", (2, 1, 1), (1, 1, 2)),
+            (zero, (2, 2, 1), (1, 3, 1)),
+            *([("", (2, 1, 1), (4, 1, 1)), ("bias", (1, 1, 1), (2, 1, 1)),
+               (zero, (2, 2, 1), (4, 1, 1)), (zero, (1, 3, 1), (2, 2, 1)),
+               ("zero", (2, 2, 1), (3, 1, 1)), (zero, (2, 2, 1), (1, 2, 2)),
+               (zero, (2, 1, 2), (1, 3, 1)), ("bias", (1, 1, 3), (2, 1, 2))]
               if suite.full else [])):
         suite.add(f"resumes: {words or 'plain'}, {before} to {after}",
                   test_resume, words, before, after)

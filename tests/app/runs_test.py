@@ -118,6 +118,28 @@ def test_model_only(folder, case):
     check(not any("exp_avg" in name for name in extra), f"{extra}")
 
 
+def test_unshard(folder, case):
+    """From the root: the model whole, under its own names; and a step differs
+    from none of its copies, but from one with another byte."""
+    CKPT.ok("unshard", root_of(case), folder / "out")
+    got = {t["name"]: t["digest"]
+           for t in CKPT.inspect(folder / "out", "--digest")["tensors"]
+           if t["kind"] == "model"}
+    want = read_safetensors(GOLDENS / case / "expected.safetensors")
+    for name, tensor in want.items():
+        check_equal(got.get(name), digest(tensor.data), name)
+    copy = folder / "copy"
+    shutil.copytree(root_of(case), copy)
+    CKPT.ok("diff", root_of(case), copy)
+    begin = max(want.values(), key=lambda t: len(t.data)).data[:16]
+    for path in copy.rglob("*"):
+        if path.is_file() and begin in path.read_bytes():
+            data = path.read_bytes()
+            path.write_bytes(data.replace(
+                begin, bytes([begin[0] ^ 1]) + begin[1:]))
+    CKPT.run("diff", root_of(case), copy).want(1)
+
+
 def test_none(folder, case):
     """--trainer none: containers alone."""
     result = CKPT.run("inspect", step_of(case), "--trainer", "none", "--json")
@@ -509,6 +531,7 @@ def prepare(suite, ckpt):
         suite.add(f"{case}: from the step", test_contents, case, step_of(case))
         suite.add(f"{case}: from the root", test_contents, case, root_of(case))
         suite.add(f"{case}: --model-only", test_model_only, case)
+        suite.add(f"{case}: unshard and diff", test_unshard, case)
         suite.add(f"{case}: --trainer none", test_none, case)
         for root in (True, False):
             suite.add(f"{case}: without a file, {'root' if root else 'step'}",
