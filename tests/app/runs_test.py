@@ -397,6 +397,28 @@ def test_two_worlds(folder):
     check("world sizes" in result.err, f"{result}")
 
 
+def test_two_steps(folder):
+    """A rank's file of the step before, of the same world: the optimizer counts
+    its steps on each rank."""
+    import torch
+
+    for case, name in (
+            ("verl_fsdp2_w2",
+             "global_step_10/actor/optim_world_size_2_rank_1.pt"),
+            ("nanotron_tp2", "10/optimizer/"
+             "optimizer_pp-0-of-1_tp-1-of-2_exp-0-of-1.pt")):
+        copy = folder / case
+        shutil.copytree(root_of(case), copy)
+        one = torch.load(copy / name, weights_only=False)
+        for state in one["state"].values():
+            state["step"] -= 1
+        torch.save(one, copy / name)
+        said = CKPT.run("verify", copy, "--deep").want(1)
+        check("step: this copy differs" in said.out, f"{said}")
+        said = CKPT.run("convert", copy, folder / "out", "--to", "dcp").want(4)
+        check("step: this copy differs" in said.err, f"{said}")
+
+
 def test_mixed(folder):
     copy = folder / "ckpt"
     shutil.copytree(root_of("hf_trainer_qwen2"), copy)
@@ -549,6 +571,7 @@ def prepare(suite, ckpt):
     suite.add("a stranger's pickles", test_stranger)
     suite.add("an index that lists less", test_index_lists_less)
     suite.add("files of two world sizes", test_two_worlds)
+    suite.add("a rank's file of another step", test_two_steps)
     suite.add("safetensors beside .bin", test_mixed)
     suite.add("an unknown family", test_unknown_family)
     suite.add("a tracker", test_tracker)
