@@ -143,8 +143,9 @@ std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
   }
   found.roles = roles_in(trainer, path);
   if (found.roles.empty()) return std::nullopt;
-  found.why = fmt::format("{} of its own in {}/",
-                          printable(trainer.signature[0]), found.roles[0]);
+  found.why =
+      fmt::format("{} of its own in {}/",
+                  printable(as_glob(trainer.signature[0])), found.roles[0]);
   return found;
 }
 

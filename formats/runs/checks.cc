@@ -112,6 +112,42 @@ std::string lost(const Part& part, const std::string& beside,
   return {};
 }
 
+// A file of the part, of the first rank: what would be there.
+std::string first_of(const std::string& pattern, const Topology& ranks) {
+  return as_glob(fill(pattern, {{"i", 0},
+                                {"r", 0},
+                                {"t", 0},
+                                {"d", 0},
+                                {"p", 0},
+                                {"x", 0},
+                                {"T", ranks.tp},
+                                {"S", ranks.tp},
+                                {"D", ranks.dp},
+                                {"W", ranks.dp},
+                                {"P", ranks.pp},
+                                {"X", 1}}));
+}
+
+// torch's schedulers put it into the groups of the optimizer that they step.
+bool has_initial_rate(const Catalog& catalog) {
+  constexpr std::string_view kGroups = "param_groups";
+  constexpr std::string_view kRate = "initial_lr";
+  const auto in_group = [&](const pickle::Document& document, pickle::Id id) {
+    return document.find(id, kRate) != pickle::kNoId;
+  };
+  return std::ranges::any_of(catalog.objects, [&](const Object& object) {
+    if (object.name.find(kGroups) == object.name.npos) return false;
+    if (object.name.ends_with("." + std::string(kRate))) return true;
+    if (!object.document) return false;
+    const pickle::Document& document = *object.document;
+    return document.is(object.node, pickle::Type::kList)
+               ? std::ranges::any_of(
+                     document.items(object.node),
+                     [&](pickle::Id id) { return in_group(document, id); })
+               : in_group(document, object.node);
+  });
+}
+
 bool is_said(const Catalog& catalog, const std::string& path) {
   return std::ranges::any_of(catalog.problems, [&](const Problem& problem) {
     return problem.kind == "missing_part" && problem.file == path;
@@ -142,9 +178,10 @@ void check_together(const Trainer& trainer, const std::string& folder,
     const bool there = is_there(part, folder);
     if (part.with != "optimizer") {
       if (!there && !names_like(folder, part.with).empty())
-        note_damage(
-            catalog, "missing_part", io::join(folder, part.file),
-            fmt::format("is missing; {} is not loaded without it", part.with));
+        note_damage(catalog, "missing_part",
+                    io::join(folder, first_of(part.file, catalog.topology)),
+                    fmt::format("is missing; {} is not loaded without it",
+                                as_glob(part.with)));
       continue;
     }
     if (there && own && !optimizer && !inside)
@@ -152,14 +189,16 @@ void check_together(const Trainer& trainer, const std::string& folder,
           catalog, "missing_part", folder,
           fmt::format("{} is there and no optimizer ({}), which is written "
                       "together with it",
-                      part.file, trainer.optimizers.back().file));
+                      as_glob(part.file),
+                      as_glob(trainer.optimizers.back().file)));
     // Who loads the two asks for both, and goes on without either.
     if (!there && (optimizer || (inside && !own)))
       note_damage(
-          catalog, "missing_part", io::join(folder, part.file),
+          catalog, "missing_part",
+          io::join(folder, first_of(part.file, catalog.topology)),
           fmt::format("is missing; it is written together with {}, which "
                       "is not loaded without it",
-                      optimizer ? optimizer->file : "the optimizer"));
+                      optimizer ? as_glob(optimizer->file) : "the optimizer"));
   }
 }
 
@@ -182,18 +221,26 @@ void note_absent(const Trainer& trainer, const Part& part,
   }
   if (!names.empty()) return;
   const std::string path =
-      io::join(folder, fill(part.file, {{"i", 0}, {"r", 0}}));
+      io::join(folder, first_of(part.file, catalog.topology));
   if (is_said(catalog, path)) return;
-  const std::string nor =
-      part.instead.empty() ? "" : ", and so is " + part.instead;
+  const std::string other = as_glob(part.instead);
+  const std::string nor = other.empty() ? "" : ", and so is " + other;
   if (is_proven(part, folder, catalog))
     return note_damage(catalog, "missing_part", path,
                        fmt::format("is missing{}; {} always writes it together "
                                    "with the optimizer: {}",
                                    nor, trainer.what, part.without));
-  catalog.problems.push_back(remark(
-      "absent_part", {path, {}}, "is not there{}: {}",
-      part.instead.empty() ? "" : ", nor " + part.instead, part.without));
+  if (part.part == "scheduler" && has_initial_rate(catalog)) {
+    catalog.problems.push_back(
+        warning("missing_part", {path, {}},
+                "is not there{}, and the optimizer's groups have the "
+                "initial_lr that a scheduler sets: {}",
+                other.empty() ? "" : ", nor " + other, part.without));
+    return;
+  }
+  catalog.problems.push_back(
+      remark("absent_part", {path, {}}, "is not there{}: {}",
+             other.empty() ? "" : ", nor " + other, part.without));
 }
 
 void note_beside(const std::string& folder, const std::string& beside,
@@ -242,12 +289,22 @@ void check_grid(const Part& part, const std::string& folder,
     const std::string above = io::join(folder, io::parent(part.file));
     if (!part.demanded || !io::is_directory(above)) return;
     return note_damage(catalog, "missing_rank", above,
-                       fmt::format("{} is missing", part.file));
+                       fmt::format("{} is missing", as_glob(part.file)));
   }
+  const auto is_size = [](const std::string& key) {
+    return key[0] >= 'A' && key[0] <= 'Z';
+  };
+  for (const Name& name : names)
+    for (const auto& [key, value] : name.numbers)
+      if (is_size(key) && value != names[0].numbers.at(key))
+        return note_damage(
+            catalog, "mixed_ranks", io::join(folder, name.path),
+            fmt::format("is of other ranks than {}: they are of two saves",
+                        printable(io::base_name(names[0].path))));
   uint64_t wanted = 1;
   Numbers place = names[0].numbers;
   for (auto& [key, value] : place) {
-    if (key[0] >= 'A' && key[0] <= 'Z')
+    if (is_size(key))
       wanted = checked_mul(wanted, value).value_or(UINT64_MAX);
     else
       value = 0;

@@ -9,6 +9,7 @@
 #include "ckpt/note.h"
 #include "formats/runs/compose.h"
 #include "formats/runs/forms.h"
+#include "formats/runs/nanotron.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/rewrite.h"
 #include "formats/runs/titan.h"
@@ -184,6 +185,32 @@ void fuse_trained_experts(Catalog& source, const Layout& layout) {
                   layout.option(kTrainer)));
 }
 
+// nanotron steps f32 masters, of which its 16-bit weights are the roundings:
+// who goes on without masters of its own goes on from these.
+void take_masters(Catalog& source) {
+  std::map<std::string_view, Tensor*> masters;
+  for (Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::optim && tensor.state == nanotron::kMaster)
+      masters.emplace(tensor.param, &tensor);
+  if (masters.empty()) return;
+  for (Tensor& tensor : source.tensors) {
+    const auto found = masters.find(tensor.name);
+    if (tensor.kind != Kind::model || found == masters.end()) continue;
+    if (tensor.shape != found->second->shape)
+      throw unfaithful_error(
+          {source.path, printable(tensor.name)}, "has shape {}, its master {}",
+          to_string(tensor.shape), to_string(found->second->shape));
+    tensor.dtype = found->second->dtype;
+    tensor.pieces = found->second->pieces;
+  }
+  source.assumptions.push_back(
+      fmt::format("the model is what the optimizer steps: {}",
+                  text::counted(masters.size(), "f32 master")));
+  std::erase_if(source.tensors, [](const Tensor& tensor) {
+    return tensor.kind == Kind::optim && tensor.state == nanotron::kMaster;
+  });
+}
+
 }  // namespace
 
 bool is_composed(const Catalog& source, const Layout& layout) {
@@ -203,6 +230,7 @@ Catalog review_composed(Catalog source, const Layout& layout) {
   load_objects(source);
   check_one_model(source);
   locate(source);
+  if (trainer_in(source) == "nanotron") take_masters(source);
   const bool titan = layout.option(kTrainer) == "torchtitan";
   if (!titan && has_titan_names(source)) leave_titan(source);
   settle_tied_head(source, layout);

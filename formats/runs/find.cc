@@ -122,7 +122,8 @@ std::optional<Unsigned> unsigned_at(const Trainer& trainer,
     const std::string missing = lacks(trainer, folder);
     if (missing.empty() || !always_written(trainer, missing)) continue;
     if (const std::string trace = trace_of(trainer, folder); !trace.empty())
-      return Unsigned{&trainer, io::join(folder, fill(missing, {{"r", 0}})),
+      return Unsigned{&trainer,
+                      io::join(folder, as_glob(fill(missing, {{"r", 0}}))),
                       fmt::format("{} in {}", printable(trace),
                                   printable(io::base_name(folder)))};
   }

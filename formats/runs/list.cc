@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "formats/runs/candidates.h"
 #include "formats/runs/find.h"
+#include "formats/runs/pattern.h"
 #include "formats/runs/ranks.h"
 #include "lib/failures.h"
 #include "lib/io/file.h"
@@ -121,7 +122,7 @@ std::string broken_source(const Source& source, const std::string& folder) {
 std::string unfinished(const Trainer& trainer, const Candidate& one,
                        std::optional<uint64_t> tracked) {
   const auto found = step_at(trainer, one.path);
-  if (!found) return "no " + lacks(trainer, one.path);
+  if (!found) return "no " + as_glob(lacks(trainer, one.path));
   if (tracked && one.number && *one.number > *tracked)
     return fmt::format("newer than {} says: {}", trainer.tracker, *tracked);
   if (!io::is_directory(one.path)) return {};

@@ -15,7 +15,7 @@
 #include "containers/safetensors/header.h"
 #include "formats/runs/find.h"
 #include "formats/runs/merge.h"
-#include "formats/runs/pattern.h"
+#include "formats/runs/objects.h"
 #include "formats/torch/torch.h"
 #include "lib/io/file.h"
 #include "lib/pickle/value.h"
@@ -23,163 +23,14 @@
 #include "lib/text/json.h"
 #include "lib/text/number.h"
 
-namespace ckpt::runs {
+namespace ckpt::runs::nanotron {
 namespace {
 
 using text::printable;
 
 constexpr size_t kMaxDepth = 32;
 constexpr size_t kMaxFiles = 1'000'000;
-constexpr size_t kMaxSlices = 4096;
-
-// Where a rank's tensor lies in the whole.
-struct Slice {
-  Box local;
-  Box global;
-};
-
-struct Rank {
-  uint64_t tp = 0;
-  Shape shape;  // of its own tensor
-  std::vector<Slice> slices;
-};
-
-// A parameter and the ranks that have a part of it.
-struct Entry {
-  Tensor tensor;
-  uint64_t tp = 1, pp = 1;  // sizes in its files' names
-  uint64_t stage = 0;
-  std::vector<Rank> ranks;
-};
-
-[[noreturn]] void bad(const std::string& path, std::string_view what,
-                      std::string_view text) {
-  throw input_error({path, {}}, "{}: \"{}\" is malformed", what,
-                    printable(text.substr(0, 100)));
-}
-
-std::vector<std::string_view> cut(std::string_view text, char at) {
-  std::vector<std::string_view> parts;
-  for (;;) {
-    const size_t end = text.find(at);
-    parts.push_back(text.substr(0, end));
-    if (end == text.npos) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
-
-// "(36, 12)", "(12,)", and with numpy 2 "(np.int64(36), 12)".
-Shape read_shape(std::string_view text, const std::string& path) {
-  constexpr std::string_view kNumpy = "np.int64(";
-  const std::string_view all = text;
-  if (!text.starts_with('(') || !text.ends_with(')'))
-    bad(path, "unsharded_shape", all);
-  text = text.substr(1, text.size() - 2);
-  Shape shape;
-  for (std::string_view part : cut(text, ',')) {
-    while (part.starts_with(' ')) part.remove_prefix(1);
-    if (part.empty()) continue;  // "(12,)"
-    if (part.starts_with(kNumpy) && part.ends_with(')'))
-      part = part.substr(kNumpy.size(), part.size() - kNumpy.size() - 1);
-    const auto value = text::number(part);
-    if (!value || shape.size() == kMaxRank) bad(path, "unsharded_shape", all);
-    shape.push_back(*value);
-  }
-  return shape;
-}
-
-Box read_box(std::string_view text, const Shape& shape,
-             const std::string& path) {
-  const auto dims = cut(text, '|');
-  if (dims.size() != shape.size()) bad(path, "a slice", text);
-  Box box;
-  for (size_t d = 0; d < dims.size(); ++d) {
-    const auto parts = cut(dims[d], ',');
-    if (parts.size() != 3 || (parts[2] != "None" && parts[2] != "1"))
-      bad(path, "a slice", text);
-    const auto begin = parts[0] == "None" ? std::optional<uint64_t>(0)
-                                          : text::number(parts[0]);
-    const auto end = parts[1] == "None" ? std::optional<uint64_t>(shape[d])
-                                        : text::number(parts[1]);
-    if (!begin || !end || *begin > *end || *end > shape[d])
-      bad(path, "a slice", text);
-    box.offset.push_back(*begin);
-    box.shape.push_back(*end - *begin);
-  }
-  return box;
-}
-
-std::vector<Slice> read_slices(std::string_view text, const Shape& local,
-                               const Shape& global, const std::string& path) {
-  std::vector<Slice> slices;
-  for (const std::string_view pair : cut(text, ';')) {
-    const auto sides = cut(pair, '#');
-    if (sides.size() != 2 || slices.size() == kMaxSlices)
-      bad(path, "local_global_slices_pairs", text);
-    Slice slice{read_box(sides[0], local, path),
-                read_box(sides[1], global, path)};
-    if (slice.local.shape != slice.global.shape)
-      bad(path, "local_global_slices_pairs", text);
-    slices.push_back(std::move(slice));
-  }
-  return slices;
-}
-
-// Of a rank's tensor the box `local`, whose first element is at `offset` bytes
-// in the file: its pieces in the whole.
-void add_box(const Rank& rank, const Box& local, const Piece& stored,
-             uint64_t offset, const Dims& strides, std::vector<Piece>& out) {
-  for (const Slice& slice : rank.slices) {
-    Piece piece = stored;
-    piece.flat.reset();
-    piece.box = slice.global;
-    piece.extent.offset = offset;
-    piece.extent.strides = strides;
-    bool meets = true;
-    for (size_t d = 0; d < strides.size() && meets; ++d) {
-      const uint64_t begin = std::max(slice.local.offset[d], local.offset[d]);
-      const uint64_t end =
-          std::min(slice.local.offset[d] + slice.local.shape[d],
-                   local.offset[d] + local.shape[d]);
-      meets = begin < end;
-      if (!meets) break;
-      piece.box.offset[d] += begin - slice.local.offset[d];
-      piece.box.shape[d] = end - begin;
-      piece.extent.offset += (begin - local.offset[d]) * strides[d];
-    }
-    if (meets) out.push_back(std::move(piece));
-  }
-}
-
-Dims byte_strides(const Shape& shape, DType dtype) {
-  Dims strides = row_major_strides(shape);
-  for (uint64_t& stride : strides) stride *= element_size(dtype);
-  return strides;
-}
-
-// The pieces of a rank's tensor in the whole.
-void add_pieces(const Rank& rank, const Piece& stored, DType dtype,
-                std::vector<Piece>& out) {
-  const Dims& strides = stored.extent.strides;
-  add_box(rank, Box::whole(rank.shape), stored, stored.extent.offset,
-          strides.empty() ? byte_strides(rank.shape, dtype) : strides, out);
-}
-
-// ZeRO 1 flattens a rank's tensor and gives each data-parallel rank a run of
-// it; the first ones have one element more where they don't divide it.
-FlatRange zero_share(uint64_t elements, uint64_t rank, uint64_t ranks) {
-  const uint64_t each = elements / ranks, more = elements % ranks;
-  const uint64_t begin = rank * each + std::min(rank, more);
-  return {begin, begin + each + (rank < more ? 1 : 0)};
-}
-
-void add_share(const Rank& rank, const FlatRange& share, const Piece& stored,
-               DType dtype, std::vector<Piece>& out) {
-  for (const FlatPart& part : ckpt::cut(Box::whole(rank.shape), share))
-    add_box(rank, part.box, stored,
-            stored.extent.offset + part.at * element_size(dtype),
-            byte_strides(part.box.shape, dtype), out);
-}
+constexpr std::string_view kMasters = "gradient_accumulator.";
 
 // Files below `folder`, relative to it.
 void list_below(const std::string& folder, const std::string& path,
@@ -205,19 +56,22 @@ class Reading {
   Reading(const std::string& folder, const formats::ReadOptions& options)
       : folder_(folder), options_(options) {}
 
-  Catalog read() {
+  Step read() {
     const std::string model = io::join(folder_, "model");
     std::vector<std::string> files;
     list_below(model, "", 0, files);
     for (const std::string& file : files)
       add_parameter(io::join(model, file), file);
     check_ranks();
-    for (auto& [name, entry] : entries_)
-      catalog_.tensors.push_back(entry.tensor);
+    for (auto& [name, weight] : weights_)
+      catalog_.tensors.push_back(weight.tensor);
     add_optimizer();
     catalog_.topology = {.tp = static_cast<uint32_t>(tp_),
-                         .pp = static_cast<uint32_t>(pp_)};
-    return std::move(catalog_);
+                         .pp = static_cast<uint32_t>(pp_),
+                         .dp = copies()};
+    step_.catalog = std::move(catalog_);
+    step_.weights = std::move(weights_);
+    return std::move(step_);
   }
 
  private:
@@ -233,12 +87,16 @@ class Reading {
         file.substr(kStem.size(), file.size() - kStem.size() - kEnd.size());
     Numbers numbers;
     if (const size_t at = leaf.find("_pp-rank-"); at != leaf.npos) {
-      const auto found = match("_pp-rank-{p}-of-{P}_tp-rank-{t}-of-{T}",
-                               std::string_view(leaf).substr(at));
+      const auto ranks = std::string_view(leaf).substr(at);
+      const auto found = match("_pp-rank-{p}-of-{P}_tp-rank-{t}-of-{T}", ranks);
+      if (!found && ranks.find("_exp-rank-") != ranks.npos) experts(path);
       if (!found) return unknown(path);
       numbers = *found;
       leaf.resize(at);
     }
+    const std::string stem =
+        slash == relative.npos ? "" : relative.substr(0, slash + 1);
+    const std::string place = fmt::format("model/{}{}{}", stem, kStem, leaf);
     name = name.empty() ? leaf : name + "." + leaf;
     const io::Handle handle = io::Handle::open_read(path);
     const safetensors::Header header = safetensors::read_header(handle);
@@ -260,7 +118,7 @@ class Reading {
         if (known == key) return &value;
       return nullptr;
     };
-    Rank rank{.tp = 0, .shape = stored.shape, .slices = {}};
+    Share share = all_of(stored.shape);
     Shape whole = stored.shape;
     if (const auto* shape = text("unsharded_shape")) {
       const auto* slices = text("local_global_slices_pairs");
@@ -271,47 +129,73 @@ class Reading {
       whole = read_shape(*shape, path);
       if (!byte_size(stored.dtype, whole))
         throw input_error({path, {}}, "shape {} overflows", to_string(whole));
-      rank.slices = read_slices(*slices, stored.shape, whole, path);
+      share.slices = read_slices(*slices, stored.shape, whole, path);
     } else if (!numbers.empty() && numbers["T"] > 1) {
       throw input_error({path, {}},
                         "does not say which part it is: no "
                         "unsharded_shape in its metadata");
-    } else {
-      rank.slices = {{Box::whole(whole), Box::whole(whole)}};
     }
     if (!numbers.empty()) {
-      rank.tp = numbers["t"];
+      share.tp = numbers["t"];
       tp_ = std::max(tp_, numbers["T"]);
       pp_ = std::max(pp_, numbers["P"]);
     }
-    place(name, path, std::move(stored), whole, std::move(rank), numbers);
+    Weight& weight = add_part(name, path, std::move(stored), whole,
+                              std::move(share), numbers);
+    if (weight.file.empty()) {
+      weight.file = place;
+      weight.metadata = header.metadata;
+    }
   }
 
-  void place(const std::string& name, const std::string& path, Tensor stored,
-             const Shape& whole, Rank rank, const Numbers& numbers) {
-    const auto [it, fresh] = entries_.try_emplace(name);
-    Entry& entry = it->second;
+  Weight& add_part(const std::string& name, const std::string& path,
+                   Tensor stored, const Shape& whole, Share share,
+                   const Numbers& numbers) {
+    const auto [it, fresh] = weights_.try_emplace(name);
+    Weight& weight = it->second;
     const Piece piece = stored.pieces[0];
     if (fresh) {
-      entry.tensor = std::move(stored);
-      entry.tensor.name = name;
-      entry.tensor.shape = whole;
-      entry.tensor.pieces.clear();
-      entry.tensor.kind = Kind::model;
+      weight.tensor = std::move(stored);
+      weight.tensor.name = name;
+      weight.tensor.shape = whole;
+      weight.tensor.pieces.clear();
+      weight.tensor.kind = Kind::model;
       if (!numbers.empty()) {
-        entry.tp = numbers.at("T");
-        entry.stage = numbers.at("p");
+        weight.sharded = true;
+        weight.tp = numbers.at("T");
+        weight.stage = numbers.at("p");
       }
-    } else if (entry.tensor.shape != whole ||
-               entry.tensor.dtype != stored.dtype ||
-               (!numbers.empty() && entry.tp != numbers.at("T"))) {
+    } else if (weight.tensor.shape != whole ||
+               weight.tensor.dtype != stored.dtype ||
+               (!numbers.empty() && weight.tp != numbers.at("T"))) {
       throw input_error(
           {path, printable(name)}, "is a part of {} {}, other files of {} {}",
           ckpt::name(stored.dtype), to_string(whole),
-          ckpt::name(entry.tensor.dtype), to_string(entry.tensor.shape));
+          ckpt::name(weight.tensor.dtype), to_string(weight.tensor.shape));
     }
-    add_pieces(rank, piece, entry.tensor.dtype, entry.tensor.pieces);
-    entry.ranks.push_back(std::move(rank));
+    add_pieces(share, piece, weight.tensor.dtype, weight.tensor.pieces);
+    weight.shares.push_back(std::move(share));
+    return weight;
+  }
+
+  [[noreturn]] static void experts(const std::string& path) {
+    throw input_error({path, {}},
+                      "is of expert-parallel ranks: such steps of nanotron are "
+                      "not read")
+        .with_hint("nanotron itself loads it");
+  }
+
+  // Data-parallel ranks, which no file of the model shows.
+  uint32_t copies() const {
+    constexpr uint64_t kMaxCopies = 1'000'000;
+    const auto zero = step_.ranks.find("D");
+    const auto said =
+        zero != step_.ranks.end()
+            ? std::optional<uint64_t>(zero->second)
+            : number_in(io::join(folder_, "checkpoint_metadata.json"), "dp");
+    return said && *said > 0 && *said <= kMaxCopies
+               ? static_cast<uint32_t>(*said)
+               : 1;
   }
 
   void unknown(const std::string& path) {
@@ -321,19 +205,19 @@ class Reading {
 
   // A part that no file has, shows as a rank that is missing.
   void check_ranks() const {
-    for (const auto& [name, entry] : entries_) {
-      if (entry.ranks.size() == entry.tp) continue;
+    for (const auto& [name, weight] : weights_) {
+      if (weight.shares.size() == weight.tp) continue;
       std::string missing;
-      for (uint64_t tp = 0; tp < entry.tp && missing.empty(); ++tp)
-        if (std::ranges::none_of(entry.ranks,
-                                 [&](const Rank& r) { return r.tp == tp; }))
+      for (uint64_t tp = 0; tp < weight.tp && missing.empty(); ++tp)
+        if (std::ranges::none_of(weight.shares,
+                                 [&](const Share& r) { return r.tp == tp; }))
           missing = fmt::format("that of rank {} is missing", tp);
       throw input_error({io::join(folder_, "model"), printable(name)},
                         "{} files for {} tensor-parallel ranks; {}",
-                        entry.ranks.size(), entry.tp, missing)
+                        weight.shares.size(), weight.tp, missing)
           .with_hint("fetch the files of all ranks");
     }
-    if (entries_.empty())
+    if (weights_.empty())
       throw input_error({io::join(folder_, "model"), {}},
                         "no parameters in it");
   }
@@ -359,6 +243,8 @@ class Reading {
     if (files.empty()) return;
     std::map<std::string, size_t> known;
     check_files(folder, pattern, files);
+    step_.pattern = fmt::format("optimizer/{}", pattern);
+    step_.ranks = files[0].numbers;
     for (const Name& file : files) add_state(folder, file, known);
   }
 
@@ -376,6 +262,7 @@ class Reading {
     if (stages == 0 || cuts == 0 || copies == 0)
       throw input_error({io::join(folder, files[0].path), {}},
                         "is named as of no ranks");
+    if (sizes.at("X") > 1) experts(io::join(folder, files[0].path));
     std::set<std::array<uint64_t, 3>> have;
     for (const Name& file : files)
       have.insert({file.numbers.at("p"), file.numbers.at("t"),
@@ -397,7 +284,6 @@ class Reading {
   void add_state(const std::string& folder, const Name& file,
                  std::map<std::string, size_t>& known) {
     const std::string path = io::join(folder, file.path);
-    const uint64_t tp = file.numbers.at("t");
     Catalog one = torch_->read_catalog(path, options_);
     const auto names = names_of(one, path);
     const bool first = known.empty();
@@ -412,18 +298,26 @@ class Reading {
     for (Tensor& tensor : tensors) {
       tensor.kind = Kind::optim;
       tensor.tie = 0;
-      const auto index = text::number(tensor.param);
-      const auto name = index ? names.find(*index) : names.end();
-      const auto entry =
-          name == names.end() ? entries_.end() : entries_.find(name->second);
-      if (name != names.end() && entry == entries_.end()) lost(name->second);
-      if (entry == entries_.end()) {
-        tensor.name = fmt::format("optimizer.tp{}.{}", tp, tensor.name);
+      const auto state = state_of(tensor, names);
+      if (!state) {
+        tensor.name =
+            fmt::format("optimizer.{}.{}", ranks_of(file.numbers), tensor.name);
         catalog_.tensors.push_back(std::move(tensor));
         continue;
       }
-      add_cut(path, file.numbers, entry->second, std::move(tensor), known);
+      const auto weight = weights_.find(state->param);
+      if (weight == weights_.end()) lost(state->param);
+      tensor.state = state->state;
+      add_cut(path, file.numbers, weight->second, std::move(tensor), known);
     }
+  }
+
+  // "tp1", "pp0.dp2.tp1": of values that are no parameter's.
+  static std::string ranks_of(const Numbers& numbers) {
+    std::string text;
+    if (numbers.at("P") > 1) text += fmt::format("pp{}.", numbers.at("p"));
+    if (numbers.contains("D")) text += fmt::format("dp{}.", numbers.at("d"));
+    return text + fmt::format("tp{}", numbers.at("t"));
   }
 
   // The optimizer names its parameters as the files do, tied ones too.
@@ -441,47 +335,47 @@ class Reading {
 
   // A state of one rank: cut as its parameter is, or (a step) the same for all.
   void add_cut(const std::string& path, const Numbers& numbers,
-               const Entry& entry, Tensor tensor,
+               const Weight& weight, Tensor tensor,
                std::map<std::string, size_t>& known) {
     const uint64_t tp = numbers.at("t");
-    tensor.param = entry.tensor.name;
+    tensor.param = weight.tensor.name;
     tensor.name = tensor.param + "." + tensor.state;
-    const auto rank = std::ranges::find_if(entry.ranks, [&](const Rank& one) {
-      return one.tp == (entry.tp > 1 ? tp : 0);
-    });
+    const auto share = std::ranges::find_if(
+        weight.shares,
+        [&](const Share& one) { return one.tp == (weight.tp > 1 ? tp : 0); });
     const bool scalar = tensor.shape.empty();
-    const bool zero = numbers.contains("D") && rank != entry.ranks.end();
-    FlatRange share;
+    const bool zero = numbers.contains("D") && share != weight.shares.end();
+    FlatRange run;
     if (zero)
-      share = zero_share(element_count(rank->shape).value_or(0),
-                         numbers.at("d"), numbers.at("D"));
+      run = zero_run(element_count(share->shape).value_or(0), numbers.at("d"),
+                     numbers.at("D"));
     const bool fits =
-        rank != entry.ranks.end() &&
-        tensor.shape == (zero ? Shape{share.end - share.begin} : rank->shape);
+        share != weight.shares.end() &&
+        tensor.shape == (zero ? Shape{run.end - run.begin} : share->shape);
     if (!scalar && zero && !fits)
       throw input_error({path, printable(tensor.name)},
                         "has shape {}, data-parallel rank {} of {} has {} of "
                         "the parameter's {} elements",
                         to_string(tensor.shape), numbers.at("d"),
-                        numbers.at("D"), share.end - share.begin,
-                        element_count(rank->shape).value_or(0));
+                        numbers.at("D"), run.end - run.begin,
+                        element_count(share->shape).value_or(0));
     if (!scalar && !fits)
       throw input_error(
           {path, printable(tensor.name)},
           "has shape {}, that rank's part of the parameter {}",
           to_string(tensor.shape),
-          to_string(rank == entry.ranks.end() ? Shape() : rank->shape));
+          to_string(share == weight.shares.end() ? Shape() : share->shape));
     std::vector<Piece> pieces;
     if (scalar)
       pieces = tensor.pieces;
     else if (zero)
-      add_share(*rank, share, tensor.pieces[0], tensor.dtype, pieces);
+      add_run(*share, run, tensor.pieces[0], tensor.dtype, pieces);
     else
-      add_pieces(*rank, tensor.pieces[0], tensor.dtype, pieces);
+      add_pieces(*share, tensor.pieces[0], tensor.dtype, pieces);
     const auto [it, fresh] =
         known.emplace(tensor.name, catalog_.tensors.size());
     if (fresh) {
-      if (!scalar) tensor.shape = entry.tensor.shape;
+      if (!scalar) tensor.shape = weight.tensor.shape;
       tensor.pieces = std::move(pieces);
       catalog_.tensors.push_back(std::move(tensor));
       return;
@@ -494,39 +388,47 @@ class Reading {
     std::ranges::move(pieces, std::back_inserter(whole.pieces));
   }
 
-  // {0: "model.…weight", …}
-  static std::map<uint64_t, std::string> names_of(const Catalog& one,
-                                                  const std::string& path) {
-    std::map<uint64_t, std::string> names;
-    if (!one.skeleton) return names;
-    const pickle::Document& document = *one.skeleton->document;
-    const auto pairs =
-        document.as_pairs(document.find(document.root(), "names"));
-    if (!pairs) throw input_error({path, {}}, "has no names of its parameters");
-    for (size_t i = 0; i + 1 < pairs->size(); i += 2) {
-      const auto index = document.as_int((*pairs)[i]);
-      if (!index || *index < 0 ||
-          !document.is((*pairs)[i + 1], pickle::Type::kString))
-        throw input_error({path, {}}, "names: a malformed entry");
-      names[static_cast<uint64_t>(*index)] =
-          std::string(document.text((*pairs)[i + 1]));
-    }
-    return names;
-  }
-
   const std::string& folder_;
   const formats::ReadOptions& options_;
+  Step step_;
   std::unique_ptr<formats::Reader> torch_ = torch::make_reader();
   Catalog catalog_;
-  std::map<std::string, Entry> entries_;
+  std::map<std::string, Weight> weights_;
   uint64_t tp_ = 1, pp_ = 1;
 };
 
 }  // namespace
 
-Catalog read_nanotron(const std::string& folder,
-                      const formats::ReadOptions& options) {
+std::map<uint64_t, std::string> names_of(const Catalog& one,
+                                         const std::string& path) {
+  std::map<uint64_t, std::string> names;
+  if (!one.skeleton) return names;
+  const pickle::Document& document = *one.skeleton->document;
+  const auto pairs = document.as_pairs(document.find(document.root(), "names"));
+  if (!pairs) throw input_error({path, {}}, "has no names of its parameters");
+  for (size_t i = 0; i + 1 < pairs->size(); i += 2) {
+    const auto index = document.as_int((*pairs)[i]);
+    if (!index || *index < 0 ||
+        !document.is((*pairs)[i + 1], pickle::Type::kString))
+      throw input_error({path, {}}, "names: a malformed entry");
+    names[static_cast<uint64_t>(*index)] =
+        std::string(document.text((*pairs)[i + 1]));
+  }
+  return names;
+}
+
+std::optional<State> state_of(const Tensor& tensor,
+                              const std::map<uint64_t, std::string>& names) {
+  if (tensor.name.starts_with(kMasters))
+    return State{tensor.name.substr(kMasters.size()), std::string(kMaster)};
+  const auto index = text::number(tensor.param);
+  const auto name = index ? names.find(*index) : names.end();
+  if (name == names.end()) return std::nullopt;
+  return State{name->second, tensor.state};
+}
+
+Step read(const std::string& folder, const formats::ReadOptions& options) {
   return Reading(folder, options).read();
 }
 
-}  // namespace ckpt::runs
+}  // namespace ckpt::runs::nanotron

@@ -8,22 +8,59 @@
 //       __metadata__     unsharded_shape             "(36, 12)"
 //                        local_global_slices_pairs   local#global;…
 //
-// A slice is start,stop,step for each dimension, None for all of it:
-//   0,6,None|None,None,None#6,12,None|None,None,None
-// The optimizer's files have `names`, number -> name, and tensors that are cut
-// as the parameter is; with ZeRO 1 (…_dp-D-of-DP_…) each data-parallel rank has
-// a run of a rank's flattened tensor. nanotron: src/nanotron/serialize/.
+// What no layer cuts (norms) is one file, model_weight.safetensors. The
+// optimizer's files have `names`, number -> name, and tensors that are cut as
+// the parameter is; with ZeRO 1 (…_dp-D-of-DP_…) each data-parallel rank has a
+// run of a rank's flattened tensor. `gradient_accumulator` has f32 masters by
+// name, cut the same way. nanotron: src/nanotron/serialize/, optim/zero.py.
 #pragma once
 
+#include <map>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "ckpt/catalog.h"
+#include "containers/safetensors/header.h"
 #include "formats/format.h"
+#include "formats/runs/nanotron_slices.h"
+#include "formats/runs/pattern.h"
 
-namespace ckpt::runs {
+namespace ckpt::runs::nanotron {
+
+// A parameter of model/.
+struct Weight {
+  Tensor tensor;
+  bool sharded = false;        // its files are of ranks
+  uint64_t tp = 1, stage = 0;  // of their names
+  std::vector<Share> shares;
+  std::string file;  // "model/…/model_weight": what its files' names begin with
+  std::optional<safetensors::Metadata> metadata;  // of the first one
+};
+
+struct Step {
+  Catalog catalog;
+  std::map<std::string, Weight> weights;
+  std::string pattern;  // of the optimizer's files, in the step; "": none
+  Numbers ranks;        // P, T, X and, with ZeRO 1, D
+};
+
+// What a tensor of an optimizer's file is of.
+struct State {
+  std::string param;
+  std::string state;
+};
+inline constexpr std::string_view kMaster = "fp32";
+
+// {0: "model.…weight", …} of an optimizer's file.
+std::map<uint64_t, std::string> names_of(const Catalog& one,
+                                         const std::string& path);
+// Nothing for a value that is no parameter's.
+std::optional<State> state_of(const Tensor& tensor,
+                              const std::map<uint64_t, std::string>& names);
 
 // Throws input_error for files that don't fit together or lack a rank.
-Catalog read_nanotron(const std::string& folder,
-                      const formats::ReadOptions& options);
+Step read(const std::string& folder, const formats::ReadOptions& options);
 
-}  // namespace ckpt::runs
+}  // namespace ckpt::runs::nanotron

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/pattern.h"
 
+#include <algorithm>
+
 #include "lib/text/number.h"
 
 namespace ckpt::runs {
@@ -75,6 +77,21 @@ std::string fill(std::string_view pattern, const Numbers& numbers) {
     else if (known->second != 0)
       name += "_" + std::to_string(known->second);
     pattern.remove_prefix(close + 1);
+  }
+  return name;
+}
+
+std::string as_glob(std::string_view pattern) {
+  pattern = pattern.substr(0, pattern.find('|'));
+  std::string name;
+  while (!pattern.empty()) {
+    const size_t open = std::min(pattern.find('{'), pattern.size());
+    name += pattern.substr(0, open);
+    pattern.remove_prefix(open);
+    if (pattern.empty()) break;
+    const bool optional = pattern.size() > 1 && pattern[1] == '_';
+    if (!optional) name += '*';
+    pattern.remove_prefix(std::min(pattern.find('}'), pattern.size() - 1) + 1);
   }
   return name;
 }

@@ -25,6 +25,10 @@ std::optional<Numbers> match(std::string_view pattern, std::string_view name);
 // as they are.
 std::string fill(std::string_view pattern, const Numbers& numbers);
 
+// The pattern as a shell has it, for people: rng_state_*.pth. Of alternatives
+// ("a|b") the first.
+std::string as_glob(std::string_view pattern);
+
 // Digits and nothing else, that fit 64 bits.
 std::optional<uint64_t> whole_number(std::string_view text);
 

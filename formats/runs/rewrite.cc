@@ -13,6 +13,7 @@
 #include "formats/runs/compose.h"
 #include "formats/runs/containers.h"
 #include "formats/runs/flat_write.h"
+#include "formats/runs/nanotron_write.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/rank_write.h"
 #include "formats/runs/run.h"
@@ -46,6 +47,11 @@ const std::string& trainer_of(const Catalog& source) {
   return source.run->trainer;
 }
 
+// nanotron's, over tensor-parallel ranks and pipeline stages.
+bool is_cut_in_layers(const Trainer& trainer) {
+  return !trainer.models.empty() && trainer.models[0].read == "nanotron";
+}
+
 Whole read_again(const Catalog& source) {
   auto whole = read_containers(source.path, trainer_of(source), {});
   if (!whole)
@@ -67,6 +73,8 @@ class Rewriting {
     target_.catalog = formats::catalog_like(source, kRunFormat);
     target_.catalog.topology = source.topology;
     target_.catalog.topology.dp = ranks_;
+    target_.catalog.topology.tp = layout.topology.tp;
+    target_.catalog.topology.pp = layout.topology.pp;
   }
 
   Target build() {
@@ -142,6 +150,9 @@ class Rewriting {
     if (one.read == "flat" && !one.units.empty())
       return lay_out_flat(io::join(source_.path, one.at), one.file, one.catalog,
                           one.units, ranks_);
+    if (one.read == "nanotron")
+      return nanotron::lay_out(source_.path, one.catalog,
+                               target_.catalog.topology);
     if (one.read == "deepspeed")
       return deepspeed::lay_out_ranks(one.catalog, ranks_);
     if (one.read == "torch" || one.read == "safetensors")
@@ -216,6 +227,9 @@ class Rewriting {
     std::ranges::move(target.assumptions,
                       std::back_inserter(target_.assumptions));
     if (one.read == "dcp") folders_.insert(one.at);
+    if (one.read == "nanotron")
+      for (FileFate& fate : target.fates)
+        settled_.emplace(fate.path, std::move(fate));
   }
 
   // Its files have paths from the step on already.
@@ -260,6 +274,11 @@ class Rewriting {
       return;
     }
     const std::string path = where.substr(inside.size());
+    if (const auto found = settled_.find(path); found != settled_.end()) {
+      target_.fates.push_back(
+          {file.path, found->second.fate, found->second.reason});
+      return;
+    }
     if (converted_.contains(where) || is_index(path)) {
       target_.fates.push_back({file.path, Fate::kConverted, {}});
       return;
@@ -363,7 +382,28 @@ class Rewriting {
   std::set<std::string> converted_;  // paths of the source's files
   std::set<std::string> folders_;    // of DCP, in the step
   std::set<std::string> reset_;
+  // What a container's own rules say of files in the step beside it.
+  std::map<std::string, FileFate> settled_;
 };
+
+void check_topology(const Catalog& source, const Topology& asked) {
+  const Topology& now = source.topology;
+  const bool layers = is_cut_in_layers(find_trainer(trainer_of(source)));
+  if (asked.ep == now.ep &&
+      (layers || (asked.pp == now.pp && asked.tp == now.tp)))
+    return;
+  if (layers)
+    throw unfaithful_error({source.path, {}},
+                           "a step of {} is not written for expert-parallel "
+                           "ranks: {} is asked for",
+                           trainer_of(source), to_string(asked))
+        .with_hint("--tp, --pp and --dp say how many ranks there are to be");
+  throw unfaithful_error({source.path, {}},
+                         "a step of {} is cut over data-parallel ranks: {} is "
+                         "asked for",
+                         trainer_of(source), to_string(asked))
+      .with_hint("--dp N says how many ranks there are to be");
+}
 
 class RunReader final : public formats::Reader {
  public:
@@ -387,14 +427,7 @@ class RunWriter final : public formats::Writer {
   Catalog review(Catalog source, const Layout& layout) const override {
     if (is_composed(source, layout))
       return review_composed(std::move(source), layout);
-    const Topology& asked = layout.topology;
-    if (asked.pp != source.topology.pp || asked.ep != source.topology.ep ||
-        asked.tp != source.topology.tp)
-      throw unfaithful_error({source.path, {}},
-                             "a step of {} is cut over data-parallel ranks: "
-                             "{} is asked for",
-                             trainer_of(source), to_string(asked))
-          .with_hint("--dp N says how many ranks there are to be");
+    check_topology(source, layout.topology);
     const Whole whole = read_again(source);
     const std::vector<bool> inside = in_containers(whole);
     std::set<std::string_view> carried;

@@ -193,6 +193,18 @@ void adopt(Catalog& catalog, const std::string& only,
 
 namespace {
 
+bool is_earlier(const Trainer& trainer, const std::string& one,
+                const std::string& other) {
+  const auto number = [&](const std::string& step) {
+    for (const std::string& pattern : trainer.steps)
+      if (const auto numbers = match(pattern.substr(pattern.rfind('/') + 1),
+                                     io::base_name(step)))
+        return numbers->at("N");
+    return uint64_t{0};
+  };
+  return number(one) < number(other);
+}
+
 // A role's folder that has files of the trainer's, but not those by which it
 // is known: its model would be missing without a word.
 void note_roles(const Found& found, Catalog& catalog) {
@@ -222,10 +234,36 @@ void note_roles(const Found& found, Catalog& catalog) {
         std::ranges::any_of(trainer.parts, [&](const Part& part) {
           return !part.above && is_there(part);
         }))
-      catalog.problems.push_back(
-          damage("missing_part", {path, {}}, "has no {}: its model is missing",
-                 trainer.role_signature.empty() ? trainer.signature[0]
-                                                : trainer.role_signature[0]));
+      catalog.problems.push_back(damage(
+          "missing_part", {path, {}}, "has no {}: its model is missing",
+          as_glob(trainer.role_signature.empty() ? trainer.signature[0]
+                                                 : trainer.role_signature[0])));
+  }
+}
+
+// A role that the step beside has and this one lacks altogether.
+void note_lost_roles(const Found& found, Catalog& catalog) {
+  const Trainer& trainer = *found.trainer;
+  if (found.roles.empty() || !trainer.components.file.empty()) return;
+  const std::string beside = step_beside(trainer, found.step);
+  if (beside.empty()) return;
+  const auto other = step_at(trainer, beside);
+  for (const std::string& role : other->roles) {
+    const std::string path = io::join(found.step, role);
+    if (std::ranges::find(found.roles, role) != found.roles.end() ||
+        io::is_directory(path))
+      continue;
+    const std::string there = printable(io::join(beside, role));
+    // Old steps are deleted first, and some trainers keep more of one role.
+    if (is_earlier(trainer, beside, found.step))
+      catalog.problems.push_back(damage(
+          "missing_part", {path, {}},
+          "is missing, the step before has it ({}): its model is lost", there));
+    else
+      catalog.problems.push_back(warning(
+          "missing_part", {path, {}},
+          "is missing, the step after has it ({}): it was deleted, or is lost",
+          there));
   }
 }
 
@@ -271,6 +309,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
   if (!catalog.run->step && trainer.name != "accelerate")
     catalog.run->step = number_in_name(trainer, found);
   note_roles(found, catalog);
+  note_lost_roles(found, catalog);
   if (found.step != path) catalog.root = path;
   std::vector<std::string> said{
       fmt::format("trainer {}: {}", trainer.name, found.why)};
@@ -283,11 +322,11 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
     const std::string skipped = io::join(io::parent(found.step), name);
     const std::string missing =
         step_at(trainer, skipped) ? "" : lacks(trainer, skipped);
-    catalog.problems.push_back(
-        warning("unfinished_save", {skipped, {}},
-                "{} is newer, but an incomplete save{}; {} is read",
-                printable(name), missing.empty() ? "" : ": no " + missing,
-                printable(io::base_name(found.step))));
+    catalog.problems.push_back(warning(
+        "unfinished_save", {skipped, {}},
+        "{} is newer, but an incomplete save{}; {} is read", printable(name),
+        missing.empty() ? "" : ": no " + as_glob(missing),
+        printable(io::base_name(found.step))));
   }
   if (found.step != path && !trainer.without_tracker.empty() &&
       !io::is_file(io::join(path, trainer.tracker)))

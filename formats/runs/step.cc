@@ -106,7 +106,7 @@ const Source& StepReading::find_model() const {
   if (source != nullptr) return *source;
   std::string wanted;
   for (const Source& one : trainer_.models)
-    wanted += (wanted.empty() ? "" : ", ") + one.file;
+    wanted += (wanted.empty() ? "" : ", ") + as_glob(one.file);
   throw input_error({folder_, {}}, "is a step of {} ({}) without a model",
                     trainer_.what, found_.why)
       .with_hint("one of these is missing: " + wanted);
@@ -127,7 +127,8 @@ std::vector<Numbers> StepReading::numbers_of(const Source& source) const {
 
 Catalog StepReading::read_container(const Source& source,
                                     const Numbers& numbers) {
-  if (source.read == "nanotron") return read_nanotron(folder_, options_);
+  if (source.read == "nanotron")
+    return nanotron::read(folder_, options_).catalog;
   const std::string at = fill(source.at, numbers);
   const std::string path = at.empty() ? folder_ : io::join(folder_, at);
   return formats::find_format(source.read).reader->read_catalog(path, options_);

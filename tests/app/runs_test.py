@@ -118,6 +118,28 @@ def test_model_only(folder, case):
     check(not any("exp_avg" in name for name in extra), f"{extra}")
 
 
+def test_unshard(folder, case):
+    """From the root: the model whole, under its own names; and a step differs
+    from none of its copies, but from one with another byte."""
+    CKPT.ok("unshard", root_of(case), folder / "out")
+    got = {t["name"]: t["digest"]
+           for t in CKPT.inspect(folder / "out", "--digest")["tensors"]
+           if t["kind"] == "model"}
+    want = read_safetensors(GOLDENS / case / "expected.safetensors")
+    for name, tensor in want.items():
+        check_equal(got.get(name), digest(tensor.data), name)
+    copy = folder / "copy"
+    shutil.copytree(root_of(case), copy)
+    CKPT.ok("diff", root_of(case), copy)
+    begin = max(want.values(), key=lambda t: len(t.data)).data[:16]
+    for path in copy.rglob("*"):
+        if path.is_file() and begin in path.read_bytes():
+            data = path.read_bytes()
+            path.write_bytes(data.replace(
+                begin, bytes([begin[0] ^ 1]) + begin[1:]))
+    CKPT.run("diff", root_of(case), copy).want(1)
+
+
 def test_none(folder, case):
     """--trainer none: containers alone."""
     result = CKPT.run("inspect", step_of(case), "--trainer", "none", "--json")
@@ -216,6 +238,62 @@ def test_beside(folder):
             check(f"{newer}/{name}" in result.out
                   and f"{older}/{name}" in result.out, f"{result}")
         check("0 problems" not in result.out, f"{result}")
+
+
+def test_lost_scheduler(folder):
+    """Accelerate's, in a step that lies alone: the optimizer's groups have
+    what a scheduler sets."""
+    import torch
+
+    step = folder / "checkpoint_10"
+    shutil.copytree(step_of("accelerate_fsdp2_w2"), step)
+    CKPT.ok("verify", step)
+    (step / "scheduler.bin").unlink()
+    said = CKPT.ok("verify", step)
+    check("initial_lr" in said.out and "scheduler.bin" in said.out, f"{said}")
+    # A plain one: of an optimizer that no scheduler steps, and one that has.
+    shutil.rmtree(step)
+    step.mkdir()
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    torch.save(model.state_dict(), step / "pytorch_model.bin")
+    torch.save({"step": 1}, step / "random_states_0.pkl")
+    torch.save(optimizer.state_dict(), step / "optimizer.bin")
+    said = CKPT.ok("verify", step)
+    check("initial_lr" not in said.out + said.err, f"{said}")
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    torch.save(optimizer.state_dict(), step / "optimizer.bin")
+    said = CKPT.ok("verify", step)
+    check("initial_lr" in said.out + said.err, f"{said}")
+
+
+def test_names(folder):
+    """What is missing is named as a file: no pattern of trainers.json shows."""
+    for case, pattern in (
+            ("nanotron_tp2", "tp-*.pt"), ("nanotron_tp2", "lr_scheduler.pt"),
+            ("nanotron_tp2", "optimizer_config.json"),
+            ("hf_trainer_fsdp2_w2", "rng_state_*"),
+            ("hf_trainer_qwen2", "model.safetensors"),
+            ("hf_trainer_qwen2", "optimizer.pt"),
+            ("accelerate_fsdp2_w2", "random_states_*"),
+            ("accelerate_fsdp2_w2", "custom_checkpoint_*"),
+            ("accelerate_fsdp2_w2", "scheduler.bin"),
+            ("verl_fsdp2_w2", "data.pt"),
+            ("verl_fsdp2_w2", "model_world_*"),
+            ("verl_fsdp2_w2", "optim_world_*"),
+            ("verl_fsdp2_w2", "extra_state_*"),
+            ("verl_fsdp2_w2", "fsdp_config.json")):
+        copy = folder / case / pattern.strip("*")
+        shutil.copytree(root_of(case), copy)
+        for file in copy.rglob(pattern):
+            file.unlink()
+        for command in ("verify", "inspect", "ls"):
+            result = CKPT.run(command, copy)
+            said = result.out + result.err
+            check(not re.search(r"\{\*?_?\w*\}", said),
+                  f"{command} of {case} without {pattern}: {said}")
 
 
 def test_roles(folder):
@@ -317,6 +395,28 @@ def test_two_worlds(folder):
                 actor / "model_world_size_4_rank_0.pt")
     result = CKPT.run("inspect", copy).want(4)
     check("world sizes" in result.err, f"{result}")
+
+
+def test_two_steps(folder):
+    """A rank's file of the step before, of the same world: the optimizer counts
+    its steps on each rank."""
+    import torch
+
+    for case, name in (
+            ("verl_fsdp2_w2",
+             "global_step_10/actor/optim_world_size_2_rank_1.pt"),
+            ("nanotron_tp2", "10/optimizer/"
+             "optimizer_pp-0-of-1_tp-1-of-2_exp-0-of-1.pt")):
+        copy = folder / case
+        shutil.copytree(root_of(case), copy)
+        one = torch.load(copy / name, weights_only=False)
+        for state in one["state"].values():
+            state["step"] -= 1
+        torch.save(one, copy / name)
+        said = CKPT.run("verify", copy, "--deep").want(1)
+        check("step: this copy differs" in said.out, f"{said}")
+        said = CKPT.run("convert", copy, folder / "out", "--to", "dcp").want(4)
+        check("step: this copy differs" in said.err, f"{said}")
 
 
 def test_mixed(folder):
@@ -453,6 +553,7 @@ def prepare(suite, ckpt):
         suite.add(f"{case}: from the step", test_contents, case, step_of(case))
         suite.add(f"{case}: from the root", test_contents, case, root_of(case))
         suite.add(f"{case}: --model-only", test_model_only, case)
+        suite.add(f"{case}: unshard and diff", test_unshard, case)
         suite.add(f"{case}: --trainer none", test_none, case)
         for root in (True, False):
             suite.add(f"{case}: without a file, {'root' if root else 'step'}",
@@ -463,11 +564,14 @@ def prepare(suite, ckpt):
             suite.add(f"{case}: convert to {to}", test_convert, case, to)
     suite.add("without all files of a kind", test_drop_all)
     suite.add("what the step beside has", test_beside)
+    suite.add("a lost scheduler, of a step alone", test_lost_scheduler)
+    suite.add("names of what is missing", test_names)
     suite.add("two roles as weights", test_roles)
     suite.add("a hole in numbers", test_hole)
     suite.add("a stranger's pickles", test_stranger)
     suite.add("an index that lists less", test_index_lists_less)
     suite.add("files of two world sizes", test_two_worlds)
+    suite.add("a rank's file of another step", test_two_steps)
     suite.add("safetensors beside .bin", test_mixed)
     suite.add("an unknown family", test_unknown_family)
     suite.add("a tracker", test_tracker)

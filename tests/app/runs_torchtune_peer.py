@@ -3,6 +3,10 @@
 """Folders that torchtune's own checkpointers write.
 
     runs_torchtune_peer.py DIRECTORY
+    runs_torchtune_peer.py DIRECTORY FOLDER OUT
+
+The second one has its distributed checkpointer resume the newest step of FOLDER
+into a model and an optimizer of zeros, and puts what came into OUT.
 
 Each has the live objects beside it: live.safetensors, by torchtune's names.
 torchtune's __init__ asks for torchao and torchdata; none of it is in its
@@ -16,7 +20,7 @@ import types
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 PEER = Path(sys.prefix) / "torchtune"
 HIDDEN, HEADS, KV_HEADS, LAYERS, ROWS, WIDTH = 16, 4, 2, 2, 32, 24
@@ -190,5 +194,26 @@ class Saver:
                       str(self.root / name / "live.safetensors"))
 
 
+def resume(live, folder, out):
+    """DistributedCheckpointer goes on with the newest `dist_epoch_N`."""
+    model = {n: torch.zeros_like(t) for n, t in load_file(live).items()
+             if not n.endswith((".exp_avg", ".exp_avg_sq", ".step"))}
+    optimizer = states(model)[0]
+    for one in optimizer["state"].values():
+        for tensor in one.values():
+            tensor.zero_()
+    state = {"model": model, "optimizer": optimizer, "seed": 0,
+             "epochs_run": 0, "total_epochs": 0, "max_steps_per_epoch": 0}
+    checkpointer = checkpointers().DistributedCheckpointer(
+        checkpoint_dir=str(folder), output_dir=str(folder))
+    state = checkpointer.load_checkpoint(state)
+    assert (state["seed"], state["epochs_run"]) == (3, 1), state
+    save_file({n: t.clone() for n, t in
+               (state["model"] | flat(state["optimizer"])).items()}, out)
+
+
 if __name__ == "__main__":
-    Saver(Path(sys.argv[1])).all()
+    if len(sys.argv) == 2:
+        Saver(Path(sys.argv[1])).all()
+    else:
+        resume(Path(sys.argv[1]) / "dist/live.safetensors", *sys.argv[2:])

@@ -143,6 +143,23 @@ def test_steps(folder):
         check_equal(len(tensors(found, "model")), 21, "model")
 
 
+def test_resume(folder):
+    """torchtune's DistributedCheckpointer goes on with what ckpt reshards."""
+    peer = made(folder.parent)
+    (folder / "out").mkdir()
+    CKPT.ok("reshard", peer / "dist", folder / "out/dist_epoch_0", "--dp", 3)
+    done = subprocess.run(
+        [sys.executable, "-B", "-W", "ignore", HERE / "runs_torchtune_peer.py",
+         peer, folder / "out", folder / "got.safetensors"],
+        capture_output=True, text=True, timeout=240, check=False)
+    check(done.returncode == 0, done.stderr[-3000:])
+    got = read_safetensors(folder / "got.safetensors")
+    want = read_safetensors(peer / "dist/live.safetensors")
+    check_equal(sorted(got), sorted(want), "names")
+    for name, tensor in want.items():
+        check(got[name].data == tensor.data, name)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -158,6 +175,7 @@ def prepare(suite, ckpt):
     suite.add("torchtune: an adapter beside its merged model",
               test_adapter_said)
     suite.add("torchtune: steps of the main branch", test_steps)
+    suite.add("torchtune: resumes for 3 ranks", test_resume)
 
 
 if __name__ == "__main__":

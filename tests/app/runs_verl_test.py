@@ -233,6 +233,27 @@ def test_lost_role(folder):
            and p["file"].endswith("critic")], f"{found['problems']}")
 
 
+def test_gone_role(folder):
+    """The step before has a critic. An old step may have lost its own to
+    max_critic_ckpt_to_keep."""
+    root = folder / "a run"
+    shutil.copytree(RUNS / "verl_fsdp2_w2/ckpt", root)
+    shutil.copytree(root / STEP, root / "global_step_9")
+    CKPT.ok("verify", root)
+    shutil.rmtree(root / STEP / "critic")
+    for path in (root, root / STEP):
+        result = CKPT.run("verify", path).want(1)
+        check(f"{STEP}/critic" in result.out
+              and "global_step_9/critic" in result.out, f"{result}")
+    said = CKPT.ok("verify", root / STEP / "actor")
+    check("critic" not in said.out + said.err, f"{said}")
+    (root / STEP).rename(root / "global_step_8")
+    (root / "latest_checkpointed_iteration.txt").write_text("9")
+    CKPT.ok("verify", root)
+    said = CKPT.ok("verify", root / "global_step_8")
+    check("critic" in said.out + said.err, f"{said}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -245,6 +266,7 @@ def prepare(suite, ckpt):
     suite.add("weights of transformers, optimizer of Megatron", test_weights)
     suite.add("actor and critic", test_roles)
     suite.add("a role that is lost", test_lost_role)
+    suite.add("a role whose folder is gone", test_gone_role)
 
 
 if __name__ == "__main__":
