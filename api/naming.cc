@@ -292,6 +292,10 @@ Catalog into_dialect(Catalog source, const Naming& naming,
     rest.vocab_size = 0;
     return into_dialect(std::move(source), rest, to_format);
   }
+  if (naming.vocab_size && from == kMegatron && translate.to == from)
+    if (const std::string lost = follow_vocabulary(source, naming.vocab_size);
+        !lost.empty())
+      say(naming, lost, Problem::Severity::kWarning);
   // A trainer's step has the names of transformers, or of nobody.
   if (translate.to.empty() && from == kMegatron &&
       target.target_ranks == formats::Traits::Ranks::kSources)

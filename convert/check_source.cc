@@ -63,6 +63,35 @@ void check_numbers(const Catalog& source, const TranslateOptions& options) {
     check_layers(model, facts, source.path);
 }
 
+namespace {
+
+// fairseq2 0.4 writes a config.json beside its shards that has Llama 3's rotary
+// scaling whatever its own model has.
+bool is_fairseq2s(const Json& config) {
+  const Json classes = config.value("architectures", Json::array());
+  return classes.is_array() &&
+         std::ranges::any_of(classes, [](const Json& name) {
+           return name.is_string() &&
+                  name.get_ref<const std::string&>().starts_with("Fairseq2");
+         });
+}
+
+// Nothing but that scaling, which its own model does not have.
+bool is_scaling_alone(const std::vector<FactDifference>& differences) {
+  constexpr const char* kParts[] = {
+      "rope_type", "rope_factor", "rope_low_freq_factor",
+      "rope_high_freq_factor", "rope_original_positions"};
+  bool scales = false;
+  for (const FactDifference& one : differences) {
+    if (std::ranges::find(kParts, one.name) == std::end(kParts)) return false;
+    scales = scales || (one.name == "rope_type" && one.a == Json("default") &&
+                        one.b == Json("llama3"));
+  }
+  return scales;
+}
+
+}  // namespace
+
 std::vector<Problem> check_beside(Catalog& source,
                                   const TranslateOptions& options) {
   const std::string from(dialect_of(source));
@@ -79,11 +108,12 @@ std::vector<Problem> check_beside(Catalog& source,
   // What --set says, is so.
   for (const FactDifference& one : differing(said, beside))
     if (one.source_b.ends_with("--set")) said[one.name] = beside.at(one.name);
-  // fairseq2 0.4 writes a config.json beside its shards that has a rotary
-  // scaling whatever its own model has: both go along, as they do there.
+  const auto differences = differing(said, beside, from);
+  // Both of fairseq2's go along, as they do there.
   std::vector<Problem> problems;
-  if (from == "fairseq2")
-    for (const FactDifference& one : differing(said, beside, from))
+  if (from == "fairseq2" && is_fairseq2s(config.values) &&
+      is_scaling_alone(differences))
+    for (const FactDifference& one : differences)
       problems.push_back(warning(
           "fact", {source.path, {}},
           "{} is {} ({}), and {} ({} beside it): fairseq2 reads the first, "

@@ -53,6 +53,30 @@ DType Configuration::dtype_of(const Catalog& catalog) const {
   return options_.dtype ? *options_.dtype : model_dtype(catalog.tensors);
 }
 
+// The keys of the table that are others without --set, or are not there: the
+// rest of it are numbers that config.json has, and literals of the family that
+// it may have other values of.
+Json Configuration::changed_by_set() const {
+  Json changed = Json::object();
+  const Json& formula = in_->dialect().hf_config;
+  if (!formula.is_object()) return changed;
+  const bool own = !own_.source.empty();
+  const Values& values = own ? own_ : carried_;
+  const Numbers before(family_, in_->dialect(), own ? from_ : "hf",
+                       values.values, values.source, {});
+  for (const auto& [key, entry] : formula.items()) {
+    const auto now = table_.find(key);
+    if (now == table_.end()) continue;
+    try {
+      const Json was = config_table({{key, entry}}, before);
+      if (was.value(key, Json()) == *now) continue;
+    } catch (const Error&) {  // it lacks what --set says
+    }
+    changed[key] = *now;
+  }
+  return changed;
+}
+
 // What stands beside the source, with the numbers that the source has; or what
 // follows from these alone.
 Json Configuration::hf_config(const Catalog& catalog) const {
@@ -66,8 +90,9 @@ Json Configuration::hf_config(const Catalog& catalog) const {
   for (const char* key : {"dtype", "torch_dtype"})
     if (kept.contains(key)) kept[key] = config["dtype"];
   if (options_.set.empty()) return kept;
+  const Json changed = changed_by_set();
   const auto correct = [&](Json& object) {
-    for (const auto& [key, value] : config.items())
+    for (const auto& [key, value] : changed.items())
       if (object.contains(key) && !object[key].is_null()) object[key] = value;
   };
   correct(kept);

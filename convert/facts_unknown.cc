@@ -17,6 +17,13 @@ bool is_nested(const std::string& side) {
   return side == "olmo_core" || side == "fairseq2";
 }
 
+// What absence is too: transformers 4 wrote "pruned_heads": {} into every
+// config.json.
+bool says_nothing(const Json& value) {
+  return value.is_null() || value == Json(false) || value == Json("") ||
+         (value.is_structured() && value.empty());
+}
+
 class Known {
  public:
   Known(const Family& family, const std::string& side) : side_(side) {
@@ -81,13 +88,13 @@ class Known {
   std::vector<text::Glob> inert_;
 };
 
-// Of leaves that say something: null and false are what absence is.
+// Of leaves that say something.
 void find_unknown(const Known& known, const Json& table, bool nested,
                   const std::string& before, size_t depth,
                   std::vector<std::string>& unknown) {
   for (const auto& [key, value] : table.items()) {
     const bool number = key.find_first_not_of("0123456789") == key.npos;
-    if (value.is_null() || value == Json(false) || number) continue;
+    if (says_nothing(value) || number) continue;
     if (!known.has(key))
       unknown.push_back(before + key);
     else if (nested && value.is_object() && depth < kDeepest)
@@ -148,7 +155,7 @@ void find_unknown_of_rope(const Json& rope, const std::string& before,
   for (const auto& [key, value] : rope.items()) {
     if (key.ends_with("_attention"))
       find_unknown_of_rope(value, before + key + ".", unknown);
-    else if (!value.is_null() && !keys_of_rope().contains(key))
+    else if (!says_nothing(value) && !keys_of_rope().contains(key))
       unknown.push_back(before + key);
   }
 }
@@ -171,7 +178,7 @@ std::vector<std::string> unknown_of_hf(const Family& family,
       };
       if (key == "rope_scaling" || key == "rope_parameters")
         find_unknown_of_rope(value, before + key + ".", unknown);
-      if (!value.is_null() && value != Json(false) && !known.contains(key) &&
+      if (!says_nothing(value) && !known.contains(key) &&
           !numbers.contains(key) && !says.contains(key) &&
           std::ranges::none_of(inert, matches) &&
           std::ranges::count(family.hf().outer, key) == 0)

@@ -38,6 +38,7 @@ class Configuration {
   void correct_kept(Catalog& catalog) const;
   void complete(const Dialect& dialect);
   DType dtype_of(const Catalog& catalog) const;
+  Json changed_by_set() const;
   Json hf_config(const Catalog& catalog) const;
   Json nested(Json config) const;
   void write_hf(Catalog& catalog) const;

@@ -22,7 +22,9 @@ void complete_text_config(Json& config, const std::string& type) {
   const auto text = config.find("text_config");
   if (text == config.end() || !text->is_object()) return;
   const Json own = text->value("model_type", Json(type));
-  const Json& all = hf_defaults(own.is_string() ? own.get<std::string>() : "");
+  const Json& named =
+      hf_defaults(own.is_string() ? own.get<std::string>() : "");
+  const Json& all = named.empty() ? hf_defaults(type) : named;
   for (const auto& [key, value] : all.items()) {
     // Ties are the whole model's; rotary positions have spellings.
     const bool elsewhere = key == "tie_word_embeddings" || key == "rope";

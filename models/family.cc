@@ -57,13 +57,27 @@ bool contains(const std::vector<std::string>& list, const Json& value) {
          std::ranges::count(list, value.get_ref<const std::string&>()) > 0;
 }
 
+// One name in several spellings: transformers 4.57 writes "Glm4vMoe_text" for
+// what is "glm4v_moe_text" before and after.
+bool is_spelled(const Json& type, std::string_view name) {
+  if (!type.is_string()) return false;
+  const auto plain = [](std::string_view text) {
+    std::string letters;
+    for (const char c : text)
+      if (c != '_')
+        letters += static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
+    return letters;
+  };
+  return plain(type.get_ref<const std::string&>()) == plain(name);
+}
+
 // A model of several modalities is that of its language model.
 bool names_text(const HfSide& hf, const Json& config) {
   if (hf.text_type.empty()) return true;
   const auto text = config.find("text_config");
   if (text == config.end() || !text->is_object()) return true;
   const auto type = text->find("model_type");
-  return type == text->end() || *type == Json(hf.text_type);
+  return type == text->end() || is_spelled(*type, hf.text_type);
 }
 
 bool names_type(const HfSide& hf, const Json& config) {

@@ -125,7 +125,7 @@ void take_over(const Journal& journal, std::vector<Item>& items, Sums& sums,
 
 std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
                                  const Catalog& source, RunOptions options) {
-  std::vector<uint32_t> wrong = crcs.wrong();
+  std::vector<uint32_t> wrong = crcs.wrong(plan);
   options.progress = {};
   for (const auto& [index, problem] :
        check_crcs(source, crcs.unsure(plan), options))

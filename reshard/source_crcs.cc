@@ -62,13 +62,53 @@ std::optional<uint32_t> SourceCrcs::add(uint32_t file, uint64_t offset,
   return all;
 }
 
-std::vector<uint32_t> SourceCrcs::wrong() const {
+// What the plan takes; of rows in strides, what lies between them too.
+std::vector<SourceCrcs::Span> SourceCrcs::spans_of(const Plan& plan) {
+  std::vector<Span> spans;
+  for (const Job& job : plan.jobs)
+    for (uint32_t i = 0; i < job.sources; ++i) {
+      const Lane& lane = plan.lanes[job.first_source + i];
+      const uint64_t rows = job.rows == 0 ? 0 : job.rows - 1;
+      spans.push_back({lane.file, lane.offset,
+                       lane.offset + rows * lane.row_stride + lane.width});
+    }
+  for (const Gather& gather : plan.gathers) {
+    uint64_t end = gather.source_offset +
+                   element_size(plan.tensors[gather.tensor].source_dtype);
+    for (size_t d = 0; d < gather.shape.size(); ++d)
+      if (gather.shape[d] > 1)
+        end += (gather.shape[d] - 1) * gather.source_strides[d];
+    spans.push_back({gather.source_file, gather.source_offset, end});
+  }
+  return spans;
+}
+
+std::vector<uint32_t> SourceCrcs::wrong(const Plan& plan) const {
   std::vector<uint32_t> wrong;
   for (size_t i = 0; i < records_.size(); ++i) {
     const Record& record = records_[i];
     const bool complete = sums_[i].bytes == record.end - record.begin;
     if (complete && sums_[i].crc != record.crc32) wrong.push_back(record.index);
   }
+  if (wrong.empty()) return wrong;
+  // A half that passed by twice has as many bytes, and its sum means nothing:
+  // a tied embedding of which the other half is padding.
+  std::vector<Span> spans = spans_of(plan);
+  std::ranges::sort(spans, {}, [](const Span& span) {
+    return std::tuple(span.file, span.begin);
+  });
+  std::erase_if(wrong, [&](uint32_t index) {
+    const Record& record = records_[place_[index]];
+    uint64_t reached = record.begin;
+    for (const Span& span : spans) {
+      if (span.file != record.file || span.end <= record.begin ||
+          span.begin >= record.end)
+        continue;
+      if (span.begin < reached) return true;
+      reached = span.end;
+    }
+    return false;
+  });
   return wrong;
 }
 
@@ -95,11 +135,17 @@ std::vector<uint32_t> SourceCrcs::unsure(const Plan& plan) const {
                element_count(gather.shape).value_or(0) *
                    element_size(plan.tensors[gather.tensor].source_dtype),
                planned);
+  std::vector<bool> is_wrong(records_.size());
+  for (const uint32_t index : wrong(plan)) is_wrong[place_[index]] = true;
   std::vector<uint32_t> unsure;
   for (size_t i = 0; i < records_.size(); ++i) {
     const Record& record = records_[i];
     const uint64_t size = record.end - record.begin;
-    if (sums_[i].bytes != size && planned[i] != 0 && planned[i] >= size / 2)
+    // Of one that is complete and has another sum, wrong() says whether it was
+    // read once.
+    const bool settled =
+        sums_[i].bytes == size && (sums_[i].crc == record.crc32 || is_wrong[i]);
+    if (!settled && planned[i] != 0 && planned[i] >= size / 2)
       unsure.push_back(record.index);
   }
   return unsure;

@@ -37,7 +37,7 @@ class SourceCrcs {
 
   // Indexes into catalog.crcs of records that were read completely, each byte
   // once, and do not have their checksum.
-  std::vector<uint32_t> wrong() const;
+  std::vector<uint32_t> wrong(const Plan& plan) const;
   // Records that were not read so, although the plan takes at least half of
   // what is in them: padded storages, strided tensors, work that an earlier
   // run did. They have to be read on their own. Of records that the plan
@@ -45,6 +45,13 @@ class SourceCrcs {
   std::vector<uint32_t> unsure(const Plan& plan) const;
 
  private:
+  // Bytes [begin, end) of a file.
+  struct Span {
+    uint32_t file = 0;
+    uint64_t begin = 0;
+    uint64_t end = 0;
+  };
+  static std::vector<Span> spans_of(const Plan& plan);
   void plan_bytes(uint32_t file, uint64_t offset, uint64_t bytes,
                   std::vector<uint64_t>& planned) const;
 

@@ -31,6 +31,9 @@ std::string order_layers(Catalog& catalog, const std::vector<uint32_t>& order,
 // Counts, and lists with one value for each layer. Throws unfaithful_error for
 // a kind of layer that follows from its number and would be another.
 void follow_order(Catalog& catalog, const std::vector<uint32_t>& order);
+// The same where it can be done: else configurations stay as they were, and
+// what hinders it is returned.
+std::string try_order(Catalog& catalog, const std::vector<uint32_t>& order);
 // One configuration, which `path` is the file of; true if it says how many
 // layers there are.
 bool follow_order(nlohmann::ordered_json& config,

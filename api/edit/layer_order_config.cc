@@ -307,4 +307,18 @@ void follow_order(Catalog& catalog, const std::vector<uint32_t>& order) {
   check_kinds(catalog, before, order);
 }
 
+std::string try_order(Catalog& catalog, const std::vector<uint32_t>& order) {
+  const auto sidecars = catalog.sidecars;
+  const auto objects = catalog.objects;
+  try {
+    follow_order(catalog, order);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    catalog.sidecars = sidecars;
+    catalog.objects = objects;
+    return error.problem();
+  }
+  return {};
+}
+
 }  // namespace ckpt::library

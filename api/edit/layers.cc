@@ -213,12 +213,9 @@ std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
                          : fmt::format("layers {}-{} as rows {}-{}", run.begin,
                                        run.end - 1, run.to,
                                        run.to + (run.end - run.begin) - 1));
-  // The first layers alone are a model, and their number follows.
-  const bool first = *layers.rbegin() + 1 == layers.size();
   return fmt::format(
-      "--layers: axis 0 of {} tensors stacks {} layers; kept are {}{}", changed,
-      before, fmt::join(places, ", "),
-      first ? "" : ". args.num_layers is left as it was");
+      "--layers: axis 0 of {} tensors stacks {} layers; kept are {}", changed,
+      before, fmt::join(places, ", "));
 }
 
 }  // namespace ckpt::library

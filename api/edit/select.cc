@@ -288,7 +288,15 @@ Chosen choose(Catalog& catalog, const Selection& options) {
   } else if (!order.empty()) {
     chosen.warning = keep_rows(catalog, parse_layers(options.layers),
                                chooser.layer_count(), chosen.edits);
-    follow_layers(catalog, parse_layers(options.layers));
+    // Rows of stacked tensors are counted anew, and the first layers alone are
+    // a model: the configuration follows.
+    if (!chosen.warning.empty() && order.back() + 1 != order.size()) {
+      if (const std::string why = try_order(catalog, order); !why.empty())
+        chosen.warning +=
+            fmt::format(". The configuration stays as it was: {}", why);
+    } else {
+      follow_layers(catalog, parse_layers(options.layers));
+    }
   }
   if (predicted && !predicts(catalog)) drop_prediction(catalog);
   if (!options.experts.empty()) {

@@ -160,6 +160,19 @@ std::string follow_rows(Catalog& catalog, uint64_t rows) {
 
 }  // namespace
 
+std::string follow_vocabulary(Catalog& catalog, uint64_t rows) {
+  take_config(catalog);
+  for (Object& object : catalog.objects)
+    if (is_config_object(object))
+      edit_config(object, [&](ConfigTable& args) {
+        const auto found = args.find("vocab_size");
+        if (found == args.end() || !found->is_number_integer()) return false;
+        *found = rows;
+        return true;
+      });
+  return follow_rows(catalog, rows);
+}
+
 NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows) {
   take_config(catalog);
   const uint64_t before = rows_before(catalog);

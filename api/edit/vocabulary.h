@@ -24,4 +24,9 @@ struct NewVocabulary {
 // has as many of something and is of no known name.
 NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows);
 
+// Of a checkpoint of Megatron's, whose writer cuts and pads the tensors: the
+// args and the config.json beside them say so many rows. Returns what may
+// surprise.
+std::string follow_vocabulary(Catalog& catalog, uint64_t rows);
+
 }  // namespace ckpt::library

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 
+#include "api/edit/vocabulary.h"
 #include "app/command.h"
 #include "app/commands/dialect.h"
 #include "app/commands/source.h"
@@ -39,13 +42,19 @@ class Reshard : public Command {
  private:
   ExitCode write() {
     Catalog source = open_for_write(request_);
-    if (target_.to.empty())
+    if (target_.to.empty()) {
       log_problems(families::check_beside(
           source, {.family = request_.source.read.family}));
-    else
+      if (target_.vocab_size != 0 && families::dialect_of(source) == "mcore")
+        if (const std::string lost =
+                library::follow_vocabulary(source, target_.vocab_size);
+            !lost.empty())
+          spdlog::warn("{}", lost);
+    } else {
       source = into_dialect(std::move(source), {}, request_.source.read.family,
                             target_.to, target_.vocab_size,
                             request_.write.dtype, true);
+    }
     const Layout layout = make_layout(request_, target_, source);
     if (target_.to.empty() && !target_.topology.any() &&
         target_.options.empty())

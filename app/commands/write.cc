@@ -4,12 +4,16 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <unordered_map>
 
 #include "api/check/read_all.h"
 #include "api/decoded.h"
+#include "api/edit/config_edit.h"
+#include "api/edit/layer_order.h"
+#include "api/edit/layers.h"
 #include "api/edit/rename.h"
 #include "api/edit/select.h"
 #include "api/write.h"
@@ -189,6 +193,21 @@ void finish_dry_run(const WriteRequest& request,
     save_html(request.write.html_file, flow.page(report));
 }
 
+// Layers that an ascending list names keep their numbers: without the first
+// ones they are a part of a model, whatever is written of it.
+void warn_of_gaps(const Catalog& source, const std::string& layers) {
+  if (layers.empty()) return;
+  const auto order = library::parse_layer_order(layers);
+  if (library::counts_anew(order) || order.back() + 1 == order.size()) return;
+  if (std::ranges::none_of(source.sidecars, library::is_config_file) &&
+      std::ranges::none_of(source.objects, library::is_config_object))
+    return;
+  spdlog::warn(
+      "--layers {}: layers keep their numbers, and the configuration says as "
+      "many as before: the target is a part of the model",
+      layers);
+}
+
 }  // namespace
 
 void check_apart(const std::string& source, const std::string& target) {
@@ -260,7 +279,10 @@ Catalog open_for_write(WriteRequest& request) {
     families::dequantize(source, *request.write.dtype);
   }
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
-  if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
+  if (!selection.warning.empty())
+    spdlog::warn("{}", selection.warning);
+  else
+    warn_of_gaps(source, request.select.layers);
   if (!request.write.rename_file.empty())
     library::rename(source, request.write.rename_file);
   return source;

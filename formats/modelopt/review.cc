@@ -105,10 +105,18 @@ void settle_head(Catalog& source, const Decision& decision) {
   }
 }
 
-void drop_unowned(Catalog& source, const Decision& decision) {
-  const size_t dropped = std::erase_if(
-      source.tensors,
-      [&](const Tensor& tensor) { return decision.keepers(tensor).empty(); });
+// `asked`: for some of the blocks. Else a tensor in no file would be lost.
+void drop_unowned(Catalog& source, const Decision& decision, bool asked) {
+  const auto is_lost = [&](const Tensor& tensor) {
+    return decision.keepers(tensor).empty();
+  };
+  if (!asked)
+    for (const Tensor& tensor : source.tensors)
+      if (is_lost(tensor))
+        throw unfaithful_error({source.path, tensor.name},
+                               "belongs to no rank's blocks")
+            .with_hint("leave it out with --exclude");
+  const size_t dropped = std::erase_if(source.tensors, is_lost);
   if (dropped)
     source.assumptions.push_back(fmt::format(
         "{} tensors of blocks that no rank owns are left out", dropped));
@@ -164,7 +172,7 @@ Catalog review(Catalog source, const Layout& layout) {
         .with_hint("more ranks make smaller files: --pp N");
   const Decision decision = decide(source, layout);
   settle_head(source, decision);
-  drop_unowned(source, decision);
+  drop_unowned(source, decision, !layout.option("blocks").empty());
   if (source.tensors.empty())
     throw unfaithful_error({source.path, {}},
                            "no tensor belongs to --blocks {}",

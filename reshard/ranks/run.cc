@@ -245,7 +245,7 @@ RunResult run(const Plan& plan, const Catalog& source, reshard::Output& output,
   }
   RunResult result = total.take();
   if (!options.check_crcs) return result;
-  result.wrong_crcs = total.crcs().wrong();
+  result.wrong_crcs = total.crcs().wrong(plan);
   RunOptions again = options;
   again.progress = {};
   for (const auto& [index, problem] :

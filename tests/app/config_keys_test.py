@@ -39,6 +39,33 @@ SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"
          "linear_key_head_dim", "linear_value_head_dim")
 
 
+# What the base class of transformers 4.31 to 4.57 has beside that of 5.12, as
+# it wrote it into config.json where a model was saved whole.
+OF_VERSION_4 = dict(
+    torchscript=False, torch_dtype="float32", use_bfloat16=False,
+    tf_legacy_loss=False, pruned_heads={}, chunk_size_feed_forward=0,
+    is_encoder_decoder=False, is_decoder=False, cross_attention_hidden_size=None,
+    add_cross_attention=False, tie_encoder_decoder=False, finetuning_task=None,
+    task_specific_params=None, tokenizer_class=None, prefix=None,
+    sep_token_id=None, decoder_start_token_id=None, max_length=20, min_length=0,
+    do_sample=False, early_stopping=False, num_beams=1, num_beam_groups=1,
+    diversity_penalty=0.0, temperature=1.0, top_k=50, top_p=1.0, typical_p=1.0,
+    repetition_penalty=1.0, length_penalty=1.0, no_repeat_ngram_size=0,
+    encoder_no_repeat_ngram_size=0, bad_words_ids=None, num_return_sequences=1,
+    output_scores=False, return_dict_in_generate=False, output_attentions=False,
+    output_hidden_states=False, return_dict=True, forced_bos_token_id=None,
+    forced_eos_token_id=None, remove_invalid_values=False,
+    exponential_decay_length_penalty=None, suppress_tokens=None,
+    begin_suppress_tokens=None, id2label={"0": "LABEL_0", "1": "LABEL_1"},
+    label2id={"LABEL_0": 0, "LABEL_1": 1}, problem_type=None, _name_or_path="")
+# What of it says how a text is chosen, trained or exported: any value will do.
+OF_GENERATION = dict(
+    do_sample=True, early_stopping=True, num_beams=4, temperature=0.6, top_k=20,
+    top_p=0.9, max_length=4096, bad_words_ids=[[3]], suppress_tokens=[4],
+    begin_suppress_tokens=[5], remove_invalid_values=True, torchscript=True,
+    finetuning_task="sst2", prefix="> ", use_bfloat16=True)
+
+
 # Keys that the class of a type looks at in its own code and no dialect does:
 # what it makes of another value does not run. The layers behind those that are
 # counted may be of multi-token prediction.
@@ -153,6 +180,40 @@ def sizes(folder, family):
     check(refused > 4, f"{refused} refused")
 
 
+def base_keys(folder, family):
+    """What a base class writes is no key that nobody knows: of the installed
+    transformers, of version 4, and of the class itself, whole."""
+    import transformers
+
+    models = models_of(family)
+    config, source = models.config_of(family), folder / "a"
+    models.model_of(config).save_pretrained(source)
+    own = json.loads((source / "config.json").read_text())
+    base = transformers.PretrainedConfig().to_dict()
+    base.pop("tie_word_embeddings", None)
+    # Tiny models of all types are made from some keys more.
+    usual = type(config)()
+    own, whole = ({key: value for key, value in table.items()
+                   if key in base or hasattr(usual, key)}
+                  for table in (own, json.loads(json.dumps(config.to_dict()))))
+    for keys in (base, OF_VERSION_4, OF_GENERATION, whole):
+        keys = json.loads(json.dumps(keys))
+        changed(source, folder / "b", **{**keys, **own})
+        changed(source, folder / "c", **{
+            **keys, "model_type": own["model_type"],
+            "architectures": own["architectures"]})
+        for folder_of in ("b", "c")[:1 if keys is not whole else 2]:
+            result = CKPT.run(
+                "convert", folder / folder_of, folder / "there", "--to",
+                "megatron_torch_dist", "-n", "--allow-unsaid", "*")
+            check("not known" not in result.err, result.err)
+    changed(source, folder / "b", pruned_heads={"0": [1]})
+    result = CKPT.run("convert", folder / "b", folder / "there", "--to",
+                      "megatron_torch_dist", "-n", "--allow-unsaid", "*")
+    check("not known" in result.err and "pruned_heads" in result.err,
+          result.err)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -170,6 +231,7 @@ def prepare(suite, ckpt):
     everything.remove("bloom")  # its sizes have names of their own there
     for family in everything if FULL else CHOSEN:
         suite.add(f"verify {family}", verify, family)
+        suite.add(f"keys of the base class: {family}", base_keys, family)
         suite.add(f"sizes {family}", sizes, family)
 
 

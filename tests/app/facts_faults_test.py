@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from facts_fault_cases import (
-    ARGS, ARG_TYPES, LLAMA3, NUMBERS, OTHER_FAMILIES, OTHERS, REFUSED,
+    ARGS, ARG_TYPES, LINEAR, LLAMA3, NUMBERS, OTHER_FAMILIES, OTHERS, REFUSED,
     SURVIVE, TYPES, UNKNOWN)
 from support import Suite, check, check_equal, read_safetensors
 
@@ -462,21 +462,49 @@ def unshard_keeps_names(folder, form):
         check_equal(said in result.err, form in NATIVE, f"{out}: {result.err}")
 
 
-def config_beside_fairseq2(folder):
-    """Its own files are of two models at times: said where both go along."""
+# fairseq2 0.4 writes Llama 3's scaling whatever its own model has.
+BESIDE_FAIRSEQ2 = {
+    "as fairseq2 0.4 writes it": (
+        dict(rope_parameters=LLAMA3, architectures=["Fairseq2LlamaForCausalLM"]),
+        "rope_factor is none ("),
+    "the same of another program": (dict(rope_parameters=LLAMA3), None),
+    "another scaling": (
+        dict(rope_parameters=LINEAR, architectures=["Fairseq2LlamaForCausalLM"]),
+        None),
+    "another base, too": (
+        dict(rope_parameters=dict(LLAMA3, rope_theta=500.0),
+             architectures=["Fairseq2LlamaForCausalLM"]), None),
+    "an epsilon": (
+        dict(rms_norm_eps=0.25, architectures=["Fairseq2LlamaForCausalLM"]),
+        None),
+    "heads": (dict(num_key_value_heads=4), None),
+    "a text": (dict(architectures="Fairseq2", rope_parameters=LLAMA3), None),
+}
+
+
+def config_beside_fairseq2(folder, changes, word):
+    """Its own files are of two models at times: said where both go along. Of
+    any other two, nothing is written, under whatever names."""
     source, _ = model(folder / "source", "llama")
     there = folder / "there"
     CKPT.ok("convert", source, there, "-q", "--to", "fairseq2")
     [config] = there.rglob("config.json")
-    edit_config(config.parent, rope_parameters=LLAMA3)
-    refused(there, folder / "no", "--to", "safetensors", "--dialect", "hf",
-            word="rope_")
-    for command, out in (("reshard", "tp1"), ("unshard", "whole"),
-                         ("convert", "again")):
-        to = ["--to", "fairseq2"] if command == "convert" else []
-        result = CKPT.ok(command, there, folder / out, *to)
-        check("rope_factor is none (" in result.err, result.err)
-        check("32.0 (config.json" in result.err, result.err)
+    edit_config(config.parent, **changes)
+    refused(there, folder / "no", "--to", "safetensors", "--dialect", "hf")
+    refused(there, folder / "no", "--to", "megatron_torch_dist")
+    for command, to in (("reshard", []), ("unshard", []),
+                        ("convert", ["--to", "fairseq2"]),
+                        ("convert", ["--to", "safetensors"]),
+                        ("convert", ["--to", "torch"]),
+                        ("convert", ["--to", "dcp"])):
+        out = folder / "_".join((command, *to[1:]))
+        result = CKPT.run(command, there, out, *to).want(0 if word else 5)
+        check_equal(out.exists(), bool(word), "written")
+        if word:
+            check(word in result.err, result.err)
+            check("32.0 (config.json" in result.err, result.err)
+            check("names stay" in result.err or "reads the first" in result.err,
+                  result.err)
 
 
 def config_beside_ranks(folder):
@@ -603,8 +631,9 @@ def prepare(suite, ckpt):
                   f"{second}", config_of_another, first, second)
     suite.add("config.json does not come home from megatron_legacy",
               config_beside_ranks)
-    suite.add("fairseq2's shards beside a config.json of another model",
-              config_beside_fairseq2)
+    for name, case in BESIDE_FAIRSEQ2.items():
+        suite.add("fairseq2's shards beside a config.json of another model: "
+                  + name, config_beside_fairseq2, *case)
     for form in (*NATIVE, "safetensors", "dcp"):
         suite.add(f"unshard says whose names stay: {form}",
                   unshard_keeps_names, form)

@@ -115,8 +115,10 @@ def config_of(family, **changes):
     # What fairseq2's code has.
     if family in ("llama", "mistral"):
         base["rms_norm_eps"] = 1e-5
-    return AutoConfig.for_model(
-        family, **{**base, **own, "attn_implementation": "eager", **changes})
+    keys = {**base, **own, "attn_implementation": "eager"}
+    if family == "bloom":  # its sizes have names of their own
+        keys = {k: v for k, v in keys.items() if v is not None}
+    return AutoConfig.for_model(family, **{**keys, **changes})
 
 
 def values_for(config, field):
