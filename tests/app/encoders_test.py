@@ -251,6 +251,36 @@ def copies(folder):
             check(not (folder / "no").exists(), "something was written")
 
 
+def fewer_layers(folder, order):
+    """Encoder and decoder are cut alike, and both numbers follow: of what
+    transformers has, of Megatron's args, and of args that were cut."""
+    model = made("T5ForConditionalGeneration", dict(
+        num_layers=2, num_decoder_layers=3 if order == "0-1" else 2))
+    source, there = folder / "source", folder / "there"
+    model.save_pretrained(source)
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist",
+            "--no-fsync")
+    for path in list(there.rglob("*config.json")):
+        path.unlink()
+    CKPT.ok("reshard", there, folder / "cut", "-q", "--layers", order,
+            "--no-fsync")
+    results = {"of args": (there, order), "of cut args": (folder / "cut", None)}
+    if order == "0-1":
+        results["of transformers"] = (source, order)
+    for name, (start, layers) in results.items():
+        back = folder / name
+        CKPT.ok("convert", start, back, "-q", "--to", "safetensors",
+                "--no-fsync", *(("--layers", layers) if layers else ()))
+        count = 2 if order == "0-1" else 3
+        config = config_of(back)
+        check_equal((config["num_layers"], config["num_decoder_layers"]),
+                    (count, count), name)
+        loaded, told = type(model).from_pretrained(back,
+                                                   output_loading_info=True)
+        check(not any(told.values()), f"{name}: {told}")
+        compare(tensors_of(back), tensors_of(folder / "of args"), name)
+
+
 def prepare(suite, ckpt):
     global CKPT, PEER
     CKPT, PEER = ckpt, Peer("encoders_peer.py")
@@ -270,6 +300,8 @@ def prepare(suite, ckpt):
             suite.add(f"{name}, heads swapped", computes, name, "args", True)
     suite.add("BERT is not BertModel's", is_not_bert)
     suite.add("T5 of the first generation", scaled)
+    for order in ("0-1", "0,0,1"):
+        suite.add(f"t5, layers {order}", fewer_layers, order)
     suite.add("copies of what is shared", copies)
 
 
