@@ -49,24 +49,34 @@ INPUTS = dict(
     mask=[[1] * 20, [1] * 13 + [0] * 7])
 
 
+def sizes_of(kind):
+    sizes = dict(vocab_size=61)
+    if "Bert" in kind:
+        return dict(sizes, hidden_size=32, num_hidden_layers=2,
+                    num_attention_heads=4, intermediate_size=48,
+                    max_position_embeddings=40)
+    return dict(sizes, d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=2,
+                relative_attention_num_buckets=8,
+                relative_attention_max_distance=16,
+                feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+
+
 def made(kind, changes):
-    """A tiny model, every weight random; T5 with a head of its own."""
-    import torch
     import transformers
-    from families2026_models import with_weights
 
     kind = getattr(transformers, kind)
-    sizes = dict(vocab_size=61)
-    if "Bert" in kind.__name__:
-        sizes.update(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-                     intermediate_size=48, max_position_embeddings=40)
-    else:
-        sizes.update(d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=2,
-                     relative_attention_num_buckets=8,
-                     relative_attention_max_distance=16,
-                     feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-    model = kind(kind.config_class(**{**sizes, **changes})).float().eval()
-    if "T5" in kind.__name__:
+    return made_of(kind, kind.config_class(**{**sizes_of(kind.__name__),
+                                              **changes}))
+
+
+def made_of(kind, config):
+    """A tiny model, every weight random; T5 with a head of its own."""
+    import torch
+    from families2026_models import with_weights
+
+    model = kind(config).float().eval()
+    if "T5" in kind.__name__ and not getattr(config, "scale_decoder_outputs",
+                                             False):
         model.lm_head.weight = torch.nn.Parameter(
             torch.empty_like(model.lm_head.weight))
     return with_weights(model, 0)
