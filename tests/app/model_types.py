@@ -77,6 +77,8 @@ def small_config(model_type):
         changes = {k: v for k, v in SMALL.items()
                    if k in known and (known[k] is not None
                                       or k == "num_key_value_heads")}
+        if "kv_lora_rank" in known:  # latent attention has no groups
+            changes["num_key_value_heads"] = changes["num_attention_heads"]
         for key in ("layer_types", "layers_block_type", "block_types"):
             if key in known and isinstance(known[key], list):
                 changes[key] = (known[key] * 2)[:2]
