@@ -10,6 +10,8 @@ are those of logits_peer.py, with "model" and its inputs:
         BertModel's places: its logits, those with
         apply_residual_connection_post_layernorm, and those of layers whose
         residual is what the norm gives
+    {"model": "CLIPViTModel", "subtype", "weights", "pixels"}   a tower of
+        transformers in its places: what it gives, and what has no place
 
 T5Model's local attention takes no bias. One that adds it to the scaled scores
 stands in for it, as Transformer Engine's does (post_scale_bias).
@@ -233,6 +235,76 @@ def orders_of_bert(job):
     return results
 
 
+# What transformers calls the parts of a tower; of a layer behind its number.
+TOWER = {
+    "class_embedding": "class_token", "cls_token": "class_token",
+    "patch_embedding": "conv1", "patch_embeddings.projection": "conv1",
+    "position_embedding": "position_embeddings", "pre_layrnorm": "ln_pre",
+    "position_embeddings": "position_embeddings.weight"}
+TOWER_LAYER = {
+    "layer_norm1": "input_layernorm", "layernorm_before": "input_layernorm",
+    "layer_norm2": "pre_mlp_layernorm", "layernorm_after": "pre_mlp_layernorm",
+    "out_proj": "self_attention.linear_proj",
+    "attention.output.dense": "self_attention.linear_proj",
+    "mlp.fc1": "mlp.linear_fc1", "intermediate.dense": "mlp.linear_fc1",
+    "mlp.fc2": "mlp.linear_fc2", "output.dense": "mlp.linear_fc2"}
+
+
+def tower(job):
+    """What CLIPViTModel computes of a tower, and names that have no place."""
+    import re
+
+    import torch
+    from megatron.core.models.vision.clip_vit_model import CLIPViTModel
+    from megatron.core.models.vision.vit_layer_specs import (
+        get_vit_layer_with_local_spec)
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from safetensors.torch import load_file
+
+    config = config_of({**logits_peer.PARSER, **job["config"]})
+    own = job["subtype"] != "siglip"
+    model = CLIPViTModel(
+        config, get_vit_layer_with_local_spec(), ln_pre_impl=WrappedTorchNorm,
+        ln_post_impl=WrappedTorchNorm, add_class_token=own,
+        class_token_len=int(own), patch_dim=8, img_h=32, img_w=32,
+        model_subtype=job["subtype"])
+    blank(model)
+    places, state, left, qkv = model.state_dict(), {}, [], {}
+    after = {"post_layernorm": "ln_post"} if job["subtype"] == "siglip" else {}
+    for name, value in load_file(job["weights"]).items():
+        found = re.search(r"layers?\.(\d+)\.(.*)\.(weight|bias)$", name)
+        if found:
+            layer, part, what = found.groups()
+            prefix = f"decoder.layers.{layer}."
+            which = re.search(r"(query|key|value|[qkv]_proj)$", part)
+            if which:
+                at = prefix + "self_attention.linear_qkv." + what
+                qkv.setdefault(at, {})[which[1][0]] = value
+                continue
+            to = next((prefix + to + "." + what for end, to in
+                       TOWER_LAYER.items() if part.endswith(end)), None)
+        else:
+            to = next((to + name[name.index(word) + len(word):]
+                       for word, to in {**TOWER, **after}.items()
+                       if re.search(rf"(^|\.){re.escape(word)}(\.|$)", name)
+                       and "head" not in name), None)
+        if to is None or to not in places:
+            left.append(name)
+        else:
+            state[to] = value.reshape(places[to].shape)
+    for name, parts in qkv.items():
+        state[name] = rows_of_heads([parts[x] for x in "qkv"],
+                                    config.num_attention_heads)
+    told = model.load_state_dict(state, strict=False)
+    lacking = [key for key in told.missing_keys
+               if not key.endswith("_extra_state")]
+    if lacking:
+        raise AssertionError(f"no such tensor: {lacking}")
+    seen = torch.zeros(1, 1, model.seq_length, model.seq_length,
+                       dtype=torch.bool)
+    return model.eval()(torch.tensor(job["pixels"]), seen), sorted(left)
+
+
 def on_rank(_, rendezvous, job):
     import torch
     import torch.distributed as dist
@@ -244,6 +316,8 @@ def on_rank(_, rendezvous, job):
     with torch.no_grad():
         if job["model"] == "bert":
             outputs = orders_of_bert(job)
+        elif job["model"] == "CLIPViTModel":
+            outputs = tower(job)
         else:
             path, args = named(job["path"], job["flags"], job["code"])
             if job["flags"] is not None:  # a switch that nothing says is off

@@ -217,6 +217,51 @@ def is_not_bert(folder):
     check(not (folder / "there").exists(), "something was written")
 
 
+# A tower by itself: Megatron's subtype, the part of CLIPViTModel that it lacks.
+TOWERS = {
+    "CLIPVisionModel": ("clip", ["post_layernorm"]),
+    "SiglipVisionModel": ("siglip", ["head"]),
+    "ViTModel": ("internvit", ["layernorm", "pooler"]),
+}
+
+
+def is_not_a_tower(folder, kind):
+    """CLIPViTModel computes a tower's last layer. It has no place for what
+    comes behind it, and none for a text model."""
+    import torch
+    import transformers
+    from families2026_models import with_weights
+
+    subtype, lacks = TOWERS[kind]
+    kind = getattr(transformers, kind)
+    model = with_weights(kind(kind.config_class(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, image_size=32, patch_size=8, hidden_act="gelu",
+        layer_norm_eps=1e-5)).float().eval(), 0)
+    pixels = torch.arange(3 * 32 * 32).reshape(1, 3, 32, 32) % 17 / 9 - 1
+    with torch.no_grad():
+        got = model(pixel_values=pixels, output_hidden_states=True)
+    want = got.hidden_states[-1]
+    if subtype == "siglip":
+        want = got.last_hidden_state
+    source = folder / "source"
+    model.save_pretrained(source)
+    config = dict(num_layers=2, hidden_size=32, num_attention_heads=4,
+                  kv_channels=8, ffn_hidden_size=48, add_bias_linear=True,
+                  layernorm_epsilon=1e-5, bias_gelu_fusion=False)
+    out, left = asked(folder, model="CLIPViTModel", subtype=subtype,
+                      weights=str(source / "model.safetensors"), config=config,
+                      pixels=pixels.tolist())
+    check(off(out, want) <= 1e-5, f"another tower: {off(out, want):.2g}")
+    parts = {next((part for part in name.split(".") if part in lacks), name)
+             for name in left}
+    check_equal(sorted(parts), sorted(lacks), "what has no place")
+    refused = CKPT.run("convert", source, folder / "there", "--to",
+                       "megatron_torch_dist", "--no-fsync").want(5)
+    check("CLIPViTModel" in refused.err, refused.err)
+    check(not (folder / "there").exists(), "something was written")
+
+
 def scaled(folder):
     """T5's first generation scales what the decoder gives."""
     model = made("T5ForConditionalGeneration",
@@ -310,6 +355,8 @@ def prepare(suite, ckpt):
             suite.add(f"{name}, heads swapped", computes, name, "args", True)
     suite.add("BERT is not BertModel's", is_not_bert)
     suite.add("T5 of the first generation", scaled)
+    for kind in TOWERS:
+        suite.add(f"{kind} is not CLIPViTModel's", is_not_a_tower, kind)
     for order in ("0-1", "0,0,1"):
         suite.add(f"t5, layers {order}", fewer_layers, order)
     suite.add("copies of what is shared", copies)
