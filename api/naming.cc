@@ -286,8 +286,8 @@ Catalog into_dialect(Catalog source, const Naming& naming,
       (translate.to.empty() || translate.to == from)) {
     const NewVocabulary done = set_vocabulary(source, naming.vocab_size);
     if (!done.note.empty()) say(naming, done.note);
-    if (!done.warning.empty())
-      say(naming, done.warning, Problem::Severity::kWarning);
+    for (const std::string& warning : done.warnings)
+      say(naming, warning, Problem::Severity::kWarning);
     Naming rest = naming;
     rest.vocab_size = 0;
     return into_dialect(std::move(source), rest, to_format);

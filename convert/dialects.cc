@@ -17,6 +17,7 @@ struct NameRow {
 constexpr NameRow kNames[] = {
     {"*embedding.word_embeddings.weight", "mcore"},
     {"*decoder.layers.*self_attention.linear_*", "mcore"},
+    {"*encoder.layers.*self_attention.linear_*", "mcore"},
     {"*language_model.encoder.layers.*", "mcore"},
     {"tok_embeddings.weight", "meta"},
     {"layers.*.attention.wq.weight", "meta"},
@@ -31,6 +32,8 @@ constexpr NameRow kNames[] = {
     {"transformer.h.*", "hf"},
     {"wte.weight", "hf"},
     {"gpt_neox.*", "hf"},
+    {"bert.encoder.layer.*", "hf"},
+    {"encoder.block.*.SelfAttention.*", "hf"},
 };
 
 }  // namespace

@@ -74,7 +74,7 @@ MegatronModel megatron_model(const Catalog& target) {
   MegatronModel model = megatron_model(*Family::by_name(name));
   // What one model of the family has, and another lacks.
   const bool own = !own_args(without_notes(args)).empty();
-  if (own && (model.program == "GPTModel" || model.program == "HybridModel"))
+  if (own && model.program.ends_with("Model"))
     model.program = "code of your own";
   if (!own && model.program == "code of your own" && model.lacks.empty())
     model.program = "GPTModel";

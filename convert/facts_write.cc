@@ -252,7 +252,9 @@ namespace {
 
 // What Megatron takes without the flag.
 bool is_default(const std::string& key, const Json& value) {
-  if (value.is_null() || value == Json(key == "bias_gelu_fusion")) return true;
+  const bool off_by_flag =
+      key == "bias_gelu_fusion" || key == "bert_binary_head";
+  if (value.is_null() || value == Json(off_by_flag)) return true;
   if (key == "norm_epsilon") return value == 1e-5;
   if (key == "glu_linear_offset") return value == 0;
   if (key == "softmax_type") return value == "vanilla";

@@ -228,7 +228,8 @@ void Configuration::finish(Catalog& catalog) const {
                        vocabulary->second.value.is_number_unsigned();
   if (!options_.lenient)
     warn_of_leftovers(catalog, carried_.values,
-                      counted ? vocabulary->second.value.get<uint64_t>() : 0);
+                      counted ? vocabulary->second.value.get<uint64_t>() : 0,
+                      options_.set.contains("V"));
   if (from_ == "mcore" && options_.to != "mcore")
     std::erase_if(catalog.objects, is_told_otherwise);
   if (!options_.lenient) note_unread(catalog);

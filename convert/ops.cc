@@ -131,6 +131,36 @@ std::vector<View> ungroup_heads(const Op& op, const Heads& h,
   return qkv;
 }
 
+// K, V ─► [groups, 2, size, …] ─► rows, as cross attention has them
+View pair_heads(const Op& op, const Params& params,
+                const std::vector<View>& kv) {
+  const uint64_t groups = params("groups", "$ng");
+  const uint64_t size = params("head_dim", "$hd");
+  std::vector<View> parts;
+  for (const View& one : kv) {
+    check_rows(op, one, checked_mul(groups, size).value_or(0),
+               fmt::format("{} groups, head size {}", groups, size));
+    parts.push_back(one.reshape(split_rows(one.shape(), {groups, 1, size})));
+  }
+  return View::concat(parts, 1).reshape(
+      split_rows(kv[0].shape(), {2 * groups * size}));
+}
+
+std::vector<View> unpair_heads(const Op& op, const Params& params,
+                               const View& view) {
+  const uint64_t groups = params("groups", "$ng");
+  const uint64_t size = params("head_dim", "$hd");
+  const auto half = checked_mul(groups, size);
+  check_rows(op, view, checked_mul(half.value_or(0), 2).value_or(0),
+             fmt::format("{} groups, head size {}", groups, size));
+  const View pairs = view.reshape(split_rows(view.shape(), {groups, 2, size}));
+  std::vector<View> kv;
+  for (uint64_t i = 0; i < 2; ++i)
+    kv.push_back(
+        pairs.slice(1, i, 1).reshape(split_rows(view.shape(), {*half})));
+  return kv;
+}
+
 // Each query head's rows have its gate's behind them. Megatron's groups hold
 // the query heads, their gates, the key and the value.
 View group_gated(const Op& op, const Heads& h, const std::vector<View>& qkv) {
@@ -325,6 +355,7 @@ std::vector<View> step(const Op& op, const Params& params,
   }
   if (name == "qkv_gated" && views.size() == 3)
     return {group_gated(op, heads_of(op, params), views)};
+  if (name == "kv" && views.size() == 2) return {pair_heads(op, params, views)};
   if (name == "ungroup") return {part_by_part(op, params, views)};
   const View& view = only(op, views);
   if (name == "copy" || name == "vocab") return views;
@@ -363,6 +394,7 @@ std::vector<View> undo(const Op& op, const Params& params, const View& view,
   if (name == "cat") return split(params, view, count);
   if (name == "qkv") return ungroup_heads(op, heads_of(op, params), view);
   if (name == "qkv_gated") return ungroup_gated(op, heads_of(op, params), view);
+  if (name == "kv") return unpair_heads(op, params, view);
   if (name == "ungroup") return group_by_group(op, params, view);
   if (name == "qkv_cat")
     return {View::concat(ungroup_heads(op, heads_of(op, params), view), 0)};

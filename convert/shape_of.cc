@@ -47,6 +47,7 @@ class Shaper {
     if (op.name == "const") return list(op, "shape");
     if (op.name == "cat") return cat(op, from);
     if (op.name == "qkv" || op.name == "qkv_gated") return qkv(op, from);
+    if (op.name == "kv") return kv(op, from);
     if (op.name == "ungroup") return ungroup(op, from);
     if (from.size() != 1) fail("{} of {} tensors", op.name, from.size());
     Shape shape = from[0];
@@ -127,6 +128,15 @@ class Shaper {
         fail("{} is {}, {} heads of {} make {} rows", "qkv"[i],
              to_string(from[i]), i == 0 ? heads : groups, head, rows);
     }
+    return joined(from, 0);
+  }
+
+  Shape kv(const Op& op, const std::vector<Shape>& from) const {
+    const uint64_t groups = size(op, "groups", "$ng");
+    const uint64_t head = size(op, "head_dim", "$hd");
+    for (const Shape& part : from)
+      if (part.empty() || part[0] != product(groups, head))
+        fail("{} is not {} groups of {} rows", to_string(part), groups, head);
     return joined(from, 0);
   }
 

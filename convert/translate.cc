@@ -189,13 +189,15 @@ class Translation {
     for (Tensor& copy : copies) hf.add(std::move(copy));
   }
 
+  static bool pads(const Rule& rule) {
+    return std::ranges::any_of(rule.ops,
+                               [](const Op& op) { return op.name == "vocab"; });
+  }
+
   // Rows past the vocabulary are cut: nothing is lost if they are zero.
   void check_padding(const Instance& one, const Tensor& tensor,
                      const Numbers& numbers) {
-    const auto pads = [](const Op& op) { return op.name == "vocab"; };
-    if (vocabulary_given_ || tensor.shape.empty() ||
-        std::ranges::none_of(one.rule->ops, pads))
-      return;
+    if (vocabulary_given_ || tensor.shape.empty() || !pads(*one.rule)) return;
     const uint64_t rows = numbers.whole("$V", {}, "rows of the vocabulary");
     if (rows >= tensor.shape[0]) return;
     Tensor padding{.name = tensor.name};
@@ -301,16 +303,22 @@ class Translation {
     Tensor wanted{.name = one.hf[0]};
     forward(one, std::move(views), numbers, source_, tensor.dtype)
         .into(wanted, kSome);
-    source_.redundant.push_back(
-        {tensor, {}, std::move(wanted), "the target's model shares them"});
+    Tensor copy = tensor;
+    check_padding(one, tensor, numbers);
+    if (pads(*one.rule) && !tensor.shape.empty() && !wanted.shape.empty() &&
+        tensor.shape[0] > wanted.shape[0])
+      View::of(tensor).slice(0, 0, wanted.shape[0]).into(copy);
+    source_.redundant.push_back({std::move(copy),
+                                 {},
+                                 std::move(wanted),
+                                 "the target's model shares them"});
   }
 
   // The embedding has as many rows as config.json says.
   void check_rows(const Instance& one, const std::vector<const Tensor*>& from,
                   const Numbers& numbers) {
-    const auto pads = [](const Op& op) { return op.name == "vocab"; };
     if (lenient_ || vocabulary_given_ || from.empty() ||
-        from[0]->shape.empty() || std::ranges::none_of(one.rule->ops, pads))
+        from[0]->shape.empty() || !pads(*one.rule))
       return;
     const uint64_t rows = numbers.whole("$V", {}, "rows of the vocabulary");
     const uint64_t have = from[0]->shape[0];
@@ -371,6 +379,7 @@ class Translation {
   void repeats(NamedTensors& hf) {
     const Tensor* embedding = nullptr;
     const Tensor* head = nullptr;
+    const Tensor* bias = nullptr;
     const auto ends = [](const Tensor& tensor, auto... endings) {
       return (tensor.name.ends_with(endings) || ...);
     };
@@ -379,8 +388,10 @@ class Translation {
       if (!hf.used(i)) continue;
       if (ends(tensor, "lm_head.weight", "embed_out.weight")) head = &tensor;
       if (ends(tensor, "embed_tokens.weight", "wte.weight", "embed_in.weight",
-               "word_embeddings.weight"))
+               "word_embeddings.weight") ||
+          tensor.name == "shared.weight")
         embedding = &tensor;
+      if (tensor.name == "cls.predictions.bias") bias = &tensor;
     }
     if (!head) head = embedding;
     for (size_t i = 0; i < hf.tensors().size(); ++i) {
@@ -388,8 +399,10 @@ class Translation {
       if (hf.used(i)) continue;
       const Tensor* first = nullptr;
       if (ends(tensor, "lm_head.weight", "embed_out.weight",
-               "shared_head.head.weight"))
+               "shared_head.head.weight", "cls.predictions.decoder.weight"))
         first = head;
+      else if (ends(tensor, "cls.predictions.decoder.bias"))
+        first = bias;
       else if (ends(tensor, ".embed_tokens.weight"))
         first = embedding;
       if (!first) continue;

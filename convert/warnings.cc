@@ -5,12 +5,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "ckpt/note.h"
 #include "convert/config_parts.h"
 #include "convert/quantized_config.h"
+#include "convert/tokens.h"
 
 namespace ckpt::families {
 
@@ -76,26 +76,10 @@ bool is_plain(const Tensor& tensor) {
          tensor.dtype == DType::f64;
 }
 
-// The largest token that tokenizer_config.json adds.
-std::optional<int64_t> last_added(const Catalog& catalog) {
-  const Json config = beside(catalog, "tokenizer_config.json");
-  std::optional<int64_t> last;
-  if (!config.is_object()) return last;
-  const Json added = config.value("added_tokens_decoder", Json());
-  if (!added.is_object()) return last;
-  for (const auto& [key, token] : added.items()) {
-    int64_t id = 0;
-    const auto [end, failure] =
-        std::from_chars(key.data(), key.data() + key.size(), id);
-    if (failure == std::errc{} && end == key.data() + key.size())
-      last = std::max(last.value_or(id), id);
-  }
-  return last;
-}
-
 }  // namespace
 
-void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows) {
+void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows,
+                       bool asked) {
   const Json text =
       config.is_object() ? config.value("text_config", Json()) : Json();
   for (const char* key : {"quantization_config", "compression_config"})
@@ -117,12 +101,8 @@ void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows) {
                      "says eos_token_id {}: transformers generates by the "
                      "first, training and other programs may take the second",
                      fmt::join(stops, ", "), fmt::join(ends, ", ")));
-  if (const auto last = last_added(catalog);
-      last && rows != 0 && *last >= static_cast<int64_t>(rows))
-    warn(catalog, "vocabulary",
-         fmt::format("tokenizer_config.json adds token {}, and the vocabulary "
-                     "has {} rows: the tokens past them have no embedding",
-                     *last, rows));
+  for (std::string& one : tokens_past(catalog, rows, asked))
+    warn(catalog, "vocabulary", std::move(one));
 }
 
 void complete_token_ids(Catalog& catalog, Json& config) {

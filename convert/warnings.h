@@ -19,8 +19,10 @@ void warn_of_rounding(Catalog& source, DType dtype);
 // What stands beside the tensors and does not fit them, or each other:
 // quantization of weights that are plain numbers, tokens at which
 // generation_config.json stops and config.json does not, tokens past the rows
-// of the vocabulary. It is carried all the same.
-void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows);
+// of the vocabulary. It is carried all the same. `asked`: how many rows there
+// are was asked for, and all of a tokenizer is held against them.
+void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows,
+                       bool asked);
 
 // A config.json that was made of another dialect's numbers: tokens that begin,
 // end and pad a text come from generation_config.json; what nothing says is

@@ -30,6 +30,7 @@ const std::vector<Shape>& shapes() {
       {"qkv", {}, {"heads", "groups", "head_dim"}},
       {"qkv_cat", {}, {"heads", "groups", "head_dim"}},
       {"qkv_gated", {}, {"heads", "groups", "head_dim"}},
+      {"kv", {}, {"groups", "head_dim"}},
       {"ungroup", {"groups", "sizes[][]"}, {}},
       {"rope_interleave", {}, {"heads"}},
       {"add", {"value#"}, {}},
@@ -45,7 +46,8 @@ const std::vector<Shape>& shapes() {
 
 // Operations that make one tensor of several.
 bool joins(std::string_view op) {
-  return op == "qkv" || op == "qkv_gated" || op == "cat" || op == "ungroup";
+  return op == "qkv" || op == "qkv_gated" || op == "kv" || op == "cat" ||
+         op == "ungroup";
 }
 
 std::string_view plain(std::string_view param) {
@@ -246,6 +248,8 @@ class RuleReader {
     } else if ((first == "qkv" || first == "qkv_gated") && count != 3) {
       hf.fail(
           fmt::format("{} needs q, k and v: 3 names, not {}", first, count));
+    } else if (first == "kv" && count != 2) {
+      hf.fail(fmt::format("kv needs k and v: 2 names, not {}", count));
     } else if (!joins(first) && count > 1) {
       hf.fail(fmt::format("{} names, but {} takes one", count, first));
     }

@@ -20,6 +20,8 @@ using Fields = ConfigTable;
 constexpr std::string_view kDepths[] = {"num_hidden_layers", "num_layers",
                                         "n_layer", "n_layers",
                                         "encoder_num_layers"};
+constexpr std::string_view kStackDepths[] = {"encoder_num_layers",
+                                             "decoder_num_layers"};
 // Every so many layers one is of another kind. Where a list says the same,
 // the list counts.
 struct Period {
@@ -185,6 +187,8 @@ class Follower {
   void change_number(const std::string& key, Fields& value, size_t before,
                      bool windows) const {
     if (is_among(kDepths, key) && value == before) value = order_.size();
+    // An encoder's and a decoder's layers are cut alike.
+    if (is_among(kStackDepths, key) && value > 0) value = order_.size();
     if (is_among(kSwitches, key) || (windows && key == "max_window_layers"))
       value = below(value.get<int64_t>());
     else if (key == "moe_layer_end_index" && value >= 0)

@@ -56,15 +56,15 @@ size_t count_of(const Json& table) {
 }
 
 // Encoder and decoder are cut alike, and may have had numbers of their own.
-constexpr const char* kStacks[] = {"encoder_layers", "decoder_layers",
-                                   "num_encoder_layers", "num_decoder_layers"};
+constexpr const char* kStacks[] = {"encoder_layers",     "decoder_layers",
+                                   "num_encoder_layers", "num_decoder_layers",
+                                   "encoder_num_layers", "decoder_num_layers"};
 
 bool follow_stacks(Json& table, size_t kept) {
   bool changed = false;
   for (const char* key : kStacks)
-    if (const auto found = table.find(key); found != table.end() &&
-                                            found->is_number_unsigned() &&
-                                            found->get<uint64_t>() > kept) {
+    if (const auto found = table.find(key);
+        found != table.end() && found->is_number_integer() && *found > kept) {
       *found = kept;
       changed = true;
     }

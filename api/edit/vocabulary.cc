@@ -13,6 +13,7 @@
 
 #include "api/edit/config_edit.h"
 #include "ckpt/error.h"
+#include "convert/tokens.h"
 #include "models/view.h"
 
 namespace ckpt::library {
@@ -22,10 +23,10 @@ using families::View;
 
 // The modules of transformers whose weights and biases have a row for each
 // token: embeddings, heads, and those that a multi-token predictor has again.
-constexpr std::array<std::string_view, 12> kWithRows = {
+constexpr std::array<std::string_view, 13> kWithRows = {
     "embed_tokens", "lm_head",    "word_embeddings", "wte",       "embed_in",
     "embed_out",    "embeddings", "shared",          "embedding", "shared_head",
-    "head",         "embed"};
+    "head",         "embed",      "predictions"};
 
 // Objects of config.json that describe the language model.
 constexpr std::array<std::string_view, 6> kText = {
@@ -38,6 +39,7 @@ bool has_rows(std::string_view name) {
   const std::string_view last = name.substr(dot + 1);
   if (last != "weight" && last != "bias") return false;
   const std::string_view module = name.substr(0, dot);
+  if (module.ends_with("predictions.decoder")) return true;
   return std::ranges::find(kWithRows, module.substr(module.rfind('.') + 1)) !=
          kWithRows.end();
 }
@@ -60,16 +62,52 @@ std::vector<ConfigTable*> text_tables(ConfigTable& config) {
   return tables;
 }
 
-std::set<uint64_t> sizes_said(Catalog& catalog) {
+// config.json and all objects in it: a model's part may stand under any key.
+// Tensors are cut by their number of rows, wherever they are, and whoever says
+// that number follows.
+std::vector<ConfigTable*> all_tables(ConfigTable& config) {
+  constexpr size_t kMost = 1000;
+  std::vector<ConfigTable*> tables;
+  if (!config.is_object()) return tables;
+  tables.push_back(&config);
+  for (size_t i = 0; i < tables.size(); ++i)
+    for (auto& [key, value] : tables[i]->items())
+      if (value.is_object() && key != "quantization_config" &&
+          tables.size() < kMost)
+        tables.push_back(&value);
+  return tables;
+}
+
+using Tables = std::vector<ConfigTable*> (*)(ConfigTable&);
+
+std::set<uint64_t> sizes_said(const Catalog& catalog, Tables tables_of) {
   std::set<uint64_t> sizes;
   for (const Sidecar& sidecar : catalog.sidecars) {
     if (!is_config_file(sidecar)) continue;
     ConfigTable config = config_of(sidecar);
-    for (const ConfigTable* table : text_tables(config))
+    for (const ConfigTable* table : tables_of(config))
       if (const auto found = table->find("vocab_size");
           found != table->end() && found->is_number_unsigned())
         sizes.insert(found->get<uint64_t>());
   }
+  return sizes;
+}
+
+bool has_table_of(const Catalog& catalog, uint64_t rows) {
+  return std::ranges::any_of(catalog.tensors, [&](const Tensor& tensor) {
+    return tensor.kind != Kind::optim && !tensor.shape.empty() &&
+           tensor.shape[0] == rows && has_rows(tensor.name);
+  });
+}
+
+// Those of the language models that are known; else of any part, as far as
+// there are tensors of that many rows.
+std::set<uint64_t> sizes_said(const Catalog& catalog) {
+  std::set<uint64_t> sizes = sizes_said(catalog, text_tables);
+  if (!sizes.empty()) return sizes;
+  sizes = sizes_said(catalog, all_tables);
+  std::erase_if(sizes,
+                [&](uint64_t rows) { return !has_table_of(catalog, rows); });
   return sizes;
 }
 
@@ -82,14 +120,7 @@ uint64_t rows_before(Catalog& catalog) {
         sizes.empty() ? std::string("has no vocab_size that could follow")
                       : fmt::format("says vocabularies of {}",
                                     fmt::join(sizes, " and of ")));
-  bool any = false;
-  for (const Tensor& tensor : catalog.tensors) {
-    if (tensor.kind == Kind::optim || tensor.shape.empty() ||
-        !has_rows(tensor.name))
-      continue;
-    if (tensor.shape[0] == *sizes.begin()) any = true;
-  }
-  if (!any)
+  if (!has_table_of(catalog, *sizes.begin()))
     throw unfaithful_error({catalog.path, {}},
                            "--vocab-size: no embedding and no head has the {} "
                            "rows of config.json's vocab_size",
@@ -140,16 +171,17 @@ void add_lost(const ConfigTable& table, uint64_t rows,
   }
 }
 
-std::string follow_rows(Catalog& catalog, uint64_t rows) {
+std::string follow_rows(Catalog& catalog, uint64_t before, uint64_t rows) {
   std::set<std::string> lost;
   for (Sidecar& sidecar : catalog.sidecars)
     if (is_config_file(sidecar))
       edit_config(sidecar, [&](ConfigTable& config) {
-        for (ConfigTable* table : text_tables(config)) {
-          if (const auto found = table->find("vocab_size");
-              found != table->end() && found->is_number_unsigned())
-            *found = rows;
-          add_lost(*table, rows, lost);
+        for (ConfigTable* table : all_tables(config)) {
+          const auto found = table->find("vocab_size");
+          const bool says = found != table->end() && *found == before;
+          if (says) *found = rows;
+          // Tokens of the whole model stand beside its language model, too.
+          if (says || table == &config) add_lost(*table, rows, lost);
         }
         return true;
       });
@@ -186,12 +218,14 @@ NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows) {
       set_rows(catalog, tensor, rows);
   }
   NewVocabulary done;
-  done.warning = follow_rows(catalog, rows);
+  const std::string lost = follow_rows(catalog, before, rows);
   if (rows > before)
-    done.warning = fmt::format(
+    done.warnings.push_back(fmt::format(
         "--vocab-size: rows {} to {} are zeros: their logits are 0, which may "
         "be more than those of tokens",
-        before, rows - 1);
+        before, rows - 1));
+  if (rows < before) done.warnings = families::tokens_past(catalog, rows, true);
+  if (rows < before && !lost.empty()) done.warnings.push_back(lost);
   done.note = fmt::format("vocabulary: {} of {} rows are kept{}",
                           std::min(rows, before), before,
                           rows > before ? fmt::format(", {} of zeros are put "

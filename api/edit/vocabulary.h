@@ -8,14 +8,16 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ckpt/catalog.h"
 
 namespace ckpt::library {
 
-// What was done, and what may surprise; "" if nothing does.
+// What was done, "" if nothing was, and what may surprise.
 struct NewVocabulary {
-  std::string note, warning;
+  std::string note;
+  std::vector<std::string> warnings;
 };
 
 // Cuts or pads the embeddings, the heads and their optimizer state;

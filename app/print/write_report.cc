@@ -110,7 +110,12 @@ void say_loading(const WriteReport& report) {
     list += fmt::format("{}{} {}", list.empty() ? "" : ", ", name,
                         families::shown_fact(value));
   if (!list.empty())
-    say(text::printable("no flag of Megatron-LM says it to GPTModel: " + list));
+    say(text::printable(
+        fmt::format("no flag of Megatron-LM says it to {}: {}",
+                    model.program == "BertModel" || model.program == "T5Model"
+                        ? model.program
+                        : "GPTModel",
+                    list)));
 }
 
 struct FreeSpace {

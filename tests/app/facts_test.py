@@ -23,6 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 try:
+    import facts_encoder_models
     import facts_hybrid_models
     import facts_models
     import facts_vision_models
@@ -37,10 +38,12 @@ DIALECTS = {"mcore": "megatron_torch_dist", "meta": "meta",
             "fairseq2": "fairseq2", "olmo_core": "olmo_core", "vllm": "vllm"}
 SEEING = list(facts_vision_models.FAMILIES)
 HYBRID = list(facts_hybrid_models.FAMILIES)
+ENCODERS = list(facts_encoder_models.FAMILIES)
 HAS = {"meta": ["llama", "mistral"],
        "olmo_core": ["llama", "qwen3", "olmo2", "olmo3"],
        "fairseq2": ["llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3"],
-       "mcore": [*FAMILIES, *SEEING, *HYBRID], "vllm": list(FAMILIES)}
+       "mcore": [*FAMILIES, *SEEING, *HYBRID, *ENCODERS],
+       "vllm": list(FAMILIES)}
 # What CI looks at: one field of each kind, in the families that differ in it.
 CHOSEN = {
     "llama": ["rope_parameters", "hidden_act", "rms_norm_eps"],
@@ -53,6 +56,7 @@ CHOSEN = {
     "olmo3": ["sliding_window"],
     "qwen3_vl": ["text_config.rope_parameters", "vision_config.hidden_act",
                  "vision_config.deepstack_visual_indexes"],
+    "t5": ["feed_forward_proj", "relative_attention_max_distance"],
     "llava, llama": ["vision_feature_layer", "projector_hidden_act"],
 }
 
@@ -72,6 +76,8 @@ def models_of(family):
     """What makes tiny models of the family."""
     if family in HYBRID:
         return facts_hybrid_models
+    if family in ENCODERS:
+        return facts_encoder_models
     return facts_vision_models if family in SEEING else facts_models
 
 
@@ -90,7 +96,7 @@ def ways(ckpt, source, dialect, family, home, want):
     unsaid = models_of(family).UNSAID.get(family, ())
     allowed = [word for fact in unsaid if dialect == "mcore"
                for word in ("--allow-unsaid", fact)]
-    named = [] if family in SEEING + HYBRID else ["--family", family]
+    named = [] if family in SEEING + HYBRID + ENCODERS else ["--family", family]
     status, error = run(ckpt, "convert", source, there, "--to",
                         DIALECTS[dialect], "--no-fsync", *allowed)
     if status:
@@ -301,7 +307,7 @@ def main():
     parser.add_argument("names", nargs="*",
                         help="families, and dialects: all if there are none")
     given = parser.parse_args()
-    everything = [*FAMILIES, *SEEING, *HYBRID]
+    everything = [*FAMILIES, *SEEING, *HYBRID, *ENCODERS]
     families = [n for n in given.names if n in everything]
     dialects = [n for n in given.names if n in DIALECTS] or list(DIALECTS)
     bad = 0

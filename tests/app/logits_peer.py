@@ -76,6 +76,11 @@ def parsed(flags):
     parser.add_argument("--use-rope-scaling", action="store_true")
     parser.add_argument("--quick-geglu", action="store_true")
     parser.add_argument("--rope-scaling-factor", type=float)
+    parser.add_argument("--bert-no-binary-head", action="store_false",
+                        dest="bert_binary_head")
+    for flag in ("--decoder-num-layers", "--relative-attention-num-buckets",
+                 "--relative-attention-max-distance"):
+        parser.add_argument(flag, type=int)
     parser.add_argument("--no-bias-gelu-fusion", action="store_false",
                         dest="bias_gelu_fusion")
     for flag, form in FORMS.items():

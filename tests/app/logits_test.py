@@ -92,6 +92,7 @@ MEGATRON_2026["glm4_moe_lite"] = ("glm4_moe_lite", dict(rms_norm_eps=1e-6))
 # What families write that neither --use-checkpoint-args nor a flag says, and why
 # that is no loss.
 UNREAD = {
+    "encoder_num_layers": "num_layers",
     "hetereogenous_dist_checkpoint": "how a checkpoint is written",
     "is_hybrid_model": "follows from the pattern",
     "layernorm_epsilon": "norm_epsilon", "moe_grouped_gemm": "a kernel",

@@ -44,8 +44,8 @@ SMALL = dict(
     topk_group=1, decoder_start_token_id=1)
 MOST = 8_000_000  # parameters of a tiny model
 # Causal models are all of AutoModelForCausalLM's; these besides.
-OTHERS = ("bert", "roberta", "modernbert", "t5", "mt5", "clip", "siglip", "vit",
-          "whisper")
+OTHERS = ("bert", "roberta", "modernbert", "megatron-bert", "t5", "mt5", "umt5",
+          "clip", "siglip", "vit", "whisper")
 # Names of one class under two types, pieces of other models, or speech.
 SKIP = ("gpt-sw3", "git", "fuyu", "musicgen", "musicgen_melody", "moshi", "emu3",
         "got_ocr2", "reformer", "cpmant", "trocr", "mllama", "phi4_multimodal")
@@ -60,8 +60,16 @@ def small_config(model_type):
         if model_type in tiny.TYPES:
             return (tiny.model_of(tiny.config_of(model_type)),
                     getattr(tiny, "UNSAID", {}).get(model_type, ()))
+    import encoders_test
     import families2026_models as tiny
 
+    # T5 as it is since v1.1; BERT with both heads.
+    if model_type in ("megatron-bert", "t5", "mt5"):
+        [kind] = {kind for kind, _ in encoders_test.MODELS.values()
+                  if kind.lower() in (
+                      model_type.replace("-", "") + "forpretraining",
+                      model_type + "forconditionalgeneration")}
+        return encoders_test.made(kind, {}), ()
     config = AutoConfig.for_model(model_type)
     for one in (config, *(v for v in vars(config).values()
                           if isinstance(v, transformers.PretrainedConfig))):
@@ -69,6 +77,8 @@ def small_config(model_type):
         changes = {k: v for k, v in SMALL.items()
                    if k in known and (known[k] is not None
                                       or k == "num_key_value_heads")}
+        if "kv_lora_rank" in known:  # latent attention has no groups
+            changes["num_key_value_heads"] = changes["num_attention_heads"]
         for key in ("layer_types", "layers_block_type", "block_types"):
             if key in known and isinstance(known[key], list):
                 changes[key] = (known[key] * 2)[:2]

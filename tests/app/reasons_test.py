@@ -27,7 +27,8 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "n_groups": 4, "ssm_state_size": 6, "hybrid_override_pattern": "M-",
          "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 4,
          "mamba_d_state": 6, "moe_num_experts": 4, "moe_k": 2,
-         "moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
+         "moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2,
+         "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 VALUES = (True, False, None, 16, [0])
 
 

@@ -180,6 +180,77 @@ def not_followed(folder):
     refused("model.token_bias")
 
 
+def parts_follow(folder, key):
+    """Whatever a part of a model is called, it says the rows that are left."""
+    import json
+
+    tiny = tiny_models()
+    source = folder / "source"
+    tiny.model_of(tiny.config_of("seed_oss", vocab_size=OWN_ROWS)
+                  ).save_pretrained(source)
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+    inner = {"vocab_size": OWN_ROWS, "deeper": {"vocab_size": OWN_ROWS},
+             "codes_config": {"vocab_size": 24}}
+    for outside in (OWN_ROWS, None):
+        path.write_text(json.dumps({**config, "vocab_size": outside,
+                                    key: inner}))
+        out = folder / f"of{outside}"
+        CKPT.ok("convert", source, out, "-q", "--to", "safetensors",
+                "--vocab-size", FEWER, "--no-fsync")
+        now = config_of(out)
+        check_equal(now["vocab_size"], outside and FEWER, "vocab_size")
+        check_equal(now[key], {"vocab_size": FEWER,
+                               "deeper": {"vocab_size": FEWER},
+                               "codes_config": {"vocab_size": 24}}, key)
+
+
+BESIDE = {
+    "generation_config.json": (
+        {"eos_token_id": [2, 69], "suppress_tokens": [[70]], "max_length": 4096,
+         "begin_suppress_tokens": [3], "bad_words_ids": [[66, 3]]},
+        {"eos_token_id": [2, 3], "suppress_tokens": [[4]], "max_length": 4096},
+        "bad_words_ids, eos_token_id, suppress_tokens of generation_config.json"),
+    "tokenizer.json": (
+        {"added_tokens": [{"id": 69, "content": "x"}], "model": {
+            "type": "BPE", "vocab": {"a": 0, "b": 40}, "merges": [["a", "b"]]}},
+        {"added_tokens": [{"id": 3}], "model": {"vocab": {"a": 0, "b": 40}},
+         "post_processor": {"tokens": {"b": {"ids": [69]}}}},
+        "tokenizer.json has token 69"),
+    "tokenizer.json ": (
+        {"model": {"type": "Unigram", "vocab": [["a", -1.5]] * 70}},
+        {"model": {"type": "Unigram", "vocab": [["a", -1.5]] * 48}},
+        "tokenizer.json has token 69"),
+    "tokenizer_config.json": (
+        {"added_tokens_decoder": {"69": {"content": "x"}}},
+        {"added_tokens_decoder": {"5": {"content": "x"}}},
+        "tokenizer_config.json adds token 69"),
+    "vocab.json": ({"a": 0, "b": 69}, {"a": 0}, "vocab.json has token 69"),
+    "added_tokens.json": ({"x": 69}, {"x": 3}, "added_tokens.json has token 69"),
+    "vocab.txt": ("a\n" * 70, "a\n" * 48, "vocab.txt has token 69"),
+}
+
+
+def tokens_beside(folder, name):
+    """Files that count tokens which no row is left for are named, under any
+    names; those that don't are not."""
+    import json
+
+    past, within, word = BESIDE[name]
+    tiny = tiny_models()
+    source = folder / "source"
+    tiny.model_of(tiny.config_of("seed_oss", vocab_size=OWN_ROWS)
+                  ).save_pretrained(source)
+    for text in (past, within):
+        (source / name.strip()).write_text(
+            text if isinstance(text, str) else json.dumps(text))
+        for target in ("safetensors", "megatron_torch_dist"):
+            run = CKPT.ok("convert", source, folder / f"{target}{text is past}",
+                          "--to", target, "--vocab-size", FEWER, "--no-fsync")
+            check_equal(word in run.err, text is past, run.err)
+            check_equal(name.strip() in run.err, text is past, run.err)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -187,6 +258,10 @@ def prepare(suite, ckpt):
         suite.add(model_type, vocabulary, model_type)
         suite.add(f"{model_type}, its own names", own_names, model_type)
     suite.add("what can't follow", not_followed)
+    for key in ("text_config", "vlm_config", "encoder_config", "anything"):
+        suite.add(f"{key} follows", parts_follow, key)
+    for name in BESIDE:
+        suite.add(f"tokens of {name}", tokens_beside, name)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,8 @@ TEST_CASE("family files: mistakes are shown at their place") {
        "\"each\" needs cat"},
       {rule(R"({"to": "a.{l}", "hf": ["x", "y"], "op": "qkv_gated"})"), ":8:23",
        "qkv_gated needs q, k and v: 3 names, not 2"},
+      {rule(R"({"to": "a.{l}", "hf": ["x", "y", "z"], "op": "kv"})"), ":8:23",
+       "kv needs k and v: 2 names, not 3"},
       {rule(R"({"to": "a.{l}", "hf": ["x"], "op": "ungroup"})"), ":8:36",
        "ungroup needs \"groups\""},
       {rule(

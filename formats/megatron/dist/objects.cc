@@ -87,6 +87,14 @@ bool is_weight(std::string_view parameter) {
   return parameter == "weight" || parameter == "weight_w";
 }
 
+// GPTModel takes the state of its output layer out; models with a head of their
+// own don't.
+bool keeps_output_state(const Catalog& source) {
+  return std::ranges::any_of(source.tensors, [](const Tensor& tensor) {
+    return parse_key(tensor.name).name.starts_with("lm_head.");
+  });
+}
+
 // The grid of a module's objects: one for each layer and expert on an axis.
 std::vector<uint64_t> grid_of(const Tensor& tensor, const Key& key) {
   std::vector<uint64_t> grid;
@@ -131,15 +139,21 @@ std::vector<std::string> missing_extra_states(const Catalog& source,
   for (const Object& object : source.objects)
     if (object.name.find(kExtra) != std::string::npos) return names;
   const bool engine = facts.local_spec != true;
+  const bool keeps_output = keeps_output_state(source);
+  std::set<std::string> outputs;
   for (const Tensor& tensor : source.tensors) {
     const Key key = parse_key(tensor.name);
     if (!key.rooted || !key.state.empty()) continue;
     const size_t dot = tensor.name.rfind('.');
-    if (dot == std::string::npos ||
-        !is_weight(std::string_view(tensor.name).substr(dot + 1)))
-      continue;
+    if (dot == std::string::npos) continue;
     const std::string module = tensor.name.substr(0, dot);
-    if (!asks_for_state(module, engine)) continue;
+    const std::string_view parameter =
+        std::string_view(tensor.name).substr(dot + 1);
+    const bool output = keeps_output && module.ends_with("output_layer");
+    // BertModel's output layer has a bias alone: its weight is the embedding.
+    if (!is_weight(parameter) && !(output && parameter == "bias")) continue;
+    if (!output && !asks_for_state(module, engine)) continue;
+    if (output && !outputs.insert(module).second) continue;
     const std::vector<uint64_t> grid = grid_of(tensor, key);
     add_grid(module, grid, names);
     constexpr std::string_view kProj = ".linear_proj";

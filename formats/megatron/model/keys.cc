@@ -15,6 +15,15 @@ constexpr std::string_view kChained = "chained_";
 // Where the model's own names begin, whatever wraps it.
 constexpr std::string_view kRoots[] = {"embedding", "encoder", "decoder",
                                        "output_layer", "mtp"};
+// What BertModel and T5Model have beside them. Roots by two words, as other
+// people's models have an lm_head, too.
+constexpr std::string_view kHeads[] = {"lm_head.dense.",
+                                       "lm_head.layer_norm.",
+                                       "lm_head.output_layer.",
+                                       "pooler.dense.",
+                                       "binary_head.",
+                                       "encoder_relative_pos_emb.",
+                                       "decoder_relative_pos_emb."};
 
 // What stands beside the language model, in Megatron's own models and in
 // Megatron-Bridge's.
@@ -50,12 +59,18 @@ size_t find_component(std::string_view text, std::string_view word, size_t at) {
   return text.npos;
 }
 
+bool begins_head(std::string_view name) {
+  return std::ranges::any_of(
+      kHeads, [&](std::string_view head) { return name.starts_with(head); });
+}
+
 // Where the first root is; a tower's parts may be called like roots.
 void parse_root(Key& key) {
   size_t begin = 0;
   for (size_t at = 0; at < key.model.size();) {
     const std::string_view word = component(key.model, at);
-    key.rooted = std::ranges::find(kRoots, word) != std::end(kRoots);
+    key.rooted = std::ranges::find(kRoots, word) != std::end(kRoots) ||
+                 begins_head(key.model.substr(at));
     key.tower = std::ranges::find(kTowers, word) != std::end(kTowers);
     begin = at;
     if (key.rooted || key.tower) break;
@@ -188,9 +203,13 @@ std::string object_key(std::string_view key, std::span<const uint64_t> offset,
 
 Where place_of(const Key& key) {
   if (key.tower) return Where::kAnywhere;
-  if (key.name.starts_with("embedding.")) return Where::kFirst;
+  if (key.name.starts_with("embedding.") ||
+      key.name.starts_with("encoder_relative_pos_emb.") ||
+      key.name.starts_with("decoder_relative_pos_emb."))
+    return Where::kFirst;
   if (key.name.starts_with("mtp.") || key.name.starts_with("output_layer.") ||
-      key.name.starts_with("decoder.final_"))
+      key.name.starts_with("decoder.final_") ||
+      key.name.starts_with("encoder.final_") || begins_head(key.name))
     return Where::kLast;
   return key.layer || key.layer_axis ? Where::kLayer : Where::kAnywhere;
 }

@@ -24,6 +24,7 @@ constexpr Row kRows[] = {
     {"word_embeddings", Cut::kRows},
     {"position_embeddings"},
     {"tokentype_embeddings"},
+    {"relative_attention_bias"},
     {"output_layer", Cut::kRows, Cut::kRows},
     {"linear_qkv", Cut::kRows, Cut::kRows},
     {"linear_q", Cut::kRows, Cut::kRows},  // cross attention
@@ -107,6 +108,14 @@ bool is_megatrons(const Key& key) {
          key.name.starts_with("vision_model.merger.");
 }
 
+// Plain linear layers of BertModel, whatever modules of a layer have such
+// names.
+bool is_whole(const Key& key) {
+  return key.name.starts_with("lm_head.dense.") ||
+         key.name.starts_with("pooler.") ||
+         key.name.starts_with("binary_head.");
+}
+
 TpRule mixer_rule(const Key& key, std::string_view module,
                   std::string_view word) {
   if (module == "norm") return TpRule::split(key.axes());
@@ -141,6 +150,7 @@ TpRule tp_rule(std::string_view text, const Facts& facts) {
   if (const TpRule found = adapter_rule(key, facts);
       found.state != TpRule::State::kUnknown)
     return found;
+  if (is_whole(key)) return TpRule::replicated();
   std::string_view path = key.name;
   const bool mixer = path.find("mixer.") != path.npos;
   // One key for each part of the rows, or one that holds them all: where they

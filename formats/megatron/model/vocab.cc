@@ -99,7 +99,8 @@ void set_rows(Catalog& catalog, Tensor& tensor, uint64_t rows) {
 bool has_vocabulary(std::string_view text) {
   const Key key = parse_key(text);
   return key.name == "embedding.word_embeddings.weight" ||
-         key.name == "output_layer.weight" || key.name == "output_layer.bias";
+         key.name == "output_layer.weight" || key.name == "output_layer.bias" ||
+         key.name == "lm_head.output_layer.weight";
 }
 
 uint64_t padded_rows(uint64_t rows, const Facts& facts, uint64_t tp) {
