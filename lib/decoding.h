@@ -53,10 +53,6 @@ struct Decoding {
   // What the tensors' extents count in. Not the catalog's own list, which may
   // become a part of another.
   std::shared_ptr<const std::vector<File>> files;
-
-  // Bytes of `count` elements of the weight as they are stored, scales left
-  // out: for sums of what is read.
-  uint64_t stored_bytes(uint64_t count) const { return count * bits / 8; }
 };
 
 // Such a File has Codec::kMemory, "bytes of the caller's": `memory` is the
