@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "lib/text/format.h"
+
 namespace ckpt::families {
 namespace {
 
@@ -13,7 +15,8 @@ constexpr size_t kListed = 10;
 void add(std::string& text, const char* what,
          const std::vector<std::string>& names) {
   if (names.empty()) return;
-  text += fmt::format("{}{} {}", text.empty() ? "" : "; ", names.size(), what);
+  text += fmt::format("{}{} {}", text.empty() ? "" : "; ",
+                      text::counted(names.size(), "tensor"), what);
   for (size_t i = 0; i < std::min(names.size(), kListed); ++i)
     text += (i == 0 ? ": " : ", ") + names[i];
   if (names.size() > kListed) text += ", …";
@@ -28,9 +31,9 @@ void Mismatches::misshapen(const std::string& name, const Error& error) {
 void Mismatches::check(const std::string& path, const Numbers& numbers,
                        const std::string& direction) const {
   std::string text;
-  add(text, "not known to the family", unknown_);
+  add(text, "unknown to the family", unknown_);
   add(text, "missing", missing_);
-  add(text, "there twice", doubled_);
+  add(text, "found twice", doubled_);
   add(text, "of another shape", misshapen_);
   if (text.empty()) return;
   throw unfaithful_error({path, {}}, "family {}, {}: {}",

@@ -91,9 +91,10 @@ std::string missing_hint(const std::string& path) {
 }
 
 // Checkpoints a few levels below a directory that is not a checkpoint:
-// "step_10 (fairseq2)". `left` bounds how many directories are looked at.
-void checkpoints_below(const std::string& path, const std::string& shown,
-                       int depth, size_t& left,
+// "step_10 (fairseq2)". `left` bounds how many directories are looked at. One
+// that holds `failed` is known already.
+void checkpoints_below(const std::string& path, const std::string& failed,
+                       const std::string& shown, int depth, size_t& left,
                        std::vector<std::string>& found) {
   std::vector<std::string> names;
   try {
@@ -114,22 +115,24 @@ void checkpoints_below(const std::string& path, const std::string& shown,
       } catch (const Error&) {
         continue;
       }
-      found.push_back(fmt::format("{} ({})", printable(title), format.name));
       known = true;
+      if (failed != below && !failed.starts_with(below + "/"))
+        found.push_back(fmt::format("{} ({})", printable(title), format.name));
       break;
     }
     if (!known && depth < 3 && io::is_directory(below))
-      checkpoints_below(below, title, depth + 1, left, found);
+      checkpoints_below(below, failed, title, depth + 1, left, found);
   }
 }
 
 // "below it are: a (dcp), b (dcp) and 7 more"; "" if there are none.
-std::string below_text(const std::string& path, bool files = true) {
+std::string below_text(const std::string& path, const std::string& failed,
+                       bool files) {
   const failures::Unimportant suggestions;
   constexpr size_t kShown = 6, kMostTried = 200;
   size_t left = kMostTried;
   std::vector<std::string> found;
-  checkpoints_below(path, "", files ? 0 : 1, left, found);
+  checkpoints_below(path, failed, "", files ? 0 : 1, left, found);
   if (found.empty()) return {};
   const size_t more = found.size() - std::min(found.size(), kShown);
   found.resize(found.size() - more);
@@ -190,8 +193,9 @@ std::string cache_text(const std::string& path) {
 
 }  // namespace
 
-std::string checkpoints_below(const std::string& path) {
-  return below_text(path, false);
+std::string checkpoints_below(const std::string& path,
+                              const std::string& failed) {
+  return below_text(path, failed, false);
 }
 
 void check_path(const std::string& path) {
@@ -233,7 +237,7 @@ void unknown_directory(const Detection& detection) {
         .with_hint(
             "is it the right path? Was the download or the copy "
             "finished?");
-  std::string hint = below_text(path);
+  std::string hint = below_text(path, {}, true);
   if (hint.empty()) hint = cache_text(path);
   if (hint.empty()) hint = foreign_directory(path, names);
   // A format that nearly took it says why it did not.

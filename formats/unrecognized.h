@@ -19,7 +19,8 @@ void check_path(const std::string& path);
 [[noreturn]] void empty_file(const std::string& path);
 
 // "below it are: a (dcp), b (dcp) and 7 more": what lies in the folders of a
-// directory; "" if nothing does.
-std::string checkpoints_below(const std::string& path);
+// directory, but for the one in which `failed` is; "" if nothing does.
+std::string checkpoints_below(const std::string& path,
+                              const std::string& failed);
 
 }  // namespace ckpt::formats

@@ -267,7 +267,7 @@ uint64_t Numbers::whole(const std::string& expression, const Indices& at,
   if (value.is_null()) {
     const auto use = used_.find(name);
     if (name == expression && use != used_.end())
-      throw unfaithful_error({source_, {}}, "{} is missing: nothing under {}",
+      throw unfaithful_error({source_, {}}, "{} is missing (looked for {})",
                              labelled(expression), use->second.from)
           .with_hint(set_hint(name));
     throw unfaithful_error({source_, {}}, "{} is missing: {}", what,

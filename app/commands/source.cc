@@ -96,7 +96,8 @@ void say_part(const std::string& path) {
                                     const std::string& path) {
   std::string hint = error.hint();
   if (error.where().path != path && io::is_directory(path))
-    if (const std::string below = formats::checkpoints_below(path);
+    if (const std::string below =
+            formats::checkpoints_below(path, error.where().path);
         !below.empty())
       hint += (hint.empty() ? "" : "; ") + below;
   throw Error(error.code(), error.where(), error.problem(), hint);

@@ -41,10 +41,11 @@ uint64_t find_end(const io::Handle& file, const Tail& tail) {
     if (fits) found = at;
   }
   if (found == kNone)
-    throw input_error({file.path(), {}},
-                      "zip archive without its end record: the last {} bytes "
-                      "of {} hold none that ends the file",
-                      tail.bytes.size(), file.size())
+    throw input_error(
+        {file.path(), {}},
+        "the zip archive has no end record (looked for in the last "
+        "{} of {} bytes)",
+        tail.bytes.size(), file.size())
         .with_hint(
             "the file was cut short, or something was appended to it; "
             "copy or download it again");

@@ -60,11 +60,11 @@ TEST_CASE("zip archive: malformed files, and what is said of each") {
       {"crc_zero", "accepted"},
       {"torchscript", "accepted"},  // as a zip archive
       {"nested_zip_in_zip", "accepted"},
-      {"empty", "without its end record: the last 0 bytes of 0"},
-      {"only_local_header_magic", "without its end record"},
-      {"truncated_tail", "without its end record"},
-      {"truncated_half", "without its end record"},
-      {"junk_suffix", "without its end record: the last 65577 bytes of 100862"},
+      {"empty", "no end record (looked for in the last 0 of 0 bytes)"},
+      {"only_local_header_magic", "no end record"},
+      {"truncated_tail", "no end record"},
+      {"truncated_half", "no end record"},
+      {"junk_suffix", "no end record (looked for in the last 65577 of 100862 bytes)"},
       {"junk_prefix", "accepted"},  // offsets are right; gaps are allowed
       {"eocd_in_comment", "two end records, at bytes 840 and 862"},
       {"zip64_locator_past_eof", "zip64 locator at byte 705 points to byte"},
