@@ -12,11 +12,11 @@
 
 namespace ckpt::app {
 
-// `stats`: none, or one per tensor in order.
+// `stats`: empty, or one per tensor in order.
 std::string inspect_html(const Catalog& catalog,
                          std::span<const reshard::Stats> stats = {});
 
-// Its scripts run where live_policy(nonce) is the Content-Security-Policy.
+// Its scripts need live_policy(nonce) as Content-Security-Policy.
 std::string live_html(const Catalog& catalog, const std::string& nonce);
 std::string live_policy(const std::string& nonce);
 
