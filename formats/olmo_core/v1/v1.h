@@ -17,7 +17,7 @@
 //   state_keys                   U8: a pickled list: exp_avg, exp_avg_sq, step
 //
 // The pickles are objects of the catalog. The root of an object's document is
-// the bytes of its pickle, so that they can be written back as they were.
+// the bytes of its pickle, so that they can be written back unchanged.
 #pragma once
 
 #include <memory>
