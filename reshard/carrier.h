@@ -5,12 +5,13 @@
 //                            └─ another's: deliver() ~~► its process: pwritev
 //
 // Messages carry them today (ranks/exchange.h). Anything else may, if it
-// guarantees that - what was delivered is written once, at its place, or the
-// job fails; - the parts are the caller's again when deliver() returns; - its
-// memory is bounded, whatever is delivered: deliver() waits for room,
+// guarantees that
+// - what was delivered is written once, at its place, or the job fails;
+// - the parts are the caller's again when deliver() returns;
+// - its memory is bounded, whatever is delivered: deliver() waits for room,
 //   and the wait ends, with an exception, when the job is stopped;
 // - what runs after when_written() may be believed even if the machine that
-//   wrote the bytes crashes while this one goes on;
+//   wrote the bytes crashes while this one continues;
 // - all functions may be called from many threads, finish() from one, last.
 #pragma once
 

@@ -16,7 +16,7 @@ namespace ckpt::fairseq2 {
 std::optional<std::string> find_model_yaml(const Location& location);
 
 // Sets catalog.family, and says in catalog.assumptions where each choice comes
-// from. Returns rules that know nothing if the family stays unknown.
+// from. If the family stays unknown, only --shard-dims has rules.
 families::Rules choose_rules(const formats::ReadOptions& options,
                              const std::optional<ModelYaml>& yaml,
                              const Stage& stage, Catalog& catalog);

@@ -169,7 +169,7 @@ std::string unfinished_sign(const std::string& directory) {
 
 namespace {
 
-// What belongs to the checkpoint, or is unclaimed.
+// What belongs to the checkpoint itself.
 bool is_part(const std::string& name, const std::set<std::string>& read) {
   return read.contains(name) || name == kConfigFile || name == kCommonFile ||
          name == "integrity.json" || name.ends_with("ckpt-manifest.json") ||

@@ -41,7 +41,7 @@ constexpr std::string_view kIndexName = ".metadata";
 constexpr std::string_view kModelPrefix = "model.module.";
 constexpr std::string_view kOptions = "optimizer.param_to_group_meta.";
 constexpr std::string_view kOptimizer = "optimizer.";
-// The index names what it holds at its front: values, then the model.
+// The index names what it holds at its ends: values, then the model.
 constexpr uint64_t kLooked = uint64_t{1} << 20;
 
 bool holds(const std::string& text, std::string_view word) {

@@ -27,7 +27,7 @@ std::string first_array(const std::string& directory) {
   return {};
 }
 
-// Arrays and a common part, or objects: only Megatron writes such a zarr.
+// The .zarray of some array, if there is one.
 std::string unfinished_zarr(const std::string& directory) {
   if (!io::is_directory(directory)) return {};
   const std::string array = first_array(directory);

@@ -24,7 +24,7 @@ class LegacyFile {
   pickle::Id add_part(const Tensor& tensor, size_t index, const TpRule& rule,
                       uint64_t slot, uint64_t ranks);
 
-  // A flat tensor of `size` elements, to be filled by add_flat; the rest is
+  // A flat tensor of `size` elements, which fill_flat fills; the rest is
   // zero.
   struct Flat {
     uint64_t slot = 0;

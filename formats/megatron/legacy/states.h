@@ -47,7 +47,7 @@ LegacyStates read_legacy_states(const LegacyRank& rank, bool tied,
 // The parameters of a rank: tensors that are not buffers, in model order.
 std::vector<LegacyParam> legacy_params(const LegacyRank& rank, bool tied);
 
-// Reads distrib_optim.pt of a rank that has one (legacy_flat.cc).
+// Reads distrib_optim.pt of a rank that has one (flat.cc).
 void read_flat_states(const LegacyRank& rank,
                       const std::vector<LegacyParam>& params, Catalog& catalog,
                       const formats::ReadOptions& options, LegacyStates& out);

@@ -22,7 +22,7 @@ inline constexpr uint64_t kUsualVocabMultiple = 128;
 bool has_vocabulary(std::string_view key);
 
 // Rows for that many tensor-parallel ranks: unchanged if the ranks divide them,
-// else the next multiple of what the args say (128 if they don't).
+// else the next multiple of tp times what the args say (128 if they don't).
 uint64_t padded_rows(uint64_t rows, const Facts& facts, uint64_t tp);
 
 // Appends rows of zeros to tensors with a vocabulary, if the ranks don't divide

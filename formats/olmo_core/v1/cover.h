@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes the pieces of one tensor from what its files hold: replicas may overlap
-// in any way, holes are damage. Private to v1_shards.
+// in any way, holes are damage. Private to shards.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The optimizer's part: turns helper tensors into objects, and gives states
-// their parameters. Private to v1_*.
+// their parameters. Private to this folder.
 #pragma once
 
 #include <string>

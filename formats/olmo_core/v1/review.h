@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A checkpoint of another format, with OLMo-core 0.1.0's names for its parts,
-// and the groups of its optimizer. Private to v1_*.
+// and the groups of its optimizer. Private to this folder.
 #pragma once
 
 #include <vector>

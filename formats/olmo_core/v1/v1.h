@@ -2,7 +2,7 @@
 // The olmo_core_v1 format: what OLMo-core wrote up to 0.1.0.
 //
 //   step100/
-//     model/metadata.json          v1_index.h
+//     model/metadata.json          index.h
 //     model/rank_0.safetensors …   one per rank; every entry has one dimension
 //     optim/metadata.json
 //     optim/rank_0.safetensors …
