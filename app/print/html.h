@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `inspect --html`: one self-contained page. It loads nothing, and every name
 // in it is escaped. `view` serves the same one, which then asks for statistics
-// (app/print/html_live.cc).
+// (app/page/live.js).
 #pragma once
 
 #include <span>
