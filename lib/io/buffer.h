@@ -3,7 +3,7 @@
 // touches it, so it is worth its own pages.
 //
 // Whole huge pages (2 MiB) where the kernel gives them: with pages of 4 KiB
-// each pass over a block misses the TLB hundreds of times, and costs more in a
+// each pass over a block misses the TLB hundreds of times, and more so in a
 // virtual machine (figures: docs/performance.md).
 #pragma once
 
