@@ -19,11 +19,12 @@ namespace ckpt::pickle {
 using NameTensor = std::function<std::optional<std::string>(
     Id tensor, const std::string& path)>;
 
-// Tensors, storages, numpy values and so on are shown as such: {"!tensor":
-// name, "dtype": …}; without `name_tensor` the name is null. Cycles and shared
-// values become {"!ref": path}. At most `budget` values are shown; the rest
-// becomes {"!elided": n}. Bytes over 4096 are shown as {"!bytes": first bytes
-// in hex, "size": n}. Anything deeper than 200 becomes {"!elided": 1}.
+// Tensors, storages, numpy values and so on are shown as such:
+// {"!tensor": name, "dtype": …}; without `name_tensor` the name is null.
+// Cycles and shared values become {"!ref": path}. At most `budget` values are
+// shown; the rest becomes {"!elided": n}. Bytes over 4096 are shown as
+// {"!bytes": first bytes in hex, "size": n}. Anything deeper than 200 becomes
+// {"!elided": 1}.
 nlohmann::ordered_json to_json(const Document& document, Id root,
                                uint64_t budget = 100'000,
                                const NameTensor& name_tensor = {});

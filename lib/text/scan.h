@@ -24,7 +24,7 @@
 
 namespace ckpt::text {
 
-// Nesting of containers; the reference reader of safetensors stops there too.
+// The deepest nesting; the reference reader of safetensors stops there too.
 inline constexpr size_t kMaxJsonDepth = 128;
 
 class Scanner {
