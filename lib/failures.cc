@@ -11,7 +11,7 @@
 namespace ckpt::failures {
 namespace {
 
-// The first ones tell as much as all.
+// The first ones tell as much as all of them.
 constexpr size_t kMost = 256;
 
 struct Noted {
@@ -27,7 +27,7 @@ struct All {
 };
 
 All& all() {
-  static All* const made = new All;  // errors are made until the process ends
+  static All* const made = new All;  // errors occur until the process ends
   return *made;
 }
 
@@ -43,7 +43,7 @@ bool is_below(std::string_view path, std::string_view root) {
 
 void note(const Error& error) {
   const std::string& path = error.where().path;
-  // A server is asked again, and what fails then is thrown by all.
+  // A server is asked again, and if that fails every caller throws.
   if (unimportant > 0 || path.empty() || path.find("://") != path.npos) return;
   All& known = all();
   const std::lock_guard lock(known.mutex);

@@ -49,7 +49,7 @@ bool same(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-// What is different; "" if nothing is.
+// What differs; "" if nothing does.
 std::string difference(const Facts& then, const Facts& now) {
   if (then.device != now.device || then.inode != now.inode)
     return "is another file now";
@@ -68,13 +68,13 @@ Error changed(const std::string& path, const std::string& what) {
                "wait until nobody writes to the source, then run it again");
 }
 
-// By opening it: a network file system asks its server then, where a look at
-// the name alone may be answered from memory.
+// Opens the file, since that makes a network file system ask its server; a look
+// at the name alone may be answered from memory.
 std::pair<struct stat, int> look(const std::string& path) {
   struct stat facts = {};
   if (is_url(path)) {
-    // Each reply said which version it is of; a server that is down by now
-    // says nothing about them.
+    // Each reply named its version; a server that is down by now says nothing
+    // about them.
     try {
       const auto there = stat_remote_again(path);
       return {there.value_or(facts), there ? 0 : ENOENT};
