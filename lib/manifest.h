@@ -83,8 +83,9 @@ std::string sha256_of(const io::Handle& file,
 
 Manifest::Identity identity_of(const io::Handle& file);
 // True if `file` is not the one that the manifest describes: written later, and
-// with different bytes at its ends or in an eighth of the blocks between (a
-// later step of a run: the same header, perhaps frozen first and last tensors).
+// with different bytes at its ends or in an eighth of the blocks between, at
+// least three (a later step of a run: the same header, perhaps frozen first and
+// last tensors).
 // A few changed bytes don't make another file, they are damage, and so are
 // blocks of zeros where there were values.
 bool is_stale(const Manifest& manifest, const io::Handle& file);

@@ -146,8 +146,8 @@ void Tracer::keep_to(size_t size) {
   drop_to(size);
 }
 
-// Tuples are many and mostly of no interest. Remember those that begin with
-// something callable, and those of a single bytes value.
+// Tuples are many and mostly of no interest. Remember those with something
+// callable in the first two places, and those of a single bytes value.
 Tracer::Value Tracer::tuple(size_t first) {
   const auto callable = [](Value value) {
     return value.kind() == Kind::kGlobal || value.kind() == Kind::kMade ||
