@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a write has to know of elements that are made as they are read.
+// What a write needs to know about elements that are decoded as they are read.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@
 
 namespace ckpt::library {
 
-// The tensors that have some: nobody wrote digests of those.
+// The tensors that have such elements; no manifest has their digests.
 std::set<std::string> decoded_tensors(const Catalog& source);
 
-// What a plan reads of files, where `bytes` counts elements that are made.
+// The bytes that a plan reads from files, where `bytes` counts decoded
+// elements.
 uint64_t bytes_to_read(const Catalog& source, uint64_t bytes);
 
-// Takes what makes them out of the run's memory; returns how much that is.
+// Takes the decoders' memory from the run's; returns how much that is.
 uint64_t leave_room(const Catalog& source, reshard::RunOptions& run);
 
 }  // namespace ckpt::library

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a selection made of the source's tensors, for whoever knows them as
+// How a selection changed the source's tensors, for code that knows them as
 // they are stored.
 #pragma once
 
@@ -13,7 +13,7 @@ struct Edit {
   bool cut = false;    // its rows are others, or in another order
 };
 
-// By the name that it has now. A tensor that is not here is the source's.
+// By current name. A tensor that is not here is unchanged.
 using Edits = std::map<std::string, Edit>;
 
 inline Edit edit_of(const Edits& edits, const std::string& name) {
@@ -21,7 +21,8 @@ inline Edit edit_of(const Edits& edits, const std::string& name) {
   return found == edits.end() ? Edit{name, false} : found->second;
 }
 
-// Forgets what is nothing: "layers.0.w" is still "layers.0.w", and whole.
+// Drops edits that change nothing: "layers.0.w" is still "layers.0.w", and
+// whole.
 inline void tidy(Edits& edits) {
   std::erase_if(edits, [](const auto& edit) {
     return !edit.second.cut && edit.second.stored == edit.first;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a check reads: limits, and whom it tells.
+// How a check reads: its limits, and its callbacks.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ struct Engine {
   uint64_t max_mem = uint64_t{1} << 30;  // bytes
   bool cuda = false;
   ReadMode io = ReadMode::kAuto;
-  // Makes what is told of one pass; passes follow one another.
+  // Makes the progress display of one pass; passes follow one another.
   std::function<Progress()> progress = {};
-  // Gets warnings, a sentence a call.
+  // Called with warnings, one sentence at a time.
   std::function<void(const std::string& line)> note = {};
 
   Progress make_progress() const { return progress ? progress() : Progress{}; }

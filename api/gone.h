@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From bytes of files that are gone to elements of tensors, and back.
+// From lost bytes of files to elements of tensors, and back.
 #pragma once
 
 #include <functional>
@@ -15,8 +15,8 @@ namespace ckpt::library {
 // By the index of a file in a catalog; normalized.
 using GoneBytes = std::vector<std::vector<salvage::Range>>;
 
-// Elements of a piece, row-major in its box, counted from the first one it
-// holds (flat->begin): those of which a byte is gone. Sorted, joined.
+// The elements of a piece that lost a byte: row-major in its box, counted from
+// the first one it holds (flat->begin). Sorted, joined.
 std::vector<FlatRange> gone_elements(const Tensor& tensor, const Piece& piece,
                                      const std::vector<salvage::Range>& gone);
 std::vector<FlatRange> common(const std::vector<FlatRange>& a,
@@ -26,15 +26,14 @@ std::vector<FlatRange> minus(const std::vector<FlatRange>& a,
 uint64_t count(const std::vector<FlatRange>& elements);
 uint64_t element_count(const Piece& piece);
 
-// Calls `run` with a first element, its byte in the file and how many stand
-// there one behind the other.
+// Calls `run` with a first element, its byte in the file and how many elements
+// are contiguous there.
 void for_each_run(const Tensor& tensor, const Piece& piece,
                   const std::vector<FlatRange>& elements,
                   const std::function<void(uint64_t element, uint64_t offset,
                                            uint64_t count)>& run);
 
-// One element of that dtype as it is stored: zero, or not a number where the
-// dtype has that.
+// One stored element of that dtype: zero, or NaN if the dtype has one.
 std::string filler(DType dtype, bool nan);
 
 }  // namespace ckpt::library

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts that lose values: what was asked for, and what is refused.
+// Casts that lose values: what the user allows, and what is refused.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace ckpt::library {
 
-// Not every type has infinities: throws an unfaithful_error if they were asked
-// for and the tensor's has none.
+// Throws unfaithful_error if infinities are requested and the tensor's type has
+// none.
 void check_overflow(const reshard::PlannedTensor& tensor, Overflow overflow);
 
-// A run whose casts lost values is not published, unless that was asked for:
-// throws an unfaithful_error with the tensors, counts and largest magnitudes.
+// Keeps a run whose casts lost values from being published, unless that is
+// allowed: throws unfaithful_error with tensors, counts and largest magnitudes.
 // `path` is the target.
 void check_losses(const std::string& path, const reshard::Plan& plan,
                   const reshard::RunResult& result, Overflow overflow);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The manifests of a run: the one that the target gets, and the one that the
-// source may have.
+// The manifests of a run: the target's, and the source's if it has one.
 #pragma once
 
 #include <string>
@@ -17,8 +16,7 @@ void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
 // The manifest beside the source; "" if it is absent or stale.
 std::string source_manifest(const Catalog& source);
 
-// Throws input_error if the source was written by ckpt and is not what was
-// written.
+// Throws input_error if ckpt wrote the source and it has changed since.
 void check_source_manifest(const Prepared& prepared,
                            const reshard::RunResult& result,
                            const reshard::RunOptions& options);

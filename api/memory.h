@@ -10,12 +10,12 @@
 
 namespace ckpt::library {
 
-// Bytes of the caller's as a file of a catalog: its index.
+// Adds the caller's bytes as a file of a catalog; returns its index.
 uint32_t add_memory(Catalog& catalog, std::span<const std::byte> bytes);
 
-// The shards of all ranks; shards of one name make one tensor, in the order
-// in which they are given. Throws unfaithful_error if their dtypes or global
-// shapes differ, usage_error for the wrong number of bytes.
+// The shards of all ranks; shards of one name make one tensor, in the given
+// order. Throws unfaithful_error if their dtypes or global shapes differ,
+// usage_error for the wrong number of bytes.
 Catalog catalog_of(std::span<const ShardedTensor> shards);
 
 // Throws usage_error for a shape that is too large, a box outside of it, and

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A source under the names of the format that it goes to.
+// Gives a source the names of its target's format.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace ckpt::library {
 
-// The source as the dialect of `to_format` has it. A format of one dialect
-// (megatron, meta, fairseq2 …) gets that; a container of any keeps the
-// source's, unless a family is named or the source is Meta's: then it gets that
-// of transformers. Errors name the options of `ckpt convert`.
+// The source in the dialect of `to_format`. A format with one dialect
+// (megatron, meta, fairseq2 …) gets that. A container of any dialect keeps the
+// source's, unless a family is named or the source is Meta's: then it gets
+// transformers'. Errors name the options of `ckpt convert`.
 Catalog into_dialect(Catalog source, const Naming& naming,
                      const std::string& to_format);
 

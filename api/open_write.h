@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A write whose payload other processes move, each from its own memory: what
-// rank 0 does before and after.
+// A write whose payload other processes move, each from its own memory: rank
+// 0's part before and after.
 #pragma once
 
 #include <memory>
@@ -17,18 +17,18 @@ namespace ckpt::library {
 
 class OpenWrite {
  public:
-  // Makes the files beside the target. `owners` says which rank has the bytes
-  // of a source's file. Throws what execute() throws before it writes.
+  // Creates the files beside the target. `owners` says which rank holds the
+  // bytes of a source file. Throws what execute() throws before it writes.
   OpenWrite(Prepared prepared, const SaveOptions& options, ranks::Owners owners,
             uint32_t ranks);
   // Removes what was not published.
   ~OpenWrite();
 
-  // What a rank has to do; `neighbours`: ranks on its machine.
+  // The work of a rank; `neighbours`: ranks on its machine.
   ranks::Share share_of(uint32_t rank, uint32_t neighbours) const;
 
-  // The reports of all ranks, in their order: checks them, writes what is not
-  // payload, publishes.
+  // Checks the reports of all ranks, in rank order, writes everything that is
+  // not payload, and publishes.
   Preview finish(const std::vector<std::string>& reports);
 
  private:

@@ -9,10 +9,10 @@
 
 namespace ckpt::library {
 
-// Throws unfaithful_error naming what stands under the target's name and is not
-// accounted for: neither listed by ckpt's manifest, nor part of the checkpoint
-// that a reader finds there (formats/accounted.h), nor written again by this
-// run with the same bytes. A file that no reader knows is refused, too.
+// Throws unfaithful_error naming what is at the target's path and is not
+// accounted for: not listed by ckpt's manifest, not part of the checkpoint that
+// a reader finds there (formats/accounted.h), and not written again by this run
+// with the same bytes. A file that no reader knows is refused, too.
 void check_replaceable(const Prepared& prepared);
 
 // Throws unfaithful_error if `target` is a directory that holds the working

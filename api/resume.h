@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an earlier run of the same work left, and how far it is believed.
+// What an earlier run of the same work left, and how much of it to believe.
 #pragma once
 
 #include "api/sending.h"
@@ -9,13 +9,13 @@
 
 namespace ckpt::library {
 
-// The journal of this work: an earlier run's if that can be resumed.
+// The journal of this work; an earlier run's if that can be resumed.
 reshard::Journal start_journal(uint64_t work, io::Staging& staging,
                                const SaveOptions& options);
 
-// What an earlier run did is believed as far as its files show it, or the
-// server that it was sent to (`sending`, if there is one). Those who can't wait
-// may trust the files, unless something failed to be written.
+// Believes of an earlier run what its files show, or the server that they were
+// sent to (`sending`, if there is one). options.trust_staging believes the
+// files without reading them, unless a write failed.
 void prove_journal(const Prepared& prepared, const io::Staging& staging,
                    const Sending* sending, reshard::Journal& journal,
                    const SaveOptions& options, const reshard::RunOptions& run);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is left of a damaged checkpoint, as a sound one of the same format.
+// Makes a sound checkpoint of the same format from what is left of a damaged
+// one.
 //
 //   source ─► files repaired ─► shadow ─► the format's own reader
 //                                           │ checksums, digests
@@ -7,8 +8,8 @@
 //                                           │
 //                              fill or refuse ─► publish
 //
-// No reader is made lenient: what was put together must pass as any other
-// checkpoint does before a byte of it is published.
+// No reader is made lenient: the result must pass like any other checkpoint
+// before a byte of it is published.
 #pragma once
 
 #include <string>
@@ -32,8 +33,7 @@ struct SalvageOptions {
   SaveOptions save;
 };
 
-// Elements that nothing tells any more: [begin, end) of a box of the tensor,
-// row-major.
+// Elements that are lost: [begin, end) of a box of the tensor, row-major.
 struct GoneElements {
   std::string tensor;
   DType dtype = DType::f32;
@@ -50,10 +50,9 @@ struct Salvaged {
   uint64_t bytes = 0;
   std::vector<salvage::Note> rebuilt;
   std::vector<GoneElements> gone;
-  // What has no elements to list: files, and tensors of which the name is all
-  // that is known.
+  // Losses without elements to list: files, and tensors known by name only.
   std::vector<salvage::Note> lost;
-  // What the reader of the format says of the result and can't decide.
+  // What the format's reader reports about the result but can't decide.
   std::vector<salvage::Note> warnings;
   bool written = false;
 
@@ -61,7 +60,7 @@ struct Salvaged {
 };
 
 // Throws input_error if what is left is not a checkpoint. Writes nothing if
-// something is gone and options.fill is kRefuse: the result says so.
+// something is gone and options.fill is kRefuse; the result says so.
 Salvaged salvage_checkpoint(const std::string& source,
                             const std::string& target,
                             const SalvageOptions& options,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of a damaged checkpoint, each repaired as far as it can be by
-// itself, in a Shadow.
+// The files of a damaged checkpoint, each repaired by itself as far as
+// possible, in a Shadow.
 #pragma once
 
 #include <map>
@@ -22,7 +22,7 @@ class SalvageFiles {
   // Repairs, links, or gives up each file.
   void run();
 
-  // What the format's reader is to open.
+  // The path for the format's reader.
   std::string path() const { return shadow_.path(single_); }
   std::string root() const { return shadow_.path(""); }
   // The name in the checkpoint of a file in the shadow.
@@ -30,18 +30,18 @@ class SalvageFiles {
   Shadow& shadow() { return shadow_; }
   bool is_single() const { return !single_.empty(); }
 
-  // Bytes of a file that nothing tells, and where checksums of it stand.
+  // Lost bytes of each file, and where its checksums are.
   std::map<std::string, std::vector<salvage::Range>> gone;
   std::map<std::string, std::vector<LateCrc>> crcs;
 
-  // Where Megatron's items are and its common.pt is not, relative; or "".
+  // The relative folder that has Megatron's items but not its common.pt; or "".
   std::string folder_without_common() const;
 
-  // A file of the shadow to write into: a link becomes a copy first.
+  // Opens a file of the shadow for writing; a link becomes a copy first.
   io::Handle edit(const std::string& file);
-  // Of a file in the shadow: what it is a link to, or it itself.
+  // What a file in the shadow links to, or the file itself.
   std::string origin(const std::string& file) const;
-  // The other step, opened; null if none was given. Throws if it is damaged.
+  // The other step, opened; null if there is none. Throws if it is damaged.
   Catalog* like();
 
  private:
@@ -83,7 +83,7 @@ class SalvageFiles {
   std::map<std::string, std::string> links_;
   std::unique_ptr<Catalog> like_;
   std::map<std::string, std::string> broken_indexes_;  // and why
-  // Files that what is left may determine, and what is wrong with them.
+  // Files that the rest may determine, and what is wrong with them.
   std::map<std::string, std::string> unknown_;
 };
 

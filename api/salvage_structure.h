@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What says where things are and is lost, inferred from what is left.
+// Infers lost metadata from what is left.
 //
 //   .zarray     names and sizes of the chunks, and an array of which the shape
 //               is the same: other states of the parameter, the same tensor of
@@ -7,7 +7,7 @@
 //   common.pt   topology and args, as far as tensors and grids of objects
 //               determine them
 //
-// Where what is left does not determine it, nothing is made up.
+// If what is left does not determine it, nothing is made up.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of salvage_checkpoint, and what they know of one checkpoint.
+// The steps of salvage_checkpoint, and what they share.
 //
 //   salvage.cc           opens what is left, proves it, publishes it
 //   salvage_items.cc     records and items of archives: frames, checksums
@@ -68,7 +68,7 @@ class Salvager {
   void list(const Tensor& tensor, const Piece& piece, const Elements& elements);
   bool is_gone(size_t t) const;
 
-  // The file of a catalog's file, if bytes of it can be given up.
+  // The name of a catalog's file, if bytes of it can be given up.
   std::string file_of(uint32_t index) const;
 
   static Catalog catalog_without_tensors(const Catalog& catalog);
@@ -90,7 +90,7 @@ class Salvager {
   Manifest proven_;  // of DST
 };
 
-// True for what a file may be blamed for: another may have it right.
+// True for an error that a file may cause: another file may have it right.
 inline bool is_answer(const Error& error) {
   return error.code() == ExitCode::kDamaged ||
          error.code() == ExitCode::kUnfaithful;

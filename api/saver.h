@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What many ranks give, as the source of one write.
+// The shards and objects of many ranks, as the source of one write.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace ckpt::library {
 
-// `shards` in the order in which they are to be files of the catalog, those
-// that are read before their replicas; of the ranks' states the rest. Throws
-// unfaithful_error for grids that are not complete.
+// `shards` become files of the catalog in this order, main ones before their
+// replicas; the ranks' states give the rest. Throws unfaithful_error for
+// incomplete grids.
 Catalog catalog_of(std::vector<ShardedTensor> shards,
                    std::vector<RankState> ranks, const std::string& format);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A target on another machine gets its files while they are written: each part
-// goes when it is whole, and its bytes are freed here when it has arrived.
+// Uploads a target on another machine while it is written: each part is sent
+// once it is complete, and its bytes are freed here once it has arrived.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,12 @@ namespace ckpt::library {
 
 class Sending {
  public:
-  // Null for a target on this machine. All files but the manifest are made.
+  // Null for a target on this machine. All files except the manifest must
+  // exist.
   static std::unique_ptr<Sending> begin(const Prepared& prepared,
                                         io::Staging& staging);
 
-  // What an earlier run finished, by where its bytes are.
+  // What an earlier run finished, by where its bytes are now.
   struct Earlier {
     std::vector<reshard::Outcome> sent;  // the server has all of them
     std::vector<reshard::Outcome> here;  // on this machine, it is said
@@ -29,8 +30,8 @@ class Sending {
   };
   Earlier sort(const std::vector<reshard::Outcome>& done) const;
 
-  // Literals and what is carried are in the files; the items of this run, and
-  // those of the earlier one that are believed, are told by the engine. A job
+  // Call when literals and carried ranges are in the files. The engine reports
+  // the items of this run and those of an earlier one that it believes. A job
   // of several processes sends at the end.
   void follow(reshard::Output& output, reshard::RunOptions& run);
 
@@ -40,7 +41,7 @@ class Sending {
   reshard::TargetParts parts_;
 };
 
-// Bytes that the spool of a target on another machine takes at most, about.
+// About the most bytes that the spool of a target on another machine takes.
 uint64_t spool_bytes(const Prepared& prepared);
 
 }  // namespace ckpt::library

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint that is being put together beside DST, out of links to sound
-// files and rebuilt ones, so that the ordinary readers judge it before
-// anything is written.
+// A checkpoint assembled beside DST from links to sound files and from rebuilt
+// files, so that the ordinary readers judge it before anything is written.
 //
 //   .NAME.ckpt-salvage-XXXXXX/   model.safetensors -> /source/model.safetensors
 //                                model.pt          rebuilt
@@ -17,26 +16,25 @@ namespace ckpt::library {
 
 class Shadow {
  public:
-  // Makes the directory beside `target`. The destructor removes it.
+  // Creates the directory beside `target`; the destructor removes it.
   explicit Shadow(const std::string& target);
   ~Shadow();
   Shadow(const Shadow&) = delete;
   Shadow& operator=(const Shadow&) = delete;
 
   std::string path(const std::string& file) const;
-  // A directory, which may stay empty.
+  // Creates a directory, which may stay empty.
   void make_directory(const std::string& name);
-  // A sound file, as it is.
+  // Links a sound file.
   void link(const std::string& file, const std::string& source);
-  // A small one of its own.
+  // Writes a small file.
   void write(const std::string& file, const std::string& bytes);
-  // A rebuilt one; what is gone is zeros for now. Checksums are set by
-  // seal().
+  // Rebuilds a file; lost bytes are zeros for now, and seal() sets checksums.
   void build(const std::string& file, const salvage::Repair& repair);
-  // To write into; never a link.
+  // Opens a file for writing; never a link.
   io::Handle edit(const std::string& file) const;
   void remove(const std::string& file);
-  // The checksums that the repair of a file asks for, of its bytes now.
+  // Sets the checksums that a file's repair asks for, from its current bytes.
   void seal(const std::string& file, const std::vector<LateCrc>& crcs);
 
   // Relative, sorted.

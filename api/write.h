@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a source catalog to a published target: what the commands and the
-// public API share.
+// From a source catalog to a published target: shared by the commands and the
+// public API.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@
 
 namespace ckpt::library {
 
-// A target that is laid out and proven, not written.
+// A target that is laid out and proven, but not written.
 struct Prepared {
   Catalog source;
   Target target;
@@ -29,50 +29,50 @@ struct Prepared {
   uint64_t held = 0;            // bytes of the catalogs and of the plan
   bool sums = false;  // digests are asked for, whatever the options say
   Edits edits;        // of `source`
-  // What the manifest says of tensors that are not in `plan`, where whole files
-  // are copied, and where they come from.
+  // When whole files are copied: the manifest's entries for tensors that are
+  // not in `plan`, and where they come from.
   std::optional<Manifest> known;
 
   uint64_t file_bytes() const;
 };
 
-// A plan that is only shown need not open every item of an index
-// (containers/assume.h) nor keep every job (reshard/plan_size.h).
+// A plan that is only shown needs neither every item of an index
+// (containers/assume.h) nor every job (reshard/plan_size.h).
 enum class Use { kRun, kShow };
-// Gets the parts of a plan that is only shown, with source and target, one at a
-// time.
+// Called with the parts of a plan that is only shown, with source and target,
+// one at a time.
 using PlanSeen = std::function<void(
     const reshard::Plan& part, const Catalog& source, const Catalog& target)>;
 
-// `layout.name` is set from the path. Throws unfaithful_error if the target's
-// format can't hold the topology or some tensor has no place.
+// Sets `layout.name` from the path. Throws unfaithful_error if the target's
+// format can't hold the topology or a tensor.
 Prepared prepare(Catalog source, Layout layout, const std::string& path,
                  const SaveOptions& options, Use use = Use::kRun,
                  const PlanSeen& seen = {});
 
-// A source that lost layers of its model is not written as if it had them:
-// prepare() refuses it unless this was called.
+// prepare() refuses a source that lost layers of its model, unless this was
+// called.
 void accept_lost_layers(Catalog& source);
 
-// Proves what readers inferred (Catalog::claims) from the bytes of the source.
-// Throws unfaithful_error naming the parameter that shows it wrong.
+// Proves from the source's bytes what readers inferred (Catalog::claims).
+// Throws unfaithful_error naming the parameter that disproves it.
 void prove(const Prepared& prepared, const SaveOptions& options,
            const Progress& progress);
 
-// Engine options for a plan, cast module loaded if it casts.
+// Engine options for a plan; loads the cast module if the plan casts.
 reshard::RunOptions run_options(const Prepared& prepared,
                                 const SaveOptions& options);
 
-// Bytes that a run holds at most: buffers and plan.
+// The most bytes that a run holds: buffers and plan.
 uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options);
 
-// Throws what execute would throw before it writes: the target exists, its
+// Throws what execute would throw before it writes: the target exists, or its
 // directory is missing.
 void check_target(const Prepared& prepared, const SaveOptions& options);
 
-// Writes beside the target and renames. Throws Interrupted after a signal.
-// The result has digests if anything needs them: a manifest, here or beside
-// the source, replicas to compare, Prepared::sums.
+// Writes beside the target and renames. Throws Interrupted after a signal. The
+// result has digests if anything needs them: a manifest of the target or the
+// source, replicas to compare, or Prepared::sums.
 reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
                            const Progress& progress);
 

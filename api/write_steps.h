@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of a write that one process does, whoever moves the payload.
+// Steps of a write that one process does, however the payload moves.
 #pragma once
 
 #include <string>
@@ -10,16 +10,16 @@
 
 namespace ckpt::library {
 
-// Is anybody going to look at the digests of tensors?
+// True if anything needs the digests of tensors.
 bool wants_sums(const Prepared& prepared, const SaveOptions& options);
 
 io::StagingOptions staging_options(const Prepared& prepared,
                                    const SaveOptions& options);
 
-// The files in their full size.
+// Creates the files at full size.
 void make_files(const Prepared& prepared, io::Staging& staging, bool resuming);
 
-// What is not payload, after it: literals, checksums, and, if they are not
+// Writes everything but the payload, after it: literals, checksums and, if not
 // there yet, `carried` ranges.
 void write_rest(const Prepared& prepared, reshard::Output& output,
                 const std::string& root, bool carried);

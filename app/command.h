@@ -20,8 +20,8 @@ class Command {
   virtual std::string_view examples() const = 0;
   // Declares options and arguments that parse into members of the command.
   virtual void add_options(CLI::App& app) = 0;
-  // Prints data with print() of console.h, logs with spdlog. kDone or
-  // kNegative; everything else is thrown as an Error.
+  // Prints data with print() of console.h, logs with spdlog. Returns kDone or
+  // kNegative; throws everything else as an Error.
   virtual ExitCode run() = 0;
 
   // Every command takes these; commands.cc adds them.

@@ -7,9 +7,9 @@
 
 namespace ckpt::app {
 
-// Joins the job that a launcher started this process in, if there is one: on
-// rank 0 runs `command`, elsewhere works for rank 0. Returns the exit status,
-// the same one on all ranks.
+// Joins the job that a launcher started this process in, if there is one. Rank
+// 0 runs `command`; other ranks work for it. Returns the exit status, the same
+// on all ranks.
 int run_in_job(const std::function<int()>& command);
 
 }  // namespace ckpt::app

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lives as long as the process, and is not taken apart at its end.
+// Values that live as long as the process and are not destroyed at its end.
 //
-// A command ends where the process does. To give back a catalog of 100,000
-// tensors before that, block by block, is a tenth of the time of `inspect`,
-// and of a plan of millions of pieces more; the kernel takes all of it at once.
+// A command ends with the process. Freeing a catalog of 100,000 tensors first,
+// block by block, takes a tenth of `inspect`'s time, and a plan of millions of
+// pieces takes more; the kernel frees everything at once.
 #pragma once
 
 #include <list>

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// An adapter by itself, from PEFT's names to Megatron-Bridge's and back.
+// Translates an adapter by itself from PEFT's names to Megatron-Bridge's and
+// back.
 //
 //   base_model.model.M.q_proj.lora_A.weight   [r, in]
 //       ….self_attention.linear_qkv.adapter.adapter_q.linear_in.weight
 //   base_model.model.M.o_proj.lora_B.weight   [out, r]
 //       ….self_attention.linear_proj.adapter.linear_out.weight
 //
-// Those of q, k and v, gate and up have a factor of their own each: Bridge's
-// CanonicalLoRA. Its LoRA has one for the fused matrix, `linear_in` of which
-// serves all of them; that way is read and not written. The family's rules say
-// which module is which, so config.json of the base has to be there.
+// q, k, v, gate and up each have factors of their own: Bridge's CanonicalLoRA.
+// Bridge's LoRA has one pair for the fused matrix, whose `linear_in` serves all
+// of them; ckpt reads that form but does not write it. The family's rules say
+// which module is which, so the base's config.json is needed.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ namespace ckpt::families {
 std::string_view adapter_dialect(const Catalog& catalog);
 
 // `ranks`: the target's tensor-parallel ranks, if it is a distributed
-// checkpoint of Megatron's, else 1. Throws unfaithful_error for what the other
-// side has no place for, and names it.
+// checkpoint of Megatron's, else 1. Throws unfaithful_error naming what the
+// other side has no place for.
 Catalog translate_adapter(Catalog source, const TranslateOptions& options,
                           uint64_t ranks);
 

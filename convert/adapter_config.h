@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an adapter says of itself beside its tensors: adapter_config.json of
-// PEFT's, `peft` in the run_config.yaml of Megatron-Bridge's.
+// What an adapter says about itself besides its tensors: PEFT's
+// adapter_config.json, `peft` in Megatron-Bridge's run_config.yaml.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct AdapterModules {
   std::set<uint64_t> ranks;
 };
 
-// PEFT's own. Throws unfaithful_error for what Megatron-Bridge's LoRA does not
-// compute: scales by the root of the rank, DoRA, layers that are repeated.
+// PEFT's configuration. Throws unfaithful_error for what Megatron-Bridge's LoRA
+// does not compute: scaling by the root of the rank, DoRA, repeated layers.
 peft::Config config_for_bridge(const Catalog& source);
 // ", dropout=0.05" or ""
 std::string dropout_text(const peft::Config& config);

@@ -30,13 +30,12 @@ struct DialectCheck {
   std::vector<Finding> findings;
 };
 
-// `tensors` by their names in the file. A number that is missing is a finding
-// too.
+// `tensors` by their names in the file. A missing number is a finding, too.
 DialectCheck check_dialect(const Numbers& numbers, const Shapes& tensors);
 
-// The shape that a rule gives its tensor, from those that it is made of.
-// Throws unfaithful_error for shapes that do not go together, or that are not
-// what the model's numbers say.
+// The shape that a rule gives its tensor, from the shapes that it is made from.
+// Throws unfaithful_error for shapes that do not go together or contradict the
+// model's numbers.
 Shape shape_of(const Instance& instance, const Numbers& numbers,
                const std::vector<Shape>& sources);
 

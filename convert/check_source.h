@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of a source has to agree before it is written: the family that was named
-// and config.json's, numbers and tensors, two configurations.
+// What must agree in a source before it is written: the named family and
+// config.json's, numbers and tensors, two configurations.
 #pragma once
 
 #include <vector>
@@ -9,19 +9,19 @@
 
 namespace ckpt::families {
 
-// Throws unfaithful_error for a --family that config.json says the model is
-// not: names and shapes may fit and the numbers mean another model (norms plus
-// one, scaled embeddings).
+// Throws unfaithful_error for a --family that config.json contradicts: names
+// and shapes may fit while the numbers mean another model (norms plus one,
+// scaled embeddings).
 void check_type(const Catalog& source, const TranslateOptions& options,
                 const Family& family);
 
 // For a target that keeps transformers' names and cuts by the numbers of
-// config.json: throws unfaithful_error if the tensors are not of these.
+// config.json: throws unfaithful_error if the tensors contradict them.
 void check_numbers(const Catalog& source, const TranslateOptions& options);
 
-// Throws unfaithful_error where the source's own configuration (args, …) and
-// the config.json beside it, which goes along, are of two models; of fairseq2's
-// this is a warning, for its own files are.
+// Throws unfaithful_error if the source's own configuration (args, …) and the
+// config.json carried beside it describe two models. For fairseq2 this is a
+// warning, because its own files do.
 std::vector<Problem> check_beside(Catalog& source,
                                   const TranslateOptions& options);
 

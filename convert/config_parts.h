@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the configurations of all dialects are written with.
+// Shared by the writers of configurations in all dialects.
 #pragma once
 
 #include <string>
@@ -18,14 +18,14 @@ inline constexpr char kParams[] = "params.json";
 inline constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id",
                                             "pad_token_id"};
 
-// A file beside the tensors, and an object, of what was made here.
+// Adds a generated file beside the tensors, or a generated object.
 void add_text(Catalog& catalog, std::string name, std::string text);
 void add_object(Catalog& catalog, std::string name, const Json& value);
 
 // As transformers spells it.
 std::string torch_name(DType dtype);
 
-// A warning of what --allow-unsaid let pass.
+// A warning about what --allow-unsaid let pass.
 void warn_of_unsaid(const std::vector<FactDifference>& unsaid,
                     const std::string& what, Catalog& catalog);
 

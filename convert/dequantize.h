@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantized weights as the numbers that they stand for.
+// Turns quantized weights into the numbers that they stand for.
 //
 //   a.weight (f8 [r, c]) + a.weight_scale_inv ─┐
 //   a.qweight + a.qzeros + a.scales + a.g_idx ─┼─► a.weight (bf16 [r, c])
 //   a_blocks + a_scales ───────────────────────┘   a File that is decoded
 //
-// No byte is read here. Whatever comes after sees a weight like any other:
-// dialects rename it, ranks cut it, the engine makes its elements as it reads.
+// No byte is read here. Everything later sees an ordinary weight: dialects
+// rename it, ranks cut it, the engine decodes its elements as it reads.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@
 
 namespace ckpt::families {
 
-// One weight that the tensors `parts` are together; the first are its codes.
+// One weight that the tensors `parts` make up; the first holds its codes.
 struct LogicalWeight {
   std::string name;
   Shape shape;
@@ -29,22 +29,22 @@ struct LogicalWeight {
       made;  // without `files`; tensors without pieces until they are folded
 };
 
-// False: nothing in it has the dtype and the name of codes.
+// False if nothing in it has the dtype and the name of codes.
 bool may_be_quantized(const Catalog& catalog);
 
-// All of them, in the order of the catalog. Throws input_error where scales
-// don't fit their codes or are missing, unfaithful_error for a way of
-// quantizing that is not known.
+// All of them, in the order of the catalog. Throws input_error if scales are
+// missing or don't fit their codes, unfaithful_error for an unknown
+// quantization method.
 std::vector<LogicalWeight> logical_weights(const Catalog& catalog);
 
-// Puts weights of that dtype in the place of their codes and leaves out what
-// they are made of, config.json's quantization_config too. Extents have to be
-// located. Does nothing if nothing is quantized.
+// Replaces codes by weights of that dtype and removes what they are made of,
+// including config.json's quantization_config. Extents must be located. Does
+// nothing if nothing is quantized.
 void dequantize(Catalog& catalog, DType dtype);
 
-// Gives `to`, which has the shape [batch, rows, columns] already, the pieces of
+// Gives `to`, whose shape is already [batch, rows, columns], the pieces of
 // `from` as boxes of it, each once. Throws unfaithful_error for pieces whose
-// rows are not runs of bytes.
+// rows are not contiguous.
 void fold_pieces(const Tensor& from, const Catalog& catalog, Tensor& to);
 
 }  // namespace ckpt::families

@@ -12,11 +12,12 @@
 
 namespace ckpt::families {
 
-// Adds the names that expressions have beside those of the file: mixer, rope,
-// window, rope_scaled and odd (what no other dialect can say).
+// Adds the names that expressions use besides those in the file: mixer, rope,
+// window, rope_scaled, and odd (what no other dialect can say).
 void prepare_olmo(Json& values);
 
-// Makes a configuration of the family's table say the windows and the scaling.
+// Adds the windows and the scaling to a configuration made from the family's
+// table.
 void complete_olmo(const Facts& facts, Json& config);
 
 }  // namespace ckpt::families

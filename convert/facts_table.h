@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// facts.json, parsed. Of this room alone.
+// facts.json, parsed. Private to this room.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@
 namespace ckpt::families {
 
 const Json& facts_table();
-// What the ledger says of a family: of the model type where it is named too.
+// What the ledger says about a family, or about the model type if that has an
+// entry.
 Json traits_of(const Family& family, const Json& values);
 std::string model_type_of(const Family& family, const Json& values);
-// `values` with the names that the ledger's expressions have beside those of
-// the dialect: trait, rope, window; and with the defaults of the class, whose
-// names are in `defaulted`.
+// `values` plus the names that the ledger's expressions use (trait, rope,
+// window) and the defaults of the class, whose names go into `defaulted`.
 Json prepared(const Family& family, const std::string& side, Json values,
               std::vector<std::string>& defaulted);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of a dialect for one model: every tensor by its name, with the
-// tensors of hf that it is made of.
+// The rules of a dialect for one model: every tensor by name, with the hf
+// tensors that it is made from.
 #pragma once
 
 #include <string>
@@ -17,15 +17,15 @@ struct Instance {
   std::vector<std::string> hf;  // "each" spelled out
 };
 
-// The names that there are, on one of the two sides: what "**" stands for.
+// The existing names on one of the two sides, which "**" stands for.
 struct NamesThere {
   std::vector<std::string> hf, dialect;
 };
 
-// In the order of the rules, with those left out whose `when` does not hold.
-// Optional and alias ones are among them. Throws unfaithful_error for a
-// missing number, and if there are more than four million names. Rules with
-// "**" come last, once for each name there that no other rule has.
+// In the order of the rules, without those whose `when` does not hold; optional
+// and alias rules are included. Throws unfaithful_error for a missing number,
+// and for more than four million names. Rules with "**" come last, once for
+// each existing name that no other rule has.
 std::vector<Instance> instances(const Dialect& dialect, const Numbers& numbers,
                                 const NamesThere& there = {});
 

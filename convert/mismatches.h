@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What does not fit a family's rules, collected: a user wants to see all of it
-// at once.
+// Collects what does not fit a family's rules: a user wants to see all of it at
+// once.
 #pragma once
 
 #include <string>
@@ -36,8 +36,8 @@ class Mismatches {
   void doubled(const std::string& name) { doubled_.push_back(name); }
   void misshapen(const std::string& name, const Error& error);
 
-  // Throws unfaithful_error that lists them, if there are any. `direction`:
-  // "hf to mcore".
+  // Throws unfaithful_error listing them, if there are any. `direction`: "hf to
+  // mcore".
   void check(const std::string& path, const Numbers& numbers,
              const std::string& direction) const;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint says of its model besides tensors, in one dialect and in
+// What a checkpoint says about its model besides tensors, in one dialect and in
 // another: config.json, Megatron's args, params.json, model.yaml.
 #pragma once
 
@@ -17,18 +17,18 @@ class Configuration {
   Configuration(const Catalog& source, std::shared_ptr<const Family> family,
                 std::string from, const TranslateOptions& options);
 
-  // The numbers of the source, for the rules of its dialect; of config.json in
-  // --config-from, if the source has no configuration.
+  // The source's numbers, for the rules of its dialect; those of
+  // --config-from's config.json if the source has no configuration.
   const Numbers& numbers(const Dialect& dialect);
-  // The same model's as config.json would have them, for the rules of the
-  // target's.
+  // The same numbers as config.json would have them, for the rules of the
+  // target's dialect.
   const Numbers& hf_numbers(const Dialect& dialect);
 
   // What the source's configuration says.
   const Facts& facts() const { return facts_; }
 
-  // Gives the catalog the configuration of the target's dialect in the place
-  // of its own, and says in the assumptions which numbers were used.
+  // Replaces the catalog's configuration by one in the target's dialect, and
+  // notes in the assumptions which numbers were used.
   void finish(Catalog& catalog) const;
 
  private:
@@ -45,8 +45,8 @@ class Configuration {
   void write_args(Catalog& catalog) const;
   void write_params(Catalog& catalog) const;
   void write_yaml(Catalog& catalog) const;
-  // Has the target's configuration say the facts; warns of what it does not
-  // say and need not.
+  // Makes the target's configuration say the facts; warns of allowed facts that
+  // it can't say.
   std::vector<FactDifference> say(const std::string& side,
                                   const std::string& what, Json& table,
                                   Catalog& catalog) const;

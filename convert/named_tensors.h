@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of a model by name, in order, with those that rules have used.
+// The tensors of a model by name, in order, and which of them rules have used.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An optimizer's state on its way into another dialect. Adam's moments are
-// elementwise: they are cut and fused as their parameters are.
+// Translates an optimizer's state into another dialect. Adam's moments are
+// elementwise: they are cut and fused like their parameters.
 //
 //   transformers                          Megatron
 //   ….q_proj.weight.exp_avg  ┐            optimizer.state.exp_avg.
@@ -9,8 +9,8 @@
 //   ….q_proj.weight.step, …  ──────────►  param_groups[i]["step"]
 //   ….q_proj.weight, …       ──────────►  optimizer.state.param.…, in f32
 //
-// The way back: main weights are the model, since torch's Adam has no others;
-// that the weights in use are their roundings is proven.
+// On the way back the main weights become the model, since torch's Adam has no
+// others; it is proven that the weights in use are their roundings.
 #pragma once
 
 #include <map>
@@ -27,8 +27,8 @@ namespace ckpt::families {
 inline constexpr char kMainState[] = "param";
 
 struct Optimizer {
-  // exp_avg, exp_avg_sq, kMainState: tensors of the model's kind, under the
-  // names of their parameters.
+  // exp_avg, exp_avg_sq, kMainState: tensors of kind model, under the names of
+  // their parameters.
   std::map<std::string, std::vector<Tensor>> states;
   std::vector<runs::AdamGroup> groups;  // values of `document`
   std::shared_ptr<pickle::Document> document =
@@ -36,24 +36,25 @@ struct Optimizer {
   double step = 0;
 };
 
-// The parameters of the source that one of the target is made of.
+// For each parameter of the target, the source's parameters that it is made
+// from.
 using Parents = std::map<std::string, std::vector<std::string>>;
 
 // True if there is any state of Kind::optim.
 bool has_optimizer(const Catalog& source);
 
-// Megatron's, before its names become canonical: one tensor for each state and
-// parameter, one count of steps.
+// Gathers Megatron's state before names become canonical: one tensor for each
+// state and parameter, one step count.
 void gather_megatron(Catalog& source);
 
-// Takes the state out of a catalog whose model has transformers' names, or
-// Megatron's canonical ones. Throws unfaithful_error for what is not Adam's or
-// does not belong to a parameter.
+// Takes the state out of a catalog whose model has transformers' names or
+// Megatron's canonical ones. Throws unfaithful_error for state that is not
+// Adam's or belongs to no parameter.
 Optimizer take_optimizer(Catalog& source, std::string_view from);
 
-// Gives a translated model (`parents`: what its parameters were made of) the
-// translated state. Throws unfaithful_error where parameters that become one
-// have other options, and where a parameter is new.
+// Gives a translated model (`parents`: what its parameters are made from) the
+// translated state. Throws unfaithful_error if parameters that become one have
+// different options, or if a parameter is new.
 void put_in_megatron(Catalog& target, Optimizer optimizer,
                      const Parents& parents);
 void put_in_transformers(Catalog& target, Optimizer optimizer,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// --quantize: weights as fp8 codes and the scales of their blocks, as DeepSeek
-// and Qwen publish them.
+// --quantize: turns weights into fp8 codes and block scales, as DeepSeek and
+// Qwen publish them.
 //
 //   a.weight (bf16 [r, c]) ─► a.weight (f8_e4m3 [r, c])
 //                             a.weight_scale_inv (f32 [r/128, c/128], rounded
@@ -11,10 +11,10 @@
 
 namespace ckpt::families {
 
-// Tensors in transformers' names; extents have to be located. Norms, biases,
-// embeddings, heads, routers and towers stay as they are; config.json gets a
-// quantization_config that names them. Throws unfaithful_error where there is
-// no config.json, or weights are quantized already or stacked.
+// Expects transformers' names and located extents. Norms, biases, embeddings,
+// heads, routers and towers stay as they are; config.json gets a
+// quantization_config that names them. Throws unfaithful_error if there is no
+// config.json, or if weights are already quantized or stacked.
 void quantize_fp8(Catalog& catalog);
 
 }  // namespace ckpt::families

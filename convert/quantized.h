@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights that are codes, and the scales that make numbers of them.
+// Weights that are codes, and the scales that turn them into numbers.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace ckpt::families {
 
-// A weight of few bits, and the tensors that its numbers follow from:
+// A low-bit weight, and the tensors that determine its numbers:
 //
 //   a.weight (f8, i8)        a.weight_scale_inv, a.weight_scale, a.scales …
 //   a.qweight, a.weight_packed (i32, u8)      a.scales, a.weight_scale
@@ -26,19 +26,19 @@ std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog);
 // "a.weight (f8_e4m3 with a.weight_scale_inv) and 3 more"
 std::string describe(const std::vector<QuantizedWeight>& weights);
 
-// Throws unfaithful_error if one of the weights is among the catalog's tensors
-// and a scale of it is not: its codes would be taken for numbers.
+// Throws unfaithful_error if the catalog has one of the weights but not all its
+// scales: its codes would be taken for numbers.
 void check_scales(const std::vector<QuantizedWeight>& weights,
                   const Catalog& catalog);
 
-// Before weights become numbers: throws unfaithful_error where `method`'s codes
-// are there that no rule is known for (their scales would be cast alone), or
-// scales of activations, which belong to no weight.
+// Call before dequantizing: throws unfaithful_error for codes of `method` that
+// no rule covers (their scales would be cast alone), and for scales of
+// activations, which belong to no weight.
 void check_unknown_codes(const Catalog& catalog, const std::string& method);
 void check_activation_scales(const Catalog& catalog);
 
-// Before --dtype: throws unfaithful_error for quantized weights, and pins what
-// keeps its dtype whatever the model's is (biases of routers, scales).
+// Call before --dtype: throws unfaithful_error for quantized weights, and pins
+// tensors whose dtype never follows the model's (router biases, scales).
 void prepare_cast(Catalog& catalog, DType dtype);
 
 }  // namespace ckpt::families

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What config.json says of quantized weights.
+// What config.json says about quantized weights.
 #pragma once
 
 #include <cstdint>
@@ -23,20 +23,20 @@ struct QuantizationConfig {
   bool ordered = false;               // gptq: desc_act, rows count in an order
   bool asymmetric = false;            // compressed-tensors: there are zeros
   bool overrides = false;             // some modules have numbers of their own
-  // Why codes and scales alone are not the weights; "" if they are.
+  // Why codes and scales do not determine the weights; "" if they do.
   std::string hindrance;
 };
 
-// From config.json among the sidecars, its text_config, or quantize_config.json
-// and quant_config.json of older files. Throws input_error for one that can't
-// be read.
+// Reads config.json among the sidecars, its text_config, or
+// quantize_config.json and quant_config.json of older checkpoints. Throws
+// input_error for one that can't be read.
 QuantizationConfig quantization_config(const Catalog& catalog);
 
-// config.json without the key, the rest of its text as it is; older files that
-// say the same are sidecars no more.
+// Removes the key from config.json, leaving the rest of its text; older files
+// that say the same stop being sidecars.
 void drop_quantization_config(Catalog& catalog);
 
-// What the file holds, or is to hold.
+// The content of the file, or its future content.
 std::string sidecar_text(const Sidecar& sidecar);
 
 // `text` without the members of that name, at any depth.

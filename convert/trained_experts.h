@@ -17,20 +17,19 @@
 
 namespace ckpt::families {
 
-// The saved parameters of a trained one; none if it is no such one, or if the
-// model has not the first of them (`there`).
+// The saved parameters of a trained one; none if it is not trained experts, or
+// if the model lacks the first of them (`there`).
 std::vector<std::string> saved_experts(
     const std::string& trained, const Shape& shape,
     const std::function<bool(const std::string&)>& there);
 
-// A tensor of a trained parameter's shape, in the parts that saved_experts
-// names. Throws unfaithful_error for a shape that has none.
+// Splits a tensor of a trained parameter's shape into the parts that
+// saved_experts names. Throws unfaithful_error for a shape that can't be split.
 std::vector<Tensor> split_experts(const Tensor& trained,
                                   const std::vector<std::string>& saved);
 
-// The way back: tensors of experts one by one, as transformers 5 trains them.
-// Mixtral's stay apart. What the others are called after it, goes to `fused`:
-// saved name ─► trained name.
+// The way back: fuses tensors of single experts as transformers 5 trains them.
+// Mixtral's stay apart. `fused` gets the new names: saved name ─► trained name.
 std::vector<Tensor> fuse_experts(std::vector<Tensor> saved,
                                  std::map<std::string, std::string>& fused);
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint as another dialect names and arranges it. No byte moves: the
-// pieces of the source become those of the target's tensors, in one plan with
-// whatever topology the target has.
+// Translates a checkpoint into another dialect's names and arrangement. No byte
+// moves: the source's pieces become those of the target's tensors, in one plan
+// with the target's topology.
 //
 //   source ─► its dialect ─► hf ─► the target's dialect ─► Writer::review
 //             └─ each rule undone ┘└─ each rule done ─┘
 //
 // Complete or refused: every tensor of the source is used and every tensor of
-// the target made, or the error lists those that are not.
+// the target is made, or the error lists the exceptions.
 #pragma once
 
 #include <optional>
@@ -33,15 +33,16 @@ struct TranslateOptions {
   // Globs of facts that the target may leave unsaid.
   std::vector<std::string> allow_unsaid;
   std::optional<DType> dtype;  // --dtype: what config.json is to say
-  // For comparisons: what does not fit stays as it is, under its own name.
+  // For comparisons: tensors that don't fit stay as they are, under their own
+  // names.
   bool lenient = false;
 };
 
-// The dialect of a format that has just one; "" for a container of any.
+// The dialect of a format that has only one; "" for a container of any.
 std::string_view dialect_of_format(std::string_view format);
 // As messages call it: "Megatron".
 std::string_view owner_of(std::string_view dialect);
-// By the format, or by the names of the tensors; "" if neither tells.
+// By the format or by the names of the tensors; "" if neither says.
 std::string_view dialect_of(const Catalog& catalog);
 
 // The family that the options, the source's configuration or the source itself
@@ -49,11 +50,10 @@ std::string_view dialect_of(const Catalog& catalog);
 std::shared_ptr<const Family> find_family(const Catalog& source,
                                           const TranslateOptions& options);
 
-// The source in the dialect options.to, with the configuration that belongs to
-// it: config.json, params.json, model.yaml as sidecars without a file, args as
-// an object. Numbers go into the assumptions, with their sources. Throws
-// unfaithful_error that lists what does not fit; usage_error for an unknown
-// family.
+// The source in the dialect options.to, with its configuration: config.json,
+// params.json or model.yaml as a sidecar without a file, args as an object. The
+// assumptions get the numbers with their sources. Throws unfaithful_error
+// listing what does not fit, usage_error for an unknown family.
 Catalog translate(Catalog source, const TranslateOptions& options);
 
 }  // namespace ckpt::families

@@ -16,16 +16,16 @@ struct Values {
   Json values = Json::object();
   std::string source;  // "config.json", "args (common.pt)"; "" if none
 };
-// What a checkpoint says about its model: config.json or params.json beside
-// it, Megatron's args, model.yaml. No source if there is none; throws
+// What a checkpoint says about its model: config.json or params.json beside it,
+// Megatron's args, model.yaml. Without one, `source` is empty; throws
 // input_error if it is damaged.
 Values values_of(const Catalog& catalog, std::string_view side);
 // config.json: a sidecar, or beside the checkpoint.
 std::optional<Sidecar> config_sidecar(const Catalog& catalog);
-// A file of that kind: --config-from.
+// From a file of that kind: --config-from.
 Values values_of_file(const std::string& path, std::string_view side);
 
-// True for what ModelOpt wrote: a tied output layer stands in it twice.
+// True for what ModelOpt wrote: a tied output layer is in it twice.
 bool repeats_tied_head(const Catalog& catalog);
 // The base of rotary frequencies; 10000 if the checkpoint does not say it.
 double theta_of(const Catalog& catalog);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a user should know of a conversion that went through.
+// Warnings about a conversion that succeeded.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace ckpt::families {
 
-// Rows that pad the vocabulary are not told from others where Megatron's args
-// don't say how many are in use.
+// If Megatron's args don't say how many rows of the vocabulary are in use,
+// padding can't be told from the rest.
 void warn_of_padding(Catalog& source, const Numbers& numbers);
 
-// The one arithmetic that dialects need is not exact. `dtype`: of the weights.
+// The only arithmetic that dialects need is not exact. `dtype`: of the weights.
 void warn_of_rounding(Catalog& source, DType dtype);
 
 // What stands beside the tensors and does not fit them, or each other:
@@ -24,9 +24,9 @@ void warn_of_rounding(Catalog& source, DType dtype);
 void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows,
                        bool asked);
 
-// A config.json that was made of another dialect's numbers: tokens that begin,
-// end and pad a text come from generation_config.json; what nothing says is
-// warned of, since transformers' classes have values of their own.
+// Completes a config.json made from another dialect's numbers: the tokens that
+// begin, end and pad a text come from generation_config.json. Warns of those
+// that nothing states, since transformers' classes have defaults for them.
 void complete_token_ids(Catalog& catalog, Json& config);
 
 }  // namespace ckpt::families

@@ -69,9 +69,9 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
 
 namespace {
 
-// The largest part that begins at element `begin` of the box, does not pass
-// `end`, and is a box: fix the leading indexes, take whole trailing
-// dimensions, and a run of indexes in the one between.
+// Returns the largest part that begins at element `begin` of the box, does not
+// pass `end`, and is a box: fixed leading indexes, whole trailing dimensions,
+// and a run of indexes in the one between.
 FlatPart leading_part(const Box& box, const Dims& strides, uint64_t begin,
                       uint64_t end) {
   const size_t rank = box.shape.size();

@@ -18,16 +18,16 @@ constexpr bool cpu_bit(uint32_t word, int index) {
   return ((word >> index) & 1) != 0;
 }
 
-// Register states that the kernel keeps when it switches processes. Without
-// them an instruction that the processor has ends the program.
+// Register states that the kernel saves when it switches processes. Without
+// them, an instruction that the processor supports kills the program.
 uint32_t kept_states() {
   uint32_t low = 0, high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return low;
 }
 
-// Bits as the manuals of Intel and AMD number them: CPUID leaf 1 in ecx, leaf
-// 7 in ebx.
+// Bits as Intel's and AMD's manuals number them: CPUID leaf 1 in ecx, leaf 7 in
+// ebx.
 CpuFeatures find_cpu_features() {
   CpuFeatures found;
   uint32_t a = 0, b = 0, c = 0, d = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this processor and its kernel can do, for code that has faster loops
-// for some processors. Not by __builtin_cpu_supports: zig's runtime has a stub
+// What this processor and its kernel support, for code with faster loops for
+// some processors. Doesn't use __builtin_cpu_supports: zig's runtime has a stub
 // that says no to everything, and g++ 11 does not know f16c.
 #pragma once
 
@@ -17,12 +17,12 @@ struct CpuFeatures {
   bool avx512bw = false;
   bool avx512dq = false;
   bool avx512vl = false;
-  // aarch64, where vectors (NEON) are always there.
+  // aarch64, which always has vectors (NEON).
   bool pmull = false;
   bool sha2 = false;
 };
 
-// Asked once. All false on other processors.
+// Detected once. All false on other processors.
 const CpuFeatures& cpu_features();
 
 }  // namespace ckpt

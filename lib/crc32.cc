@@ -29,7 +29,7 @@ constexpr uint32_t multiply_portable(uint32_t a, uint32_t b) {
 }
 
 #if defined(__x86_64__)
-// The carry-less product has 63 bits; Barrett's reduction takes the upper 32
+// The carry-less product has 63 bits; Barrett reduction brings the upper 32
 // powers back below x^32 (bits 0-31, as everything is reflected).
 [[gnu::target("pclmul,sse4.1")]] uint32_t multiply_pclmul(uint32_t a,
                                                           uint32_t b) {
@@ -90,8 +90,8 @@ uint32_t crc32(uint32_t crc, std::span<const std::byte> bytes) {
       crc, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
-// zlib's crc32_combine takes 0.5 us, ten times what the CRC of a 2 KiB row
-// does; one table per byte of the length makes it 10 ns.
+// zlib's crc32_combine takes 0.5 us, ten times as long as the CRC of a 2 KiB
+// row; one table per byte of the length makes it 10 ns.
 uint32_t crc32_contribution(uint32_t crc, uint64_t bytes_after) {
   static const Powers powers = make_powers();
   static const Multiply multiply = pick_multiply();

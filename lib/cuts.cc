@@ -15,7 +15,7 @@ uint64_t chunk_size(uint64_t size, uint64_t ranks) {
 
 Range chunk(uint64_t size, uint64_t ranks, uint64_t rank) {
   const uint64_t part = chunk_size(size, ranks);
-  // rank * part may overflow; no rank past the last full chunk needs it.
+  // rank * part may overflow, but no rank past the last full chunk needs it.
   const uint64_t begin = part == 0 || rank > size / part ? size : rank * part;
   return {begin, begin + std::min(part, size - begin)};
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks share one dimension of a tensor: all that any format does is one of
-// three rules, or one after the other.
+// How ranks share one dimension of a tensor. Everything any format does is one
+// of three rules, or several in turn.
 //
 //   equal    each segment in ranks / repeat equal runs    tensor parallelism
 //   chunk    torch.chunk: ceil(n / ranks) elements to     FSDP, flat buffers
@@ -14,7 +14,7 @@
 //   fsdp rank 1  | q3 | k0 k1 |                      chunk of 8 over 3, slice
 //
 // A rank's part is the runs below, one after the other. Everything here counts
-// elements of that dimension; formats make boxes and extents of it.
+// elements of that dimension; formats turn it into boxes and extents.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// A run of the whole dimension, and where it begins in the rank's part.
+// A run of the whole dimension, and its start within the rank's part.
 struct Run {
   uint64_t whole = 0;
   uint64_t local = 0;
@@ -43,12 +43,12 @@ using Runs = std::vector<Run>;  // in the order of the part, without gaps
 
 uint64_t count_of(const Runs& runs);
 
-// What rank `rank` of `ranks` (at least 1) gets of `size` elements by
-// torch.chunk; an empty range at `size` for ranks past the end. Doesn't
+// The share of rank `rank` of `ranks` (at least 1) when torch.chunk splits
+// `size` elements; an empty range at `size` for ranks past the end. Doesn't
 // overflow for any numbers. 10 over 4: 3, 3, 3, 1; over 8: 2 each of five.
 Range chunk(uint64_t size, uint64_t ranks, uint64_t rank);
-// The elements of the first rank's chunk: ceil(size / ranks), what padded
-// layouts give to every rank.
+// The number of elements in the first rank's chunk: ceil(size / ranks), which
+// padded layouts give to every rank.
 uint64_t chunk_size(uint64_t size, uint64_t ranks);
 
 struct Segment {
@@ -56,19 +56,19 @@ struct Segment {
   uint32_t repeat = 1;  // neighbouring ranks that hold the same run
 };
 
-// One run for each segment, also an empty one. The segments have to divide:
-// size by ranks / repeat, ranks by repeat.
+// One run for each segment, even an empty one. Each segment's size must be a
+// multiple of ranks / repeat, and ranks a multiple of repeat.
 Runs equal(std::span<const Segment> segments, uint64_t ranks, uint64_t rank);
-// A chunk of each of `groups` equal groups, which divide `size`; where ranks
-// divide a group too, that is `equal` of such segments.
+// A chunk of each of `groups` equal groups, which divide `size`. Where ranks
+// divide a group too, this is `equal` of such segments.
 Runs chunks(uint64_t size, uint64_t groups, uint64_t ranks, uint64_t rank);
 
 // Elements [range.begin, range.end) of a part; `local` counts from range.begin.
-// Runs that are empty are left out.
+// Empty runs are left out.
 Runs slice(const Runs& runs, const Range& range);
 
-// The same for a tensor of which dimension `dim` is cut and the others are
-// whole: a box of the tensor, and where it begins in the rank's part.
+// The same for a tensor that is cut along dimension `dim` only: a box of the
+// tensor, and its start within the rank's part.
 struct Part {
   Box box;
   Dims at;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements that no file holds: a quantized weight's numbers, made of its codes
-// and scales as they are read. A File that is_decoded() has one; its bytes are
+// Elements that no file holds: a quantized weight's numbers, computed from its
+// codes and scales as they are read. A File that is_decoded() has one; its
+// bytes are
 //
 //   [batch][rows][columns] elements of `dtype`, row-major
 //
-// The tensors that they are made of all have three dimensions, batch first.
-// Natural order is that of the codes; `transposed` says that the file's rows
+// The tensors they are computed from all have three dimensions, batch first.
+// Natural order is that of the codes; `transposed` means that the file's rows
 // are natural columns.
 #pragma once
 
@@ -22,15 +23,15 @@ namespace ckpt {
 enum class Coding : uint8_t {
   // One code a byte (fp8, int8): (code - zero) * scale of its block.
   kScaled,
-  // Two e2m1 in a byte, the first in the lower half; a scale for each 32
-  // (block_columns), most often e8m0.
+  // Two e2m1 per byte, the first in the lower half; a scale for each 32
+  // (block_columns), usually e8m0.
   kE2m1,
   // int32 words of 32 / bits codes along the rows, zeros along the columns.
   kGptq,
   // int32 words of 8 codes along the columns, in the order 0 2 4 6 1 3 5 7.
   kAwq,
-  // The other way: `codes` are numbers, and the file holds e4m3 of them, or
-  // the f32 scales of their blocks. Nothing is transposed.
+  // The other way round: `codes` are numbers, and the file holds their e4m3
+  // codes, or the f32 scales of their blocks. Nothing is transposed.
   kFp8Codes,
   kFp8Scales,
 };
@@ -48,19 +49,15 @@ struct Decoding {
   uint32_t zero_offset = 0;  // added to each stored zero of kGptq
   std::string name;          // of the weight, for messages
   Tensor codes, scales;
-  // An empty shape if absent. `order` (g_idx) has the group of each row.
+  // An empty shape if absent. `order` (g_idx) holds the group of each row.
   Tensor zeros, order;
-  // What the tensors' extents count in. Not the catalog's own list, which may
-  // become a part of another.
+  // The files that the tensors' extents refer to. Not the catalog's own list,
+  // which may become part of another.
   std::shared_ptr<const std::vector<File>> files;
-
-  // Bytes of `count` elements of the weight as they are stored, scales left
-  // out: for sums of what is read.
-  uint64_t stored_bytes(uint64_t count) const { return count * bits / 8; }
 };
 
 // Such a File has Codec::kMemory, "bytes of the caller's": `memory` is the
-// Decoding, and `fill`, which memory does not use, says so.
+// Decoding, and `fill`, which memory does not use, is this mark.
 inline constexpr std::string_view kDecodedMark = "decoded";
 
 inline bool is_decoded(const File& file) {
@@ -69,8 +66,8 @@ inline bool is_decoded(const File& file) {
 inline const Decoding& decoding_of(const File& file) {
   return *reinterpret_cast<const Decoding*>(file.memory);
 }
-// What it says is kept until the process ends: files are copied freely, and
-// have no owner. Some hundred bytes for each weight.
+// The Decoding is kept until the process ends, since files are copied freely
+// and have no owner. That is some hundred bytes for each weight.
 File decoded_file(std::string path, uint64_t size, Decoding decoding);
 
 }  // namespace ckpt

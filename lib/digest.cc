@@ -42,11 +42,11 @@ const Tables& tables() {
   return tables;
 }
 
-// Adds words up, one block of 1024 at a time: what is inside a block is
+// Adds up words, one block of 1024 at a time: words inside a block are
 // multiplied by t, and the block's sum by m.
 class Accumulator {
  public:
-  // A word with index j of the content.
+  // Adds the word with index j of the content.
   void add_word(uint64_t j, uint32_t word) {
     select(j / kBlock);
     const size_t i = j % kBlock;
@@ -54,7 +54,7 @@ class Accumulator {
     sums_.s1 += uint64_t{word} * tables_.t[1][i];
   }
 
-  // Bytes that stand at byte `offset` of the content.
+  // Adds bytes at byte `offset` of the content.
   void add(uint64_t offset, const std::byte* bytes, size_t count) {
     if (count == 0) return;
     uint64_t j = offset / 4;

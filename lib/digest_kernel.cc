@@ -32,8 +32,8 @@ void portable(const Tables& tables, size_t i, const std::byte* words, size_t n,
 
 #if defined(__x86_64__)
 
-// The 32x32->64 multiplication takes the even lanes. For the odd ones the
-// words are shifted down, and the table is that of the next word.
+// The 32x32->64 multiplication takes the even lanes. For the odd ones, shift
+// the words down and use the next word's table.
 
 [[gnu::target("avx2")]] uint64_t sum_lanes(__m256i v) {
   const __m128i half =
@@ -76,8 +76,8 @@ struct Sums512 {
   __m512i odd;
 };
 
-// The forms with a mask of all ones compile to the plain instructions; the
-// plain intrinsics warn of an uninitialized operand with gcc 12.
+// The forms with an all-ones mask compile to the plain instructions; with gcc
+// 12 the plain intrinsics warn of an uninitialized operand.
 [[gnu::target("avx512f"), gnu::always_inline]] inline void add512(
     Sums512& sums, __m512i even, __m512i odd, const uint32_t* t,
     const uint32_t* next) {
@@ -95,7 +95,7 @@ struct Sums512 {
   return sum;
 }
 
-// Bound by its multiplications: four for 64 bytes, one at a time.
+// Bound by its multiplications: four per 64 bytes, one at a time.
 [[gnu::target("avx512f")]] void avx512(const Tables& tables, size_t i,
                                        const std::byte* words, size_t n,
                                        Sums& sums) {
@@ -113,7 +113,7 @@ struct Sums512 {
     add(k + 16, _mm512_loadu_si512(words + 4 * k + 64));
   }
   for (; k < n; k += 16) {
-    // Beyond n the lanes are zero: what the table holds there doesn't count.
+    // Lanes beyond n are zero, so what the table holds there doesn't count.
     const auto mask =
         static_cast<__mmask16>(n - k >= 16 ? 0xFFFFu : (1u << (n - k)) - 1);
     add(k, _mm512_maskz_loadu_epi32(mask, words + 4 * k));
@@ -124,8 +124,8 @@ struct Sums512 {
 
 #elif defined(__aarch64__)
 
-// Multiplication takes the lower or the upper two lanes, and adds up. Two sums
-// of each: one alone would wait for the last addition to it.
+// Multiplication takes the lower or the upper two lanes and accumulates. Two
+// sums of each: one alone would wait for the last addition to it.
 struct SumsNeon {
   uint64x2_t low = vdupq_n_u64(0);
   uint64x2_t high = vdupq_n_u64(0);

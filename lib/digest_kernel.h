@@ -3,8 +3,8 @@
 //
 //   s_a += word[k] * t_a[i + k]    k = 0 .. n-1,  i + n <= 1024
 //
-// All of them give the same numbers; the tests run each that the processor
-// has.
+// All of them give the same numbers; the tests run each one that the processor
+// supports.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace ckpt::digest_detail {
 inline constexpr size_t kBlock = 1024;  // words
 
 // Vector kernels load a vector's worth from t[a][i] and from t[a][i + 1]. The
-// latter stand once more, as next[a][i]: a load that crosses a cache line costs
-// two.
+// latter are stored again as next[a][i], since a load that crosses a cache line
+// costs two.
 struct Tables {
   alignas(64) uint32_t t[2][kBlock + 16];
   alignas(64) uint32_t next[2][kBlock + 16];
@@ -37,7 +37,7 @@ struct NamedKernel {
   Kernel kernel;
 };
 
-// Those that this processor can run; the last one is the fastest.
+// The kernels that this processor can run, fastest last.
 std::span<const NamedKernel> usable_kernels();
 Kernel best_kernel();
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data files of a room, compiled into its library: models/families/*.json is a
-// family each, formats/runs/*.json are tables, app/page/* are what the pages
-// for a browser are made of. CMake makes the definitions (cmake/embed.cmake).
+// Data files of a room, compiled into its library: models/families/*.json are
+// one family each, formats/runs/*.json are tables, app/page/* make up the pages
+// for a browser. CMake generates the definitions (cmake/embed.cmake).
 #pragma once
 
 #include <span>
@@ -19,7 +19,7 @@ struct Embedded {
 namespace ckpt::families {
 
 std::span<const Embedded> embedded();
-// The text of a file by that name; empty if absent.
+// The text of the file of that name; empty if absent.
 std::string_view embedded_text(std::string_view name);
 
 }  // namespace ckpt::families

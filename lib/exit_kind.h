@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The word that errors in JSON have for an exit status.
+// The word for an exit status in JSON errors.
 #pragma once
 
 #include <string_view>

@@ -12,7 +12,7 @@
 namespace ckpt::failures {
 namespace {
 
-// The first ones tell as much as all.
+// The first ones tell as much as all of them.
 constexpr size_t kMost = 256;
 
 struct Noted {
@@ -28,7 +28,7 @@ struct All {
 };
 
 All& all() {
-  static All* const made = new All;  // errors are made until the process ends
+  static All* const made = new All;  // errors occur until the process ends
   return *made;
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bound on what is allocated with new, whoever allocates it: catalogs and
-// plans grow in every reader and writer. A program that replaces operator new
-// (app/heap.cc) tells what is taken and given back; in any other nothing is
-// counted and nothing refused.
+// A bound on everything allocated with new: catalogs and plans grow in every
+// reader and writer. A program that replaces operator new (app/heap.cc) reports
+// what is taken and given back; in any other nothing is counted or refused.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +16,12 @@ class Full : public std::bad_alloc {
   const char* what() const noexcept override;
 };
 
-// Bytes that are allocated now, to within some KiB for each thread.
+// Bytes allocated now, to within some KiB for each thread.
 uint64_t live();
 
-// While it lives, allocations that would pass `bytes` throw Full. Only those of
-// kLeast bytes and more do: a list that grows is left as it was, and the many
-// small ones between are soon followed by such a list.
+// While it lives, allocations that would exceed `bytes` throw Full. Only those
+// of kLeast bytes and more do: a growing list is left as it was, and many small
+// allocations are soon followed by such a list.
 class Bound {
  public:
   explicit Bound(uint64_t bytes);
@@ -32,7 +31,7 @@ class Bound {
 };
 inline constexpr size_t kLeast = 4096;
 
-// No bound from here on: what follows accounts for its memory itself.
+// Removes the bound: what follows accounts for its own memory.
 void lift_bound();
 
 // For operator new and delete.

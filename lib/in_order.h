@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many small reads at once, and what they give in order: the headers of tens
-// of thousands of files.
+// Many small reads at once, with their results in order: the headers of tens of
+// thousands of files.
 //
 //   make(0) make(1) make(2) …   on up to kReaders threads, a window ahead
 //      └───────┴───────┴──────► take(0) take(1) …   on the caller's thread
 //
-// A header is a few KiB, and to get it takes a cold disk or a server a hundred
-// times longer than to look at it: so many requests are under way, whatever the
-// number of processors. What is made and not yet taken is bounded by the
-// window. The error that is thrown is the first one in order, each time.
+// A header is a few KiB, and a cold disk or a server takes a hundred times
+// longer to deliver it than we take to look at it. So many requests are in
+// flight, whatever the number of processors. The window bounds what is made and
+// not yet taken. The error thrown is always the first one in order.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +29,9 @@ inline constexpr size_t kReaders = 32;
 
 namespace detail {
 
-// Numbers are handed out in runs: a hand-over costs as much as a small read.
-// Of few there are shorter ones, so that every reader has something to do.
+// Numbers are handed out in runs, since a hand-over costs as much as a small
+// read. A small count gets shorter runs, so that every reader has something to
+// do.
 constexpr size_t kMostInRun = 8;
 constexpr size_t kWindow = 2 * kReaders;  // runs
 
@@ -61,10 +62,10 @@ class InOrder {
  private:
   struct Run {
     std::vector<Made> made;
-    std::exception_ptr error;  // of the one after those
+    std::exception_ptr error;  // of the item after those
     bool ready = false;
   };
-  // Before the threads are waited for, also if `take` throws.
+  // Runs before the threads are joined, even if `take` throws.
   struct Stop {
     InOrder& all;
     ~Stop() { all.stop(); }
@@ -123,8 +124,8 @@ class InOrder {
 
 }  // namespace detail
 
-// `make` is called on many threads, `take(i, made)` on this one, for each i
-// below `count`. One is made here, without a thread.
+// Calls `make` on many threads and `take(i, made)` on this one, for each i
+// below `count`. A single item is made here, without a thread.
 template <class Made, class Make, class Take>
 void in_order(size_t count, Make make, Take take) {
   if (count > 1) {

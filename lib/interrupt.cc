@@ -29,8 +29,8 @@ void install_interrupt_handlers() {
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   for (const int number : {SIGINT, SIGTERM}) {
-    // A job that was started with SIGINT ignored (nohup, a background job of
-    // a script) keeps it ignored.
+    // A job started with SIGINT ignored (nohup, a background job of a script)
+    // keeps it ignored.
     struct sigaction before = {};
     sigaction(number, nullptr, &before);
     if (before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-// A JSON string. What is not UTF-8 can't be written as it is.
+// A JSON string. Text that is not UTF-8 can't be written as it is.
 std::string quoted(const std::string& text) {
   return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -48,7 +48,7 @@ Shape read_shape(const json& entry, const std::string& path) {
   return shape;
 }
 
-// What follows all that "self" is the digest of.
+// The text after everything that "self" is the digest of.
 constexpr std::string_view kBeforeSelf = ",\n \"self\": \"";
 constexpr std::string_view kAfterSelf = "\"\n}\n";
 constexpr size_t kHexDigits = 64;
@@ -114,8 +114,8 @@ std::string hex_of(std::string_view bytes) {
   return text;
 }
 
-// More than a quarter of the bytes: what rots is a bit, a sector at most, and
-// leaves the time as it was.
+// True if more than a quarter of the bytes differ. Rot changes a bit, a sector
+// at most, and leaves the time as it was.
 bool is_unlike(std::string_view a, std::string_view b) {
   if (a.size() != b.size()) return true;
   size_t unlike = 0;
@@ -124,11 +124,11 @@ bool is_unlike(std::string_view a, std::string_view b) {
   return unlike * 8 > a.size();
 }
 
-// Blocks of one sector, that don't overlap, all over the file.
+// Blocks of one sector, not overlapping, spread over the file.
 constexpr uint64_t kSample = 512;
 constexpr size_t kMostSamples = 64;
 constexpr size_t kCrcDigits = 8;
-// What a sample of nothing but zeros has.
+// The sample of a block of nothing but zeros.
 constexpr std::string_view kNoValues = "zeros   ";
 
 std::string samples_of(const io::Handle& file) {
@@ -149,7 +149,7 @@ std::string samples_of(const io::Handle& file) {
   return text;
 }
 
-// A flip is in one block, and a hole is of zeros.
+// A flipped bit is in one block, and a hole is zeros.
 bool is_rewritten(std::string_view now, std::string_view written) {
   constexpr size_t kFew = 3;
   if (now.size() != written.size()) return false;
@@ -215,13 +215,14 @@ std::string manifest_path(const std::string& checkpoint) {
   return checkpoint + std::string(kManifestName);
 }
 
-// Written front to back: a tree of 100,000 tensors costs more than the tensors.
 bool is_part(const Shape& shape, const Manifest::Entry& entry) {
   return !shape.empty() && shape.size() == entry.shape.size() &&
          shape[0] < entry.shape[0] &&
          std::equal(shape.begin() + 1, shape.end(), entry.shape.begin() + 1);
 }
 
+// Written front to back: a tree of 100,000 tensors would cost more than the
+// tensors.
 std::string to_json(const Manifest& manifest) {
   std::string text = fmt::format(
       "{{\n \"ckpt_manifest\": 1,\n \"format\": {},\n"

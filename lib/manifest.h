@@ -14,12 +14,13 @@
 //                 "samples": "8 hex digits for each of up to 64 blocks"},
 //    "self": "SHA-256 of all bytes before this line's comma"}
 //
-// "source" of a tensor is there if it was cast: what was read. "contents" has
-// all bytes that no tensor's digest has: whole files, or of files with tensors
-// the ranges between them, [begin, end) after [begin, end). SHA-256, since
-// sha256sum can say it too and no two texts of a file share it by chance or by
-// intent. "identity" is of a manifest beside a single file: whether that is
-// still the file it speaks of. Manifests before these three had none of them.
+// A tensor has "source" if it was cast: what was read. "contents" covers all
+// bytes that no tensor's digest covers: whole files, or the ranges between the
+// tensors of a file, [begin, end) after [begin, end). SHA-256, since sha256sum
+// can compute it too and no two texts of a file share it by chance or by
+// intent. "identity" is in a manifest beside a single file, and tells whether
+// that is still the file it describes. Older manifests have none of these
+// three.
 #pragma once
 
 #include <cstdint>
@@ -63,16 +64,17 @@ struct Manifest {
 
 inline constexpr std::string_view kManifestName = ".ckpt-manifest.json";
 
-// Where the manifest of a checkpoint stands: in a directory, or beside a file
-// as FILE.ckpt-manifest.json.
+// The path of a checkpoint's manifest: in a directory, or beside a file as
+// FILE.ckpt-manifest.json.
 std::string manifest_path(const std::string& checkpoint);
 
 // True if a tensor of that shape is only some rows of what was written:
-// --layers of stacked layers. Its digest says nothing then.
+// --layers of stacked layers. Its digest means nothing then.
 bool is_part(const Shape& shape, const Manifest::Entry& entry);
 
 std::string to_json(const Manifest& manifest);
-// Throws input_error naming the path and the key, or if a byte of it changed.
+// Throws input_error, naming the path and the key, also if a byte of it
+// changed.
 Manifest read_manifest(const std::string& path);
 
 // SHA-256 of a whole file, or of the bytes in `ranges` one after the other.
@@ -80,11 +82,12 @@ std::string sha256_of(const io::Handle& file,
                       const std::vector<uint64_t>& ranges);
 
 Manifest::Identity identity_of(const io::Handle& file);
-// True if `file` is another one than the manifest speaks of: written later, and
-// with other bytes at its ends, or in an eighth of the blocks between (a later
-// step of a run: the same header, perhaps frozen first and last tensors). A few
-// changed bytes are no other file, they are damage, and so are blocks of zeros
-// where there were values.
+// True if `file` is not the one that the manifest describes: written later, and
+// with different bytes at its ends or in an eighth of the blocks between, at
+// least three (a later step of a run: the same header, perhaps frozen first and
+// last tensors).
+// A few changed bytes don't make another file, they are damage, and so are
+// blocks of zeros where there were values.
 bool is_stale(const Manifest& manifest, const io::Handle& file);
 
 }  // namespace ckpt

@@ -16,8 +16,8 @@ namespace fs = std::filesystem;
 
 struct Known {
   std::string_view name;
-  std::string_view what;  // needs it
-  std::string_view how;   // to get it
+  std::string_view what;  // what needs it
+  std::string_view how;   // how to get it
 };
 
 constexpr Known kKnown[] = {
@@ -46,8 +46,8 @@ std::string hint(const Known& module) {
       module.how);
 }
 
-// The directories of the program, and of the shared library that this code
-// may be part of.
+// The directories of the program and of the shared library that this code may
+// be part of.
 std::vector<fs::path> own_directories() {
   std::vector<fs::path> found;
   std::error_code ignored;
@@ -97,7 +97,7 @@ std::string find_module(std::string_view name) {
 }
 
 std::string module_problem(const std::string& path) {
-  // Left open: not every library survives to be closed.
+  // Left open: not every library survives being closed.
   return ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) ? "" : ::dlerror();
 }
 

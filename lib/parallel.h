@@ -11,15 +11,15 @@
 
 namespace ckpt {
 
-// Runs work(0) … work(count - 1), each once, on as many threads as there are
-// processors, and at least `least`; they begin in that order. After an error no
-// more are begun, and the error of the lowest number is thrown: the same one
-// each time. Work that waits for a disk or a server wants many threads.
+// Runs work(0) … work(count - 1), each once, on one thread per processor, but
+// at least `least`; they begin in that order. After an error no more are begun,
+// and the error of the lowest number is thrown: the same one each time. Work
+// that waits for a disk or a server wants many threads.
 void parallel_for(size_t count, const std::function<void(size_t)>& work,
                   size_t least = 1);
 
-// Starts one more thread. False if the system gives none (`ulimit -u`, a
-// container's limit, no memory for its stack): the others do its work then.
+// Starts one more thread. Returns false if the system gives none (`ulimit -u`,
+// a container's limit, no memory for its stack): the others do its work then.
 template <class Work>
 bool try_thread(std::vector<std::jthread>& threads, Work work) {
   try {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long work tells whoever watches how far it is. A value with four
-// functions, all of them optional: the default one is silence.
+// How long-running work reports its progress. A value with four functions, all
+// of them optional: the default is silence.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace ckpt {
 
-// advance() and file() are called from any thread, advance() for every few
-// MiB; begin() and end() once each, from one thread. begin() may come again
+// advance() and file() are called from any thread, advance() for every few MiB;
+// begin() and end() once each, from one thread. begin() may be called again
 // after end(), for the next stage.
 struct Progress {
   std::function<void(std::string_view stage, uint64_t total_bytes)> on_begin;

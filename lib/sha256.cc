@@ -30,7 +30,8 @@ void Sha256::update(std::span<const std::byte> bytes) {
   std::ranges::copy(bytes, rest_.begin());
 }
 
-// A bit, zeros up to eight bytes before a block's end, the size in bits.
+// Appends a one bit, zeros up to eight bytes before a block's end, and the size
+// in bits.
 std::string Sha256::hex() {
   const uint64_t bits = size_ * 8;
   std::array<std::byte, 2 * kBlock> end{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4), for checksums that others have stored. What ckpt
-// itself promises about content is in digest.h.
+// SHA-256 (FIPS 180-4), for checksums that others stored. What ckpt itself
+// promises about content is in digest.h.
 #pragma once
 
 #include <array>

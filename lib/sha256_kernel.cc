@@ -70,7 +70,7 @@ void portable(State& state, const std::byte* bytes, size_t blocks) {
 
 #if defined(__x86_64__)
 
-// Four rounds, of the words `m0`; `m1` to `m3` are the next twelve. `m0`
+// Four rounds with the words `m0`; `m1` to `m3` are the next twelve, and `m0`
 // becomes the four after those. The instructions want the state as ABEF and
 // CDGH.
 [[gnu::target("sha,sse4.1"), gnu::always_inline]] inline void four_rounds(
@@ -121,7 +121,7 @@ void portable(State& state, const std::byte* bytes, size_t blocks) {
 
 #elif defined(__aarch64__)
 
-// As on x86-64, but of a state as it is.
+// As on x86-64, but with the state in its usual order.
 [[gnu::target("+sha2"), gnu::always_inline]] inline void four_rounds(
     int round, uint32x4_t& abcd, uint32x4_t& efgh, uint32x4_t& m0,
     uint32x4_t m1, uint32x4_t m2, uint32x4_t m3) {

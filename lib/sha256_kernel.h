@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256's step over whole blocks of 64 bytes, in C++ and by the processor's
+// SHA-256's step over whole blocks of 64 bytes, in C++ and with the processor's
 // own instructions for it: 0.25 and 1.5 GB/s.
 #pragma once
 
@@ -18,7 +18,7 @@ struct Kernel {
   void (*run)(State& state, const std::byte* bytes, size_t blocks);
 };
 
-// Those that this processor can run; the fastest is the last one.
+// The kernels that this processor can run, fastest last.
 const std::vector<Kernel>& kernels();
 
 }  // namespace ckpt::sha256

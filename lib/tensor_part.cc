@@ -13,8 +13,8 @@ std::atomic<uint32_t> part_number = 0;
 std::atomic<uint32_t> part_count = 1;
 std::atomic<uint64_t> dropped_bytes = 0;
 
-// The first number in a name is its layer's: a layer stays together, since
-// dialects fuse what is in it.
+// The first number in a name is its layer's. A layer stays together, since
+// dialects fuse its tensors.
 std::optional<uint64_t> layer_of(std::string_view name) {
   constexpr std::string_view kDigits = "0123456789";
   for (size_t at = name.find('.'); at != name.npos;
@@ -32,7 +32,7 @@ std::optional<uint64_t> layer_of(std::string_view name) {
   return std::nullopt;
 }
 
-// A sum over a name without its numbers: FNV-1a.
+// A hash of a name without its numbers: FNV-1a.
 uint64_t kind_of(std::string_view name) {
   uint64_t sum = 0xcbf29ce484222325;
   for (const char c : name)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only some tensors of a checkpoint: what a plan takes is counted in parts
-// where the whole has no room.
+// Only some tensors of a checkpoint: a plan's size is counted in parts where
+// there is no room for the whole.
 //
 // Readers that meet pieces by the million ask wanted() and keep no pieces of
-// other tensors; formats::open drops those tensors in the end.
+// other tensors; formats::open finally drops those tensors.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ namespace ckpt {
 class TensorPart {
  public:
   enum class By : uint8_t {
-    // Every layer, of it some tensors: stages have all their layers. What is in
-    // no layer is in every part.
+    // Some tensors of every layer: stages have all their layers. Tensors in no
+    // layer are in every part.
     kKind,
-    kLayer,  // some layers, whole: what a dialect fuses stays together
+    kLayer,  // whole layers, some of them: what a dialect fuses stays together
   };
   TensorPart(By by, uint32_t number, uint32_t parts);
   ~TensorPart();
@@ -26,10 +26,11 @@ class TensorPart {
   TensorPart& operator=(const TensorPart&) = delete;
 
   static bool is_set();
-  // Without a part, all are.
+  // Without a part, all tensors are.
   static bool wanted(std::string_view name);
   static bool has_layer(std::string_view name);
-  // Bytes of what a reader has for all tensors alike, and let go.
+  // Counts bytes that a reader held for all tensors, whatever the part, and
+  // released.
   static void drop(uint64_t bytes);
   static uint64_t dropped();
 };

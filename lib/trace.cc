@@ -43,13 +43,13 @@ struct Record {
   int file = -1;
 };
 
-// Never freed: threads may end after main's statics.
+// Never freed: threads may outlive main's statics.
 Record& record() {
   static Record* const all = new Record;
   return *all;
 }
 
-// Small numbers in the order in which threads first did something.
+// Small numbers, in the order in which threads first did something.
 uint32_t thread_number() {
   static std::atomic<uint32_t> next = 1;
   thread_local const uint32_t number = next++;

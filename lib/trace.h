@@ -6,10 +6,10 @@
 //      "args":{"bytes":2097152}}, …],
 //    "otherData":{"dropped":"0"}}
 //
-// The Trace Event Format's complete events ("X"): microseconds since the
-// start, and how long. Off unless start() was called; then a span costs two
-// looks at the clock. At most kMostEvents are kept, 32 bytes each; how many
-// came after them is said in the file.
+// The Trace Event Format's complete events ("X"): microseconds since the start,
+// and the duration. Off unless start() was called; then a span costs two clock
+// reads. At most kMostEvents are kept, 32 bytes each; the file says how many
+// came after them.
 #pragma once
 
 #include <atomic>
@@ -21,11 +21,11 @@ namespace ckpt::trace {
 
 inline constexpr size_t kMostEvents = 250'000;
 
-// Opens the file (throws kIo or kMissing if it can't be made) and records from
-// here on. Once for a process.
+// Opens the file (throws kIo or kMissing if it can't be created) and records
+// from here on. Once per process.
 void start(const std::string& path);
-// Writes what was recorded; start() sees to it that the end of the process
-// does, too. Errors are swallowed then: a trace is no part of the result.
+// Writes what was recorded; start() makes the end of the process do so, too.
+// Errors are swallowed then: a trace is not part of the result.
 void finish();
 
 namespace detail {
@@ -34,7 +34,8 @@ uint64_t now();  // nanoseconds
 void add(const char* name, uint64_t begin, uint64_t bytes);
 }  // namespace detail
 
-// From its construction to its end, on this thread. `name` is a literal.
+// Records the time from its construction to its destruction, on this thread.
+// `name` is a literal.
 class Span {
  public:
   explicit Span(const char* name, uint64_t bytes = 0)

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What value trees take: the documents of pickles and of JSON texts, which
-// grow with what a file says, not with its size. All that is alive in the
-// process counts against one limit, and room is asked for before it is
-// allocated.
+// Memory of value trees: the documents of pickles and JSON texts, which grow
+// with what a file says, not with its size. Everything alive in the process
+// counts against one limit, and room is reserved before it is allocated.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +12,17 @@
 
 namespace ckpt::tree_memory {
 
-// A tree may take this for each byte that was read for it; what is smaller
-// than kFree may take as much as that. Indexes and states take 1 to 6.
+// A tree may take this much for each byte read for it; one smaller than kFree
+// may take up to kFree. Indexes and states take 1 to 6.
 inline constexpr uint64_t kMostPerByte = 16;
 inline constexpr uint64_t kFree = uint64_t{16} << 20;
 
-// From --max-mem; 0: half of the machine's memory, and 1 GiB at least.
+// From --max-mem; 0: half of the machine's memory, but at least 1 GiB.
 void set_limit(uint64_t bytes);
 uint64_t limit();
 uint64_t used();
 
-// No room for `bytes` more. Who knows which file it is says more: see fail().
+// No room for `bytes` more. Callers that know the file say more: see fail().
 class Full : public Error {
  public:
   explicit Full(uint64_t bytes);
@@ -32,7 +31,7 @@ class Full : public Error {
 void take(uint64_t bytes);  // throws Full
 void give(uint64_t bytes) noexcept;
 
-// What one owner took, given back with it.
+// What one owner took, given back with the owner.
 class Charge {
  public:
   Charge() = default;
@@ -55,12 +54,12 @@ class Charge {
   uint64_t bytes_ = 0;
 };
 
-// Throws the error for a file of which `read` bytes of `size` became values of
-// `taken` bytes: resource_error, with what the whole of it would take.
+// Throws resource_error for a file of which `read` bytes of `size` became
+// values of `taken` bytes, with what the whole file would take.
 [[noreturn]] void fail(const std::string& path, uint64_t taken, uint64_t read,
                        uint64_t size);
 
-// The same before anything is allocated: a text of `size` bytes whose tree
+// The same before anything is allocated, for a text of `size` bytes whose tree
 // would take `wanted`.
 void check(const std::string& path, uint64_t wanted, uint64_t size);
 

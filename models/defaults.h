@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What transformers takes for a key that a config.json does not have
-// (hf_defaults.json).
+// transformers' defaults for keys that a config.json lacks (hf_defaults.json).
 #pragma once
 
 #include <string>
@@ -16,9 +15,9 @@ const Json& hf_defaults(const std::string& model_type);
 // (not_megatrons.json); empty for all others.
 std::string why_not_megatron(const std::string& model_type);
 
-// transformers saves a text_config without what is its class's default, sizes
-// too: LLaVA's says no heads. Adds those that neither it nor the whole has.
-// `type`: the model type of a text_config that does not say one.
+// transformers saves a text_config without its class's defaults, even sizes:
+// LLaVA's has no number of heads. Adds those that neither it nor the whole has.
+// `type`: the model type of a text_config that names none.
 void complete_text_config(Json& config, const std::string& type);
 
 }  // namespace ckpt::families

@@ -9,10 +9,10 @@
 //   low to high   ? :   ??   ||   &&   == != < <= > >=   + -   * / %   ! -
 //
 // Numbers, 'strings', true, false, null; names of the configuration (dotted:
-// rope_parameters.rope_theta), $variables, indices. A name that nothing
-// defines is null; `a ?? b` is a unless that is null. Integers stay integers:
-// 64 bits, checked, and `/` has to be exact. In ||, &&, ! and ?: null, false,
-// 0, '' and [] are false.
+// rope_parameters.rope_theta), $variables, indices. An undefined name is null;
+// `a ?? b` is a unless that is null. Integers stay integers: 64 bits, checked,
+// and `/` must be exact. In ||, &&, ! and ?: null, false, 0, '' and [] are
+// false.
 //
 //   has(list, x)    is x in the list, or in the text? A null list is empty
 //   pick(x, i)      a switch for each layer: x[i] of a list; 1 where i % x is
@@ -41,23 +41,23 @@ using Json = nlohmann::json;
 
 class Expr {
  public:
-  // What names stand for. The reference holds until the next call; null for
-  // names that nothing defines.
+  // Looks names up. The reference is valid until the next call; null for
+  // undefined names.
   class Scope {
    public:
     virtual ~Scope() = default;
     virtual const Json& value(const std::string& name) const = 0;
   };
 
-  // Throws usage_error "… at character 7": for text over 4,096 bytes, or
-  // nested deeper than 64, too.
+  // Throws usage_error "… at character 7": also for text over 4,096 bytes or
+  // nested deeper than 64.
   explicit Expr(std::string_view text);
   ~Expr();
   Expr(Expr&&) noexcept;
   Expr& operator=(Expr&&) noexcept;
 
-  // Throws unfaithful_error for what has no value: arithmetic on null or
-  // texts, a division that is not exact, a list without that element.
+  // Throws unfaithful_error for an expression without a value: arithmetic on
+  // null or texts, an inexact division, a list without that element.
   Json eval(const Scope& scope) const;
   const std::string& text() const { return text_; }
   // The names in it, $variables and indices included, in order, unique.
@@ -72,7 +72,7 @@ class Expr {
   std::unique_ptr<Node> root_;
 };
 
-// As || && ! and ?: see it.
+// Truth as in || && ! and ?:.
 bool truthy(const Json& value);
 
 }  // namespace ckpt::families

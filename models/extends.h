@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A family that says how it differs from another: "extends": "llama".
+// A family defined by how it differs from another: "extends": "llama".
 //
 //   base   {"vars": {"$L": …, "$F": …}, "dialects": {"mcore": …, "meta": …}}
 //   mine   {"vars": {"$F": …}, "dialects": {"mcore": {"rules": [R]}}}
@@ -10,14 +10,14 @@
 
 namespace ckpt::families {
 
-// "wraps": [["model.", "language_model.model."]] of `mine` says what the base's
-// names in hf are there: the base is a part of the model.
+// "wraps": [["model.", "language_model.model."]] in `mine` renames the base's
+// names in hf: the base is a part of the model.
 //
-// Completes `mine` with what `base`, a whole family, has. Objects are merged
-// by key, null takes a key away, other values replace. Rules are merged by
-// their "to": those of `mine` replace all that the base has for that tensor,
-// at their place; "hf": null takes the rule away. Of the dialects come those
-// alone that `mine` names. What is inherited stands at the line of "extends".
+// Completes `mine` from `base`, a whole family. Objects are merged by key, null
+// removes a key, other values replace. Rules are merged by their "to": those of
+// `mine` replace all that the base has for that tensor, in their place; "hf":
+// null removes the rule. Only dialects that `mine` names are inherited. Errors
+// place inherited parts at the line of "extends".
 void inherit(Located& mine, const Located& base);
 
 }  // namespace ckpt::families

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the family files say of fairseq2: tp_rules, buffers, tied, shapes,
+// The family files' parts about fairseq2: tp_rules, buffers, tied, shapes,
 // config_defaults.
 #pragma once
 
@@ -10,10 +10,10 @@
 
 namespace ckpt::families {
 
-// By the name that fairseq2 has for the family (its olmo is our olmo2), else
-// by ours (qwen2 is cut as its qwen) or by transformers' model_type (olmo3 is
-// cut as its olmo). "family" is set to fairseq2's name.
-// Null if fairseq2 does not know it.
+// Found by fairseq2's name for the family (its olmo is our olmo2), else by ours
+// (qwen2 is cut like its qwen) or by transformers' model_type (olmo3 is cut
+// like its olmo). Sets "family" to fairseq2's name. Null if fairseq2 does not
+// know it.
 nlohmann::json fairseq2_section(std::string_view family);
 
 // By fairseq2's names, sorted.

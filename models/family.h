@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model family: how its tensors are named and arranged in each dialect. One
-// FILE.json of this folder is one family (docs/families.md has the schema);
-// --family-file brings one of the user's.
+// A model family: how its tensors are named and arranged in each dialect. Each
+// FILE.json in this folder is a family (docs/families.md has the schema);
+// --family-file adds a user's own.
 //
 //                     hf  (the names of transformers' files)
 //          ┌──────┬────┴──┬──────────┐      one Dialect each: rules that make
 //        mcore   meta  fairseq2  olmo_core      its tensors from those of hf
 //
-// So any dialect goes to any other by way of hf.
+// So any dialect converts to any other by way of hf.
 #pragma once
 
 #include <cstdint>
@@ -51,13 +51,13 @@ struct Rule {
   bool alias = false;           // a second copy: made, but not read back
   std::optional<DType> dtype;   // pinned, whatever the model's is
   std::string each;  // an index: hf[0] stands for the list of all its values
-  // "vision_tower.**" of "visual.**": all tensors whose names begin so and that
-  // no other rule has, as they are.
+  // "vision_tower.**" from "visual.**": all tensors whose names begin like this
+  // and that no other rule has, unchanged.
   bool rest() const { return to.ends_with("**"); }
   uint32_t line = 0;  // of the family's file
 };
 
-// An expression for each side ("hf", "mcore" …), or for any: "".
+// An expression for each side ("hf", "mcore" …), or for all: "".
 using Variable = std::map<std::string, std::string, std::less<>>;
 
 struct Dialect {
@@ -86,13 +86,13 @@ struct HfSide {
     std::string beside, name, of;
   };
   std::vector<Repeat> repeats;
-  // The first `from` that a name begins with is replaced by `to` before
-  // anything else.
+  // Before anything else, the first `from` that a name begins with is replaced
+  // by `to`.
   std::vector<std::pair<std::string, std::string>> prefixes;
-  // The objects of config.json in which names are looked up; "" is all of it.
+  // The objects of config.json in which names are looked up; "" is the whole.
   std::vector<std::string> config_roots{""};
-  // A model of several modalities: the model type of its text_config, and the
-  // keys of config.json that stand beside that one.
+  // For a multimodal model: the model type of its text_config, and the keys of
+  // config.json beside it.
   std::string text_type;
   std::vector<std::string> outer;
 };
@@ -110,8 +110,8 @@ class Family {
   // By model_type and architectures of a config.json, its text_config too.
   // Null if no family has them.
   static std::shared_ptr<const Family> for_config(const Json& config);
-  // By the name that fairseq2 has for it (qwen is qwen2 or qwen3), and the
-  // configuration of model.yaml. Null without a family that has rules.
+  // By fairseq2's name (qwen is qwen2 or qwen3) and the configuration in
+  // model.yaml. Null if there is no family with rules.
   static std::shared_ptr<const Family> for_fairseq2(const std::string& name,
                                                     const Json& config);
   static std::vector<std::string> names();  // of all that come with ckpt
@@ -123,12 +123,12 @@ class Family {
   // Null if the family has no such dialect, or no rules for it.
   const Dialect* dialect(std::string_view name) const;
   const std::vector<Dialect>& dialects() const { return dialects_; }
-  // What the ledger of facts (convert/facts.h) is to know of it beside
-  // facts.json: the file's "traits" over those of the families it extends.
+  // For the ledger of facts (convert/facts.h), in addition to facts.json: the
+  // file's "traits", over those of the families that it extends.
   const Json& traits() const { return traits_; }
   // The families that it extends, the nearest one first.
   const std::vector<std::string>& bases() const { return bases_; }
-  // What fairseq2 alone knows: tp_rules, buffers, tied, shapes … Null if it
+  // The fairseq2 section: tp_rules, buffers, tied, shapes … Null if fairseq2
   // does not know the family.
   const Json& fairseq2() const;
 
@@ -138,14 +138,14 @@ class Family {
   std::string normal_name(std::string_view hf_name) const;
   // True for a name that HfSide::repeats has.
   bool repeats(std::string_view hf_name) const;
-  // Names that `patterns` (HfSide::ignore, Dialect::ignore) leave alone: *
-  // matches dots too.
+  // True for names that match `patterns` (HfSide::ignore, Dialect::ignore); *
+  // matches dots, too.
   static bool ignored(std::string_view name,
                       const std::vector<std::string>& patterns);
 
  private:
   friend class FamilyReader;
-  // The file of a family that comes with ckpt; empty for others.
+  // The file of a built-in family; empty for others.
   static std::string_view text_of(std::string_view name);
   std::string name_;
   std::string source_;

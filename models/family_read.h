@@ -11,11 +11,11 @@
 
 namespace ckpt::families {
 
-// The words of the schema that more than one file of this room needs.
+// The schema's words that more than one file of this room needs.
 const std::vector<std::string>& known_dialects();
 
-// An expression of the file: compiled, and its names compared with what there
-// is. `indices` are those that it may use.
+// Checks the expressions of the file: compiles them, and looks up their names.
+// `indices` are those that they may use.
 struct Names {
   std::set<std::string> vars;       // "$L", as far as they are defined
   std::set<std::string> all_index;  // "l", "e" …
@@ -23,7 +23,7 @@ struct Names {
 void check_expression(const Value& value, const std::string& text,
                       const Names& names, const std::set<std::string>& indices);
 
-// What stands in the braces of "decoder.layers.{l}.x": expressions.
+// The expressions in the braces of "decoder.layers.{l}.x".
 std::vector<std::string> braces(const Value& value, const std::string& name);
 
 // One rule: its fields, its operations, and whether they go together.
@@ -33,7 +33,7 @@ Rule read_rule(const Value& value, const Names& names);
 // hf_config.
 void check_table(const Value& value, const Names& names);
 
-// fairseq2's tp_rules, buffers, tied, shapes and their kin.
+// fairseq2's tp_rules, buffers, tied, shapes and so on.
 void check_fairseq2(const Value& section);
 
 }  // namespace ckpt::families

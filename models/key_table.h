@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a family's key table says of a model with a given configuration: the
-// shapes of its tensors and the number of its layers. A file that lacks rows
-// or a whole pipeline stage shows here, when nothing else does.
+// The shapes of a model's tensors and the number of its layers, from its
+// family's key table and its configuration. This reveals missing rows or a
+// missing pipeline stage when nothing else does.
 #pragma once
 
 #include <optional>
@@ -20,8 +20,8 @@ class KeyTable {
   // Empty for families without a table.
   static KeyTable for_family(const std::string& family, const Config& config);
 
-  // The full shape of a key, if the configuration's fields give it, or those
-  // that fairseq2 makes of one or two of them.
+  // The full shape of a key, if the configuration's fields give it, or fields
+  // that fairseq2 derives from one or two of them.
   std::optional<Shape> shape(std::string_view key) const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A JSON document that knows where each of its values stands, so that an
-// error in a file that people write points at its line.
+// A JSON document that knows where each value is, so that an error in a
+// handwritten file points at its line.
 //
 //   const Located file(text, "mine.json");
 //   const Value rules = file.root().member("rules");
@@ -37,13 +37,13 @@ class Located {
   friend class Inheritance;  // extends.h
   friend class LocatedParser;
   friend class Value;
-  // Where a value begins, and those in it: the shape of the document again.
+  // Where a value and the values in it begin: mirrors the document's shape.
   struct Place {
     size_t offset = 0;
     std::vector<Place> items;
     std::map<std::string, Place> members;
   };
-  // "rules.3.to", looked for when an error needs it.
+  // "rules.3.to", searched only when an error needs it.
   static bool path_to(const Place& from, const Place* wanted,
                       std::string& path);
 
@@ -53,7 +53,7 @@ class Located {
   Place places_;
 };
 
-// A value of the document. All checks throw usage_error with its place.
+// A value of the document. Every check throws usage_error with its place.
 class Value {
  public:
   const Json& json() const { return *json_; }
@@ -87,11 +87,11 @@ class Value {
   const Located::Place* place_;
 };
 
-// A list of texts; a text alone is a list of one if `one` says so.
+// A list of texts; if `one`, a single text is a list of one.
 std::vector<std::string> texts(const Value& value, bool one = false);
 
-// The name in `known` that is nearest, as a hint: "did you mean 'x'?", or all
-// of them if none is near.
+// The nearest name in `known`, as a hint: "did you mean 'x'?", or all of them
+// if none is near.
 std::string known_names(std::string_view name,
                         const std::vector<std::string>& known);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers of one model as one side of a family has them: layers, heads,
-// experts … from its configuration, by the family's variables.
+// The numbers of one model on one side of a family: layers, heads, experts …
+// from its configuration, by the family's variables.
 //
 //   side        reads
 //   hf          config.json
@@ -39,17 +39,17 @@ class Numbers {
   ~Numbers();
   Numbers(Numbers&&) noexcept;
 
-  // The value of an expression. Throws unfaithful_error that names the number
-  // that is missing, where it was looked for, and --set.
+  // The value of an expression. Throws unfaithful_error naming a missing
+  // number, where it was looked for, and --set.
   Json eval(const std::string& expression, const Indices& at = {}) const;
-  // The same, and the names that it was computed from: "rope_theta, --set V".
+  // The same, with the names that it was computed from: "rope_theta, --set V".
   Json eval(const std::string& expression, const Indices& at,
             std::string& from) const;
   bool holds(const std::string& condition, const Indices& at = {}) const;
   // The same, for a whole number of at most 2^48; `what` it is for.
   uint64_t whole(const std::string& expression, const Indices& at,
                  std::string_view what) const;
-  // A parameter of an operation: a number as it is, text as an expression.
+  // A parameter of an operation: a number, or text that is an expression.
   // `fallback` if it is not given.
   uint64_t whole(const Op& op, const char* param, const char* fallback,
                  const Indices& at) const;
@@ -62,11 +62,11 @@ class Numbers {
   const std::string& source() const { return source_; }
   const Family& family() const { return *family_; }
   const Dialect& dialect() const { return *dialect_; }
-  // Takes a variable that this side does not say from another: `from` tells
-  // where it was found.
+  // Adds a variable that this side does not state, from another side: `from`
+  // says where it was found.
   void complete(const std::string& variable, Json value, std::string from);
-  // What was asked for so far and does not depend on an index, and where it
-  // is from: "heads $nh = 32 (config.json num_attention_heads)".
+  // The values used so far that depend on no index, and their sources: "heads
+  // $nh = 32 (config.json num_attention_heads)".
   std::vector<std::string> used() const;
 
  private:

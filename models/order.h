@@ -8,10 +8,10 @@
 
 namespace ckpt::families {
 
-// Stable: within a layer the order stays.
+// Stable: the order within a layer stays.
 void sort_tensors(std::vector<Tensor>& tensors);
 
-// The dtype that most of the weights have; f32 of none.
+// The dtype of most weights; f32 if there are none.
 DType model_dtype(const std::vector<Tensor>& tensors);
 
 }  // namespace ckpt::families

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Families that a program adds, and those in the directories that
-// CKPT_FAMILY_PATH names, beside the ones that come with ckpt.
+// Families that a program adds, and those in directories of CKPT_FAMILY_PATH,
+// besides the built-in ones.
 #pragma once
 
 #include <span>
@@ -9,9 +9,9 @@
 
 namespace ckpt::families {
 
-// All files that may be families, own ones first. Read once: nothing can be
-// added afterwards. Throws usage_error "FILE:LINE:COLUMN: …" for a bad one,
-// and for a name that two have.
+// All files that may be families, the user's first. Read once: nothing can be
+// added afterwards. Throws usage_error "FILE:LINE:COLUMN: …" for a bad one, and
+// for a name that two have.
 std::span<const Embedded> files();
 
 }  // namespace ckpt::families

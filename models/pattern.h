@@ -2,9 +2,9 @@
 // The regular expressions of family files, matched against whole keys.
 //
 // The subset that the files use: literals, \. and other escaped punctuation,
-// ".", [abc], [0-9], (a|b), and ?, *, + after any of them. A pattern becomes
-// a small automaton once, so that a match is one table step per byte:
-// std::regex needs 20 times as long, and its stack grows with the key.
+// ".", [abc], [0-9], (a|b), and ?, *, + after any of them. A pattern becomes a
+// small automaton once, so that a match is one table step per byte: std::regex
+// takes 20 times as long, and its stack grows with the key.
 #pragma once
 
 #include <array>

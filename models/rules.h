@@ -6,8 +6,8 @@
 //                     .over(Rules::for_family("llama", config, "model.yaml"));
 //   apply(catalog, rules);   // sets Tensor::tp and Tensor::dp_replicated
 //
-// A family file has an ordered list; the first rule whose pattern matches the
-// whole key decides, and a key that none matches is replicated:
+// A family file has an ordered list. The first rule whose pattern matches the
+// whole key decides; a key that matches none is replicated:
 //   {"match": "final_proj\\.weight", "dim": 0,
 //    "if": {"field": "shard_embed_dim", "equals": true}, "groups": 16}
 // A user's file is an object in order, first match wins; what it leaves open
@@ -31,10 +31,10 @@ class Rules {
  public:
   Rules();  // knows nothing
 
-  // fairseq2's rules for that family. `source` says where the family's name
-  // was found, for messages. Config fields that are missing are taken from
-  // the family's defaults, which assumptions() says. Throws usage_error with
-  // a suggestion for an unknown family.
+  // fairseq2's rules for that family. `source` says where the family's name was
+  // found, for messages. Missing config fields get the family's defaults;
+  // assumptions() lists them. Throws usage_error with a suggestion for an
+  // unknown family.
   static Rules for_family(const std::string& family, const Config& config,
                           const std::string& source);
   // --shard-dims. Throws usage_error that names the key.
@@ -42,7 +42,7 @@ class Rules {
   static bool is_family(std::string_view family);
   static std::vector<std::string> families();
 
-  // These rules, and `below` for what they leave open.
+  // These rules, with `below` for what they leave open.
   Rules over(Rules below) const;
 
   // kUnknown where nothing decides.
@@ -58,7 +58,7 @@ class Rules {
   const std::string& family() const;  // "" if the user's rules alone
   // "family llama (model.yaml)", "--shard-dims rules.json"
   std::string source() const;
-  // Choices that no file made: defaults that decided a rule.
+  // Choices that no file states: defaults that decided a rule.
   const std::vector<std::string>& assumptions() const;
 
  private:
@@ -67,14 +67,13 @@ class Rules {
   std::vector<std::string> assumptions_;
 };
 
-// What Tensor::tp says for keys that no rule decides stays as it is.
-// Optimizer state of its parameter's shape is split as the parameter is.
-// Throws unfaithful_error for a dimension that a tensor does not have. A
-// family's rules are not applied to names of another dialect, that is if they
-// split no tensor: then false.
+// Leaves Tensor::tp unchanged for keys that no rule decides. Optimizer state of
+// its parameter's shape is split like the parameter. Throws unfaithful_error
+// for a dimension that a tensor lacks. A family's rules don't apply to names of
+// another dialect: if they split no tensor, returns false.
 bool apply(Catalog& catalog, const Rules& rules);
 
-// The error for a tensor that has to be split and no rule says how.
+// The error for a tensor that must be split while no rule says how.
 Error no_rule_error(const std::string& path, const Tensor& tensor,
                     const std::string& family, uint32_t tp);
 

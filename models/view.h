@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tensor as an arrangement of stored elements: what a dialect does to
-// another's tensors, without touching one of their bytes.
+// another's tensors without touching a byte.
 //
 //   View q = View::of(tensor);                       // [heads * hd, width]
 //   q = q.reshape({heads, 2, hd / 2, width})         // half-split rows …
@@ -8,9 +8,9 @@
 //           .reshape({heads * hd, width});
 //   View::concat({q, k, v}, 0).into(target);
 //
-// All operations are exact and can be undone; none copies or computes. Behind
-// the shape stands a grid: each dimension is cut into factors, fine enough
-// that every piece is a box of it (Tensor::grid).
+// All operations are exact and invertible; none copies or computes. The shape
+// is backed by a grid: each dimension is cut into factors, fine enough that
+// every piece is a box of it (Tensor::grid).
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace ckpt::families {
 class View {
  public:
   // Flat pieces become boxes. Replicas stay replicas. Throws unfaithful_error
-  // for bit-packed types; extents have to be located (ckpt::locate).
+  // for bit-packed types; extents must be located (ckpt::locate).
   static View of(const Tensor& tensor);
   // Every element is `value`, rounded to the dtype (floating-point or integer
   // types). Adds a kFill file to the catalog.

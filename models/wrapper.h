@@ -8,9 +8,9 @@
 
 namespace ckpt::families {
 
-// Takes them off, if the names are then those of a family's transformers
-// model, every one that had the prefix; says so in the assumptions. True if it
-// did. The names of optimizer state stay, its parameters follow.
+// Removes a prefix if all names that had it are then those of a family's
+// transformers model; notes it in the assumptions. Returns true if it did.
+// Names of optimizer state stay; the parameters that they refer to follow.
 bool unwrap(Catalog& catalog);
 
 }  // namespace ckpt::families

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drop-behind: a run larger than memory must not push everybody's files out of
-// the page cache, nor pile up dirty pages until the kernel stops all writers.
+// Drop-behind: a run larger than memory must not push other files out of the
+// page cache, or pile up dirty pages until the kernel stops every writer.
 //
 //   item n    written: its writeback is started
 //   item n-1  its writeback is waited for, then its pages leave the cache
 //   item n    read: its pages leave the cache
 //
-// So a thread has about two items of pages (2 x 16 MiB) dirty or under way.
+// So a thread has about two items' pages (2 x 16 MiB) dirty or in flight.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Plan;
 class HandleCache;
 class Output;
 
-// What one thread touched in an item: the hull of it, file by file.
+// The range of each file that one thread touched in an item.
 class Behind {
  public:
   struct Range {
@@ -36,7 +36,7 @@ class Behind {
     if (on_) add(writes_, file, offset, bytes);
   }
 
-  // At the end of an item; returns what is to be done.
+  // Called at the end of an item; returns the work to do.
   struct Work {
     std::vector<Range> dropped;  // source: drop from the cache
     std::vector<Range> started;  // target: start writeback
@@ -51,7 +51,7 @@ class Behind {
   std::vector<Range> reads_, writes_, started_;
 };
 
-// Bytes of the machine's memory; a run that moves more than half of it leaves
+// The machine's memory in bytes. A run that moves more than half of it leaves
 // nothing in the cache.
 uint64_t memory_bytes();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run leaves in the page cache, and what it reads around it.
+// What a run leaves in the page cache, and what it reads past it.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,9 @@ namespace ckpt::reshard {
 bool drops_behind(uint64_t bytes_read, uint64_t bytes_written,
                   const RunOptions& options);
 
-// Bytes of a block if each thread has `blocks` of them: `most`, or what
-// options.max_mem has room for. Threads give way before blocks become so small
-// that system calls dominate. Throws a resource_error if one thread is too
-// many.
+// The size of a block if each thread has `blocks` of them: `most`, or what fits
+// options.max_mem. Threads are given up before blocks become so small that
+// system calls dominate. Throws resource_error if even one thread does not fit.
 uint64_t fit_block(const RunOptions& options, uint64_t blocks, uint64_t most,
                    uint32_t& threads);
 

@@ -4,14 +4,14 @@
 //   worker ── Output::write ─┬─ own file: pwritev
 //                            └─ another's: deliver() ~~► its process: pwritev
 //
-// Messages carry them today (ranks/exchange.h); something else may, if it
+// Messages carry them today (ranks/exchange.h). Anything else may, if it
 // guarantees that
 // - what was delivered is written once, at its place, or the job fails;
 // - the parts are the caller's again when deliver() returns;
 // - its memory is bounded, whatever is delivered: deliver() waits for room,
 //   and the wait ends, with an exception, when the job is stopped;
 // - what runs after when_written() may be believed even if the machine that
-//   wrote the bytes crashes while this one goes on;
+//   wrote the bytes crashes while this one continues;
 // - all functions may be called from many threads, finish() from one, last.
 #pragma once
 
@@ -31,11 +31,10 @@ class Carrier {
   // The parts go to file bytes [offset, …).
   virtual void deliver(uint32_t file, uint64_t offset,
                        std::span<const iovec> parts) = 0;
-  // Calls `then` once all that was delivered before is written; sooner or
-  // later, from any thread that calls this object. Never, if that can't be
-  // known.
+  // Calls `then` after everything delivered before it has been written, from
+  // any thread that calls this object; never, if that can't be known.
   virtual void when_written(std::function<void()> then) = 0;
-  // Returns when all that any process delivered is written.
+  // Returns when everything that any process delivered is written.
   virtual void finish() = 0;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversion between element types, exactly as PyTorch's .to() rounds. From
-// float to float by loops of our own (cast_kernel.h); integers and complex
-// numbers by libtorch itself, in the optional torch module.
+// Conversion between element types, exactly as PyTorch's .to() rounds. Our own
+// loops (cast_kernel.h) cast between floats; libtorch itself, in the optional
+// torch module, casts integers and complex numbers.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,13 @@
 
 namespace ckpt::reshard {
 
-// Copies and casts from float to float don't need the module; the first other
-// cast opens it. Can be called from many threads, and fits RunOptions::cast.
+// Copies and casts between floats don't need the module; the first other cast
+// opens it. May be called from many threads; fits RunOptions::cast.
 class Caster {
  public:
-  // Throws before any work is done what the call below would throw: a
-  // resource_error if the module is needed and missing, an unfaithful_error
-  // that names `tensor` if torch has no such cast or it would drop imaginary
-  // parts.
+  // Throws, before any work is done, what the call below would throw:
+  // resource_error if the module is needed and missing, unfaithful_error naming
+  // `tensor` if torch has no such cast or the cast would drop imaginary parts.
   void check(DType from, DType to, const std::string& tensor) const;
 
   // Converts `count` elements; the ranges don't overlap, and may begin at any

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts between floating-point types on the processor: the rules of
-// numbers.h in loops, once per instruction set. All give the same bits, of an
-// element wherever it stands; the tests run each that the processor has.
+// Casts between floating-point types on the processor: the rules of numbers.h
+// as loops, compiled once per instruction set. All give the same bits for an
+// element wherever it is; the tests run every set that the processor has.
 //
 // A cast is a step to f32, a step from it, or both:
 //
 //   bf16 --widen--> 2,048 f32 in the first-level cache --narrow--> f16
 //
-// So there are two loops for each type, and none for each pair.
+// So each type needs two loops, and pairs need none.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ using CastStep = void (*)(const std::byte* in, std::byte* out, uint64_t count);
 
 struct CastKernel {
   std::string_view name;
-  // To f32 and from it; null for f32. The bits of a NaN depend on where it
-  // comes from at first.
+  // To f32 and back; null for f32. The bits of a NaN depend on its original
+  // type.
   CastStep (*widen)(DType from);
   CastStep (*narrow)(DType from, DType to);
 
@@ -37,7 +37,7 @@ struct CastKernel {
             uint64_t count) const;
 };
 
-// Those that this processor can run; the last one is the fastest.
+// The kernels that this processor can run, fastest last.
 std::span<const CastKernel> usable_cast_kernels();
 const CastKernel& best_cast_kernel();
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a cast loses: finite values that the target's type has no room for,
-// and values that it rounds to zero. Counted on the source's elements while
-// they are in the cache.
+// What a cast loses: finite values that are too large for the target's type,
+// and values that round to zero. Counted on the source's elements while they
+// are in the cache.
 //
 //   |x| as an integer    0 | 1 … tiny | … | over … last | infinity | NaN
 //                            become zero     too large
 //
-// A float's bits without its sign grow with its value, so each class is a
-// range of them. The ranges are found from the casts themselves (cast_kernel),
-// not written down.
+// Without its sign, a float's bits grow with its value, so each class is a
+// range. The ranges are derived from the casts themselves (cast_kernel), not
+// written down.
 #pragma once
 
 #include <cstddef>
@@ -28,22 +28,22 @@ struct CastLoss {
   CastLoss& operator+=(const CastLoss& other);
 };
 
-// True if the type has infinities, which values too large for it become.
+// True if the type has infinities, which too large values become.
 bool has_infinity(DType dtype);
 
 class LossCounter {
  public:
   LossCounter(DType from, DType to);
 
-  // False: the cast loses nothing of these two kinds (f16 to f32), or its
-  // source is not a type of 16 bits or more.
+  // False if the cast can lose neither kind (f16 to f32), or its source has
+  // fewer than 16 bits.
   bool counts() const { return tiny_ != 0 || over_ <= last_; }
 
-  // Elements of the source's type; they may begin at any byte.
+  // Elements of the source's type, at any alignment.
   CastLoss count(std::span<const std::byte> elements) const;
 
-  // Puts the largest number of the target's type, of the same sign, where
-  // a finite element of `in` was too large for it.
+  // Where a finite element of `in` was too large, puts the largest number of
+  // the target's type, with the same sign.
   void saturate(const std::byte* in, std::byte* out, uint64_t count) const;
 
  private:
@@ -55,7 +55,7 @@ class LossCounter {
   uint64_t most_ = 0;  // the target's largest number
 };
 
-// The counter of a pair, made once.
+// The counter for a pair of types, made once.
 const LossCounter& loss_counter(DType from, DType to);
 
 }  // namespace ckpt::reshard

@@ -9,15 +9,15 @@
 namespace ckpt::reshard {
 
 // Rewrites shape and boxes with as few dimensions as possible, at least one.
-// Two neighbours are joined if every box holds the inner one whole and steps
-// through both with one stride.
+// Two neighbouring dimensions are joined if every box holds the inner one whole
+// and steps through both with one stride.
 void collapse(Shape& shape, std::vector<Placed>& sources,
               std::vector<Placed>& targets);
 
-// Cuts sources along short dimensions whose steps they don't take in the order
-// of the tensor. What lies further in can then be joined: of rows that are
-// interleaved, [half, 2, width] in steps of (width, half * width, 1), two
-// boxes remain, each a matrix.
+// Cuts sources along short dimensions that they don't step through in the
+// tensor's order. The dimensions inside can then be joined: interleaved rows,
+// [half, 2, width] in steps of (width, half * width, 1), become two boxes, each
+// a matrix.
 void cut_short_dims(const Shape& shape, std::vector<Placed>& sources);
 
 }  // namespace ckpt::reshard

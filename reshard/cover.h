@@ -7,8 +7,8 @@
 
 namespace ckpt::reshard {
 
-// Throws bug_error naming the file and the bytes: a writer that lays out a
-// gap or an overlap is wrong, whatever the input was.
+// Throws bug_error naming the file and the bytes: a writer that lays out a gap
+// or an overlap is wrong, whatever its input.
 void prove_file_cover(const Target& target);
 
 }  // namespace ckpt::reshard

@@ -11,22 +11,24 @@
 
 namespace ckpt::reshard {
 
-// Reads every range of catalog.crcs once and returns a damage problem for
-// each that does not have its checksum, or can't be read.
+// Reads every range of catalog.crcs once; returns a damage problem for each
+// range that can't be read or whose checksum differs.
 std::vector<Problem> check_crcs(const Catalog& catalog,
                                 const RunOptions& options);
 
-// Only of these, by their index; with that index, in no order.
+// The same for these indexes only; returns each problem with its index, in no
+// order.
 std::vector<std::pair<uint32_t, Problem>> check_crcs(
     const Catalog& catalog, const std::vector<uint32_t>& which,
     const RunOptions& options);
 
-// Those as check_crcs(catalog, options) returns them: with their tensors, by
+// Those problems as check_crcs(catalog, options) returns them: with tensors, by
 // file.
 std::vector<Problem> named_problems(
     const Catalog& catalog, std::vector<std::pair<uint32_t, Problem>> found);
 
-// The tensors that begin in these ranges, in their order; "" for none.
+// The tensors that begin in these ranges, in the order of the ranges; "" for
+// none.
 std::vector<std::string> tensors_in(const Catalog& catalog,
                                     const std::vector<StoredCrc>& ranges);
 

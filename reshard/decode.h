@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread's reads of elements that are made as they are read
+// One thread's reads of elements that are decoded as they are read
 // (lib/decoding.h).
 #pragma once
 
@@ -28,7 +28,7 @@ class DecodeReader {
   void read(const Decoding& made, uint64_t offset, std::span<std::byte> buffer);
   uint64_t bytes_read() const;
 
-  // What it holds at most, about: panels and lines.
+  // About how much it holds at most: panels and lines.
   static constexpr uint64_t kMemory = uint64_t{8} << 20;
 
  private:
@@ -42,7 +42,7 @@ class DecodeReader {
     std::byte* at;
     uint64_t by_row, by_column;
   };
-  // Stored codes, a row of them each `stride` bytes.
+  // Stored codes, with `stride` bytes from row to row.
   struct Codes {
     const std::byte* at;
     uint64_t stride;
@@ -99,7 +99,7 @@ class DecodeReader {
   std::unique_ptr<SourceReader> reader_;
   uint64_t read_before_ = 0;  // by readers of other lists of files
 
-  // Scales and zeros of the tile that was loaded last.
+  // Scales and zeros of the last tile loaded.
   const Decoding* scales_of_ = nullptr;
   Tile scales_tile_{};
   std::vector<float> scales_, zeros_;
@@ -111,14 +111,14 @@ class DecodeReader {
   std::vector<std::byte> codes_, bounce_, narrow_, stored_;
   std::vector<int16_t> powers_;
 
-  // What each code of each column is, in one group of rows.
+  // The value of each code of each column, in one group of rows.
   const Decoding* tables_of_ = nullptr;
   uint64_t tables_group_ = 0, tables_column_ = 0;
   std::vector<std::byte> tables_;
   std::vector<float> line_;
 
-  // The largest magnitudes of a row of blocks, and its numbers as they are
-  // stored, if those are few.
+  // The largest magnitudes of a row of blocks, and its stored numbers if there
+  // are few of them.
   const Decoding* blocks_of_ = nullptr;
   uint64_t blocks_batch_ = 0, blocks_row_ = 0;
   std::vector<float> largest_;
@@ -126,7 +126,7 @@ class DecodeReader {
   uint64_t rows_batch_ = 0, rows_begin_ = 0;
   std::vector<std::byte> rows_;
 
-  // The stored codes of some panels beside each other.
+  // The stored codes of adjacent panels.
   const Decoding* held_of_ = nullptr;
   Tile held_tile_{};
   std::vector<std::byte> held_;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes of 4 bits whose weight stands across, to elements of 2 bytes: 32
-// natural rows at once, which are 64 bytes of each of the weight's rows. No
-// number is computed: an element is looked up by its code, in a table of 16
-// that the slower loops made.
+// 4-bit codes of a transposed weight, to elements of 2 bytes: 32 natural rows
+// at once, which are 64 bytes of each of the weight's rows. Nothing is
+// computed: each element is looked up by its code, in a table of 16 that the
+// slower loops made.
 //
 //   32 rows x 8 columns of codes ─► turned as bytes ─► two look-ups of bytes
 //
-// Turning codes moves a quarter of what turning elements does.
+// Transposing codes moves a quarter of the bytes that transposing elements
+// does.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +20,8 @@ namespace ckpt::reshard {
 inline constexpr uint64_t kTurnedRows = 32;
 inline constexpr uint64_t kTableBytes = 32;  // of 16 elements of 2 bytes
 
-// Codes as they are stored, a row of them each `stride` bytes. A column's
-// elements go to out + column * by_column.
+// Stored codes, with `stride` bytes from row to row. A column's elements go to
+// out + column * by_column.
 struct Turned {
   const std::byte* codes;
   uint64_t stride;
@@ -43,9 +44,9 @@ struct TurnedKernel {
   void (*e2m1)(const Turned& part, const int16_t* powers);
 };
 
-// Those that this processor can run, the best one last.
+// The kernels that this processor can run, best last.
 std::span<const TurnedKernel> usable_turned_kernels();
-// The best one; null if this processor has none.
+// The best kernel; null if this processor has none.
 const TurnedKernel* turned_kernel();
 
 }  // namespace ckpt::reshard

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread's reads around the page cache, of the source files that can be
-// read so.
+// One thread's reads past the page cache, from the source files that allow it.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +19,11 @@ class DirectCache : public FileCache<io::DirectFile> {
       : FileCache(io::DirectFile::open, most) {}
 };
 
-// What of a run is read around the page cache.
+// Which of a run's reads go past the page cache.
 struct DirectReads {
   bool on = false;
-  // Only what was wanted is; else everything that is long enough, and a file
-  // system that has no such reads is an error.
+  // Only what was wanted. Otherwise everything that is long enough, and a file
+  // system without such reads is an error.
   bool wanted_only = false;
   uint32_t ahead = 0;  // reads under way for each thread
 };
@@ -32,21 +31,22 @@ struct DirectReads {
 class DirectReader {
  public:
   // `block`: the longest range that is read ahead. A read of less than an
-  // eighth of it goes through the page cache: the kernel then reads whole
-  // pages and some more, which are the neighbours of what is needed next.
+  // eighth of it goes through the page cache: the kernel then reads whole pages
+  // and more, which hold what is needed next.
   DirectReader(const std::vector<File>& files, DirectCache& cache,
                const DirectReads& reads, uint64_t block);
 
   bool wanted_only() const { return wanted_only_; }
-  // True if reads of so many bytes of the file are not for the page cache.
+  // True if reads of that many bytes of the file go past the page cache.
   bool takes(uint32_t file, uint64_t bytes) const {
     return bytes >= least_ && files_[file].codec == Codec::kRaw;
   }
-  // These bytes will be read, after all that were wanted before. Nothing if
-  // they are for the page cache.
+  // Announces a read of these bytes, after all that were announced before. Does
+  // nothing if it goes through the page cache.
   void want(uint32_t file, uint64_t offset, uint64_t bytes);
-  // False if they are for the page cache: then nothing was read. Throws a
-  // resource_error if all was to be read around it and the file system can't.
+  // False, and nothing is read, if these bytes go through the page cache.
+  // Throws resource_error if everything had to go past it and the file system
+  // can't.
   bool read(uint32_t file, uint64_t offset, std::span<std::byte> buffer);
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs a plan: sweeps the sources front to back in blocks that fit a core's
-// cache, and does everything that has to be done to a byte (digest, CRC,
-// cast) while it is hot. Memory is bounded whatever the model.
+// cache, and does all work on a byte (digest, CRC, cast) while it is hot.
+// Memory is bounded, whatever the model.
 #pragma once
 
 #include <cstddef>
@@ -27,20 +27,20 @@ namespace ckpt::reshard {
 using CastFunction = std::function<void(
     DType from, DType to, const std::byte* in, std::byte* out, uint64_t count)>;
 
-// Sees each run of a tensor's logical source bytes as it passes: the tensor's
-// index, the byte in its content, the bytes. Called from many threads; each
-// element passes exactly once.
+// Called with each run of a tensor's logical source bytes: the tensor's index,
+// the offset in its content, the bytes. Called from many threads; each element
+// is seen exactly once.
 using Observer = std::function<void(uint32_t tensor, uint64_t offset,
                                     std::span<const std::byte> bytes)>;
 
 class CudaModule;
 class SourceCrcs;
 
-// What one process of several runs of a plan (reshard/ranks).
+// The part of a plan that one of several processes runs (reshard/ranks).
 struct Part {
   std::vector<Item> items;
   SourceCrcs* crcs = nullptr;  // filled, not judged: others have the rest
-  // Gets each item that has a number, when its bytes are where they go.
+  // Called with each numbered item once its bytes are in place.
   std::function<void(const Outcome&)> finished;
 };
 
@@ -49,14 +49,15 @@ struct RunOptions {
   uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers together
   uint64_t block = uint64_t{1} << 20;    // aim of one read: half an L2 cache
   ReadMode io = ReadMode::kAuto;
-  // What is read will hardly be read again: kAuto leaves out of the page cache
-  // what is not in it.
+  // The source will hardly be read again: kAuto keeps what is not in the page
+  // cache out of it.
   bool reads_once = false;
   bool digest = true;
   bool check_crcs = false;  // of the source's records, as they are read
   CastFunction cast;        // needed if a planned tensor casts
-  // Elements that casts lose are counted (cast_loss.h). On a device's blocks
-  // nobody counts: tensors whose cast may lose some go by the processor.
+  // Count elements that casts lose (cast_loss.h). Nothing counts them in a
+  // device's blocks, so tensors whose cast may lose some go through the
+  // processor.
   bool count_losses = false;
   bool saturate = false;  // what overflows becomes the largest number
   Observer observe;       // optional
@@ -66,8 +67,8 @@ struct RunOptions {
   uint64_t drop_above = 0;
   Progress progress;
   Journal* journal = nullptr;  // finished items go in; what it has is skipped
-  // Gets the number of each item whose bytes are where they go, by an earlier
-  // run or by this one, from any thread; not with `part`.
+  // Called from any thread with the number of each item whose bytes are in
+  // place, by an earlier run or by this one; not with `part`.
   std::function<void(uint32_t item)> finished;
   const Part* part = nullptr;  // only this, and no journal
 };
@@ -81,24 +82,24 @@ struct RunResult {
   uint64_t bytes_written = 0;
 };
 
-// Bytes of all buffers that a run would have.
+// Bytes of all buffers of such a run.
 uint64_t buffer_bytes(const Plan& plan, const RunOptions& options);
 
-// Throws resource_error if max_mem is too small, the reader's and writer's
-// errors as they come, Interrupted after a signal.
+// Throws resource_error if max_mem is too small, the errors of reads and
+// writes, and Interrupted after a signal.
 RunResult run(const Plan& plan, const Catalog& source, Output& output,
               const RunOptions& options);
 
-// Indexes into source.crcs of records that don't have their checksum. What
-// passed by is judged as it is; the rest of what the plan takes is read once
-// more.
+// Indexes into source.crcs of records whose checksum is wrong. Records that
+// passed by were checked on the way; the others that the plan uses are read
+// once more.
 std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
                                  const Catalog& source, RunOptions options);
 
 // Throws input_error naming the first record whose stored checksum is wrong.
 void check_crcs(const RunResult& result, const Catalog& source);
 
-// Throws input_error naming the tensor and both files for the first replicas
+// Throws input_error naming the tensor and both files of the first replicas
 // that differ.
 void check_replicas(const Plan& plan, const RunResult& result,
                     const Catalog& source);

@@ -13,11 +13,11 @@
 
 namespace ckpt::reshard {
 
-// Files that one cache keeps: a quarter of those that the process may have
-// open (RLIMIT_NOFILE), of 2 to 4096.
+// How many files one cache keeps open: a quarter of RLIMIT_NOFILE, from 2 to
+// 4096.
 size_t most_open_files();
 
-// Thread-safe. What `open` gives may be null, which is remembered too.
+// Thread-safe. `open` may return null, which is remembered too.
 template <class File>
 class FileCache {
  public:

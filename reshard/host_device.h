@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lets the same lines compile for the host and for a GPU.
+// Lets the same lines compile for the host and for a GPU.
 #pragma once
 
 #ifndef __CUDA_ARCH__

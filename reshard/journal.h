@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which parts of a plan are done: a file in the staging directory, so that a
-// run which was stopped, killed or out of space goes on where it was.
+// Which parts of a plan are done: a file in the staging directory, from which a
+// run that was stopped, killed or out of space continues.
 //
 //   ckpt-journal 2 FINGERPRINT BOOT = CHECK\n
 //   ITEM s SLOT DIGEST … t TENSOR DIGEST … c FILE INDEX CRC …
 //        l TENSOR OVERFLOWED ZEROED LARGEST … = CHECK\n
 //   ! = CHECK\n
 //
-// One line for each finished item, appended after its last write. CHECK is
-// the CRC-32 of the line before it, 8 hexadecimal digits: a line that was torn
-// or flipped does not count. A line of "!" says that something failed to be
-// written. The page cache outlives a process but not the machine, nor a flush
-// that fails: what a journal says is proven from the staged files before it
-// is believed (reshard/staged.h).
+// One line for each finished item, appended after its last write. CHECK is the
+// CRC-32 of the line before it, 8 hexadecimal digits: a torn or flipped line
+// does not count. A line of "!" says that a write failed. The page cache
+// outlives a process, but not the machine or a failed flush, so what a journal
+// says is proven from the staged files before it is believed
+// (reshard/staged.h).
 #pragma once
 
 #include <chrono>
@@ -39,7 +39,7 @@ struct CrcPart {
   uint32_t value = 0;
 };
 
-// What one item gave besides its bytes.
+// What one item produced besides its bytes.
 struct Outcome {
   uint32_t item = 0;
   std::vector<std::pair<uint32_t, Digest>> source;  // slot, part of its sum
@@ -52,28 +52,29 @@ struct Outcome {
 
 class Journal {
  public:
-  // A new journal; replaces what is there.
+  // Creates a journal, replacing an old one.
   static Journal create(const std::string& path, uint64_t fingerprint);
-  // The journal of an earlier run of the same work. Nothing if there is none;
-  // throws unfaithful_error if it is of other work (the source or the options
+  // The journal of an earlier run of the same work; nothing if there is none.
+  // Throws unfaithful_error if it is for other work (the source or the options
   // changed).
   static std::optional<Journal> open(const std::string& path,
                                      uint64_t fingerprint);
 
-  // What an earlier run finished, or says so; each item once.
+  // The items that an earlier run says it finished, each once.
   const std::vector<Outcome>& done() const { return done_; }
-  // The machine was restarted since, or a write or a flush failed: the files
-  // may not hold what was written to them.
+  // True if the machine was restarted since, or a write or a flush failed: the
+  // files may not hold what was written to them.
   bool is_doubtful() const { return doubtful_; }
   // Says so to later runs.
   void doubt();
-  // Forgets what was done but for these.
+  // Forgets all finished items except these.
   void replace(std::vector<Outcome> done);
-  // Adds a finished item; from any thread. It is on file after 50 ms or 64 KiB
-  // of others, or when the journal goes: a plan of a million small items must
-  // not pay a system call for each, and a killed run may do some of them again.
+  // Adds a finished item, from any thread. It reaches the file after 50 ms,
+  // after 64 KiB of others, or when the journal is destroyed: a plan of a
+  // million small items can't pay a system call for each, and a killed run may
+  // do some of them again.
   void append(const Outcome& outcome);
-  // Items in it, of this run and of earlier ones.
+  // Items in it, from this run and earlier ones.
   size_t items() const { return items_; }
 
   Journal(Journal&& other) noexcept

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 16 bytes in a register, and how two of them interleave: what every x86-64
+// 16 bytes in a register, and interleaving two of them, with what every x86-64
 // (SSE2) and every aarch64 (NEON) has.
 //
 //   zip_low<2>   a0 a1 a2 ..  b0 b1 b2 ..  ─►  a0 b0 a1 b1 ..

@@ -4,10 +4,10 @@
 //
 //   made[i][j] = base[i][j] + scale * sum over k of left[i][k] * right[k][j]
 //
-// In f32, as peft does it: the products are added up in the order of k, each
-// with one rounding (fma); the sum is scaled, then added, then rounded to the
-// base's dtype. With magnitudes (DoRA) each row, or each column, is brought to
-// a length of its own at the end. No buffer grows with the matrix.
+// In f32, as peft computes it: products are added in the order of k, each with
+// one rounding (fma); the sum is scaled, then added, then rounded to the base's
+// dtype. With magnitudes (DoRA) each row, or each column, is scaled to its own
+// length at the end. No buffer grows with the matrix.
 #pragma once
 
 #include <atomic>
@@ -25,12 +25,12 @@
 
 namespace ckpt::reshard {
 
-// A matrix as it is stored: its tensor, and the files that the pieces of that
-// are in. Rows of its pieces are contiguous.
+// A stored matrix: its tensor, and the files that hold its pieces. Rows of
+// pieces are contiguous.
 class StoredMatrix {
  public:
   // A vector is one column. Throws unfaithful_error for what can't be read by
-  // rows: other ranks, elements apart, files that are packed.
+  // rows: other numbers of dimensions, strided elements, packed files.
   StoredMatrix(const Tensor& tensor, const std::vector<File>& files);
 
   uint64_t rows() const { return rows_; }
@@ -67,7 +67,7 @@ struct LowRankTerm {
   std::optional<StoredMatrix> right;
   bool transposed = false;
   float scale = 1;
-  // peft rounds what is added to an embedding to the embedding's dtype first.
+  // peft first rounds what it adds to an embedding to the embedding's dtype.
   bool rounded = false;
   // DoRA: the length of each row; of each column if transposed.
   std::optional<StoredMatrix> magnitude;
@@ -98,14 +98,14 @@ class LowRank : public Made {
   const StoredMatrix base_;
   const LowRankTerm term_;
   uint64_t rank_ = 1;
-  // Of rows or columns; a row's is negative until somebody measured it.
+  // Of rows or columns; negative until measured.
   mutable std::vector<std::atomic<float>> lengths_;
   mutable std::mutex measuring_;
   mutable bool measured_ = false;
 };
 
 // left [rows, rank] times right [rank, columns], all contiguous. The same bits
-// whatever the processor has.
+// on every processor.
 void multiply(const float* left, const float* right, uint64_t rows,
               uint64_t rank, uint64_t columns, float* out);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that are on no disk: their bytes are made of other files' while they
-// are read. A plan sees one as any other file, so what is made can be cut,
-// joined, cast and digested like what is stored.
+// Files that are on no disk: their bytes are computed from other files' as they
+// are read. To a plan one is like any other file, so computed bytes can be cut,
+// joined, cast and digested like stored ones.
 //
 // Such a File has Codec::kMemory, "bytes of the caller's": `memory` is the
 // Made, and `fill`, which memory does not use, says so.
@@ -24,8 +24,8 @@ using ReadFile =
 class Made {
  public:
   virtual ~Made() = default;
-  // Bytes [offset, offset + buffer.size()) of what is made. Threads call it
-  // together.
+  // Bytes [offset, offset + buffer.size()) of the made file. Threads call it
+  // concurrently.
   virtual void read(uint64_t offset, std::span<std::byte> buffer,
                     const ReadFile& read) const = 0;
 };
@@ -50,7 +50,7 @@ inline bool is_made(const File& file) {
   return file.codec == Codec::kMemory && file.fill == kMadeMark;
 }
 
-// `made` has to outlive the catalog. `path`: what errors name.
+// `made` must outlive the catalog. Errors name `path`.
 inline File made_file(const Made& made, std::string path, uint64_t size) {
   return {.path = std::move(path),
           .size = size,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The heart of the planner: the boxes of one tensor become jobs.
 //
-// First dimensions that no piece splits are joined, so that nearly every
-// tensor ends as a row or a matrix. Then the matrix is cut at all row
-// boundaries of all pieces; between two cuts each piece is a lane, and the
+// First, dimensions that no piece splits are joined, so that nearly every
+// tensor becomes a row or a matrix. Then the matrix is cut at every row
+// boundary of every piece. Between two cuts each piece is a lane, and the
 // columns that a source lane and a target lane share are a move.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace ckpt::reshard {
 
-// What merge needs to know of a tensor.
+// What merge needs to know about a tensor.
 struct Cells {
   uint32_t index = 0;  // in Plan::tensors
   Grid grid;

@@ -32,15 +32,15 @@ class Mover {
         OpenSources& open, const RunOptions& options, uint64_t block,
         SourceCrcs* crcs);
 
-  // Returns what the item gave besides its bytes.
+  // Returns what the item produced besides its bytes.
   const Outcome& run(const Item& item);
 
-  // To be called before run(item): has the disk fetch what this item and the
-  // next one will read and is not in memory.
+  // Call before run(item): asks the disk for what this item and the next one
+  // will read and is not in memory.
   void look_ahead(const Item& item, const std::optional<Item>& next);
 
-  // From here on nothing that was moved stays in the page cache, but for what
-  // was there already.
+  // From here on nothing that is moved stays in the page cache, except what was
+  // there already.
   void drop_behind() { behind_.turn_on(); }
   void read_around(const DirectReads& reads);
 
@@ -65,22 +65,22 @@ class Mover {
 
   // move_run.cc: columns [begin, end) of a job of one row.
   void run_columns(const Job& job, uint64_t row, uint64_t begin, uint64_t end);
-  // Columns [low, high) of what all `moves` want.
+  // Columns [low, high) that `moves` want together.
   void copy_columns(const Job& job, uint64_t row, std::span<const Move> moves,
                     uint64_t low, uint64_t high);
-  // The first of them and those that want the same source bytes.
+  // The first move and those that want the same source bytes.
   static std::span<const Move> same_source(std::span<const Move> moves);
-  // Source bytes that fit a block, also when they are cast.
+  // Source bytes that fit a block, even after a cast.
   uint64_t column_step(const Job& job) const;
-  // True if the bytes of this move need not be looked at.
+  // True if nothing needs to see the bytes of this move.
   bool is_blind(const Job& job, const Move& move) const;
-  // Shares bytes with the source where the file system can; [head, tail) is
-  // what it did of `count`.
+  // Shares bytes with the source where the file system can; [head, tail) of
+  // `count` is done then.
   void share(const Lane& source, uint64_t from, uint32_t file, uint64_t offset,
              uint64_t count, uint64_t& head, uint64_t& tail);
   // move_strided.cc: rows [begin, end).
   void run_rows(const Job& job, uint64_t begin, uint64_t end);
-  // Rows that fit a block; 0 if not one does.
+  // Rows that fit a block; 0 if not even one does.
   uint64_t row_step(const Job& job) const;
   void move_block(const Job& job, uint64_t row, uint64_t rows);
   void load(const Lane& lane, uint64_t row, uint64_t rows, Loaded& loaded);
@@ -93,10 +93,11 @@ class Mover {
   void run_gather(const Gather& gather);
   void emit_tile(const Gather& gather, const Dims& begin, const Dims& shape);
 
-  // What is known of a run of logical source bytes: its digest, the observer.
+  // Adds a run of logical source bytes to its digest, and shows it to the
+  // observer.
   void account(uint32_t digest_slot, uint32_t check_slot, uint32_t tensor,
                uint64_t offset, std::span<const std::byte> bytes);
-  // Returns the CRC-32 of the bytes if it was made on the way.
+  // Returns the CRC-32 of the bytes if it was computed on the way.
   void read_unchecked(uint32_t file, uint64_t offset,
                       std::span<std::byte> bytes);
   void read_rows(const Lane& lane, uint64_t first, uint64_t rows,
@@ -113,8 +114,8 @@ class Mover {
   // `count` elements, in() to `out`.
   void cast(const PlannedTensor& tensor, const std::byte* in, std::byte* out,
             uint64_t count);
-  // Source bytes go to the target as they are: shares them if the file system
-  // can (Output::clone), else writes `bytes`. `crc`: of them, if it is known.
+  // Moves source bytes to the target unchanged: shares them if the file system
+  // can (Output::clone), else writes `bytes`. `crc`: theirs, if known.
   void write_same(const Lane& source, uint64_t from, uint32_t file,
                   uint64_t offset, std::span<std::byte> bytes,
                   std::optional<uint32_t> crc);

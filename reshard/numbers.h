@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts between floating-point types, element by element, with the bits that
-// PyTorch gives on the CPU. The processor's casts and the GPU's are made of
+// PyTorch gives on the CPU. The processor's and the GPU's casts are built from
 // these.
 //
 // Narrow floats go through f32, as in PyTorch: an f64 rounds twice on its way
-// to bf16. Rounding is to nearest, ties to even. Specials are done with
-// integers: a GPU's own conversions replace the bits of NaNs by one value.
+// to bf16. Rounding is to nearest, ties to even. Special values are handled as
+// integers: a GPU's own conversions replace all NaNs by one value.
 //
 // NaNs, as found on x86-64 with AVX2 or AVX-512:
 //   to f64, f32, f16   sign and the upper bits of the payload, made quiet
 //   to bf16            0xffff from f32 and f64, 0x7fc0 from narrower ones
 //   to f8              the one NaN of the type; e4m3 and e5m2 keep the sign
-// PyTorch gives two pairs other bits in the last elements of a run (f64 to
-// bf16, f16 to f32). Here a NaN is what it is before those last elements,
-// wherever it stands: the same content gives the same bytes in any sharding.
+// For two pairs (f64 to bf16, f16 to f32) PyTorch gives other bits in the last
+// elements of a run. Here a NaN always gets the bits from before those last
+// elements, so the same content gives the same bytes in any sharding.
 //
 // No function has a branch: loops over them become vector instructions.
 #pragma once
@@ -29,8 +29,8 @@ inline constexpr uint32_t kFloatInf = 0x7F800000;
 inline constexpr uint32_t kNanFromWide = 0xFFFF;  // as a bf16: from f32, f64
 inline constexpr uint32_t kNanFromNarrow = 0x7FC0;
 
-// yes ? a : b with both of them made: compilers don't turn a branch around
-// floating-point arithmetic into a vector's mask.
+// yes ? a : b, with both computed: compilers don't turn a branch around
+// floating-point arithmetic into a vector mask.
 template <class T>
 CKPT_HD T pick(bool yes, T a, T b) {
   const T mask = T{0} - static_cast<T>(yes);
@@ -42,26 +42,26 @@ CKPT_HD bool above(uint32_t a, uint32_t b) {
   return static_cast<int32_t>(a) > static_cast<int32_t>(b);
 }
 
-// A float of sign, 8-bit-or-less exponent and `man` bits of mantissa with the
-// given bias, without its specials; exact.
+// A float of sign, at most 8 bits of exponent and `man` bits of mantissa with
+// the given bias, special values aside; exact.
 CKPT_HD uint32_t widen(uint32_t code, uint32_t man, uint32_t bias) {
   const uint32_t moved = code << (23 - man);
-  // Below the least normal number: as if it had the implicit one, less that.
+  // Subnormal: as if it had the implicit one, minus that.
   const uint32_t least = (128 - bias) << 23;
   const float tiny = bits_as<float>(moved | least) - bits_as<float>(least);
   return pick(code >> man != 0, moved + ((127 - bias) << 23),
               bits_as<uint32_t>(tiny));
 }
 
-// The other way, to nearest even, of a finite f32 without its sign. A result
-// beyond the largest code says that the value is too large.
+// The reverse, to nearest even, for a finite f32 without its sign. A result
+// beyond the largest code means that the value is too large.
 CKPT_HD uint32_t narrow(uint32_t bits, uint32_t man, uint32_t bias) {
   const uint32_t least = 128 - bias;  // exponent of the least normal number
   const uint32_t shift = 23 - man;
   const uint32_t odd = (bits >> shift) & 1;
   const uint32_t rounded = bits + odd + (1u << (shift - 1)) - 1;
   const uint32_t normal = (rounded >> shift) - ((127 - bias) << man);
-  // Below that: a sum whose last bit is worth one is rounded by the addition.
+  // Subnormal: the addition itself rounds a sum whose last bit is worth one.
   const uint32_t one = (151 - bias - man) << 23;
   const float sum = bits_as<float>(bits) + bits_as<float>(one);
   return pick(above(least << 23, bits), bits_as<uint32_t>(sum) - one, normal);
@@ -87,7 +87,7 @@ CKPT_HD uint32_t e5m2_to_float(uint32_t byte) {
   return f16_to_float(byte << 8);
 }
 
-// A NaN is where minus zero would be.
+// A NaN is encoded where minus zero would be.
 CKPT_HD uint32_t fnuz_to_float(uint32_t byte, uint32_t man, uint32_t bias) {
   const uint32_t number = ((byte & 0x80) << 24) | widen(byte & 0x7F, man, bias);
   return pick(byte == 0x80, 0x7F800001u, number);

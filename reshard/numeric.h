@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers about elements: what `inspect --stats` shows, and how far two tensors
-// are apart. Sums are of doubles; their last digits depend on how many threads
+// Statistics of elements (`inspect --stats`), and how far two tensors are
+// apart. Sums are of doubles; their last digits depend on how many threads
 // added them up.
 #pragma once
 
@@ -24,7 +24,7 @@ struct Stats {
   uint64_t infs = 0;
   uint64_t zeros = 0;  // of either sign
   // How many have |x| in [2^e, 2^(e+2)), e from kLeastExponent in steps of two;
-  // what is smaller or larger counts for the first or the last. No zeros.
+  // smaller and larger ones count in the first and the last. No zeros.
   static constexpr int kLeastExponent = -48;
   static constexpr size_t kMagnitudes = 32;
   std::array<uint64_t, kMagnitudes> magnitudes{};
@@ -33,7 +33,7 @@ struct Stats {
   Stats& operator+=(const Stats& other);
 };
 
-// Of the finite elements; of none: NaN.
+// Of the finite elements; NaN if there are none.
 double mean(const Stats& stats);
 double deviation(const Stats& stats);  // of the population
 
@@ -51,7 +51,7 @@ struct Comparison {
   uint64_t mismatches = 0;
   uint64_t first_mismatch = 0;  // which element; if there are mismatches
 
-  // Adds what was found further on.
+  // Adds the result of the elements that follow.
   Comparison& operator+=(const Comparison& later);
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the engine's bytes go: files that exist already with their full size,
-// memory, or nowhere.
+// Where the engine's bytes go: files that already exist at full size, memory,
+// or nowhere.
 #pragma once
 
 #include <sys/uio.h>
@@ -24,7 +24,7 @@ namespace ckpt::reshard {
 
 class Output {
  public:
-  // Nowhere: for plans that only read.
+  // Discards everything: for plans that only read.
   Output() = default;
   // The target's files below `root`, which must exist ("": file paths as they
   // are).
@@ -32,18 +32,19 @@ class Output {
   // Memory: file i is buffers[i], of the target file's size.
   explicit Output(std::vector<std::span<std::byte>> buffers);
 
-  // Files that `carrier` takes are another process's: it gets their bytes.
+  // `carrier` gets the bytes of files that it takes: those are another
+  // process's.
   void send_by(Carrier& carrier) { carrier_ = &carrier; }
 
-  // Gathers parts (clobbered) to file bytes [offset, …). Thread-safe; no two
+  // Gathers parts (clobbered) into file bytes [offset, …). Thread-safe; no two
   // writes may touch the same byte. `known`: the CRC-32 of all the bytes, if
-  // it was made already. Returns what the bytes gave to a CRC.
+  // already computed. Returns what the bytes add to a CRC.
   CrcPart write(uint32_t file, uint64_t offset, std::span<iovec> parts,
                 std::optional<uint32_t> known = {});
-  // Shares bytes with the source inside the file system where it can (XFS,
-  // btrfs) and both offsets lie alike in their blocks: then [head, tail) of
-  // the range is done, and only the rest is to be written. Else, or where a
-  // CRC is wanted of the bytes, nothing is done and head = tail = count.
+  // Shares bytes with the source inside the file system if it can (XFS, btrfs)
+  // and both offsets are at the same place in their blocks: then [head, tail)
+  // of the range is done, and only the rest remains to be written. Otherwise,
+  // or if the bytes need a CRC, does nothing and head = tail = count.
   void clone(const io::Handle& from, uint64_t from_offset, uint32_t file,
              uint64_t offset, uint64_t count, uint64_t& head, uint64_t& tail);
   // False if clone() will do nothing.
@@ -51,14 +52,14 @@ class Output {
   // See reshard/behind.h; nothing where the target is not a file.
   void start_writeback(uint32_t file, uint64_t offset, uint64_t count) const;
   void settle(uint32_t file, uint64_t offset, uint64_t count) const;
-  // Adds what an earlier run wrote, or another process.
+  // Adds what an earlier run, or another process, wrote.
   void add_crc(const CrcPart& part);
-  // What was written gave to CRCs; parts that are zero are left out.
+  // What the written bytes added to CRCs; zero parts are left out.
   std::vector<CrcPart> crc_parts() const;
-  // After all writes: the literals, and the CRCs of what was written.
+  // After all writes: writes the literals, and the CRCs of what was written.
   void write_literals(uint32_t file);
 
-  // The same of one CRC whose bytes are all written, where literals are.
+  // The same for one CRC, once all its bytes and the literals are written.
   void write_crc(uint32_t file, uint32_t index);
 
   const std::string& path(uint32_t file) const { return paths_[file]; }
@@ -79,7 +80,7 @@ class Output {
 
   const Target* target_ = nullptr;
   Carrier* carrier_ = nullptr;
-  // The first refusal is remembered: asking costs a system call a block.
+  // Remembers the first refusal: asking costs a system call per block.
   std::unique_ptr<std::atomic<bool>> clones_ =
       std::make_unique<std::atomic<bool>>(true);
   std::vector<std::string> paths_;

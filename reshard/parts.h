@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which parts of the target's files are whole while a run writes them, so that
-// they can be sent away. A part waits for the items that write to it, and for
-// the checksums that stand in it, which wait for the items of their record: so
-// no part is touched after it was whole.
+// Which parts of the target's files are complete while a run writes them, so
+// that they can be uploaded. A part waits for the items that write to it, and
+// for the checksums in it, which wait for the items of their record: so no part
+// is touched after it was complete.
 #pragma once
 
 #include <atomic>
@@ -23,32 +23,34 @@ using FileRange = std::pair<uint64_t, uint64_t>;  // bytes [first, second)
 
 class TargetParts {
  public:
-  // `sizes`: bytes of a part of each file; 0 if they are not needed.
+  // `sizes`: the size of a part, for each file; 0 if its parts are not needed.
   TargetParts(const Plan& plan, const Target& target,
               std::vector<uint64_t> sizes);
 
-  // The parts that an item writes to; some of them more than once.
+  // The parts that an item writes to, some more than once.
   void for_each_part(
       uint32_t item,
       const std::function<void(uint32_t file, uint64_t part)>& see) const;
 
-  // It writes to no other file.
+  // True if the item writes to no other file.
   bool only_to_parts(uint32_t item) const;
 
-  // Bytes of parts that are begun and not whole, at most, if the items are
-  // done in their order.
+  // The most bytes of parts that are begun but not complete, if items are done
+  // in order.
   uint64_t most_open() const;
 
-  // Called for each part once, from any thread. Never for those of files that
-  // are copied.
+  // Called once for each part, from any thread. Never for parts of copied
+  // files.
   using Whole = std::function<void(uint32_t file, uint64_t part)>;
-  // Before the run; literals and what is carried are in the files already.
+  // Call before the run, when literals and carried ranges are in the files
+  // already.
   void begin(Output& output, Whole whole);
-  // All bytes of an item are in their files, and its sums in the output.
+  // Call when all bytes of an item are in their files, and its sums in the
+  // output.
   void finished(uint32_t item);
 
-  // What of a part is payload, and of no use here when it was sent away:
-  // digests of the rest are still to be made.
+  // The payload of a part, which is not needed here once the part was uploaded;
+  // the rest is still to be digested.
   std::vector<FileRange> spare(uint32_t file, uint64_t part) const;
 
  private:
@@ -76,11 +78,11 @@ class TargetParts {
   Whole whole_;
 };
 
-// Sorts what is to be done by where it goes instead of where it comes from.
+// Sorts the work by where it goes instead of where it comes from.
 void order_by_target(Plan& plan);
 
-// The order in which fewer bytes of the target are begun and not whole, if
-// that is much.
+// Picks the order in which fewer bytes of the target are begun but not
+// complete, if the difference is large.
 void order_for_sending(Plan& plan, const Target& target);
 
 }  // namespace ckpt::reshard

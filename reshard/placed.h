@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces as the planner works with them: plain boxes of elements with byte
-// strides, flat ranges cut into boxes, replicas told apart.
+// Pieces as the planner sees them: plain boxes of elements with byte strides,
+// flat ranges cut into boxes, replicas recognized.
 #pragma once
 
 #include <cstdint>
@@ -22,23 +22,24 @@ struct Placed {
   bool primary = true;     // false: the same elements are in another piece
 };
 
-// A tensor's dimensions as its bytes count them. Bit-packed types and tensors
-// of one byte a unit become a row of bytes.
+// A tensor's dimensions, counted in bytes. Bit-packed types and tensors of
+// single bytes become a row of bytes.
 struct Grid {
   Shape shape;
   uint64_t element = 1;  // bytes
 };
 Grid grid_of(DType dtype, const Shape& shape);
 
-// What the boxes of a tensor's pieces count in: its grid, or its shape.
+// The space that the boxes of a tensor's pieces count in: its grid, or its
+// shape.
 const Shape& space_of(const Tensor& tensor);
 
 // A box of a tensor of that shape in the factors of its grid (Tensor::grid).
 std::vector<Placed> refine(const Placed& placed, const Shape& shape,
                            const Shape& grid);
 
-// The boxes of a tensor's pieces. Pieces without elements are left out.
-// Throws if a piece leaves the tensor or splits a bit-packed type.
+// The boxes of a tensor's pieces, without empty ones. Throws if a piece leaves
+// the tensor or splits a bit-packed element.
 std::vector<Placed> place(const Tensor& tensor, const std::string& path);
 
 // For each piece: the index of the first piece that holds the same elements.

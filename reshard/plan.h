@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From two catalogs to byte copies. Pure: values in, values out; no file is
-// opened, so a plan can be printed, compared and tested alone.
+// opened, so a plan can be printed, compared and tested by itself.
 //
 // A Job moves the rows of some source lanes to some target lanes:
 //
@@ -9,9 +9,9 @@
 //   | ......row r ..... |   ─►   | ..... |   at offset + r * row_stride
 //                                | a2 a3 |
 //
-// So a split, a join and a re-split of columns are one thing: read a block of
-// rows once, write each target's block of rows in one piece. Rows of one make
-// a plain copy.
+// So splitting, joining and re-splitting columns are the same operation: read a
+// block of rows once, write each target's block of rows in one piece. A single
+// row is a plain copy.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ struct Move {
   uint64_t target_column = 0;   // bytes in the target lane's row
   uint32_t source = 0;          // lane of the job
   uint32_t target = kNone;      // lane of the job; kNone: only read
-  // Digest slots that the bytes count for. `digest` is the tensor's, unless
-  // the same bytes are counted by another move (a target replica).
+  // The digest slots that the bytes are added to. `digest` is the tensor's,
+  // unless another move already counts the same bytes (a target replica).
   uint32_t digest = kNone;
   uint32_t check = kNone;  // of the source piece, if it has replicas
 };
@@ -55,7 +55,7 @@ struct Job {
   uint32_t first_move = 0, moves = 0;      // in Plan::moves
 };
 
-// Elements that don't lie in rows: transposed or otherwise strided views.
+// Elements that are not in rows: transposed or otherwise strided views.
 struct Gather {
   uint32_t tensor = 0;
   uint32_t source_file = kNone;
@@ -81,7 +81,7 @@ struct PlannedTensor {
   bool casts() const { return !same_bytes(source_dtype, target_dtype); }
 };
 
-// The elements of two pieces that must be equal: their digest slots.
+// The digest slots of two pieces whose elements must be equal.
 struct ReplicaCheck {
   uint32_t tensor = 0;
   uint32_t first = 0, second = 0;            // slots
@@ -101,14 +101,15 @@ struct Plan {
 };
 
 // Proves, then plans: every element of every target piece has exactly one
-// source, every source element reaches the target, no byte of a target file
-// is written twice or left out. Else an unfaithful_error that names the tensor
-// and the elements. Tensors meet by name; dtypes that differ are cast.
+// source, every source element reaches the target, no byte of a target file is
+// written twice or left out. Otherwise throws unfaithful_error naming the
+// tensor and the elements. Tensors are matched by name; differing dtypes are
+// cast.
 Plan make_plan(const Catalog& source, const Target& target,
                bool compare_replicas = true);
 
-// For a run that needs no digests of tensors: only what compares replicas is
-// left to be digested.
+// For a run that needs no digests of tensors: digests only what compares
+// replicas.
 void leave_tensor_digests(Plan& plan);
 
 // Reads every element once and writes nothing: digests, statistics, replica

@@ -24,24 +24,24 @@ namespace ckpt::reshard {
 uint64_t claim_bytes(const Catalog& catalog);
 
 // Reads both sides of each claim whose tensors are in the catalog, tile by
-// tile, within options.max_mem and on options.threads. A problem (damage,
-// "main_weight") for each claim that does not hold, naming the first element.
-// A claim about dtypes that can't be compared is one that does not hold.
+// tile, within options.max_mem and on options.threads. Returns a problem
+// (damage, "main_weight") for each claim that does not hold, naming the first
+// element. A claim about dtypes that can't be compared does not hold.
 std::vector<Problem> check_claims(const Catalog& catalog,
                                   const RunOptions& options);
 
 // Throws unfaithful_error for the first of them.
 void prove_claims(const Catalog& catalog, const RunOptions& options);
 
-// The first of `exact` that is not `rounded` when rounded: f32 to f32, bf16
-// or f16. Any NaN is any other.
+// The first element of `exact` that does not round to that of `rounded`: f32 to
+// f32, bf16 or f16. All NaNs are equal.
 std::optional<uint64_t> first_unlike(std::span<const std::byte> exact,
                                      std::span<const std::byte> rounded,
                                      DType dtype);
 
 // Reads the tensors that are not written (Catalog::redundant), within
 // options.max_mem. Throws unfaithful_error, naming the element, for the first
-// that is not what it has to be.
+// that is not what it must be.
 void prove_redundant(const Catalog& catalog, const RunOptions& options);
 uint64_t redundant_bytes(const Catalog& catalog);
 

@@ -5,8 +5,8 @@
     scripts/house.py            the tables of docs/architecture.md
     scripts/house.py --arrows   every arrow from unit to unit
 
-A box of the drawing is a room, or a unit: x.h with x.cc. An arrow is an include
-from one to another. Floors are counted on what is left when each circle is one
+A box of the drawing is a room, a header, or a unit: x.h with x.cc. An arrow is an
+include from one to another. Floors are counted on what is left when each circle is one
 box; an arrow goes up if it is part of a circle. A folder's own files may stand
 above and below its folders (rows.cc, format.h), so folders are only compared
 with their siblings. Functions are measured by Universal Ctags (apt-get install
@@ -135,6 +135,8 @@ def main():
     print("| drawing | boxes | floors | arrows | up |\n|---|---|---|---|---|")
     rooms = {(a.split("/")[0], b.split("/")[0]) for a, b in found}
     drawing("rooms", {(a, b) for a, b in rooms if a != b})
+    drawing("headers", arrows([path for path in files
+                               if path.suffix == ".h"]))
     odd = drawing("units", found)
     for room in ("formats", "formats/megatron", "app"):
         drawing(f"units of `{room}`", {

@@ -18,8 +18,7 @@ struct CompareOptions {
   uint64_t vocabulary = 0;    // entries that are in use, if known
 };
 
-// Takes the catalogs: two of them with millions of pieces each are large
-// enough.
+// Takes the catalogs over: two with millions of pieces each are large enough.
 Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
                    const Engine& engine);
 

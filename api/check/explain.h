@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What two tensors of unlike values still have in common, proven from their
-// bytes: the sentences that spare a user an afternoon.
+// What two tensors with different values still have in common, proven from
+// their bytes: sentences that save a user an afternoon.
 #pragma once
 
 #include <optional>
@@ -16,14 +16,14 @@ std::optional<std::string> rounding(const Catalog& a, const Tensor& x,
                                     const Catalog& b, const Tensor& y,
                                     const Engine& engine);
 
-// "rows permuted by heads (8 blocks of 64 rows)", "rows permuted". Of tensors
+// "rows permuted by heads (8 blocks of 64 rows)", "rows permuted". For tensors
 // that fit in memory twice.
 std::optional<std::string> row_order(const Catalog& a, const Tensor& x,
                                      const Catalog& b, const Tensor& y,
                                      const Engine& engine);
 
-// "only padding differs (rows 60 to 63; the vocabulary has 60)", of two that
-// begin with the rows of a vocabulary; 0: not known.
+// "only padding differs (rows 60 to 63; the vocabulary has 60)", for two that
+// begin with the rows of a vocabulary; 0: unknown.
 std::optional<std::string> only_padding(const Catalog& a, const Tensor& x,
                                         const Catalog& b, const Tensor& y,
                                         uint64_t vocabulary,

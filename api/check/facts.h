@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts of models (convert/facts.h), as checks compare them.
+// Facts of models (convert/facts.h), for checks that compare them.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace ckpt::library {
 
-// A configuration that is damaged is told, and has no facts.
+// Reports a damaged configuration, which has no facts.
 families::Facts known_facts(const Catalog& catalog, const Engine& engine);
 
-// What both checkpoints say of their models, and not alike. What is nearly the
-// same is told.
+// The facts that both checkpoints state and that differ. Near misses are
+// reported.
 std::vector<families::FactDifference> differing_facts(const Catalog& a,
                                                       const Catalog& b,
                                                       const Engine& engine);
@@ -24,7 +24,7 @@ std::vector<families::FactDifference> differing_facts(const Catalog& a,
 // "1e-06 (config.json rms_norm_eps) and 1e-05 (args norm_epsilon)"
 std::string fact_text(const families::FactDifference& fact);
 
-// The entries that a model's vocabulary has, if its configuration says so.
+// The size of the model's vocabulary, if its configuration says it.
 std::optional<uint64_t> vocabulary_of(const Catalog& catalog);
 
 }  // namespace ckpt::library

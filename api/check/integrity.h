@@ -19,7 +19,7 @@ struct IntegrityOptions {
   formats::ReadOptions read = {};
 };
 
-// verify() of ckpt/check.h, for a source that is opened with any options.
+// verify() of ckpt/check.h, for a source opened with any options.
 Report check_integrity(const std::string& path, const Selection& selection,
                        const IntegrityOptions& options, const Engine& engine);
 

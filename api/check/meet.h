@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two checkpoints that are to be compared, brought to names that both have.
+// Gives two checkpoints common names for a comparison.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace ckpt::library {
 
-// Models of different dialects become transformers' (by the family of either),
-// those of two formats of Megatron's its canonical ones; what vLLM fuses is
-// taken apart. Optimizer state meets by parameter and state, whatever formats
-// call it ("param", "fp32_param", "master" are one). Says so in the
-// assumptions, and in a warning where no common names are to be had. True if
-// the models' names or arrangement changed.
+// Models of different dialects get transformers' names (by the family of
+// either), two Megatron formats their canonical ones; what vLLM fuses is split.
+// Optimizer state is matched by parameter and state, whatever formats call it
+// ("param", "fp32_param" and "master" are one). Reports this in the
+// assumptions, and warns if there are no common names. True if the models'
+// names or arrangement changed.
 bool meet(Catalog& a, Catalog& b, const std::string& family,
           const Engine& engine);
 

@@ -10,8 +10,7 @@
 
 namespace ckpt::library {
 
-// What one pass over all bytes of a checkpoint is to find out, besides the
-// digests.
+// What one pass over all bytes of a checkpoint finds out besides digests.
 struct ReadWhat {
   bool replicas = false;  // compare copies that should be equal
   bool stats = false;     // of types that have values

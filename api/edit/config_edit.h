@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Configurations that follow what is left of a model: config.json beside it,
-// and args or params among its values.
+// Makes configurations follow the tensors that remain: config.json beside them,
+// and args or params among the objects.
 #pragma once
 
 #include <functional>
@@ -14,22 +14,20 @@ using ConfigTable = nlohmann::ordered_json;
 // True if it changed the table.
 using ConfigEdit = std::function<bool(ConfigTable& table)>;
 
-// A run's config.json that no reader asked for becomes a sidecar: it would be
-// carried as it is.
+// Makes a sidecar of a run's config.json that no reader asked for; otherwise it
+// would be carried unchanged.
 void take_config(Catalog& catalog);
 
 bool is_config_file(const Sidecar& sidecar);
-// args or params that are a dict, or a Namespace with one.
+// True for args or params that are a dict, or a Namespace with one.
 bool is_config_object(const Object& object);
 
-// Their content; discarded if a file is no JSON. An object's is the Namespace's
-// entries where it is one.
+// The content; discarded if a file is not JSON. For a Namespace, its entries.
 ConfigTable config_of(const Sidecar& sidecar);
 ConfigTable config_of(const Object& object);
 
 void edit_config(Sidecar& sidecar, const ConfigEdit& edit);
-// A Namespace stays one: entries that changed are replaced in it, none is taken
-// away.
+// A Namespace stays one: changed entries are replaced, none is removed.
 void edit_config(Object& object, const ConfigEdit& edit);
 
 }  // namespace ckpt::library

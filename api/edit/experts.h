@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --experts: some of the experts of a mixture, counted anew from 0.
+// --experts: keeps some experts of a mixture, renumbered from 0.
 //
 //   model.layers.3.mlp.experts.5.up_proj.weight   a number in the name
 //   decoder.layers.3.mlp.experts.linear_fc1.weight5             … at its end
@@ -23,18 +23,18 @@
 
 namespace ckpt::library {
 
-// No model has more; a bound for what is read or typed.
+// No model has more: a bound on what is read or typed.
 inline constexpr uint64_t kMostExperts = 100'000;
 
-// "0-3,8" -> {0, 1, 2, 3, 8}: ascending. Throws a usage_error for an expert
-// that is named twice.
+// "0-3,8" -> {0, 1, 2, 3, 8}: ascending. Throws usage_error for an expert named
+// twice.
 std::vector<uint64_t> parse_experts(const std::string& list);
 
-// What an expert is counted as among those that are kept; nothing if it isn't.
+// An expert's new number; nothing if it is not kept.
 std::optional<uint64_t> new_expert(const std::vector<uint64_t>& kept,
                                    uint64_t expert);
 
-// What a name says of experts.
+// What a name says about experts.
 struct ExpertName {
   enum class What : uint8_t { kNone, kNumbered, kStacked };
   What what = What::kNone;
@@ -50,27 +50,26 @@ ExpertName parse_expert_name(std::string_view name);
 std::string_view router_part(std::string_view name,
                              const std::set<std::string, std::less<>>& modules);
 
-// What was done, and what may surprise; "" if nothing does.
+// What was done, and a warning; "" if there is none.
 struct KeptExperts {
   std::string note, warning;
 };
 
-// Of all experts only these stay: tensors of their own, rows of stacked ones
-// and of routers, optimizer state, objects. Configurations that go with them
-// follow. No byte moves. Throws unfaithful_error where the rest is not a model
-// (a router picks more experts than there are), or where it isn't plain what
-// belongs to an expert.
+// Keeps only these experts: their tensors, their rows of stacked tensors and
+// routers, optimizer state, objects; configurations follow. No byte moves.
+// Throws unfaithful_error if the rest is not a model (a router picks more
+// experts than remain), or if it is unclear what belongs to an expert.
 KeptExperts keep_experts(Catalog& catalog, const std::string& list,
                          Edits& edits);
 
-// How many experts the configurations beside the tensors speak of; 0 if none
-// does. Throws unfaithful_error if they speak of several numbers.
+// The number of experts in the configurations; 0 if none says it. Throws
+// unfaithful_error if they disagree.
 uint64_t experts_in_config(Catalog& catalog);
 
-// They say as many as are kept, and modules that are quantized in their own way
-// have the experts' new numbers. Throws unfaithful_error if the router picks
-// more of them, if its groups don't divide them, or if config.json has no
-// number to change. Returns a warning if a group has other experts than before.
+// Sets it to the number that is kept, and renumbers experts in the names of
+// quantized modules. Throws unfaithful_error if the router picks more, if its
+// groups don't divide them, or if config.json has no number to change. Returns
+// a warning if a group now has other experts.
 std::string follow_experts(Catalog& catalog, uint64_t before,
                            const std::vector<uint64_t>& kept);
 

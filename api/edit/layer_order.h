@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// --layers 0-11,4-15: a deeper model of repeated layers. Where a list names a
-// layer twice, or one after a later one, layers are counted anew in its order:
+// --layers 0-11,4-15: a deeper model of repeated layers. If a list repeats a
+// layer or is not ascending, layers are renumbered in its order:
 //
 //   source layer   0 1 2 1 2 3
 //   becomes        0 1 2 3 4 5
 //
-// An ascending list leaves numbers in names as they are (layers.h).
+// An ascending list leaves the numbers in names unchanged (layers.h).
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ namespace ckpt::library {
 
 bool counts_anew(const std::vector<uint32_t>& order);
 
-// Tensors, rows of stacked ones, optimizer state and objects in this order;
-// configurations follow. No byte moves. Returns what was done. Throws
-// unfaithful_error where names don't tell which layers are meant.
+// Puts tensors, rows of stacked ones, optimizer state and objects into this
+// order; configurations follow. No byte moves. Returns what was done. Throws
+// unfaithful_error if names don't say which layers are meant.
 std::string order_layers(Catalog& catalog, const std::vector<uint32_t>& order,
                          const LayerCount& count, Edits& edits);
 
-// Counts, and lists with one value for each layer. Throws unfaithful_error for
-// a kind of layer that follows from its number and would be another.
+// Changes counts, and lists with one value per layer. Throws unfaithful_error
+// if a layer's kind follows from its number and would change.
 void follow_order(Catalog& catalog, const std::vector<uint32_t>& order);
 // The same where it can be done: else configurations stay as they were, and
 // what hinders it is returned.
@@ -38,8 +38,8 @@ std::string try_order(Catalog& catalog, const std::vector<uint32_t>& order);
 // layers there are.
 bool follow_order(nlohmann::ordered_json& config,
                   const std::vector<uint32_t>& order, const std::string& path);
-// What the ledger of facts has by layer is what it was: throws
-// unfaithful_error if layer i of now is not as layer order[i] of `before`.
+// Throws unfaithful_error if a fact of layer i is now another than that of
+// layer order[i] in `before`.
 void check_kinds(const Catalog& catalog, const families::Facts& before,
                  const std::vector<uint32_t>& order);
 

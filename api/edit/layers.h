@@ -19,7 +19,7 @@
 
 namespace ckpt::library {
 
-// No model has more; a bound for what is read or typed.
+// No model has more: a bound on what is read or typed.
 inline constexpr uint32_t kMostLayers = 100'000;
 
 // "0-15,20" -> {0, …, 15, 20}
@@ -37,26 +37,26 @@ struct LayerPlace {
   size_t end = 0;
 };
 std::optional<LayerPlace> layer_place(std::string_view name);
-// Optimizer state goes with its parameter, whatever its own name is.
+// Optimizer state belongs to its parameter's layer, whatever its own name.
 std::optional<uint32_t> layer_of(const Tensor& tensor);
 
 // How many layers axis 0 of a tensor stacks; 0 if it stacks none.
 uint64_t stacked_layers(const Catalog& catalog, const Tensor& tensor);
 
-// Of stacked tensors, only the rows of these layers stay: as rows 0, 1, … of
-// a smaller tensor. Objects on a grid of layers (_extra_state) follow. No byte
-// moves. Returns what has to be said about it; "" if nothing changed.
+// Keeps only these layers' rows of stacked tensors, as rows 0, 1, … of a
+// smaller tensor. Objects on a grid of layers (_extra_state) follow. No byte
+// moves. Returns what to report; "" if nothing changed.
 std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
                       const LayerCount& count, Edits& edits);
 
-// Configurations that go with the tensors say as many layers as are kept, if
-// these are the first ones: num_hidden_layers, and lists with one value each.
+// Sets the number of layers in the configurations, if the first ones are kept:
+// num_hidden_layers, and lists with one value per layer.
 void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers);
 
-// Layers that predict further tokens (MTP): DeepSeek's stand behind the last
-// layer, and a list of layers may leave them out.
+// Layers that predict further tokens (MTP): DeepSeek numbers them after the
+// last layer, and a list of layers may leave them out.
 bool predicts(const Catalog& catalog);
-// Configurations say that there are none.
+// Makes the configurations say that there are none.
 void drop_prediction(Catalog& catalog);
 
 }  // namespace ckpt::library

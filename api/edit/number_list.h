@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// "0-15,20": what --layers and --experts are given.
+// "0-15,20": the lists of --layers and --experts.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct NumberList {
   const char* plural;       // "layers"
 };
 
-// In the order of the text, ranges spelled out. Throws usage_error.
+// In the order of the text, ranges expanded. Throws usage_error.
 std::vector<uint64_t> parse_numbers(const NumberList& list,
                                     const std::string& text);
 

@@ -5,8 +5,7 @@
 //    "lm_head.weight": "output.weight"}                    fills one of the
 //                                                          right, in order
 //
-// Rules are tried in order, the first that matches the whole name wins; names
-// that none matches stay.
+// The first rule that matches the whole name wins; names that match none stay.
 #pragma once
 
 #include <string>
@@ -15,8 +14,8 @@
 
 namespace ckpt::library {
 
-// Throws usage_error for a rule file that can't be used, unfaithful_error if
-// two tensors would get one name or a rule matches nothing.
+// Throws usage_error for an unusable rule file, unfaithful_error if two tensors
+// would get one name or a rule matches nothing.
 void rename(Catalog& catalog, const std::string& rules_file);
 
 }  // namespace ckpt::library

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tensors of a source take part.
+// Selects tensors of a source.
 #pragma once
 
 #include "api/edits.h"
@@ -8,15 +8,14 @@
 
 namespace ckpt::library {
 
-// Those of the library know, besides, which tensors the source has by other
-// names or in other rows.
+// The public result, and which tensors the source has under other names or in
+// other rows.
 struct Chosen : Selected {
   Edits edits;
 };
 Chosen choose(Catalog& catalog, const Selection& selection);
 
-// Of two checkpoints that are compared: a pattern has to match something in
-// one of them.
+// For a comparison: a pattern must match something in one of the two.
 void select_both(Catalog& a, Catalog& b, const Selection& selection);
 
 }  // namespace ckpt::library

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What --layers counts: the language model's layers. A tower beside it has
-// others (formats/rank_rules.h knows towers by their names).
+// layers of its own (formats/rank_rules.h recognizes towers by name).
 //
 //   model.language_model.layers.3.mlp.up_proj.weight   layer 3
 //   model.visual.blocks.3.mlp.fc1.weight               of no layer
@@ -15,16 +15,17 @@
 
 namespace ckpt::library {
 
-// The layers of one model. Of a tower by itself they are the tower's.
+// The layers of one model; a tower by itself is a model.
 class LayerCount {
  public:
-  // Of what is not left out: by the tensor's number in the catalog.
+  // Ignores tensors that are left out, by their index in the catalog.
   LayerCount(const Catalog& catalog, const std::vector<bool>& left_out);
-  // As layer_of() and stacked_layers() of layers.h; nothing for a tower's.
+  // As layer_of() and stacked_layers() of layers.h; nothing for a tower beside
+  // a language model.
   std::optional<uint32_t> layer_of(std::string_view name) const;
   std::optional<uint32_t> layer_of(const Tensor& tensor) const;
   uint64_t stacked(const Catalog& catalog, const Tensor& tensor) const;
-  // Whether it is a tower's, beside a language model.
+  // True for a tower's tensor beside a language model.
   bool aside(std::string_view name) const;
 
  private:

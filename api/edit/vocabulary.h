@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --vocab-size under transformers' names: a vocabulary of so many rows.
+// --vocab-size under transformers' names: sets the rows of the vocabulary.
 //
 //   model.embed_tokens.weight [V, width]   its first rows, or all of them
 //   lm_head.weight            [V, width]   with zeros behind
@@ -21,9 +21,9 @@ struct NewVocabulary {
 };
 
 // Cuts or pads the embeddings, the heads and their optimizer state;
-// config.json's vocab_size follows. No byte moves. Throws unfaithful_error
-// where config.json doesn't say the rows that there are, and for a tensor that
-// has as many of something and is of no known name.
+// config.json's vocab_size follows. No byte moves. Throws unfaithful_error if
+// config.json disagrees with the rows, and for a tensor of unknown name with a
+// dimension of that size.
 NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows);
 
 // Of a checkpoint of Megatron's, whose writer cuts and pads the tensors: the

@@ -7,7 +7,7 @@
 namespace ckpt::mcore {
 
 // Calls `take` for every State that is neither a dict nor a list. `take` may
-// put a dict into its place, which is not walked then.
+// replace it by a dict, which is not walked.
 template <typename Tree, typename Take>
 void walk_leaves(Tree& state, const Take& take) {
   if (auto* dict = state.template as<Dict>()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names and arrangement of the target: --dialect and what a conversion between
-// dialects has to be told.
+// Names and arrangement of the target: --dialect, and the options of a
+// conversion between dialects.
 #pragma once
 
 #include <cstdint>
@@ -31,16 +31,15 @@ struct DialectOptions {
   std::vector<std::string> allow_unsaid;
 };
 
-// --set by name. Throws a usage_error for one without a value.
+// --set by name. Throws usage_error for one without a value.
 std::map<std::string, std::string> numbers_of(const DialectOptions& options);
 
 void add_dialect_options(CLI::App& app, DialectOptions& options);
 
-// The source as the target's dialect has it. A format of one dialect (megatron,
-// meta, fairseq2 …) gets that; a container of any keeps the source's, unless a
-// family is named or the source is Meta's: then it gets that of transformers.
-// `partial`: some tensors were left out by --keys and the like, so that others
-// need not be there.
+// The source in the target's dialect. A format with one dialect (megatron,
+// meta, fairseq2 …) gets that. A container of any dialect keeps the source's,
+// unless a family is named or the source is Meta's: then it gets transformers'.
+// `partial`: --keys or the like left tensors out, so others may be missing.
 Catalog into_dialect(Catalog source, const DialectOptions& options,
                      const std::string& family, const std::string& to_format,
                      uint64_t vocab_size, std::optional<DType> dtype,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine with the options of a command line.
+// The engine's options, from a command line.
 #pragma once
 
 #include "api/engine.h"

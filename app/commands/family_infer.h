@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ckpt family infer`: a first draft of the family of a model whose type nobody
-// knows, made of the known family that it fits.
+// `ckpt family infer`: drafts the family of a model of unknown type from the
+// known family that fits it best.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct InferOptions {
   std::string file;  // where the draft goes; "": stdout
 };
 
-// Writes the draft, and what the files can't tell to stderr. kNegative if some
+// Writes the draft, and to stderr what the files don't say. kNegative if some
 // tensors have no rule in any known family. Throws usage_error for a type that
 // is known, unfaithful_error without a config.json.
 ExitCode infer_family(const InferOptions& options);

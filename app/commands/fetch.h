@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `ckpt fetch` does with the files of its list: fetch_here.cc makes files
-// of this machine, fetch_there.cc objects below s3:// or gs://.
+// How `ckpt fetch` copies the files of its list: fetch_here.cc to files on this
+// machine, fetch_there.cc to objects below s3:// or gs://.
 #pragma once
 
 #include <atomic>
@@ -36,20 +36,20 @@ struct FetchJob {
   std::atomic<uint64_t> checked = 0;  // files with the promised sha256
 };
 
-// Both go on where an earlier run stopped.
+// Both continue where an earlier run stopped.
 void fetch_here(FetchJob& job);
 void fetch_there(FetchJob& job);
 
 constexpr size_t kFetchThreads = 4;
 
-// Bytes of a file, in order and in steps; what follows, up to `last`, is asked
-// for ahead. Throws Interrupted after a signal.
+// Reads bytes of a file in order and in steps, and requests what follows, up to
+// `last`, ahead. Throws Interrupted after a signal.
 using TakeBytes =
     std::function<void(uint64_t at, std::span<const std::byte> bytes)>;
 void fetch_bytes(FetchJob& job, const io::Handle& from, uint64_t begin,
                  uint64_t end, uint64_t last, const TakeBytes& take);
 
-// Opens the source, which must have the bytes that the list says.
+// Opens the source, which must have the size that the list says.
 io::Handle open_fetched(const FetchFile& file);
 // What a reader looks for first appears last.
 bool is_index(const FetchFile& file);

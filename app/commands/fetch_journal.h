@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `ckpt fetch` has of each file, whatever ended it. Lines that are only
-// added to, in DIR/.ckpt-fetch/journal:
+// What `ckpt fetch` has of each file, however it ended. Append-only lines in
+// DIR/.ckpt-fetch/journal:
 //
 //   run BOOT synced|quick      what follows was written by one run
 //   came BEGIN END TAG NAME    bytes of that version stand in NAME.part
 //   kept BEGIN END TAG NAME    the disk has those, too
 //   whole TAG NAME             all of it; the next step gives it its name
 //
-// Pages that were written outlive the process and not the machine. So after
-// another boot only what is kept counts, and what is whole if the run waited
-// for the disk.
+// Written pages outlive the process but not the machine. So after a reboot only
+// `kept` counts, and `whole` if the run waited for the disk.
 #pragma once
 
 #include <cstdint>
@@ -49,14 +48,14 @@ class FetchJournal {
   // Reads what earlier runs wrote.
   FetchJournal(const std::string& path, bool sync);
 
-  // What stands of the file, of that version; nothing of any other one.
+  // What there is of that version of the file; nothing of any other version.
   Known known(const std::string& name, const std::string& tag) const;
   // For all threads.
   void came(const std::string& name, const std::string& tag, uint64_t begin,
             uint64_t end);
   void kept(const std::string& name, const std::string& tag, uint64_t begin,
             uint64_t end);
-  // Waits for the disk, if all of the run does.
+  // Waits for the disk, if the run does.
   void whole(const std::string& name, const std::string& tag);
 
  private:

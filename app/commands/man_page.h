@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages for man(1): one for each command, and one that leads to them.
+// Pages for man(1): one for each command, and one that lists them.
 #pragma once
 
 #include <string>

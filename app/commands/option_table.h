@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every command with its options as rows: what man pages and completions are
-// made of. It is read from the commands themselves, so it holds what they take.
+// Every command with its options as rows, from which man pages and completions
+// are made. It is read from the commands themselves, so it can't differ from
+// them.
 #pragma once
 
 #include <string>
@@ -11,7 +12,7 @@
 
 namespace ckpt::app {
 
-// What may stand where a value is expected, as a shell can complete it.
+// What a shell can complete where a value is expected.
 enum class ValueKind : uint8_t {
   kText,    // a number, a rule: nothing to offer
   kWords,   // one of OptionRow::words

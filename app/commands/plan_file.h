@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `--dry-run -o plan.json`: a command that was looked at, to be run later as
-// it was seen, or not at all.
+// `--dry-run -o plan.json`: a reviewed command, to be run later exactly as it
+// was seen, or not at all.
 //
 //   {"schema":"ckpt/plan/1","version":…,"command":"reshard","words":[…],
 //    "directory":cwd,"sources":[{"path":…,"files":[{"path":…,"bytes":…,
@@ -31,8 +31,8 @@ struct PlannedCommand {
   std::vector<std::string> words;  // the command first
 };
 
-// Reads a plan and looks at its sources. Throws an unfaithful_error that lists
-// what changed since, an input_error if it is not a plan.
+// Reads a plan and checks its sources. Throws unfaithful_error listing what has
+// changed since, input_error if it is not a plan.
 PlannedCommand read_plan(const std::string& path);
 
 }  // namespace ckpt::app

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A source as the options say, opened, and what is to be said of it.
+// Opens a source as the options say, and reports what there is to say about it.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What reshard and convert are told about the target.
+// The options of reshard and convert that describe the target.
 #pragma once
 
 #include <map>
@@ -25,12 +25,12 @@ struct TargetOptions {
 
 void add_target_options(CLI::App& app, TargetOptions& options);
 
-// Throws a usage_error for what can be told before anything is opened: an
-// unknown format, an option that it does not have.
+// Throws usage_error for mistakes that are clear before anything is opened: an
+// unknown format, an option that it lacks.
 void check_target_options(const TargetOptions& options);
 
-// Throws a usage_error if the options contradict each other, the name of DST
-// or the source.
+// Throws usage_error if options contradict each other, the name of DST or the
+// source.
 Layout make_layout(const WriteRequest& request, const TargetOptions& options,
                    const Catalog& source);
 

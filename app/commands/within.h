@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A command that writes, planned in the memory that it may have.
+// Plans a writing command within its memory limit.
 //
-// Headers and plan are made while the heap is bounded by --max-mem. What does
-// not fit is given up at once; then some of the tensors at a time are opened
-// and laid out, and what they take is added up, so that the refusal has a
-// figure that would do and nothing went beyond the bound to find it.
+// Headers and plan are made while the heap is bounded by --max-mem. If they
+// don't fit, they are given up at once. Then some tensors at a time are opened
+// and laid out, and what they take is added up, so that the refusal names a
+// figure that would do without exceeding the bound to find it.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@
 
 namespace ckpt::app {
 
-// What parts of a plan take, in bytes.
+// The memory that parts of a plan take, in bytes.
 struct Counted {
   uint64_t held = 0;   // by tensors, pieces and plan: a sum
   uint64_t files = 0;  // by files, which parts have in common: the most
 };
 
 // `write` opens, lays out and writes; it may be called several times, with
-// request.counted set: then it ends with count_part(). Throws resource_error
-// where the memory does not do.
+// request.counted set: then it ends with count_part(). Throws resource_error if
+// memory does not suffice.
 ExitCode within_memory(WriteRequest& request,
                        const std::function<ExitCode()>& write);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What convert, reshard and unshard have in common: a catalog becomes a
-// checkpoint at DST, or a dry run says what it would be.
+// Shared by convert, reshard and unshard: a catalog becomes a checkpoint at
+// DST, or a dry run says what it would be.
 #pragma once
 
 #include <string>
@@ -26,7 +26,7 @@ struct WriteRequest {
   WriteOptions write;
   OutputOptions output;
   library::Edits edits;  // set by open_for_write
-  // Not null: a part of the source is laid out and counted (within.h).
+  // If not null, a part of the source is laid out and counted (within.h).
   struct Counted* counted = nullptr;
 };
 
@@ -42,15 +42,14 @@ Catalog open_for_write(WriteRequest& request);
 ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                           Layout layout);
 
-// Neither inside of the other: the source is never changed. Throws
-// usage_error.
+// Throws usage_error if one is inside the other: the source is never changed.
 void check_apart(const std::string& source, const std::string& target);
 
-// True if a checkpoint of one format goes into the other with the topology
-// that it has: the formats are one, or of one grid. Between others
-// (the writers of a dcp, fairseq2's ranks) the sizes mean different things. A
-// format without files for each rank holds whole tensors; what is asked of it
-// all the same is refused by write_checkpoint.
+// True if a checkpoint of one format keeps its topology in the other: the
+// formats are the same, or share a grid. Between others (the writers of a dcp,
+// fairseq2's ranks) the sizes mean different things. A format without files for
+// each rank holds whole tensors; write_checkpoint refuses sizes that don't
+// apply.
 bool same_grid(std::string_view source, std::string_view target);
 
 }  // namespace ckpt::app

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --adapter: weights of a base model with those of adapters added.
+// --adapter: adds adapters to the weights of a base model.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ struct AdapterOptions {
 void add_adapter_options(CLI::App& app, AdapterOptions& options);
 
 // `base` with transformers' names; adapters are added one after the other.
-// Nothing is read: tensors that change become files that are made while they
+// Nothing is read: tensors that change become files that are computed as they
 // are read (reshard/low_rank.h).
 void add_adapters(Catalog& base, const AdapterOptions& options);
 

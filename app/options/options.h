@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options that several commands share: what they parse into, and what their
-// values mean. Wrong values throw a usage_error that names the option.
+// values mean. A wrong value throws usage_error naming the option.
 #pragma once
 
 #include <cstdint>
@@ -53,12 +53,12 @@ struct TopologyOptions {
 
   bool any() const { return tp.to || pp.to || dp.to || ep.to; }
   formats::Asked asked() const;
-  // The target: the source's sizes with the given ones in their place.
-  // Throws a usage_error if a left side isn't what the source holds.
+  // The target: the source's sizes, replaced by the given ones. Throws
+  // usage_error if a left side is not what the source holds.
   Topology resolve(const Topology& source) const;
 };
 
-// -j --max-mem --device --io: of every command that reads payload
+// -j --max-mem --device --io: for every command that reads payload
 struct EngineOptions {
   uint32_t threads = 0;                  // 0: as many as processors
   uint64_t max_mem = uint64_t{1} << 30;  // bytes

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// --max-rate: how fast payload moves at most, so that a job beside this one
-// keeps its share of the file system.
+// --max-rate: limits how fast payload moves, so that other jobs keep their
+// share of the file system.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace ckpt::app {
 void set_max_rate(uint64_t bytes_per_second);
 uint64_t max_rate();
 
-// Waits until `bytes` more may pass. From any thread; a signal ends the wait.
+// Waits until `bytes` more may pass. Callable from any thread; a signal ends
+// the wait.
 void pace(uint64_t bytes);
 
 }  // namespace ckpt::app

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NAME[SLICE] as NumPy has it: [0], [:4], [2:8,-1], [..., ::2]. Steps forward
-// only; a bare number takes its dimension away.
+// NAME[SLICE] in NumPy's syntax: [0], [:4], [2:8,-1], [..., ::2]. Positive
+// steps only; a bare number removes its dimension.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace ckpt::app {
 
-// What is taken of one dimension: begin, begin + step, … `count` times.
+// The indexes taken from one dimension: begin, begin + step, … `count` times.
 struct Range {
   uint64_t begin = 0;
   uint64_t count = 0;
@@ -20,8 +20,8 @@ struct Range {
   bool single = false;  // a bare number
 };
 
-// `text` is what stands between the brackets. A Range for each dimension of
-// `shape`. Throws a usage_error that names `name`.
+// Parses `text`, the part between the brackets, into a Range for each dimension
+// of `shape`. Throws usage_error naming `name`.
 std::vector<Range> parse_slice(std::string_view text, const Shape& shape,
                                const std::string& name);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of a command line before any option is parsed: what people type
-// that is neither an option nor a path as it stands.
+// The words of a command line before any option is parsed: things people type
+// that are neither an option nor a plain path.
 #pragma once
 
 #include <string>
@@ -9,28 +9,28 @@
 
 namespace ckpt::app {
 
-// @FILE stands for the lines of FILE, one word each; empty lines and those
-// that begin with # are left out. Files in files are not expanded. Throws
-// missing_error if nothing was found.
+// Expands @FILE to the lines of FILE, one word each, without empty lines and
+// those that begin with #. An @FILE in a file is not expanded. Throws
+// missing_error if there is no such file.
 std::vector<std::string> expand_files(const std::vector<std::string>& words);
 
-// file:///path as a path; https, hf, s3 and gs stay. Throws a usage_error that
-// says how to get the files for any other URL.
+// Makes a path of file:///path; leaves https, hf, s3 and gs. For any other URL,
+// throws usage_error that says how to get the files.
 void resolve_urls(std::vector<std::string>& words);
 
-// The word is an option with one dash that should have two: "-json". Throws a
-// usage_error. `names` are the long options, without dashes.
+// Throws usage_error if the word is an option with one dash that needs two:
+// "-json". `names` are the long options, without dashes.
 void check_dashes(const std::vector<std::string>& words,
                   const std::vector<std::string>& names);
 
-// What other tools call something that ckpt does: "hash" -> "ckpt inspect
-// PATH --digest"; "" if nothing is known.
+// Another tool's name for something that ckpt does: "hash" -> "ckpt inspect
+// PATH --digest"; "" if it is not known.
 std::string_view meant_command(std::string_view word);
 
-// What other tools call an option of ckpt: "--tensor-model-parallel-size" ->
-// "--tp"; "" if nothing is known. `word` begins with its dashes.
+// Another tool's name for an option of ckpt: "--tensor-model-parallel-size" ->
+// "--tp"; "" if it is not known. `word` begins with its dashes.
 std::string_view meant_option(std::string_view word);
-// "--src", "--output-dir": of what ckpt takes as an argument.
+// "--src", "--output-dir": options for what ckpt takes as an argument.
 bool is_path_option(std::string_view word);
 
 // Throws a usage_error for a DST that can't be meant: "-", /dev/stdout, the

@@ -12,11 +12,11 @@
 
 namespace ckpt::app {
 
-// Once, after the command line is parsed (a default is in force before).
+// Call once, after the command line is parsed (defaults apply before).
 void configure(const OutputOptions& options);
 
-// Data for stdout. Buffered; a closed pipe is quiet (the output is dropped,
-// the work goes on), any other failure an Error.
+// Data for stdout. Buffered; a closed pipe is ignored (output is dropped, work
+// continues), any other failure is an Error.
 void print(std::string_view text);
 // The same, folded to the width of a terminal.
 void print_folded(std::string_view lines);
@@ -29,24 +29,24 @@ size_t stdout_width();
 size_t stderr_width();
 
 enum class Style : uint8_t { kPlain, kBold, kDim, kRed, kYellow, kGreen };
-// The text in a style, if stdout shows colour.
+// The text in a style, if stdout shows colours.
 std::string styled(std::string_view text, Style style);
 
-// Under --json warnings wait, so that an error is one JSON document on stderr
-// and nothing else. This says them; before the process ends.
+// Under --json warnings wait, so that an error is the only JSON document on
+// stderr. This prints them, before the process ends.
 void say_held_warnings();
 
 // "note: …" on stderr, escaped; nothing under --json and -q.
 void say_note(std::string_view text);
 
-// One line (or more) for stderr; clears a progress bar first.
+// Writes one or more lines to stderr; clears a progress bar first.
 void say(std::string_view line);
 
 // "error: …" and "hint: …" on stderr, names escaped.
 void say_error(std::string_view problem, std::string_view hint = {});
 
-// Inside a catch block: says the exception on stderr and returns the exit
-// status that it stands for.
+// Inside a catch block: reports the exception on stderr and returns its exit
+// status.
 int report_current_exception();
 
 }  // namespace ckpt::app

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `inspect --digest` and `--stats` show to people.
+// The output of `inspect --digest` and `--stats` for people.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace ckpt::app {
 
-// One row per tensor: its digest and its statistics, as far as they were read.
+// One row per tensor: its digest and its statistics, whichever were read.
 std::string contents_text(const Catalog& catalog,
                           const library::Reading& reading, size_t width);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Differences as people read them: a line for each pattern of names.
+// Differences for people: one line for each pattern of names.
 #pragma once
 
 #include <string>

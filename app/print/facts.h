@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts of models (convert/facts.h), as commands show them.
+// Facts of models (convert/facts.h), for commands to show.
 #pragma once
 
 #include "app/print/json_writer.h"
@@ -10,7 +10,8 @@ namespace ckpt::app {
 // {"kind": "fact", "name": …, "a": …, "b": …, "tensor": "", "message": …}
 void write_fact(JsonWriter& json, const families::FactDifference& fact);
 
-// Those that the model has, a line each: what is off is told by --json alone.
+// The facts that a model has, one per line; only --json lists those that are
+// off.
 void print_facts(const families::Facts& facts);
 
 // "facts": {name: {"value": …, "source": …}, …}

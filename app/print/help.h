@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --help and --version, and what a wrong command line is told.
+// --help and --version, and errors about wrong command lines.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ namespace ckpt::app {
 std::string main_help(const Commands& commands);
 // "ckpt inspect PATH [options]"
 std::string usage_text(const Command& command, const CLI::App& app);
-// The exit statuses, one a line.
+// The exit statuses, one per line.
 std::string_view exit_statuses();
 // `ckpt COMMAND -h`: one screen.
 std::string short_help(const Command& command, const CLI::App& app);
@@ -26,7 +26,7 @@ std::string short_help(const Command& command, const CLI::App& app);
 std::vector<std::string> long_options(const CLI::App& app);
 // `ckpt COMMAND --help`
 std::string command_help(const Command& command, const CLI::App& app);
-// `ckpt --version`: and which optional modules can be loaded.
+// `ckpt --version`, and which optional modules can be loaded.
 std::string version_text();
 
 // What is wrong with the first word of a command line that names no command.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `inspect --html`: one self-contained page. It loads nothing, and every name
 // in it is escaped. `view` serves the same one, which then asks for statistics
-// (app/print/html_live.cc).
+// (app/page/live.js).
 #pragma once
 
 #include <span>
@@ -12,11 +12,11 @@
 
 namespace ckpt::app {
 
-// `stats`: none, or one per tensor in order.
+// `stats`: empty, or one per tensor in order.
 std::string inspect_html(const Catalog& catalog,
                          std::span<const reshard::Stats> stats = {});
 
-// Its scripts run where live_policy(nonce) is the Content-Security-Policy.
+// Its scripts need live_policy(nonce) as Content-Security-Policy.
 std::string live_html(const Catalog& catalog, const std::string& nonce);
 std::string live_policy(const std::string& nonce);
 

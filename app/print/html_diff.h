@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `diff --html`: the tensors of both checkpoints as a map, coloured by what
-// became of them, and a table of how far they are apart.
+// `diff --html`: the tensors of both checkpoints as a map, coloured by how they
+// compare, and a table of their distances.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace ckpt::app {
 
-// Made before the comparison, which takes the catalogs. Of very many tensors
-// the largest are kept.
+// Made before the comparison, which takes the catalogs over. Keeps the largest
+// of very many tensors.
 class DiffPage {
  public:
   DiffPage(const Catalog& a, const Catalog& b);

@@ -16,8 +16,8 @@
 
 namespace ckpt::app {
 
-// Sums over a plan as it is made, part by part and by many threads. Of many
-// files, neighbours count as one, so that the sums stay few.
+// Sums over a plan as it is made, part by part and by many threads. Groups
+// neighbouring files when there are many, so that the sums stay few.
 class FlowSums {
  public:
   void add(const reshard::Plan& plan, const Catalog& source,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the pages for a browser have in common. A page is one file: style and
-// scripts (app/page/) are in it, and its policy names them by their SHA-256,
-// so that nothing else runs and nothing is fetched, whatever a name holds.
+// Shared by all pages for a browser. A page is one file: style and scripts
+// (app/page/) are in it, and its policy names them by SHA-256, so that nothing
+// else runs and nothing is fetched, whatever a name contains.
 #pragma once
 
 #include <string>
@@ -13,15 +13,15 @@
 
 namespace ckpt::app {
 
-// Text as HTML shows it; what could steer a terminal or turn the text around
-// is spelled out.
+// Text escaped for HTML; characters that steer a terminal or reverse text are
+// spelled out.
 std::string escaped(std::string_view raw);
 
-// What a name takes of a page at most: as long ones are not names.
+// The most bytes of a name on a page: longer ones are not names.
 inline constexpr size_t kLongestName = 512;
 // A name for the data of a page, cut in the middle if it is too long.
 std::string page_name(std::string_view name);
-// … of which it lists so many; what else there is goes by its sum.
+// … of which it lists this many; the rest is summed up.
 inline constexpr size_t kMostRows = 50'000;
 
 struct PageParts {
@@ -33,13 +33,13 @@ struct PageParts {
   std::vector<std::string_view> scripts;
 };
 std::string page_text(PageParts parts);
-// Where page_policy(nonce) is the Content-Security-Policy; `live` are more
-// scripts, which run first.
+// For pages whose Content-Security-Policy is page_policy(nonce); `live` are
+// more scripts, which run first.
 std::string page_text(PageParts parts, std::string_view live,
                       const std::string& nonce);
 std::string page_policy(const std::string& nonce);
 
-// "<dl>" of what matters most, a card each.
+// A "<dl>" of the most important values, one card each.
 std::string cards_html(
     const std::vector<std::pair<std::string, std::string>>& cards);
 // The frames of app/page/map.js, and of a table with a filter: columns by
@@ -49,8 +49,8 @@ std::string table_html(
     std::string_view heading,
     const std::vector<std::pair<std::string_view, std::string_view>>& columns);
 
-// Where --html goes. A page that we wrote may be replaced; a checkpoint given
-// by mistake may not.
+// The path of --html. A page that ckpt wrote may be replaced; a checkpoint
+// given by mistake may not.
 void save_html(const std::string& path, const std::string& page);
 
 }  // namespace ckpt::app

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes one JSON document front to back: no tree in memory, so that 100,000
-// tensors cost their bytes and no more.
+// Writes one JSON document front to back, without a tree in memory: 100,000
+// tensors cost only their bytes.
 //
 //   JsonWriter json;
 //   json.begin_object();
@@ -11,9 +11,9 @@
 //   print(json.text());
 //
 // With set_lines() a document is lines of JSON instead (--ndjson): the objects
-// in its own lists are printed when they end, one a line, with the list's name
-// before their members. The last line is the document, with the number of lines
-// where each of those lists was.
+// in its top-level lists are printed as they end, one per line, with the list's
+// name before their members. The last line is the document, with the number of
+// lines in place of each list.
 //
 //   {"line":"entries","name":"wte","dtype":"bf16",…}
 //   {"line":"document","schema":"ckpt/ls/1","path":"gpt","entries":1}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far work is. On a terminal a bar: one line, redrawn at most ten times a
-// second and gone at the end. In a log a line each minute; with --progress
-// always one for each tenth; with --progress json lines of JSON, one a second
+// Progress of work. On a terminal a bar: one line, redrawn at most ten times a
+// second and removed at the end. In a log one line a minute; with --progress
+// always one for each tenth; with --progress json one line of JSON a second
 // (docs/schema/progress.json).
 #pragma once
 
@@ -14,10 +14,10 @@ namespace ckpt::app {
 
 Progress make_progress(const OutputOptions& options);
 
-// The most memory that this process had so far, in bytes.
+// This process's peak memory so far, in bytes.
 uint64_t peak_memory();
 
-// For say(): takes the bar off the screen until it is drawn again.
+// For say(): removes the bar from the screen until it is drawn again.
 void hide_progress();
 
 }  // namespace ckpt::app

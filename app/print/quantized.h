@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantized weights as `inspect` shows them.
+// Quantized weights, for `inspect`.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace ckpt::app {
 
-// Those of the catalog; none if what is there is damaged or not known, for
-// inspect shows that too.
+// The catalog's quantized weights; none if they are damaged or unknown, because
+// inspect shows those checkpoints too.
 std::vector<families::LogicalWeight> quantized_of(const Catalog& catalog);
 
 // "40 weights: 38 fp8 (8 bits, 128x128), 2 fp8 (8 bits, channel)"; "" of none.

@@ -7,7 +7,7 @@ namespace ckpt::app {
 
 class JsonWriter;
 
-// Number of ranks of this job; 1 without a launcher.
+// The number of ranks of this job; 1 without a launcher.
 uint32_t rank_count();
 
 // "ranks": what each rank read and wrote; nothing without a launcher.

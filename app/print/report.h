@@ -20,7 +20,7 @@ namespace ckpt::app {
 
 class JsonWriter;
 
-// What `inspect --json` shows beyond the catalog itself.
+// What `inspect --json` shows besides the catalog itself.
 struct InspectParts {
   std::span<const Digest> digests = {};   // none, or one per tensor in order
   std::span<const reshard::Stats> stats;  // likewise
@@ -33,16 +33,16 @@ struct InspectParts {
 std::string inspect_json(const Catalog& catalog,
                          const InspectParts& parts = {});
 
-// "stats": what `inspect --stats` says of a tensor.
+// "stats": a tensor's statistics in `inspect --stats`.
 void write_stats(JsonWriter& json, const reshard::Stats& stats);
 
 // The fields of a difference that programs read: dtype_a, shape_a, dtype_b,
-// shape_b, elements, differing, max_abs, max_rel; those that are known.
+// shape_b, elements, differing, max_abs, max_rel; if known.
 void write_numbers(JsonWriter& json, const Difference& difference);
 
 // `verify --json`
 struct VerifyReport : Report {
-  // Of two checkpoints: one for each problem, in order.
+  // For two checkpoints: one for each problem, in order.
   std::vector<Difference> differences = {};
   std::vector<families::FactDifference> facts = {};
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of a training root, for listings: of a trainer that is known
-// (formats/runs), else what is named as the step that was followed to.
+// The steps of a training root, for listings: by a known trainer's rule
+// (formats/runs), else all that are named like the step that was followed.
 #pragma once
 
 #include <string>
@@ -23,8 +23,8 @@ struct StepRow {
   std::string why;  // if it is not
 };
 
-// From old to new; empty if `root` is not a root. `catalog` is what it was
-// followed to, or null if it could not be opened.
+// From old to new; empty if `root` is not a root. `catalog` is the step that
+// was followed, or null if it could not be opened.
 std::vector<StepRow> steps_of(const std::string& root,
                               const SourceOptions& source,
                               const Catalog* catalog);

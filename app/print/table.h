@@ -11,8 +11,8 @@ namespace ckpt::app {
 
 enum class Align : uint8_t { kLeft, kRight };
 
-// Columns as wide as their widest cell, two spaces between them. With a
-// width (not 0) that they do not fit in,
+// Columns are as wide as their widest cell, with two spaces between them. If
+// they don't fit the width (0: no limit),
 //   the columns of `give_up` go, in this order, while any of them helps;
 //   the names in column `shrink_column` are cut between their segments;
 //   names that can't be cut and stay distinct have a line of their own:
@@ -27,7 +27,8 @@ class Table {
   void row(std::vector<std::string> cells);
   void shrink_column(size_t column) { shrink_ = column; }
   void give_up(std::vector<size_t> columns) { give_up_ = std::move(columns); }
-  // No column goes while names have that many columns: names are cut instead.
+  // No column is dropped while names have that many columns; names are cut
+  // instead.
   void cut_names_first(size_t columns) { cut_first_ = columns; }
   // What text(0) takes.
   size_t width() const;
@@ -48,15 +49,15 @@ class Table {
   size_t cut_first_ = SIZE_MAX;
 };
 
-// Columns that UTF-8 text takes on a terminal (good enough: combining marks
-// 0, wide East Asian and emoji 2).
+// The columns that UTF-8 text takes on a terminal (approximately: combining
+// marks 0, wide East Asian and emoji 2).
 size_t display_width(std::string_view text);
 
 // "model.lay…weight" of at most `width` columns.
 std::string cut_middle(std::string_view text, size_t width);
 
-// The ways to cut whole segments (between dots or slashes) out of the middle
-// of a name, at most `width` columns, best first:
+// Ways to cut whole segments (between dots or slashes) out of the middle of a
+// name, to at most `width` columns, best first:
 //
 //   decoder.layers.#.mlp.linear_fc1.weight   in 30 columns
 //   decoder.….mlp.linear_fc1.weight
@@ -65,9 +66,9 @@ std::string cut_middle(std::string_view text, size_t width);
 // The name alone if it fits; none if no cut does.
 std::vector<std::string> cut_segments(std::string_view text, size_t width);
 
-// Lines of at most `width` columns: what is longer goes on in the next one,
-// four columns in, after a space, or within a long name after one of its dots.
-// A width below 20, or 0, changes nothing.
+// Wraps lines at `width` columns, after a space or, in a long name, after a
+// dot; continuation lines are indented by four columns. A width below 20
+// changes nothing.
 std::string folded(std::string_view lines, size_t width);
 
 // "model.layers…" of at most `width` columns.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The canonical JSON of an object, as people (and Python) write it:
+// The canonical JSON of an object, written as people (and Python) write it:
 //
 //   {"betas": {"!tuple": [{"!float": "0.9"}, …]}}   ->   {betas: (0.9, …)}
 #pragma once
@@ -9,12 +9,12 @@
 
 namespace ckpt::app {
 
-// On one line and escaped for a terminal. Stops soon after `length` bytes:
-// the caller cuts what is too long for its place.
+// On one line and escaped for a terminal. Stops soon after `length` bytes; the
+// caller cuts the rest.
 std::string value_text(const nlohmann::ordered_json& value, size_t length);
 
-// As YAML, with a newline at its end: what is a mapping, a list or a scalar in
-// Python is one here; of other classes name and arguments are shown.
+// As YAML, ending in a newline: Python's mappings, lists and scalars stay what
+// they are; other classes show their name and arguments.
 std::string yaml_text(const nlohmann::ordered_json& value);
 
 }  // namespace ckpt::app

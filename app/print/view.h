@@ -10,7 +10,7 @@
 
 namespace ckpt::app {
 
-// The block on top: path, format, the model's numbers, topology, sizes, age.
+// The header: path, format, the model's numbers, topology, sizes, age.
 struct SummaryRow {
   std::string_view label;
   std::string value;  // printable
@@ -21,7 +21,7 @@ std::string summary_text(const Catalog& catalog, size_t width);
 std::string pattern_text(const Catalog& catalog, size_t width);
 // The patterns as a tree of their dotted names, with sums.
 std::string tree_text(const Catalog& catalog, size_t width);
-// Every piece of one tensor: where it lies in the tensor and on disk.
+// Every piece of one tensor: where it is in the tensor and on disk.
 std::string shards_text(const Catalog& catalog, const Tensor& tensor,
                         size_t width);
 // Names, types and (cut) values of what is not a tensor.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a writing command says when it is done, or would do.
+// What a writing command has done, or would do.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct WriteReport {
   bool verified = false;       // --verify: read back and compared
 };
 
-// A dry run, or with --json any run: on stdout. Else one line on stderr.
+// A dry run, or any run with --json: on stdout. Otherwise one line on stderr.
 void show(const WriteReport& report, const OutputOptions& output);
 
 }  // namespace ckpt::app

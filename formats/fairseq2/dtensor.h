@@ -6,8 +6,8 @@
 //     (None, {"_local_tensor": tensor, "_spec": DTensorSpec}))
 //
 // DTensorSpec has the mesh, the placements and the global shape. The hashes
-// that torch caches in mesh and spec depend on the process, so they are None:
-// torch computes them when it needs them.
+// that torch caches in mesh and spec depend on the process, so they are None;
+// torch computes them when needed.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ struct Mesh {
 // One mesh for all tensors of a file.
 pickle::Id add_mesh(pickle::Document& document, const Mesh& mesh);
 
-// A DTensor of that global shape whose local part is slots[slot].
-// Sharded along dimension 0, or replicated.
+// A DTensor of that global shape whose local part is slots[slot], sharded along
+// dimension 0 or replicated.
 pickle::Id add_dtensor(pickle::Document& document, pickle::Id mesh, DType dtype,
                        const Shape& shape, bool replicated, uint64_t slot);
 

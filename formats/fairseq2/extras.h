@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is beside the model and the optimizer: trainer state, positions of the
-// data readers, scores, model.yaml.
+// What there is beside the model and the optimizer: trainer state, positions of
+// the data readers, scores, model.yaml.
 //
 //   trainer/rank_RR.pt     one per process; all but the random states is equal
 //   data_reader/dp_DD.pt   one per data-parallel rank; opaque
@@ -15,8 +15,8 @@
 
 namespace ckpt::fairseq2 {
 
-// Trainer values are the objects "trainer.<key>". The files are sidecars,
-// named as below the step: "trainer/rank_00.pt"; and "model.yaml",
+// Trainer values become the objects "trainer.<key>". The files become sidecars,
+// with their names below the step: "trainer/rank_00.pt"; and "model.yaml",
 // "scores/step_7.txt".
 void read_extras(const Location& location, const std::string& model_yaml,
                  Catalog& catalog, const formats::ReadOptions& options);

@@ -22,8 +22,8 @@ void add_sidecar(Catalog& catalog, std::string name, const std::string& path) {
   catalog.sidecars.push_back({std::move(name), path, size});
 }
 
-// The files PREFIX<n>.pt of a directory of the step; their numbers. Nothing if
-// the directory is absent.
+// Adds the files PREFIX<n>.pt of one of the step's directories; returns their
+// numbers. Nothing if the directory is absent.
 std::optional<std::set<uint64_t>> add_files(const Location& location,
                                             const std::string& directory,
                                             const std::string& prefix,
@@ -44,9 +44,9 @@ uint64_t end_of(const std::set<uint64_t>& numbers) {
   return numbers.empty() ? 0 : *numbers.rbegin() + 1;
 }
 
-// Each process has a trainer file, each data-parallel rank a data reader's. A
-// resume asks for them, so a missing one is found now. Replicas of HSDP leave
-// no other trace than these files: the larger count of the two is believed.
+// Each process has a trainer file, each data-parallel rank a data reader file.
+// A resume needs them, so a missing one is found now. HSDP's replicas leave no
+// trace except these files: the larger of the two counts is believed.
 void add_rank_files(const Location& location, Catalog& catalog) {
   const auto trainer = add_files(location, "trainer", "rank_", catalog);
   const auto readers = add_files(location, "data_reader", "dp_", catalog);
@@ -70,8 +70,8 @@ void add_rank_files(const Location& location, Catalog& catalog) {
   if (readers) check(*readers, dp, "data_reader", "dp_");
 }
 
-// The first process's values; the random states among them are tensors, which
-// stay in the file.
+// Adds the first process's values; the random states among them are tensors,
+// which stay in the file.
 void add_trainer_objects(const std::string& path, Catalog& catalog,
                          const formats::ReadOptions& options) {
   if (!io::is_file(path)) return;
@@ -94,11 +94,11 @@ void note(Catalog& catalog, const char* kind, const std::string& path,
   catalog.problems.push_back(remark(kind, {path, {}}, "{}", message));
 }
 
-// rank_<dp>[.<tp>].pt and metadata[.<tp>].pt: what one tensor-parallel rank
-// has, the others have too.
+// rank_<dp>[.<tp>].pt and metadata[.<tp>].pt: if one tensor-parallel rank has
+// one, so do the others.
 void check_old_files(const Location& location, Catalog& catalog) {
   if (catalog.topology.tp == 1) return;
-  std::map<std::string, std::set<uint64_t>> ranks;  // by what is before ".<tp>"
+  std::map<std::string, std::set<uint64_t>> ranks;  // by what precedes ".<tp>"
   uint64_t processes = 0;
   for (const std::string& name : io::list_directory(location.path)) {
     const std::string stem = name.substr(0, name.rfind(".pt"));
@@ -122,7 +122,7 @@ void check_old_files(const Location& location, Catalog& catalog) {
         fmt::format("tp={}", catalog.topology.tp), catalog);
 }
 
-// Files of 0.3 and 0.4 that hold the rest of a training run.
+// Notes the files of 0.3 and 0.4 that hold the rest of a training run.
 void note_old_files(const Location& location, Catalog& catalog) {
   std::string names;
   for (const std::string& name : io::list_directory(location.path)) {

@@ -37,7 +37,7 @@ void warn(Target& target, const char* kind, std::string message) {
 }
 
 // One file per process: the source's own if the grid is the same, else copies
-// of the first.
+// of the first one.
 void write_trainer(const Catalog& source, const Topology& grid,
                    uint64_t replicas, const std::string& step, Target& target) {
   const auto files = below(source, "trainer");
@@ -93,7 +93,7 @@ void write_extras(const Catalog& source, const Topology& topology,
                   const std::string& step, Target& target) {
   const Topology& old = source.topology;
   const bool ours = source.format == "fairseq2";
-  // Replicas of the data-parallel shards (HSDP, DDP) stay if the shards do.
+  // Keeps replicas of the data-parallel shards (HSDP, DDP) if the shards stay.
   const uint64_t readers = below(source, "data_reader").size();
   const bool same_dp = old.dp == topology.dp;
   const uint64_t replicas = same_dp && readers % old.dp == 0

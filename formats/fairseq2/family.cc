@@ -45,7 +45,7 @@ class Shapes {
       return key.name.starts_with(text);
     });
   }
-  // The width of a norm over the model: never split.
+  // The width of a norm over the model, which is never split.
   std::optional<uint64_t> width() const {
     for (const std::string_view name :
          {"decoder.layers.0.self_attn_layer_norm.weight",
@@ -63,7 +63,7 @@ class Shapes {
   uint32_t dp_;
 };
 
-// The number of decoder layers, by the largest index.
+// The number of decoder layers, from the largest index.
 int64_t count_layers(const Stage& stage) {
   constexpr std::string_view kPrefix = "decoder.layers.";
   int64_t count = 0;
@@ -82,7 +82,7 @@ std::optional<Inferred> infer_by_norm(const Shapes& shapes, uint32_t tp,
   const auto q = shapes.attention("q_proj.weight");
   if (!norm || !q || norm->size() != 1 || q->size() != 2) return std::nullopt;
   const uint64_t rows = (*q)[0];
-  // One head per rank leaves both open when nothing is split.
+  // One head per rank allows both when nothing is split.
   if ((*norm)[0] == rows && tp == 1) return std::nullopt;
   if (const auto all = checked_mul(rows, tp); all && (*norm)[0] == *all) {
     if (!embed) return std::nullopt;
@@ -101,7 +101,7 @@ std::string above(const std::string& directory) {
   return relative ? io::join(directory, "..") : io::parent(directory);
 }
 
-// A configuration that belongs to another model shows in the embedding.
+// The embedding shows if a configuration is another model's.
 void check_embedding(const Rules& rules, const std::optional<uint32_t>& shown,
                      const Catalog& catalog) {
   const TpRule rule = rules.tp(kEmbedding);
@@ -196,7 +196,7 @@ Rules choose_rules(const formats::ReadOptions& options,
     if (catalog.family.empty()) catalog.family = family;
     config.insert(found->config.begin(), found->config.end());
   }
-  // A split embedding shows what a silent configuration doesn't say.
+  // A split embedding shows what the configuration leaves out.
   const auto dim = embedding_dim(stage, catalog, grid.tp, grid.dp);
   if (dim && !config.contains("shard_embed_dim"))
     config["shard_embed_dim"] = *dim == 1;

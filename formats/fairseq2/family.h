@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose rules apply to a checkpoint: --shard-dims, then --family, model.yaml,
-// or what the names and shapes prove.
+// Which rules apply to a checkpoint: those of --shard-dims, then of --family,
+// model.yaml, or what the names and shapes prove.
 #pragma once
 
 #include <optional>
@@ -12,23 +12,23 @@
 
 namespace ckpt::fairseq2 {
 
-// model.yaml of a checkpoint: in its directory, or one or two above.
+// A checkpoint's model.yaml: in its directory, or one or two levels above.
 std::optional<std::string> find_model_yaml(const Location& location);
 
-// Sets catalog.family, and says in catalog.assumptions where each choice
-// comes from. Rules that know nothing if the family stays unknown.
+// Sets catalog.family, and says in catalog.assumptions where each choice comes
+// from. If the family stays unknown, only --shard-dims has rules.
 families::Rules choose_rules(const formats::ReadOptions& options,
                              const std::optional<ModelYaml>& yaml,
                              const Stage& stage, Catalog& catalog);
 
-// Holds the tensors against model.yaml: the shapes that the family's table
+// Checks the tensors against model.yaml: the shapes that the family's table
 // gives, and the number of layers. Without its last data-parallel file or its
-// last pipeline stage a checkpoint has no gap, but it is not whole. Throws
-// input_error. Not done if --family names another family than the file.
+// last pipeline stage a checkpoint has no gap, but is not whole. Throws
+// input_error. Does nothing if --family names another family than the file.
 void check_config(const formats::ReadOptions& options, const ModelYaml& yaml,
                   const Catalog& catalog);
 
-// A family that names and shapes prove, and the config fields that they do.
+// A family that names and shapes prove, and the config fields that they prove.
 struct Inferred {
   std::string family;
   families::Config config;
@@ -45,8 +45,8 @@ struct Inferred {
 std::optional<Inferred> infer_family(const Stage& stage, const Catalog& catalog,
                                      uint32_t tp, uint32_t dp);
 
-// The dimension along which `tp` ranks hold the embedding, where its width
-// next to a norm's shows it.
+// The dimension along which `tp` ranks hold the embedding, if its width
+// compared with a norm's shows it.
 std::optional<uint32_t> embedding_dim(const Stage& stage,
                                       const Catalog& catalog, uint32_t tp,
                                       uint32_t dp);

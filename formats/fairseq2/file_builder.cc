@@ -55,7 +55,7 @@ uint64_t FileBuilder::add_flat(const Target& target, size_t index,
 
 void FileBuilder::finish(Target& target, pickle::Id root,
                          const std::string& path) {
-  // fairseq2 gives torch an open file, so that its name is not known there.
+  // fairseq2 gives torch an open file, so torch does not know its name.
   torch::FilePlan plan = torch::plan_file(document, root, slots_, "archive");
   plan.file.path = path;
   const auto file = static_cast<uint32_t>(target.files.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One file of the target: tensors are added, then the file is planned and the
-// target's tensors get their pieces in it.
+// Builds one file of the target: tensors are added, then the file is planned
+// and the target's tensors get their pieces in it.
 #pragma once
 
 #include <string>
@@ -31,7 +31,7 @@ class FileBuilder {
   // Each adds a slot for target.catalog.tensors[index] and returns it.
   // The rows of a data-parallel rank, or all rows.
   uint64_t add_rows(const Target& target, size_t index, bool whole);
-  // A range of the flattened tp-local tensor, as a tensor of one dimension.
+  // A range of the flattened tp-local tensor, as a 1-D tensor.
   uint64_t add_flat(const Target& target, size_t index, const FlatRange& range);
 
   const Shape& shape(uint64_t slot) const { return slots_[slot].shape; }

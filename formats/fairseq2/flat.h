@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// FSDP1's flat parameters: what each rank's slice of a parameter is.
+// FSDP1's flat parameters: each rank's slice of a parameter.
 //
 //   unit: | p0 | pad | p1 | p2 | pad | p3 | pad |      one layer, or the rest
 //         |   rank 0   |   rank 1   |   rank 2   |     equal parts
 //
 // Each parameter begins at a multiple of 16 bytes; the end is padded so that
-// the ranks divide it.
+// the unit divides evenly among the ranks.
 #pragma once
 
 #include <cstdint>

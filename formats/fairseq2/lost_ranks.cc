@@ -13,11 +13,11 @@
 namespace ckpt::fairseq2 {
 namespace {
 
-// More ranks than that don't share the rows of a layer.
+// No more ranks than this share the rows of a layer.
 constexpr uint64_t kMostRanks = 1 << 16;
 
-// What is there of a tensor's rows, and how many another tensor promises. Both
-// of one tensor-parallel rank.
+// How many of a tensor's rows there are, and how many another tensor promises.
+// Both for one tensor-parallel rank.
 struct Shared {
   const Tensor* tensor = nullptr;
   const Tensor* other = nullptr;
@@ -82,7 +82,8 @@ class Pairs {
   std::vector<Shared> pairs_;
 };
 
-// `promised` rows over `ranks` ranks give the first `dp` of them what is there.
+// True if `promised` rows over `ranks` ranks give the first `dp` of them the
+// rows that there are.
 bool fits(const Shared& pair, uint64_t dp, uint64_t ranks) {
   return cuts::chunk(pair.promised, ranks, dp).begin == pair.have;
 }

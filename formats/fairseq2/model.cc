@@ -38,7 +38,7 @@ std::string key_name(const Document& doc, Id key, bool old,
   return std::string(text);
 }
 
-// What a file holds, with extents in its own catalog.
+// A file's content, with extents in its own catalog.
 using Tensors = std::vector<std::pair<std::string, torch::TensorRef>>;
 using Files = torch::ManyFiles<Tensors>;
 
@@ -72,7 +72,7 @@ class StageBuilder {
  public:
   explicit StageBuilder(size_t files) : files_(files) {}
 
-  // `first_file`: the number that the file's own first one has become.
+  // `first_file`: the new number of the file's own first one.
   void add(uint32_t tp, uint32_t dp, const std::string& path,
            const Tensors& tensors, uint32_t first_file) {
     next_ = 0;
@@ -95,7 +95,7 @@ class StageBuilder {
   }
 
  private:
-  // Files mostly have the same keys in the same order.
+  // Most files have the same keys in the same order.
   size_t index_of(const std::string& name, bool& is_new) {
     is_new = false;
     if (next_ < stage_.keys.size() && stage_.keys[next_].name == name)
@@ -106,7 +106,7 @@ class StageBuilder {
     return at->second;
   }
 
-  // Every file of a stage may lack keys of sdp_00, never have others.
+  // A file of a stage may lack keys of sdp_00, but never has others.
   Key& key_of(const std::string& name, uint32_t tp, uint32_t dp,
               const std::string& path) {
     const bool first = tp == 0 && dp == 0;
@@ -122,7 +122,7 @@ class StageBuilder {
       stage_.keys.back().parts.reserve(files_);
     }
     Key& key = stage_.keys[at];
-    // Parts come by tp, then dp; so the last one tells.
+    // Parts come by tp, then dp, so looking at the last one is enough.
     const bool lacks_first =
         dp > 0 && (key.parts.empty() || key.parts.back().tp != tp);
     const bool twice = !key.parts.empty() && key.parts.back().tp == tp &&
@@ -137,7 +137,7 @@ class StageBuilder {
   const size_t files_;  // of a stage
   Stage stage_;
   Index by_name_;
-  size_t next_ = 0;  // the key that comes next, maybe
+  size_t next_ = 0;  // probably the next key
 };
 
 // sdp_00 of every tensor-parallel rank has all the keys.
@@ -208,7 +208,7 @@ void add_ties(const std::vector<const Key*>& keys, const Rules& rules,
   }
 }
 
-// A second copy of a tensor that an earlier stage has: more replicas.
+// Adds a second copy of an earlier stage's tensor, as replicas.
 void add_replica(Tensor& known, const Tensor& again, Catalog& catalog) {
   if (known.dtype != again.dtype || known.shape != again.shape)
     throw input_error({catalog.path, again.name},

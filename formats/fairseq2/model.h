@@ -21,31 +21,31 @@ namespace ckpt::fairseq2 {
 struct Key {
   std::string name;
   std::vector<Part> parts;
-  uint32_t storage = 0;  // in the file of the first rank: equal means shared
+  uint32_t storage = 0;  // in the first rank's file: equal means shared
   bool requires_grad = false;
 };
 
 struct Stage {
-  std::vector<Key> keys;  // in the order of the first file
+  std::vector<Key> keys;  // in the first file's order
 };
 
-// Reads the files of all stages, many at a time; `take` gets each stage as soon
-// as its files are there. Throws input_error for values that are not tensors,
-// for keys that sdp_00 or tp_00 lacks and others have.
+// Reads the files of all stages, many at a time, and calls `take` with each
+// stage as soon as its files are read. Throws input_error for values that are
+// not tensors, and for keys that others have but sdp_00 or tp_00 lacks.
 void read_stages(const Grid& grid, bool old, Catalog& catalog,
                  const formats::ReadOptions& options,
                  const std::function<void(uint32_t, Stage)>& take);
 
-// What the data-parallel ranks do with a key: buffers are whole everywhere.
-// Without a family's rules, a tensor without dimensions, an integer one and
-// the usual names are buffers; equal parts alone prove nothing.
+// True if every data-parallel rank has the key whole, as a buffer. Without a
+// family's rules, 0-d tensors, integer tensors and the usual names are buffers;
+// equal parts alone prove nothing.
 bool is_buffer(const Key& key, const families::Rules& rules);
 
 // The parts of tensor-parallel rank `tp`.
 std::vector<const Part*> parts_of(const Key& key, uint32_t tp);
 
-// Joins a stage's keys into catalog.tensors; their parts are freed on the way.
-// A key that an earlier stage has too gets its pieces as replicas.
+// Joins a stage's keys into catalog.tensors, freeing their parts on the way. A
+// key that an earlier stage also has gets its pieces as replicas.
 void add_stage(Stage& stage, const families::Rules& rules, Catalog& catalog);
 
 }  // namespace ckpt::fairseq2

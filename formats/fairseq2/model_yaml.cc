@@ -44,8 +44,8 @@ Scalar scalar_of(const std::string& text, bool plain) {
   return text;
 }
 
-// Flattens the document while it is parsed: no node graph is built, so that
-// neither aliases nor depth cost memory.
+// Flattens the document while it is parsed: no node graph is built, so neither
+// aliases nor depth cost memory.
 class Flatten : public YAML::EventHandler {
  public:
   explicit Flatten(const std::string& path) : path_(path) {}
@@ -81,8 +81,8 @@ class Flatten : public YAML::EventHandler {
  private:
   struct Frame {
     bool map;
-    bool in_sequence;  // here or further out: values are not kept
-    size_t prefix;     // length of the path outside of it
+    bool in_sequence;  // here or further out; values are not kept
+    size_t prefix;     // length of the path outside it
     bool expects_key = true;
     size_t items = 0;  // of a sequence
   };
@@ -92,7 +92,7 @@ class Flatten : public YAML::EventHandler {
   }
   void count(const YAML::Mark& mark) {
     if (++seen_ > kMaxValues) fail(mark, "over 100,000 values");
-    // A long key stands in the path of all that is below it.
+    // A long key is in the path of everything below it.
     taken_ += 128 + key_.size();
     const auto read = static_cast<uint64_t>(std::max(mark.pos, 0));
     const uint64_t most =
@@ -147,7 +147,7 @@ class Flatten : public YAML::EventHandler {
   std::vector<Frame> frames_;
   std::string key_;
   uint64_t seen_ = 0;
-  uint64_t taken_ = 0;  // memory of the values, about
+  uint64_t taken_ = 0;  // approximate memory of the values
 };
 
 // Field names of 0.3 and 0.4 -> today's.
@@ -173,7 +173,8 @@ families::Config flat_yaml(const std::string& path, const std::string& bytes) {
   } catch (const YAML::Exception& e) {
     throw input_error({path, {}}, "line {}: {}", e.mark.line + 1, e.msg);
   }
-  // yaml-cpp takes "num_la" at the end of a cut file for a key without a value.
+  // yaml-cpp takes "num_la" at the end of a truncated file for a key without a
+  // value.
   const std::string_view last =
       std::string_view(bytes).substr(bytes.rfind('\n') + 1);
   if (!flat.null_at_end.empty() && last.ends_with(flat.null_at_end))

@@ -20,13 +20,13 @@ struct ModelYaml {
   families::Config config;  // with today's field names
 };
 
-// Throws input_error that names the line: for files over 16 MiB, aliases,
-// more than 100,000 values, nesting deeper than 64, or no YAML at all.
+// Throws input_error naming the line for files over 16 MiB, aliases, more than
+// 100,000 values, nesting deeper than 64, or what is not YAML at all.
 ModelYaml read_model_yaml(const std::string& path);
 
-// The scalars of any such file by their dotted keys.
+// The scalars of any such file, by their dotted keys.
 families::Config read_flat_yaml(const std::string& path);
-// The same of a text; `path` is for messages.
+// The same for a text; `path` is for messages.
 families::Config flat_yaml(const std::string& path, const std::string& bytes);
 
 }  // namespace ckpt::fairseq2

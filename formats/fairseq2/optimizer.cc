@@ -18,7 +18,7 @@ using pickle::Document;
 using pickle::Id;
 using pickle::Type;
 
-// One state of one parameter, all ranks.
+// One state of one parameter, from all ranks.
 struct State {
   std::string name;
   std::vector<Part> parts;     // by tp, then dp
@@ -62,11 +62,11 @@ State& state_named(std::vector<State>& states, std::string_view name) {
 struct Field {
   uint64_t number = 0;
   std::string name;
-  std::optional<torch::TensorRef> ref;  // nothing: a value that is not a tensor
+  std::optional<torch::TensorRef> ref;  // nothing: not a tensor
   Id value = pickle::kNoId;
 };
 
-// What one file holds, with extents in its own catalog.
+// One file's content, with extents in its own catalog.
 struct Loaded {
   std::shared_ptr<const Document> document;
   Id groups = pickle::kNoId;
@@ -175,7 +175,7 @@ class Loader {
     state.parts.back().extent.file += first_file;
   }
 
-  // What a state dict has beside state and param_groups.
+  // Adds what a state dict has besides state and param_groups.
   void add_others(const std::shared_ptr<const Document>& document) {
     const Document& doc = *document;
     const auto pairs = doc.as_pairs(doc.root());
@@ -197,7 +197,7 @@ bool is_empty(const Part& part) {
   return std::ranges::find(part.shape, 0u) != part.shape.end();
 }
 
-// How the ranks share a state, seen from its encoding.
+// How the ranks share a state, as its encoding shows.
 Sharding sharding_of(const Catalog& catalog, const State& state,
                      const std::string& name, uint32_t dp) {
   const Part& first = state.parts.front();
@@ -220,7 +220,7 @@ Sharding sharding_of(const Catalog& catalog, const State& state,
       .with_hint(kWithoutOptimizer);
 }
 
-// A state follows its parameter's split where its shape does.
+// A state is split like its parameter if its shape is.
 TpRule rule_of(const Catalog& catalog, const Tensor& param, const Local& local,
                const std::string& name) {
   const TpRule& rule = param.tp;
@@ -258,7 +258,8 @@ std::map<uint64_t, Signature> signatures(const StageState& stage, uint32_t dp) {
   std::map<uint64_t, Signature> all;
   for (const auto& [number, states] : stage.states) {
     const auto known = std::ranges::find_if(states, [](const State& state) {
-      // Of the parameter's shape, but for Adafactor's row and column sums.
+      // These have the parameter's shape, except Adafactor's row and column
+      // sums.
       return !state.parts.front().shape.empty() && state.name != "row_var" &&
              state.name != "col_var";
     });
@@ -314,7 +315,7 @@ Tensor join_state(const Catalog& catalog, const Tensor& param,
   return tensor;
 }
 
-// The groups with names for numbers, over all stages.
+// The groups with names instead of numbers, over all stages.
 struct NamedGroups {
   std::shared_ptr<const Document> document;
   Id node = pickle::kNoId;

@@ -4,9 +4,9 @@
 //   {"state": {0: {"step": tensor, "exp_avg": tensor, …}, 1: …},
 //    "param_groups": [{"lr": 0.1, …, "params": [0, 1, …]}]}
 //
-// Parameters are numbered as the model's file orders them, without buffers
-// and without the second name of a tied one; with several groups, group by
-// group. Values come in three encodings:
+// Parameters are numbered in the order of the model's file, without buffers and
+// second names of tied ones; with several groups, group by group. Values come
+// in three encodings:
 //
 //   plain, DDP   tensors of the parameter's tp-local shape
 //   FSDP2        DTensors: rows of it, wrapped with shape and device mesh
@@ -24,14 +24,14 @@
 namespace ckpt::fairseq2 {
 
 inline constexpr const char* kGroupsObject = "optimizer.param_groups";
-// Of the mesh in FSDP2's files: "cuda", "cpu".
+// The device of the mesh in FSDP2's files: "cuda", "cpu".
 inline constexpr const char* kDeviceObject = "optimizer.device_type";
 // Other values: "optimizer.<key>", "optimizer.state.<parameter>.<state>".
 inline constexpr const char* kObjectPrefix = "optimizer.";
 inline constexpr const char* kStatePrefix = "optimizer.state.";
 
-// The parameters of a stage in the order of their numbers. The stage's
-// tensors are in the catalog.
+// The parameters of a stage, in the order of their numbers. The catalog must
+// have the stage's tensors.
 std::vector<std::string> parameter_order(const Stage& stage,
                                          const Catalog& catalog);
 

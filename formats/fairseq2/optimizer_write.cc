@@ -26,8 +26,8 @@ const Object* find_object(const Catalog& catalog, std::string_view name) {
   return found == catalog.objects.end() ? nullptr : &*found;
 }
 
-// The names in each group's "params", as the reader put them there; nothing
-// if the object is another format's.
+// The names in each group's "params", as the reader put them there; nothing for
+// another format's object.
 std::optional<std::vector<std::vector<std::string>>> group_names(
     const Object* groups) {
   if (groups == nullptr) return std::nullopt;
@@ -46,7 +46,7 @@ std::optional<std::vector<std::vector<std::string>>> group_names(
   return all;
 }
 
-// The mesh of the source; else what the random states of the trainer show:
+// The device of the source's mesh; else what the trainer's random states show:
 // one for the CPU, and one more for each GPU.
 std::string mesh_device(const Catalog& source, Target& target) {
   if (const Object* device = find_object(source, kDeviceObject))
@@ -183,7 +183,7 @@ std::vector<FlatParameter> OptimizerWriter::flat_parameters(
   return all;
 }
 
-// The granularity that explains where the source's slices are cut.
+// The granularity that matches the cuts between the source's slices.
 Granularity OptimizerWriter::source_granularity(
     const std::vector<std::vector<std::string>>& stages) const {
   std::vector<std::string> order;
@@ -224,7 +224,7 @@ Granularity OptimizerWriter::source_granularity(
       .with_hint("--dp 1 needs no slices; --model-only leaves them out");
 }
 
-// The groups, reduced to a stage's parameters.
+// Reduces the groups to a stage's parameters.
 OptimizerWriter::Stage OptimizerWriter::number(
     const std::vector<std::string>& order) const {
   const std::unordered_set<std::string_view> here(order.begin(), order.end());
@@ -250,7 +250,8 @@ OptimizerWriter::Stage OptimizerWriter::number(
   return stage;
 }
 
-// Statistics that are not cut like their parameter can't be cut at all.
+// Refuses statistics that are not cut like their parameter: they can't be cut
+// at all.
 void OptimizerWriter::check_state(const Tensor& state) const {
   if (grid_.dp == 1 || state.shape.empty()) return;
   const auto model = models_.find(state.param);

@@ -9,9 +9,9 @@
 
 namespace ckpt::fairseq2 {
 
-// Writes the optimizer tensors of target.catalog (they have their tp rules)
-// below `directory`. `order[p]` are the parameters of stage p, in the model's
-// order. Throws unfaithful_error if numbers can't be given, or if a state
+// Writes the optimizer tensors of target.catalog (which have their tp rules)
+// below `directory`. `order[p]` has the parameters of stage p, in the model's
+// order. Throws unfaithful_error if numbers can't be assigned, or if a state
 // can't be cut for the topology.
 void write_optimizer(const Catalog& source, const Topology& topology,
                      const std::vector<std::vector<std::string>>& order,

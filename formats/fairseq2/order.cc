@@ -20,7 +20,7 @@ uint64_t rank_in(Names names, std::string_view name) {
   return static_cast<uint64_t>(found - names.begin());
 }
 
-// The part before the next dot; `rest` becomes what is behind it.
+// The part before the next dot; `rest` becomes what follows it.
 std::string_view next_part(std::string_view& rest) {
   const size_t dot = rest.find('.');
   const std::string_view part = rest.substr(0, dot);
@@ -53,7 +53,7 @@ uint64_t leaf_rank(std::string_view part) {
                  part);
 }
 
-// Compares like the module order.
+// Sorts in module order.
 using Rank = std::array<uint64_t, 5>;
 
 Rank rank_of(std::string_view name, std::string_view family) {
@@ -80,7 +80,7 @@ bool is_frontend(std::string_view name) {
   return first.find("frontend") != first.npos;
 }
 
-// The number of layers of a stack: "encoder" counts before "decoder".
+// The number of layers in each stack: "encoder" counts before "decoder".
 struct Stacks {
   uint64_t encoder = 0;
   uint64_t decoder = 0;
@@ -104,7 +104,7 @@ Stacks count_layers(const std::vector<std::string>& names) {
 
 // "0-1 | 2-3"
 std::string describe(uint64_t layers, uint32_t stages) {
-  // Stage s has the layers l with l * stages / layers == s.
+  // Stage s has the layers l for which l * stages / layers == s.
   const auto begin = [&](uint64_t stage) {
     return (stage * layers + stages - 1) / stages;
   };

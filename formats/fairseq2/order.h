@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of a model's modules, and which pipeline stage they are in.
+// The order of a model's modules, and their pipeline stages.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,14 @@ struct LayerName {
 LayerName layer_of(std::string_view name);
 
 // Sorts names as fairseq2 registers modules: frontend, layers by number (norm,
-// attention, norm, ffn; olmo has its norms behind), the stack's norm, final
-// projection. Names of other modules come last, in the order they had.
+// attention, norm, ffn; in olmo the norms come after), the stack's norm, final
+// projection. Names of other modules come last, in their own order.
 void sort_by_module(std::vector<std::string>& names, std::string_view family);
 
-// The stage of each name. Layers are spread evenly, encoder first; frontends
-// are in the first stage, an encoder's norm is with its last layer, all else
-// in the last stage. Throws unfaithful_error if there are fewer layers than
-// stages. Says what it did in `assumption`.
+// The stage of each name. Layers are spread evenly, encoder first. Frontends
+// are in the first stage, an encoder's norm is with its last layer, and all
+// else is in the last stage. Throws unfaithful_error if there are fewer layers
+// than stages. Says in `assumption` what it did.
 std::vector<uint32_t> assign_stages(const std::vector<std::string>& names,
                                     uint32_t stages, std::string& assumption);
 

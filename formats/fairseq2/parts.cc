@@ -25,7 +25,7 @@ void check_dtype(const Catalog& catalog, const std::string& name,
                     short_path(path_of(catalog, first)));
 }
 
-// The dimensions from `from` on have to agree.
+// The dimensions from `from` on must agree.
 void check_shape(const Catalog& catalog, const std::string& name,
                  const Part& part, const Part& first, size_t from) {
   const Shape &a = part.shape, &b = first.shape;
@@ -51,7 +51,7 @@ Local join_whole(const Catalog& catalog, const std::string& name,
   return local;
 }
 
-// Rank by rank: the rows that torch.chunk gives for the total.
+// Checks that each rank has the rows that torch.chunk gives for the total.
 void check_chunks(const Catalog& catalog, const std::string& name,
                   const std::vector<const Part*>& parts, uint32_t dp,
                   const Local& local) {
@@ -189,7 +189,7 @@ Extent sub_extent(const Extent& extent, uint64_t element, const Shape& stored,
     for (uint64_t& stride : sub.strides) stride *= element;
   }
   for (size_t d = 0; d < at.size(); ++d) sub.offset += at[d] * sub.strides[d];
-  // Dimensions of size 1 have no stride to speak of.
+  // The stride of a dimension of size 1 does not matter.
   const Dims packed = row_major_strides(size);
   bool contiguous = true;
   for (size_t d = 0; d < size.size(); ++d)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the ranks' tensors to whole ones.
+// Joins the ranks' tensors into whole ones.
 //
 //   sdp_00 ┐ rows                     tp_00 ┐ dim
 //   sdp_01 ┼──────► tp-local tensor   tp_01 ┼──────► global tensor
@@ -17,7 +17,7 @@
 
 namespace ckpt::fairseq2 {
 
-// What one rank's file holds of a tensor.
+// The part of a tensor in one rank's file.
 struct Part {
   uint32_t tp = 0;
   uint32_t dp = 0;
@@ -45,22 +45,22 @@ struct Local {
   std::vector<Held> held;  // parts with elements
 };
 
-// Joins the parts of one tp rank, sorted by dp. Throws input_error if they
-// are not the parts of one tensor: dtypes, shapes, chunk sizes.
+// Joins the parts of one tp rank, sorted by dp. Throws input_error if their
+// dtypes, shapes or chunk sizes are not those of one tensor.
 //
-// `shape` is the tp-local shape, which kFlat has to be told.
+// `shape` is the tp-local shape, which kFlat needs.
 Local join_dp(const Catalog& catalog, const std::string& name,
               const std::vector<const Part*>& parts, uint32_t dp,
               Sharding sharding, const Shape& shape = {});
 
-// All parts of a tensor, sorted by tp, then dp -> its shape and pieces. The
-// tensor's name, kind and so on are left alone. `rule` has to be known if
-// tp > 1. Throws input_error if the tp ranks' tensors are unlike.
+// Sets a tensor's shape and pieces from all its parts, sorted by tp, then dp.
+// Leaves its name, kind and so on alone. `rule` must be known if tp > 1. Throws
+// input_error if the tp ranks' tensors differ.
 void join_tp(const Catalog& catalog, const std::vector<Local>& ranks,
              const TpRule& rule, Sharding sharding, Tensor& tensor);
 
-// An element box of a stored tensor: `stored` is its shape, `at` the first
-// element, `size` the box's shape.
+// A box of a stored tensor's elements: `stored` is the tensor's shape, `at` the
+// first element, `size` the box's shape.
 Extent sub_extent(const Extent& extent, uint64_t element, const Shape& stored,
                   const Dims& at, const Shape& size);
 

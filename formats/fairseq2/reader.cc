@@ -62,7 +62,8 @@ Catalog begin_catalog(const std::string& path, const Location& location,
   return catalog;
 }
 
-// Where a part is counted, what is known of the others goes stage by stage.
+// If only a part is counted, what is known about the others is dropped stage by
+// stage.
 void leave_others(Catalog& catalog) {
   if (!TensorPart::is_set()) return;
   for (Tensor& tensor : catalog.tensors)

@@ -17,7 +17,7 @@ using io::is_directory;
 using io::is_file;
 using io::join;
 
-// Empty for what can't be listed.
+// Empty if it can't be listed.
 std::vector<std::string> names_in(const std::string& directory) {
   if (!is_directory(directory)) return {};
   try {
@@ -27,7 +27,7 @@ std::vector<std::string> names_in(const std::string& directory) {
   }
 }
 
-// A directory pp_<n> with a tp_<n> in it that has an sdp_<n>.pt.
+// True for a directory pp_<n> with a tp_<n> that has an sdp_<n>.pt.
 bool holds_shards(const std::string& stage) {
   for (const std::string& tp : names_in(stage)) {
     if (!number_in(tp, "tp_")) continue;
@@ -83,7 +83,7 @@ std::optional<Location> as_base(const std::string& directory) {
   return std::nullopt;
 }
 
-// The entries PREFIX<n>SUFFIX of a directory, checked to be 0, 1, 2 …
+// The entries PREFIX<n>SUFFIX of a directory; checks that they are 0, 1, 2 …
 std::vector<std::string> sequence(const std::string& directory,
                                   const char* prefix, const char* suffix,
                                   std::vector<std::string>& strays) {
@@ -119,7 +119,7 @@ std::vector<std::string> sequence(const std::string& directory,
   return paths;
 }
 
-// "pp_00/tp_01" of a path.
+// The "pp_00/tp_01" of a path.
 std::string rank_of(const std::string& path) {
   return join(io::base_name(io::parent(path)), io::base_name(path));
 }

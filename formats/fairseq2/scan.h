@@ -37,13 +37,13 @@ struct Found {
   std::string why;  // one clause, whatever the outcome
 };
 
-// Names of directories only; opens no file and does not throw.
+// Looks only at directories' names; opens no file and does not throw.
 Found locate(const std::string& path);
 
 // Shard files by stage, tensor-parallel rank and data-parallel rank.
 struct Grid {
   std::vector<std::vector<std::vector<std::string>>> files;
-  std::vector<std::string> strays;  // entries outside of the checkpoint
+  std::vector<std::string> strays;  // entries outside the checkpoint
 
   uint32_t pp() const { return static_cast<uint32_t>(files.size()); }
   uint32_t tp() const { return static_cast<uint32_t>(files.at(0).size()); }

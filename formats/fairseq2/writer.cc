@@ -28,7 +28,7 @@ class Writer : public formats::Writer {
   Target lay_out(const Catalog& source, const Layout& layout) const override;
 };
 
-// Where things go below DST: the level that was opened, so that a base
+// Where things go below DST: at the level that was opened, so that a base
 // directory gives a base directory. Other formats give a step's content.
 struct Places {
   std::string step;   // "", "step_7"
@@ -57,7 +57,7 @@ void check_topology(const Catalog& source, const Topology& grid) {
     throw usage_error({}, "a topology of no ranks ({})", to_string(grid));
 }
 
-// Rules for tensors that no reader gave any: those of the source's family.
+// Gives tensors without a rule from the reader those of the source's family.
 void add_rules(const Catalog& source, uint32_t tp, Target& target) {
   Catalog& catalog = target.catalog;
   const auto unknown = [](const Tensor& tensor) {
@@ -70,7 +70,7 @@ void add_rules(const Catalog& source, uint32_t tp, Target& target) {
     std::vector<TpRule> known;
     for (const Tensor& tensor : catalog.tensors) known.push_back(tensor.tp);
     if (families::apply(catalog, rules)) {
-      // What the source knows goes before what its family usually has.
+      // What the source knows takes precedence over its family's usual rules.
       for (size_t i = 0; i < known.size(); ++i)
         if (known[i].state != State::kUnknown) catalog.tensors[i].tp = known[i];
       target.assumptions.push_back("shard dimensions: " + rules.source());
@@ -80,7 +80,7 @@ void add_rules(const Catalog& source, uint32_t tp, Target& target) {
   }
 }
 
-// "1, 2, 4 or 8 divide every tensor": what --tp can be instead.
+// "1, 2, 4 or 8 divide every tensor": possible values of --tp.
 std::string possible_sizes(const Catalog& source, const Tensor& refused) {
   constexpr uint32_t kMost = 1024;
   constexpr size_t kShown = 12;
@@ -146,8 +146,8 @@ void check_tensor(const Catalog& source, const Tensor& tensor, uint32_t tp) {
   check_tied(source, tensor, tp);
 }
 
-// The tensors that have a place: parameters, buffers, and state of parameters
-// that are written.
+// Adds the tensors that have a place: parameters, buffers, and state of written
+// parameters.
 void add_tensors(const Catalog& source, Target& target) {
   std::unordered_set<std::string_view> models;
   for (const Tensor& tensor : source.tensors)
@@ -171,7 +171,7 @@ void add_tensors(const Catalog& source, Target& target) {
   }
 }
 
-// The stage of a tensor as the source has it: "…/pp_01/tp_00/sdp_00.pt".
+// A tensor's stage in the source: "…/pp_01/tp_00/sdp_00.pt".
 std::optional<uint32_t> source_stage(const Catalog& source,
                                      const Tensor& tensor) {
   if (tensor.pieces.empty()) return std::nullopt;
@@ -182,7 +182,7 @@ std::optional<uint32_t> source_stage(const Catalog& source,
   return static_cast<uint32_t>(*number);
 }
 
-// The model's tensors by stage, in the order of the modules.
+// The model's tensors by stage, in module order.
 std::vector<std::vector<size_t>> stages_of(const Catalog& source,
                                            const Topology& grid,
                                            Target& target) {
@@ -240,7 +240,7 @@ void write_model_file(const std::vector<size_t>& stage, const Coordinates& at,
   file.finish(target, root, io::join(directory, at.path()));
 }
 
-// What the optimizer numbers: no buffers, tied parameters once.
+// What the optimizer numbers: no buffers, and tied parameters once.
 std::vector<std::vector<std::string>> parameters_of(
     const std::vector<std::vector<size_t>>& stages, const Target& target) {
   std::vector<std::vector<std::string>> all;
@@ -257,7 +257,7 @@ std::vector<std::vector<std::string>> parameters_of(
   return all;
 }
 
-// Objects that no file of the target holds.
+// Reports objects that no file of the target holds.
 void tell_objects(const Catalog& source, bool optimizer, Target& target) {
   std::string names;
   size_t count = 0;

@@ -3,9 +3,9 @@
 
 namespace ckpt::megatron {
 
-// What all ranks share, beside the tensors.
+// What all ranks share, besides the tensors.
 inline constexpr char kCommonFile[] = "common.pt";
-// In a training root: the iteration that was saved last, or "release".
+// In a training root: the last iteration saved, or "release".
 inline constexpr char kTracker[] = "latest_checkpointed_iteration.txt";
 
 }  // namespace ckpt::megatron

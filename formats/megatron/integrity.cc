@@ -26,11 +26,11 @@ constexpr size_t kStep = size_t{1} << 20;
 struct Listed {
   std::string name;
   std::string sha256;
-  std::string problem;  // "" if it is what it should be
+  std::string problem;  // "" if it is as it should be
   uint64_t bytes = 0;
 };
 
-// A plain name: it can't lead out of the directory.
+// True for a plain name, which can't lead out of the directory.
 bool is_plain(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find('/') == name.npos && name.find('\0') == name.npos;

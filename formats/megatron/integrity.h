@@ -3,7 +3,7 @@
 //
 //   {"algorithm": "sha256", "files": {".metadata": "4f03…", …}}
 //
-// Files that it does not list are ignored, as Megatron ignores them.
+// Files that it does not list are ignored, as in Megatron.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@
 
 namespace ckpt::megatron {
 
-// Reads every file that the manifest of a directory lists. Nothing to do if
-// the manifest is absent. A damaged manifest is a problem, not an error.
+// Reads every file that the manifest of a directory lists. Does nothing if
+// there is no manifest. A damaged manifest is a problem, not an error.
 formats::FileCheck check_integrity_file(const std::string& directory,
                                         const Progress& progress);
 

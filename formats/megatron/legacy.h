@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Legacy Megatron-LM checkpoints: one directory for each rank.
+// Legacy Megatron-LM checkpoints: one directory per rank.
 #pragma once
 
 #include <memory>

@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kIter = "iter_";
 constexpr std::string_view kRelease = "release";
 constexpr uint64_t kMostTracker = 4096;
-// How much of an index is searched for signs, at its front and at its end.
+// How much of an index is searched for signs, at each end.
 constexpr uint64_t kSearched = uint64_t{1} << 20;
 
 std::string_view trimmed(std::string_view text) {
@@ -28,7 +28,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
 }
 
-// The checkpoint itself, or one level down where NeMo puts it.
+// The path itself, or one level down, where NeMo puts the checkpoint.
 std::string checkpoint_at(const std::string& path, Config& config) {
   if (auto found = read_config(path)) {
     config = std::move(*found);
@@ -45,7 +45,7 @@ std::string checkpoint_at(const std::string& path, Config& config) {
   return {};
 }
 
-// iter_* of a directory, the newest first; release goes last.
+// The iter_* of a directory, newest first; release comes last.
 std::vector<std::string> iterations(const std::string& path) {
   std::vector<std::pair<uint64_t, std::string>> numbered;
   bool release = false;
@@ -114,8 +114,8 @@ std::optional<uint64_t> iteration_number(std::string_view directory) {
 
 namespace {
 
-// Of a directory without a checkpoint: a step whose save was cut short is
-// worth more than the lack of a file.
+// Why a directory has no checkpoint. A step whose save was cut short says more
+// than a missing file.
 std::string why_none(const std::string& path) {
   for (const std::string& name : iterations(path))
     if (!unfinished_sign(io::join(path, name)).empty())
@@ -169,7 +169,7 @@ std::string unfinished_sign(const std::string& directory) {
 
 namespace {
 
-// What belongs to the checkpoint, or is unclaimed.
+// What belongs to the checkpoint itself.
 bool is_part(const std::string& name, const std::set<std::string>& read) {
   return read.contains(name) || name == kConfigFile || name == kCommonFile ||
          name == "integrity.json" || name.ends_with("ckpt-manifest.json") ||

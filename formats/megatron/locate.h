@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From what the user names to the directory of one checkpoint.
+// Finds the directory of one checkpoint from what the user names.
 //
 //   <save>/latest_checkpointed_iteration.txt   "7" or "release"
 //   <save>/iter_0000007/  or  release/         metadata.json …
@@ -17,30 +17,30 @@
 
 namespace ckpt::megatron {
 
-// The directory that a tracker's word names: "iter_0000007", "release".
-// Nothing if it is neither a number nor that word.
+// The directory that a tracker's word names: "iter_0000007", "release". Nothing
+// if the word is neither a number nor "release".
 std::optional<std::string> iteration_directory(std::string_view word);
 // The number in "iter_0000007".
 std::optional<uint64_t> iteration_number(std::string_view directory);
 
 // A distributed checkpoint (with metadata.json) at or below a path.
 struct DistFound {
-  std::string path;     // of the checkpoint; "" if none was found
-  std::string root;     // what was given, if that is a training root
-  std::string chosen;   // how it was found; "" if it is what was given
-  std::string warning;  // something about that which should be known
+  std::string path;     // of the checkpoint; "" if not found
+  std::string root;     // the given path, if it is a training root
+  std::string chosen;   // how it was found; "" if it is the given path
+  std::string warning;  // something to know about that choice
   Config config;
-  std::string why;  // one clause, whatever was found
+  std::string why;  // one clause, found or not
 };
-// Throws input_error for a metadata.json or a tracker that is damaged.
+// Throws input_error for a damaged metadata.json or tracker.
 DistFound locate_dist(const std::string& path);
 
-// Signs of a checkpoint of Megatron's in a directory that has no
-// metadata.json: incomplete save. "" if there are none.
+// A sign of a Megatron checkpoint in a directory that has no metadata.json: an
+// incomplete save. "" if there is none.
 std::string unfinished_sign(const std::string& directory);
 
-// Files of a checkpoint's directory that the checkpoint itself does not name:
-// sidecars, and problems for what is left alone.
+// Adds the files in a checkpoint's directory that the checkpoint itself does
+// not name: as sidecars, or as problems for what is left alone.
 void add_strays(const std::string& directory, Catalog& catalog);
 
 }  // namespace ckpt::megatron

@@ -8,7 +8,7 @@
 
 namespace ckpt::megatron {
 
-// megatron_torch_dist: dist_*.cc
+// megatron_torch_dist: dist/reader.cc, dist/writer.cc
 std::unique_ptr<formats::Reader> make_dist_reader();
 std::unique_ptr<formats::Writer> make_dist_writer();
 

@@ -96,8 +96,8 @@ uint64_t count_of(const Layout& layout, std::string_view name) {
   return *text::number(found->second);
 }
 
-// Expert ranks are taken from the data-parallel ones: as many as they need,
-// unless somebody says how many there are.
+// Takes expert ranks from the data-parallel ones: as many of those as they
+// need, unless their number is given.
 void settle_experts(const formats::Asked& asked, const Wanted& wanted,
                     Topology& grid) {
   if (asked.dp || !asked.ep) return;
@@ -108,7 +108,7 @@ void settle_experts(const formats::Asked& asked, const Wanted& wanted,
     grid.dp = static_cast<uint32_t>(least);
 }
 
-// How the pipeline is cut fits the number of its stages.
+// Makes the number of pipeline stages fit the cut of the layers.
 void settle_stages(const formats::Asked& asked, const Wanted& wanted,
                    Layout& layout) {
   if (wanted.stage_layers.empty()) return;

@@ -80,7 +80,7 @@ std::optional<Config> read_config(const std::string& directory) {
   const std::string path = io::join(directory, kConfigFile);
   if (!io::is_file(path)) return std::nullopt;
   const std::string text = io::read_file(path, kMostConfig);
-  // olmo and others have a metadata.json too: theirs lacks the word.
+  // OLMo and others have a metadata.json, too, but without this word.
   if (text.find("sharded_backend") == text.npos) return std::nullopt;
   const nlohmann::json root = text::parse_python_json(text, path);
   const auto backend = root.find("sharded_backend");

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backends, by version, that can be read and written: the registry that
-// Megatron-Core kept as get_default_strategy(action, backend, version).
+// The backends that can be read and written, by version: the registry that
+// Megatron-Core had as get_default_strategy(action, backend, version).
 //
 //   metadata.json
 //   {"sharded_backend": "torch_dist", "sharded_backend_version": 1,
 //    "common_backend": "torch", "common_backend_version": 1}
 //
-// Cores from 0.19 on leave the last two out.
+// Cores from 0.19 on leave out the last two.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,15 @@ struct Strategy {
   Action action = Action::kLoadSharded;
   std::string backend;
   uint64_t version = 1;
-  std::string format;  // of ckpt; "" for common parts
+  std::string format;  // ckpt's name; "" for common parts
 };
-// ckpt's own, then those that were added (ckpt/format.h).
+// ckpt's own, then the added ones (ckpt/format.h).
 const std::vector<Strategy>& strategies();
-// Before anything is read. False if there is one for that action, backend and
-// version.
+// To be called before anything is read. Returns false if that action, backend
+// and version already have one.
 bool add_strategy(Strategy strategy);
 
-// metadata.json, read.
+// The contents of metadata.json.
 struct Config {
   std::string sharded_backend;
   uint64_t sharded_version = 1;
@@ -48,13 +48,13 @@ struct Config {
   std::vector<std::string> unknown;  // other fields
 };
 
-// Nothing if the directory has no metadata.json, or one of something else: no
-// object with a string "sharded_backend". Throws input_error for one that is
-// damaged.
+// Nothing if the directory has no metadata.json, or one of something else, not
+// an object with a string "sharded_backend". Throws input_error for a damaged
+// one.
 std::optional<Config> read_config(const std::string& directory);
 
-// The strategy for both parts of a checkpoint. Throws an input_error that
-// lists what is supported.
+// The strategy for both parts of a checkpoint. Throws input_error, listing what
+// is supported.
 const Strategy& find_strategy(Action action, std::string_view backend,
                               uint64_t version, const std::string& path);
 // Null if there is none.

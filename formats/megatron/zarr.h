@@ -8,7 +8,7 @@
 //   <key>/shard_0.1_2.2.pt …     objects of a grid, each its own archive
 //   <key>.sync/.zarray           empty: locks of flattened writes, left over
 //
-// A key is a directory's name as it is, with dots, spaces and parentheses.
+// A key is a directory's name unchanged, with dots, spaces and parentheses.
 #pragma once
 
 #include <memory>

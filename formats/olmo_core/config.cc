@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr uint64_t kMostConfig = uint64_t{16} << 20;
 
-// A member that may not be there, or be null.
+// A member that may be absent or null.
 const json& at(const json& object, const char* key) {
   static const json nothing;
   if (!object.is_object()) return nothing;
@@ -27,7 +27,7 @@ std::string text(const json& value) {
   return value.is_string() ? value.get<std::string>() : std::string();
 }
 
-// Layers of another block are one family if only their rope's scaling differs.
+// Layers with other blocks are one family if only their rope's scaling differs.
 bool are_alike(const json& block, const json& overrides) {
   const auto plain = [](json one) {
     for (const char* name : {"sequence_mixer", "attention"})
@@ -41,8 +41,8 @@ bool are_alike(const json& block, const json& overrides) {
   return true;
 }
 
-// The names are those of the Hugging Face models that OLMo-core itself maps
-// such blocks to.
+// The names are those of the Hugging Face models to which OLMo-core itself maps
+// such blocks.
 std::string family_of(const json& model) {
   const json& block = at(model, "block");
   if (!are_alike(block, at(model, "block_overrides"))) return {};

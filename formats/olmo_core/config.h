@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// config.json: the experiment, whose `model` block tells the family.
+// config.json: the experiment, whose `model` block shows the family.
 //
 //   {"model": {"block": {"name": "reordered_norm",
 //                        "sequence_mixer": {"qk_norm": {…}, …}}}}
@@ -12,8 +12,8 @@
 namespace ckpt::olmo_core {
 
 // Sets the family, and says so in the assumptions, if the file at `path` is
-// clear about it; a file that can't be read is a problem, no error: nothing
-// but the family depends on it.
+// clear about it. An unreadable file is a problem, not an error: only the
+// family depends on it.
 void read_family(const std::string& path, Catalog& catalog);
 
 }  // namespace ckpt::olmo_core

@@ -24,9 +24,9 @@ constexpr std::string_view kStarted = ".metadata.tmp";
 constexpr std::string_view kTemporary = "-tmp";
 constexpr uint64_t kMostNote = 64 << 10;
 
-// Whether the bytes name the class of items, and if it is OLMo-core's. A pickle
-// names it once, by strings that are remembered (protocol 4) or not, or on two
-// lines (protocol 2).
+// Whether the bytes name the class of items, and if so, whether it is
+// OLMo-core's. A pickle names it once, by strings that are memoized (protocol
+// 4) or not, or on two lines (protocol 2).
 std::optional<bool> names_class(std::string_view bytes) {
   constexpr std::string_view kClass = "_StorageInfo";
   constexpr std::string_view kBefore[] = {"\x94\x8c\x0c", "\x8c\x0c", "\n"};
@@ -52,8 +52,8 @@ std::optional<bool> names_class(std::string_view bytes) {
   return std::nullopt;
 }
 
-// An index is read as a whole later on; here its bytes are only searched, up
-// to the first item.
+// The whole index is read later; here its bytes are only searched, up to the
+// first item.
 bool index_names_class(const std::string& path) {
   constexpr uint64_t kBlock = 1 << 20;
   constexpr uint64_t kOverlap = 128;
@@ -67,7 +67,7 @@ bool index_names_class(const std::string& path) {
   return false;
 }
 
-// Data files of a save that has no index.
+// True for data files of a save without an index.
 bool has_leftovers(const std::string& directory) {
   return std::ranges::any_of(io::list_directory(directory),
                              [](const std::string& name) {
@@ -75,7 +75,7 @@ bool has_leftovers(const std::string& directory) {
                              });
 }
 
-// A directory that is a checkpoint itself.
+// For a directory that is a checkpoint itself.
 Found look_at(const std::string& path) {
   const std::string below = io::join(path, kDataFolder);
   if (io::is_directory(below)) {
@@ -130,7 +130,7 @@ std::optional<Step> step_of(std::string_view name) {
   return step;
 }
 
-// The newest complete checkpoint below, or the newest unfinished one.
+// Finds the newest complete checkpoint below, or the newest unfinished one.
 Found follow(const std::string& path) {
   std::map<uint64_t, std::string> steps;
   std::map<uint64_t, std::string> temporary;
@@ -189,7 +189,7 @@ std::optional<std::string> note_version(const std::string& directory) {
     const auto note = text::parse_json(io::read_file(path, kMostNote), path);
     return text::string_member(note, "version", path);
   } catch (const Error&) {
-    return std::nullopt;  // then the index has to tell
+    return std::nullopt;  // then the index must tell
   }
 }
 
@@ -204,7 +204,7 @@ Found locate(const std::string& path) {
       return {.why = "not a directory with a model_and_optim"};
     return look_at(io::parent(path));
   } catch (const Error& error) {
-    // What can't be read is another format's to explain.
+    // What can't be read is for another format to explain.
     return {.why = error.problem()};
   }
 }

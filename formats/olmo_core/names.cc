@@ -26,8 +26,8 @@ bool is_optimizer(std::string_view name) {
   return name.starts_with(kState) || name.starts_with(kGroups);
 }
 
-// What is taken from a key. Objects of the model keep theirs: they are not
-// parameters.
+// The prefix to remove from a key. The model's objects keep theirs: they are
+// not parameters.
 std::string_view prefix_of(std::string_view key, bool is_tensor) {
   if (key.starts_with(kOptim) && is_optimizer(key.substr(kOptim.size())))
     return kOptim;
@@ -36,14 +36,14 @@ std::string_view prefix_of(std::string_view key, bool is_tensor) {
   return {};
 }
 
-// Calls see(entry's name, whether it is a tensor) for all of them.
+// Calls see(name, whether it is a tensor) for all entries.
 template <class See>
 void each_name(dcp::Metadata& metadata, See see) {
   for (dcp::TensorEntry& entry : metadata.tensors) see(entry.name, true);
   for (dcp::BytesEntry& entry : metadata.bytes) see(entry.name, false);
 }
 
-// True if names without prefixes say what the keys said.
+// True if names without prefixes say as much as the keys.
 bool can_shorten(dcp::Metadata& metadata) {
   std::unordered_set<std::string_view> names;
   bool any = false;
@@ -52,14 +52,14 @@ bool can_shorten(dcp::Metadata& metadata) {
     const std::string_view prefix = prefix_of(key, is_tensor);
     const std::string_view name = std::string_view(key).substr(prefix.size());
     any = any || !prefix.empty();
-    // A parameter that is called as optimizer state is, or the reverse.
+    // A parameter named like optimizer state, or the reverse.
     if (prefix != kOptim && is_optimizer(name)) clear = false;
     if (!names.insert(name).second) clear = false;
   });
   return any && clear;
 }
 
-// The path of an entry, to be changed in place.
+// The path of an entry, for changing in place.
 std::vector<dcp::PathElement>* path_of(dcp::Metadata& metadata,
                                        const std::string& key) {
   if (!metadata.planner) return nullptr;
@@ -104,8 +104,8 @@ bool is_direct(const dcp::Metadata& metadata) {
 
 using ByName = std::unordered_map<std::string_view, const Tensor*>;
 
-// The longest beginning of "<param>.<state>" that is a parameter; if none is,
-// all but the last word.
+// Takes the longest beginning of "<param>.<state>" that is a parameter; if
+// there is none, all except the last word.
 void split_state(Tensor& tensor, const ByName& params) {
   const std::string_view rest =
       std::string_view(tensor.name).substr(kState.size());
@@ -137,19 +137,19 @@ void set_direct_kinds(Catalog& catalog) {
   }
 }
 
-// The number of a group; nothing if it is a parameter's name.
+// The number of a group; nothing for a parameter's name.
 std::optional<int64_t> group_number(std::string_view word) {
   const auto value = text::number(word, INT64_MAX);
   return value ? std::optional(static_cast<int64_t>(*value)) : std::nullopt;
 }
 
 // "state.<param>.exp_avg" -> ("optim", "state", param, "exp_avg"), or in the
-// flattened form ("optim", all of it).
+// flattened form ("optim", the whole name).
 std::vector<dcp::PathElement> optimizer_path(const std::string& name,
                                              std::string_view param,
                                              bool flattened) {
   std::vector<dcp::PathElement> path{std::string("optim")};
-  // (Who renamed the tensor may have left the parameter's name as it was.)
+  // (Whoever renamed the tensor may not have renamed the parameter.)
   if (name.starts_with(kState)) {
     const std::string_view rest = std::string_view(name).substr(kState.size());
     if (!rest.starts_with(param) || rest.size() <= param.size() + 1 ||

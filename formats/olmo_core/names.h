@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys of the index, and the names that tensors have in a catalog.
+// The keys of the index, and the names of tensors in a catalog.
 //
 //   key                                  name in the catalog      kind
 //   model.<param>                        <param>                  model
@@ -22,22 +22,22 @@
 namespace ckpt::olmo_core {
 
 struct Names {
-  // kDialect, kDirectDialect, or "" if the keys are of neither scheme, or
-  // short names would clash (then nothing is changed).
+  // kDialect, kDirectDialect, or "" if the keys follow neither scheme or short
+  // names would clash (then nothing is changed).
   std::string_view dialect;
   std::vector<Kind> kinds;  // of the index's tensors, in order; kDialect only
 };
 
-// Renames all entries of an index to the catalog's names, and takes the first
-// element from their paths, so that they nest as the peer's own unsharded
-// files do.
+// Renames all entries of an index to the catalog's names, and removes the first
+// element of their paths, so that they nest as in OLMo-core's own unsharded
+// files.
 Names shorten(dcp::Metadata& metadata);
 
-// Sets dialect, and kind, param and state of the tensors: those of the index,
-// in its order.
+// Sets the dialect, and kind, param and state of the tensors, which are the
+// index's, in its order.
 void set_kinds(Catalog& catalog, const Names& names);
 
-// The other way: key and nested path. `flattened`: the form of the optimizer.
+// The other way: key and nested path. `flattened` is the optimizer's form.
 struct Key {
   std::string key;
   std::vector<dcp::PathElement> path;
@@ -45,8 +45,8 @@ struct Key {
 Key key_of(const Tensor& tensor, bool flattened);
 Key key_of_object(const std::string& name, bool flattened);
 
-// True if the options of the optimizer are kept for each parameter, not for
-// each group. OLMo-core's own test: param_groups.0.params is absent.
+// True if the optimizer's options are stored per parameter, not per group.
+// OLMo-core's own test: param_groups.0.params is absent.
 bool is_flattened(const Catalog& catalog);
 
 }  // namespace ckpt::olmo_core

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The olmo_core format: what OLMo-core writes since 1.0.0, a distributed
-// checkpoint of PyTorch in folders of its own.
+// The olmo_core format: what OLMo-core has written since 1.0.0, a distributed
+// checkpoint of PyTorch in its own folders.
 //
 //   step1000/
 //     model_and_optim/.metadata        formats/dcp/metadata.h

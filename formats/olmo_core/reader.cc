@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint of OLMo-core since 1.0.0 (olmo_core.h).
+// Reads a checkpoint of OLMo-core since 1.0.0 (olmo_core.h).
 #include <algorithm>
 #include <set>
 
@@ -35,7 +35,7 @@ using Severity = Problem::Severity;
           "that begin with a dot were left out");
 }
 
-// Ranks that stored something, by the names of the files.
+// The number of ranks that stored something, by the names of the files.
 uint32_t count_ranks(const dcp::Metadata& metadata) {
   std::set<uint32_t> ranks;
   for (const std::string& name : metadata.files)
@@ -43,7 +43,7 @@ uint32_t count_ranks(const dcp::Metadata& metadata) {
   return std::max<uint32_t>(1, static_cast<uint32_t>(ranks.size()));
 }
 
-// Files of an earlier, larger run stay when a save goes to the same place.
+// Files of an earlier, larger run remain when a save goes to the same place.
 void note_strays(const std::string& directory, const dcp::Metadata& metadata,
                  Catalog& catalog) {
   std::vector<std::string> named = metadata.files;
@@ -53,7 +53,7 @@ void note_strays(const std::string& directory, const dcp::Metadata& metadata,
     if (name == kIndex || !is_part_name(name) ||
         std::ranges::binary_search(named, name))
       continue;
-    // A rank without anything to save leaves an empty file.
+    // A rank with nothing to save leaves an empty file.
     if (io::file_size(io::join(directory, name)).value_or(0) > 0)
       strays.push_back(name);
   }

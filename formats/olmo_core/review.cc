@@ -27,8 +27,8 @@ bool is_optimizer(std::string_view name) {
   return name.starts_with(kState) || name.starts_with(kGroups);
 }
 
-// A distributed checkpoint of plain DCP that has OLMo-core's own keys. (In
-// the names of Hugging Face "model." is a part of the name.)
+// True for a plain DCP checkpoint with OLMo-core's own keys. (In Hugging Face's
+// names "model." is part of the name.)
 bool has_own_keys(const Catalog& source) {
   const formats::Traits& traits = formats::traits_of(source.format);
   if (!traits.any_tensors || !traits.flat_objects) return false;
@@ -63,8 +63,8 @@ class Reviewer {
                                                  : name;
   }
 
-  // state.<param>.<state>, from a container that has names and no kinds
-  // (safetensors, torch): the longest beginning that is a parameter.
+  // state.<param>.<state>, from a container with names but no kinds
+  // (safetensors, torch): takes the longest beginning that is a parameter.
   void find_states() {
     std::unordered_set<std::string_view> params;
     for (const Tensor& tensor : source_.tensors)
@@ -93,7 +93,7 @@ class Reviewer {
     } else if (tensor.kind == Kind::optim && !tensor.param.empty() &&
                !tensor.state.empty()) {
       tensor.param = param_of(tensor.param);
-      // Generation 1 has two underscores before the name of a state.
+      // Generation 1 puts two underscores before a state's name.
       std::string_view state = tensor.state;
       if (state.starts_with("__")) state.remove_prefix(2);
       tensor.state = std::string(state);
@@ -139,7 +139,7 @@ class Reviewer {
     };
     const auto first = std::ranges::find_if(source_.tensors, model);
     if (first == source_.tensors.end()) return;
-    // Norms are called alike everywhere: the embedding is what tells.
+    // Norms have the same names everywhere; the embedding tells.
     const bool ours =
         std::ranges::any_of(source_.tensors, [&](const Tensor& t) {
           return known(t) && rule_of(t.name).state == TpRule::State::kSplit;

@@ -14,11 +14,11 @@
 namespace ckpt::olmo_core {
 namespace {
 
-// The rank count of the largest machines, with room.
+// The rank count of the largest machines, with room to spare.
 constexpr uint64_t kMostRanks = 1 << 20;
 
-// "blocks.0.attention.w_q.weight" ends with "attention.w_q.weight", and so
-// does that alone; "my_attention.w_q.weight" does not.
+// "blocks.0.attention.w_q.weight" ends with "attention.w_q.weight", as does the
+// latter itself; "my_attention.w_q.weight" does not.
 bool ends_with_words(std::string_view name, std::string_view words) {
   if (!name.ends_with(words)) return false;
   return name.size() == words.size() ||
@@ -33,7 +33,7 @@ constexpr std::string_view kRows[] = {
     "attention.w_v.bias", "feed_forward.w1.weight", "feed_forward.w3.weight",
     "feed_forward.w1.bias", "feed_forward.w3.bias", "lm_head.w_out.weight",
     "lm_head.w_out.bias",
-    // whole experts, one below the other
+    // whole experts, one below another
     "feed_forward_moe.experts.mlp.w1", "feed_forward_moe.experts.mlp.w2",
     "feed_forward_moe.experts.mlp.w3"};
 constexpr std::string_view kWhole[] = {"attention.w_out.bias",
@@ -57,7 +57,7 @@ TpRule rule_of(std::string_view param) {
     });
   };
   if (any(kColumns)) return TpRule::split(1);
-  // w_out.weight alone: before 1.7 the head had no module of its own.
+  // Just w_out.weight: before 1.7 the head was not its own module.
   if (any(kRows) || param == "w_out.weight") return TpRule::split(0);
   if (any(kWhole) || is_norm(param)) return TpRule::replicated();
   return {};

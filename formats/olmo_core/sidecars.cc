@@ -22,7 +22,7 @@ namespace ckpt::olmo_core {
 namespace {
 
 constexpr size_t kMaxDepth = 8;
-// The largest machines have some hundred thousand ranks, of one file each.
+// The largest machines have some hundred thousand ranks, with one file each.
 constexpr size_t kMostFiles = 1'000'000;
 
 class Collector {
@@ -77,8 +77,8 @@ class Collector {
   std::vector<std::string> folders_;
 };
 
-// Payload, what git and the hub's client keep, and weights: those beside it are
-// another model's, or the same again.
+// Payload, what git and the hub's client keep, and weights: any beside the
+// payload are another model's, or the same again.
 bool is_no_sidecar(const std::string& below, bool is_folder) {
   if (below == kDataFolder || below == kManifestName ||
       below == ".metadata.tmp" ||
@@ -110,10 +110,10 @@ void check_train_files(const std::string& home, Catalog& catalog,
     if (!rank) continue;
     if (have.insert(*rank).second && first.empty()) first = sidecar.path;
   }
-  // Rank 0's is what all ranks take where the number of ranks has changed.
+  // All ranks take rank 0's if the number of ranks has changed.
   if (have.empty() || have == std::set<uint64_t>{0}) return;
   uint64_t world = 0;
-  // A file that can't be read is found by who reads all of them.
+  // An unreadable file is found when all of them are read.
   try {
     Catalog aside;
     const torch::Container file = torch::open_container(first, aside, limits);

@@ -32,7 +32,7 @@ using Severity = Problem::Severity;
 // Smaller flat weights are whole on every rank (OLMoDDPTrainModule).
 constexpr uint64_t kLeastFlat = 4096;
 
-// Where the data go: "model_and_optim", or "" if the source has none.
+// Where the data goes: "model_and_optim", or "" if the source has none.
 struct Place {
   std::string step;  // "step1000", if a training run was given
   std::string data;
@@ -55,7 +55,7 @@ Place place_of(const Catalog& source) {
 }
 
 Mesh mesh_of(const Topology& topology) {
-  ranks_of(topology);  // throws for what a mesh of two dimensions can't be
+  ranks_of(topology);  // throws for what a two-dimensional mesh can't have
   return {topology.dp, topology.tp};
 }
 
@@ -80,7 +80,7 @@ class Builder {
     add_objects(save);
     add_tensors(save);
     save.finish(mesh_.ranks());
-    // From here on the catalog's own names: a reader will give them.
+    // From here on the catalog's own names, as a reader will give them.
     for (size_t t = 0; t < source_.tensors.size(); ++t)
       target_.catalog.tensors[t].name = source_.tensors[t].name;
     add_sidecars();
@@ -107,8 +107,8 @@ class Builder {
     return key_of_object(object, flattened_);
   }
 
-  // The nested dict, in its order. Keys that are neither of the model nor of
-  // the optimizer keep the place that the source has for them.
+  // Sets the nested dict, in its order. Keys of neither the model nor the
+  // optimizer keep their place in the source.
   void set_paths(dcp::Save& save) {
     std::unordered_map<std::string, std::vector<dcp::PathElement>> own;
     for (auto& [name, path] : dcp::flatten(source_).paths)
@@ -123,7 +123,7 @@ class Builder {
       set(object.name, key(object.name));
   }
 
-  // Every rank has them; the lowest writes.
+  // Every rank has them; the lowest one writes.
   void add_objects(dcp::Save& save) {
     for (const Object& object : source_.objects) {
       if (object.bytes == 0 &&
@@ -138,7 +138,8 @@ class Builder {
     }
   }
 
-  // A buffer, or what the source has in one piece although it cut others.
+  // True for a buffer, or what the source has in one piece although it cut
+  // others.
   bool is_whole(const Tensor& tensor) const {
     if (tensor.dp_replicated) return true;
     if (tensor.kind == Kind::other && tensor.pieces.size() == 1) return true;
@@ -169,7 +170,7 @@ class Builder {
     }
   }
 
-  // Of ranks with equal boxes the lowest writes; empty boxes are not listed.
+  // Among ranks with equal boxes the lowest writes; empty boxes are not listed.
   void add_tensor(dcp::Save& save, uint32_t t, const Cutter& cutter) {
     const Tensor& tensor = source_.tensors[t];
     if (element_count(tensor.shape).value_or(0) == 0)
@@ -213,8 +214,8 @@ class Builder {
       add_note();
   }
 
-  // The trainer's state is of a rank. Another number of ranks loads that of
-  // rank 0, and seeds anew.
+  // The trainer's state is per rank. Another number of ranks loads rank 0's,
+  // and reseeds.
   bool keeps_train() {
     uint32_t ranks = 0;
     bool first = false;
@@ -235,7 +236,7 @@ class Builder {
     return false;
   }
 
-  // .metadata alone looks like any other's: this file tells whose it is.
+  // .metadata alone looks like any other; this file tells whose it is.
   void add_note() {
     target_.files.push_back(formats::literal_file(io::join(place_.step, kNote),
                                                   "{\"version\": \"3.0.0\"}"));
@@ -258,7 +259,7 @@ class Builder {
   const Mesh mesh_;
   const Place place_;
   const bool flattened_;
-  const bool keyed_;  // names are without "model." and "optim."
+  const bool keyed_;  // names lack "model." and "optim."
   Target target_;
 };
 

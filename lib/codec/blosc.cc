@@ -17,7 +17,7 @@ namespace ckpt::codec {
 namespace {
 
 constexpr uint64_t kHeader = 16;
-// What blosc chooses itself is a few MiB at most; a block is in memory whole.
+// What blosc itself chooses is a few MiB at most; a whole block is in memory.
 constexpr uint64_t kMaxBlock = uint64_t{64} << 20;
 constexpr uint8_t kDontSplit = 0x10;
 
@@ -33,7 +33,7 @@ void put_u32(std::byte* at, uint64_t value) {
 }
 
 #ifdef CKPT_HAVE_BLOSC
-// The compressor inside, by the number in the flags.
+// The inner compressor, by its number in the flags.
 constexpr std::array<const char*, 5> kInside = {
     BLOSC_BLOSCLZ_COMPNAME, BLOSC_LZ4_COMPNAME, BLOSC_SNAPPY_COMPNAME,
     BLOSC_ZLIB_COMPNAME, BLOSC_ZSTD_COMPNAME};
@@ -133,8 +133,8 @@ void BloscChunk::read_starts() {
   for (size_t i = 0; i < count; ++i) starts_[i] = u32(&table[i * 4]);
 }
 
-// A block goes on to where the next one begins: blosc's threads write them in
-// the order in which they are done.
+// A block extends to where the next one begins: blosc's threads write them in
+// the order in which they finish.
 void BloscChunk::check_blocks() {
   const uint64_t first = kHeader + 4 * starts_.size();
   for (const uint32_t start : starts_)
@@ -166,8 +166,8 @@ void BloscChunk::load(uint32_t block) {
   constexpr uint64_t kAt = kHeader + 4;
   chunk_.resize(kAt + packed);
   file_.read(offset_ + starts_[block], std::span(chunk_).subspan(kAt));
-  // The last block, if it is short, is never split; as a block of its own it
-  // is not short, so that has to be said.
+  // The last block, if short, is never split. As a chunk of its own it is not
+  // short, so the flag must say so.
   const bool is_short = size != header_.blocksize;
   chunk_[0] = std::byte{header_.format};
   chunk_[1] = std::byte{header_.codec_format};

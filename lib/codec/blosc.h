@@ -7,9 +7,8 @@
 //   | u32 start of block 0 | … of block n-1 | blocks, in any order |
 //
 // All numbers are little-endian; starts count from byte 0. Flag 2: no blocks,
-// the plain bytes stand at byte 16. A block is decompressed by making it a
-// chunk of its own, so that neither the chunk nor its content is ever in
-// memory as a whole.
+// the plain bytes are at byte 16. A block is decompressed by making it a chunk
+// of its own, so neither the chunk nor its content is ever entirely in memory.
 #pragma once
 
 #include <cstddef>
@@ -36,10 +35,10 @@ struct BloscHeader {
 
 class BloscChunk {
  public:
-  // The chunk is bytes [offset, offset + size) of the file, which outlives
-  // this. Reads and checks the header and the starts of the blocks; throws
-  // input_error, or a resource_error if a block is too large to decompress or
-  // this build lacks what it needs.
+  // The chunk is bytes [offset, offset + size) of the file, which must outlive
+  // this. Reads and checks the header and the block starts; throws input_error,
+  // or resource_error if a block is too large to decompress or this build lacks
+  // what it needs.
   BloscChunk(const io::Handle& file, uint64_t offset, uint64_t size,
              Where where);
 

@@ -18,7 +18,7 @@
 namespace ckpt::codec {
 namespace {
 
-// zlib and bzip2 count with 32 bits.
+// zlib and bzip2 count in 32 bits.
 constexpr size_t kMost = size_t{1} << 30;
 
 template <class Byte>
@@ -26,7 +26,7 @@ unsigned clamped(std::span<Byte> bytes) {
   return static_cast<unsigned>(std::min(bytes.size(), kMost));
 }
 
-// zlib knows three frames by its window argument: raw, zlib's, gzip's.
+// zlib tells three framings apart by its window argument: raw, zlib, gzip.
 class Inflate : public Decoder {
  public:
   Inflate(int window_bits, const Where& where) {
@@ -93,7 +93,7 @@ class Bunzip : public Decoder {
     return status == BZ_OK ? Status::kMore : Status::kBad;
   }
 
-  // Four bytes for each of the at most 900,000 of a block, and tables.
+  // Four bytes for each of a block's 900,000 bytes at most, plus tables.
   uint64_t memory() const override { return uint64_t{3700} << 10; }
 
  private:

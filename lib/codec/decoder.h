@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decompressors of other libraries behind one interface. They know
-// nothing of files and declared sizes: stream.h does.
+// The decompressors of other libraries behind one interface. They know nothing
+// of files or declared sizes: stream.h does.
 #pragma once
 
 #include <cstddef>
@@ -18,30 +18,30 @@ class Decoder {
  public:
   enum class Status : uint8_t {
     kMore,   // needs input or room
-    kEnded,  // the stream (one of several, maybe) ends here
+    kEnded,  // the stream (perhaps one of several) ends here
     kBad,
   };
   virtual ~Decoder() = default;
-  // Ready for the first byte of a stream.
+  // Prepares for the first byte of a stream.
   virtual void restart() = 0;
-  // Takes from the front of `input`, makes the front of `output`; both shrink.
+  // Consumes the front of `input` and fills the front of `output`; both shrink.
   virtual Status step(std::span<const std::byte>& input,
                       std::span<std::byte>& output) = 0;
-  // Bytes that it holds now.
+  // Bytes of memory held now.
   virtual uint64_t memory() const = 0;
 };
 
 // For kDeflate, kZlib, kGzip, kBzip2, kZstd and kLz4. `where` is for its
-// errors: a resource_error for a codec that this build lacks.
+// errors. Throws resource_error for a codec that this build lacks.
 std::unique_ptr<Decoder> make_decoder(Codec codec, const Where& where);
 
-// "gzip": what messages call a codec.
+// "gzip": a codec's name in messages.
 std::string_view name(Codec codec);
 
-// True if several streams, one after the other, are one.
+// True if several streams, one after the other, count as one.
 bool concatenates(Codec codec);
 
-// Throws the resource_error of a codec whose library this build lacks.
+// Throws resource_error for a codec whose library this build lacks.
 [[noreturn]] void throw_missing(const Where& where, Codec codec,
                                 std::string_view package);
 

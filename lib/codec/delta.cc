@@ -45,7 +45,7 @@ double load_float(const std::byte* from, DType dtype) {
   return value;
 }
 
-// One element more. Of floats the first is taken as it is: 0 + -0 is 0.
+// Adds one element. The first float is taken as it is, since 0 + -0 is 0.
 template <class Float>
 uint64_t add_float(uint64_t sum, double step, bool first, std::byte* to) {
   const auto before = static_cast<Float>(std::bit_cast<double>(sum));

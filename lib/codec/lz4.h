@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A chunk of numcodecs' LZ4: one block of LZ4 behind the size of its content.
+// A chunk of numcodecs' LZ4: one LZ4 block after the size of its content.
 //
 //   0        4
 //   | u32 n  | sequences that make n bytes |
@@ -7,8 +7,8 @@
 //   sequence  | token | more length | literals | u16 back | more length |
 //
 // The token's high four bits count literals, the low four the bytes to copy
-// from `back` bytes before, less four; 15 goes on in further bytes, up to the
-// first that is not 255. The last sequence has literals alone.
+// from `back` bytes before, less four; 15 continues in further bytes, up to the
+// first that is not 255. The last sequence has only literals.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace ckpt::codec {
 
-// Keeps the last 64 KiB of what it made, which is as far as a copy reaches.
+// Keeps the last 64 KiB of its output, which is as far as a copy reaches.
 class Unlz4 : public Decoder {
  public:
   void restart() override;
@@ -38,8 +38,8 @@ class Unlz4 : public Decoder {
   };
   static constexpr size_t kWindow = 1 << 16;
 
-  // Takes one byte in a state that is not kLiterals or kMatch; false if no
-  // block has it there.
+  // Takes one byte in a state other than kLiterals or kMatch; returns false if
+  // no block can have it there.
   bool take(uint8_t byte);
   bool begin_literals();
   bool begin_match();
@@ -52,7 +52,7 @@ class Unlz4 : public Decoder {
   }
 
   At at_ = At::kSize;
-  uint32_t field_ = 0;   // bytes of a number that were taken
+  uint32_t field_ = 0;   // bytes of a number taken so far
   uint64_t size_ = 0;    // of the content
   uint64_t made_ = 0;    // of it
   uint64_t length_ = 0;  // bytes that a sequence's half still makes

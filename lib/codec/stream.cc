@@ -17,8 +17,8 @@ namespace {
 
 constexpr uint64_t kInputBuffer = 64 << 10;
 
-// The packed bytes of a range, fed to a decoder; several streams one after
-// the other are one.
+// The packed bytes of a range, fed to a decoder; several streams one after the
+// other count as one.
 class Feed {
  public:
   Feed(const io::Handle& file, Codec codec, uint64_t offset, uint64_t size,
@@ -40,7 +40,7 @@ class Feed {
   }
 
   // Fills the front of the buffer, as far as one step gets; returns how many
-  // bytes it made. None: the data end (`ended`) or more input was taken.
+  // bytes it made. 0: the data end (`ended`) or more input was taken.
   size_t step(std::span<std::byte> output) {
     refill();
     const size_t room = output.size();
@@ -88,7 +88,7 @@ class Feed {
   const std::unique_ptr<Decoder> decoder_;
   std::vector<std::byte> buffer_;
   std::span<const std::byte> input_;
-  uint64_t taken_ = 0;  // packed bytes that were read from the file
+  uint64_t taken_ = 0;  // packed bytes read from the file so far
   uint64_t made_ = 0;   // plain bytes so far
   bool ended_ = false;
   bool stopped_ = false;
@@ -164,7 +164,7 @@ class Stream::Forward final : public Source {
   }
 
   // All declared bytes are there: the stream must end here too. It gets room
-  // for one byte more, so that one that goes on can't go far.
+  // for one more byte, so a stream that continues can't get far.
   void finish() {
     while (!feed_.ended()) {
       std::byte extra;
@@ -238,7 +238,7 @@ class Stream::Stored final : public Source {
   const Where where_;
 };
 
-// Elements whose differences the codec gives.
+// Elements whose differences the codec yields.
 class Stream::Differences final : public Source {
  public:
   Differences(std::shared_ptr<const io::Handle> file, const File& source,

@@ -14,7 +14,7 @@ namespace ckpt::io {
 
 namespace {
 
-// cachestat(2) is of Linux 6.5, younger than the headers of many systems; its
+// cachestat(2) came with Linux 6.5, after the headers of many systems; its
 // number is the same on all of them.
 constexpr long kCachestat = 451;
 struct CacheRange {
@@ -22,15 +22,15 @@ struct CacheRange {
   uint64_t count = 0;
 };
 struct CacheFacts {
-  uint64_t cached = 0;  // pages, as all of these
+  uint64_t cached = 0;  // pages, like all of these
   uint64_t dirty = 0;
   uint64_t under_writeback = 0;
   uint64_t evicted = 0;
   uint64_t recently_evicted = 0;
 };
 
-// Without it: whether the last byte can be read without waiting. The first one
-// is often there because what lies before it was read.
+// The fallback: whether the last byte can be read without waiting. The first
+// one is often cached because what precedes it was read.
 bool has_last_byte(const Handle& file, uint64_t end) {
   std::byte probe;
   iovec part{&probe, 1};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads that nobody waits for yet: a disk or a server that is asked for many
-// things at once is faster than one that is asked for one after the other.
+// Reads that nobody waits for yet: a disk or a server answers many requests at
+// once faster than one after the other.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 namespace ckpt::io {
 
 // True if more than half of [offset, offset + count) is in the page cache;
-// false too where that is unknown. Reads nothing.
+// false also where that is unknown. Reads nothing.
 bool is_cached(const Handle& file, uint64_t offset, uint64_t count);
 
-// Has the kernel fetch [offset, offset + count) of the file; doesn't wait, and
-// fails in silence.
+// Has the kernel fetch [offset, offset + count) of the file. Doesn't wait, and
+// fails silently.
 void ask_for(const Handle& file, uint64_t offset, uint64_t count);
 
 }  // namespace ckpt::io

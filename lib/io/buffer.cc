@@ -18,8 +18,8 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20;
 
 }  // namespace
 
-// Huge pages begin at multiples of their size: one more is mapped than needed.
-// What is never touched takes no memory.
+// Huge pages begin at multiples of their size, so one more is mapped than
+// needed. Untouched pages take no memory.
 Buffer::Buffer(uint64_t bytes) {
   const bool huge = bytes >= kHugePage;
   mapped_ = bytes + (huge ? kHugePage : 0);
@@ -45,8 +45,8 @@ void prefer_huge_pages(void* begin, size_t bytes) {
               MADV_HUGEPAGE);
 }
 
-// With glibc, what is freed at the end of the heap is what the next blocks are
-// cut from, if blocks of that size come from the heap and it is not trimmed.
+// glibc cuts the next blocks from what is freed at the end of the heap, if
+// blocks of that size come from the heap and it is not trimmed.
 void expect_small_blocks([[maybe_unused]] size_t bytes) {
 #ifdef __GLIBC__
   constexpr size_t kMost = size_t{32} << 20;  // glibc's own limit

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that payload passes through: touched by every copy into and out of
-// the page cache, so worth its own pages.
+// Memory that payload passes through. Every copy into and out of the page cache
+// touches it, so it is worth its own pages.
 //
 // Whole huge pages (2 MiB) where the kernel gives them: with pages of 4 KiB
-// each pass over a block misses the address cache hundreds of times, and more
-// so in a virtual machine (figures: docs/performance.md).
+// each pass over a block misses the TLB hundreds of times, and more so in a
+// virtual machine (figures: docs/performance.md).
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace ckpt::io {
 
 class Buffer {
  public:
-  // `bytes` that are not initialised. Throws a resource_error if there is no
+  // Allocates `bytes`, uninitialised. Throws resource_error if there is no
   // memory.
   explicit Buffer(uint64_t bytes);
   Buffer(const Buffer&) = delete;

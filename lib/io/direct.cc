@@ -21,9 +21,9 @@
 namespace ckpt::io {
 namespace {
 
-// What the kernel says (Linux 6.1 and later), else what every disk takes; 0 if
-// there are no direct reads. By the system call: C libraries differ in whether
-// their headers know these fields.
+// What the kernel reports (Linux 6.1 and later), else what every disk accepts;
+// 0 if there are no direct reads. Uses the raw system call, since not all C
+// libraries' headers know these fields.
 uint64_t alignment_of(int fd) {
 #if defined(STATX_DIOALIGN) && defined(SYS_statx)
   struct ::statx facts = {};
@@ -45,7 +45,7 @@ uint64_t alignment_of(int fd) {
 
 std::shared_ptr<const DirectFile> DirectFile::open(const std::string& path) {
   Handle::open_read(path);  // says what is wrong with it
-  // A member of an archive begins anywhere in a file.
+  // An archive member can begin anywhere in a file.
   if (is_url(path) || find_mounted(path)) return nullptr;
   int fd = -1;
   do {
@@ -76,7 +76,7 @@ uint64_t DirectFile::read(uint64_t offset, std::span<std::byte> buffer) const {
                      errno);
     if (n == 0) break;
     done += static_cast<uint64_t>(n);
-    if (done % align_ != 0) break;  // only the end of a file is uneven
+    if (done % align_ != 0) break;  // only the end of a file is unaligned
   }
   return done;
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that are read around the page cache (O_DIRECT): a third of the
-// processor time for what is not in it (docs/performance.md), and nobody
-// else's files have to leave it.
+// Files read past the page cache (O_DIRECT): a third of the processor time for
+// data that is not cached (docs/performance.md), and no other file is evicted.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +13,15 @@ namespace ckpt::io {
 class DirectFile {
  public:
   // Null if the file system has no such reads. Throws an Error that names the
-  // path as Handle::open_read does.
+  // path, as Handle::open_read does.
   static std::shared_ptr<const DirectFile> open(const std::string& path);
 
   DirectFile(const DirectFile&) = delete;
   DirectFile& operator=(const DirectFile&) = delete;
   ~DirectFile();
 
-  // What the file's offsets, sizes and addresses in memory must be multiples
-  // of; a power of two, kMostAlign at most.
+  // File offsets, sizes and memory addresses must be multiples of this; a power
+  // of two, at most kMostAlign.
   uint64_t align() const { return align_; }
   static constexpr uint64_t kMostAlign = 4096;
 

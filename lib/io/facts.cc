@@ -12,7 +12,7 @@
 namespace ckpt::io {
 namespace {
 
-// Of a member of an archive.
+// The facts of an archive member.
 std::optional<struct stat> facts_of_mounted(const Mounted& in) {
   if (in.absent) return std::nullopt;
   struct stat facts = {};
@@ -21,7 +21,7 @@ std::optional<struct stat> facts_of_mounted(const Mounted& in) {
   return facts;
 }
 
-// st_mode and size of what is there; nothing for what is absent.
+// st_mode and size of what is there; nullopt if it is absent.
 std::optional<struct stat> look(const std::string& path) {
   if (const auto in = find_mounted(path)) return facts_of_mounted(*in);
   if (is_url(path)) return stat_remote(path);
@@ -30,7 +30,7 @@ std::optional<struct stat> look(const std::string& path) {
   while (result != 0 && errno == EINTR) result = ::stat(path.c_str(), &facts);
   if (result == 0) return facts;
   const int errnum = errno;
-  // A name that the file system can't hold is not any file's.
+  // No file has a name that the file system can't hold.
   if (errnum == ENAMETOOLONG) return std::nullopt;
   if (errnum != ENOENT && errnum != ENOTDIR)
     throw io_error(path, "cannot look at it", errnum);

@@ -49,7 +49,7 @@ Error write_error(const std::string& path, int errnum) {
   return error;
 }
 
-// Takes `count` bytes off the front of a list of parts.
+// Drops `count` bytes from the front of a list of parts.
 std::span<iovec> consume(std::span<iovec> parts, size_t count) {
   while (!parts.empty() && count >= parts[0].iov_len) {
     count -= parts[0].iov_len;
@@ -66,7 +66,7 @@ std::span<iovec> consume(std::span<iovec> parts, size_t count) {
 
 namespace {
 
-// A FIFO without a writer would be waited for, for ever. A lease that another
+// Opening a FIFO without a writer would block forever. A lease that another
 // machine holds is worth waiting for.
 int open_unblocked(const std::string& path) {
   constexpr int kFlags = O_RDONLY | O_CLOEXEC;
@@ -84,8 +84,7 @@ int open_unblocked(const std::string& path) {
 
 namespace {
 
-// Files of other machines by numbers that are not descriptors: system calls
-// refuse them.
+// Remote files, by numbers that are not descriptors: system calls refuse them.
 struct RemoteNames {
   std::mutex mutex;
   int next = -2;
@@ -139,7 +138,7 @@ struct Handle::Descriptor {
 
 namespace {
 
-// Of a member that can be opened.
+// The archive of a member that can be opened.
 const std::string& archive_of(const Mounted& in, const std::string& path) {
   if (in.absent) throw io_error(path, "cannot open", ENOENT);
   if (in.entry.directory)
@@ -302,9 +301,9 @@ void Handle::writev(uint64_t offset, std::span<iovec> parts) const {
   }
 }
 
-// Not fallocate: it looks for free blocks at once, which on a file system that
-// has been in use took a quarter of a whole reshard, and on tmpfs it writes
-// zeros; without it that is left to the writeback (docs/engine.md).
+// Not fallocate: it searches for free blocks at once, which took a quarter of a
+// whole reshard on a file system that has been in use, and on tmpfs it writes
+// zeros. Without it, that is left to the writeback (docs/engine.md).
 void Handle::allocate(uint64_t size) const {
   if (size == 0) return;
   const auto length = static_cast<off_t>(size);
@@ -348,7 +347,7 @@ void copy_range(const Handle& from, uint64_t from_offset, const Handle& to,
   }
   in -= static_cast<off_t>(from.base());
   out -= static_cast<off_t>(to.base());
-  // One block of a server's file is many requests at once.
+  // One block of a remote file is many requests at once.
   const uint64_t block = remote_of(from) ? 16 << 20 : 1 << 20;
   std::vector<std::byte> buffer(std::min<uint64_t>(count, block));
   while (count) {
@@ -372,7 +371,7 @@ std::string read_file(const std::string& path, uint64_t limit) {
 
 namespace {
 
-// Of the SameListings that are alive on this thread.
+// The listings kept by SameListings on this thread.
 struct Listings {
   size_t scopes = 0;
   std::unordered_map<std::string, std::vector<std::string>> known;
@@ -452,7 +451,7 @@ std::string parent(std::string_view path) {
   while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
   const size_t slash = path.rfind('/');
   if (slash == path.npos) return ".";
-  // Nothing is above a host, a bucket, an owner.
+  // A host, a bucket or an owner has no parent.
   if (is_url(path) && path[slash - 1] == '/') return std::string(path);
   return std::string(slash == 0 ? "/" : path.substr(0, slash));
 }
@@ -463,7 +462,7 @@ void sync_directory(const std::string& path) {
   const int result = retry([&] { return ::fsync(fd); });
   const int errnum = errno;
   ::close(fd);
-  // Some file systems can't sync a directory and need not.
+  // Some file systems can't sync a directory, and need not.
   if (result != 0 && errnum != EINVAL && errnum != EROFS)
     throw io_error(path, "cannot sync", errnum);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files by position: open, read, write, copy. Loops over short transfers and
-// EINTR live here and nowhere else. No payload is ever mapped.
+// Files by position: open, read, write, copy. The loops over short transfers
+// and EINTR are here and nowhere else. No payload is ever mapped.
 #pragma once
 
 #include <sys/uio.h>
@@ -16,11 +16,11 @@
 
 namespace ckpt::io {
 
-// An open file. Closing happens at destruction; copies share nothing.
+// An open file, closed on destruction; copies share nothing.
 class Handle {
  public:
   // Both throw an Error that names the path: kMissing if it does not exist,
-  // kIo else. Directories and other non-files are refused.
+  // else kIo. Directories and other non-files are refused.
   static Handle open_read(const std::string& path);
   // Creates the file (must not exist unless `existing`), for writing.
   static Handle create(const std::string& path);
@@ -29,9 +29,9 @@ class Handle {
   // Bytes in memory as a file to read; `path` is for messages.
   static Handle of_memory(std::string bytes, std::string path);
 
-  // Bytes [offset, offset + size) of this file as a file of its own, to read:
-  // a zip archive inside of a bigger file. Shares the open file. Past the
-  // end: an input_error.
+  // Bytes [offset, offset + size) of this file as a file of its own, for
+  // reading: a zip archive inside a bigger file. Shares the open file. Throws
+  // input_error past the end.
   Handle slice(uint64_t offset, uint64_t size) const;
 
   Handle(Handle&&) noexcept = default;
@@ -40,12 +40,12 @@ class Handle {
 
   const std::string& path() const { return path_; }
   uint64_t size() const { return size_; }  // when it was opened
-  // Where a slice begins in the file that fd() is.
+  // Where a slice begins in the file of fd().
   uint64_t base() const { return base_; }
   int fd() const;
 
-  // Reads exactly buffer.size() bytes at `offset`. Past the end: an
-  // input_error ("file ends at byte X, wanted bytes A-B").
+  // Reads exactly buffer.size() bytes at `offset`. Throws input_error past the
+  // end ("file ends at byte X, wanted bytes A-B").
   void read(uint64_t offset, std::span<std::byte> buffer) const;
   // Bytes [offset, offset + count) as a string. For metadata; the caller has
   // checked count against a limit.
@@ -56,8 +56,8 @@ class Handle {
   // Gathers `parts` (clobbered) into one contiguous range at `offset`.
   void writev(uint64_t offset, std::span<iovec> parts) const;
 
-  // Sets the size; blocks come with the bytes (see file.cc). The caller has
-  // checked that there is room. Throws kIo.
+  // Sets the size; blocks are allocated as bytes are written (see file.cc). The
+  // caller has checked that there is room. Throws kIo.
   void allocate(uint64_t size) const;
   void sync() const;
   // Tells the kernel that [offset, offset + count) won't be read again soon.
@@ -77,7 +77,7 @@ class Handle {
 };
 
 // Tries to share [from_offset, +count) of `from` with `to` inside the file
-// system (FICLONERANGE). False if it can't; nothing was written then.
+// system (FICLONERANGE). Returns false, with nothing written, if it can't.
 bool reflink(const Handle& from, uint64_t from_offset, const Handle& to,
              uint64_t to_offset, uint64_t count);
 
@@ -89,19 +89,20 @@ void copy_range(const Handle& from, uint64_t from_offset, const Handle& to,
 // A whole metadata file. Throws input_error if it is larger than `limit`.
 std::string read_file(const std::string& path, uint64_t limit);
 
-// What stands at a path, links followed. Absent is only what the system says
-// does not exist, by its own name. All else that can't be looked at throws: a
-// link to nothing kMissing, a directory without permission or a stale handle
-// kIo. Taken for absent, a file would be left out in silence.
+// What is at a path, following links. Only what the system says does not exist,
+// under its own name, is absent. Everything else that can't be examined throws:
+// a dangling link kMissing, a directory without permission or a stale handle
+// kIo. Taken for absent, a file would be left out silently.
 //
 // Throws kDamaged for a FIFO, a socket or a device.
 bool is_file(const std::string& path);
 bool is_directory(const std::string& path);
-// A symbolic link, wherever it leads; no member of an archive or of a server.
+// True for a symbolic link, wherever it leads; never for what is in an archive
+// or on a server.
 bool is_link(const std::string& path);
-// Nothing if it is absent; throws as is_file does, for directories too.
+// nullopt if it is absent; throws as is_file does, for directories too.
 std::optional<uint64_t> file_size(const std::string& path);
-// "a FIFO", "a socket" … of st_mode.
+// "a FIFO", "a socket" …, from st_mode.
 std::string_view kind_of(uint32_t mode);
 // Names in a directory, sorted bytewise; without "." and "..".
 std::vector<std::string> list_directory(const std::string& path);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Huge pages (2 MiB) for metadata: the catalog of 100,000 tensors is 70 MiB,
-// and to be given that in pages of 4 KiB took a fifth of `inspect`.
+// and getting that in pages of 4 KiB took a fifth of the time of `inspect`.
 #pragma once
 
 #include <cstddef>
@@ -8,16 +8,16 @@
 
 namespace ckpt::io {
 
-// Asks for them where whole ones fit into memory that nobody touched yet. A
-// wish: nothing else changes, and the kernel may refuse.
+// Asks for them where whole ones fit into memory that is still untouched. Only
+// a hint: nothing else changes, and the kernel may refuse.
 void prefer_huge_pages(void* begin, size_t bytes);
 
-// Many small blocks are about to be allocated, `bytes` in all: the heap grows
-// by as much at once (32 MiB at most), in huge pages, and keeps what is freed.
-// A wish, too; less than a few huge pages are not worth it.
+// Announces many small allocations, `bytes` in all: the heap grows by that much
+// at once (at most 32 MiB), in huge pages, and keeps what is freed. Also a
+// hint; less than a few huge pages are not worth it.
 void expect_small_blocks(size_t bytes);
 
-// Room for `count` elements, in huge pages if it is that much.
+// Reserves room for `count` elements, in huge pages if it is large enough.
 template <class T>
 void reserve_huge(std::vector<T>& values, size_t count) {
   values.reserve(count);

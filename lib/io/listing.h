@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Directories that are looked at again and again: each format is asked whether
-// a directory is its own, and each lists it. With 16,384 files in it a listing
-// takes 15 ms, and there are a dozen formats.
+// Directories that are listed again and again: each format is asked whether a
+// directory is its own, and lists it. With 16,384 files a listing takes 15 ms,
+// and there are a dozen formats.
 #pragma once
 
 #include <string>
@@ -10,12 +10,12 @@ namespace ckpt::io {
 
 // The directory lost+found that mkfs makes at a file system's root, where only
 // root may look. It holds nothing of a checkpoint: list_directory leaves it
-// out, and so does who walks on its own. One that can be read is like any
-// other.
+// out, and so does code that walks directories itself. One that can be read is
+// like any other.
 bool is_lost_and_found(const std::string& path);
 
-// While one of these is alive, list_directory on this thread lists a directory
-// once and then says the same again.
+// While one is alive, list_directory on this thread lists a directory once and
+// then repeats that answer.
 class SameListings {
  public:
   SameListings();

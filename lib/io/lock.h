@@ -5,8 +5,8 @@
 //   DIR/.NAME.ckpt-lock       held while NAME is written, published and what
 //                             it replaces is removed; empty
 //
-// Its holder unlinks it at the end, so whoever locks a file looks again
-// whether it is still the one of that name.
+// Its holder unlinks it at the end, so after locking a file, check again that
+// it is still the one of that name.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ namespace ckpt::io {
 
 class TargetLock {
  public:
-  // Throws kIo if another process has it, or if the file system has no locks.
+  // Throws kIo if another process holds it, or if the file system has no locks.
   explicit TargetLock(const std::string& target);
   ~TargetLock();
   TargetLock(const TargetLock&) = delete;
@@ -26,8 +26,8 @@ class TargetLock {
   int fd_ = -1;
 };
 
-// Locks an open file without waiting. False if another process holds it;
-// throws kIo if it can't be locked at all.
+// Locks an open file without waiting. Returns false if another process holds
+// it; throws kIo if it can't be locked at all.
 bool try_lock(int fd, int operation, const std::string& path);
 
 }  // namespace ckpt::io

@@ -61,7 +61,7 @@ std::vector<Target> targets_of(const std::vector<std::string>& files) {
   return targets;
 }
 
-// Reads pieces of all targets in turn until the time is over; `next` counts the
+// Reads pieces of all targets in turn until time is up; `next` counts the
 // pieces of all readers.
 uint64_t read_some(const std::vector<Target>& targets,
                    std::atomic<uint64_t>& next, Clock::time_point begin,
@@ -73,7 +73,7 @@ uint64_t read_some(const std::vector<Target>& targets,
     const uint64_t number = next++;
     if (number * kPiece >= kMost) break;
     const Target& target = targets[number % targets.size()];
-    // Steps of the golden ratio come everywhere, and nowhere twice soon.
+    // Golden-ratio steps reach everywhere, and no place twice soon.
     const uint64_t at =
         number * 0x9E3779B97F4A7C15 / (UINT64_MAX / target.pieces + 1);
     bytes +=
@@ -128,7 +128,7 @@ std::optional<double> probe_writes(const std::string& directory,
   const Clock::time_point begin = Clock::now();
   bool good = buffer != nullptr;
   if (good) {
-    // No holes, and nothing that a file system could make smaller.
+    // No holes, and nothing that a file system could compress.
     uint64_t word = 1;
     for (uint64_t i = 0; i < kPiece / sizeof word; ++i) {
       word = word * 6364136223846793005 + 1442695040888963407;
@@ -138,7 +138,7 @@ std::optional<double> probe_writes(const std::string& directory,
   while (good && bytes < kMost && seconds_since(begin) < seconds) {
     good = ::write(fd, buffer.get(), kPiece) == static_cast<ssize_t>(kPiece);
     bytes += kPiece;
-    // What waits in the page cache takes its time after the last write.
+    // What waits in the page cache takes time after the last write.
     if (bytes % (16 * kPiece) == 0) good = good && ::fdatasync(fd) == 0;
   }
   good = good && ::fdatasync(fd) == 0;

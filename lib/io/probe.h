@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast disks are, from a short look: what a dry run's estimate is made of.
+// Measures briefly how fast disks are, for a dry run's estimate.
 #pragma once
 
 #include <optional>
@@ -8,14 +8,14 @@
 
 namespace ckpt::io {
 
-// Bytes a second, read from places all over `files` and past the page cache,
-// by several threads, for about `seconds`. Nothing where a file system has no
-// such reads, or where no file has a MiB.
+// Bytes per second, read past the page cache from places all over `files`, by
+// several threads, for about `seconds`. nullopt where a file system has no such
+// reads, or where no file has a MiB.
 std::optional<double> probe_reads(const std::vector<std::string>& files,
                                   double seconds);
 
-// Bytes a second, written to a file without a name in `directory` and flushed.
-// Nothing where such a file can't be made, or the disk is nearly full.
+// Bytes per second, written to an unnamed file in `directory` and flushed.
+// nullopt where such a file can't be created, or the disk is nearly full.
 std::optional<double> probe_writes(const std::string& directory,
                                    double seconds);
 

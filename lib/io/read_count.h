@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many bytes this process has read from files so far, whatever for. Who
-// loads a part of a checkpoint can show what it cost.
+// The number of bytes that this process has read from files so far, for any
+// purpose. Shows what loading a part of a checkpoint cost.
 #pragma once
 
 #include <cstdint>

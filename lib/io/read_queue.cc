@@ -15,10 +15,10 @@ constexpr uint64_t kAlign = DirectFile::kMostAlign;
 uint64_t down(uint64_t at) { return at / kAlign * kAlign; }
 uint64_t up(uint64_t at) { return down(at + kAlign - 1); }
 
-// A range and what lies before and after it in its aligned blocks.
+// A range plus what is before and after it in its aligned blocks.
 uint64_t slot_bytes(uint64_t bytes) { return up(bytes) + kAlign; }
 
-// Gives the bytes of [offset, …) that a buffer read from down(offset) on has.
+// Copies bytes [offset, …) out of `got`, which was read from down(offset) on.
 void copy_or_throw(const DirectFile& file, uint64_t offset,
                    std::span<const std::byte> got,
                    std::span<std::byte> buffer) {
@@ -124,8 +124,8 @@ bool ReadQueue::take(const File& file, uint64_t offset,
   return true;
 }
 
-// A read that failed, or ended early though the file goes on, is done again
-// as an ordinary one: that says what is wrong.
+// A read that failed, or ended early though the file continues, is repeated as
+// an ordinary one, which reports what is wrong.
 void ReadQueue::empty(const Wanted& wanted, std::span<std::byte> buffer) {
   settle(wanted.slot);
   const uint64_t begin = down(wanted.offset);

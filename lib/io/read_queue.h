@@ -3,7 +3,7 @@
 // array or a server reaches its bandwidth only with many requests in flight.
 //
 //   want     ranges in the order in which they will be read
-//   slots    the first few of them are under way (io_uring), in memory of
+//   slots    the first few of them are in flight (io_uring), in memory of
 //            their own
 //   take     waits for the range's slot, copies it, and lets the next one start
 //
@@ -28,24 +28,25 @@ class ReadQueue {
  public:
   using File = std::shared_ptr<const DirectFile>;
 
-  // At most `ahead` reads are under way that nobody waits for yet; ranges have
-  // at most `bytes` bytes. Throws a resource_error if there is no io_uring and
+  // At most `ahead` reads that nobody waits for yet are in flight; ranges have
+  // at most `bytes` bytes. Throws resource_error if there is no io_uring and
   // `ahead` is not 0.
   ReadQueue(uint32_t ahead, uint64_t bytes);
   ReadQueue(const ReadQueue&) = delete;
   ReadQueue& operator=(const ReadQueue&) = delete;
   ~ReadQueue();
 
-  // True if the kernel, and whoever confines this process, allow io_uring.
+  // True if the kernel, and any sandbox of this process, allow io_uring.
   static bool has_ring();
-  // Memory of a queue for ranges of `bytes` bytes.
+  // The memory of a queue for ranges of `bytes` bytes.
   static uint64_t memory(uint32_t ahead, uint64_t bytes);
 
-  // These bytes will be read after all that were wanted before. Longer ranges
-  // are not taken on.
+  // Announces bytes that will be read after all those wanted before. Longer
+  // ranges are ignored.
   void want(const File& file, uint64_t offset, uint64_t bytes);
-  // Gives bytes that were wanted, and waits for them; false if they were not.
-  // Past the end: an input_error that says where the file ends. Throws kIo.
+  // Waits for bytes that were wanted and copies them; returns false if they
+  // were not wanted. Throws input_error past the end, saying where the file
+  // ends, and kIo.
   bool take(const File& file, uint64_t offset, std::span<std::byte> buffer);
   // Reads any bytes at once; throws as take() does.
   void read(const DirectFile& file, uint64_t offset,
@@ -69,17 +70,17 @@ class ReadQueue {
   void start_some();
   void drop_first();
   void settle(uint32_t slot);  // waits until it is not busy
-  // Copies what a slot got, and reads what it did not get.
+  // Copies what a slot has read, and reads what it has not.
   void empty(const Wanted& wanted, std::span<std::byte> buffer);
 
   const uint32_t ahead_;
   const uint64_t bytes_;
   const Buffer buffer_;  // a slot for each read ahead, and one for read()
   std::vector<Slot> slots_;
-  std::deque<Wanted> wanted_;   // those under way first
+  std::deque<Wanted> wanted_;   // those in flight first
   size_t started_ = 0;          // of wanted_
-  uint32_t next_slot_ = 0;      // slots are taken and left in turn
-  std::unique_ptr<Ring> ring_;  // last: gone before the memory it fills
+  uint32_t next_slot_ = 0;      // slots are filled and emptied in turn
+  std::unique_ptr<Ring> ring_;  // last: destroyed before the memory it fills
 };
 
 }  // namespace ckpt::io

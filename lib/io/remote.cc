@@ -11,7 +11,7 @@ namespace ckpt::io {
 
 bool stat_any(const std::string& path, struct stat& facts) {
   if (const auto in = find_mounted(path); in && !is_archive(*in, path)) {
-    // As old as its archive.
+    // A member is as old as its archive.
     if (in->absent || !stat_any(in->entry.archive, facts)) return false;
     facts.st_mode = in->entry.directory ? S_IFDIR : S_IFREG;
     facts.st_size = static_cast<off_t>(in->entry.size);
@@ -34,13 +34,14 @@ std::vector<RemoteEntry> files_below(const std::string& url) {
     std::vector<std::string> paths = list_directory(join(url, folder));
     if (!folder.empty())
       for (std::string& one : paths) one = join(folder, one);
-    // A web server is asked for each of them; other listings have said it.
+    // A web server is asked for each of them; other listings told already.
     std::vector<std::optional<struct stat>> facts(paths.size());
     parallel_for(
         paths.size(),
         [&](size_t k) { facts[k] = stat_remote(join(url, paths[k])); }, kLooks);
     for (size_t k = 0; k < paths.size(); ++k) {
-      // Listed and not there, as a broken symlink is: who reads it says so.
+      // Listed but missing, like a broken symlink: whoever reads it reports
+      // that.
       if (!facts[k])
         files.push_back({std::move(paths[k]), 0});
       else if (S_ISDIR(facts[k]->st_mode))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The seam to what lies on other machines: a path that begins with a scheme is
-// answered by lib/net, every other one by the file system. Local files pay one
-// look at the path when they are opened, and nothing after that.
+// The seam to other machines: a path that begins with a scheme is handled by
+// lib/net, every other one by the file system. Local files cost one look at the
+// path when they are opened, and nothing after that.
 #pragma once
 
 #include <sys/stat.h>
@@ -27,48 +27,48 @@ constexpr bool is_url(std::string_view path) {
 
 class Handle;
 
-// An open file on another machine; for all threads.
+// An open file on another machine; any thread may use it.
 class RemoteFile {
  public:
   virtual ~RemoteFile() = default;
   virtual uint64_t size() const = 0;
   // Fills the buffer; the caller has checked that the file has the bytes.
-  // Throws kIo if they can't be had, or if the file has been replaced.
+  // Throws kIo if they can't be fetched, or if the file has been replaced.
   virtual void read(uint64_t offset, std::span<std::byte> buffer) const = 0;
-  // True if a read of these bytes would not wait.
+  // True if a read of these bytes would not block.
   virtual bool has(uint64_t offset, uint64_t count) const = 0;
-  // These bytes will be read once, soon. Doesn't wait; fails in silence.
+  // Announces bytes that will be read once, soon. Doesn't wait; fails silently.
   virtual void ask_for(uint64_t offset, uint64_t count) const = 0;
-  // Bytes [offset, offset + count) into a file of this machine, from `at` on,
-  // as they come: no memory holds them. `came` is told now and then how many of
-  // the first ones stand there, and once more before this returns or throws.
+  // Streams bytes [offset, offset + count) into a local file, from `at` on: no
+  // memory holds them. Calls `came` now and then with how many of the first
+  // ones are there, and once more before it returns or throws.
   using Came = std::function<void(uint64_t)>;
   virtual void copy(uint64_t offset, uint64_t count,
                     const std::shared_ptr<const Handle>& to, uint64_t at,
                     const Came& came) const = 0;
 };
 
-// Where an open file lies; null if it is on this machine. Its fd() is a number
-// below -1, which is not a descriptor.
+// The remote file behind a handle; null if it is on this machine. Its fd() is a
+// number below -1, which is not a descriptor.
 const RemoteFile* remote_of(const Handle& file);
 
 struct OpenedRemote {
   std::shared_ptr<const RemoteFile> file;
-  std::string local;  // instead of a file: where a copy of it lies
+  std::string local;  // instead of a file: the path of a copy of it
   struct stat facts;
 };
 
-// As Handle::open_read: throws kMissing for what is not there.
+// Like Handle::open_read, throws kMissing for what does not exist.
 OpenedRemote open_remote(const std::string& url);
 
-// As stat(2); nothing if it does not exist. The inode and the times stand for
-// the version that the other side names (ETag, Last-Modified, commit), so that
-// what was replaced differs. Throws kIo if that can't be told.
+// Like stat(2); nullopt if it does not exist. The inode and the times stand for
+// the version that the other side reports (ETag, Last-Modified, commit), so a
+// replaced file differs. Throws kIo if that can't be determined.
 std::optional<struct stat> stat_remote(const std::string& url);
-// The same, asked for again.
+// The same, asked again.
 std::optional<struct stat> stat_remote_again(const std::string& url);
 
-// Names, sorted bytewise. Throws kMissing for what is not a directory.
+// Names, sorted bytewise. Throws kMissing for anything but a directory.
 std::vector<std::string> list_remote(const std::string& url);
 
 // All files below a URL, by their paths relative to it.
@@ -78,18 +78,19 @@ struct RemoteEntry {
 };
 std::vector<RemoteEntry> files_below(const std::string& url);
 
-// 64 digits that the other side promises for a file; "" if it promises none.
+// The 64 digits that the other side promises for a file; "" if it promises
+// none.
 std::string remote_sha256(const std::string& url);
 
-// A URL as it may be shown and stored: without user, password and query. Those
-// are kept in this process, and used for exactly that URL.
+// Returns a URL as it may be shown and stored: without user, password and
+// query. Those are kept in this process and used for exactly that URL.
 std::string take_secrets(const std::string& url);
 
-// Bounds what was asked for and not yet read, of all files together, by a part
-// of `bytes`, which it returns; 0 if nothing was read from another machine.
+// Bounds what all files together have requested and not yet read, by a part of
+// `bytes`, which it returns; 0 if nothing was read from another machine.
 uint64_t share_remote_memory(uint64_t bytes);
 
-// Requests so far, and bytes of bodies that came and that were sent.
+// Requests so far, and bytes of bodies received and sent.
 struct RemoteTraffic {
   uint64_t requests = 0;
   uint64_t bytes = 0;
@@ -97,10 +98,10 @@ struct RemoteTraffic {
 };
 RemoteTraffic remote_traffic();
 
-// Why no URL can be opened here; "" if they can. Asks no host.
+// Why no URL can be opened here; "" if they can. Contacts no host.
 std::string remote_problem();
 
-// stat(2) of a file or a URL; false if there is nothing that can be looked at.
+// stat(2) of a file or a URL; false if there is nothing that can be examined.
 bool stat_any(const std::string& path, struct stat& facts);
 
 }  // namespace ckpt::io

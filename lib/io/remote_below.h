@@ -5,8 +5,8 @@
 
 namespace ckpt::io {
 
-// All below a URL will be listed: where one listing can say it, it is asked for
-// here, once, and not for each directory.
+// Announces that everything below a URL will be listed: where a single listing
+// can tell, it is requested here once, not for each directory.
 void look_below_remote(const std::string& url);
 
 }  // namespace ckpt::io

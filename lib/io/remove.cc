@@ -26,7 +26,7 @@ class Remover {
  public:
   explicit Remover(const Keep& keep) : keep_(keep) {}
 
-  // True if it is gone. `name` in the directory that `above` is.
+  // True if it is gone. `name` is in the directory `above`.
   bool remove(int above, const char* name, const std::string& relative) {
     if (keep_ && keep_(relative)) return false;
     if (retry([&] { return ::unlinkat(above, name, 0); }) == 0) return true;
@@ -42,7 +42,7 @@ class Remover {
       if (!emptied) return false;
       if (retry([&] { return ::unlinkat(above, name, AT_REMOVEDIR); }) == 0)
         return true;
-      // Another rank of a save that is given up made its last file meanwhile.
+      // Meanwhile another rank of an abandoned save created its last file.
       if (errno != ENOTEMPTY || tries == kMostTries) return fail(errno);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -62,7 +62,7 @@ class Remover {
       ::close(fd);
       return fail(why);
     }
-    // First all names: what is removed meanwhile may upset the reading.
+    // Collect all names first: removing while reading may upset it.
     std::vector<std::string> names;
     errno = 0;
     while (const dirent* entry = ::readdir(directory.get())) {

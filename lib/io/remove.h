@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Removing what stands below a name. Never follows a symbolic link, and never
-// throws: what can't be removed (NFS keeps files that are open as .nfsXXXX) is
-// left, and the first reason is returned.
+// Removes what is below a name. Never follows a symbolic link, and never
+// throws: what can't be removed (NFS keeps open files as .nfsXXXX) is left, and
+// the first reason is returned.
 #pragma once
 
 #include <functional>
@@ -10,12 +10,12 @@
 
 namespace ckpt::io {
 
-// A file, a link, or a directory with all that is in it. No error if it does
-// not exist.
+// Removes a file, a link, or a directory with everything in it. No error if it
+// does not exist.
 std::error_code remove_tree(const std::string& path);
 
-// What is in a directory but for files whose path below it `keep` takes, and
-// the directories above those.
+// Removes what is in a directory, except files whose path below it `keep`
+// accepts, and the directories above those.
 std::error_code remove_others(
     const std::string& path,
     const std::function<bool(const std::string& relative)>& keep);

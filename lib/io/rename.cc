@@ -41,7 +41,7 @@ int rename2(const std::string& from, const std::string& to, unsigned flags) {
                   " to it: " + std::generic_category().message(why));
 }
 
-// Where link() works it fails for what exists; false if it can't be used.
+// Where link() works, it fails if the name exists; false if it can't be used.
 bool link_new(const std::string& from, const std::string& to, bool& done) {
   if (retry([&] { return ::link(from.c_str(), to.c_str()); }) == 0) {
     done = true;

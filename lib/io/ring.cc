@@ -33,7 +33,7 @@ class Uring : public Ring {
     do {
       result = ::io_uring_submit(&ring_);
     } while (result == -EINTR);
-    // An entry that stays queued would be begun by a later call, when its
+    // An entry left in the queue would be started by a later call, when its
     // memory belongs to another read.
     if (result != 1) throw io_error({}, "cannot read by io_uring", -result);
   }

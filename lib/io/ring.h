@@ -11,13 +11,13 @@ namespace ckpt::io {
 
 class Ring {
  public:
-  // Null, and why in `errnum`, if the kernel has none, or none for this
-  // process: containers often forbid it.
+  // Returns null, with the reason in `errnum`, if the kernel has none, or none
+  // for this process: containers often forbid it.
   static std::unique_ptr<Ring> make(uint32_t entries, int& errnum);
   virtual ~Ring() = default;
 
-  // Begins to read into `buffer`, which must stay until wait() says `tag`. No
-  // more than `entries` may be under way. Throws kIo.
+  // Begins to read into `buffer`, which must stay until wait() returns `tag`.
+  // At most `entries` may be in flight. Throws kIo.
   virtual void read(int fd, uint64_t offset, std::span<std::byte> buffer,
                     uint32_t tag) = 0;
 
@@ -25,7 +25,7 @@ class Ring {
     uint32_t tag = 0;
     int result = 0;  // bytes read, or a negated errno
   };
-  // Waits for one of those that were begun; there must be one.
+  // Waits for one of the reads that were begun; there must be one.
   virtual Done wait() = 0;
 };
 

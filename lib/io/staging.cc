@@ -72,7 +72,7 @@ Error exists_already(const std::string& target) {
           "removed only when the new one is whole)");
 }
 
-// A target that is there: an empty directory may be filled, all else needs
+// If the target exists: an empty directory may be filled, anything else needs
 // --overwrite.
 void check_target(const std::string& target, const StagingOptions& options) {
   if (!exists(target)) return;
@@ -122,7 +122,7 @@ std::string environment(const char* name) {
   return value ? value : "";
 }
 
-// A directory of this user alone: its names can be foreseen by others.
+// A directory for this user alone: others could predict its names.
 std::string open_spool() {
   std::string above = environment("CKPT_SPOOL");
   if (above.empty()) above = environment("TMPDIR");
@@ -164,7 +164,7 @@ void check_remote(const std::string& target, const StagingOptions& options) {
 
 }  // namespace
 
-// The same for each run of one target.
+// The same for every run with one target.
 std::string staging_place(const std::string& target) {
   if (!is_target_url(target)) return target;
   Sha256 sum;
@@ -198,12 +198,12 @@ Staging::Staging(const std::string& target, const StagingOptions& options)
       lock_(place_) {
   if (place_ == target_) {
     restore_replaced(root_ + ".old", target_);
-    check_target(target_, options_);  // from here on only this run makes it
+    check_target(target_, options_);  // from here on only this run creates it
   }
   open_root();
 }
 
-// Ranks of a job whose first process is dead may still write here.
+// Ranks of a job whose first process is dead may still be writing here.
 void Staging::open_root() {
   const bool left_over = exists(root_);
   make_directory(root_);
@@ -299,11 +299,11 @@ void Staging::create(const std::string& relative_path, uint64_t size) {
   Handle::create(path).allocate(size);
 }
 
-// One flush serves many files of a journal, so many threads ask at once.
+// One journal flush serves many files, so many threads ask at once.
 void Staging::flush() const {
   constexpr size_t kThreads = 16;
-  // What is sent to a server need not outlive this machine's power: --resume
-  // reads a spool again before it counts, and the server keeps the target.
+  // What is sent to a server need not survive a power cut here: --resume reads
+  // a spool again before relying on it, and the server keeps the target.
   const bool stays_here = place_ == target_;
   if (options_.sync && stays_here)
     parallel_for(
@@ -325,7 +325,7 @@ void Staging::flush() const {
   throw_lost_writes();
 }
 
-// What an earlier run left that this one does not know must not be published.
+// What an earlier run left and this one does not know must not be published.
 void Staging::remove_strangers() const {
   const std::set<std::string> files(files_.begin(), files_.end());
   const auto keep = [&](const std::string& path) {
@@ -351,9 +351,9 @@ void Staging::publish_directory() {
     leftover_ = old + ": " + why.message();
 }
 
-// A single file and what stands beside it (its manifest). What stands beside
-// goes first and comes last: a file without it is sound, one with another's
-// would be taken for damaged.
+// Publishes a single file and its companions (its manifest). Companions are
+// removed first and appear last: a file without them is sound, one with
+// another's would be taken for damaged.
 void Staging::publish_files() {
   const std::string above = parent(target_);
   const std::string name = base_name(target_);
@@ -372,7 +372,7 @@ void Staging::publish_files() {
     leftover_ = root_ + ": " + why.message();
 }
 
-// DST is there; a power cut could still undo its name.
+// DST is in place; a power cut could still undo its name.
 void Staging::finish() {
   published_ = true;
   if (!options_.sync) return;
@@ -402,7 +402,7 @@ Upload* Staging::begin_upload() {
   return upload_.get();
 }
 
-// What was sent stays when this fails, and is known by the record.
+// If this fails, what was sent stays and is known from the record.
 void Staging::publish_remote() {
   Upload& upload = *begin_upload();
   upload.publish(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A target under construction: a directory beside DST that becomes DST by one
-// rename when it is whole. DST never exists half-done.
+// rename when it is complete. DST never exists half-done.
 //
 //   DIR/.NAME.ckpt-lock       see lib/io/lock.h
 //   DIR/.NAME.ckpt-staging/   files in their final layout, `journal`, and
@@ -9,11 +9,11 @@
 //   DIR/NAME                  appears at publish()
 //
 // A target on another machine (s3:// gs://) is staged here too, in a directory
-// of the spool (CKPT_SPOOL, else TMPDIR, else /var/tmp). Its files go there
+// of the spool (CKPT_SPOOL, else TMPDIR, else /var/tmp). Its files are sent
 // part by part while they are written (lib/io/upload.h), or when publish() is
-// called; `upload` in the directory says what was begun.
+// called; `upload` in the directory records what was begun.
 //
-// What stands under the name of the staging directory is made by ckpt or
+// Whatever has the name of the staging directory was made by ckpt or is
 // refused: no symbolic link is followed, there or below.
 #pragma once
 
@@ -34,48 +34,48 @@ struct StagingOptions {
   bool overwrite = false;    // DST may exist; it is replaced at the end
   bool resume = false;       // keep what an earlier run left
   bool sync = true;          // flush files and directories before the rename
-  // Suffixes of files that stand beside a single file and tell about it: those
-  // of a file that is replaced go with it.
+  // Suffixes of files that are beside a single file and describe it: those of a
+  // replaced file are removed with it.
   std::vector<std::string> companions = {};
 };
 
 class Staging {
  public:
-  // The checks of the constructor that need no writing, for dry runs.
+  // Those checks of the constructor that need no writing, for dry runs.
   static void check(const std::string& target, const StagingOptions& options);
 
-  // Throws, before anything is written, if DST exists and may not be
-  // replaced (kUnfaithful), its parent is missing or not writable (kIo),
-  // another process works on the same DST (kIo), or something that is not a
-  // directory stands under the staging's name (kUnsafe). A staging directory
-  // that a dead process left behind is emptied, unless options.resume.
+  // Throws, before anything is written, if DST exists and may not be replaced
+  // (kUnfaithful), its parent is missing or not writable (kIo), another process
+  // works on the same DST (kIo), or the staging's name is taken by something
+  // that is not a directory (kUnsafe). A staging directory that a dead process
+  // left behind is emptied, unless options.resume.
   Staging(const std::string& target, const StagingOptions& options);
   // Removes what was not published.
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // The directory in which the files are made: TargetFile paths are relative
-  // to it. A single file is made in it under DST's base name.
+  // The directory in which the files are created: TargetFile paths are relative
+  // to it. A single file is created in it under DST's base name.
   const std::string& root() const { return root_; }
   const std::string& target() const { return target_; }
 
-  // Where the files go, if that is another machine; else null. All files but
-  // the manifest are made before.
+  // The upload if the target is on another machine, else null. All files but
+  // the manifest are created before.
   Upload* begin_upload();
 
   // Throws kIo if the file system has less room.
   void check_space(uint64_t bytes) const;
-  // Makes a file of exactly that size, and the directories above it. One that
+  // Creates a file of exactly that size, and the directories above it. One that
   // an earlier run left with that size stays as it is.
   void create(const std::string& relative_path, uint64_t size);
 
   // Removes everything in it: an earlier run's files are of no use.
   void clear();
 
-  // Lets other processes of the same job say that they write here, each by the
-  // object that join_staging() returns: as long as one of them lives no other
-  // job can begin, even when this process is dead.
+  // Lets other processes of the same job declare that they write here, each by
+  // the object that join_staging() returns. As long as one of these lives no
+  // other job can begin, even if this process is dead.
   void share_lock() const;
 
   // A file of the staging itself, which is not published.
@@ -83,16 +83,16 @@ class Staging {
 
   // Flushes the files; a no-op without options.sync. The journal stays.
   void flush() const;
-  // Renames, after flush(). After it DST is there, whole. Throws kUnfaithful,
-  // and DST stays as it is, if something came to stand there that may not be
+  // Renames, after flush(). Then DST is there, complete. Throws kUnfaithful,
+  // and leaves DST as it is, if something appeared there that may not be
   // replaced.
   void publish();
-  // After publish(): where what DST replaced, or the staging itself, could
-  // not be removed, and why; "" if all is gone.
+  // After publish(): the path of what DST replaced, or of the staging itself,
+  // if it could not be removed, and why; "" if all is gone.
   const std::string& leftover() const { return leftover_; }
   bool is_published() const { return published_; }
 
-  // Leaves what was written in place when this object ends.
+  // Leaves what was written in place when this object is destroyed.
   void keep() { keep_ = true; }
 
  private:
@@ -108,7 +108,7 @@ class Staging {
 
   StagingOptions options_;
   std::string target_;
-  std::string place_;  // beside which the staging is: target_, or in the spool
+  std::string place_;  // the staging is beside it: target_ or in the spool
   std::string root_;
   std::string aside_;  // the journal's place during the rename
   TargetLock lock_;
@@ -122,8 +122,8 @@ class Staging {
   size_t in_upload_ = 0;  // of files_
 };
 
-// The path beside which a target is staged: itself, or for one on another
-// machine a name in the spool.
+// The path beside which a target is staged: the target itself, or a name in the
+// spool for one on another machine.
 std::string staging_place(const std::string& target);
 
 // An earlier run came so far that objects of it may stand at the target, which

@@ -15,7 +15,7 @@ namespace ckpt::io {
 namespace {
 
 constexpr uint64_t kTarBlock = 512;
-// Of a member that is about the next one.
+// For a member that describes the next one.
 constexpr uint64_t kMostExtra = 1 << 20;
 constexpr size_t kMostMembers = 4'000'000;
 constexpr size_t kMostName = 4096;
@@ -45,7 +45,7 @@ std::optional<uint64_t> tar_number(std::string_view bytes) {
   return value;
 }
 
-// The sum of the header's bytes, its own field taken as spaces.
+// The sum of the header's bytes, with its own field taken as spaces.
 bool has_checksum(std::string_view header) {
   uint64_t sum = 0;
   for (size_t i = 0; i < header.size(); ++i)
@@ -131,7 +131,7 @@ class Scan {
     if (type != '0' && type != '\0' && type != '7' && type != '5')
       fail("member {} is {}; checkpoints hold files and directories",
            text::printable(name), kind_of_type(type));
-    // Old writers mark a directory by a slash alone.
+    // Old writers mark a directory only by a slash.
     const bool directory = type == '5' || (type != '7' && name.ends_with('/'));
     members_.push_back({clean(name), directory, begin, stored});
     if (members_.size() > kMostMembers)
@@ -154,7 +154,7 @@ class Scan {
     if (type == 'x' || type == 'g') take_pax(content, type == 'g', start);
   }
 
-  // "27 path=model_weights/a.b.c\n" …: the length is that of the whole line.
+  // "27 path=model_weights/a.b.c\n" …: the length counts the whole line.
   void take_pax(std::string_view text, bool global, uint64_t start) {
     while (!text.empty()) {
       size_t length = 0;
@@ -192,7 +192,7 @@ class Scan {
     pax_size_ = size;
   }
 
-  // Without "." and slashes that say nothing.
+  // Without "." and redundant slashes.
   std::string clean(const std::string& name) {
     std::string out;
     if (name.size() > kMostName || name.empty() || name.starts_with('/') ||
@@ -211,7 +211,7 @@ class Scan {
     return out;
   }
 
-  // A name that is there twice is one file or the other; a file is in no file.
+  // A name that occurs twice is ambiguous; a file can't be inside a file.
   void check_paths() {
     std::vector<const TarMember*> order;
     for (const TarMember& member : members_) order.push_back(&member);

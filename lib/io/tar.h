@@ -6,7 +6,7 @@
 //   | 512 | size bytes, padded to 512 | next header … | two blocks of zeros |
 //
 // Numbers are octal, or (first bit set) binary. A member of type x (pax) or L
-// (GNU) says the name or the size of the next one. Names are made relative:
+// (GNU) holds the name or the size of the next one. Names are made relative:
 // "./model_weights/common.pt" is model_weights/common.pt.
 #pragma once
 
@@ -28,9 +28,9 @@ struct TarMember {
 // True if the file begins with a header of this kind.
 bool is_tar(const Handle& file);
 
-// In the order of the file. Throws input_error for names that leave the
-// archive or are there twice, for links, devices and sparse files, for members
-// that are cut short and for an archive without its end.
+// Members in file order. Throws input_error for names that leave the archive or
+// occur twice, for links, devices and sparse files, for truncated members and
+// for an archive without its end.
 std::vector<TarMember> read_tar(const Handle& file);
 
 }  // namespace ckpt::io

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The seam to targets on other machines: files of this one become objects below
-// a URL, part by part while they are written, and all of them appear or none
-// that a reader would take for a checkpoint. lib/net does it.
+// The seam to targets on other machines: local files become objects below a
+// URL, part by part while they are written. Either all of them appear, or none
+// that a reader would take for a checkpoint. lib/net implements it.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace ckpt::io {
 
-// s3:// gs://: what can be written.
+// s3:// gs://: the schemes that can be written.
 constexpr bool is_target_url(std::string_view path) {
   return path.starts_with("s3://") || path.starts_with("gs://");
 }
@@ -22,47 +22,47 @@ constexpr bool is_target_url(std::string_view path) {
 inline constexpr std::string_view kUploadClaim = ".ckpt-upload";
 
 enum class Standing : uint8_t { kNothing, kFile, kDirectory };
-// Asked now, whatever was known before. Throws kIo if it can't be told.
+// Asks now, whatever was known before. Throws kIo if it can't be determined.
 Standing look_at_target(const std::string& url);
 
 struct UploadOptions {
   bool single_file = false;
   bool overwrite = false;
-  // Where it is noted on this machine which uploads were begun.
+  // The local file that records which uploads were begun.
   std::string record;
-  // Suffixes of objects that go with a single one that is replaced.
+  // Suffixes of objects that are removed with a single one that is replaced.
   std::vector<std::string> companions = {};
 };
 
 // Bytes [first, second) of a file.
 using ByteRange = std::pair<uint64_t, uint64_t>;
 
-// Files are known by their place in the list that it began with. What fails is
-// thrown as kIo; what was sent stays then, for another try.
+// Files are identified by their place in the list given at the start. Failures
+// are thrown as kIo; what was sent then stays, for another try.
 class Upload {
  public:
   virtual ~Upload() = default;
-  // Bytes of a part of a file, counted from its begin; 0: it is sent as a
+  // The size of a file's parts, counted from its beginning; 0: it is sent
   // whole, at the end.
   virtual uint64_t part_bytes(uint32_t file) const = 0;
-  // An earlier try sent it: its bytes may be gone here.
+  // An earlier try sent it: its local bytes may be gone.
   virtual bool was_sent(uint32_t file, uint64_t part) const = 0;
-  // The server has it, and keeps it.
+  // The server has it and keeps it.
   virtual bool stands(uint32_t file, uint64_t part) const = 0;
-  // The bytes of a part are all in its file: it is sent soon, by other threads.
-  // When the server has it, what is `spare` is freed on this machine. Waits
-  // while many others are to be sent; throws what failed with any of them.
+  // Call once a part's bytes are all in its file: other threads send it soon.
+  // When the server has it, the `spare` ranges are freed on this machine. Waits
+  // while many others are queued; throws what failed with any of them.
   virtual void send(uint32_t file, uint64_t part,
                     std::vector<ByteRange> spare) = 0;
-  // Sends what was not sent, then all appears: also `more` files, the last of
-  // which appears last. Throws kUnfaithful if something came to stand at the
-  // target.
+  // Sends what was not sent, then makes everything appear, including the `more`
+  // files, the last of which appears last. Throws kUnfaithful if something
+  // appeared at the target.
   virtual void publish(const std::vector<std::string>& more) = 0;
 };
 
-// `files` have their size; they are relative to `root` and become TARGET/FILE,
-// or stand beside the single TARGET. What an earlier try sent and the record
-// names is looked for at the server and not sent again.
+// `files` have their final size; they are relative to `root` and become
+// TARGET/FILE, or go beside the single TARGET. What an earlier try sent and the
+// record names is looked up at the server and not sent again.
 std::unique_ptr<Upload> begin_upload(const std::string& root,
                                      const std::string& target,
                                      const std::vector<std::string>& files,
@@ -70,10 +70,11 @@ std::unique_ptr<Upload> begin_upload(const std::string& root,
 
 // Ends the uploads of a record; does nothing if there are none.
 void abandon_upload(const std::string& record) noexcept;
-// An upload to `target` came so far that objects of it may stand there.
+// True if an upload to `target` came so far that some of its objects may be
+// there.
 bool is_publishing(const std::string& record, const std::string& target);
 
-// How a file is sent: the parts, and the requests for all of it.
+// How a file is sent: its parts, and the requests for all of it.
 struct UploadCost {
   uint64_t part = 0;  // bytes
   uint64_t parts = 0;

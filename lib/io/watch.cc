@@ -50,7 +50,7 @@ bool same(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-// What is different; "" if nothing is.
+// What differs; "" if nothing does.
 std::string difference(const Facts& then, const Facts& now) {
   if (then.device != now.device || then.inode != now.inode)
     return "is another file now";

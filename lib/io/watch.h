@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether what was read is still there. From begin() on, each file that
+// Detects changes of what was read. From begin() on, each file that
 // Handle::open_read opens is remembered as it was then: size, times, inode,
 // device. A source that is rewritten while it is copied gives a mixture of
 // both, which no later check could tell from the truth.
@@ -15,24 +15,24 @@
 
 namespace ckpt::io::watch {
 
-// Of the process, for all threads.
+// For the whole process, all threads.
 void begin();
 void end();
 
 // Remembers files that are not open yet.
 void add(const std::vector<std::string>& paths);
-// What is written: never remembered.
+// Files below are being written: never remembered.
 void ignore_below(const std::string& directory);
 
-// Looks at all of them again. The error (kIo) names the first that is another
-// one now or was changed; nothing if none was, or none can be shown to be.
+// Checks all of them again. The error (kIo) names the first that was replaced
+// or changed; nullopt if none was, or none can be shown to be.
 std::optional<Error> find_change();
 // The same; throws if a server does not say. Before a result is given that
 // would be a mixture.
 void check_unchanged();
 
-// For Handle::open_read. Throws what find_change() gives if it was
-// remembered as another one.
+// For Handle::open_read. Throws what find_change() returns if the path was
+// remembered as a different file.
 void opened(const std::string& path, const struct stat& facts);
 
 }  // namespace ckpt::io::watch

@@ -31,7 +31,7 @@ void wait_writeback(const Handle& file, uint64_t offset, uint64_t count) {
     result = ::sync_file_range(file.fd(), static_cast<off_t>(offset),
                                static_cast<off_t>(count), flags);
   } while (result != 0 && errno == EINTR);
-  // A file system that can't (EINVAL, ENOSYS, ESPIPE) still has its fsync.
+  // A file system that can't do this (EINVAL, ENOSYS, ESPIPE) still has fsync.
   if (result != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
     throw io_error(file.path(), "cannot write back", errno);
 }

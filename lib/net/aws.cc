@@ -21,7 +21,7 @@ std::string aws_file(const char* variable, const char* name) {
   return set.empty() ? environment("HOME") + "/.aws/" + name : set;
 }
 
-// Both files, the credentials' last: they win.
+// Reads both files, the credentials file last: it wins.
 std::map<std::string, std::string> read_profile() {
   std::string name = environment("AWS_PROFILE");
   if (name.empty()) name = environment("AWS_DEFAULT_PROFILE");
@@ -43,7 +43,7 @@ std::map<std::string, std::string> read_profile() {
   return all;
 }
 
-// STS gives keys for a token that the cluster wrote into a file.
+// STS exchanges a token that the cluster wrote into a file for keys.
 std::optional<Credentials> web_identity(const std::string& token_file,
                                         const std::string& role,
                                         const std::string& region) {
@@ -97,7 +97,7 @@ Profiles parse_profiles(std::string_view text) {
       section = &profiles[std::string(name)];
       continue;
     }
-    // What is indented belongs to a key above.
+    // An indented line belongs to a key above.
     const size_t equals = line.find('=');
     if (!section || equals == line.npos || raw[0] == ' ' || raw[0] == '\t')
       continue;

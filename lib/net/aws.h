@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Credentials as AWS's tools find them: the environment, profile files, a web
-// identity, what a container is given. The metadata service of a machine is
-// asked with AWS_EC2_METADATA_DISABLED=false alone: elsewhere nobody answers
-// there, or somebody else does.
+// identity, what a container is given. A machine's metadata service is asked
+// only with AWS_EC2_METADATA_DISABLED=false: elsewhere nobody answers there, or
+// somebody else does.
 #pragma once
 
 #include <map>
@@ -19,7 +19,7 @@ struct Credentials {
 };
 
 struct AwsSettings {
-  std::optional<Credentials> credentials;  // none: requests are not signed
+  std::optional<Credentials> credentials;  // nullopt: requests are not signed
   std::string region;
   std::string endpoint;     // "" for AWS's own
   bool path_style = false;  // https://HOST/BUCKET/KEY
@@ -28,12 +28,12 @@ struct AwsSettings {
 // Throws an Error for a profile that does not exist.
 AwsSettings find_aws();
 
-// aws_machine.cc: keys that a container or a machine is given, if its
+// aws_machine.cc: the keys given to a container or a machine, if its
 // environment says so.
 std::optional<Credentials> container_credentials();
 std::optional<Credentials> machine_credentials();
-// An access token of Google's metadata service, if GCE_METADATA_HOST names it;
-// else "".
+// An access token from Google's metadata service, if GCE_METADATA_HOST names
+// it; else "".
 std::string google_machine_token();
 
 // [name] sections of KEY = VALUE lines; "profile " before a name is dropped.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys that a container or a machine is given for a time.
+// Temporary keys of a container or a machine.
 //
 //   GET  http://169.254.170.2$AWS_CONTAINER_CREDENTIALS_RELATIVE_URI
 //   GET  $AWS_CONTAINER_CREDENTIALS_FULL_URI
@@ -22,7 +22,7 @@
 namespace ckpt::net {
 namespace {
 
-constexpr uint64_t kPatience = 5;  // seconds: it is this machine that answers
+constexpr uint64_t kPatience = 5;  // seconds: this machine itself answers
 
 Request ask(const std::string& url) {
   return {.path = url, .url = url, .patience = kPatience};
@@ -43,7 +43,7 @@ Credentials parse_keys(const std::string& text, const std::string& from) {
           text::string_member(all, "Token", from)};
 }
 
-// By http to these alone: what is sent there is a secret.
+// Only these may be asked by http: what is sent there is a secret.
 bool may_be_asked(const Url& url) {
   constexpr std::array<std::string_view, 3> kHosts = {
       "169.254.170.2", "169.254.170.23", "[fd00:ec2::23]"};

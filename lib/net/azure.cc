@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// az://CONTAINER/NAME: blobs of one storage account, by the Blob service's REST
-// API. It names the account, its key or a token as Azure's command line does:
+// az://CONTAINER/NAME: blobs of one storage account, through the Blob service's
+// REST API. The account, its key or a token are named as for Azure's command
+// line:
 //
 //   AZURE_STORAGE_CONNECTION_STRING   AccountName=…;AccountKey=…;…
 //   AZURE_STORAGE_ACCOUNT             and
@@ -27,7 +28,7 @@
 namespace ckpt::net {
 namespace {
 
-// Of the service: what ranges, listings and errors look like.
+// The service's version: what ranges, listings and errors look like.
 constexpr std::string_view kVersion = "2021-08-06";
 
 struct AzureAccess {
@@ -108,8 +109,8 @@ std::string date_now() {
                      t.tm_min, t.tm_sec);
 }
 
-// "Shared Key": a sum over what is asked for. `query` is what the URL has,
-// decoded and sorted: "comp:list".
+// "Shared Key": a sum over the request. `query` is the URL's, decoded and
+// sorted: "comp:list".
 std::vector<std::string> sign(const AzureAccess& access,
                               const std::string& path,
                               const std::vector<std::string>& query,
@@ -118,11 +119,11 @@ std::vector<std::string> sign(const AzureAccess& access,
   std::vector<std::string> headers{"x-ms-date:" + date_now()};
   if (!attempt.range.empty()) headers.push_back("x-ms-range:" + attempt.range);
   headers.push_back("x-ms-version:" + std::string(kVersion));
-  // The account is named before the path, also where the path begins with it.
+  // The account precedes the path, even where the path begins with it.
   std::string resource = "/" + access.account + path;
   for (const std::string& pair : query) resource += "\n" + pair;
-  // Encoding, language, length, MD5, type and date of the body, of which there
-  // is none; If-Modified-Since; If-Match; two more conditions; Range.
+  // Encoding, language, length, MD5, type and date of the body, which is
+  // absent; If-Modified-Since; If-Match; two more conditions; Range.
   const std::string text =
       fmt::format("{}\n\n\n\n\n\n\n\n{}\n\n\n\n{}\n{}", attempt.method,
                   attempt.if_match, fmt::join(headers, "\n"), resource);
@@ -221,7 +222,7 @@ class AzureStore final : public ListedStore {
     for (const std::string_view part : elements(xml, "Blob")) {
       any = true;
       std::string name = name_of(part);
-      // Directories of accounts that have some are listed as empty blobs, too.
+      // Accounts with real directories list them as empty blobs, too.
       if (all.entries.contains(name)) continue;
       std::string etag = element(part, "Etag");
       if (!etag.empty() && !etag.starts_with('"')) etag = '"' + etag + '"';

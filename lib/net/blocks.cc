@@ -8,11 +8,11 @@ namespace {
 
 // Headers and directories of many files; a model's own are some MiB.
 constexpr uint64_t kMostKept = uint64_t{32} << 20;
-// What was not asked for in that time will not be read.
+// What was not asked for within this time will not be read.
 constexpr auto kForgotten = std::chrono::seconds(60);
 
-// New memory costs as much as what is copied into it: the kernel fills each
-// page with zeros. So a few blocks of the size that payload has are used again.
+// New memory costs as much as what is copied into it, since the kernel zeroes
+// each page. So a few blocks of payload's size are reused.
 constexpr uint64_t kUsual = uint64_t{4} << 20;
 constexpr size_t kMostSpare = 4;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of files that are in memory or on their way, of all files together.
+// The blocks of all remote files that are in memory or on their way.
 #pragma once
 
 #include <list>
@@ -22,9 +22,9 @@ struct Block {
   uint64_t size;
   std::unique_ptr<std::byte[]> memory;
   Ticket ticket;         // null: the bytes are there
-  bool payload = false;  // it makes room for others when all was read
-  bool settled = false;  // the ticket was waited for
-  uint64_t taken = 0;    // bytes that were read
+  bool payload = false;  // makes room for others once all of it was read
+  bool settled = false;  // the ticket has been waited for
+  uint64_t taken = 0;    // bytes read so far
   std::chrono::steady_clock::time_point used;
 
   uint64_t end() const { return begin + size; }
@@ -39,15 +39,16 @@ class Blocks {
 
   std::mutex& mutex() { return mutex_; }
 
-  // These with the mutex held. The block that has byte `at`; null if none has.
+  // The following are called with the mutex held. The block with byte `at`;
+  // null if there is none.
   BlockPtr find(const void* file, uint64_t at) const;
-  // Where the first block begins behind `at`, or UINT64_MAX; where the last
-  // one before it ends, or 0.
+  // The start of the first block after `at`, or UINT64_MAX; the end of the last
+  // one before it, or 0.
   uint64_t next(const void* file, uint64_t at) const;
   uint64_t before(const void* file, uint64_t at) const;
-  // Makes room for payload; false if there is none.
+  // Makes room for payload; returns false if there is none.
   bool has_room(uint64_t bytes) { return make_room(bytes, true); }
-  // Makes room; false if payload does not fit.
+  // Makes room; returns false if payload does not fit.
   bool add(const void* file, const BlockPtr& block);
   void remove(const void* file, const BlockPtr& block);
   static void took(const BlockPtr& block, uint64_t bytes);

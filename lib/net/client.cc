@@ -26,11 +26,12 @@ std::atomic<uint64_t> requests_made = 0;
 std::atomic<uint64_t> bytes_come = 0;
 std::atomic<uint64_t> bytes_sent = 0;
 
-// Of the process: a retry costs ten, a request that ended well gives one back.
+// For the whole process: a retry costs ten, a successful request gives one
+// back.
 constexpr int kMostBudget = 1000;
 std::atomic<int> budget = kMostBudget;
 
-// What is worth a thread of its own: its bytes cost copies, and TLS.
+// Worth a thread of its own: its bytes cost copies and TLS.
 bool is_large(const Request& request) {
   constexpr uint64_t kLarge = 1 << 20;
   return std::max(request.wanted(), request.body_bytes) >= kLarge;
@@ -38,7 +39,7 @@ bool is_large(const Request& request) {
 
 class Client {
  public:
-  // It is never destroyed: its threads may run until the process ends.
+  // Never destroyed: its threads may run until the process ends.
   static Client& get() {
     static Client* const client = new Client;
     return *client;
@@ -88,21 +89,21 @@ class Client {
     Clock::time_point due;
     Ticket transfer;
   };
-  // Requests for one host: those that its window lets through run.
+  // Requests to one host: its window limits how many run.
   struct Host {
     explicit Host(size_t most) : window(most) {}
     Window window;
     size_t running = 0;
     std::deque<Ticket> small, large;
   };
-  // One thread's. Small requests are all the first one's: they share its
+  // One thread's state. All small requests go to the first thread and share its
   // connections.
   struct Loop {
     CURLM* multi;
     bool first;
     std::list<Ticket> running = {};
     std::vector<CURL*> free = {};
-    std::map<const Host*, size_t> large = {};  // that run
+    std::map<const Host*, size_t> large = {};  // that are running
   };
 
   Client() : connections_(settings().connections) {
@@ -153,7 +154,7 @@ class Client {
     for (const Loop& loop : loops_) curl().multi_wakeup(loop.multi);
   }
 
-  // All below with the mutex held, but for finish().
+  // Everything below is called with the mutex held, except finish().
   int time_to_due() const {
     auto least = std::chrono::milliseconds(1000);
     for (const Waiting& one : waiting_)
@@ -184,7 +185,7 @@ class Client {
     }
   }
 
-  // It runs no more in this thread.
+  // Takes it out of this thread.
   void stop(Loop& loop, Transfer& transfer, CURL* easy) {
     curl().multi_remove_handle(loop.multi, easy);
     transfer.easy = nullptr;
@@ -214,8 +215,8 @@ class Client {
     });
   }
 
-  // What this thread may begin now; null if nothing. Each has its share of
-  // the large ones.
+  // What this thread may begin now; null if nothing. Each thread has its share
+  // of the large ones.
   std::deque<Ticket>* next(const Loop& loop, Host& host) const {
     if (host.running >= host.window.size()) return nullptr;
     if (loop.first && !host.small.empty()) return &host.small;
@@ -227,7 +228,7 @@ class Client {
     return mine < share ? &host.large : nullptr;
   }
 
-  // Wakes the others, too, if they have something to begin.
+  // Also wakes the other threads if they have something to begin.
   bool can_begin(const Loop& loop) {
     bool some = false;
     for (auto& [name, host] : hosts_)
@@ -274,7 +275,7 @@ class Client {
     bool more;  // there will be another attempt
   };
 
-  // Without the mutex: the last bytes of a file are written here.
+  // Called without the mutex: the last bytes of a file are written here.
   static std::vector<Ended> finish(Loop& loop) {
     std::vector<Ended> all;
     int left = 0;
@@ -307,7 +308,7 @@ class Client {
     }
   }
 
-  // Before what curl makes: settings that are wrong throw.
+  // First, before anything made by curl: wrong settings throw.
   const size_t connections_;
   std::mutex mutex_;
   std::vector<Waiting> waiting_;

@@ -8,7 +8,7 @@
 namespace ckpt::net {
 namespace {
 
-// The same interface whatever cryptography it was built with.
+// The same interface, whatever TLS library it was built with.
 constexpr const char* kNames[] = {"libcurl.so.4", "libcurl-gnutls.so.4"};
 
 void* open_library() {

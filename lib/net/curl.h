@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libcurl, opened when the first URL is: a program that reads local files
-// starts without it and without the forty libraries that it brings.
+// libcurl, loaded when the first URL is opened: a program that reads local
+// files starts without it and the forty libraries that it brings.
 #pragma once
 
 #include <curl/curl.h>
@@ -27,7 +27,7 @@ struct Curl {
   decltype(&::curl_multi_info_read) multi_info_read;
 };
 
-// Throws a resource_error that says how to get it.
+// Throws resource_error, saying how to get it, if it can't be loaded.
 const Curl& curl();
 
 }  // namespace ckpt::net

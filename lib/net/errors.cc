@@ -11,7 +11,7 @@
 namespace ckpt::net {
 namespace {
 
-// What the other side calls the reply, for its operators.
+// The other side's name for the reply, for its operators.
 std::string request_id(const Response& response) {
   for (const char* name :
        {"x-amz-request-id", "x-request-id", "x-ms-request-id",
@@ -21,8 +21,8 @@ std::string request_id(const Response& response) {
   return {};
 }
 
-// S3's <Code> and the hub's X-Error-Message. Nothing else of a body: it may
-// repeat what was sent, keys and signatures among it.
+// S3's <Code> and the hub's X-Error-Message. Nothing else of a body, which may
+// repeat what was sent, including keys and signatures.
 std::string reason(const Response& response) {
   std::string code = element(response.body, "Code");
   for (const char* name : {"x-error-code", "x-ms-error-code"})

@@ -41,7 +41,7 @@ struct Refused {};  // and the store will ask in another way
 
 // A piece of a read: from a block, or by a request into the caller's memory.
 struct NetFile::Part {
-  BlockPtr block;  // null: [begin, end) is asked for
+  BlockPtr block;  // null: [begin, end) is requested
   uint64_t begin = 0;
   uint64_t end = 0;
   std::byte* to = nullptr;
@@ -82,7 +82,8 @@ void NetFile::check(const Response& response, const Request& asked) const {
   store_.arrived(path_, response);
 }
 
-// Of payload; null if there is no room for it. With the blocks' mutex held.
+// Requests payload; null if there is no room for it. Called with the blocks'
+// mutex held.
 BlockPtr NetFile::ask(uint64_t begin, uint64_t end) const {
   Blocks& blocks = Blocks::get();
   if (!blocks.has_room(end - begin)) return nullptr;
@@ -93,9 +94,9 @@ BlockPtr NetFile::ask(uint64_t begin, uint64_t end) const {
   return block;
 }
 
-// [begin, end) is in no block; `after` is where the next one begins. A little
-// at the end of a file is fetched with what is before it: directories of zip
-// archives lie there, and are read from the end on.
+// [begin, end) is in no block; `after` is where the next one begins. A short
+// piece at the end of a file is fetched with what precedes it: directories of
+// zip archives are there, and are read from the end.
 void NetFile::add_gap(uint64_t begin, uint64_t end, uint64_t after,
                       std::byte* to, std::vector<Part>& parts) const {
   if (end - begin >= kLarge) {
@@ -186,7 +187,7 @@ void NetFile::read(uint64_t offset, std::span<std::byte> buffer) const {
   }
 }
 
-// From where it came to, if the store asks in another way.
+// Continues where it stopped if the store asks in another way.
 void NetFile::copy(uint64_t offset, uint64_t count,
                    const std::shared_ptr<const io::Handle>& to, uint64_t at,
                    const Came& came) const {
@@ -249,7 +250,7 @@ bool NetFile::has(uint64_t offset, uint64_t count) const {
 
 void NetFile::ask_for(uint64_t offset, uint64_t count) const {
   const uint64_t end = std::min(offset + count, size_);
-  // Who asks for headers of many files must not wait for each.
+  // A caller that asks for headers of many files must not wait for each.
   if (end > offset + kRange && !has(offset, end - offset)) store_.locate(path_);
   Blocks& blocks = Blocks::get();
   const std::lock_guard lock(blocks.mutex());

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // An open file on a server: a few blocks of it in memory, the rest by ranges.
 //
-//   small reads   fetch a block of 64 KiB or more, which is kept: headers and
+//   small reads   fetch and keep a block of 64 KiB or more: headers and
 //                 directories are read in many small steps
-//   large reads   fetch exactly that, 4 MiB to a request, all at once. What
-//                 came is kept for as long as there is room: a tensor whose
-//                 rows change places is read by several reads that overlap
+//   large reads   fetch exactly that, 4 MiB per request, all at once. What
+//                 came is kept as long as there is room: a tensor whose
+//                 rows change places is read by several overlapping reads
 //   ask_for       fetches the same before it is read
-//   copy          has one request for all of it, whose bytes go into a file as
-//                 they come
+//   copy          makes one request for all of it and writes the bytes into a
+//                 file as they come
 #pragma once
 
 #include <mutex>
@@ -51,7 +51,7 @@ class NetFile final : public io::RemoteFile {
   const std::string path_;
   const uint64_t size_;
   const Version version_;
-  mutable uint64_t run_end_ = 0;    // of the last block that was fetched
+  mutable uint64_t run_end_ = 0;    // of the last block fetched
   mutable uint64_t run_bytes_ = 0;  // fetched one after the other
 };
 

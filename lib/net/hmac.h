@@ -8,10 +8,10 @@
 
 namespace ckpt::net {
 
-// The bytes of it, as 64 hexadecimal digits.
+// Returns it as 64 hexadecimal digits.
 std::string hmac_sha256(std::string_view key, std::string_view text);
 
-// Nothing if it is not base 64.
+// nullopt if it is not base 64.
 std::optional<std::string> from_base64(std::string_view text);
 
 }  // namespace ckpt::net

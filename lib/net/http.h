@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Requests for bytes. A few threads run all of them (libcurl's multi
-// interface), so that many are under way at once; who wants an answer waits.
+// interface), so that many are in flight at once; callers that want an answer
+// wait.
 //
-// What fails for a time is tried again, from the byte that it came to, with
-// waits that double and differ by chance. A reply that is not what was asked
-// for (another range, another version, more bytes) is an error, never data.
+// Temporary failures are retried from the byte that was reached, with waits
+// that double and vary at random. A reply that is not what was asked for
+// (another range, another version, more bytes) is an error, never data.
 #pragma once
 
 #include <cstddef>
@@ -22,26 +23,27 @@
 
 namespace ckpt::net {
 
-// AWS Signature Version 4, as libcurl makes it.
+// AWS Signature Version 4, as libcurl computes it.
 struct Signing {
   std::string scheme;  // "aws:amz:us-east-1:s3"
   std::string key;
   std::string secret;
 };
 
-// What of an attempt goes into a signature of another kind.
+// The parts of an attempt that go into other kinds of signature.
 struct Attempt {
   std::string method;  // "GET"
   std::string range;   // "bytes=0-99"; "" for all
   std::string if_match;
 };
 
-// Which version of a file is meant: what replies name differently is refused.
+// The version of a file that is meant: replies that name another are refused.
 struct Version {
-  std::string etag;           // as the header has it; "" if none
+  std::string etag;           // as in the header; "" if none
   std::string last_modified;  // the same
   std::optional<uint64_t> size;
-  // Of the host that said so, if the URL was redirected to it; else the URL's.
+  // The host that named the version, if the URL was redirected to it; else the
+  // URL's.
   std::string origin = {};
 };
 
@@ -49,15 +51,15 @@ struct Request {
   std::string path;  // for messages: without secrets
   std::string url;
   bool head = false;
-  // Of requests that change something: "PUT", "POST", "DELETE"; else "". What
-  // is sent is `text`, or bytes of a file, read as they go.
+  // For requests that change something: "PUT", "POST", "DELETE"; else "". Sends
+  // `text`, or bytes of a file, read as they are sent.
   std::string method = {};
   std::string text = {};
   std::shared_ptr<const io::Handle> body = {};
   uint64_t body_begin = 0;
   uint64_t body_bytes = 0;
-  uint64_t patience = 0;  // seconds in which nothing may come; 0: as usual
-  bool heedless = false;  // goes on after a signal: it cleans up
+  uint64_t patience = 0;  // seconds in which nothing may arrive; 0: as usual
+  bool heedless = false;  // continues after a signal: it cleans up
   std::vector<std::string> headers;  // "Name: value"
   // For the URL's own host: dropped on a redirect to another host.
   std::vector<std::string> secret_headers;
@@ -65,20 +67,20 @@ struct Request {
   std::optional<Signing> signing;
   // Headers of each attempt, for the URL's own host.
   std::function<std::vector<std::string>(const Attempt&)> sign = {};
-  bool signs_range = false;  // one of those headers says the range
-  // Where bytes [begin, begin + wanted()) go: to memory, or to a file of this
-  // machine, into which they are written as they come. Neither: the whole body
-  // is wanted, as text.
+  bool signs_range = false;  // one of those headers contains the range
+  // Where bytes [begin, begin + wanted()) go: to memory, or to a local file,
+  // into which they are written as they arrive. Neither: the whole body is
+  // wanted, as text.
   uint64_t begin = 0;
   std::span<std::byte> into;
   std::shared_ptr<const io::Handle> onto = {};
   uint64_t onto_begin = 0;
   uint64_t onto_bytes = 0;
   uint64_t wanted() const { return onto ? onto_bytes : into.size(); }
-  // The file may end before that, and a server without ranges may send it
-  // whole: the first look at a file.
+  // The first look at a file: it may end before that, and a server without
+  // ranges may send it whole.
   bool first_look = false;
-  // A redirect to another host is the answer (Response::url).
+  // Treat a redirect to another host as the answer (Response::url).
   bool stop_at_other_host = false;
   Version version;  // of what is read
   uint64_t most_body = uint64_t{64} << 20;
@@ -87,8 +89,8 @@ struct Request {
 struct Response {
   long status = 0;
   std::map<std::string, std::string> headers;  // names in lower case
-  std::string body;                            // of no range
-  uint64_t got = 0;                            // of the bytes that are wanted
+  std::string body;                            // if no range is wanted
+  uint64_t got = 0;                            // of the wanted bytes
   std::optional<uint64_t> total;               // of Content-Range
   std::string url;                             // after redirects
   bool frames = false;  // the protocol says where a body ends: HTTP/2
@@ -101,25 +103,25 @@ struct Response {
 class Transfer;
 using Ticket = std::shared_ptr<Transfer>;
 
-// Begins; `request.into` has to live until the ticket is waited for or
+// Starts a request; `request.into` must live until the ticket is waited for or
 // cancelled.
 Ticket start(Request request);
 // Throws what failed (kIo and others), and Interrupted after a signal. A reply
-// of another status than 2xx is not a failure here, but for those that come and
-// go; see check_status().
+// with a status other than 2xx is not a failure here, except for temporary
+// ones; see check_status().
 const Response& wait(const Ticket& ticket);
-// The same; `look` is called now and then, and once it has ended.
+// The same; calls `look` now and then, and once after the end.
 const Response& wait(const Ticket& ticket, const std::function<void()>& look);
-// How many of the first bytes stand in `request.onto`.
+// How many of the first bytes are in `request.onto`.
 uint64_t bytes_onto(const Ticket& ticket);
 bool is_done(const Ticket& ticket);
-// Nothing is written to `into` or `onto` from here on.
+// After this, nothing is written to `into` or `onto`.
 void cancel(const Ticket& ticket);
 
 // start and wait.
 Response fetch(Request request);
 
-// Throws what the status means for a file that has to be there.
+// Throws what the status means for a file that must exist.
 void check_status(const Request& request, const Response& response);
 // The same for an answer in XML, which has to be that element, and whole:
 // nothing would be read as an empty list.
@@ -134,8 +136,8 @@ Error changed_error(const std::string& path, const std::string& what);
 
 struct Traffic {
   uint64_t requests = 0;
-  uint64_t bytes = 0;  // that came
-  uint64_t sent = 0;   // of bodies, tries that failed included
+  uint64_t bytes = 0;  // received
+  uint64_t sent = 0;   // of bodies, failed attempts included
 };
 Traffic traffic();
 

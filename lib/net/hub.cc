@@ -7,9 +7,9 @@
 //   GET /ORG/NAME/resolve/SHA/PATH                   -> bytes, or where they
 //   are
 //
-// A revision is looked up once; from then on its commit is meant, so that a
-// push during a run changes nothing. Files that the hub's cache on this
-// machine has of that commit are read there.
+// A revision is resolved to its commit once, so that a push during a run
+// changes nothing. Files of that commit that are in the hub's local cache are
+// read there.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ std::string take_component(std::string_view& rest) {
   return part;
 }
 
-// Nothing if it names no repository.
+// nullopt if it names no repository.
 std::optional<Name> parse_name(const std::string& path) {
   std::string_view rest = std::string_view(path).substr(5);
   Name name{.kind = "models", .revision = "main", .root = "hf://"};
@@ -177,7 +177,8 @@ class HubStore final : public Store {
                                  found->sha, encode_path(name->path)));
   }
 
-  // Else each of the ranges that begin together would be redirected by itself.
+  // Otherwise each of the ranges that begin together would be redirected
+  // separately.
   void locate(const std::string& path) override {
     const auto facts = look(path);
     if (!facts || facts->sha256.empty() || facts->size == 0) return;
@@ -206,7 +207,7 @@ class HubStore final : public Store {
     places_.try_emplace(path);
   }
 
-  // The hub sends to another host; the next ranges go there at once.
+  // The hub redirects to another host; the next ranges go there directly.
   void arrived(const std::string& path, const Response& response) override {
     const auto linked = response.earlier.find("x-linked-etag");
     if (linked != response.earlier.end()) {
@@ -223,7 +224,7 @@ class HubStore final : public Store {
     places_.try_emplace(path, response.url);
   }
 
-  // What it was sent to is signed for a time.
+  // The URL of the redirect is signed for a limited time.
   bool refused(const std::string& path, const Request& asked) override {
     if (parse_url(asked.url).origin() == parse_url(endpoint_).origin())
       return false;
@@ -281,7 +282,7 @@ class HubStore final : public Store {
     return tree;
   }
 
-  // Returns where the next page is; "" after the last one.
+  // Returns the next page's URL; "" after the last one.
   std::string add_page(const std::string& where, Tree& tree) {
     const std::string& root = tree.name.root;
     const Request asked = ask(root, where);
@@ -369,7 +370,7 @@ class HubStore final : public Store {
   std::mutex tree_mutex_;
   std::map<std::string, std::optional<Tree>> trees_;  // by root
   std::mutex mutex_;
-  // By path: where the hub sends to; "" if it has the bytes itself.
+  // By path: where the hub redirects; "" if it has the bytes itself.
   std::map<std::string, std::string> places_;
   std::map<std::string, std::shared_ptr<std::mutex>> turns_;  // to ask for it
 };

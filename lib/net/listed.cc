@@ -30,9 +30,9 @@ uint64_t size_number(const std::string& path, const std::string& text) {
   return *value;
 }
 
-// Nothing lies below what a listing has as an object. Readers ask each file of
-// a directory for what would make it one of theirs: two requests for each of
-// 16,384 files.
+// Nothing is below what a listing shows as an object. Readers look below each
+// file of a directory for what would make it one of theirs: two requests for
+// each of 16,384 files.
 bool ListedStore::is_below_object(std::string path) const {
   while (!parse_place(path).key.empty()) {
     const std::string name = last_name(path);
@@ -129,7 +129,7 @@ std::optional<std::vector<std::string>> ListedStore::list(
 }
 
 void ListedStore::look_below(const std::string& path) {
-  // Without folders its own listing has said all.
+  // Without folders, its own listing already says everything.
   const Listing* const known = listing(path);
   const auto is_folder = [](const auto& entry) {
     return entry.second.directory;
@@ -146,7 +146,7 @@ void ListedStore::forget() {
   listings_.clear();
 }
 
-// Null if nothing lies below it.
+// Null if nothing is below it.
 const Listing* ListedStore::listing(const std::string& path) {
   {
     const std::lock_guard lock(mutex_);
@@ -167,7 +167,7 @@ void check_names(const std::string& path, size_t names) {
 
 void add_object(std::string name, uint64_t size, std::string etag,
                 Listing& listing) {
-  // "runs/" itself may be an object, which stands for the directory.
+  // "runs/" itself may be an object, representing the directory.
   if (name.empty() || name.find('/') != name.npos) return;
   Facts facts;
   facts.size = size;

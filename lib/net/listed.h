@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores whose objects are found by listings: a directory is what their keys
-// have in common up to a slash. One listing answers for everything in it:
-// sizes, versions, what is absent.
+// Stores whose objects are found by listing: a directory is the prefix that
+// keys share, up to a slash. One listing answers for everything in it: sizes,
+// versions, what is absent.
 #pragma once
 
 #include <map>
@@ -21,7 +21,7 @@ struct Place {
   std::string bucket;
   std::string key;
 
-  // Of what lies in it as in a directory.
+  // The prefix of what is in it as in a directory.
   std::string prefix() const { return key.empty() ? "" : key + "/"; }
 };
 Place parse_place(const std::string& path);
@@ -43,11 +43,11 @@ class ListedStore : public Store {
   void forget() override;
 
  protected:
-  // All pages of the listing; nothing if nothing lies below it, or if it can't
-  // be listed.
+  // All pages of the listing; nullopt if nothing is below it, or if it can't be
+  // listed.
   virtual std::optional<Listing> list_all(const std::string& path) = 0;
-  // The same of every directory below it. None if that takes a listing for
-  // each.
+  // The same for every directory below it; empty if each needs a listing of its
+  // own.
   virtual Folders list_below(const std::string&) { return {}; }
   // An object, asked for by its name. `beside` others that no listing has.
   virtual std::optional<Facts> head(const std::string& path, bool beside) = 0;
@@ -65,12 +65,13 @@ class ListedStore : public Store {
 
 // Throws if a listing has more names than a checkpoint can have files.
 void check_names(const std::string& path, size_t names);
-// An object of a listing; names of directories and of what lies deeper are
+// Adds an object of a listing; names of directories and of anything deeper are
 // left out.
 void add_object(std::string name, uint64_t size, std::string etag,
                 Listing& listing);
 void add_folder(std::string name, Listing& listing);
-// An object at any depth below `root`, in the listings of what is above it.
+// Adds an object at any depth below `root` to the listings of the directories
+// above it.
 void add_below(const std::string& root, std::string_view name, uint64_t size,
                std::string etag, Folders& folders);
 // Nothing if the reply says that it is not there.

@@ -14,7 +14,7 @@ namespace {
 constexpr int kTurns[4][4] = {
     {7, 12, 17, 22}, {5, 9, 14, 20}, {4, 11, 16, 23}, {6, 10, 15, 21}};
 
-// RFC 1321, 3.4: the whole part of 2^32 times |sin(i)|.
+// RFC 1321, 3.4: the integer part of 2^32 times |sin(i)|.
 const std::array<uint32_t, 64>& sines() {
   static const std::array<uint32_t, 64> all = [] {
     std::array<uint32_t, 64> made{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MD5 (RFC 1321): what object stores answer as ETag and take as Content-MD5.
-// It guards against accidents on the way, not against people.
+// MD5 (RFC 1321): what object stores return as ETag and accept as Content-MD5.
+// It guards against accidents in transit, not against people.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ class Md5 {
   uint64_t size_ = 0;
 };
 
-// The bytes that hexadecimal digits stand for, in base 64.
+// Converts hexadecimal digits to base 64.
 std::string base64_of_hex(const std::string& hex);
 
 }  // namespace ckpt::net

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A build without libcurl's headers: URLs are known and refused.
+// A build without libcurl's headers: URLs are recognised and refused.
 #include "ckpt/error.h"
 #include "lib/io/remote.h"
 #include "lib/io/remote_below.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The seam's side here: which store answers, and what is remembered of its
-// answers. A format is found by a dozen readers that all look at the same
-// names, and a server is asked once.
+// This side of the seam: which store answers, and a cache of its answers. A
+// dozen readers look at the same names to detect a format, and a server is
+// asked once.
 #include "lib/io/remote.h"
 
 #include <algorithm>
@@ -63,7 +63,7 @@ struct stat as_stat(const Facts& facts) {
   struct stat made = {};
   made.st_mode = facts.directory ? S_IFDIR | 0555 : S_IFREG | 0444;
   made.st_size = static_cast<off_t>(facts.size);
-  // Hashes stand where the file system has numbers of its own.
+  // Hashes take the place of a file system's own numbers.
   made.st_dev = UINT32_MAX;
   made.st_ino = std::hash<std::string>{}(facts.tag);
   made.st_nlink = 1;
@@ -84,7 +84,8 @@ void forget_all() {
     const std::lock_guard lock(all.mutex);
     all.facts.clear();
     all.lists.clear();
-    // Blocks are known by the file's place in memory, which is not used again.
+    // Blocks are identified by the file's address in memory, which must not be
+    // reused, so old files are kept.
     for (auto& [path, file] : all.files) all.old.push_back(std::move(file));
     all.files.clear();
   }
@@ -164,7 +165,7 @@ OpenedRemote open_remote(const std::string& url) {
         std::make_shared<const net::NetFile>(net::store_of(path), path, *facts);
     if (auto known = all.facts.find(path);
         known != all.facts.end() && known->second)
-      known->second->head.clear();  // it is a block now
+      known->second->head.clear();  // now it is a block
   }
   opened.file = file;
   return opened;

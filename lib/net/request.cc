@@ -73,7 +73,7 @@ int parse_field(std::string_view line, Request& request, Seen& seen) {
     ++seen.hosts;
     request.host = value;
   }
-  // Requests have no body here: what follows one would be read as the next.
+  // Requests have no body here: it would be read as the next request.
   if (same_name(name, "transfer-encoding") ||
       (same_name(name, "content-length") && value != "0"))
     seen.body = true;
@@ -113,7 +113,7 @@ std::string query_value(std::string_view query, std::string_view name) {
 }
 
 bool same_secret(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;  // how long it is, is not a secret
+  if (a.size() != b.size()) return false;  // its length is not a secret
   unsigned differ = 0;
   for (size_t i = 0; i < a.size(); ++i)
     differ |= static_cast<unsigned char>(a[i]) ^

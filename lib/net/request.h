@@ -7,7 +7,7 @@
 //   \r\n
 //
 // Strict: what a browser never sends is not a request. So nothing that two
-// readers could take for two things gets further.
+// readers could understand differently gets further.
 #pragma once
 
 #include <cstddef>
@@ -16,24 +16,24 @@
 
 namespace ckpt::serve {
 
-inline constexpr size_t kMostHead = 8192;  // bytes of it
+inline constexpr size_t kMostHead = 8192;  // bytes
 
 struct Request {
   std::string method;
-  std::string path;   // from the slash on, as it was sent
-  std::string query;  // behind "?", as it was sent
+  std::string path;   // from the slash on, as sent
+  std::string query;  // after "?", as sent
   std::string host;   // of the Host header
 };
 
-// Parses all up to the empty line, that included. Returns 0, or the status
-// that refuses it: 400, 405 if it would change something, 505.
+// Parses everything up to and including the empty line. Returns 0, or the
+// status that refuses it: 400, 405 if it would change something, 505.
 int parse_request(std::string_view head, Request& request);
 
-// "a=1&b=x%20y": the value of `name`, decoded; "" if it is not there. A plus
-// stays one, as encodeURIComponent has it.
+// "a=1&b=x%20y": the value of `name`, decoded; "" if absent. A plus stays a
+// plus, as with encodeURIComponent.
 std::string query_value(std::string_view query, std::string_view name);
 
-// Takes as long whichever bytes differ.
+// Takes the same time whichever bytes differ.
 bool same_secret(std::string_view a, std::string_view b);
 
 }  // namespace ckpt::serve

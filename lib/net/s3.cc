@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// s3://BUCKET/KEY and gs://BUCKET/KEY: objects by the API of S3. A directory
-// is what keys have in common up to a slash:
+// s3://BUCKET/KEY and gs://BUCKET/KEY: objects, through S3's API. A directory
+// is the prefix that keys share, up to a slash:
 //
 //   GET /?list-type=2&prefix=runs/step_5/&delimiter=/
 //     <Contents><Key>runs/step_5/model.safetensors</Key><Size>…<ETag>…
@@ -20,7 +20,7 @@
 namespace ckpt::net {
 namespace {
 
-// SHA-256 of nothing: the body of requests that only ask.
+// SHA-256 of nothing: the body of requests that only read.
 constexpr std::string_view kEmptySum =
     "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
@@ -37,7 +37,7 @@ Access s3_access() {
   return {aws.endpoint, aws.path_style, aws.region, aws.credentials, ""};
 }
 
-// HMAC keys sign as for S3, for the region "auto".
+// HMAC keys sign as for S3, with the region "auto".
 Access gcs_access() {
   Access access{.region = "auto"};
   for (const char* name : {"GS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST"})
@@ -67,7 +67,7 @@ class ObjectStore final : public ListedStore {
     return ask(path, place.bucket, "/" + encode_path(place.key), "");
   }
 
-  // The region is the right one: a target is looked at first.
+  // The region is known to be right: a target is looked at first.
   Request write_request(const std::string& path, const std::string& method,
                         const std::string& query,
                         const std::string& sha256) override {
@@ -78,7 +78,7 @@ class ObjectStore final : public ListedStore {
     return made;
   }
 
-  // Keys that are given for a time are looked for again when it is over.
+  // Temporary keys are looked up again when they expire.
   bool refused(const std::string&, const Request& asked) override {
     if (!asked.signing) return false;
     const std::lock_guard lock(access_mutex_);
@@ -107,7 +107,7 @@ class ObjectStore final : public ListedStore {
     made.path = path;
     std::string host = how.endpoint;
     if (host.empty()) {
-      // Certificates of the service are for names without dots.
+      // The service's certificates are for names without dots.
       const bool dotted = bucket.find('.') != bucket.npos;
       host =
           dotted
@@ -138,7 +138,7 @@ class ObjectStore final : public ListedStore {
     return found == regions_.end() ? usual : found->second;
   }
 
-  // The service says where a bucket is, if it is elsewhere.
+  // The service reports where a bucket is, if it is elsewhere.
   bool moved(const std::string& bucket, const Response& response) {
     const std::string told = response.header("x-amz-bucket-region");
     if (response.status < 300 || told.empty() || told == region_of(bucket))
@@ -186,13 +186,13 @@ class ObjectStore final : public ListedStore {
     return listed ? all : Folders();
   }
 
-  // Of a listing.
+  // A page of a listing.
   struct Page {
     std::string_view xml;
     const std::string& prefix;
     bool encoded;
 
-    // What is behind the prefix.
+    // The part after the prefix.
     std::string name(std::string_view part, const char* tag) const {
       std::string key = element(part, tag);
       if (encoded) {
@@ -205,7 +205,8 @@ class ObjectStore final : public ListedStore {
     }
   };
 
-  // False if it can't be listed: who may read an object may not always list.
+  // False if it can't be listed: permission to read an object doesn't always
+  // include listing.
   bool list_pages(const std::string& path, const std::string& delimiter,
                   const std::function<void(const Page&)>& take) {
     const Place place = parse_place(path);
@@ -229,7 +230,7 @@ class ObjectStore final : public ListedStore {
     return true;
   }
 
-  // Names of the query in order: the signature is made of them so.
+  // The query's names are in order, as the signature requires.
   Response list_page(const std::string& path, const std::string& bucket,
                      const std::string& prefix, const std::string& delimiter,
                      const std::string& token) {

@@ -23,8 +23,8 @@ Response run_slow(const SlowResponse& job) {
   try {
     return job();
   } catch (const std::exception&) {
-    // The job words what its user can do about; this is not a memory, or a
-    // signal, which the loop sees by itself.
+    // The job itself reports what its user can fix. This is a lack of memory,
+    // or a signal, which the loop sees by itself.
     return {.status = 500, .body = nullptr};
   }
 }
@@ -59,7 +59,7 @@ void ServeQueue::forget(uint64_t connection) {
 
 std::vector<std::pair<uint64_t, Response>> ServeQueue::take_done() {
   uint64_t count = 0;
-  // Empty or not: what is done is in the list.
+  // Empty or not, finished work is in the list.
   [[maybe_unused]] const ssize_t n = ::read(event_, &count, sizeof count);
   const std::lock_guard lock(mutex_);
   return std::exchange(done_, {});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread that runs a server's slow answers, in their order.
+// The thread that runs a server's slow answers, in order.
 #pragma once
 
 #include <condition_variable>
@@ -17,12 +17,12 @@ namespace ckpt::serve {
 class ServeQueue {
  public:
   ServeQueue();
-  ~ServeQueue();  // waits for the one that runs
+  ~ServeQueue();  // waits for the running one
   ServeQueue(const ServeQueue&) = delete;
   ServeQueue& operator=(const ServeQueue&) = delete;
 
   void add(uint64_t connection, SlowResponse job);
-  // Its client has gone: it is not begun if it waits.
+  // Its client has gone: if it is still waiting, it is not started.
   void forget(uint64_t connection);
   std::vector<std::pair<uint64_t, Response>> take_done();
   // Readable when there is something to take.
@@ -37,7 +37,7 @@ class ServeQueue {
   std::deque<std::pair<uint64_t, SlowResponse>> jobs_;
   std::vector<std::pair<uint64_t, Response>> done_;
   bool stop_ = false;
-  std::thread thread_;  // the last: it uses the others
+  std::thread thread_;  // last: it uses the others
 };
 
 }  // namespace ckpt::serve

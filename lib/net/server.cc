@@ -25,7 +25,7 @@ namespace {
 using ServeClock = std::chrono::steady_clock;
 using std::chrono::seconds;
 
-// A browser opens six connections at most to one host.
+// A browser opens at most six connections to one host.
 constexpr size_t kMostClients = 32;
 constexpr seconds kHeadTime{5}, kSendTime{60}, kDrainTime{1};
 
@@ -74,8 +74,8 @@ std::string response_head(const Response& response, size_t length) {
       response.status == 405 ? "Allow: GET, HEAD\r\n" : "", response.policy);
 }
 
-// A client, from its first byte to its last. A reply is followed by reading
-// what the client still sends: closing before would take the reply back.
+// A client, from its first byte to its last. After a reply, keep reading what
+// the client still sends: closing earlier would discard the reply.
 struct Client {
   enum class Step : uint8_t { kHead, kAnswer, kSend, kDrain, kDone };
   int socket;
@@ -128,13 +128,14 @@ void Loop::wait() {
   polled_.assign(1, {queue_.wakeup(), POLLIN, 0});
   for (const Client& client : clients_) {
     const bool sends = client.step == Client::Step::kSend;
-    // Who waits for an answer has nothing to say; that it goes is told.
+    // A client that waits for an answer sends nothing; watch only for its
+    // leaving.
     const bool waits = client.step == Client::Step::kAnswer;
     const int events = sends ? POLLOUT : waits ? POLLRDHUP : POLLIN;
     polled_.push_back({client.socket, static_cast<short>(events), 0});
   }
   if (clients_.size() < kMostClients) polled_.push_back({listener_, POLLIN, 0});
-  // Deadlines, and a signal that another thread was given, wait so long.
+  // How long deadlines, and a signal delivered to another thread, may wait.
   constexpr int kTick = 200;
   if (::poll(polled_.data(), polled_.size(), kTick) < 0) {
     if (errno != EINTR) throw io_error("127.0.0.1", "poll", errno);
@@ -175,7 +176,7 @@ void Loop::accept_clients() {
   while (clients_.size() < kMostClients) {
     const int socket =
         ::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (socket < 0) return;  // none waits, or it has gone
+    if (socket < 0) return;  // none is waiting, or it has gone
     clients_.push_back({.socket = socket,
                         .id = next_id_++,
                         .deadline = ServeClock::now() + kHeadTime,

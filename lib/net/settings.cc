@@ -58,7 +58,7 @@ std::string environment(const char* name) {
   return value ? value : "";
 }
 
-// Never destroyed: the client's thread may ask until the process ends.
+// Never destroyed: the client's threads may ask until the process ends.
 const Settings& settings() {
   static const Settings* const all = new Settings(read_settings());
   return *all;

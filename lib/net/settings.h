@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of the transport the environment can change.
+// The settings of the transport that the environment can change.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 namespace ckpt::net {
 
 struct Settings {
-  uint64_t retries = 5;         // CKPT_NET_RETRIES, of one request
+  uint64_t retries = 5;         // CKPT_NET_RETRIES, for one request
   uint64_t backoff_ms = 200;    // CKPT_NET_BACKOFF_MS, doubled each time
-  uint64_t stall_seconds = 30;  // CKPT_NET_STALL: less than 1 KiB/s so long
+  uint64_t stall_seconds = 30;  // CKPT_NET_STALL: below 1 KiB/s for this long
   uint64_t connections = 64;    // CKPT_NET_CONNECTIONS, to one host at most
   uint64_t part_mib = 16;   // CKPT_NET_PART_MIB, of what is sent; 5 at least
   bool allow_http = false;  // CKPT_NET_ALLOW_HTTP=1: not to loopback alone
@@ -20,11 +20,11 @@ struct Settings {
   std::string ca_file;  // SSL_CERT_FILE and what others call it
 };
 
-// Throws a usage_error for what is not a number.
+// Throws usage_error for a value that is not a number.
 const Settings& settings();
 
-// The text of a file of credentials, "" if there is none. It is not a source:
-// who writes it anew in the run does no harm.
+// The text of a credentials file, "" if there is none. It is not a source:
+// rewriting it during the run does no harm.
 std::string read_secret(const std::string& path);
 
 // "" if it is not set.

@@ -16,7 +16,7 @@ namespace ckpt::net {
 namespace {
 
 constexpr uint64_t kLargeRange = 1 << 20;
-// An attempt that brought so much is not a failure that adds up with others.
+// A failure after this much progress doesn't add to the earlier ones.
 constexpr uint64_t kProgress = 64 << 10;
 constexpr size_t kMostErrorBody = 64 << 10;
 constexpr size_t kGather = 256 << 10;
@@ -57,8 +57,8 @@ ContentRange parse_range(std::string_view text) {
   return range;
 }
 
-// Half of the doubled wait is by chance, so that many clients that failed
-// together don't come back together.
+// Half of the doubled wait is random, so that clients that failed together
+// don't come back together.
 std::chrono::milliseconds backoff(uint64_t failures) {
   constexpr uint64_t kMost = 20'000;
   thread_local std::minstd_rand random{std::random_device{}()};
@@ -106,7 +106,7 @@ void Transfer::set_headers(CURL* handle) {
   for (const std::string& line : request.headers) add(line);
   if (own_host_)
     for (const std::string& line : request.secret_headers) add(line);
-  // A weak ETag is not a promise about bytes, and may not be sent so.
+  // A weak ETag promises nothing about bytes, and may not be sent this way.
   const std::string& etag = request.version.etag;
   const bool binds = names_version() && etag.starts_with('"');
   if (binds) add("If-Match: " + etag);
@@ -149,7 +149,7 @@ void Transfer::prepare(CURL* handle) {
                                          : settings().stall_seconds));
   set(CURLOPT_TCP_KEEPALIVE, 1L);
   // Small requests share a connection where the server speaks HTTP/2. Large
-  // ones get their own: what limits one connection limits all its streams.
+  // ones get their own, since what limits a connection limits all its streams.
   const bool large =
       request.wanted() >= kLargeRange || request.body_bytes >= kLargeRange;
   set(CURLOPT_HTTP_VERSION,
@@ -177,7 +177,7 @@ void Transfer::prepare(CURL* handle) {
 }
 
 // libcurl signs the method by its name, and takes the body's sum from the
-// header x-amz-content-sha256: so each attempt reads the body once.
+// header x-amz-content-sha256, so each attempt reads the body only once.
 void Transfer::prepare_body(CURL* handle) {
   const Curl& c = curl();
   c.easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
@@ -280,7 +280,7 @@ bool Transfer::judge_range() {
   return true;
 }
 
-// Nothing of a reply is taken before this.
+// Nothing of a reply is used before this.
 bool Transfer::check_head() {
   if (std::exchange(head_checked_, true)) return true;
   if (response.status != 200 && response.status != 206) return true;
@@ -291,7 +291,7 @@ bool Transfer::check_head() {
     verdict_text_ = "its " + std::string(name) + " changed";
     return true;
   };
-  // A host that was redirected to names versions in its own way.
+  // A host reached by a redirect names versions in its own way.
   if (names_version() &&
       (differs(request.version.etag, "etag") ||
        differs(request.version.last_modified, "last-modified")))
@@ -329,7 +329,7 @@ bool Transfer::take(std::span<const char> bytes) {
   return true;
 }
 
-// In this thread: another one would have to fetch the bytes from this one's
+// Runs in this thread: another would have to fetch the bytes from this one's
 // cache, and there may be no other processor.
 bool Transfer::gather(std::span<const char> bytes) {
   if (!gathered_)
@@ -454,10 +454,10 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
   flush();
   gathered_.reset();
   if (write_failure_) return fail(*write_failure_);
-  // An empty body was never judged.
+  // An empty body was never checked.
   if (code == CURLE_OK && !request.head && !check_head())
     code = CURLE_WRITE_ERROR;
-  // All bytes are there, however the connection ended.
+  // All bytes have arrived, however the connection ended.
   if (into_range_ && verdict_ == Verdict::kNone &&
       response.got == request.wanted()) {
     give_retry();
@@ -499,7 +499,8 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
     return fail(changed_error(request.path, "the server has another version"));
   if (into_range_ && response.got < request.wanted() &&
       !(response.total && request.begin + response.got == *response.total)) {
-    // Less than was asked for is allowed. A little each time would never end.
+    // Less than was asked for is allowed, but a little each time would never
+    // end.
     if (response.got >= before_ + kProgress) {
       pause_ = std::chrono::milliseconds(0);
       return true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One request under way, as the thread that runs it sees it.
+// One request in flight, as seen by the thread that runs it.
 #pragma once
 
 #include <atomic>
@@ -12,12 +12,12 @@
 
 namespace ckpt::net {
 
-// What a reply turned out to be while it came.
+// What a reply turned out to be while it arrived.
 enum class Verdict : uint8_t {
   kNone,
   kChanged,     // another version
-  kNoRanges,    // the whole file where a part was asked for
-  kWrongRange,  // other bytes than were asked for
+  kNoRanges,    // the whole file instead of a part
+  kWrongRange,  // not the bytes that were asked for
   kTooLong,
 };
 
@@ -28,10 +28,10 @@ class Transfer {
 
   // Configures a handle for the next attempt.
   void prepare(CURL* easy);
-  // The attempt ended. True if there will be another, after `pause()`.
+  // The attempt ended. Returns true if there will be another, after `pause()`.
   bool finish(CURL* easy, CURLcode code);
   std::chrono::milliseconds pause() const { return pause_; }
-  // The host said that it has too many.
+  // The host said that it has too many requests.
   bool is_too_much() const {
     return response.status == 429 || response.status == 503;
   }
@@ -65,7 +65,7 @@ class Transfer {
   bool fail(Error failure);
   Error curl_failure(CURLcode code) const;
   void set_headers(CURL* handle);
-  std::string range() const;  // that is still to come
+  std::string range() const;  // of the bytes still to come
 
   curl_slist* list_ = nullptr;
   std::string target_;    // the URL of the next attempt
@@ -76,9 +76,9 @@ class Transfer {
   uint64_t before_ = 0;  // response.got when the attempt began
   bool head_checked_ = false;
   bool into_range_ = false;
-  uint64_t range_end_ = 0;  // of what the reply promises, as response.got
-  // What came last, on its way into a file: libcurl hands out 16 KiB at a time,
-  // and a write of so little costs twice as much as the copy.
+  uint64_t range_end_ = 0;  // promised by the reply, like response.got
+  // The latest bytes, on their way into a file: libcurl delivers 16 KiB at a
+  // time, and so small a write costs twice as much as the copy.
   std::unique_ptr<std::byte[]> gathered_;
   size_t held_ = 0;
   std::optional<Error> write_failure_;
@@ -88,8 +88,8 @@ class Transfer {
   char error_text_[CURL_ERROR_SIZE] = {};
 };
 
-// Takes one retry of what this process may make in all; false if it is used up
-// left: what fails all the time is not asked for ever.
+// Takes one retry from the budget of the whole process. False if it is used up:
+// what always fails is not retried forever.
 bool take_retry();
 void give_retry();
 void count_traffic(uint64_t requests, uint64_t bytes);

@@ -22,9 +22,9 @@ namespace {
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kMostParts = 10'000;
 constexpr uint64_t kMostObject = uint64_t{5} << 40;
-constexpr int kTries = 3;  // of a part that reached the server altered
-// Small files stay on this machine until the end. Where they are more than
-// this, those that are worth two more requests go in one part, before it.
+constexpr int kTries = 3;  // for a part that reached the server altered
+// Small files stay on this machine until the end. If they total more than this,
+// those worth two more requests are sent earlier, as one part.
 constexpr uint64_t kMostSmall = 256 * kMiB;
 constexpr uint64_t kLeastPart = kMiB;
 
@@ -67,7 +67,7 @@ Uploader::~Uploader() {
   changed_.notify_all();
 }
 
-// What an earlier run cut stays as it was cut.
+// What an earlier run cut keeps its part size.
 uint64_t Uploader::part_size(uint64_t bytes) const {
   return size_of_parts(
       bytes, record_.part_mib ? record_.part_mib : settings().part_mib);
@@ -109,7 +109,7 @@ void Uploader::begin_record() {
   add_line(options_.record, fmt::format("part-mib {}", record_.part_mib));
 }
 
-// What an earlier try began, as the server knows it.
+// What an earlier try began, as the server reports it.
 void Uploader::take_earlier(OneFile& file) {
   const auto known = record_.uploads.find(file.name);
   if (!file.in_parts() || known == record_.uploads.end()) return;
@@ -165,10 +165,10 @@ void Uploader::send(uint32_t file, uint64_t part,
   if (workers_.size() < std::min(upload_threads(), busy_ + queue_.size()) &&
       !try_thread(workers_, [this] { work(); }) && workers_.empty()) {
     lock.unlock();
-    return work();  // here, if there can be no other thread
+    return work();  // here, if no other thread can be started
   }
   changed_.notify_all();
-  // Else the disk would have to hold what the network can't take yet.
+  // Otherwise the disk would have to hold what the network can't take yet.
   while (queue_.size() > upload_threads() && !failure_) {
     if (interrupted()) throw Interrupted("");
     changed_.wait_for(lock, kLook);
@@ -220,7 +220,7 @@ Request Uploader::ask(const std::string& url, const std::string& method,
   return store_of(url).write_request(url, method, query, sha);
 }
 
-// gs:// with a bearer token takes x-goog- headers only.
+// gs:// with a bearer token accepts only x-goog- headers.
 bool Uploader::signs() const {
   return speaks_amz() ||
          store_of(target_).write_request(target_, "PUT", "", "").signing;
@@ -239,7 +239,7 @@ void Uploader::add_condition(Request& request) const {
     request.headers.push_back("x-goog-if-generation-match: 0");
 }
 
-// With the first part of a file that is sent.
+// Called with the first part of a file that is sent.
 void Uploader::open_upload(OneFile& file) {
   const std::lock_guard opening(file.opening);
   if (!file.id.empty()) return;
@@ -260,7 +260,7 @@ void Uploader::open_upload(OneFile& file) {
   file.id = id;
 }
 
-// False if the server knows nothing of the upload.
+// Returns false if the server knows nothing of the upload.
 bool Uploader::list_parts(OneFile& file) {
   std::string marker;
   do {
@@ -296,7 +296,7 @@ void Uploader::send_rest() {
       upload_threads());
 }
 
-// An earlier try sent it, and had no time to note that.
+// An earlier try sent it, but had no time to record that.
 bool Uploader::adopt(OneFile& file, uint64_t index, uint64_t bytes) {
   Part& part = file.parts[index];
   const auto there = file.standing.find(index + 1);
@@ -335,8 +335,8 @@ void Uploader::send_part(OneFile& file, uint64_t index) {
            {file.id, part.sums, part.etag});
 }
 
-// Until the server has what is here. Replies other than 2xx are the caller's,
-// if `lenient`.
+// Tries until the server has what is here. If `lenient`, replies other than 2xx
+// are left to the caller.
 Response Uploader::send_bytes(Request asked,
                               const std::shared_ptr<const io::Handle>& body,
                               uint64_t begin, uint64_t bytes, const Sums& sums,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How all of an upload appears at once.
+// How an upload appears all at once.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -65,8 +65,8 @@ void Uploader::check_free() {
     throw taken(target_);
 }
 
-// One of two runs that end at the same time goes on, where the server knows
-// If-None-Match for writes; the other's parts stay unseen.
+// Of two runs that end at the same time only one continues, where the server
+// supports If-None-Match for writes; the other's parts stay invisible.
 void Uploader::claim() {
   if (options_.single_file) return;
   const std::string url = target_ + kClaim;
@@ -114,7 +114,7 @@ void Uploader::appear(OneFile& file) {
   if (interrupted()) throw Interrupted("");
   if (file.done) return;
   const Response response = file.in_parts() ? complete(file) : put(file);
-  // The answer to a first try may have been lost; then it is there.
+  // The answer to a first attempt may have been lost; then it is there.
   const bool failed = response.status < 200 || response.status >= 300 ||
                       response.body.find("<Error>") != std::string::npos;
   if (!failed) {
@@ -221,7 +221,7 @@ Standing look_at_target(const std::string& url) {
   const auto facts = net::store_of(path).look(path);
   if (!facts) return Standing::kNothing;
   if (!facts->directory) return Standing::kFile;
-  // A bucket without objects is there, and empty.
+  // A bucket without objects exists, and is empty.
   const auto names = net::store_of(path).list(path);
   return names && !names->empty() ? Standing::kDirectory : Standing::kNothing;
 }

@@ -17,7 +17,7 @@
 namespace ckpt::net {
 namespace {
 
-// A line that was torn says nothing: the part is sent again.
+// A torn line says nothing: the part is sent again.
 void read_sent(const std::string& line, Record& record) {
   std::istringstream words(line);
   std::string key, file;
@@ -93,7 +93,7 @@ void abandon_upload(const std::string& record) noexcept {
       net::fetch(asked);
     }
   } catch (const std::exception&) {
-    // They cost storage until the bucket's lifecycle rule ends them.
+    // They cost storage until the bucket's lifecycle rule removes them.
   }
 }
 

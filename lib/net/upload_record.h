@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known on this machine of an upload that was begun: a file of lines in
-// the staging directory.
+// What this machine knows of an upload that was begun: a file of lines in the
+// staging directory.
 //
 //   ckpt-upload 1
 //   target s3://bucket/new
@@ -18,7 +18,7 @@
 
 namespace ckpt::net {
 
-// The server answered that it has the part; its bytes may be gone here.
+// The server confirmed that it has the part; its local bytes may be gone.
 struct SentPart {
   std::string id;  // of the upload
   Sums sums;
@@ -30,12 +30,13 @@ struct Record {
   std::string mark;
   std::map<std::string, std::string> uploads = {};                // ids by file
   std::map<std::string, std::map<uint64_t, SentPart>> sent = {};  // from 1
-  uint64_t part_mib = 0;  // what the parts were cut by; 0: nothing was
+  uint64_t part_mib =
+      0;  // the part size they were cut with; 0: nothing was cut
   bool single_file = false;
   bool publishing = false;
 };
 
-// Empty if the file is absent.
+// Empty if the file does not exist.
 Record read_record(const std::string& path);
 // Throws kIo.
 void add_line(const std::string& path, const std::string& line);

@@ -22,7 +22,7 @@ bool is_md5(const std::string& etag) {
          });
 }
 
-// With keys of a service or a customer's, an ETag is not an MD5.
+// With a service's or a customer's keys, an ETag is not an MD5.
 bool hides_md5(const Response& response) {
   return response.header("x-amz-server-side-encryption").starts_with("aws:") ||
          !response.header("x-amz-server-side-encryption-customer-algorithm")

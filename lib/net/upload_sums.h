@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checksums of what is uploaded, here and as the server answers them.
+// Checksums of uploads, computed here and returned by the server.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace ckpt::net {
 
-// Both in hexadecimal digits.
+// Both as hexadecimal digits.
 struct Sums {
   std::string sha256;
   std::string md5;
@@ -21,10 +21,10 @@ Sums sums_of(const std::string& text);
 
 std::string unquoted(std::string etag);
 
-// What the server says that it has, where it is not what was sent; else "".
+// What the server says it has, if that is not what was sent; else "".
 std::string difference(const Response& response, const Sums& sums);
 
-// A reply that says that other bytes came than were sent.
+// True for a reply saying that the bytes received are not those sent.
 bool came_otherwise(const Response& response);
 
 }  // namespace ckpt::net

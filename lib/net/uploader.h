@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects out of files, by the API of S3.
+// Turns files into objects, through S3's API.
 //
 //   POST KEY?uploads=                        an id for each file in parts
 //   PUT  KEY?partNumber=N&uploadId=ID        its parts, in any order
@@ -9,12 +9,12 @@
 //                                            then the last one: the manifest
 //   DELETE TARGET/.ckpt-upload
 //
-// Nothing can be seen before all parts of all files stand. Each object carries
-// the upload's number in its metadata, so that a request whose answer was lost
-// is told from another's work.
+// Nothing is visible before all parts of all files are there. Each object
+// carries the upload's number in its metadata, so that a request whose answer
+// was lost can be told from another run's work.
 //
-// The record on this machine says what was begun, and which parts the server
-// has, before their bytes are freed here.
+// The local record says what was begun and which parts the server has, before
+// their bytes are freed here.
 #pragma once
 
 #include <condition_variable>
@@ -35,7 +35,7 @@ class Uploader final : public io::Upload {
  public:
   Uploader(std::string root, const std::string& target,
            const std::vector<std::string>& files, io::UploadOptions options);
-  // Parts that are under way are waited for.
+  // Waits for parts in flight.
   ~Uploader() override;
   Uploader(const Uploader&) = delete;
   Uploader& operator=(const Uploader&) = delete;
@@ -50,15 +50,15 @@ class Uploader final : public io::Upload {
  private:
   struct Part {
     Sums sums;
-    std::string etag;  // as the server has it; "": it has none
+    std::string etag;  // on the server; "": it has none
   };
   struct OneFile {
     std::string name;  // below the root
     std::string url;
     std::shared_ptr<const io::Handle> handle;
     uint64_t part = 0;             // bytes
-    std::vector<Part> parts = {};  // none: it goes as a whole
-    std::string id = {};           // of its upload, when there is one
+    std::vector<Part> parts = {};  // empty: it is sent whole
+    std::string id = {};           // of its upload, if there is one
     std::mutex opening = {};       // of the id
     std::map<uint64_t, std::pair<std::string, uint64_t>> standing = {};
     bool done = false;  // by an earlier try

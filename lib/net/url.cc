@@ -30,8 +30,8 @@ bool is_escape(std::string_view text, size_t at) {
          hex_value(text[at + 1]) >= 0 && hex_value(text[at + 2]) >= 0;
 }
 
-// Where "://" stands behind a scheme; npos if the text begins with none:
-// "/login?next=https://host" has no scheme.
+// The position of "://" after a scheme; npos if the text doesn't begin with
+// one: "/login?next=https://host" has no scheme.
 size_t scheme_end(std::string_view text) {
   const size_t colon = text.find("://");
   if (colon == text.npos || colon == 0) return text.npos;
@@ -135,9 +135,9 @@ std::string normal(std::string_view url) {
   for (const char c : url.substr(begin))
     if (c != '/' || !out.ends_with('/')) out += c;
   while (out.size() > begin && out.ends_with('/')) out.pop_back();
-  // libcurl sends "a/../b" as "b": what is signed must be that, too. The first
-  // component, a host or a bucket, stays. Of the hub's files none has dots, and
-  // what is above a repository is another one.
+  // libcurl sends "a/../b" as "b", so that must be signed, too. The first
+  // component, a host or a bucket, stays. None of the hub's files has dot
+  // components, and what is above a repository is another one.
   if (url.starts_with("hf://")) return out;
   for (size_t at; (at = out.find("/../", begin)) != out.npos ||
                   (out.ends_with("/..") && (at = out.size() - 3) >= begin);) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// URLs in their parts, and what of them may be shown.
+// URLs, their parts, and which of them may be shown.
 //
 //   https://user:pass@host:8443/a/b.safetensors?sig=abc
 //   scheme  userinfo  authority path             query
@@ -17,7 +17,7 @@ struct Url {
   std::string path;       // from the slash on; may be empty
   std::string query;      // without "?"; a secret
 
-  // "https://host:8443": what a secret may be sent to.
+  // "https://host:8443": where a secret may be sent.
   std::string origin() const { return scheme + "://" + authority; }
   // Without user, password and query.
   std::string shown() const { return origin() + path; }
@@ -26,14 +26,15 @@ struct Url {
   }
 };
 
-// Of anything; what lacks is empty, and without a scheme all is path. Fragments
-// are dropped.
+// Parses anything: missing parts are empty, and without a scheme everything is
+// path. Fragments are dropped.
 Url parse_url(std::string_view text);
 
-// RFC 3986: all but unreserved characters become %XX; of a path, slashes stay.
+// RFC 3986: all but unreserved characters become %XX; in a path, slashes stay.
 std::string encode(std::string_view text);
 std::string encode_path(std::string_view path);
-// Only what no URL can hold: spaces, controls, quotes, bytes above 127, and ?#.
+// Encodes only what no URL can hold: spaces, controls, quotes, bytes above 127,
+// and ?#.
 std::string encode_rest(std::string_view path);
 std::string decode(std::string_view text);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// https:// (and http:// on this machine): files by ranges. A directory is what
-// ends with a slash and answers with a page of links, as nginx, Apache and
-// Python's http.server list one.
+// https:// (and http:// on this machine): files by ranges. A directory ends
+// with a slash and answers with a page of links, as nginx, Apache and Python's
+// http.server do.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,13 +15,13 @@
 namespace ckpt::net {
 namespace {
 
-// A header is read next of these, of others a few bytes to see what they are.
+// Of these a header is read next; of others a few bytes, to see what they are.
 uint64_t first_bytes(const std::string& path) {
   return path.ends_with(".safetensors") || path.ends_with(".json") ? 64 << 10
                                                                    : 4 << 10;
 }
 
-// The name behind href, if it is one in this directory: "model.bin", "sub/".
+// The name in href, if it is in this directory: "model.bin", "sub/".
 std::string linked_name(std::string_view link) {
   std::string name(link.substr(0, link.find_first_of("?#")));
   if (name.starts_with("./")) name.erase(0, 2);
@@ -53,8 +53,8 @@ std::vector<std::string> links(std::string_view page) {
   return {names.begin(), names.end()};
 }
 
-// A page without a length ends with the connection, wherever that is: a cut
-// list would be a checkpoint with fewer files.
+// A page without a length ends wherever the connection does: a truncated list
+// would be a checkpoint with fewer files.
 void check_whole(const std::string& path, const Response& page) {
   if (!page.header("content-length").empty() ||
       !page.header("transfer-encoding").empty() ||
@@ -114,8 +114,8 @@ class WebStore final : public Store {
   }
 
  private:
-  // As the first look at it found it: that a server which listed it a moment
-  // ago refuses now would be a directory that can't be listed.
+  // As the first look found it: if a server that listed it a moment ago refuses
+  // now, it would be a directory that can't be listed.
   std::optional<std::vector<std::string>> first_list(const std::string& path) {
     {
       const std::lock_guard lock(mutex_);
@@ -129,7 +129,7 @@ class WebStore final : public Store {
     return links(response.body);
   }
 
-  // What nginx does not list, and no distributed checkpoint is without.
+  // What nginx does not list, and every distributed checkpoint has.
   void add_hidden(const std::string& path, std::vector<std::string>& names) {
     const std::string index = ".metadata";
     if (std::ranges::find(names, index) == names.end() &&
@@ -141,9 +141,9 @@ class WebStore final : public Store {
       names.push_back(index);
   }
 
-  // Not in the listing of its directory, which may hide names that begin with
-  // a dot; below a file; or beside one with a signature of its own, with which
-  // nothing else can be asked for.
+  // True if it is not in the listing of its directory (which may hide names
+  // that begin with a dot), is below a file, or is beside one with a signature
+  // of its own, with which nothing else can be requested.
   bool is_absent(const std::string& path) {
     const std::string folder = folder_of(path);
     if (parse_url(path).path.empty()) return false;

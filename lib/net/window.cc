@@ -10,9 +10,10 @@ constexpr size_t kFirst = 8;
 constexpr size_t kRest = 8;       // epochs, after a step without gain
 constexpr size_t kLongRest = 32;  // after a refusal
 constexpr double kGain = 1.05;
-// Shorter epochs say more about chance than about the wire.
+// Shorter epochs tell more about chance than about the wire.
 constexpr auto kLeastEpoch = std::chrono::milliseconds(20);
-// Large requests last longer than this: new connections have had time to begin.
+// Large requests last longer than this, so new connections have had time to
+// begin.
 constexpr auto kMostEpoch = std::chrono::milliseconds(400);
 
 }  // namespace
@@ -43,7 +44,7 @@ void Window::look(Clock::time_point now, size_t running) {
 
 void Window::judge(Clock::time_point now) {
   const double seconds = std::chrono::duration<double>(now - begin_).count();
-  // A window that was never full says nothing about its size.
+  // A window that was never full tells nothing about its size.
   if (full_) step(static_cast<double>(bytes_.load()) / seconds);
   next_epoch(now);
 }
@@ -69,7 +70,7 @@ void Window::step(double rate) {
 }
 
 void Window::refused(Clock::time_point now, Clock::time_point began) {
-  // What began before the cut was part of what was too much.
+  // What began before the cut was part of the excess.
   if (began < cut_) return;
   cut_ = now;
   size_ = std::max<size_t>(1, size_ / 2);

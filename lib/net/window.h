@@ -22,16 +22,16 @@ class Window {
   explicit Window(size_t most);
 
   size_t size() const { return size_; }
-  // A request began, with so many under way, it among them.
+  // A request began, with `running` in flight, itself included.
   void began(Clock::time_point now, size_t running);
-  // Bytes came or went: a large request says more while it runs than it would
-  // at its end. The one that any thread may call.
+  // Bytes were received or sent: a large request tells more while it runs than
+  // at its end. The only one that any thread may call.
   void moved(uint64_t bytes) { bytes_ += bytes; }
-  // Now and then, with so many under way.
+  // Called now and then, with `running` in flight.
   void look(Clock::time_point now, size_t running);
-  // One ended.
+  // A request ended.
   void ended(Clock::time_point now);
-  // The host refused one that began then: it has too many.
+  // The host refused one begun at `began`: it has too many.
   void refused(Clock::time_point now, Clock::time_point began);
 
  private:
@@ -41,16 +41,16 @@ class Window {
 
   size_t most_;
   size_t size_;
-  size_t before_ = 0;      // the size that the last step came from; 0: none
-  double rate_ = 0;        // at that size, bytes a second
+  size_t before_ = 0;      // the size before the last step; 0: none
+  double rate_ = 0;        // bytes per second at that size
   bool doubling_ = true;   // until the first step that gained nothing
   size_t rest_ = 0;        // epochs until the next step
-  Clock::time_point cut_;  // when it was halved last
-  // Of the epoch: as many requests as run at once.
+  Clock::time_point cut_;  // when it was last halved
+  // Of the epoch, which lasts as many requests as run at once.
   Clock::time_point begin_;
   std::atomic<uint64_t> bytes_ = 0;
   size_t ended_ = 0;
-  bool full_ = false;  // all of the window was used
+  bool full_ = false;  // the whole window was used
 };
 
 }  // namespace ckpt::net

@@ -9,12 +9,12 @@
 
 namespace ckpt::pickle {
 
-// Both take time quadratic in the length: callers limit it.
+// Both take time quadratic in the length, which callers limit.
 std::string decimal_of(std::string_view little_endian);
 // The shortest two's complement form; 0 has none.
 std::string bytes_of(std::string_view decimal);
 
-// "  +007 " -> "7"; nothing if it is not a decimal integer.
+// "  +007 " -> "7"; nullopt if it is not a decimal integer.
 std::optional<std::string> plain_decimal(std::string_view text);
 
 }  // namespace ckpt::pickle

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A growing array of plain values, on realloc: growing a large one moves page
-// tables, not bytes, and needs no room for two copies. Large ones grow in small
-// steps. What it takes counts (lib/tree_memory.h).
+// A growing array of plain values, based on realloc: growing a large one moves
+// page tables, not bytes, and needs no room for two copies. Large ones grow in
+// small steps. Its memory is counted (lib/tree_memory.h).
 #pragma once
 
 #include <algorithm>

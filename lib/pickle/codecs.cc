@@ -43,7 +43,7 @@ std::optional<char32_t> hex_number(std::string_view digits, size_t count) {
   return static_cast<char32_t>(value);
 }
 
-// The escapes of a Python bytes literal that stand for one fixed byte.
+// The escapes of a Python bytes literal that mean one fixed byte.
 std::optional<char> simple_escape(char letter) {
   switch (letter) {
     case '\\':
@@ -84,8 +84,8 @@ char octal_escape(std::string_view& text) {
 
 namespace {
 
-// Most texts of a pickle are short and ASCII: a call into the library that
-// knows all of UTF-8 costs more than looking.
+// Most texts of a pickle are short and ASCII: calling a full UTF-8 library
+// costs more than looking.
 bool is_short_ascii(std::string_view text) {
   constexpr size_t kShort = 64;
   if (text.size() > kShort) return false;

@@ -19,7 +19,7 @@ void Decoder::fail(std::string_view problem) const {
 }
 
 void Decoder::check_size(uint64_t size) const {
-  if (size > in_.left()) return;  // taking it will say so
+  if (size > in_.left()) return;  // taking it will report that
   if (size > limits_.string)
     throw unsafe_error({in_.path(), {}},
                        "pickle at byte {}: a value of {} bytes, the limit is "
@@ -29,7 +29,7 @@ void Decoder::check_size(uint64_t size) const {
 
 void Decoder::check_memory(uint64_t more) const {
   const uint64_t read = in_.position() - begin_;
-  // What is on the stack has to go into a container yet.
+  // What is on the stack will still go into a container.
   const uint64_t taken = doc_.memory() + stack_.size() * sizeof(Id) + more;
   if (taken > tree_memory::kFree && taken > tree_memory::kMostPerByte * read)
     throw Dense();
@@ -95,11 +95,11 @@ void Decoder::start_frame() {
 }
 
 // The opcodes of protocol 2 and later, which Python writes today. One loop
-// around one switch: an index of a large checkpoint has 10^8 opcodes, and a
-// call for each took a quarter of the time.
+// around one switch: a large checkpoint's index has 10^8 opcodes, and a call
+// for each took a quarter of the time.
 void Decoder::steps() {
   for (uint32_t count = 1;; ++count) {
-    // An opcode makes few values: looking now and then is enough, and saves a
+    // An opcode makes few values: checking now and then is enough, and saves a
     // seventh of the time.
     if (count % 64 == 0) check_limits();
     at_ = in_.position();
@@ -376,7 +376,7 @@ Decoded decode(std::span<const std::byte> bytes, const std::string& path,
 
 namespace {
 
-// Where a pickle ends that tensors may follow.
+// The end of a pickle that may be followed by tensors.
 uint64_t end_of(const io::Handle& file, uint64_t offset, uint64_t end) {
   try {
     const Trace found = trace(file, offset, end);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pickle protocols 0-5 -> value tree. A stack machine that executes nothing:
-// GLOBAL makes a name, REDUCE makes a kCall of it.
+// GLOBAL makes a name, and REDUCE makes a kCall from it.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace ckpt::pickle {
 
-// What hostile input can make us use. Every limit gives an Error that names
-// the path, the byte and the limit.
+// Bounds on what hostile input can make us use. Exceeding one throws an Error
+// that names the path, the byte and the limit.
 struct Limits {
   uint64_t bytes = uint64_t{4} << 30;   // of the pickle
   uint64_t values = 200'000'000;        // nodes
@@ -30,7 +30,7 @@ struct Decoded {
   std::vector<std::string> globals;    // "module name", sorted, unique
 };
 
-// `path` is for messages. Python 2 module names come out as Python 3 ones
+// `path` is for messages. Python 2 module names become Python 3 ones
 // (docs/formats/torch_pickle.md section 4).
 Decoded decode(std::span<const std::byte> bytes, const std::string& path,
                const Limits& limits = {});
@@ -40,10 +40,11 @@ Decoded decode(std::span<const std::byte> bytes, const std::string& path,
 Decoded decode(const io::Handle& file, uint64_t offset, uint64_t end,
                const Limits& limits = {});
 
-// The same for an index, which is millions of like instances: those that
+// The same for an index, which is millions of similar instances. Those that
 // protocol 4 writes as a class and a few simple fields become records
-// (value.h), and equal torch.Size are one value each, which saves a third of
-// the time and of the memory. Not for what is written back: sharing is lost.
+// (value.h), and equal torch.Size become one value, which saves a third of the
+// time and of the memory. Not for values that are written back: sharing is
+// lost.
 Decoded decode_records(const io::Handle& file, uint64_t offset, uint64_t end);
 
 }  // namespace ckpt::pickle

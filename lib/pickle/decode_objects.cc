@@ -55,7 +55,7 @@ Id Decoder::obj() {
   return call(How::kInst, callable, args);
 }
 
-// A call is never made. Well-known ones that make plain values are folded
+// A call is never made. Well-known ones that produce plain values are folded
 // into these; the others are kept.
 Id Decoder::call(How how, Id callable, Id args, Id kwargs) {
   const Type type = doc_.type(callable);
@@ -90,8 +90,8 @@ void Decoder::build() {
   doc_.set_state(target, state);
 }
 
-// Python would run the append or __setitem__ of an unknown class, so these
-// are kept; tensors have neither in a pickle.
+// Python would run an unknown class's append or __setitem__, so these are kept;
+// tensors have neither in a pickle.
 void Decoder::check_target(Id target, Type type, const char* opcode) const {
   if (doc_.type(target) == type) return;
   if (doc_.type(target) != Type::kCall)
@@ -101,7 +101,7 @@ void Decoder::check_target(Id target, Type type, const char* opcode) const {
     fail("{} on a tensor ({})", opcode, doc_.callable_name(target));
 }
 
-// Equal sizes may be one value: a change of one would change the others.
+// Equal sizes may be one value: changing one would change the others.
 void Decoder::check_own(Id target) const {
   if (records_ != nullptr && doc_.known(target) == Known::kSize)
     throw NoRecords();

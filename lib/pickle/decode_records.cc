@@ -17,7 +17,7 @@ constexpr char kMemoize = '\x94';
 
 }  // namespace
 
-// The bytes to come. Nothing is read beyond them.
+// The bytes ahead. Nothing is read beyond them.
 class RecordReader::Ahead {
  public:
   explicit Ahead(std::string_view bytes)
@@ -26,7 +26,7 @@ class RecordReader::Ahead {
   const char* at() const { return at_; }
   size_t used() const { return static_cast<size_t>(at_ - begin_); }
   size_t left() const { return static_cast<size_t>(end_ - at_); }
-  // 0, an opcode that does not exist, at the end.
+  // At the end 0, which is not an opcode.
   char peek() const { return at_ < end_ ? *at_ : '\0'; }
 
   bool skip(char opcode) {
@@ -42,7 +42,7 @@ class RecordReader::Ahead {
     return true;
   }
 
-  // An opcode and the little-endian number of type T behind it.
+  // An opcode and the little-endian number of type T after it.
   template <class T>
   std::optional<T> number() {
     if (left() < 1 + sizeof(T)) return std::nullopt;
@@ -145,7 +145,7 @@ Id RecordReader::take_record(Id callable, Ahead& ahead) {
   return memoized_[0] = doc_.add_record(callable, names_, values_);
 }
 
-// kNoId too if nothing is kept there.
+// kNoId also if nothing is kept there.
 Id RecordReader::take_get(Ahead& ahead) const {
   std::optional<uint32_t> index;
   if (ahead.peek() == 'h')
@@ -163,7 +163,7 @@ Id RecordReader::take_value(Ahead& ahead) {
     case 'j': {
       const Id value = take_get(ahead);
       if (value == kNoId || doc_.known(value) != Known::kSize) return value;
-      // A size that was made is memoized, too: that is not a class.
+      // A finished size is memoized, too: that is not a class.
       if (doc_.is(value, Type::kCall)) return value;
       return take_size(value, ahead);
     }
@@ -235,7 +235,7 @@ Id RecordReader::make_size(Id callable, std::string_view opcodes) {
   return doc_.add_call(callable, args);
 }
 
-// Sizes and offsets come again and again, from each rank.
+// Sizes and offsets recur, once from each rank.
 RecordReader::KnownSize& RecordReader::known_size(uint64_t hash) {
   constexpr size_t kFirst = 64, kLast = size_t{1} << 14;
   if (sizes_.empty() || (made_ > sizes_.size() && sizes_.size() < kLast)) {

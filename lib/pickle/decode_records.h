@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records (value.h), read from their opcodes as one: an index of 10^8 opcodes
-// is little else than these, spelled by protocol 4 without a choice.
+// Records (value.h), read from their opcodes in one go: an index of 10^8
+// opcodes is little else, and protocol 4 has only one way to spell them.
 //
 //   record  GET class  ) NEWOBJ MEMO  } MEMO  (  {GET name, value}…  u b
 //   value   integer | None | bool | text | GET | size
 //   size    GET torch.Size  integers TUPLE MEMO  TUPLE1 MEMO  R MEMO
 //
-// Anything else, a frame that begins in between included, is left to the stack
+// Anything else, including a frame that begins in between, is left to the stack
 // machine.
 #pragma once
 
@@ -24,17 +24,17 @@ class RecordReader {
   RecordReader(Document& document, const Memo& memo)
       : doc_(document), memo_(memo) {}
 
-  // Reads what follows a GET of `callable`, a global. kNoId if that is not a
-  // record and no size, or `ahead` ends before it does; then all that may have
-  // been added are values that nothing refers to.
+  // Reads what follows a GET of `callable`, a global. Returns kNoId if that is
+  // neither a record nor a size, or if `ahead` ends before it does; then only
+  // unreferenced values may have been added.
   Id take(Id callable, std::string_view ahead);
-  // Of what was taken: the bytes, and what goes to the memo.
+  // What was taken: its bytes, and what goes into the memo.
   size_t size() const { return size_; }
   std::span<const Id> memoized() const { return memoized_; }
 
  private:
   class Ahead;
-  // A size that was made before, by its opcodes.
+  // A size made earlier, found by its opcodes.
   struct KnownSize {
     char opcodes[27];
     uint8_t length = 0;

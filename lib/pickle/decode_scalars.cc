@@ -23,7 +23,7 @@ std::string_view trimmed(std::string_view text) {
 Id Decoder::integer_of_bytes(std::string_view little_endian) {
   if (little_endian.size() > 8)
     return doc_.add_big_int(decimal_of(little_endian));
-  // Sign extension of the highest byte that is there.
+  // Sign extension of the highest byte present.
   const bool negative = !little_endian.empty() && little_endian.back() < 0;
   uint64_t value = negative ? ~uint64_t{0} : 0;
   if (!little_endian.empty())

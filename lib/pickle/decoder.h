@@ -18,10 +18,10 @@ namespace ckpt::pickle {
 
 class Decoder {
  public:
-  // Thrown where a pickle takes apart what is kept as a record: it has to be
-  // decoded without them.
+  // Thrown where a pickle takes apart what is kept as a record: it must be
+  // decoded without records.
   struct NoRecords {};
-  // Thrown where a tree takes more than it may for what was read.
+  // Thrown where a tree takes more memory than allowed for what was read.
   struct Dense {};
 
   Decoder(Input& input, const Limits& limits, bool records = false)
@@ -35,7 +35,8 @@ class Decoder {
   }
 
   Decoded run();
-  // Names the pickle that memory has no room for. `end`: of the pickle.
+  // Throws an error naming the pickle that doesn't fit memory. `end`: of the
+  // pickle.
   [[noreturn]] void throw_full(uint64_t end) const;
   [[noreturn]] void throw_dense(uint64_t end) const;
 
@@ -73,8 +74,8 @@ class Decoder {
   void check_hashable(Id value) const;
   void check_own(Id target) const;
 
-  // fold.cc: calls that are plain values, with their arguments checked.
-  // kNoId if the call has to be kept.
+  // fold.cc: calls that are plain values, with their arguments checked. kNoId
+  // if the call must be kept.
   Id fold(How how, Id callable, Id args);
   Id fold_codecs_encode(std::span<const Id> args);
   Id fold_bytes(Type type, std::span<const Id> args);
@@ -102,8 +103,8 @@ class Decoder {
     floor_ = stack_.size();
   }
   void drop();  // POP: a value or a mark
-  // The values above the last mark; both are taken. The span holds until the
-  // next push.
+  // Pops the last mark and the values above it, and returns these. The span is
+  // valid until the next push.
   std::span<const Id> pop_mark();
   void push_tuple(size_t count);
   void put(uint64_t index) {
@@ -115,7 +116,7 @@ class Decoder {
     if (value >= kNotKept) throw_unset(index);
     return value;
   }
-  // GET, and what follows if that is a record.
+  // GET, and what follows it if that is a record.
   void push_known(Id value) {
     const bool may_be = records_ != nullptr && doc_.is(value, Type::kGlobal);
     if (!may_be || !take_record(value)) push(value);
@@ -141,7 +142,7 @@ class Decoder {
   Input& in_;
   const Limits& limits_;
   const uint64_t begin_;
-  const uint64_t size_;  // until the end of the input at the latest
+  const uint64_t size_;  // at most to the end of the input
   std::shared_ptr<Document> document_;
   Document& doc_;
   Memo memo_;
@@ -151,7 +152,7 @@ class Decoder {
   uint64_t at_ = 0;   // of the opcode
   uint8_t protocol_ = 0;
   std::vector<Id> globals_;
-  std::unique_ptr<RecordReader> records_;  // if they are wanted
+  std::unique_ptr<RecordReader> records_;  // null: no records
 };
 
 }  // namespace ckpt::pickle

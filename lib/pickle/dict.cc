@@ -12,10 +12,11 @@ namespace ckpt::pickle {
 namespace {
 
 constexpr size_t kLongestTuple = 16;
-// Smaller dicts are searched key by key: an index would be larger than they.
+// Smaller dicts are searched key by key: an index would be larger than they
+// are.
 constexpr uint32_t kIndexFrom = 32;  // elements, that is 16 keys
 
-// The integer that a float equals, if one does.
+// The integer equal to a float, if there is one.
 std::optional<int64_t> as_integer(double value) {
   constexpr double kLimit = 9223372036854775808.0;  // 2^63
   if (!(value >= -kLimit && value < kLimit) || std::floor(value) != value)
@@ -69,7 +70,7 @@ bool Document::same_key(Id a, Id b) const {
   if (a == b) return true;
   const Node& x = at(a);
   const Node& y = at(b);
-  // Most keys are short texts, and equal ones of these are one value.
+  // Most keys are short texts, of which equal ones are one value.
   if (x.type == Type::kString && y.type == Type::kString &&
       (x.count != y.count || x.count <= kLongestShared))
     return false;

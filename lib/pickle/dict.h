@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys of dicts, compared and hashed as Python does: 1, 1.0 and True are one
-// key; "1" and b"1" are two. Three shortcuts bound what hostile keys cost,
-// and no dict that Python wrote can tell them apart: opaque objects, tuples
+// key; "1" and b"1" are two. Three shortcuts bound the cost of hostile keys,
+// and make no difference for any dict that Python wrote: opaque objects, tuples
 // of more than 16 elements (and tuples in tuples) and texts over 64 KiB are
 // equal only to themselves.
 #pragma once
@@ -14,8 +14,8 @@
 namespace ckpt::pickle {
 
 inline constexpr size_t kLongestKey = size_t{1} << 16;
-// Equal texts up to this size are one value of a document. Longer ones are
-// rarely repeated; comparing them would cost more.
+// Equal texts up to this size are one value in a document. Longer ones are
+// rarely repeated, and comparing them would cost more.
 inline constexpr size_t kLongestShared = 64;
 
 // splitmix64's output function.
@@ -31,16 +31,16 @@ struct Document::Index {
   };
   std::vector<Slot> slots;  // a power of two, at most half full
   size_t used = 0;
-  // All keys are calls, each made after the one before, as the million keys
-  // of a large .metadata are. Two of these are never equal, so nothing is in
-  // the slots; `last` is the last of them.
+  // All keys are calls, each created after the one before, like the million
+  // keys of a large .metadata. No two are equal, so the slots are empty; `last`
+  // is the last of them.
   bool ascending = true;
   Id last = 0;
-  // Is it so with this key, too?
+  // True if that also holds with this key.
   bool ascends(Type type, Id key);
 
   void insert(uint32_t hash, uint32_t position, tree_memory::Charge& charge);
-  // Calls same(position) for every key with this hash until one is it.
+  // Calls same(position) for every key with this hash until one matches.
   template <class Same>
   uint32_t find(uint32_t hash, Same same) const {
     if (slots.empty()) return kNoId;

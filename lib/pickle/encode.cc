@@ -38,7 +38,7 @@ class Encoder {
     bool batch_open = false;  // of a list or dict
   };
 
-  // Writes a value, or begins to: then a frame writes the rest.
+  // Writes a value, or begins to; then a frame writes the rest.
   void save(Id id) {
     if (memo_[id] != kNotPut) return get(id);
     switch (doc_.type(id)) {
@@ -121,9 +121,9 @@ class Encoder {
     }
   }
 
-  // A value that reaches itself is written once more inside itself, where
-  // the container that closes the cycle is known already. A third time means
-  // that nothing closes it.
+  // A value that reaches itself is written once more inside itself, where the
+  // container that closes the cycle is already known. A third time means that
+  // nothing closes it.
   void enter(Id id) {
     const Type type = doc_.type(id);
     const bool put = type == Type::kList || type == Type::kDict;
@@ -135,8 +135,8 @@ class Encoder {
   }
 
   // Ends the value of the last frame, whose `parts` are on the stack, with
-  // `opcodes`. If it was written inside itself meanwhile, takes that instead
-  // and gives false.
+  // `opcodes`. If it was meanwhile written inside itself, uses that instead and
+  // returns false.
   bool finish(std::string_view opcodes, size_t parts) {
     const Id id = frames_.back().id;
     const auto open = open_.find(id);
@@ -168,7 +168,7 @@ class Encoder {
     }
   }
 
-  // One step of filling a list; false at the end.
+  // One step in filling a list; false at the end.
   bool step_items(Frame& frame, std::span<const Id> items) {
     return step_batch(frame, items, 1, "ae");
   }
@@ -255,7 +255,7 @@ class Encoder {
     frames_.back().at = 0;
   }
 
-  // --- memo: what is referred to more than once, or may be written again
+  // --- memo: what is referenced more than once, or may be written again
   // because a value that reaches itself is ---
 
   void put(Id id) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Value tree -> pickle, protocol 2, in the opcodes that
-// torch.load(weights_only=True) takes wherever the values allow it.
+// Value tree -> pickle, protocol 2, using the opcodes that
+// torch.load(weights_only=True) accepts wherever the values allow it.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace ckpt::pickle {
 
-// Values that are referred to more than once are memoized, cycles included.
+// Values referenced more than once are memoized, cycles included.
 std::string encode(const Document& document, Id root);
 inline std::string encode(const Document& document) {
   return encode(document, document.root());

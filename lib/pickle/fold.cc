@@ -6,8 +6,8 @@
 //   bytearray  bytearray(bytes)
 //   sets       set([items]), frozenset([items])
 //
-// What would allocate by a number (bytes(2**33)) or run an unknown codec is
-// kept as the call it is.
+// Calls that would allocate by a number (bytes(2**33)) or run an unknown codec
+// are kept as calls.
 #include "lib/pickle/codecs.h"
 #include "lib/pickle/decoder.h"
 

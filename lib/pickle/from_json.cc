@@ -30,7 +30,7 @@ Id add_scalar(Document& document, const Value& value) {
 
 }  // namespace
 
-// What is inside comes first, so that a list has its room at once. No deeper
+// The contents come first, so that a list gets its full size at once. No deeper
 // than JSON is read (lib/text/scan.h).
 Id from_json(Document& document, const Value& value) {
   if (value.is_array()) {

@@ -85,7 +85,7 @@ Id JsonText::dict(std::vector<Id> pairs) {
   return id;
 }
 
-// Too many values for their bytes: nothing that a program writes.
+// Too many values for their bytes: no program writes that.
 void JsonText::check_size() const {
   const uint64_t taken = document_.memory() - before_;
   if (taken > std::max(tree_memory::kFree, tree_memory::kMostPerByte * size_))

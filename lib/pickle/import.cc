@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deep copies between documents, without recursion: first a node for every
-// value that is reached, then their elements.
+// value reached, then their elements.
 #include <algorithm>
 
 #include "lib/pickle/value.h"
@@ -107,7 +107,7 @@ class Importer {
       to_.append_items(to_.items_of(made), copied(call.items));
   }
 
-  // Once the keys are whole: half a tuple may look like another.
+  // Called once the keys are complete: half a tuple may look like another.
   void fill_pairs(Id id) {
     const Id made = copies_.at(id);
     if (from_.type(id) == Type::kDict)

@@ -37,8 +37,8 @@ void Input::throw_short(uint64_t count) const {
                     position(), count, left());
 }
 
-// Moves what is left to the front of the buffer and reads on behind it. The
-// buffer grows with `count` only after count is known to be there.
+// Moves what is left to the front of the buffer and reads more after it. The
+// buffer grows with `count` only once that many bytes are known to be there.
 void Input::fill(uint64_t count) {
   if (count > left()) throw_short(count);
   const uint64_t kept = ready();

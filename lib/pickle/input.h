@@ -15,12 +15,12 @@ namespace ckpt::pickle {
 
 class Input {
  public:
-  // At most `limit` bytes are read; more is an unsafe_error.
+  // Reads at most `limit` bytes; throws unsafe_error beyond that.
   Input(std::span<const std::byte> bytes, std::string path, uint64_t limit);
   Input(const io::Handle& file, uint64_t offset, uint64_t end, uint64_t limit);
 
   const std::string& path() const { return path_; }
-  // Of the next byte: in the span or in the file.
+  // The position of the next byte: in the span or in the file.
   uint64_t position() const {
     return base_ + static_cast<uint64_t>(at_ - begin_);
   }
@@ -33,7 +33,7 @@ class Input {
     at_ += count;
     return {bytes, count};
   }
-  // What is in memory of the bytes to come.
+  // Those of the next bytes that are in memory.
   std::string_view ahead() const { return {at_, ready()}; }
   uint8_t byte() { return static_cast<uint8_t>(take(1)[0]); }
   // A little-endian unsigned number.
@@ -43,7 +43,7 @@ class Input {
     std::memcpy(&value, take(sizeof value).data(), sizeof value);
     return value;
   }
-  // The bytes up to the next newline, which is taken too.
+  // The bytes up to the next newline, which is consumed too.
   std::string_view line(uint64_t longest);
 
  private:
@@ -58,7 +58,7 @@ class Input {
   const char* end_ = nullptr;
   uint64_t base_ = 0;    // position of begin_
   uint64_t beyond_ = 0;  // bytes after end_ that can be read
-  uint64_t limit_ = 0;   // if it cuts the bytes short
+  uint64_t limit_ = 0;   // if it cuts off the bytes
   std::unique_ptr<char[]> buffer_;
 };
 

@@ -14,12 +14,12 @@
 namespace ckpt::pickle {
 namespace {
 
-// Up to four levels of JSON for one of a value, and Python's json module
+// A value's level takes up to four levels of JSON, and Python's json module
 // refuses a thousand.
 constexpr uint32_t kDeepest = 200;
 constexpr size_t kLongestBytes = 4096;
-constexpr size_t kShownBytes = 64;            // of those that are longer
-constexpr int64_t kExact = int64_t{1} << 53;  // JSON readers know doubles
+constexpr size_t kShownBytes = 64;            // of longer ones
+constexpr int64_t kExact = int64_t{1} << 53;  // JSON readers use doubles
 
 Json tagged(const char* tag, Json value) {
   Json object = Json::object();
@@ -49,7 +49,7 @@ Json string_json(std::string_view text) {
   return tagged("!str_surrogates", hex_text(utf16));
 }
 
-// Sets have no order: as Python sorts their elements' JSON texts.
+// Sets have no order: sorts their elements' JSON texts as Python does.
 void sort_items(std::vector<Json>& items) {
   std::vector<std::pair<std::string, size_t>> keys;
   for (const Json& item : items)
@@ -161,7 +161,7 @@ bool JsonBuilder::show_scalar(Id id, Json& slot) {
   }
 }
 
-// Tuples, and calls that are shown as plain values, have no identity.
+// Tuples, and calls shown as plain values, have no identity.
 bool JsonBuilder::show_reference(const Task& task) {
   if (task.key || doc_.type(task.id) == Type::kTuple) return false;
   switch (doc_.known(task.id)) {
@@ -278,8 +278,7 @@ std::string JsonBuilder::path(uint32_t place, char separator) const {
   return text;
 }
 
-// What Python's str() makes of a key, or its JSON; for tuples and objects,
-// what they are.
+// Python's str() of a key, or its JSON; for tuples and objects, their kind.
 std::string JsonBuilder::key_text(Id id) const {
   switch (doc_.type(id)) {
     case Type::kString:

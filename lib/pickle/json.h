@@ -19,28 +19,29 @@ namespace ckpt::pickle {
 using NameTensor = std::function<std::optional<std::string>(
     Id tensor, const std::string& path)>;
 
-// Tensors, storages, numpy values and so on are shown as what they are:
+// Tensors, storages, numpy values and so on are shown as such:
 // {"!tensor": name, "dtype": …}; without `name_tensor` the name is null.
 // Cycles and shared values become {"!ref": path}. At most `budget` values are
-// shown; what is beyond becomes {"!elided": n}. Bytes over 4096 are shown as
-// {"!bytes": first bytes in hex, "size": n}. Nothing is shown that is deeper
-// than 200: it becomes {"!elided": 1}.
+// shown; the rest becomes {"!elided": n}. Bytes over 4096 are shown as
+// {"!bytes": first bytes in hex, "size": n}. Anything deeper than 200 becomes
+// {"!elided": 1}.
 nlohmann::ordered_json to_json(const Document& document, Id root,
                                uint64_t budget = 100'000,
                                const NameTensor& name_tensor = {});
 
-// The same as programs read configurations: floats that to_json writes as
-// {"!float": "1e-05"} are numbers, infinite ones and NaN null.
+// The same in the form in which programs read configurations: floats that
+// to_json writes as {"!float": "1e-05"} are numbers, infinities and NaN are
+// null.
 nlohmann::json to_config(const Document& document, Id root,
                          uint64_t budget = 100'000);
 
 // JSON (objects, arrays, scalars) -> value tree; big numbers as kBigInt.
 Id from_json(Document& document, const nlohmann::json& value);
 
-// A text of JSON as values, without another tree between: what is carried on is
-// in memory once. Read as strictly as lib/text/json.h reads, and members of an
-// object are sorted as there. Throws resource_error for a text of which the
-// values take too much memory (lib/tree_memory.h).
+// Turns JSON text into values, without another tree in between: what is carried
+// is in memory once. As strict as lib/text/json.h, with an object's members
+// sorted as there. Throws resource_error for a text whose values take too much
+// memory (lib/tree_memory.h).
 class JsonText {
  public:
   // `size`: bytes of the text; `path` is for messages.
@@ -60,10 +61,10 @@ class JsonText {
   text::Scanner& scan_;
   const std::string& path_;
   const uint64_t size_;
-  const uint64_t before_;  // bytes that the document took
+  const uint64_t before_;  // bytes that the document took before
 };
 
-// A whole text. NaN and Infinity are numbers.
+// Reads a whole text. NaN and Infinity are numbers.
 Id read_json(Document& document, std::string_view text,
              const std::string& path);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work behind to_json(): values wait on a stack, each with the place in
-// the result where its JSON goes.
+// The implementation of to_json(): values wait on a stack, each with the place
+// in the result where its JSON goes.
 #pragma once
 
 #include <initializer_list>
@@ -71,10 +71,10 @@ class JsonBuilder {
 
   // Adds a member to an object; call it before any task points into it.
   static Json& member(Json& object, std::string key, Json value = {});
-  // Has `slot` filled with a value at key `key` below `task`; false if that
-  // is done already.
+  // Arranges for `slot` to be filled with a value at key `key` below `task`;
+  // false if that is already done.
   bool fill(const Task& task, Json& slot, Id id, std::string key);
-  // Makes `slot` an array of these, the elements' keys being their indices.
+  // Makes `slot` an array of these; the elements' keys are their indices.
   void fill_array(const Task& task, Json& slot, std::span<const Id> ids);
   uint64_t spend(uint64_t wanted);  // how many values may be shown
   std::string path(uint32_t place, char separator) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of well-known globals as what they make; others as "!object".
+// Shows calls of well-known globals as what they make, others as "!object".
 #include <array>
 #include <bit>
 #include <cmath>
@@ -18,7 +18,7 @@ std::string full_name(const Document& document, Id global) {
   return json_text(document.callable_name(global));
 }
 
-// The only argument, if there is one argument.
+// The only argument, if there is exactly one.
 Id only(const Document& document, const Call& call) {
   const std::span<const Id> args = document.items(call.args);
   return args.size() == 1 ? args[0] : kNoId;
@@ -41,7 +41,7 @@ double float_of(uint64_t bits, size_t size) {
   return std::bit_cast<double>(bits);
 }
 
-// The `size` bytes at the front as an unsigned number.
+// The first `size` bytes as an unsigned number.
 uint64_t bits_of(std::string_view bytes, size_t size, bool big_endian) {
   uint64_t bits = 0;
   for (size_t i = 0; i < size; ++i) {
@@ -126,7 +126,7 @@ void JsonBuilder::show_call(const Task& task) {
     show_object(task, call);
 }
 
-// False if the call's arguments are not what its function takes.
+// False if the call's arguments are not what its function accepts.
 bool JsonBuilder::show_known(const Task& task, const Call& call) {
   const std::span<const Id> args = doc_.items(call.args);
   switch (doc_.known(task.id)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The globals whose meaning this program knows. Everything else stays a name.
+// The globals whose meaning this program knows. All others stay names.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ enum class Known : uint8_t {
   kNumpyScalar,
 };
 
-// By Python 3 module names.
+// Looks up a global by its Python 3 module name.
 Known known_global(std::string_view module, std::string_view name);
 
 inline bool is_rebuild(Known known) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The unpickler's memo. Indices are dense in practice, but may be anything:
-// those far out go to a hash map.
+// The unpickler's memo. Indices are dense in practice but may be anything:
+// those far out go into a hash map.
 #pragma once
 
 #include <unordered_map>
@@ -10,7 +10,7 @@
 
 namespace ckpt::pickle {
 
-// Stands in the memo for the dict of a record, which is never used.
+// Represents the dict of a record in the memo; never used.
 inline constexpr Id kNotKept = kNoId - 1;
 
 class Memo {
@@ -36,7 +36,7 @@ class Memo {
 
  private:
   Id& slot_at(uint64_t index) {
-    // Sparse indices may waste no more than a page.
+    // Sparse indices may waste at most a page.
     if (index < dense_.size() + 1024) {
       while (dense_.size() <= index) dense_.push_back(take(dense_.size()));
       return dense_[index];
@@ -46,7 +46,7 @@ class Memo {
     return at->second;
   }
 
-  // What was stored far out before the dense part came there.
+  // Takes what was stored far out before the dense part reached it.
   Id take(uint64_t index) {
     if (wild_.empty()) return kNoId;
     const auto found = wild_.find(index);

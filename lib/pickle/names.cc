@@ -21,7 +21,7 @@ constexpr NameRow kNames[] = {
     {{"itertools", "ifilter"}, {"builtins", "filter"}},
 };
 
-// A module that came together from several is not split again.
+// A module that was merged from several is not split again.
 struct ModuleRow {
   std::string_view python2;
   std::string_view python3;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names that Python 2 had for what Python 3 moved. Pickles of protocol 0 to 2
-// use the old ones, whoever wrote them.
+// Python 2's names for what Python 3 moved. Pickles of protocol 0 to 2 use the
+// old names, whoever wrote them.
 #pragma once
 
 #include <string_view>

@@ -22,7 +22,7 @@ std::string text_or(const Document& document, Id id, const char* otherwise) {
                                         : otherwise;
 }
 
-// "f4" -> 4, for the numbers that C++ has too.
+// "f4" -> 4, for the number types that C++ also has.
 size_t size_of_code(const std::string& code) {
   size_t size = 0;
   const char* end = code.data() + code.size();
@@ -49,8 +49,8 @@ size_t size_of_code(const std::string& code) {
   }
 }
 
-// From column-major to row-major order: counts through the indices of the
-// result, last one fastest, and follows in the source by strides.
+// Converts column-major to row-major order: counts through the result's
+// indices, the last one fastest, and follows in the source by strides.
 std::string transposed(std::string_view bytes,
                        const std::vector<int64_t>& shape, size_t size) {
   std::vector<size_t> strides(shape.size());
@@ -75,7 +75,7 @@ std::string transposed(std::string_view bytes,
   return result;
 }
 
-// Bytes of an array; nothing on overflow.
+// The size of an array in bytes; nullopt on overflow.
 std::optional<size_t> bytes_of(const std::vector<int64_t>& shape, size_t size) {
   size_t total = size;
   for (const int64_t dim : shape) {

@@ -29,11 +29,11 @@ struct NumpyArray {
   bool fortran = false;
   Id data = kNoId;  // kBytes, or a list of objects
 };
-// Of a kCall of scalar or _reconstruct; nothing for other values.
+// Reads a kCall of scalar or _reconstruct; nullopt for other values.
 std::optional<NumpyArray> numpy_array(const Document& document, Id id);
 
-// What the bytes of a number, or an array of them, are; nothing if the bytes
-// don't fit the shape, or the elements are not plain numbers.
+// The bytes of a number or an array of numbers, interpreted; nullopt if the
+// bytes don't fit the shape, or the elements are not plain numbers.
 struct Numbers {
   std::string type;  // numpy's dtype.str: "<f4", "|b1"
   char kind = 0;     // f i u b c

@@ -14,8 +14,8 @@
 namespace ckpt::pickle {
 namespace {
 
-// "Outer.Inner" at its dots; a name that Python could not have written, as
-// one.
+// Splits "Outer.Inner" at its dots; keeps whole a name that Python could not
+// have written.
 std::vector<std::string_view> parts_of(std::string_view name) {
   std::vector<std::string_view> parts;
   for (std::string_view rest = name;;) {
@@ -44,7 +44,7 @@ void Opcodes::integer(int64_t value) {
     out_ += 'J';
     number(static_cast<int32_t>(value));
   } else {
-    // As few bytes of two's complement as keep the sign.
+    // The fewest bytes of two's complement that keep the sign.
     char bytes[sizeof value];
     std::memcpy(bytes, &value, sizeof value);
     const uint64_t magnitude =

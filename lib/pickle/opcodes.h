@@ -10,7 +10,7 @@ namespace ckpt::pickle {
 
 class Opcodes {
  public:
-  // Opcodes that need no argument, as they are.
+  // Appends opcodes that need no argument.
   Opcodes& operator+=(char opcode) {
     out_ += opcode;
     return *this;
@@ -27,7 +27,7 @@ class Opcodes {
   void string(std::string_view text);
   void bytes(std::string_view bytes);       // a call of _codecs.encode
   void byte_array(std::string_view bytes);  // a call of bytearray
-  // By Python 3 names. Throws unfaithful_error for a name with a newline.
+  // Takes Python 3 names. Throws unfaithful_error for a name with a newline.
   void global(std::string_view module, std::string_view name);
   // Under protocol 2 a nested class is getattr(outer, "inner").
   void dotted_global(std::string_view module, std::string_view name);

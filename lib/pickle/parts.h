@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a value of a pickle is made of, for walks over values.
+// The parts of a pickle's value, for walks over values.
 //
 //   call       callable, args, kwargs, state, then its items, then its pairs
 //   container  its items; a dict's are key, value, key, value …

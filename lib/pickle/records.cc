@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records: instances without the dict of their fields. An index has a few
-// shapes of them, a million times each.
+// Records: instances without the dict of their fields. An index has few shapes,
+// each a million times.
 #include <algorithm>
 
 #include "lib/pickle/dict.h"
@@ -15,7 +15,7 @@ Record Document::record(Id id) const {
   return {shape.names, {children_.data() + ids.first, shape.names.size()}};
 }
 
-// Equal short texts are one value, so that unlike ids are unlike names.
+// Equal short texts are one value, so different ids are different names.
 bool Document::are_names(std::span<const Id> names) const {
   for (size_t i = 0; i < names.size(); ++i) {
     const Node& node = at(names[i]);

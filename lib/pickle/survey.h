@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What encode() has to know of each value before it writes the first one.
+// What encode() must know about every value before it writes the first one.
 #pragma once
 
 #include <unordered_map>
@@ -9,7 +9,7 @@
 
 namespace ckpt::pickle {
 
-// A number for each value: an array if most values will get one, else a map.
+// One number per value: an array if most values will get one, else a map.
 class PerValue {
  public:
   PerValue(const Document& document, Id root, uint32_t initial)
@@ -30,8 +30,8 @@ class PerValue {
 };
 
 // The bits of a value's mark.
-inline constexpr uint32_t kCount = 3;    // how often it is referred to, up to 2
-inline constexpr uint32_t kOnPath = 4;   // its parts are being looked at
+inline constexpr uint32_t kCount = 3;    // how often it is referenced, up to 2
+inline constexpr uint32_t kOnPath = 4;   // its parts are being visited
 inline constexpr uint32_t kReached = 8;  // it reaches itself
 
 PerValue survey(const Document& document, Id root);

@@ -38,7 +38,7 @@ std::string storage_dtype(std::string_view storage_class) {
   return {};
 }
 
-// One call of the chain of wrappers around a tensor.
+// One call in the chain of wrappers around a tensor.
 struct Layer {
   Known known = Known::kOther;
   std::span<const Id> args;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A strided tensor as its pickle describes it: the arguments of torch's
-// rebuild functions, looked at through their wrappers. What it is worth is
-// not checked here; formats/torch does that against the file.
+// A strided tensor as its pickle describes it: the arguments of torch's rebuild
+// functions, seen through their wrappers. Nothing is verified here;
+// formats/torch does that against the file.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct StorageView {
 std::optional<StorageView> storage_view(const Document& document,
                                         Id persistent);
 
-// The value that a persistent id ("module", class, …) of legacy files stands
-// for; else the id itself.
+// The value that a legacy file's persistent id ("module", class, …) stands for;
+// else the id itself.
 Id resolve_module(const Document& document, Id id);
 
 struct TensorView {
@@ -35,7 +35,7 @@ struct TensorView {
   std::vector<int64_t> stride;
   bool requires_grad = false;
   bool parameter = false;
-  std::string tensor_class;  // "torch.Tensor"; "" if it says none
+  std::string tensor_class;  // "torch.Tensor"; "" if none is given
   Id attributes = kNoId;
   Id metadata = kNoId;
   Id quantizer = kNoId;
@@ -44,7 +44,7 @@ std::optional<TensorView> tensor_view(const Document& document, Id id);
 
 // The integers of a tuple, list or torch.Size.
 std::optional<std::vector<int64_t>> int_list(const Document& document, Id id);
-// The sequence that a tuple, list or torch.Size is; nothing else is one.
+// The elements of a tuple, list or torch.Size; nullopt for anything else.
 std::optional<std::span<const Id>> sequence(const Document& document, Id id);
 
 }  // namespace ckpt::pickle

@@ -18,7 +18,7 @@ constexpr uint64_t kBlock = uint64_t{1} << 20;
 constexpr std::string_view kBlanks = " \t\r\v\f";
 
 // The digits of what int() reads: blanks around them, a sign, single
-// underscores in between. The unpickler that is written in C stops at a NUL.
+// underscores in between. The unpickler written in C stops at a NUL.
 std::optional<std::string> digits_of(std::string_view line) {
   line = line.substr(0, line.find('\0'));
   line.remove_prefix(std::min(line.find_first_not_of(kBlanks), line.size()));
@@ -33,7 +33,7 @@ std::optional<std::string> digits_of(std::string_view line) {
     if (line[i] < '0' || line[i] > '9') return std::nullopt;
     if (!digits.empty() || line[i] != '0') digits += line[i];
   }
-  // None is stored there.
+  // Nothing is stored at a negative index.
   if (minus && !digits.empty()) return std::nullopt;
   return digits.empty() ? "0" : digits;
 }
@@ -68,8 +68,8 @@ void Tracer::skip(uint64_t count) {
   in_.take(count);
 }
 
-// Python takes the rest of the file for a line, too, of which it drops the
-// last byte as it drops a newline.
+// Python also takes the rest of the file for a line, and drops its last byte as
+// it would a newline.
 bool Tracer::line(std::string& text, uint64_t most) {
   text.clear();
   bool ends = false;
@@ -146,8 +146,8 @@ void Tracer::keep_to(size_t size) {
   drop_to(size);
 }
 
-// Tuples are many and mostly of no interest: remembered are those that begin
-// with something that can be called, and bytes alone.
+// Tuples are many and mostly of no interest. Remember those with something
+// callable in the first two places, and those of a single bytes value.
 Tracer::Value Tracer::tuple(size_t first) {
   const auto callable = [](Value value) {
     return value.kind() == Kind::kGlobal || value.kind() == Kind::kMade ||
@@ -324,7 +324,7 @@ bool Tracer::step_rare(uint8_t opcode) {
   }
 }
 
-// What imports, calls or changes something.
+// The opcodes that import, call or change something.
 bool Tracer::step_object(uint8_t opcode) {
   switch (opcode) {
     case 'c':
@@ -429,7 +429,7 @@ Trace Tracer::run() {
     trace_.error = error.problem();
     trace_.gave_up = true;
   } catch (const Error& error) {
-    // Cut short, or a line without an end; what can't be read is thrown on.
+    // Truncated, or a line without an end; read errors are rethrown.
     if (error.code() != ExitCode::kDamaged && error.code() != ExitCode::kUnsafe)
       throw;
     trace_.error = error.problem();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What loading a pickle would import and call, without a value tree.
 //
-// decode() makes values and is strict; this follows the unpickler's stack,
-// marks and memo only as far as globals and calls depend on them, and goes on
-// where Python would: it may go on where Python fails, never the other way
-// round (tests/app/scan_random_test.py). A value is 8 bytes: what kind it is,
-// and where in the file it came from. So a pickle of any size is looked at in
-// little memory, and what comes before a broken opcode is still found: Python
-// would have run it by then.
+// decode() makes values and is strict. This follows the unpickler's stack,
+// marks and memo only as far as globals and calls depend on them, and continues
+// where Python would: it may continue where Python fails, never the other way
+// round (tests/app/scan_random_test.py). A value is 8 bytes: its kind, and
+// where in the file it came from. So a pickle of any size is examined in little
+// memory, and what precedes a broken opcode is still found: Python would have
+// run it by then.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +27,10 @@ enum Use : uint16_t {
   kInst = 8,         // INST, OBJ: called, or cls.__new__ without arguments
   kBuild = 16,       // BUILD on what it made: its __setstate__
   kChange = 32,      // BUILD, APPEND, SETITEM … on the global itself
-  kAttribute = 64,   // getattr() of it, by a name that stands in the pickle
-  kArgument = 128,   // called by what it is an argument of
+  kAttribute = 64,   // getattr() of it, by a name in the pickle
+  kArgument = 128,   // called by what it is passed to
   kExtension = 256,  // EXT1/2/4: a number in the loading program's registry
-  kKept = 512,       // a value in what is made: whatever holds it may call it
+  kKept = 512,       // a value in the result: whatever holds it may call it
 };
 
 struct Mention {
@@ -46,24 +46,24 @@ struct Range {
 };
 
 struct Trace {
-  // References to them stay valid while it grows.
+  // References to its elements stay valid while it grows.
   std::deque<Mention> mentions;
-  // Bytes that torch.storage._load_from_bytes is given: a file of torch.save.
+  // Bytes passed to torch.storage._load_from_bytes: a file of torch.save.
   std::vector<Range> nested;
   uint64_t end = 0;  // after STOP, or where the error is
   uint64_t opcodes = 0;
   bool protocol = false;  // it begins with PROTO
   bool acts = false;      // something is called, not only named
-  bool gave_up = false;   // `error` is a limit of ours: Python may go on
-  // Empty if STOP was reached. What stands before it was still seen.
+  bool gave_up = false;   // `error` is a limit of ours: Python may continue
+  // Empty if STOP was reached. What precedes the error was still seen.
   std::string error;
 };
 
-// The pickle that begins at `offset` and ends before `end`. Throws for what
-// can't be read only (kIo).
+// Traces the pickle that begins at `offset` and ends before `end`. Throws only
+// if it can't be read (kIo).
 Trace trace(const io::Handle& file, uint64_t offset, uint64_t end);
 
-// "REDUCE", "NEWOBJ" … of the bits, for people; "GLOBAL" for kImport.
+// The bits as "REDUCE", "NEWOBJ" …, for people; "GLOBAL" for kImport.
 std::vector<std::string_view> use_names(uint16_t uses);
 
 }  // namespace ckpt::pickle

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kLongestName = 4096;
 
-// Where the content of the text opcode at the front of `bytes` lies.
+// The range of the content of the text opcode at the front of `bytes`.
 Range content_of(std::string_view bytes) {
   const auto number = [&](size_t width) {
     uint64_t value = 0;
@@ -33,7 +33,8 @@ Range content_of(std::string_view bytes) {
   }
 }
 
-// A text that begins with c is not a pickle: nothing of that name is imported.
+// A text file that begins with c is not a pickle: nothing of such a name is
+// imported.
 bool may_be_module(std::string_view name) {
   constexpr std::string_view kNever =
       " \t\r\v\f!\"#$%&'()*+,/:;<=>?@[\\]^`{|}~";
@@ -136,8 +137,7 @@ void Tracer::use(Value callable, uint16_t use) {
     fail("a value that is not a callable is called");
 }
 
-// Known functions that call what they are given; what others are given they
-// may keep.
+// Known functions that call their arguments; others may keep theirs.
 //   torch._tensor._rebuild_from_type[_v2](function, class, arguments, state)
 //   copyreg._reconstructor(class, base, state), __newobj__(class, …)
 //   numpy.random._pickle.__generator_ctor(generator, constructor)
@@ -179,7 +179,7 @@ Tracer::Value Tracer::made(Value callable, const Pair& args) const {
   if (global.name == "_reconstructor" && global.module == "copyreg" &&
       args.first.kind() == Kind::kGlobal)
     return make(Kind::kMade, args.first.number());
-  // Of objects it returns what it is given.
+  // For objects it returns its argument.
   if (global.name == "scalar" && args.second.kind() == Kind::kGlobal)
     return make(Kind::kUnknown);
   return make(Kind::kMade, callable.number());
@@ -252,7 +252,7 @@ void Tracer::build() {
       use(target, kBuild);
       return;
     default:
-      return;  // Python goes on if the state is None or empty
+      return;  // Python continues if the state is None or empty
   }
 }
 

@@ -22,13 +22,13 @@ class Tracer {
   Trace run();
 
  private:
-  // What a value is: `kind` in the upper 8 bits, a number below.
+  // What a value is: `kind` in the upper 8 bits, a number in the others.
   enum class Kind : uint8_t {
     kOther,       // plain data
     kText,        // number: offset of the opcode that holds it
     kBytes,       // likewise
     kGlobal,      // number: index into mentions
-    kMade,        // by calling the global of that index
+    kMade,        // made by calling the global of that index
     kPair,        // a tuple; number: index into pairs_
     kPersistent,  // what persistent_load returned
     kUnknown,     // a result that can't be known
@@ -39,8 +39,8 @@ class Tracer {
     Kind kind() const { return static_cast<Kind>(bits >> 56); }
     uint64_t number() const { return bits & ((uint64_t{1} << 56) - 1); }
   };
-  // The first elements of a tuple that may say what is called. Those that are
-  // globals are not kept yet: what takes the tuple decides.
+  // The first elements of a tuple that may determine what is called. Globals
+  // among them are not kept yet: what takes the tuple decides.
   struct Pair {
     Value first;
     Value second;
@@ -67,19 +67,20 @@ class Tracer {
   void push(Kind kind, uint64_t number = 0) { push(make(kind, number)); }
   Value pop();
   Value top();
-  size_t mark();  // takes the last mark; where it stood
+  size_t mark();  // pops the last mark; returns where it was
   void drop_to(size_t size) { stack_.shrink(size); }
   void skip(uint64_t count);
-  // The next line, of which text gets `most` bytes; false if it has more.
+  // Reads the next line, up to `most` bytes of it into `text`; false if it is
+  // longer.
   bool line(std::string& text, uint64_t most);
   void skip_line();
   void put(uint64_t index);
   Value get(uint64_t index) const;
   uint64_t line_number();     // an index of the memo, as int() reads it
-  Value tuple(size_t first);  // of stack_[first …], which are taken
-  // Values that become a part of something.
+  Value tuple(size_t first);  // of stack_[first …], which are popped
+  // Values that become part of something.
   void keep(Value value);
-  void keep_to(size_t size);  // those above; they leave the stack
+  void keep_to(size_t size);  // those above; they are popped
 
   uint64_t mention(std::string module, std::string name, uint16_t use);
   uint64_t obscure(const char* what, uint16_t use);
@@ -105,7 +106,7 @@ class Tracer {
   Buffer<uint32_t> marks_;
   Buffer<Value> memo_;
   std::unordered_map<uint64_t, Value> far_;  // memo indices that are not dense
-  std::map<std::string, uint64_t> huge_;     // what those of 20 digits are here
+  std::map<std::string, uint64_t> huge_;  // what indices of 20 digits are here
   Buffer<Pair> pairs_;
   uint64_t memoized_ = 0;
   uint64_t at_ = 0;  // of the opcode

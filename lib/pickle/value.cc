@@ -68,7 +68,7 @@ double Document::real(Id id) const {
   return nodes_[id].payload.real;
 }
 
-// A global is stored as the length of its module (4 bytes), module, name.
+// A global is stored as its module's length (4 bytes), module, name.
 std::string_view Document::stored(const Node& node) const {
   return {node.payload.text, node.count};
 }
@@ -237,7 +237,7 @@ Id Document::add_text(Type type, std::string_view text) {
     if (at != nullptr) std::memcpy(at, text.data(), text.size());
     return add_node(type, text.size(), {.text = at});
   };
-  // A bytearray can be changed: two of them are two values.
+  // A bytearray is mutable: two of them are two values.
   if (text.size() > kLongestShared || type == Type::kByteArray) return add();
   const auto same = [&](Id known) {
     return nodes_[known].type == type && stored(nodes_[known]) == text;
@@ -270,8 +270,8 @@ Id Document::add_global(std::string_view module, std::string_view name) {
 
 // --- containers ---
 
-// Makes room for `count` elements. A container that grows gets twice the
-// room, so that filling one in batches copies each element once or twice.
+// Makes room for `count` elements. A growing container gets twice the room, so
+// that filling one in batches copies each element once or twice.
 void Document::reserve(Node& node, uint64_t count) {
   uint64_t room = 2;
   if (node.room == kExact)

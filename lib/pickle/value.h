@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The value tree that pickles decode to and are encoded from. Data, never a
-// program: a call is kept as "this global, with these arguments", and nobody
-// here ever calls it.
+// program: a call is kept as "this global, with these arguments" and is never
+// made.
 //
-// A Document owns all its values in flat arrays; a value is named by its
-// index. So sharing and cycles are kept, destruction does not recurse, and
-// 10^6 values cost tens of megabytes.
+// A Document owns all its values in flat arrays; a value is identified by its
+// index. So sharing and cycles are kept, destruction does not recurse, and 10^6
+// values cost tens of megabytes.
 //
 //   nodes     16 bytes each: type, element count, and a payload: the number,
 //             a pointer to the text, up to two elements, or ──┐
@@ -39,7 +39,7 @@ enum class Type : uint8_t {
   kInt,
   kBigInt,  // does not fit int64_t; text(): decimal
   kFloat,
-  kString,  // text(): UTF-8, where lone surrogates may stand as 3 bytes each
+  kString,  // text(): UTF-8, where lone surrogates may be 3 bytes each
   kBytes,
   kByteArray,
   kList,
@@ -56,8 +56,8 @@ std::string_view name(Type type);  // "list", "global" …, for messages
 // How an object came to be, so that it can be written back the same way.
 enum class How : uint8_t { kReduce, kNewObj, kNewObjEx, kInst };
 
-// A call that was not made, and what the pickle then did to its result. A
-// view: the spans hold until something is added to the document.
+// A call that was not made, and what the pickle then did to its result. A view:
+// the spans are valid until something is added to the document.
 struct Call {
   How how = How::kReduce;
   Id callable = kNoId;        // mostly a kGlobal
@@ -68,9 +68,9 @@ struct Call {
   std::span<const Id> pairs;  // SETITEM(S): key, value …; keys are unique
 };
 
-// An instance as an index has millions of them: made by NEWOBJ without
-// arguments, its state a dict of few simple values, kept without that dict.
-// Only decode_records() makes these. A view, as Call is.
+// An instance of the kind that an index has millions of: made by NEWOBJ without
+// arguments, its state a dict of a few simple values, kept without that dict.
+// Only decode_records() makes these. A view, like Call.
 struct Record {
   std::span<const Id> names;   // kString, unique
   std::span<const Id> values;  // one for each name
@@ -86,17 +86,17 @@ class Document {
   Id root() const { return root_; }
   void set_root(Id id) { root_ = id; }
   size_t size() const { return nodes_.size(); }
-  // The same, as if no value stood for several of the pickle.
+  // The same, as if no value represented several of the pickle.
   uint64_t spelled() const { return nodes_.size() + spared_; }
 
-  // Bytes that the values take.
+  // Bytes taken by the values.
   uint64_t memory() const {
     return nodes_.size() * sizeof(Node) + children_.size() * sizeof(Id) +
            charge_.bytes();
   }
 
-  // An id that is not of this document, or a value of another type than
-  // asked for, is a bug: these throw a bug_error.
+  // An id that is not of this document, or a value of the wrong type, is a bug:
+  // these throw bug_error.
   Type type(Id id) const { return at(id).type; }
   bool boolean(Id id) const;     // kBool
   int64_t integer(Id id) const;  // kInt
@@ -105,12 +105,11 @@ class Document {
   // The text lives as long as the document.
   std::string_view text(Id id) const;
   std::string_view module(Id id) const;  // kGlobal
-  // Containers and kPersistent. Holds until something is added to the
-  // document.
+  // Containers and kPersistent. Valid until something is added to the document.
   std::span<const Id> items(Id id) const;
   Call call(Id id) const;    // kCall; without the state of a record
   Id callable(Id id) const;  // kCall
-  // A kCall that is kept as one.
+  // True for a kCall that is kept as a record.
   bool is_record(Id id) const {
     return is(id, Type::kCall) && nodes_[id].room == kRecord;
   }
@@ -118,7 +117,7 @@ class Document {
   // Which well-known global a kGlobal, or the callable of a kCall, is.
   Known known(Id id) const;  // of other values: kOther
 
-  // --- reading comfort; none of them throws, all of them take kNoId ---
+  // --- convenience; none of these throw, all of them accept kNoId ---
   bool is(Id id, Type type) const {
     return id < nodes_.size() && nodes_[id].type == type;
   }
@@ -126,19 +125,19 @@ class Document {
   bool is_global(Id id, std::string_view module, std::string_view name) const;
   // True for a kCall of the global module.name.
   bool is_call(Id id, std::string_view module, std::string_view name) const;
-  // The value under a string key of a dict, or of anything that behaves like
-  // one (see as_pairs); kNoId if absent.
+  // The value under a string key of a dict, or of anything that acts like one
+  // (see as_pairs); kNoId if absent.
   Id find(Id id, std::string_view key) const;
   // Key, value, key, value … of a kDict, or of a call of
-  // collections.OrderedDict | Counter | defaultdict with pairs and/or a list
-  // of pairs as argument. Nothing if it is not a mapping.
+  // collections.OrderedDict | Counter | defaultdict with pairs and/or a list of
+  // pairs as argument. nullopt if it is not a mapping.
   std::optional<std::vector<Id>> as_pairs(Id id) const;
-  // A kInt, or kBool as Python has it.
+  // A kInt, or a kBool, as in Python.
   std::optional<int64_t> as_int(Id id) const;
   // "module name" of a kCall's callable or of a kGlobal; else empty.
   std::string callable_name(Id id) const;
 
-  // --- building. Equal scalars may come out as one and the same id. ---
+  // --- building. Equal scalars may get the same id. ---
   Id add_none();
   Id add_bool(bool value);
   Id add_int(int64_t value);
@@ -152,7 +151,7 @@ class Document {
   Id add_call(const Call& call);
   Id add_call(Id callable, Id args);  // kReduce
   Id add_persistent(Id persistent_id);
-  // To a list or set, or to the items of a call.
+  // Appends to a list or set, or to the items of a call.
   void append(Id container, Id item);
   // Sets a key of a dict, or of the pairs of a call: the last value wins, the
   // first position stays.
@@ -160,10 +159,10 @@ class Document {
   void set(Id dict, std::string_view key, Id value);
   void set_state(Id call, Id state);
 
-  // A deep copy of `id` of another document (sharing and cycles kept). With
-  // a substitute (an id of this document) for a node of the other, that is
-  // taken instead of a copy. Scalars are shared between their places, so
-  // substitute containers, calls and persistent ids only.
+  // Makes a deep copy of `id` of another document, keeping sharing and cycles.
+  // If there is a substitute (an id of this document) for a node of the other,
+  // it is used instead of a copy. Scalars are shared between places, so
+  // substitute only containers, calls and persistent ids.
   Id import(const Document& other, Id id,
             const std::unordered_map<Id, Id>& substitutes = {});
 
@@ -203,14 +202,14 @@ class Document {
   static constexpr uint8_t kExact = 1;
   static constexpr uint8_t kRecord = 0x80;
 
-  // What few calls have: hidden containers hold the items and pairs.
+  // What only few calls have: hidden containers hold the items and pairs.
   struct Extra {
     Id kwargs = kNoId;
     Id items = kNoId;  // kList
     Id pairs = kNoId;  // kDict
   };
   struct Index;  // of a large dict: where each key is
-  // The class and the names of the fields, which many records have in common.
+  // The class and the field names, which many records share.
   struct Shape {
     Id callable = kNoId;
     std::vector<Id> names;
@@ -229,7 +228,7 @@ class Document {
   Id add_scalar(Type type, Payload payload);  // kInt, kFloat
   char* allocate(size_t size);
   Id& recent(uint64_t hash);
-  // What same() knows again, else what add() makes.
+  // Returns the value that same() recognises, else what add() makes.
   template <class Same, class Add>
   Id add_once(uint64_t hash, Same same, Add add);
   std::string_view stored(const Node& node) const;
@@ -241,8 +240,8 @@ class Document {
   Id* elements(Node& node);
   const Id* elements(const Node& node) const;
   void reserve(Node& node, uint64_t count);
-  // kNoId if it can't be kept as a record: its names are not unique short
-  // texts, or there are too many shapes.
+  // Returns kNoId if it can't be kept as a record: its names are not unique
+  // short texts, or there are too many shapes.
   Id add_record(Id callable, std::span<const Id> names,
                 std::span<const Id> values);
   std::optional<uint32_t> shape_of(Id callable, std::span<const Id> names);
@@ -267,8 +266,8 @@ class Document {
   uint64_t spared_ = 0;
   std::unordered_map<Id, Extra> extras_;
   std::unordered_map<Id, std::unique_ptr<Index>> indexes_;
-  // Scalars that were added before: short texts and globals are found always,
-  // numbers mostly.
+  // Scalars added before: short texts and globals are always found, numbers
+  // mostly.
   std::array<Id, 4> constants_{kNoId, kNoId, kNoId, kNoId};
   std::vector<Id> recent_;
   std::unique_ptr<Index> texts_;

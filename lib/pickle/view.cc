@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading comfort: what a value is, without knowing how it was made.
+// Conveniences for reading: what a value is, without knowing how it was made.
 #include <algorithm>
 
 #include "lib/pickle/dict.h"
@@ -13,7 +13,7 @@ bool is_mapping(Known known) {
          known == Known::kDefaultDict;
 }
 
-// The argument that holds a mapping's first pairs: the first one, but for
+// The argument with a mapping's first pairs: the first one, except for
 // defaultdict, whose first is the factory.
 Id pairs_argument(const Document& document, const Call& call, Known known) {
   if (!document.is(call.args, Type::kTuple)) return kNoId;
@@ -22,7 +22,7 @@ Id pairs_argument(const Document& document, const Call& call, Known known) {
   return at < args.size() ? args[at] : kNoId;
 }
 
-// Appends key, value, … of a dict or of a list of pairs.
+// Appends the key, value, … of a dict or of a list of pairs.
 bool append_pairs(const Document& document, Id id, std::vector<Id>& pairs) {
   if (id == kNoId) return true;
   const Type type = document.type(id);
@@ -122,7 +122,7 @@ std::optional<std::vector<Id>> Document::as_pairs(Id id) const {
   return pairs;
 }
 
-// The last value of a key wins, its first position stays.
+// A key's last value wins, and its first position stays.
 void Document::unique_pairs(std::vector<Id>& pairs) const {
   Index index;
   tree_memory::Charge charge;

@@ -31,7 +31,7 @@ constexpr auto kUnits = std::to_array<Unit>({
     {"gb", 1'000'000'000},
     {"tb", 1'000'000'000'000},
     {"pb", 1'000'000'000'000'000},
-    // As Slurm, zstd and duckdb have it.
+    // As in Slurm, zstd and duckdb.
     {"k", uint64_t{1} << 10},
     {"m", uint64_t{1} << 20},
     {"g", uint64_t{1} << 30},
@@ -66,7 +66,7 @@ std::string iec_size(uint64_t bytes) {
                                                       "TiB", "PiB", "EiB"};
   double value = static_cast<double>(bytes) / 1024;
   size_t unit = 0;
-  // 1023.96 would be printed as 1024.0 of the smaller unit.
+  // 1023.96 would be printed as 1024.0 in the smaller unit.
   for (; value >= 1023.95 && unit + 1 < kNames.size(); ++unit) value /= 1024;
   return fmt::format("{:.1f} {}", value, kNames[unit]);
 }

@@ -17,9 +17,9 @@ std::string counted(uint64_t count, std::string_view noun);
 // in Slurm, zstd and duckdb. Throws usage_error.
 uint64_t parse_size(std::string_view text);
 
-// A name with control characters, invalid UTF-8, newlines, invisible and
-// direction-changing characters as the \xNN of their bytes, so that a hostile
-// name can't drive a terminal.
+// A name in which control characters, invalid UTF-8, newlines, invisible and
+// direction-changing characters are \xNN of their bytes, so that a hostile name
+// can't drive a terminal.
 std::string printable(std::string_view name);
 
 }  // namespace ckpt::text

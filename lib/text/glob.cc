@@ -41,7 +41,7 @@ struct Braces {
   std::vector<std::string_view> parts;  // between the commas
 };
 
-// The first {…} of a pattern; the ones inside it stay in its parts.
+// The first {…} of a pattern; nested ones stay in its parts.
 Braces find_braces(std::string_view pattern) {
   Braces found;
   size_t depth = 0;
@@ -75,7 +75,7 @@ void check_classes(std::string_view pattern) {
   }
 }
 
-// All alternatives, without recursion: braces are opened from left to right.
+// All alternatives, without recursion: braces are expanded from left to right.
 std::vector<std::string> expand(const std::string& pattern) {
   std::vector<std::string> done;
   std::vector<std::string> open = {pattern};
@@ -101,8 +101,7 @@ std::vector<std::string> expand(const std::string& pattern) {
   return done;
 }
 
-// True if the class pattern[at, end) holds the character that `text` begins
-// with.
+// True if the class pattern[at, end) contains the first character of `text`.
 bool class_holds(std::string_view members, std::string_view text) {
   const Utf8Char wanted = first_char(text);
   const char32_t code =
@@ -128,8 +127,8 @@ bool class_holds(std::string_view members, std::string_view text) {
   return held != negated;
 }
 
-// One element of the pattern other than '*' against the front of `text`:
-// how many bytes of it match, or 0.
+// Matches one element of the pattern other than '*' against the front of
+// `text`: returns how many bytes match, or 0.
 size_t match_one(std::string_view pattern, size_t at, size_t end,
                  std::string_view text) {
   if (text.empty()) return 0;
@@ -141,9 +140,8 @@ size_t match_one(std::string_view pattern, size_t at, size_t end,
   return text[0] == pattern[at + escape] ? 1 : 0;
 }
 
-// When something does not fit, only the last star has to grow: what an
-// earlier one could give up, the last one can take. So the work is at most
-// name x pattern.
+// On a mismatch only the last star has to grow: what an earlier one could give
+// up, the last one can take. So the work is at most name x pattern.
 bool match(std::string_view pattern, std::string_view text) {
   size_t p = 0, t = 0;
   size_t star = kNone, resume = 0;  // after the last star; where it ends

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Characters that no name may show to people as they are.
+// Characters that must not be shown to people unescaped in a name.
 #pragma once
 
 namespace ckpt::text {
 
-// They move the cursor, change the direction of text or can't be seen: C0 and
+// They move the cursor, change the direction of text or are invisible: C0 and
 // C1 controls, DEL, the soft hyphen, line separators, bidirectional marks,
-// embeddings, overrides and isolates, what has no width, the byte order mark,
-// and tag characters.
+// embeddings, overrides and isolates, zero-width characters, the byte order
+// mark, and tag characters.
 constexpr bool is_hostile(char32_t c) {
   return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0xad || c == 0x61c ||
          c == 0x180e || (c >= 0x200b && c <= 0x200f) ||

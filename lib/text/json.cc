@@ -25,16 +25,16 @@ bool parse_whole(std::string_view spelled, Number& value) {
   return result.ec == std::errc() && result.ptr == end;
 }
 
-// What the values of a text take, as malloc rounds it: counted in a pass of its
-// own, for a value of two bytes may take 80. An item of an array takes its room
+// The memory of a text's values, as malloc rounds it: counted in a pass of its
+// own, since a value of two bytes may take 80. An array item takes its room
 // three times: nlohmann's destructor moves the items of all arrays to a stack
 // of its own, which grows by moving them once more.
 struct Size {
   uint64_t bytes = 0;
-  std::vector<uint32_t> arrays;  // items of each, in the order they begin in
+  std::vector<uint32_t> arrays;  // items of each, in order of their beginnings
 };
 
-// Texts of which the values take less than tree_memory::kFree anyway.
+// Texts whose values take less than tree_memory::kFree anyway.
 constexpr size_t kSmall = size_t{512} << 10;
 
 void add_text(Size& size, std::string_view text) {
@@ -81,14 +81,14 @@ Size checked_size(std::string_view text, const std::string& path,
   if (text.size() <= kSmall) return size;
   Scanner scan(text, path, options);
   measure(scan, size);
-  // The sizes of the arrays are in memory as long as the tree grows.
+  // The array sizes are in memory while the tree grows.
   tree_memory::check(path,
                      size.bytes + size.arrays.capacity() * sizeof(uint32_t),
                      text.size());
   return size;
 }
 
-// The sizes of the arrays of a large text, one after the other.
+// The array sizes of a large text, one after the other.
 class Arrays {
  public:
   explicit Arrays(const Size& size) : counts_(size.arrays) {}

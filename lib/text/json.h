@@ -13,8 +13,8 @@
 
 namespace ckpt::text {
 
-// Throws input_error naming `path`; resource_error for a text of which the
-// values would take too much memory (lib/tree_memory.h).
+// Throws input_error naming `path`; resource_error for a text whose values
+// would take too much memory (lib/tree_memory.h).
 nlohmann::json parse_json(std::string_view text, const std::string& path);
 
 // The same, but NaN, Infinity and -Infinity are numbers: Python's json module
@@ -22,8 +22,8 @@ nlohmann::json parse_json(std::string_view text, const std::string& path);
 nlohmann::json parse_python_json(std::string_view text,
                                  const std::string& path);
 
-// The number that comes next. Integers that 64 bits don't hold become
-// floating-point numbers.
+// Reads the next number. Integers that don't fit 64 bits become floating-point
+// numbers.
 nlohmann::json number_of(Scanner& scan);
 
 // Typed access with errors that name the key: "weight_map: expected an

@@ -10,15 +10,15 @@
 namespace ckpt::text {
 namespace {
 
-// Hashes of honest names all differ, so the rest is hardly ever looked at.
+// The hashes of honest names all differ, so the rest is hardly ever compared.
 bool before(const NameTable::Entry& a, const NameTable::Entry& b) {
   if (a.hash != b.hash) return a.hash < b.hash;
   return std::tie(a.name, a.id) < std::tie(b.name, b.id);
 }
 
-// By the first bits of the hash into about as many bins as there are values,
-// then each bin by itself: an honest one has a value or two, and names that
-// were chosen to share one are sorted as any others. Half the time of one sort.
+// Sorts by the first bits of the hash into about as many bins as values, then
+// each bin by itself. An honest bin has a value or two, and names chosen to
+// share one are sorted like any others. Takes half the time of one sort.
 template <class T, class Hash, class Less>
 void sort_by_bins(std::vector<T>& values, Hash hash, Less less) {
   const int shift = 63 - static_cast<int>(std::bit_width(values.size()));
@@ -55,7 +55,7 @@ void NameTable::add(std::string_view name, uint32_t id) {
 }
 
 void NameTable::sort() {
-  // A lambda is inlined where a function is called through a pointer.
+  // A lambda is inlined, but a function would be called through a pointer.
   sort_by_bins(entries_, &Entry::hash,
                [](const Entry& a, const Entry& b) { return before(a, b); });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names by number, for lookups and duplicates among 10^5 names that may be
+// Numbered names, for lookups and duplicates among 10^5 names that may be
 // hostile: sorted by hash, then by name, so that names chosen to collide cost
-// comparisons and no quadratic time.
+// comparisons but not quadratic time.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace ckpt::text {
 
-// False if all names differ, given their hashes (hash_of). True: two may be the
-// same, and a NameTable shows which. A quarter of a table's memory.
 uint64_t hash_of(std::string_view name);
+// False if all names differ, given their hashes (hash_of). True: two may be the
+// same, and a NameTable tells which. Takes a quarter of a table's memory.
 bool may_repeat(std::vector<uint64_t> hashes);
 
 class NameTable {
@@ -27,13 +27,13 @@ class NameTable {
 
   void reserve(size_t count) { entries_.reserve(count); }
   void add(std::string_view name, uint32_t id);
-  // After the last add, before anything below.
+  // Call it after the last add, before anything below.
   void sort();
 
-  // The entries of a name, by id; empty if it is not there.
+  // The entries of a name, by id; empty if it is absent.
   std::span<const Entry> find(std::string_view name) const;
-  // Two entries with one name, the one with the smallest second id first; or
-  // nothing if all names are unique.
+  // Two entries with one name, those with the smallest second id; or nullopt if
+  // all names are unique.
   struct Twice {
     std::string_view name;
     uint32_t first;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A number that stands in a name or in an option: digits alone. No sign, no
-// space, nothing behind the last digit, nothing that overflows: "+1", " 1",
-// "1x" and "" are no numbers, so that what they name isn't taken for another.
+// A number in a name or an option: only digits. No sign, no space, nothing
+// after the last digit, no overflow: "+1", " 1", "1x" and "" are not numbers,
+// so that what they name isn't taken for something else.
 #pragma once
 
 #include <concepts>
@@ -12,7 +12,7 @@
 
 namespace ckpt::text {
 
-// As their writers make them (007), or only as they are counted (7).
+// With leading zeros as some writers make them (007), or only plain (7).
 enum class Zeros : uint8_t { kAllowed, kRefused };
 
 std::optional<uint64_t> number(std::string_view text, uint64_t most,
@@ -25,8 +25,8 @@ std::optional<T> number(std::string_view text, Zeros zeros = Zeros::kAllowed) {
   return value ? std::optional(static_cast<T>(*value)) : std::nullopt;
 }
 
-// The digits at the front, which are taken off `text`; nothing, and `text` as
-// it is, if it doesn't begin with a number.
+// Removes the digits at the front of `text` and returns them; nullopt, with
+// `text` unchanged, if it doesn't begin with a number.
 std::optional<uint64_t> take_number(std::string_view& text,
                                     uint64_t most = UINT64_MAX,
                                     Zeros zeros = Zeros::kAllowed);

@@ -18,7 +18,7 @@ Parts::Parts(uint64_t size, Read read, size_t part)
 
 void Parts::advance(size_t done) {
   const size_t rest = held_ - done;
-  // What is not done fills half of the room or more: it needs a larger one.
+  // The rest fills more than half of the room, so it needs a larger one.
   if (rest > room_ / 2) {
     room_ = static_cast<size_t>(
         std::min<uint64_t>(2 * uint64_t{room_} + 8, rest + (size_ - next_)));

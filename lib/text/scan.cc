@@ -28,7 +28,7 @@ constexpr auto kStops = [] {
 
 // The number of bytes before the first stop in eight of them; 8 if there is
 // none. Subtraction marks a byte that is zero after the exclusive or; a borrow
-// marks others, but only behind a true one.
+// marks others, but only after a true one.
 size_t plain_bytes(const char* eight) {
   static_assert(std::endian::native == std::endian::little);
   constexpr uint64_t kOnes = 0x0101010101010101;
@@ -83,7 +83,7 @@ Scanner::Scanner(std::string_view text, std::string path, Options options)
 void Scanner::check_utf8() {
   if (is_utf8(text_)) return;
   at_ = bad_utf8(text_);
-  options_.more = false;  // more of it would not mend that
+  options_.more = false;  // more of it would not fix that
   fail("invalid UTF-8 in JSON");
 }
 
@@ -157,8 +157,8 @@ void Scanner::enter(bool object) {
 void Scanner::enter_object() { enter(true); }
 void Scanner::enter_array() { enter(false); }
 
-// Steps to the next member: over a comma unless it is the first. False at
-// the closing character, which is consumed.
+// Steps to the next member: over a comma unless it is the first. Returns false
+// at the closing character, which is consumed.
 bool Scanner::next(char closing) {
   skip_white();
   if (current() == closing) {
@@ -312,7 +312,7 @@ void Scanner::literal() {
   word(name(kind));
 }
 
-// Without recursion: the scanner itself knows what it is inside of.
+// Without recursion: the scanner itself knows what it is inside.
 std::string_view Scanner::skip() {
   const size_t outside = depth_;
   skip_white();

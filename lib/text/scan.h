@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A strict JSON scanner that pulls values one by one, for headers and indexes
-// of 100,000 entries: no tree, no allocation per value.
+// A strict pull scanner for JSON, for headers and indexes of 100,000 entries:
+// no tree, no allocation per value.
 //
-// Why by hand: simdjson's on-demand parser is lazy. What nobody asks for it
-// does not check (literals and numbers in ignored fields, trailing bytes), it
-// knows no depth limit of 128 and takes a byte order mark, and checking all
-// that on top costs more code than one pass that is strict everywhere. The
-// pass runs at the speed that the names are copied with (see
-// tests/bench/header_bench.cc).
+// Why by hand: simdjson's on-demand parser is lazy. It does not check what
+// nobody asks for (literals and numbers in ignored fields, trailing bytes), has
+// no depth limit of 128 and accepts a byte order mark. Checking all that on top
+// costs more code than one pass that is strict everywhere. The pass runs as
+// fast as the names can be copied (see tests/bench/header_bench.cc).
 //
 //   scan.enter_object();
 //   while (auto key = scan.next_key())
@@ -25,8 +24,7 @@
 
 namespace ckpt::text {
 
-// Containers inside each other; the reference reader of safetensors stops
-// there too.
+// The deepest nesting; the reference reader of safetensors stops there too.
 inline constexpr size_t kMaxJsonDepth = 128;
 
 class Scanner {
@@ -41,14 +39,14 @@ class Scanner {
     kNull
   };
   struct Options {
-    // Where the text begins in its file: messages count bytes of the file.
+    // Where the text begins in its file: messages give the byte in the file.
     uint64_t offset = 0;
     // NaN, Infinity and -Infinity, as Python's json module writes them.
     bool python_numbers = false;
-    // `text` is the beginning only: see Cut.
+    // `text` is only the beginning: see Cut.
     bool more = false;
   };
-  // Thrown instead of any error where more text is to come, since the cause may
+  // Thrown instead of any error while more text is to come, since the cause may
   // be that the text was cut: go back to a mark, with more of it.
   struct Cut {};
   struct Mark {
@@ -64,11 +62,11 @@ class Scanner {
       : Scanner(text, std::move(path), Options()) {}
   Scanner(std::string_view text, std::string path, Options options);
 
-  // What the next value is; consumes white space only.
+  // The kind of the next value; consumes only white space.
   Kind peek();
 
   void enter_object();
-  // The next key, or nothing after the closing brace. The key is valid until
+  // The next key, or nullopt after the closing brace. The key is valid until
   // the next string or key.
   std::optional<std::string_view> next_key();
   void enter_array();
@@ -76,12 +74,12 @@ class Scanner {
 
   std::string_view string();  // valid until the next string or key
   uint64_t unsigned_integer();
-  std::string_view number();  // as it is spelled
+  std::string_view number();  // as spelled
   void literal();             // true, false, null
-  // Any value, checked just as strictly; its text.
+  // Skips any value, checked just as strictly; returns its text.
   std::string_view skip();
-  // The text from here on, and to go over bytes of it that are a whole value:
-  // who expects one spelling of many looks for that first.
+  // The text from here on, and a way to step over bytes of it that are a whole
+  // value: a caller that expects one spelling of many looks for that first.
   std::string_view rest() const { return text_.substr(at_); }
   void step_over(size_t bytes) {
     at_ += bytes;
@@ -90,14 +88,14 @@ class Scanner {
   void finish();  // nothing but white space may follow
 
   Mark mark() const { return {at_, depth_, first_}; }
-  // Goes on at `mark`. `text` begins there, with `more` or nothing after it.
-  // Bytes before it are not needed any longer.
+  // Continues at `mark`. `text` begins there, with `more` or nothing after it.
+  // Bytes before it are no longer needed.
   void resume(const Mark& mark, std::string_view text, bool more);
 
   // "PROBLEM at byte N", about `subject` if it was set.
   [[noreturn]] void fail(std::string_view problem) const;
   [[noreturn]] void fail_expected(std::string_view what);
-  // The tensor or key that errors are about from here on. Not copied.
+  // Sets the tensor or key that errors are about from here on. Not copied.
   void about(std::string_view subject) { subject_ = subject; }
   uint64_t position() const { return options_.offset + at_; }
 

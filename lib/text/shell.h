@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words of commands that a message says: what is copied from it has to run.
+// Words of commands in messages: what is copied from one must run.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace ckpt::text {
 
-// As bash and zsh read it back: plain, in quotes, or with its control
+// Spelled so that bash and zsh read it back: plain, in quotes, or with control
 // characters and other bytes that no terminal should get as $'\x1b'.
 std::string shell_word(std::string_view word);
 
-// The same of a path that ckpt is given: never an option, nor @FILE.
+// The same for a path passed to ckpt: never an option or @FILE.
 std::string shell_path(std::string_view path);
 
 }  // namespace ckpt::text

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kLongest = 256;  // longer names are not typing mistakes
 
-// Levenshtein's distance with one row of its table.
+// Levenshtein distance with one row of the table.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

@@ -9,8 +9,8 @@ namespace {
 
 constexpr size_t kAsciiBlock = 64;
 
-// The length of whole blocks of ASCII that `text` begins with: nearly all of
-// what a header or an index is.
+// The length of the whole blocks of ASCII at the start of `text`: nearly all of
+// a header or an index.
 size_t ascii_run(std::string_view text) {
   size_t at = 0;
   for (; at + kAsciiBlock <= text.size(); at += kAsciiBlock) {
@@ -29,7 +29,7 @@ size_t char_length(const uint8_t* at, size_t left) {
   if (lead < 0x80) return 1;
   const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
   if (lead < 0xc2 || lead > 0xf4 || left < length) return 0;
-  // The second byte says if it is overlong, a surrogate or too large.
+  // The second byte tells if it is overlong, a surrogate or too large.
   const uint8_t least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
   const uint8_t most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
   if (at[1] < least || at[1] > most) return 0;
@@ -90,7 +90,7 @@ bool is_utf8(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {
     at += ascii_run(text.substr(at));
-    // Texts of other scripts have few bytes of ASCII: no new run for each.
+    // Texts in other scripts have few ASCII bytes: don't begin a run for each.
     const size_t until = std::min(text.size(), at + kAsciiBlock);
     while (at < until) {
       const size_t length = char_length(bytes + at, text.size() - at);

@@ -23,7 +23,7 @@ void append_utf8(std::string& text, char32_t code);
 // True if all of `text` is UTF-8 (many gigabytes per second).
 bool is_utf8(std::string_view text);
 
-// The length of `text` without a character at its end that is cut off.
+// The length of `text` without a cut-off character at its end.
 size_t whole_chars(std::string_view text);
 
 }  // namespace ckpt::text

@@ -17,18 +17,18 @@ namespace {
 // 10^7 entries; torch writes about 70 bytes for each.
 constexpr uint64_t kMaxDirectory = uint64_t{1} << 30;
 
-// The attribute by which MS-DOS, and torch's zip reader, know a directory.
+// The attribute by which MS-DOS, and torch's zip reader, recognise a directory.
 constexpr uint32_t kDosDirectory = 0x10;
 
-// Deflate writes at best 258 bytes for 2 bits.
+// Deflate produces at most 258 bytes from 2 bits.
 constexpr uint64_t kMaxRatio = 1032;
 
 Where where(const io::Handle& file, std::string_view name) {
   return {file.path(), text::printable(name)};
 }
 
-// Names never reach the file system here, but a name that tries to leave its
-// directory was not made by torch, and readers don't agree on one with a NUL.
+// Names never reach the file system here, but torch makes no name that tries to
+// leave its directory, and readers disagree on one with a NUL.
 void check_name(const io::Handle& file, std::string_view name) {
   if (name.empty())
     throw input_error({file.path(), {}}, "zip record without a name");
@@ -72,7 +72,7 @@ void read_zip64(const io::Handle& file, std::string_view extra, Entry& entry) {
   }
 }
 
-// In a zip64 archive the disk may be named in the extra field instead.
+// In a zip64 archive the disk may be in the extra field instead.
 constexpr uint16_t kNoDisk = 0xffff;
 
 void check_entry(const io::Handle& file, const Entry& entry) {
@@ -144,7 +144,7 @@ std::vector<Entry> read_entries(const io::Handle& file,
                rest.substr(kDirectoryEntrySize + name_length, extra_length),
                entry);
     check_entry(file, entry);
-    // torch's reader copies nothing for it: its content is whatever memory
+    // torch's reader copies nothing for it, so its content is whatever memory
     // held.
     const bool folder = (load<uint32_t>(rest, 38) & kDosDirectory) != 0 ||
                         entry.name.ends_with('/');
@@ -162,8 +162,8 @@ std::vector<Entry> read_entries(const io::Handle& file,
   return entries;
 }
 
-// Local headers, read in the order of the file. Where they stand close
-// together, one read fetches many.
+// Local headers, read in file order. Where they are close together, one read
+// fetches many.
 class HeaderReader {
  public:
   HeaderReader(const io::Handle& file, uint64_t end)
@@ -192,8 +192,8 @@ class HeaderReader {
   std::string bytes_;
 };
 
-// Finds where the data of an entry begin. `next` is where the next header
-// begins, or the directory: all of this entry ends before it.
+// Finds where an entry's data begin. `next` is where the next header or the
+// directory begins: this entry must end before it.
 void read_local_header(const io::Handle& file, HeaderReader& reader,
                        Entry& entry, uint64_t next) {
   const uint64_t fixed = kLocalSize + entry.name.size();
@@ -224,13 +224,13 @@ void read_local_header(const io::Handle& file, HeaderReader& reader,
                       entry.packed_size, entry.data_offset, next);
 }
 
-// Where torch puts data: 64-aligned behind the name and an extra field that is
-// as long as that takes, 4 bytes at least; then a descriptor if the flags say
-// so; then the next header. If all that ends exactly there, no other layout of
-// torch's does. False: the header has to be read.
+// Where torch puts data: 64-aligned after the name and an extra field as long
+// as that takes, at least 4 bytes; then a descriptor if the flags say so; then
+// the next header. If all that ends exactly there, no other layout of torch's
+// does. False: the header must be read.
 bool compute_offset(Entry& entry, uint64_t next) {
   constexpr uint64_t kAlignment = 64, kExtra = 4, kDescriptor = 16;
-  // Headers of what is larger have zip64 fields.
+  // Headers of larger records have zip64 fields.
   if (entry.method != kStored || entry.size >= kMax32 ||
       entry.header_offset >= kMax32)
     return false;
@@ -259,8 +259,8 @@ void find_data(const io::Handle& file, uint64_t directory,
   }
   std::ranges::stable_sort(order, {},
                            [](const Entry* e) { return e->header_offset; });
-  // Each would cost a round trip. What is computed is proven by the record's
-  // checksum when its bytes pass.
+  // Each header would cost a round trip. A computed offset is proven by the
+  // record's checksum when its bytes pass.
   const bool far = io::remote_of(file) != nullptr;
   HeaderReader reader(file, directory);
   for (size_t i = 0; i < order.size(); ++i) {

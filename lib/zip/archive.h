@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Zip archives as torch writes and people re-zip them.
+// Zip archives as torch writes them and people re-zip them.
 //
 //   | local header | name | extra | data | descriptor | … | central directory
 //   | zip64 end record | zip64 locator | end record |
 //
-// Reading starts at the end: the central directory says what there is, the
-// local header of each entry where its data begins. Writing is planned: every
+// Reading starts at the end: the central directory lists the entries, and each
+// entry's local header says where its data begins. Writing is planned: every
 // offset is known before a byte is written (docs/formats/torch_pickle.md 2, 3).
 #pragma once
 
@@ -33,27 +33,27 @@ struct Entry {
   uint64_t size = 0;
   uint16_t method = kStored;
   uint16_t flags = 0;
-  uint32_t crc32 = 0;  // 0 with data: the writer left checksums out
+  uint32_t crc32 = 0;  // 0 with data: the writer left out checksums
 };
 
-// Whether local headers are read, each of them a read of its own in a file of
-// large records, or where data begin is computed as torch lays them out. It is
-// for those who open files by the thousand and call check_headers before they
-// believe it.
+// Whether local headers are read, which in a file of large records is one read
+// each, or the start of data is computed from torch's layout. The latter is for
+// callers that open files by the thousand and call check_headers before relying
+// on it.
 enum class Headers : uint8_t { kRead, kComputed };
 
 class Archive {
  public:
-  // Reads and checks all headers; no payload. Refuses, with an input_error
-  // that names the record and the offset: a missing or doubled end record,
-  // directory or records outside the file, overlapping records, duplicate
-  // names, a local header that is not there or names another record,
-  // encryption, methods other than stored and deflated, stored records of two
-  // sizes, counts that don't agree. Of local headers that are not read only
-  // what the directory says of them is checked.
+  // Reads and checks all headers; no payload. Refuses, with an input_error that
+  // names the record and the offset: a missing or doubled end record, directory
+  // or records outside the file, overlapping records, duplicate names, a local
+  // header that is missing or names another record, encryption, methods other
+  // than stored and deflated, stored records of two sizes, counts that don't
+  // agree. Of local headers that are not read, only what the directory says is
+  // checked.
   static Archive read(const io::Handle& file, Headers headers = Headers::kRead);
 
-  // Moves only: the index refers to the names in the entries.
+  // Move-only: the index refers to the names in the entries.
   Archive(Archive&&) = default;
   Archive& operator=(Archive&&) = default;
 
@@ -66,13 +66,13 @@ class Archive {
   std::unordered_map<std::string_view, size_t> by_name_;
 };
 
-// Reads all local headers. An input_error if one is not what
-// Headers::kComputed takes it for.
+// Reads all local headers. Throws input_error if one is not what
+// Headers::kComputed assumed.
 void check_headers(const io::Handle& file);
 
-// The whole content of a small record, inflated if need be; checks the CRC
-// unless it is 0. An input_error if it is larger than `limit` or inflates to
-// another size than declared.
+// The whole content of a small record, inflated if necessary; checks the CRC
+// unless it is 0. Throws input_error if it is larger than `limit` or doesn't
+// inflate to the declared size.
 std::string read_entry(const io::Handle& file, const Entry& entry,
                        uint64_t limit);
 
@@ -90,8 +90,9 @@ struct PlannedArchive {
   std::vector<LateCrc> crcs;           // of records without content
 };
 
-// Lays records out exactly as torch 2.13 does: stored, data aligned with an
-// "FB" extra, data descriptors, zip64 where needed and its end record always.
+// Lays out records exactly as torch 2.13 does: stored, data aligned with an
+// "FB" extra, data descriptors, zip64 where needed, and always a zip64 end
+// record.
 PlannedArchive plan_archive(const std::string& root,
                             const std::vector<Record>& records,
                             uint64_t alignment = 64);

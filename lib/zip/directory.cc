@@ -10,7 +10,7 @@
 namespace ckpt::zip {
 namespace {
 
-// The end record and what may stand before it: a comment is at most 64 KiB.
+// The end record and what may precede it: a comment is at most 64 KiB.
 struct Tail {
   std::string bytes;
   uint64_t offset = 0;  // in the file
@@ -21,9 +21,9 @@ Tail read_tail(const io::Handle& file) {
   return {file.read_string(file.size() - size, size), file.size() - size};
 }
 
-// Where the end record begins in the tail. The comment runs to the end of the
-// file exactly, so junk after the archive is not a comment. A comment that
-// looks like an end record would let two readers see two different archives.
+// The start of the end record in the tail. The comment runs exactly to the end
+// of the file, so junk after the archive is not a comment. A comment that looks
+// like an end record would let two readers see two different archives.
 uint64_t find_end(const io::Handle& file, const Tail& tail) {
   constexpr std::string_view kMark = "PK\5\6";
   constexpr auto kNone = std::string::npos;
@@ -60,7 +60,7 @@ void check_one_disk(const io::Handle& file, uint64_t disk, uint64_t start) {
                       disk, start);
 }
 
-// A field of the end record is its zip64 value, or all ones.
+// A field of the end record is its zip64 value or all ones.
 void check_agree(const io::Handle& file, const char* what, uint64_t value,
                  uint64_t value64, uint64_t ones) {
   if (value != ones && value != value64)
@@ -69,7 +69,7 @@ void check_agree(const io::Handle& file, const char* what, uint64_t value,
                       value, value64);
 }
 
-// The zip64 end record, which lies directly before its locator.
+// The zip64 end record, which is directly before its locator.
 Directory read_end64(const io::Handle& file, uint64_t locator_at,
                      std::string_view locator) {
   const auto at = load<uint64_t>(locator, 8);
@@ -113,7 +113,8 @@ Directory find_directory(const io::Handle& file) {
   const Directory directory = {.offset = load<uint32_t>(end, 16),
                                .size = load<uint32_t>(end, 12),
                                .count = load<uint16_t>(end, 10)};
-  // Of a zip64 archive the fields may be ones instead. torch refuses others.
+  // In a zip64 archive the fields may be all ones instead. torch refuses
+  // others.
   const auto no_disk = [](uint64_t n) { return n == kMax16 ? 0 : n; };
   check_one_disk(file, no_disk(disk), no_disk(start));
   if (at >= kLocatorSize) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the central directory of an archive is, as its end records say.
+// Where an archive's central directory is, according to its end records.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct Directory {
 };
 
 // Reads and checks the end record, which must end the file, and the zip64 end
-// record if there is one. Throws an input_error if there is none, if there
-// are two to choose from, or if the two kinds don't agree.
+// record if there is one. Throws input_error if there is no end record, if
+// there are two to choose from, or if the two kinds don't agree.
 Directory find_directory(const io::Handle& file);
 
 }  // namespace ckpt::zip

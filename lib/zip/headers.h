@@ -23,7 +23,7 @@
 //     (22 bytes)      | u16 entries here | u16 entries | u32 directory size
 //                     | u32 directory offset | u16 comment length | comment
 //
-// A 32-bit field of all ones says that its value is in the zip64 extra field
+// A 32-bit field of all ones means that its value is in the zip64 extra field
 // (id 1) of the entry, or in the zip64 end record.
 #pragma once
 

@@ -19,7 +19,7 @@ uint64_t entry_length(std::string_view directory, uint64_t at) {
          load<uint16_t>(directory, at + 32);
 }
 
-// Takes the checksums out; only whether there is one stays.
+// Removes the checksums, leaving only whether each is present.
 std::vector<uint32_t> take_crcs(std::string& directory,
                                 std::span<const uint64_t> at) {
   std::vector<uint32_t> crcs;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Archives that differ in payload and not much else: the files of a
-// checkpoint's ranks, hundreds of which hold tensors of the same names and
-// shapes.
+// Archives that differ in payload and little else: the files of a checkpoint's
+// ranks, hundreds of which hold tensors of the same names and shapes.
 //
 //   | data.pkl | byteorder | data/0 | data/1 | … | version | directory, end |
 //    └ contents ──────────┘   any bytes           └ content ┘ └ equal but for ┘
 //                                                               checksums
 //
-// Where the directory is that of a file that was read before, all records lie
-// where they lie there, and nothing has to be parsed again.
+// If the directory equals that of a file read earlier, all records are at the
+// same places, and nothing has to be parsed again.
 #pragma once
 
 #include <cstdint>
@@ -23,20 +22,21 @@ namespace ckpt::zip {
 
 class Outline {
  public:
-  // Of an archive that was read with Headers::kComputed; `contents` are the
-  // names of records whose bytes matter. Nothing if more than the directory
-  // says where these are: deflated records, local headers that were read.
+  // The outline of an archive that was read with Headers::kComputed; `contents`
+  // are the names of records whose bytes matter. nullopt if the directory alone
+  // doesn't tell where these are: deflated records, local headers that were
+  // read.
   static std::optional<Outline> of(const io::Handle& file,
                                    const Archive& archive,
                                    std::span<const std::string> contents);
 
-  // What an alike archive has of its own.
+  // What is individual in a matching archive.
   struct Own {
     std::vector<uint32_t> crcs;  // of each entry, in the directory's order
     std::string contents;  // records with local headers and checksums, joined
   };
-  // Reads the directory of `file` and what it says of contents. Nothing if the
-  // directory is another, or lacks a checksum (0) where this one has it.
+  // Reads the directory of `file` and the contents it locates. nullopt if the
+  // directory differs, or lacks a checksum (0) where this one has it.
   std::optional<Own> match(const io::Handle& file) const;
 
   friend bool operator==(const Outline&, const Outline&) = default;

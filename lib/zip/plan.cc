@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where everything in a new archive goes, to the byte as torch 2.13 does it
+// Where everything in a new archive goes, to the byte as in torch 2.13
 // (docs/formats/torch_pickle.md section 3), so that its readers may compute
 // offsets instead of reading them.
 #include <algorithm>
@@ -20,8 +20,8 @@ constexpr uint64_t kMaxAlignment = kMax16 - 32;
 
 constexpr uint64_t kMaxArchive = uint64_t{1} << 62;
 
-// The extra field that holds what doesn't fit 32 bits. In a local header it
-// is written before the data, so the packed size is still zero there.
+// The extra field for what doesn't fit 32 bits. A local header is written
+// before the data, so there the packed size is still zero.
 std::string zip64_extra(uint64_t size, uint64_t packed_size,
                         uint64_t header_offset) {
   std::string values;
@@ -124,7 +124,7 @@ class Planner {
     literal_.append(padding, 'Z');
   }
 
-  // A zero stands where a checksum goes that isn't known yet.
+  // Writes a zero in place of a checksum that isn't known yet.
   void add_crc(const Placed& placed) {
     if (placed.late != kKnown) plan_.crcs[placed.late].at.push_back(at());
     append(literal_, placed.crc32);

@@ -7,16 +7,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "reshard/torch/abi.h"
-#include "reshard/torch/statistics.h"
 
 namespace {
 
-using namespace ckpt::torch_module;
 using at::ScalarType;
 
 struct NamedType {
@@ -128,79 +125,6 @@ int32_t cast(int32_t from, int32_t to, const void* in, void* out,
   });
 }
 
-// Elements [begin, begin + n) as doubles, two for a complex number. Exact but
-// for 64-bit integers beyond 2^53.
-std::span<const double> as_doubles(const void* in, ScalarType type,
-                                   uint64_t begin, uint64_t n, Bounce& bounce) {
-  const bool complex = c10::isComplexType(type);
-  const ScalarType wide =
-      complex ? ScalarType::ComplexDouble : ScalarType::Double;
-  Bounce source;
-  const void* at = aligned(in, type, begin, n, source);
-  if (at == source.bytes || type != wide) {
-    view(bounce.bytes, wide, n).copy_(view(at, type, n));
-    at = bounce.bytes;
-  }
-  return {static_cast<const double*>(at), complex ? 2 * n : n};
-}
-
-// Runs work(begin, n) over chunks that fit a Bounce.
-template <class Work>
-void for_chunks(uint64_t count, Work work) {
-  for (uint64_t begin = 0; begin < count; begin += kChunk)
-    work(begin, std::min(kChunk, count - begin));
-}
-
-int32_t stats(int32_t dtype, const void* in, uint64_t count,
-              CkptTorchStats* stats) {
-  return guarded([&] {
-    const ScalarType type = type_of(dtype);
-    Bounce bounce;
-    for_chunks(count, [&](uint64_t begin, uint64_t n) {
-      add_stats(as_doubles(in, type, begin, n, bounce), *stats);
-    });
-  });
-}
-
-template <class T>
-void compare_integers(const void* a, const void* b, ScalarType type,
-                      uint64_t count, const Tolerance& tolerance,
-                      CkptTorchComparison& total) {
-  Bounce bounce_a;
-  Bounce bounce_b;
-  for_chunks(count, [&](uint64_t begin, uint64_t n) {
-    compare_wide(static_cast<const T*>(aligned(a, type, begin, n, bounce_a)),
-                 static_cast<const T*>(aligned(b, type, begin, n, bounce_b)), n,
-                 tolerance, total);
-  });
-}
-
-int32_t compare(int32_t dtype_a, const void* a, int32_t dtype_b, const void* b,
-                uint64_t count, double rtol, double atol,
-                CkptTorchComparison* total) {
-  return guarded([&] {
-    const Tolerance tolerance{rtol, atol};
-    const ScalarType type_a = type_of(dtype_a);
-    const ScalarType type_b = type_of(dtype_b);
-    if (type_a == type_b && type_a == ScalarType::Long)
-      return compare_integers<int64_t>(a, b, type_a, count, tolerance, *total);
-    if (type_a == type_b && type_a == ScalarType::UInt64)
-      return compare_integers<uint64_t>(a, b, type_a, count, tolerance, *total);
-    const size_t step_a = c10::isComplexType(type_a) ? 2 : 1;
-    const size_t step_b = c10::isComplexType(type_b) ? 2 : 1;
-    Bounce bounce_a;
-    Bounce bounce_b;
-    for_chunks(count, [&](uint64_t begin, uint64_t n) {
-      const auto part_a = as_doubles(a, type_a, begin, n, bounce_a);
-      const auto part_b = as_doubles(b, type_b, begin, n, bounce_b);
-      if (step_a == 1 && step_b == 1)
-        compare_real(part_a, part_b, tolerance, *total);
-      else
-        compare_complex(part_a, step_a, part_b, step_b, n, tolerance, *total);
-    });
-  });
-}
-
 int32_t dtype(const char* torch_name) {
   const auto found =
       std::ranges::find(kTypes, std::string_view(torch_name), &NamedType::name);
@@ -220,8 +144,6 @@ extern "C" [[gnu::visibility("default")]] const CkptTorchApi* ckpt_torch_api() {
                         .torch_version = TORCH_VERSION,
                         .dtype = dtype,
                         .cast = cast,
-                        .stats = stats,
-                        .compare = compare,
                         .error = error};
   }();
   return &api;

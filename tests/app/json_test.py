@@ -363,44 +363,6 @@ def cut_salvage(folder):
     check(document["gone"], f"nothing is gone\n{result}")
 
 
-def stats_as_torch(folder):
-    """--stats against torch, in every type that has values."""
-    import torch
-    from safetensors.torch import save_file
-    torch.manual_seed(0)
-    wide = torch.randn(300, 70)
-    state = {"f32": wide, "f64": wide.double() * 1e3, "f16": wide.half(),
-             "bf16": wide.bfloat16(), "fp8": wide.to(torch.float8_e4m3fn),
-             "i64": torch.randint(-9, 9, (50,)),
-             "u8": torch.randint(0, 255, (50,), dtype=torch.uint8),
-             "bool": torch.rand(99) > 0.5, "one": torch.tensor([3.0]),
-             "zeros": torch.zeros(5), "odd": torch.tensor(
-                 [1.0, float("nan"), float("inf"), -float("inf"), 0.0, -0.0])}
-    save_file(state, str(folder / "a.safetensors"))
-    rows = CKPT.ok("inspect", folder / "a.safetensors", "--stats",
-                   "--json").json()["tensors"]
-    check_equal(sorted(r["name"] for r in rows), sorted(state), "tensors")
-    for row in rows:
-        values, got = state[row["name"]].double(), row["stats"]
-        finite = values[values.isfinite()]
-        want = {"min": finite.min(), "max": finite.max(),
-                "mean": finite.mean(), "std": finite.std(unbiased=False),
-                "norm": finite.norm()}
-        for key, value in want.items():
-            near = abs(got[key] - value.item()) <= 1e-9 * (1 + abs(value))
-            check(near, f"{row['name']} {key}: {got[key]}, torch {value}")
-        for key, count in (("nans", values.isnan().sum()),
-                           ("infs", values.isinf().sum()),
-                           ("zeros", (values == 0).sum())):
-            check_equal(got[key], int(count), f"{row['name']} {key}")
-        # Magnitudes: two exponents of two a slot, from 2^-48.
-        exponents = torch.frexp(finite[finite != 0])[1] - 1
-        slots = ((exponents + 48) // 2).clamp(0, 31).long()
-        check_equal(got["magnitudes"],
-                    torch.bincount(slots, minlength=32).tolist(),
-                    f"{row['name']} magnitudes")
-
-
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -421,7 +383,6 @@ def prepare(suite, ckpt):
     suite.add("estimate", test_estimate)
     suite.add("view", lambda folder: test_view())
     suite.add("salvage of a cut file", cut_salvage)
-    suite.add("stats as torch has them", stats_as_torch)
 
 
 if __name__ == "__main__":

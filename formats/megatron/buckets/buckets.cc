@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kMain = "param";
 
-// Parameters of one state, by the tensor of the model.
+// The parameters of one state, by the model's tensor.
 class Builder {
  public:
   Builder(const Catalog& catalog, const Fit& fit, const Groups& groups)
@@ -74,7 +74,7 @@ class Builder {
     add_pieces(tensor, std::move(pieces));
   }
 
-  // Of what every tensor-parallel rank holds, the first rank's pieces count;
+  // Of what every tensor-parallel rank holds, takes the first rank's pieces;
   // others are replicas if they are cut alike.
   void add_pieces(Tensor& tensor, std::vector<Piece> pieces) {
     if (pieces.empty()) return;
@@ -138,7 +138,7 @@ void add_claims(Catalog& catalog, const std::vector<Tensor>& built) {
            "where it stands in the optimizer's flat buffers is inferred"});
 }
 
-// A state that nothing proves must at least have its edges stored.
+// If nothing proves the state, at least its edges must be stored.
 void check_proof(const Catalog& catalog, const std::vector<Tensor>& built) {
   const bool proof = std::ranges::any_of(built, [](const Tensor& tensor) {
     return tensor.state == kMain && tensor.dtype == DType::f32;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flat buffers of the distributed optimizer, seen as the parameters that they
+// Views flat buffers of the distributed optimizer as the parameters that they
 // hold.
 //
 //   optimizer.distributed…bucket_idx_0.exp_avg   | fc2 | gap | fc1 | … 1-D
@@ -7,7 +7,7 @@
 //   optimizer.state.exp_avg.decoder.layers.mlp.linear_fc2.weight  ◄─ flat
 //   range of the rank's box;  …linear_fc1.weight: [gate; up] are two boxes
 //
-// No byte moves. Gaps hold nothing and are left out.
+// No byte moves. Gaps are empty and left out.
 #pragma once
 
 #include "ckpt/catalog.h"
@@ -16,9 +16,9 @@
 namespace ckpt::megatron {
 
 // Replaces the bucket tensors of a catalog whose model tensors have their kind
-// and rule. Where it can't be told which parameters they hold, they stay as
-// they are, and a problem says why. Each main weight gets a claim, since the
-// order of parameters is inferred.
+// and rule. If it can't be told which parameters they hold, they stay, and a
+// problem says why. Each main weight gets a claim, since the order of
+// parameters is inferred.
 void view_buckets(Catalog& catalog, const Facts& facts);
 
 }  // namespace ckpt::megatron

@@ -8,7 +8,7 @@
 namespace ckpt::megatron {
 namespace {
 
-// Is `length` the bucket with or without its end padding?
+// True if `length` is the bucket's, with or without its end padding.
 bool length_agrees(uint64_t length, const BufferBucket& bucket, bool sure,
                    uint64_t ranks) {
   if (length == bucket.unpadded) return true;
@@ -26,10 +26,10 @@ bool length_agrees(uint64_t length, const BufferBucket& bucket, bool sure,
   return ranks && length % ranks == 0 && length - bucket.unpadded < ranks;
 }
 
-// What the bucket size can have been. Buckets that ended because they were long
-// enough have at least that many elements; the last one may be shorter, and so
-// may the one that a shared embedding put an end to. The least of them stands
-// for all sizes that make the same buckets.
+// The possible bucket sizes. Buckets that ended because they were long enough
+// have at least that many elements; the last one may be shorter, and so may the
+// one that a shared embedding ended. The shortest of them stands for all sizes
+// that make the same buckets.
 std::vector<std::optional<uint64_t>> bucket_sizes(
     const std::vector<uint64_t>& lengths, std::span<const BufferParam> params) {
   std::vector<std::optional<uint64_t>> sizes;
@@ -53,7 +53,7 @@ BufferFitter::BufferFitter(const Catalog& catalog, const Groups& groups)
     : catalog_(catalog),
       groups_(groups),
       objects_(catalog),
-      // The chunks of a zarr array are all of one size.
+      // All chunks of a zarr array have one size.
       edges_matter_(catalog.format != "megatron_zarr") {}
 
 std::optional<BufferLayout> BufferFitter::fit(const BufferRef& ref,

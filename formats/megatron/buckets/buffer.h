@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Does one stored gradient buffer hold these parameters, in this order?
+// Finds out if a stored gradient buffer holds given parameters, in that order.
 #pragma once
 
 #include <map>
@@ -25,8 +25,8 @@ class BufferFitter {
  public:
   BufferFitter(const Catalog& catalog, const Groups& groups);
 
-  // Where they are. Nothing if lengths or the edges of stored chunks speak
-  // against it; why() tells. `ranks` share the buffer; 0: unknown.
+  // Where they are. Nothing if lengths or the edges of stored chunks contradict
+  // it; why() says so. `ranks` share the buffer; 0: unknown.
   std::optional<BufferLayout> fit(const BufferRef& ref,
                                   std::span<const RankParam> params,
                                   uint64_t ranks);

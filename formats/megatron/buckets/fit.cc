@@ -19,7 +19,7 @@ struct Candidate {
   OrderStyle style;
   bool experts_apart = false;  // in the last of the chained optimizers
   bool ep_outermost = false;   // cores before expert tensor parallelism
-  bool expected = true;        // nothing in the args speaks against it
+  bool expected = true;        // nothing in the args contradicts it
 
   std::string text(bool has_experts) const {
     std::string text = style.fused_norms ? "transformer_engine" : "local";
@@ -36,11 +36,11 @@ struct Sizes {
   uint64_t dp = 0, expert_dp = 0;  // ranks that share a buffer; 0: unknown
 };
 
-// More layers than any model has: so that what a hostile file says is not
-// tried one by one.
+// More layers than any model has: a hostile file's number is not tried one by
+// one.
 constexpr uint64_t kMostLayers = 4096;
 
-// What one candidate explains, buffer by buffer.
+// Tries one candidate, buffer by buffer.
 class Attempt {
  public:
   Attempt(BufferFitter& fitter, const Groups& groups, const Sizes& sizes,
@@ -180,8 +180,8 @@ void Attempt::experts() {
   }
 }
 
-// One chunk's parameters, a buffer for each dtype, in the order in which the
-// dtypes come up.
+// Takes one chunk's parameters: a buffer for each dtype, in order of
+// appearance.
 bool Attempt::take(const std::vector<RankParam>& params,
                    const std::vector<BufferRef>& buffers, size_t& next,
                    uint64_t ranks, std::vector<FittedBuffer>* out) {
@@ -225,12 +225,12 @@ void Attempt::must_take(const std::vector<RankParam>& params,
   if (!take(params, buffers, next, ranks, &fit_.buffers)) fail(why_);
 }
 
-// What else the args tell.
+// What else the args say.
 struct Args {
   std::optional<bool> grouped;  // moe_grouped_gemm
   bool transposed = false;      // moe_use_legacy_grouped_gemm
-  // Ranks of experts: cores that know expert tensor parallelism (0.11) have
-  // it inside of the pipeline, older ones have ep outside of it.
+  // Ranks of experts: cores with expert tensor parallelism (0.11) have it
+  // inside the pipeline, older ones have ep outside it.
   bool new_ranks = false;
   bool old_ranks = false;
 };
@@ -306,7 +306,7 @@ std::vector<Candidate> candidates(const ModelParams& model,
         if (apart && (!model.has_experts() || !chained)) continue;
         if (!apart && model.has_experts() && sizes.ep > 1) continue;
         for (const bool outermost : {false, true}) {
-          // Without these sizes both ranks of experts are the same.
+          // Without these sizes both kinds of expert ranks are the same.
           if (outermost && (!apart || sizes.ep == 1 || sizes.pp == 1 ||
                             facts.etp || args.new_ranks))
             continue;
@@ -324,7 +324,7 @@ std::vector<Candidate> candidates(const ModelParams& model,
   return all;
 }
 
-// Do both put every parameter at the same place?
+// True if both put every parameter in the same place.
 bool same_places(const Fit& a, const Fit& b) {
   const auto places = [](const Fit& fit) {
     std::vector<

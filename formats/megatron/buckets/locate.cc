@@ -75,13 +75,13 @@ std::vector<BucketChunks::Archive> BucketChunks::archives_of(
   return all;
 }
 
-// Locates whole chunks as the reader knows them, then moves each piece from
-// its place in the archive to its place in the payload. Gaps, and what was
-// left out of the catalog since, are not looked at.
+// Locates whole chunks as the reader knows them, then moves each piece from its
+// place in the archive to its place in the payload. Ignores gaps, and what has
+// been left out of the catalog since.
 void BucketChunks::locate(const Sources& sources, Catalog& catalog,
                           const ArchiveOpener& inner) {
   const std::vector<Archive> archives = archives_of(sources, catalog);
-  Catalog wanted;  // a tensor for each archive that is in use
+  Catalog wanted;  // a tensor for each archive in use
   std::unordered_map<size_t, size_t> tensors;  // archive -> its tensor
   std::vector<std::pair<Piece*, size_t>> waiting;
   for (Tensor& tensor : catalog.tensors)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pieces that are parts of archives: a stored chunk of a bucket may hold
 // several boxes (gate and up of a gated layer). Until its archive is located,
-// such a piece has the archive's offset plus the bytes of payload before it:
-// that is inside of the archive and tells which one it is.
+// such a piece has the archive's offset plus the bytes of payload before it.
+// That is inside the archive and identifies it.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ namespace ckpt::megatron {
 
 class BucketChunks {
  public:
-  // Of one bucket tensor, in elements of it. Throws input_error for chunks
-  // that overlap, or archives too small for what they should hold.
+  // Adds the chunks of one bucket tensor, in its elements. Throws input_error
+  // for chunks that overlap, or archives too small for their content.
   void add(const Catalog& catalog, const Tensor& tensor);
 
   struct Cut {
@@ -26,8 +26,7 @@ class BucketChunks {
     Extent extent;
     uint8_t transform = kNoTransform;
   };
-  // What chunk by chunk stores elements [begin, end) of a tensor that was
-  // added.
+  // What stores elements [begin, end) of an added tensor, chunk by chunk.
   std::vector<Cut> cut(const Tensor& tensor, uint64_t begin,
                        uint64_t end) const;
 
@@ -46,7 +45,7 @@ class BucketChunks {
     std::vector<Chunk> chunks;  // by begin
   };
   using Sources = std::unordered_map<std::string, Source>;
-  // An archive and whose it is.
+  // An archive and its owner.
   struct Archive {
     uint32_t file = 0;
     uint64_t offset = 0;

@@ -12,7 +12,7 @@ namespace {
 constexpr std::string_view kWordEmbeddings = "embedding.word_embeddings.weight";
 constexpr std::string_view kOutput = "output_layer.weight";
 
-// Of one rank: more than any model has, so that shapes of a hostile file don't
+// Of one rank: more than any model has, so that a hostile file's shapes don't
 // become lists.
 constexpr uint64_t kMostParts = uint64_t{1} << 22;
 
@@ -26,7 +26,7 @@ bool in_layers(const Key& key) {
 
 }  // namespace
 
-// A part with what it is sorted by.
+// A part with its sort key.
 struct ModelParams::Placed {
   std::vector<uint32_t> rank;
   uint8_t part = 0;
@@ -156,9 +156,9 @@ void ModelParams::add_entry(const Entry& entry, uint64_t layer,
                    entry.tensor, boxes(entry, layer, e, place)});
 }
 
-// The embedding is on the first chunk. Where the last chunk needs it too (it
-// is the output layer of a tied model, or predicts more tokens), that has a
-// copy, and both are shared.
+// The embedding is on the first chunk. If the last chunk needs it, too (it is a
+// tied model's output layer, or predicts more tokens), that has a copy, and
+// both are shared.
 void ModelParams::add_ends(const Chunk& chunk, const RankPlace& place,
                            std::vector<Placed>& out) const {
   const bool copies = (tied_ || mtp_) && !(chunk.first && chunk.last);

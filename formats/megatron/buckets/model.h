@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each model-parallel rank holds of the model, parameter by parameter,
-// in the order of its modules.
+// What each model-parallel rank holds of the model, parameter by parameter, in
+// module order.
 //
 //   chunk   layers [a, b) of a pipeline stage, perhaps with the embedding in
 //           front and the final norm and output layer at the end
@@ -32,7 +32,7 @@ struct RankParam {
   bool shared_embedding = false;
 };
 
-// Which of a rank's experts a buffer has.
+// Whether a buffer has a rank's experts.
 enum class Experts : uint8_t { kNone, kOnly, kToo };
 
 struct Chunk {
@@ -49,17 +49,19 @@ struct RankPlace {
 
 class ModelParams {
  public:
-  // Throws unfaithful_error for parameters of modules that are not known.
+  // Throws unfaithful_error for parameters of unknown modules.
   ModelParams(const Catalog& catalog, const OrderStyle& style);
 
-  // In the order of the modules. Throws unfaithful_error if a dimension does
-  // not divide, or no rule says how a tensor is split.
+  // In module order. Throws unfaithful_error if a dimension does not divide, or
+  // if no rule says how a tensor is split.
   std::vector<RankParam> of(const Chunk& chunk, const RankPlace& place,
                             Experts experts) const;
 
   uint64_t layers() const { return layers_; }
   bool has_experts() const { return has_experts_; }
-  bool has_norms() const { return has_norms_; }  // that OrderStyle is about
+  bool has_norms() const {
+    return has_norms_;
+  }  // those that OrderStyle is about
 
  private:
   struct Entry {

@@ -52,7 +52,7 @@ std::optional<bool> is_gated(const Catalog& source) {
   return std::nullopt;
 }
 
-// Those whose order depends on the ranks.
+// The tensors whose order depends on the ranks.
 std::vector<Tensor*> dependent(Catalog& source) {
   std::vector<Tensor*> found;
   std::optional<bool> gated;

@@ -50,7 +50,7 @@ std::string state_name(const Tensor& tensor) {
   return fmt::format("optimizer.state.{}.{}", tensor.state, tensor.param);
 }
 
-// The model's names, and those of what belongs to a parameter.
+// Renames the model's tensors and what belongs to a parameter.
 void rename(Catalog& catalog) {
   const Spelling spelling(catalog);
   std::unordered_map<std::string, std::string> names;
@@ -84,8 +84,8 @@ void check_unique(const Catalog& catalog) {
           .with_hint("--exclude leaves one of them out");
 }
 
-// Keys of a distributed checkpoint, which may have been carried into another
-// container under them.
+// True for the keys of a distributed checkpoint, which may have been carried
+// into another container.
 bool has_sharded_keys(const Catalog& catalog) {
   if (catalog.format == "megatron_torch_dist" ||
       catalog.format == "megatron_zarr")
@@ -133,7 +133,7 @@ bool is_canonical(std::string_view name) {
     return false;
   if (part_key(name) || name.find("mixer.conv1d_") != name.npos) return false;
   Facts facts;
-  facts.gated = true;  // either way it is known
+  facts.gated = true;  // known either way
   return tp_rule(name, facts).state != TpRule::State::kUnknown;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Megatron's formats and the names that dialects meet in.
+// Megatron's formats, and the names in which dialects meet.
 //
 //   file of one rank      sharded key                     canonical
 //   input_layernorm       decoder.layers.self_attention…  decoder.layers.3.
@@ -21,16 +21,16 @@
 
 namespace ckpt::megatron {
 
-// Makes a checkpoint of any megatron_* format (or one file with the names of
-// Megatron's modules) a model under canonical names. Tensors of Kind::model
-// are renamed, cut and joined; those of an optimizer follow their parameter
-// where they are of its shape ("optimizer.state.exp_avg.<canonical>"). Wrapping
-// prefixes, rng and _extra_state are left out, the args stay. Sets the
-// catalog's dialect. Throws unfaithful_error for what can't be seen so.
+// Turns a checkpoint of any megatron_* format (or one file with the names of
+// Megatron's modules) into a model under canonical names. Renames, cuts and
+// joins tensors of Kind::model; an optimizer's tensors follow their parameter
+// if they have its shape ("optimizer.state.exp_avg.<canonical>"). Leaves out
+// wrapping prefixes, rng and _extra_state; keeps the args. Sets the catalog's
+// dialect. Throws unfaithful_error for what can't be viewed so.
 void to_canonical(Catalog& catalog);
 
-// True for names that a model can have: of a known module, numbered where it
-// stands in layers, no sharded key, none of the other spellings.
+// True for names that a model can have: of a known module, numbered in layers,
+// not a sharded key, and not in another spelling.
 bool is_canonical(std::string_view name);
 
 // Tensors of the model whose names are not canonical.

@@ -27,7 +27,7 @@ bool is_megatron(const Catalog& catalog) {
   return catalog.format.starts_with("megatron_");
 }
 
-// Files of other formats know no optimizer; its names do.
+// Files of other formats don't mark the optimizer; its names do.
 void recognise_states(Catalog& catalog) {
   for (Tensor& tensor : catalog.tensors) {
     const Key key = parse_key(tensor.name);
@@ -57,7 +57,7 @@ void check_names(const Catalog& catalog) {
       .with_hint("--exclude GLOB leaves them out");
 }
 
-// What the args say, what shapes do, and what was asked for.
+// What the args say, what shapes say, and what was asked for.
 Facts facts_for(const Catalog& catalog, const Layout& layout) {
   Facts facts = facts_of(catalog);
   const Wanted wanted = wanted_of(layout);
@@ -92,7 +92,7 @@ void spell_local(Catalog& catalog) {
   }
 }
 
-// Beside towers the language model has a name of its own.
+// Beside towers the language model has its own name.
 void wrap_language(Catalog& catalog) {
   const auto is_tower = [](const Tensor& tensor) {
     return parse_key(tensor.name).tower;
@@ -110,7 +110,7 @@ void wrap_language(Catalog& catalog) {
   }
 }
 
-// {"format": "pt"} of a safetensors file says nothing of the model.
+// {"format": "pt"} of a safetensors file says nothing about the model.
 void drop_container_mark(Catalog& catalog) {
   std::erase_if(catalog.objects, [](const Object& object) {
     if (object.name != "__metadata__" || !object.document) return false;

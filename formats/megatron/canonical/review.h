@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model under canonical names on its way into one of Megatron's formats: the
-// vocabulary padded, args for the job that will load it, modules in order and
-// in the spelling of their spec.
+// A model under canonical names on its way into one of Megatron's formats: pads
+// the vocabulary, makes args for the job that will load it, puts modules in
+// order and in the spelling of their spec.
 #pragma once
 
 #include <optional>
@@ -14,19 +14,19 @@
 namespace ckpt::megatron {
 
 // True for a source that is not a Megatron checkpoint, but has a model of this
-// dialect: somebody translated it (dialect "mcore"), or its names say so.
+// dialect: it was translated (dialect "mcore"), or its names say so.
 bool speaks_canonical(const Catalog& source);
 
-// Throws unfaithful_error for names that are not canonical, a vocabulary that
-// is smaller than what is asked for. Returns what is known of the model and
+// Throws unfaithful_error for names that are not canonical, and for a
+// vocabulary smaller than requested. Returns what is known about the model and
 // the target.
 Facts settle_canonical(Catalog& source, const Layout& layout);
 
-// --transformer-impl is for modules that are spelled anew. Throws usage_error.
+// Throws usage_error: --transformer-impl is for modules that are respelled.
 void refuse_spelling(const Catalog& source, const Layout& layout);
 
-// After it: "release", or "iter_0000007" for a source that trained. Nothing
-// for other sources.
+// To be called after it: "release", or "iter_0000007" for a source that was in
+// training. Nothing for other sources.
 std::optional<std::string> canonical_directory(const Catalog& source);
 
 }  // namespace ckpt::megatron

@@ -16,7 +16,7 @@ using State = TpRule::State;
 // More boxes of one tensor than any job writes.
 constexpr uint64_t kMostBoxes = uint64_t{1} << 24;
 
-// How many ranks share it.
+// The number of ranks that share it.
 uint64_t parts_of(const Key& key, const DistSplit& split) {
   return key.is_expert() ? split.etp : split.tp;
 }
@@ -33,7 +33,7 @@ uint64_t extent(const Tensor& tensor, bool axis, size_t d) {
   return axis && d < tensor.shape.size() ? tensor.shape[d] : 1;
 }
 
-// "1, 2, 4, 8": what the number of ranks can be.
+// "1, 2, 4, 8": the possible numbers of ranks.
 std::string possible_sizes(const Catalog& source, const Tensor& refused,
                            const Key& key) {
   constexpr uint64_t kMost = 1024;
@@ -52,7 +52,7 @@ std::string possible_sizes(const Catalog& source, const Tensor& refused,
                      fmt::join(sizes, ", "));
 }
 
-// The boxes that the source has, if they are a plain partition.
+// Takes the source's boxes, if they are a plain partition.
 bool own_boxes(const Tensor& tensor,
                const std::function<void(const DistBox&)>& take) {
   uint64_t sum = 0;
@@ -62,8 +62,8 @@ bool own_boxes(const Tensor& tensor,
   }
   if (tensor.pieces.size() < 2 || sum != volume(Box::whole(tensor.shape)))
     return false;
-  // The same sum with replicas means that something is missing, which the
-  // planner finds; but no two boxes may begin at the same place here.
+  // If the sum is right with replicas, something is missing, which the planner
+  // finds. But here no two boxes may begin at the same place.
   std::vector<const Dims*> begins;
   for (const Piece& piece : tensor.pieces)
     if (volume(piece.box) != 0) begins.push_back(&piece.box.offset);
@@ -108,7 +108,7 @@ class Cutter {
 
   void cut(DistBox& box) {
     const TpRule& rule = tensor_.tp;
-    // A gated tensor is two boxes even on one rank, as the peer has it.
+    // A gated tensor is two boxes even on one rank, as in Megatron.
     if (rule.state != State::kSplit || parts_ * rule.groups == 1) {
       take_(box);
       return;

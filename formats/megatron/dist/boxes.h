@@ -25,19 +25,19 @@ struct DistBox {
 
 struct DistSplit {
   uint64_t tp = 1;
-  uint64_t etp = 1;  // of experts
+  uint64_t etp = 1;  // of the experts
   uint64_t ep = 1;
 };
 
-// True if the table says how ranks share this tensor; else it keeps the boxes
-// of the source, or is one box.
+// True if the table says how ranks share this tensor. If not, it keeps the
+// source's boxes, or is one box.
 bool has_rule(const Tensor& tensor, const Key& key);
 
 // Throws unfaithful_error if a dimension does not divide.
 void check_split(const Catalog& source, const Tensor& tensor,
                  const DistSplit& split);
 
-// Calls take for each box, in order.
+// Calls `take` for each box, in order.
 void each_box(const Tensor& tensor, const DistSplit& split,
               const std::function<void(const DistBox&)>& take);
 

@@ -39,8 +39,8 @@ void classify(Tensor& tensor) {
   }
 }
 
-// Dimensions along which the first box is smaller than the tensor. In a
-// regular grid all boxes are alike.
+// Dimensions along which the first box is smaller than the tensor. All boxes of
+// a regular grid are alike.
 std::vector<uint32_t> cut_dims(const Tensor& tensor, uint32_t axes) {
   std::vector<uint32_t> dims;
   if (tensor.pieces.empty()) return dims;
@@ -50,7 +50,7 @@ std::vector<uint32_t> cut_dims(const Tensor& tensor, uint32_t axes) {
   return dims;
 }
 
-// What the boxes show goes before what the module usually has.
+// What the boxes show takes precedence over the module's usual rule.
 TpRule rule_of(const Tensor& tensor, const Facts& facts) {
   if (is_bucket_key(tensor.name)) return {};
   const Key key = parse_key(tensor.name);
@@ -62,7 +62,7 @@ TpRule rule_of(const Tensor& tensor, const Facts& facts) {
   return TpRule::split(dims[0]);
 }
 
-// Without args: how many parts the tensors are in that ranks share.
+// Without args: into how many parts shared tensors are cut.
 uint64_t tp_by_boxes(const Catalog& catalog, const Facts& facts) {
   for (const Tensor& tensor : catalog.tensors) {
     const Key key = parse_key(tensor.name);
@@ -89,7 +89,7 @@ uint64_t writers(const Catalog& catalog) {
   return std::max<uint64_t>(1, ranks.size());
 }
 
-// Megatron-Bridge leaves no args: run_config.yaml says the ranks.
+// Megatron-Bridge leaves no args: run_config.yaml gives the ranks.
 bool by_run_config(Catalog& catalog, const Facts& facts) {
   if (facts.tp || facts.pp) return false;
   Facts own;
@@ -180,7 +180,7 @@ DistFound locate_or_throw(const std::string& path,
       {path, {}}, "is not a distributed checkpoint of Megatron: {}", found.why);
 }
 
-// The backend and its version are ones that we know.
+// Checks that the backend and its version are known.
 void check_config(const DistFound& found, const DistContainer& container,
                   Catalog& catalog) {
   const Config& config = found.config;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the two containers of Megatron-Core's distributed checkpoints share:
-// a catalog that holds global tensors and objects under their sharded keys
-// becomes one that says what they are.
+// turning a catalog of global tensors and objects under their sharded keys into
+// one that says what they are.
 //
 //   kind, param, state   from optimizer.state.<state>.<param>
 //   tp                   from the boxes, else from the table (rules.h)
@@ -21,30 +21,30 @@
 
 namespace ckpt::megatron {
 
-// What one of the two containers says of itself.
+// What one of the two containers says about itself.
 struct DistContainer {
   std::string_view format;   // "megatron_zarr"
   std::string_view backend;  // "zarr"
-  // A sign of a save that was cut short; "" if there is none.
+  // A sign of an unfinished save; "" if there is none.
   std::string (*unfinished)(const std::string& directory);
   const char* hint;  // what to do about it
 };
 
-// The catalog of the checkpoint at `path`, as far as metadata.json tells: where
-// it lies, the backend and its version. Throws for an unfinished save, for what
+// The catalog of the checkpoint at `path`, as far as metadata.json tells: its
+// place, the backend and its version. Throws for an unfinished save, for what
 // is not a distributed checkpoint, and for a backend that another format reads.
 Catalog open_dist_catalog(const std::string& path,
                           const DistContainer& container,
                           const formats::ReadOptions& options);
 
-// Tensors with their pieces and objects of grids are in the catalog. Throws
+// The catalog must have tensors with their pieces, and objects of grids. Throws
 // input_error for grids of objects that don't fit together; one that lacks
 // entries is a problem (damage).
 void finish_dist_catalog(Catalog& catalog, const Common& common);
 
-// A step whose parts are containers of their own, of the torch_dist backend:
-// model, random numbers, optimizer. Of two common parts that have an entry the
-// last one's counts. `path`: the folder that they lie in.
+// Reads a step whose parts are separate containers of the torch_dist backend:
+// model, random numbers, optimizer. If two common parts have an entry, the last
+// one's counts. `path` is the folder that holds them.
 Catalog read_dist_parts(const std::string& path,
                         const std::vector<std::string>& containers,
                         const formats::ReadOptions& options);

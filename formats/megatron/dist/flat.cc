@@ -11,7 +11,8 @@
 namespace ckpt::megatron {
 namespace {
 
-// The boxes that a stored size stands for. Nothing if they don't fit.
+// The shape of the boxes that a stored size stands for. Nothing if they don't
+// fit.
 std::optional<Shape> box_shape(const Shape& stored, const Shape& original) {
   if (stored.size() != original.size() + 1) return std::nullopt;
   Shape box;
@@ -45,7 +46,7 @@ class Undo {
                           "is stored flattened, but a chunk has shape {} at {}",
                           to_string(piece.box.shape),
                           to_string(piece.box.offset));
-      // Inside of the stored size, so inside of the original one.
+      // Inside the stored size, so inside the original one.
       box.offset[d] = piece.box.offset[d] * box_[d];
     }
     const uint64_t begin = piece.box.offset[rank];
@@ -64,14 +65,14 @@ void undo(Catalog& catalog, Tensor& tensor, const Shape& original,
   Undo(catalog, tensor, original, box).run();
 }
 
-// What is stored is (1, …, 1, elements).
+// The stored shape is (1, …, 1, elements).
 Box stored_box(const Piece& piece) {
   Dims shape(piece.box.shape.size(), 1);
   shape.push_back(piece.flat->end - piece.flat->begin);
   return Box::whole(shape);
 }
 
-// Opens the archives of flat ranges as what they are in the file.
+// Opens the archives of flat ranges as they are in the file.
 void locate_flattened(Catalog& catalog) {
   struct Seen {
     uint32_t tensor;

@@ -6,16 +6,15 @@
 //   model.module.decoder.layers.3.mlp.linear_fc1.weight_v      up
 //   optimizer.state.module.module.module.<param>.exp_avg
 //   optimizer.param_to_group_meta.module.module.module.<param>.lr
-//   args  iteration  checkpoint_version  opt_param_scheduler.…  rng_state.(0,
-//   0)
+//   args iteration checkpoint_version opt_param_scheduler.… rng_state.(0, 0)
 //
 //     ─► decoder.layers.3.mlp.linear_fc1.weight,
-//     optimizer.state.exp_avg.<param>
+//        optimizer.state.exp_avg.<param>
 //
-// Boxes are runs of rows, not all of one height: ranks share flat buffers.
-// Layers have the numbers of their pipeline stage (Megatron's state_dict is the
-// module's own), so that stages save different layers under one name, of which
-// DCP keeps one: such a checkpoint has lost layers when it was written.
+// Boxes are runs of rows of different heights: ranks share flat buffers. Layers
+// are numbered within their pipeline stage (Megatron's state_dict is the
+// module's own), so stages save different layers under one name, and DCP keeps
+// one of them: such a checkpoint lost layers when it was written.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,14 +41,14 @@ constexpr std::string_view kIndexName = ".metadata";
 constexpr std::string_view kModelPrefix = "model.module.";
 constexpr std::string_view kOptions = "optimizer.param_to_group_meta.";
 constexpr std::string_view kOptimizer = "optimizer.";
-// The index names what it holds at its front: values, then the model.
+// The index names what it holds at its ends: values, then the model.
 constexpr uint64_t kLooked = uint64_t{1} << 20;
 
 bool holds(const std::string& text, std::string_view word) {
   return text.find(word) != text.npos;
 }
 
-// The directory is one: an index with names that no other trainer gives.
+// True for an index with names that no other trainer uses.
 bool is_fsdp_directory(const std::string& path) {
   const std::string index = io::join(path, kIndexName);
   if (!io::is_file(index) || io::is_file(io::join(path, kConfigFile)))
@@ -83,14 +82,14 @@ FsdpFound locate_fsdp(const std::string& path) {
   return is_fsdp_directory(below) ? FsdpFound{below, *named} : FsdpFound{};
 }
 
-// "layers.0.w" of "module.module.layers.0.w".
+// The "layers.0.w" of "module.module.layers.0.w".
 std::string_view without_modules(std::string_view name) {
   constexpr std::string_view kModule = "module.";
   while (name.starts_with(kModule)) name.remove_prefix(kModule.size());
   return name;
 }
 
-// "0." of "0.state.…", which one of several optimizers has.
+// The name without "0." in "0.state.…", which one of several optimizers has.
 std::string_view without_number(std::string_view name) {
   const size_t digits = name.find_first_not_of("0123456789");
   return digits != 0 && digits != name.npos && name[digits] == '.'
@@ -141,7 +140,7 @@ void rename_keys(Catalog& catalog) {
   }
 }
 
-// What the args say is needed now; the other values can wait.
+// The args are needed now; the other values can wait.
 void open_args(Catalog& catalog) {
   const auto args =
       std::ranges::find(catalog.objects, std::string(kArgs), &Object::name);

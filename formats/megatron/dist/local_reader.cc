@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Megatron-Core's local ("non-persistent") checkpoints, as
-// nvidia-resiliency-ext's LocalCheckpointManager keeps them on the disks of
-// nodes: a file of torch.save for each rank, and copies of other ranks' files.
+// nvidia-resiliency-ext's LocalCheckpointManager keeps them on the nodes'
+// disks: a torch.save file for each rank, and copies of other ranks' files.
 //
 //   ROOT/SESSION/3/iter_0000007_3_local.pt    rank 3's own
 //   ROOT/SESSION/3/iter_0000007_1_local.pt    a copy of rank 1's
@@ -11,7 +11,7 @@
 //     .sharded_state_dict    dicts and lists of ShardedTensor, ShardedObject
 //     ._is_hollow            True: without its tensors
 //
-// Objects of classes are data here: attributes are read, nothing is built.
+// Instances of classes are data here: attributes are read, nothing is built.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -60,7 +60,7 @@ std::optional<LocalName> local_name(std::string_view name) {
   return LocalName{*iteration, *rank};
 }
 
-// Files of one iteration, by rank; a rank's own goes before copies of it.
+// Files of one iteration, by rank; a rank's own file is preferred to copies.
 using Ranks = std::map<uint64_t, std::string>;
 using Iterations = std::map<uint64_t, Ranks>;
 
@@ -74,7 +74,7 @@ void add_directory(const std::string& directory, Iterations& all) {
   }
 }
 
-// A session's directory, one rank's in it, or one file.
+// Takes a session's directory, one rank's in it, or one file.
 Iterations find_local(const std::string& path) {
   Iterations all;
   if (!io::is_directory(path)) {
@@ -102,7 +102,7 @@ class LocalReader final : public formats::Reader {
                        const ReadOptions& options) const override;
 };
 
-// The newest iteration of as many ranks as any has: what the manager itself
+// The newest of the iterations with the most ranks: what the manager itself
 // takes for complete, as far as files can tell.
 uint64_t choose(const std::string& path, const Iterations& all,
                 Catalog& catalog) {
@@ -281,7 +281,7 @@ class RankPart {
                             name(*dtype), to_string(shape), name(tensor.dtype),
                             to_string(tensor.shape)));
     const Id stored = attribute(node, "data");
-    // Another rank of its group keeps the data (fully parallel).
+    // Another rank of its group has the data (fully parallel).
     if (document_.is(stored, Type::kNone)) return;
     const auto data =
         torch::as_tensor(document_, stored, container_.storages, key);
@@ -303,7 +303,7 @@ class RankPart {
     const std::string name =
         object_key(key, {at.begin(), at.end()}, {grid.begin(), grid.end()});
     const auto same = [&](const Object& other) { return other.name == name; };
-    // Replicas: as Megatron takes them, without a look.
+    // Replicas are not compared, as in Megatron.
     if (std::ranges::any_of(catalog_.objects, same)) return;
     catalog_.objects.push_back(
         {.name = name, .document = container_.document, .node = data});
@@ -317,8 +317,7 @@ class RankPart {
   std::vector<bool> holders_;
 };
 
-// Random states and the like have tensors of their own inside, which the value
-// alone does not have.
+// Random states and the like contain tensors, which the value alone lacks.
 void leave_out(const std::set<std::string>& carriers, Catalog& catalog) {
   for (const std::string& key : carriers) {
     std::erase_if(catalog.objects, [&](const Object& object) {
@@ -334,7 +333,7 @@ void leave_out(const std::set<std::string>& carriers, Catalog& catalog) {
   }
 }
 
-// What ranks of a group left to one that is not here.
+// Finds what ranks of a group left to one that is not here.
 void check_parts(const Catalog& catalog, uint64_t iteration) {
   for (const Tensor& tensor : catalog.tensors) {
     if (!tensor.pieces.empty() || element_count(tensor.shape) == 0u) continue;

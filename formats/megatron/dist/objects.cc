@@ -16,9 +16,9 @@ namespace {
 
 constexpr std::string_view kExtra = "._extra_state";
 
-// The state of random numbers has one object for each tensor and pipeline
-// rank, whatever the number of data-parallel ones; that of reruns one for each
-// rank of the job.
+// The random number state has one object per tensor and pipeline rank, whatever
+// the number of data-parallel ranks; the rerun state has one per rank of the
+// job.
 bool is_of_other_ranks(std::string_view key, const Topology& from,
                        const Topology& to) {
   if (key.ends_with("rng_state")) return from.tp != to.tp || from.pp != to.pp;
@@ -79,7 +79,7 @@ constexpr std::string_view kLinears[] = {
     "linear_fc2",        "linear_q_proj",      "linear_q_up_proj",
     "linear_kv_up_proj", "linear_q_down_proj", "linear_kv_down_proj",
     "linear_q",          "linear_kv"};
-// Of transformer_engine alone.
+// Only in transformer_engine.
 constexpr std::string_view kNorms[] = {"q_layernorm", "k_layernorm",
                                        "final_layernorm", "pre_mlp_layernorm"};
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The objects of a distributed checkpoint when it is written for another
-// topology.
+// The objects of a distributed checkpoint written for another topology.
 //
 //   <module>._extra_state/shard_<layer>_<layers>   of a layer: kept
 //   rng_state/shard_<pp>.<tp>_<PP>.<TP>            of a rank: kept while the
@@ -18,15 +17,15 @@
 
 namespace ckpt::megatron {
 
-// Objects of the source that are not common ones, and stay; what is left out
-// becomes problems of the target.
+// The source's objects that are not common and stay. Objects left out become
+// problems of the target.
 std::vector<const Object*> kept_objects(const Catalog& source,
                                         const Topology& topology,
                                         Target& target);
 
-// Keys of `_extra_state` objects that Megatron's modules ask for when they
-// are loaded, for a model whose source has none. With a line for the
-// assumptions, if there are any.
+// The keys of `_extra_state` objects that Megatron's modules ask for on
+// loading, for a model whose source has none. Adds a line to the assumptions if
+// there are any.
 std::vector<std::string> missing_extra_states(const Catalog& source,
                                               const Facts& facts,
                                               Target& target);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A distributed checkpoint of the torch_dist backend.
+// Reads a distributed checkpoint of the torch_dist backend.
 //
 //   metadata.json                the backend; written last
 //   .metadata                    the index: tensors and objects by their keys
@@ -43,12 +43,12 @@ class DistReader final : public formats::Reader {
                        const ReadOptions& options) const override;
 };
 
-// True for backends that another reader knows.
+// True for backends known to another reader.
 bool is_foreign(const Config& config) {
   const Strategy* const known = look_up(
       Action::kLoadSharded, config.sharded_backend, config.sharded_version);
   if (known) return known->format != kContainer.format;
-  // Of another version than theirs: they say what they can.
+  // Another version than theirs: they say what they can.
   return config.sharded_backend == "zarr";
 }
 
@@ -62,7 +62,7 @@ Support DistReader::supports(const std::string& path) const {
     if (sign.empty()) return {false, found.why};
     return {true, "an unfinished save: " + sign};
   } catch (const Error& error) {
-    // Damaged, but by its name one of ours.
+    // Damaged, but one of ours by its name.
     const std::string& where = error.where().path;
     const bool ours = io::base_name(where) == kConfigFile;
     return {ours, error.problem()};
@@ -84,7 +84,7 @@ void check_index(const std::string& directory) {
       .with_hint("fetch or copy the checkpoint again");
 }
 
-// The item that newer cores keep the common part in: a list of one.
+// The item in which newer cores keep the common part: a list of one.
 Common read_common_object(const Object& object, Catalog& catalog,
                           const ReadOptions& options) {
   const File& file = catalog.files.at(object.file);
@@ -123,7 +123,7 @@ Common read_common(const std::string& directory, Catalog& catalog,
           "can be read with --from dcp");
 }
 
-// Tensors and objects of one container, and what its common part says.
+// Adds the tensors and objects of one container; returns its common part.
 Common add_container(const std::string& directory, Catalog& catalog,
                      const ReadOptions& options) {
   check_index(directory);
@@ -145,8 +145,8 @@ Catalog DistReader::read_catalog(const std::string& path,
   return catalog;
 }
 
-// Entries that the last container's common part lacks: all of them say what
-// kind of optimizer it is.
+// Adds entries that the last container's common part lacks: all of them say
+// what kind of optimizer it is.
 void add_other_objects(const Common& common, Catalog& catalog) {
   Catalog other;
   add_common_objects(common, other);

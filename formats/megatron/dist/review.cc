@@ -33,7 +33,7 @@ constexpr char kDist[] = "megatron_torch_dist";
 constexpr char kLegacy[] = "megatron_legacy";
 constexpr char kFsdp[] = "megatron_fsdp_dtensor";
 
-// Kinds and cuts for tensors of a source whose reader knows nothing of
+// Sets kinds and cuts for tensors of a source whose reader doesn't know
 // Megatron, but whose names are Megatron's.
 void recognise(Catalog& catalog, const Facts& facts) {
   for (Tensor& tensor : catalog.tensors) {
@@ -60,8 +60,8 @@ void warn_of_names(Catalog& catalog) {
       "no tensor has a name of Megatron's: its models will not find them"));
 }
 
-// The files are global: any job loads them. But ranks of a size that does not
-// share the heads evenly are those of no model.
+// The files are global: any job loads them. But no model has a number of ranks
+// that does not divide the heads evenly.
 void warn_of_heads(Catalog& catalog, const Facts& facts, uint64_t tp) {
   if (tp <= 1) return;
   if (const auto said =
@@ -89,7 +89,7 @@ void warn_of_heads(Catalog& catalog, const Facts& facts, uint64_t tp) {
               heads, groups, tp, fmt::join(sizes, ", ")));
 }
 
-// What the legacy reader adds for its own writer is not a value of training.
+// What the legacy reader adds for its own writer is not a training value.
 bool is_bookkeeping(const Object& object) {
   return object.name == kModelObject || object.name == kDtypesObject ||
          object.name.starts_with(kStatesObject);
@@ -101,7 +101,7 @@ bool has_state(const Catalog& catalog) {
   });
 }
 
-// Ranks' files seen as sharded keys. Returns how the optimizer is written.
+// Views ranks' files as sharded keys. Returns how the optimizer is written.
 std::string review_legacy(Catalog& catalog, const Facts& facts) {
   gather_steps(catalog);
   split_grouped_experts(catalog, facts);
@@ -135,8 +135,8 @@ std::string review_legacy(Catalog& catalog, const Facts& facts) {
   return std::string(kFullyReshardable);
 }
 
-// Values of a dict that DCP stores one by one, "opt_param_scheduler.max_lr", as
-// the dict again.
+// Rebuilds a dict whose values DCP stores one by one,
+// "opt_param_scheduler.max_lr".
 void nest_values(Catalog& catalog, const std::string& name) {
   auto document = std::make_shared<pickle::Document>();
   const pickle::Id dict = document->add_container(pickle::Type::kDict);
@@ -151,8 +151,8 @@ void nest_values(Catalog& catalog, const std::string& name) {
   catalog.objects.push_back({.name = name, .document = document, .node = dict});
 }
 
-// Megatron-FSDP's modules seen as sharded keys. Its optimizer has no groups,
-// but options by parameter.
+// Views Megatron-FSDP's modules as sharded keys. Its optimizer has options by
+// parameter, not groups.
 void review_fsdp(Catalog& catalog, const Facts& facts) {
   if (has_state(catalog))
     throw unfaithful_error(
@@ -172,7 +172,7 @@ void review_fsdp(Catalog& catalog, const Facts& facts) {
                 "in another form here, and left out: load with "
                 "--no-load-rng --no-load-optim",
                 gone));
-  // They become entries of the common part: items of their own no longer.
+  // They become entries of the common part, no longer items of their own.
   for (Object& object : catalog.objects) object.bytes = 0;
   nest_values(catalog, "opt_param_scheduler");
   join_gated(catalog);

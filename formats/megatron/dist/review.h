@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A source as a distributed checkpoint sees it: sharded keys, optimizer state
+// A source as a distributed checkpoint has it: sharded keys, optimizer state
 // parameter by parameter, a vocabulary that the ranks divide. No byte moves.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace ckpt::megatron {
 
-// For both backends. Throws unfaithful_error for what can't be seen so.
+// For both backends. Throws unfaithful_error for what can't be viewed so.
 Catalog review_for_dist(Catalog source, const Layout& layout);
 
 }  // namespace ckpt::megatron

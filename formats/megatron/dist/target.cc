@@ -28,8 +28,8 @@ using Severity = Problem::Severity;
 constexpr std::string_view kZarr = "megatron_zarr";
 constexpr uint64_t kMostConfig = uint64_t{16} << 20;
 
-// The catalog's files are the first of the target's: it lists another one only
-// if it lists all that come before.
+// The catalog's files are the target's first ones: it lists another file only
+// if it lists all before it.
 TargetFile& add_file(const std::string& path, uint64_t size, Target& target) {
   if (target.catalog.files.size() == target.files.size())
     target.catalog.files.push_back({.path = path, .size = size});
@@ -45,13 +45,13 @@ void add_copy(const std::string& path, const std::string& from,
   add_file(path, size, target).copy_of = from;
 }
 
-// 0 if the args need not say another number.
+// 0 if the number in the args need not change.
 uint64_t padded_vocabulary(const Catalog& source, const Facts& facts) {
   const uint64_t rows = vocabulary_rows(source);
   return facts.padded_vocab_size && *facts.padded_vocab_size != rows ? rows : 0;
 }
 
-// What the command line says of the job, for args that have a place for it.
+// What the command line says about the job, for args that have a place for it.
 void add_wanted(const Catalog& source, const Layout& layout,
                 std::vector<ArgChange>& changes) {
   const Wanted wanted = wanted_of(layout);
@@ -82,7 +82,7 @@ std::string directory_for(const Catalog& source) {
   const std::string inside = source.path.starts_with(prefix)
                                  ? source.path.substr(prefix.size())
                                  : io::base_name(source.path);
-  // Of another trainer's folder the container alone is written.
+  // From another trainer's folder only the container is written.
   if (source.run && !iteration_number(inside.substr(0, inside.find('/'))))
     return {};
   return inside;
@@ -138,7 +138,7 @@ void add_common(const Catalog& source, const Facts& facts, const Layout& layout,
 
 namespace {
 
-// Megatron-Bridge reads ranks from it, so it says the target's.
+// Megatron-Bridge reads ranks from it, so it must have the target's.
 void add_run_config(const Catalog& source, const Layout& layout,
                     const std::string& directory, Target& target) {
   const auto path = run_config_path(source);
@@ -164,7 +164,7 @@ void add_run_config(const Catalog& source, const Layout& layout,
 
 void add_sidecars(const Catalog& source, const Layout& layout,
                   const std::string& directory, Target& target) {
-  // With its config.json a model finds the way back to transformers.
+  // With its config.json a model can go back to transformers.
   const bool keep =
       source.format.starts_with("megatron_") || source.dialect == "mcore";
   target.beside = directory;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A distributed checkpoint of the torch_dist backend, for a topology of the
-// user's choice. The plainest form, which every core since 0.9 loads:
+// Writes a distributed checkpoint of the torch_dist backend, for a topology of
+// the user's choice. The plainest form, which every core since 0.9 loads:
 //
 //   [iter_0000007/]metadata.json   four fields
 //                  .metadata       neither mcore_data nor plans
@@ -111,7 +111,7 @@ class Builder {
   uint32_t stage_rank(uint32_t stage) const {
     return static_cast<uint32_t>(uint64_t{topology_.tp} * topology_.dp * stage);
   }
-  // By the layer that an object is of.
+  // By the object's layer.
   uint32_t stage_of_object(std::string_view name) const {
     const auto object = parse_object_key(name);
     if (!object) return 0;
@@ -175,8 +175,8 @@ class DistWriter final : public formats::Writer {
   Target lay_out(const Catalog& source, const Layout& layout) const override {
     return Builder(source, layout).build();
   }
-  // Those of a distributed checkpoint are carried unopened; others were
-  // opened when they were reviewed.
+  // A distributed checkpoint's objects are carried unopened; others were opened
+  // by the review.
   bool wants_objects() const override { return false; }
 };
 

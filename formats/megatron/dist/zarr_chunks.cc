@@ -13,10 +13,10 @@ namespace {
 
 using State = TpRule::State;
 
-// What Linux file systems take.
+// The limit of Linux file systems.
 constexpr size_t kMaxName = 255;
 
-// zarr has unsigned integers of any size, Megatron's table only bytes.
+// zarr has unsigned integers of any size; Megatron's table has only bytes.
 bool has_type(DType dtype) {
   return !zarr::type_name(dtype).empty() && dtype != DType::u16 &&
          dtype != DType::u32 && dtype != DType::u64;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tensor is cut into the chunks of a zarr array: all of one size, and
-// none over the edge, since a chunk is what one rank of Megatron writes.
+// How a tensor is cut into the chunks of a zarr array: all of one size, with
+// none past the edge, since a chunk is what one rank of Megatron writes.
 //
 //   layer axis, expert axis   1
 //   rows, columns             extent / TP
@@ -15,14 +15,13 @@
 
 namespace ckpt::megatron {
 
-// Throws unfaithful_error for tensors that Megatron's zarr backend has no
-// form for: 0-d and empty ones, dtypes outside of its table, names that are
-// not any directory's.
+// Throws unfaithful_error for tensors that Megatron's zarr backend can't store:
+// 0-d and empty ones, dtypes not in its table, names that no directory can
+// have.
 void check_zarr_tensor(const Tensor& tensor);
 
-// Tensors whose sharding is unknown keep the boxes that the
-// source has, if these are such a grid; else they are one chunk. (check_split
-// has passed.)
+// Tensors of unknown sharding keep the source's boxes, if these are such a
+// grid; else they are one chunk. (check_split has passed.)
 Dims zarr_chunks(const Tensor& tensor, const DistSplit& split);
 
 }  // namespace ckpt::megatron

@@ -27,7 +27,7 @@ std::string first_array(const std::string& directory) {
   return {};
 }
 
-// Arrays and a common part, or objects: only Megatron writes such a zarr.
+// The .zarray of some array, if there is one.
 std::string unfinished_zarr(const std::string& directory) {
   if (!io::is_directory(directory)) return {};
   const std::string array = first_array(directory);
@@ -51,7 +51,7 @@ class ZarrReader final : public formats::Reader {
                        const ReadOptions& options) const override;
 };
 
-// A step whose save was cut short is worth more than the lack of a file.
+// A step whose save was cut short says more than a missing file.
 std::string why_not(const std::string& path, const std::string& why) {
   if (!io::is_directory(path)) return why;
   for (const std::string& name : io::list_directory(path)) {
@@ -86,9 +86,9 @@ Common read_common(const std::string& directory, Catalog& catalog,
           "without it Megatron can't load the checkpoint; fetch it again");
 }
 
-// What cuts a rank's flat buffers into parameters are objects of their own,
-// which Megatron asks for by name; without an index nothing else says that
-// they were there. per_bucket_numel_unpadded came later than the others.
+// The objects that cut a rank's flat buffers into parameters, which Megatron
+// asks for by name. Without an index nothing else says that they were there.
+// per_bucket_numel_unpadded came later than the others.
 void check_bucket_objects(Catalog& catalog) {
   std::set<std::string> prefixes, there;
   for (const Tensor& tensor : catalog.tensors)

@@ -39,7 +39,8 @@ std::optional<std::vector<uint64_t>> parse_numbers(std::string_view text) {
   }
 }
 
-// Of an object that a scan named: the key and what its file says.
+// The parts of an object's name, as the scan made it: the key and what its file
+// says.
 struct Parts {
   std::string_view key;
   ShardName shard;
@@ -52,7 +53,8 @@ std::optional<Parts> parse_name(std::string_view name) {
   return Parts{name.substr(0, slash), std::move(*shard)};
 }
 
-// What ckpt can list but not read: the pieces are archives that stay closed.
+// Refuses what ckpt can list but not read: the pieces are archives that stay
+// closed.
 void refuse_unreadable(const Catalog& catalog,
                        const std::map<uint32_t, std::string>& unreadable) {
   for (const Tensor& tensor : catalog.tensors)
@@ -70,7 +72,7 @@ void refuse_unreadable(const Catalog& catalog,
     }
 }
 
-// Their chunks are refused when they are needed, not before.
+// Refuses their chunks only when needed.
 class UnreadableArrays : public ArchiveOpener {
  public:
   explicit UnreadableArrays(std::map<uint32_t, std::string> codecs)
@@ -80,7 +82,7 @@ class UnreadableArrays : public ArchiveOpener {
   }
 
  private:
-  std::map<uint32_t, std::string> codecs_;  // file -> what is not read
+  std::map<uint32_t, std::string> codecs_;  // file -> what can't be read
 };
 
 class Scan {
@@ -119,15 +121,16 @@ class Scan {
                "alone"));
   }
 
-  // Locks of flattened writes: an array of the same name without the ending.
+  // True for locks of flattened writes: there is an array of the same name
+  // without the ending.
   bool is_leftover(const std::string& key) const {
     if (!key.ends_with(kLocks)) return false;
     const std::string of = key.substr(0, key.size() - kLocks.size());
     return zarr::is_array(io::join(directory_, of));
   }
 
-  // A directory that was an array: without its description, or with an empty
-  // one, its tensor would be missing without a word.
+  // A directory that was an array: if its description is missing or empty, its
+  // tensor would be silently missing.
   void check_lost(const std::string& key, const std::string& path,
                   const std::vector<std::string>& names) const {
     const auto is_chunk = [](const std::string& name) {
@@ -218,7 +221,7 @@ class Scan {
 };
 
 // The grid of a key whose names were cut, without the last extent, which only
-// the offsets tell.
+// the offsets show.
 struct CutGrid {
   std::vector<uint64_t> grid;
   uint64_t last = 0;  // the highest last offset

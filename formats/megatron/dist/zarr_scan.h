@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies in the directory of a zarr checkpoint. Private to this room.
+// What the directory of a zarr checkpoint holds. Private to this room.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,8 @@ namespace ckpt::megatron {
 
 // Adds a tensor for each array and an object (not opened) for each shard_*.pt,
 // in the order of their names. Sets archive_opener if there are arrays that
-// ckpt can't decompress: they are refused when they are needed, not before.
-// Throws input_error for arrays and objects that are damaged; what is neither
-// goes into the problems.
+// ckpt can't decompress: they are refused only when needed. Throws input_error
+// for damaged arrays and objects; anything else becomes a problem.
 void scan_zarr(const std::string& directory, Catalog& catalog);
 
 // "shard_0.1_2.2", the name of an object's file without ".pt".
@@ -28,8 +27,8 @@ struct ShardName {
 // Cores up to 0.7 cut the name at its last dot: "shard_0.1_2".
 std::optional<ShardName> parse_shard_name(std::string_view stem);
 
-// "rng_state/shard_0.1_2" -> "rng_state/shard_0.1_2.2": names that were cut
-// get their last extent back, one more than the highest offset of their key.
+// "rng_state/shard_0.1_2" -> "rng_state/shard_0.1_2.2": gives cut names their
+// last extent back, one more than the highest offset of their key.
 void complete_object_names(std::vector<Object>& objects);
 
 // A problem (damage) for each grid with cut names that lacks objects.

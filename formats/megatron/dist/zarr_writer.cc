@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint of the zarr backend, for a topology of the user's choice: what
-// cores up to 0.15 write themselves, byte for byte but for common.pt.
+// Writes a checkpoint of the zarr backend, for a topology of the user's choice:
+// what cores up to 0.15 write themselves, byte for byte except common.pt.
 #include <algorithm>
 
 #include "ckpt/error.h"
@@ -38,7 +38,7 @@ class ZarrBuilder {
         directory_(directory_for(source)),
         facts_(facts_with_shapes(source)),
         split_(split_for(facts_, layout)) {
-    // Its files know no stages; its args say them.
+    // The files have no stages; the args give them.
     if (const Wanted wanted = wanted_of(layout); !wanted.stage_layers.empty())
       Stages(source, facts_, std::max<uint32_t>(1, topology_.pp),
              wanted.stage_layers);
@@ -63,7 +63,7 @@ class ZarrBuilder {
   }
 
  private:
-  // One file for each chunk; files with payload come first.
+  // One file per chunk; files with payload come first.
   void add_tensor(const Tensor& tensor) {
     torch::check_materialisable(tensor, source_);
     check_zarr_tensor(tensor);
@@ -146,7 +146,7 @@ class ZarrBuilder {
                target_);
   }
 
-  // Two names may not become one file, and none may leave the directory.
+  // No two names may become one file, and none may leave the directory.
   std::string file_of(const std::string& name) const {
     const size_t slash = name.rfind('/');
     const std::string key = name.substr(0, slash);

@@ -13,7 +13,7 @@ void set_if_there(Document& document, Id dict, const char* key, Id value) {
   if (document.find(dict, key) != kNoId) document.set(dict, key, value);
 }
 
-// How the pipeline is cut, for stages that are not the source's.
+// Says how the pipeline is cut, for stages other than the source's.
 void add_pipeline(const LegacyPlan& plan, std::vector<ArgChange>& changes) {
   const bool virtual_stages = plan.vpp > 1;
   uint64_t layers = 0;
@@ -58,7 +58,7 @@ void update_legacy_args(Document& document, Id args, const Facts& facts,
       set_if_there(document, dict, key, document.add_bool(false));
   }
   set_args(document, args, changes);
-  // Training switches it off itself where there is nothing to be parallel to.
+  // Training itself switches it off where there is nothing to be parallel to.
   if (grid.tp == 1)
     set_if_there(document, dict, "sequence_parallel", document.add_bool(false));
   set_if_there(document, dict, "ckpt_format", document.add_string("torch"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// args for another topology: what follows from it is changed, every other
-// entry is carried, known or not.
+// args for another topology: changes what follows from it, and carries every
+// other entry, known or not.
 #pragma once
 
 #include "formats/megatron/legacy/plan.h"

@@ -30,7 +30,7 @@ LegacySizes legacy_sizes(const Facts& facts, const std::string& path) {
                     .ep = facts.ep.value_or(1),
                     .etp = facts.etp.value_or(facts.tp.value_or(1)),
                     .tied = false};
-  // Very old models had no such argument: their embeddings were tied.
+  // Very old models lacked this argument: their embeddings were tied.
   sizes.tied = sizes.pp > 1 && !facts.untied.value_or(!facts.any);
   if (sizes.tp % sizes.etp != 0)
     throw input_error({path, {}},
@@ -108,7 +108,7 @@ Groups LegacyAssembler::groups_of(const Whole& whole, const LegacyEntry& entry,
                                   uint32_t chunk) const {
   if (whole.ranks == 1 || parts_of(entry.name).empty()) return {};
   Groups groups = mixers_.at(chunk).need(catalog_.path, entry.name);
-  for (uint64_t& size : groups) size *= whole.ranks;  // fits: so does the sum
+  for (uint64_t& size : groups) size *= whole.ranks;  // fits, as the sum does
   return groups;
 }
 
@@ -122,8 +122,8 @@ void LegacyAssembler::begin(Whole& whole, const std::string& param,
   whole.ranks = expert ? sizes_.etp : sizes_.tp;
   whole.rule = cut ? tp_rule(param, facts_) : TpRule::replicated();
   whole.tensor.tp = whole.rule;
-  // What no rule explains is taken for whole: replicas are compared, so that
-  // a wrong guess does not go through.
+  // What no rule explains is taken to be whole. Replicas are compared, so a
+  // wrong guess does not go through.
   if (whole.rule.state == TpRule::State::kUnknown ||
       (whole.rule.state == TpRule::State::kSplit &&
        whole.rule.dim >= part.shape.size())) {
@@ -145,7 +145,7 @@ void LegacyAssembler::begin(Whole& whole, const std::string& param,
 void LegacyAssembler::check_expert(const Whole& whole, const std::string& param,
                                    const std::string& file) const {
   const std::string last = param.substr(param.rfind('.') + 1);
-  // Several experts in one matrix, in an order of their own.
+  // Several experts in one matrix, in their own order.
   if (param.find(".experts.weight") != std::string::npos &&
       sizes_.ep * sizes_.etp > 1)
     throw unfaithful_error({file, printable(param)},
@@ -212,7 +212,7 @@ void LegacyAssembler::add_states(const LegacyRank& rank,
   }
 }
 
-// Args that don't belong to the weights would cut them wrongly later.
+// Args of other weights would cut these wrongly later.
 void LegacyAssembler::check_sizes(const Whole& whole,
                                   const std::string& file) const {
   const Tensor& tensor = whole.tensor;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole tensors from the parts of all ranks.
+// Assembles whole tensors from the parts of all ranks.
 #pragma once
 
 #include <string>
@@ -37,7 +37,7 @@ class LegacyAssembler {
   void add_order(const std::vector<GlobalChunk>& chunks);
   void add_model(const LegacyRank& rank);
   void add_states(const LegacyRank& rank, const LegacyStates& states);
-  // Checks that no part is missing, then moves the tensors to the catalog.
+  // Checks that no part is missing, and moves the tensors to the catalog.
   void finish();
 
  private:
@@ -50,7 +50,7 @@ class LegacyAssembler {
     std::string first;       // path of the first part, for messages
     bool begun = false;
   };
-  // The name under which a rank's entry is joined with others.
+  // The name under which a rank's entry is joined with the others'.
   std::string name_of(const LegacyRank& rank, uint32_t chunk,
                       const LegacyEntry& entry) const;
   Whole& whole(const std::string& name);
@@ -64,7 +64,8 @@ class LegacyAssembler {
     const std::string& file;
   };
   void add(Whole& whole, const std::string& param, const From& from, bool cut);
-  // Where the parts of fused projections begin, by what a rank has of them.
+  // Notes where the parts of fused projections begin, by a rank's share of
+  // them.
   void note_mixers(const LegacyRank& rank);
   Groups groups_of(const Whole& whole, const LegacyEntry& entry,
                    uint32_t chunk) const;

@@ -63,7 +63,7 @@ std::optional<std::string> Checker::unshared_mixers(uint64_t tp) const {
                   {facts_.mamba_groups, facts_.delta_keys}, tp);
 }
 
-// `refused` may be null, or a vocabulary that is not padded.
+// `refused` may be null, or an unpadded vocabulary.
 std::string Checker::possible_sizes(const Tensor* refused) const {
   std::vector<uint64_t> sizes;
   for (uint64_t tp = 1; tp <= 1024 && sizes.size() < 12; ++tp) {
@@ -80,7 +80,7 @@ std::string Checker::possible_sizes(const Tensor* refused) const {
                      fmt::join(sizes, ", "));
 }
 
-// Each rank has an equal share of each part.
+// Checks that each rank has an equal share of each part.
 void Checker::check_parts(const Tensor& tensor, uint64_t ranks) const {
   const auto sizes = plan_.mixers.need(source_.path, tensor.name);
   uint64_t sum = 0;
@@ -96,12 +96,13 @@ void Checker::check_parts(const Tensor& tensor, uint64_t ranks) const {
                          fmt::join(sizes, ", "), ranks);
 }
 
-// Gives each tensor a rule that holds in the target, or refuses.
+// Gives the tensor a rule that holds in the target, or refuses it.
 void Checker::check_split(Tensor& tensor) const {
   const uint64_t ranks =
       plan_.ranks_of(parse_legacy_name(tensor.name).is_expert);
   if (tensor.tp.state == State::kUnknown) {
-    // Whole on each of several ranks it was already; else a rule must say.
+    // If there were several ranks, each already had it whole; else a rule must
+    // say.
     if (source_.topology.tp == 1) tensor.tp = tp_rule(tensor.name, facts_);
     if (tensor.tp.state == State::kUnknown && ranks > 1 &&
         source_.topology.tp == 1)
@@ -148,7 +149,7 @@ void Checker::check_tensors() {
         .with_hint(possible_sizes(nullptr));
 }
 
-// State of a parameter that is not written would be lost.
+// The state of an unwritten parameter would be lost.
 void Checker::check_states() const {
   std::unordered_set<std::string_view> models;
   for (const Tensor& tensor : target_.catalog.tensors)

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Can the ranks of a target share each tensor?
+// Checks that the ranks of a target can share each tensor.
 #pragma once
 
 #include "formats/megatron/legacy/plan.h"
 
 namespace ckpt::megatron {
 
-// Gives the model's tensors of the target rules that hold there. Throws
-// unfaithful_error for sizes that don't divide, tensors that no rule
-// explains, and state of parameters that are not written.
+// Gives the target's model tensors rules that hold there. Throws
+// unfaithful_error for sizes that don't divide, tensors that no rule explains,
+// and state of unwritten parameters.
 void check_shares(const Catalog& source, const Facts& facts,
                   const LegacyPlan& plan, Target& target);
 

@@ -59,7 +59,7 @@ void LegacyFile::fill_flat(const Flat& flat, const Tensor& tensor, size_t index,
   add_pieces(tensor, index, rule, slot, ranks, flat.slot, at);
 }
 
-// Zeros where no piece is.
+// Puts zeros where there is no piece.
 void LegacyFile::add_gaps(const torch::FilePlan& plan, TargetFile& file) const {
   constexpr uint64_t kMostZeros = uint64_t{1} << 20;  // in one literal
   std::vector<std::pair<uint64_t, uint64_t>> filled;  // begin, end: bytes

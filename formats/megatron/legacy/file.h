@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One file of the target while it is built: a value tree with placeholders,
+// One file of the target under construction: a value tree with placeholders,
 // and which parts of which tensors fill them.
 #pragma once
 
@@ -19,13 +19,13 @@ class LegacyFile {
 
   pickle::Document document;
 
-  // Rank `slot`'s part of a tensor of target.catalog as a tensor of its own;
-  // a node that stands for it.
+  // Adds rank `slot`'s part of a tensor of target.catalog as a separate tensor;
+  // returns a node that stands for it.
   pickle::Id add_part(const Tensor& tensor, size_t index, const TpRule& rule,
                       uint64_t slot, uint64_t ranks);
 
-  // A flat tensor of `size` elements, to be filled by add_flat; the rest is
-  // zeros.
+  // A flat tensor of `size` elements, which fill_flat fills; the rest is
+  // zero.
   struct Flat {
     uint64_t slot = 0;
     pickle::Id node = pickle::kNoId;

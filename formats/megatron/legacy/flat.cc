@@ -26,7 +26,7 @@ class FlatReader {
 
   const Document& document() const { return document_; }
 
-  // True if it is in the form of April 2024 and later.
+  // True for the form of April 2024 and later.
   bool is_coalesced(Id optimizer) const {
     const Id mark = document_.find(optimizer, "buckets_coalesced");
     return document_.is(mark, Type::kBool) && document_.boolean(mark);
@@ -89,7 +89,7 @@ class FlatReader {
     return std::pair{*param, *grad};
   }
 
-  // The rules changed over the years; the length tells which ones hold.
+  // The rules changed over the years; the length shows which ones apply.
   BufferLayout lay_out(int64_t number, const LegacyBuffer& buffer,
                        uint64_t total) const {
     uint64_t numel = 0;

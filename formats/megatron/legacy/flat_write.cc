@@ -96,7 +96,7 @@ bool LegacyStatesWriter::write_flat(Target& target, const Params& params,
   std::vector<Id> all;
   bool any = false;
   for (size_t i = 0; i < parts.size(); ++i) {
-    // The file of a rank that is not the first of its replicas has None.
+    // A rank that is not the first of its replicas has None in its file.
     const bool expert =
         parts.size() > 1 && i + 1 == parts.size() && state.plan.own_experts;
     const bool mine = expert ? at.expert_states : at.dense_states;

@@ -24,7 +24,7 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-constexpr std::string_view kMain = "fp32_param";  // as the legacy reader says
+constexpr std::string_view kMain = "fp32_param";  // as in the legacy reader
 
 bool is_half(DType dtype) {
   return dtype == DType::bf16 || dtype == DType::f16;
@@ -49,7 +49,7 @@ void remove(Document& document, Id& dict, std::string_view name) {
   dict = document.add_container(Type::kDict, kept);
 }
 
-// The object "optimizer" in the form that ranks' files have.
+// The object "optimizer" in the form of ranks' files.
 class Shell {
  public:
   Shell(const Catalog& catalog, const Object& object, bool distributed,
@@ -78,7 +78,7 @@ class Shell {
   }
 
  private:
-  // Of small tensors: the scale of losses.
+  // Of small tensors: the loss scale.
   static std::optional<DType> storage_dtype(const Document& from, Id node) {
     const auto id = from.items(from.items(node)[0]);
     if (id.size() < 2 || !from.is(id[1], Type::kGlobal)) return std::nullopt;
@@ -97,14 +97,14 @@ class Shell {
     for (Id& group : groups) {
       remove(*to_, group, "params");
       if (counts_each_) remove(*to_, group, "step");
-      // The writer lists the parameters of a group that has a list.
+      // The writer lists the parameters of groups that have a list.
       if (!distributed_)
         to_->set(group, "params", to_->add_container(Type::kList));
     }
     to_->set(inner, "param_groups", to_->add_container(Type::kList, groups));
     if (distributed_) return made;
     to_->set(inner, "state", to_->add_container(Type::kDict));
-    // Of a model without 16-bit weights it is the inner one alone.
+    // For a model without 16-bit weights it is only the inner one.
     if (!halves_) return inner;
     to_->set(made, "fp32_from_fp16_params", to_->add_container(Type::kList));
     return made;
@@ -117,7 +117,7 @@ class Shell {
   Id root_ = kNoId;
 };
 
-// Optimizers count parameters: which is which follows from the order.
+// Optimizers number the parameters: the order says which is which.
 void check_order(const Catalog& catalog, bool local) {
   const OrderStyle style{.fused_norms = !local, .grouped_experts = !local};
   for (const Tensor& tensor : catalog.tensors) {
@@ -131,8 +131,8 @@ void check_order(const Catalog& catalog, bool local) {
   }
 }
 
-// Main weights by the legacy reader's name; of parameters that are float32
-// themselves only a distributed optimizer has them.
+// Main weights have the legacy reader's name. Only a distributed optimizer has
+// them for float32 parameters.
 void settle_mains(Catalog& catalog, bool distributed, bool claimed) {
   std::unordered_map<std::string_view, const Tensor*> models;
   for (const Tensor& tensor : catalog.tensors)

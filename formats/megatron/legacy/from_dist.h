@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizer of a distributed checkpoint, as ranks' files have it.
+// Turns the optimizer of a distributed checkpoint into what ranks' files have.
 //
 //   optimizer.state.param.decoder.layers.mlp.…    [layer, …]
 //     ─► fp32_param.decoder.layers.3.mlp.…        each layer and expert
@@ -8,7 +8,7 @@
 //     ─► {"optimizer": {"state": {}, "param_groups": […]},
 //         "fp32_from_fp16_params": []}                     not distributed
 //
-// The legacy writer fills what is empty here.
+// The legacy writer fills the empty ones.
 #pragma once
 
 #include "ckpt/catalog.h"
@@ -17,8 +17,8 @@
 namespace ckpt::megatron {
 
 // Gives a distributed checkpoint with optimizer state the names of modules and
-// the object "optimizer" of ranks' files. Throws unfaithful_error for state
-// whose parameters can't be told.
+// the object "optimizer" of ranks' files. Throws unfaithful_error if the
+// state's parameters can't be told.
 void take_optimizer(Catalog& catalog, const Facts& facts);
 
 }  // namespace ckpt::megatron

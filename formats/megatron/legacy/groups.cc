@@ -78,7 +78,7 @@ GroupRules read_groups(const Document& document, Id groups) {
     traits.decoupled = flag(document, group, "is_decoupled_lr");
     rules.groups.push_back(traits);
   }
-  // One optimizer's experts: its groups say so all alike.
+  // Experts' own optimizer: all its groups say so.
   if (std::ranges::all_of(rules.groups, &GroupTraits::expert))
     for (GroupTraits& traits : rules.groups) traits.expert = false;
   return rules;
@@ -104,7 +104,7 @@ std::vector<LegacyBuffer> split_buffers(std::span<const LegacyParam> params) {
     if (at == all.end()) at = all.insert(at, {param.chunk, param.dtype, {}});
     at->params.push_back(param);
   }
-  // By chunk; inside of one, dtypes as they appear.
+  // By chunk; within one, dtypes in order of appearance.
   std::ranges::stable_sort(all, {}, &LegacyBuffer::chunk);
   return all;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which optimizer, which of its parameter groups and which gradient buffer a
-// parameter of a rank is in. The files only number parameters; the numbers
-// follow from the model's order, from weight decay and from who is an expert.
+// Which optimizer, parameter group and gradient buffer a rank's parameter is
+// in. The files only number parameters; the numbers follow from the model's
+// order, from weight decay and from which ones are experts'.
 //
 //   [dense optimizer, experts' optimizer]
 //      group 0: with weight decay    ids 0 1 2 …    in the model's order
@@ -31,11 +31,11 @@ struct LegacyParam {
   Dims shape;
   uint64_t numel = 0;
   bool expert = false;
-  bool shared = false;  // embedding that two pipeline stages hold
+  bool shared = false;  // an embedding that two pipeline stages hold
 };
 
 // The parameters of each of `count` optimizers: one; dense and experts; or one
-// for each chunk, with or without experts. Nothing if it can't be told.
+// per chunk, with or without one for experts. Nothing if it can't be told.
 std::optional<std::vector<std::vector<LegacyParam>>> split_optimizers(
     std::span<const LegacyParam> params, size_t count, size_t chunks);
 
@@ -53,8 +53,8 @@ struct GroupRules {
 // `groups` is the list param_groups.
 GroupRules read_groups(const pickle::Document& document, pickle::Id groups);
 
-// The members of each group, in order. Parameters of a kind that no group has
-// go nowhere.
+// The members of each group, in order. Leaves out parameters of a kind that no
+// group has.
 std::vector<std::vector<LegacyParam>> split_groups(
     std::span<const LegacyParam> params, const GroupRules& rules);
 
@@ -66,8 +66,8 @@ struct LegacyBuffer {
 };
 std::vector<LegacyBuffer> split_buffers(std::span<const LegacyParam> params);
 
-// `numel` is that of the whole chunk, experts included; dp counts context
-// parallel ranks too.
+// `numel` is for the whole chunk, including experts; dp counts context parallel
+// ranks, too.
 BufferRules buffer_rules(const Facts& facts, uint32_t pp, uint32_t chunk,
                          uint64_t numel, uint64_t dp);
 std::vector<BufferParam> buffer_params(const LegacyBuffer& buffer);

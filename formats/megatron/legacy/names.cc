@@ -19,7 +19,7 @@ std::optional<LegacyName::Number> number_at(std::string_view text, size_t at,
   return LegacyName::Number{at, text.size() - rest.size() - at, *value};
 }
 
-// A component's first byte, or npos: "layers." at the start or behind a dot.
+// A component's first byte, or npos: "layers." at the start or after a dot.
 size_t find_word(std::string_view text, std::string_view word, size_t from) {
   for (size_t at = from; (at = text.find(word, at)) != text.npos; ++at)
     if (at == 0 || text[at - 1] == '.') return at;

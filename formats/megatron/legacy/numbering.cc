@@ -16,8 +16,8 @@ using text::printable;
 constexpr uint64_t kMostLayers = 100'000;
 constexpr uint64_t kMostExperts = uint64_t{1} << 20;
 
-// What an entry has in common with its neighbours of other experts: the names
-// of modules before the number. A grouped linear layer lists weight0, bias0,
+// What an entry shares with its neighbours of other experts: the names of
+// modules before the number. A grouped linear layer lists weight0, bias0,
 // weight1, bias1, …, which are one run.
 std::string expert_stem(std::string_view name, const LegacyName& parsed) {
   if (!parsed.expert) return {};
@@ -31,7 +31,7 @@ LegacyNumbering::LegacyNumbering(const std::vector<LegacyRank>& ranks,
   chunks_ = static_cast<uint32_t>(ranks.front().chunks.size());
   for (const LegacyRank& rank : ranks)
     stages_ = std::max(stages_, rank.dir.pp + 1);
-  uint32_t seen = UINT32_MAX;  // the stage of the rank before
+  uint32_t seen = UINT32_MAX;  // the previous rank's stage
   for (const LegacyRank& rank : ranks) {
     if (rank.chunks.size() != chunks_)
       throw input_error({rank.file.path, {}},
@@ -79,7 +79,7 @@ void LegacyNumbering::count_layers(const LegacyRank& rank, bool first) {
   }
 }
 
-// Several stacks (an encoder and a decoder) have arguments of their own.
+// Several stacks (an encoder and a decoder) have their own arguments.
 void LegacyNumbering::check_total(const Facts& facts,
                                   const std::string& path) const {
   if (!facts.num_layers || stacks_.size() != 1) return;
@@ -142,8 +142,8 @@ std::vector<std::string> regroup(std::string_view name,
 
 namespace {
 
-// One stage's state dicts, as one of its ranks has them, with the experts of
-// all ranks.
+// Makes one stage's state dicts as one of its ranks has them, but with the
+// experts of all ranks.
 class OrderBuilder {
  public:
   OrderBuilder(const std::vector<LegacyRank>& ranks, size_t rank,

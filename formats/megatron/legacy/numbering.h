@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a rank's layer and expert numbers to those of the whole model.
+// Converts a rank's layer and expert numbers to the whole model's.
 //
 //   chunks in the order (virtual stage, pipeline stage); 5 layers, pp=2 vpp=2
 //     v0 p0   v0 p1   v1 p0   v1 p1
@@ -20,8 +20,8 @@ namespace ckpt::megatron {
 class LegacyNumbering {
  public:
   // Counts the layers of each chunk; pipelines may be uneven. Throws
-  // input_error if ranks of one stage differ, or if the sum is not what the
-  // args say.
+  // input_error if ranks of one stage differ, or if the sum contradicts the
+  // args.
   LegacyNumbering(const std::vector<LegacyRank>& ranks, const Facts& facts,
                   const std::string& path);
 
@@ -36,7 +36,7 @@ class LegacyNumbering {
  private:
   struct Stack {
     std::vector<uint64_t> count;  // of layers: [v * stages + p]
-    std::vector<uint64_t> first;  // likewise: number of the first one
+    std::vector<uint64_t> first;  // likewise: the first one's number
   };
   void count_layers(const LegacyRank& rank, bool first);
   void check_total(const Facts& facts, const std::string& path) const;
@@ -59,13 +59,13 @@ struct GlobalEntry {
 };
 using GlobalChunk = std::vector<GlobalEntry>;
 
-// The entries of each chunk [v * stages + p], in the order of a model that is
-// not split: the experts of one layer together, by number.
+// The entries of each chunk [v * stages + p], in the order of an unsplit model:
+// the experts of a layer together, by number.
 std::vector<GlobalChunk> global_order(const std::vector<LegacyRank>& ranks,
                                       const LegacyNumbering& numbering,
                                       uint64_t ep);
 
-// `name` cut at its dots into as many parts as `path` has, alike.
+// `name` cut at its dots as `path` is, into the same number of parts.
 std::vector<std::string> regroup(std::string_view name,
                                  const std::vector<std::string>& path);
 

@@ -25,7 +25,7 @@ using text::printable;
 
 constexpr uint64_t kMaxInline = uint64_t{64} << 20;  // of one value
 
-// Copies values out of a rank's file, storages with their content.
+// Copies values out of a rank's file, with the content of storages.
 class Importer {
  public:
   Importer(const LegacyRank& rank, Catalog& catalog)
@@ -74,7 +74,8 @@ void add_object(const LegacyRank& rank, std::string name, Id node,
   catalog.objects.push_back({std::move(name), std::move(document), *root});
 }
 
-// What optimizers keep for each parameter: read as tensors already.
+// Empties what optimizers keep for each parameter: it is already read as
+// tensors.
 void empty_states(const Document& from, Id optimizer, Document& to,
                   std::unordered_map<Id, Id>& substitutes) {
   const Id inner = inner_optimizer(from, optimizer);
@@ -92,8 +93,8 @@ void empty_states(const Document& from, Id optimizer, Document& to,
       substitutes[params] = to.add_container(Type::kList);
 }
 
-// The rank whose optimizer has the most groups: a rank without parameters of
-// some kind may lack theirs.
+// For finding the rank whose optimizer has the most groups: a rank without
+// parameters of some kind may lack theirs.
 size_t groups_in(const LegacyRank& rank) {
   size_t count = 0;
   const Document& document = rank.document();
@@ -125,7 +126,7 @@ void add_optimizer(const std::vector<LegacyRank>& ranks, Catalog& catalog) {
       {std::string(kOptimizerObject), std::move(document), *root});
 }
 
-// No FP8 scales in it: None, no bytes, or torch.save(None).
+// True without FP8 scales: None, no bytes, or torch.save(None).
 bool is_empty_state(const LegacyRank& rank, Id node) {
   const Document& document = rank.document();
   if (node == kNoId || document.is(node, Type::kNone)) return true;
@@ -148,7 +149,7 @@ bool is_empty_state(const LegacyRank& rank, Id node) {
   return ref && element_count(ref->shape) == 0;
 }
 
-// The keys of the whole model, and the values that are not tensors.
+// Adds the keys of the whole model, and the values that are not tensors.
 void add_model(const std::vector<LegacyRank>& ranks,
                const std::vector<GlobalChunk>& order, Catalog& catalog) {
   auto document = std::make_shared<Document>();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a legacy Megatron checkpoint holds beside the tensors of the model and
-// the optimizer, as objects of the catalog: for people, and for the writer.
+// What a legacy Megatron checkpoint holds besides the tensors of the model and
+// the optimizer, as objects of the catalog: for people and for the writer.
 //
 //   args, checkpoint_version, …     as the first rank has them
 //   rng_state.mp_rank_00_001        of each rank; "rng_state" if there is one
@@ -10,8 +10,8 @@
 //                                   [[(path, kind, value), …] per chunk]
 //   model._extra_state.mp_rank_…    {name: state} of FP8 modules
 //
-// Values with storages in them (random states, loss scales) are copied into
-// documents of their own, with the bytes inside.
+// Values that contain storages (random states, loss scales) are copied into
+// their own documents, with the bytes inside.
 #pragma once
 
 #include <string>

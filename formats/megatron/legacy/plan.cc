@@ -30,7 +30,8 @@ std::string joined(const std::vector<std::string>& path) {
   return fmt::format("{}", fmt::join(path, "."));
 }
 
-// The object "model.keys", as the reader made it. Nothing of another shape.
+// The object "model.keys", as the reader made it. Nothing if it has another
+// shape.
 std::vector<Keys> keys_of(const Object& object) {
   std::vector<Keys> chunks;
   const Document& document = *object.document;
@@ -103,7 +104,7 @@ class Planner {
     target_.assumptions.push_back(std::move(text));
   }
 
-  // What the source has, or one chunk of the catalog's names.
+  // The source's chunks, or one chunk of the catalog's names.
   std::vector<Keys> source_chunks() {
     std::vector<Keys> chunks;
     if (const Object* object = find_object(source_, kModelObject);
@@ -256,7 +257,7 @@ class Planner {
     for (size_t i = 0; i < count; ++i)
       for (const LegacyKey& key : plan_.chunks[i]) {
         const LegacyName name = parse_legacy_name(key.name);
-        // A layer without tensors was left out, whatever else it has.
+        // A layer without tensors was left out, even if it has other entries.
         if (!name.layer || key.kind != KeyKind::kTensor) continue;
         auto& first = plan_.first_layer[name.stack];
         first.resize(count, UINT64_MAX);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rank of the target holds what: state dicts cut by pipeline stage,
-// layers and experts numbered as each rank numbers them.
+// Which ranks of the target hold what: state dicts cut by pipeline stage, with
+// layers and experts numbered as in each rank.
 //
 //   source     [v0 p0] [v0 p1] …      the object "model.keys", or names alone
 //      └► one list in the model's order ──► chunks of the target
@@ -20,7 +20,7 @@
 
 namespace ckpt::megatron {
 
-// An entry of a state dict of the target.
+// An entry of the target's state dicts.
 struct LegacyKey {
   std::vector<std::string> path;  // with the model's numbers
   std::string name;               // joined
@@ -36,8 +36,8 @@ struct LegacyPlan {
   uint32_t vpp = 1;          // virtual stages
   bool tied = false;         // the embedding has a copy on the last stage
   uint64_t experts = 0;      // of the model
-  bool own_experts = false;  // they have an optimizer of their own
-  bool own_stages = false;   // the pipeline is not cut as the source's
+  bool own_experts = false;  // they have their own optimizer
+  bool own_stages = false;   // the pipeline is cut unlike the source's
   // How args say that stages are unequal; see StageSplit.
   std::optional<uint64_t> first_stage;
   std::optional<uint64_t> last_stage;
@@ -46,9 +46,9 @@ struct LegacyPlan {
   std::vector<std::vector<LegacyKey>> chunks;  // [v * pp + p]
   // Number of the first layer of each chunk, by "decoder.layers."
   std::map<std::string, std::vector<uint64_t>> first_layer;
-  // Nothing of the topology changes: what belongs to ranks stays.
+  // The topology does not change: what belongs to ranks stays.
   bool same_ranks = false;
-  std::string left_out;  // a parameter of the source that is not written
+  std::string left_out;  // an unwritten parameter of the source
   MixerParts mixers;
 
   const std::vector<LegacyKey>& chunk(uint32_t v, uint32_t p) const {
@@ -61,7 +61,7 @@ struct LegacyPlan {
 struct LegacyCoordinates {
   uint32_t tp = 0, pp = 0, ep = 0;
   uint64_t rank = 0;  // the first one in its stage
-  // Whose part of the distributed optimizer's state its file holds.
+  // Which parts of the distributed optimizer's state its file holds.
   bool dense_states = true, expert_states = true;
 };
 

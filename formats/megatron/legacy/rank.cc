@@ -99,7 +99,7 @@ class ChunkReader {
   LegacyChunk chunk_;
 };
 
-// NeMo's: no more than a state dict.
+// NeMo's: just a state dict.
 bool is_bare(const LegacyRank& rank) {
   return rank.dir.model_file.ends_with(kNemoWeights);
 }
@@ -132,7 +132,7 @@ std::optional<int64_t> read_iteration(const LegacyRank& rank) {
   return std::nullopt;
 }
 
-// What NeMo's module has before the names of Megatron's.
+// Removes what NeMo's module puts before Megatron's names.
 void cut_prefix(LegacyChunk& chunk) {
   for (const std::string_view prefix : {"model.module.", "model."}) {
     if (!std::ranges::all_of(chunk, [&](const LegacyEntry& entry) {

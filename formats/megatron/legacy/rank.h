@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's files of a legacy Megatron checkpoint, opened: what its state
-// dicts hold under the rank's own names.
+// One rank's files of a legacy Megatron checkpoint, opened: the content of its
+// state dicts under the rank's own names.
 //
 //   model_optim_rng.pt   {args, checkpoint_version, iteration,
 //                         model | model0, model1 …, optimizer, rng_state, …}
@@ -22,7 +22,7 @@
 
 namespace ckpt::megatron {
 
-// Elements that lie in a rank's file.
+// Elements in a rank's file.
 struct LocalTensor {
   DType dtype = DType::f32;
   Shape shape;
@@ -51,7 +51,7 @@ struct LegacyRank {
   std::vector<LegacyChunk> chunks;
 
   const pickle::Document& document() const { return *file.document; }
-  // A top-level value; kNoId if it isn't there.
+  // A top-level value; kNoId if absent.
   pickle::Id find(std::string_view key) const {
     return document().find(document().root(), key);
   }

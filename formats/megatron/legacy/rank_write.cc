@@ -18,7 +18,7 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// A dict in `root`, at the place that a path names.
+// Sets a value in the dicts of `root`, at the place that a path names.
 void set_nested(Document& document, Id root,
                 const std::vector<std::string>& path, Id value) {
   Id at = root;
@@ -42,7 +42,7 @@ LegacyRankWriter::LegacyRankWriter(const Catalog& source, const Facts& facts,
       plan_(plan),
       target_(target),
       ours_(source.format == "megatron_legacy") {
-  // Names of the source stay where they are.
+  // The source's names stay in place.
   size_t index = 0;
   for (const Tensor& tensor : source.tensors) {
     if (tensor.kind == Kind::other) continue;
@@ -66,7 +66,7 @@ Id LegacyRankWriter::add_value(LegacyFile& file, const LegacyKey& key,
                         : file.document.import(*states->document, value);
 }
 
-// A tensor of the model in the rank's part of it.
+// Adds a rank's part of a model tensor.
 Id LegacyRankWriter::add_tensor(LegacyFile& file, const LegacyKey& key,
                                 uint32_t v, const LegacyCoordinates& at,
                                 std::vector<LegacyParam>& params) const {
@@ -131,7 +131,7 @@ Id LegacyRankWriter::add_args(Document& document, const Object& args,
   return copy;
 }
 
-// Values that the writer does not make itself.
+// Adds values that the writer does not make itself.
 void LegacyRankWriter::add_object(Document& document, Id root,
                                   const Object& object,
                                   const LegacyCoordinates& at) const {

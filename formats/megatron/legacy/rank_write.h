@@ -16,8 +16,8 @@ namespace ckpt::megatron {
 
 class LegacyRankWriter {
  public:
-  // All of them outlive the writer; target.catalog.tensors are complete, with
-  // rules that hold.
+  // All of them must outlive the writer; target.catalog.tensors must be
+  // complete, with rules that hold.
   LegacyRankWriter(const Catalog& source, const Facts& facts,
                    const LegacyPlan& plan, Target& target);
 
@@ -47,8 +47,8 @@ class LegacyRankWriter {
   std::unordered_map<std::string_view, size_t> index_;  // model tensors
 };
 
-// Is a value of the source carried to the target? Those of other formats are
-// only if both mean the same by them.
+// True if a value of the source is carried to the target. Other formats' values
+// are only if they mean the same in both.
 bool carries_object(const Catalog& source, const Object& object);
 
 }  // namespace ckpt::megatron

@@ -45,7 +45,7 @@ LegacyPlace locate_or_throw(const std::string& path) {
                       found.why);
 }
 
-// Files that were written at different times don't make one checkpoint.
+// Files written at different times don't make one checkpoint.
 void check_same(const LegacyRank& first, const LegacyRank& rank) {
   const auto refuse = [&](const char* what, const auto& a, const auto& b) {
     throw input_error({rank.file.path, {}}, "{} is {}, in {} it is {}", what, b,
@@ -77,7 +77,7 @@ bool is_final_norm(std::string_view name) {
          name.ends_with("final_norm.weight");
 }
 
-// Which end of a model a rank's file has.
+// Which ends of a model a rank's file has.
 struct Ends {
   bool embedding = false;
   bool final_norm = false;
@@ -97,16 +97,16 @@ Ends ends_of(const LegacyDir& dir, const ReadOptions& options) {
   return ends;
 }
 
-// Ranks of a pipeline have one end each, those of experts both. (With layers
-// of multi-token prediction the last stage has an embedding, too.)
+// Pipeline ranks have one end each, expert ranks both. (With layers of
+// multi-token prediction the last stage has an embedding, too.)
 bool is_pipeline(const LegacyDir& first, const LegacyDir& later,
                  const ReadOptions& options) {
   return !ends_of(later, options).embedding ||
          !ends_of(first, options).final_norm;
 }
 
-// Without args the names of directories tell the sizes; what one number more
-// than tp's counts, is seen in the first two files that differ in it.
+// Without args the names of directories give the sizes. If there is one more
+// number than tp's, the first two files that differ in it show what it counts.
 void infer_sizes(const std::vector<LegacyDir>& dirs, Facts& facts,
                  Catalog& catalog, const ReadOptions& options) {
   uint64_t tp = 1, second = 1, third = 1;
@@ -153,8 +153,8 @@ std::optional<bool> gated_by_shapes(const LegacyRank& rank) {
   return found.gated;
 }
 
-// The halves of a gated fc1 are joined apart. What an activation takes and
-// gives can't be mistaken, so shapes come before what args say.
+// The halves of a gated fc1 are joined separately. An activation's inputs and
+// outputs can't be mistaken, so shapes take precedence over args.
 void find_gated(const LegacyRank& rank, Facts& facts, Catalog& catalog) {
   const auto found = gated_by_shapes(rank);
   if (!found || facts.gated == found) return;
@@ -167,7 +167,7 @@ void find_gated(const LegacyRank& rank, Facts& facts, Catalog& catalog) {
   facts.gated = found;
 }
 
-// NeMo's archives have a file instead of args; names say the sizes.
+// NeMo's archives have a file instead of args; names give the sizes.
 Facts nemo_facts(const std::vector<LegacyDir>& dirs, const std::string& path) {
   const auto args = nemo::read_args(path);
   if (!args) return {};
@@ -182,7 +182,7 @@ Facts nemo_facts(const std::vector<LegacyDir>& dirs, const std::string& path) {
   return facts;
 }
 
-// args of any file are those of all: some writers kept them in one only.
+// The args of any file are those of all: some writers put them into only one.
 Facts find_facts(const std::vector<LegacyDir>& dirs, const std::string& path,
                  Catalog& catalog, const ReadOptions& options) {
   Facts facts;
@@ -242,9 +242,9 @@ void tell_strays(const LegacyScan& scan, Catalog& catalog) {
                                       scan.strays.size() - kMost));
 }
 
-// The distributed optimizer writes beside every model file. One that lacks it
-// has lost it: a pipeline stage without its optimizer would train on from
-// nothing.
+// The distributed optimizer writes a file beside every model file. If one is
+// missing, it was lost: a pipeline stage without its optimizer would resume
+// from nothing.
 void check_optimizers(const std::vector<LegacyDir>& dirs) {
   const auto lost = std::ranges::find_if(
       dirs, [](const LegacyDir& dir) { return dir.optimizer_file.empty(); });
@@ -257,7 +257,7 @@ void check_optimizers(const std::vector<LegacyDir>& dirs) {
       .with_hint("fetch it again; for the weights alone move the others away");
 }
 
-// Width of an expert's hidden layer, if args say it.
+// The width of an expert's hidden layer, if args give it.
 std::optional<uint64_t> expert_ffn(const LegacyRank& rank) {
   const pickle::Document& document = rank.document();
   const auto width = document.as_int(document.find(
@@ -266,7 +266,7 @@ std::optional<uint64_t> expert_ffn(const LegacyRank& rank) {
   return rank.facts.ffn_hidden_size;
 }
 
-// States of one kind of optimizer in all files.
+// The states of one kind of optimizer, from all files.
 struct AllStates {
   LegacyStates::Form form = LegacyStates::Form::kNone;
   std::vector<std::pair<DType, DType>> dtypes;
@@ -296,8 +296,8 @@ Catalog begin_catalog(const std::string& path, const LegacyPlace& place) {
   return catalog;
 }
 
-// A config.json, and what goes with it: among the ranks' directories, or beside
-// the step's.
+// Adds a config.json, and what goes with it, among the ranks' directories or
+// beside the step's.
 void add_model_files(Catalog& catalog) {
   const auto has_config = [](const std::string& directory) {
     return io::is_file(io::join(directory, "config.json"));

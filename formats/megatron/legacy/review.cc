@@ -44,7 +44,7 @@ uint64_t round_up(uint64_t rows, uint64_t multiple, const Catalog& catalog) {
 
 void check_names(const Catalog& catalog) {
   if (catalog.format == "megatron_legacy") return;
-  // Groups of parameters are an object of Megatron's own.
+  // Parameter groups are Megatron's own object.
   const bool known = std::ranges::any_of(
       catalog.objects,
       [](const Object& object) { return object.name == kOptimizerObject; });
@@ -83,7 +83,7 @@ void check_names(const Catalog& catalog) {
 void fit_vocabulary(Catalog& catalog, const Facts& facts, uint64_t tp) {
   const uint64_t rows = rows_of(catalog);
   if (rows == 0) return;
-  // Without args the multiple that training used is unknown.
+  // Without args training's multiple is unknown.
   if (!facts.vocab_multiple && rows % tp == 0) return;
   const auto multiple =
       checked_mul(facts.vocab_multiple.value_or(kUsualVocabMultiple), tp);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The source with as many rows of vocabulary as the target's ranks want.
+// Gives the source as many vocabulary rows as the target's ranks need.
 //
-//   | true rows | padding |      a multiple of make_vocab_size_divisible_by *
-//   tp | true rows | pad | zeros |          more ranks: zeros are appended |
-//   true rows | |                      fewer: padding is cut, real rows never
+//   | true rows | padding |      multiple of make_vocab_size_divisible_by * tp
+//   | true rows | pad | zeros |  more ranks: zeros are appended
+//   | true rows | |              fewer: padding is cut, real rows never
 #pragma once
 
 #include "ckpt/catalog.h"
@@ -12,8 +12,7 @@
 namespace ckpt::megatron {
 
 // Refuses sources of other formats whose tensors are not named like modules:
-// stacked layers, other dialects, an optimizer that none of Megatron's formats
-// held.
+// stacked layers, other dialects, an optimizer from none of Megatron's formats.
 void check_names(const Catalog& catalog);
 
 // Changes shapes and pieces of word embeddings and output layers, and of their

@@ -76,8 +76,8 @@ std::string model_file_in(const std::string& directory) {
   return {};
 }
 
-// Why a directory holds no rank directories, or "". One whose file can be read
-// is enough: the reader names the others that can't.
+// Why a directory has no rank directories, or "". One with a readable file is
+// enough: the reader names the unreadable ones.
 std::string why_not_step(const std::string& path) {
   for (const char* name : {"metadata.json", ".metadata"})
     if (io::is_file(io::join(path, name)))
@@ -174,7 +174,7 @@ uint64_t size_or_one(const std::optional<uint64_t>& size) {
   return size.value_or(1);
 }
 
-// What the numbers of a directory's name are.
+// Sets what the numbers in a directory's name mean.
 void set_coordinates(LegacyDir& dir, uint64_t pp, uint64_t ep) {
   const size_t expected = size_t{pp > 1} + size_t{ep > 1};
   const size_t found =
@@ -201,8 +201,8 @@ void check_range(const LegacyDir& dir, const char* what, uint64_t value,
       .with_hint("are there files of another checkpoint here?");
 }
 
-// With any number of directories for each tensor rank, all must be there: in
-// every stage, or nothing can be joined.
+// However many directories a tensor rank has, every rank must be there in every
+// stage, or nothing can be joined.
 void check_ranks(const std::vector<LegacyDir>& dirs, uint64_t tp, uint64_t pp,
                  const std::string& path) {
   std::set<std::pair<uint32_t, uint32_t>> present;

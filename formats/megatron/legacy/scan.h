@@ -6,8 +6,8 @@
 //     mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt
 //                            distrib_optim.pt
 //
-// _PPP is there if the pipeline has more than one stage, _EEE if experts are
-// spread over ranks. So a name with two numbers is ambiguous: sizes decide.
+// _PPP is there if the pipeline has several stages, _EEE if experts are spread
+// over ranks. So a name with two numbers is ambiguous: sizes decide.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace ckpt::megatron {
 
-// In NeMo's archives a rank's file has this name and is its state dict alone.
+// In NeMo's archives a rank's file has this name and is just its state dict.
 inline constexpr char kNemoWeights[] = "model_weights.ckpt";
 
 struct LegacyDir {
@@ -36,12 +36,12 @@ struct LegacyDir {
 struct LegacyPlace {
   std::string path;     // the directory with the mp_rank_… directories
   std::string chosen;   // why this one, if there was a choice
-  std::string warning;  // something about that which should be known
-  bool root = false;    // what was given lies above `path`
+  std::string warning;  // something to know about that choice
+  bool root = false;    // the given path is above `path`
 };
 
-// Nothing, and why, if the directory holds no checkpoint. Does not throw for
-// readable directories.
+// No place, but the reason, if the directory has no checkpoint. Does not throw
+// for readable directories.
 struct LegacyFound {
   std::optional<LegacyPlace> place;
   std::string why;
@@ -50,14 +50,14 @@ LegacyFound locate_legacy(const std::string& path);
 
 struct LegacyScan {
   std::vector<LegacyDir> dirs;      // by name
-  std::vector<std::string> strays;  // files that are not read, and directories
-                                    // without a model
+  std::vector<std::string> strays;  // unread files, and directories without a
+                                    // model
 };
 LegacyScan scan_legacy(const std::string& path);
 
-// Sets pp and ep of the directories, sorts them by (pp, tp, ep) and checks
-// that the ranks are there that `facts` promises. Throws missing_error naming
-// those that are not.
+// Sets pp and ep of the directories, sorts them by (pp, tp, ep) and checks that
+// all ranks that `facts` promises are there. Throws missing_error naming those
+// that are not.
 void resolve_legacy(std::vector<LegacyDir>& dirs, const Facts& facts,
                     const std::string& path);
 

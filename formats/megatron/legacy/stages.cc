@@ -61,12 +61,12 @@ bool is_mtp(const LegacyKey& key) {
          key.name.find(".mtp.") != std::string::npos;
 }
 
-// Of every stage, whatever it holds.
+// In every stage, whatever it holds.
 bool is_everywhere(const LegacyKey& key) {
   return key.name.find("rotary_pos_emb.") != std::string::npos;
 }
 
-// The copy of the embedding on the last stage, behind the final norm.
+// Adds the last stage's copy of the embedding, after the final norm.
 void add_copy(Keys& keys, const LegacyKey& embedding) {
   constexpr std::string_view kEmbedding = "embedding.word_embeddings.weight";
   LegacyKey copy = embedding;
@@ -81,7 +81,7 @@ void add_copy(Keys& keys, const LegacyKey& embedding) {
       embedding.name.substr(0, embedding.name.size() - kEmbedding.size()) +
       "output_layer.weight";
   copy.path = {copy.name};
-  // Before the module's _extra_state, as the module has them.
+  // Before the module's _extra_state, as in the module.
   const auto at = std::ranges::find_if(keys, [](const LegacyKey& key) {
     return key.name.ends_with("output_layer._extra_state");
   });
@@ -97,7 +97,7 @@ uint64_t prediction_layers(const Keys& keys) {
   return count;
 }
 
-// The split that somebody asked for.
+// The requested split.
 StageSplit wanted_split(const Catalog& source, const Stack& stack,
                         const Keys& keys, uint32_t pp, uint32_t vpp,
                         const std::vector<uint64_t>& wanted) {
@@ -140,7 +140,7 @@ StageSplit split_stages(const Catalog& source, const Facts& facts,
   split.layers.assign(chunks, layers / chunks);
   if (layers % chunks == 0) return split;
 
-  // The stages but the first one are equal.
+  // All stages except the first are equal.
   uint64_t each = (layers + pp - 1) / pp;
   if (each * (pp - 1) >= layers) each = layers / pp;
   const bool old = stack.name.starts_with("language_model.");
@@ -166,7 +166,7 @@ std::vector<Keys> fill_stages(const Keys& keys, const StageSplit& split,
   for (const uint64_t layers : split.layers)
     ends.push_back(layers + (ends.empty() ? 0 : ends.back()));
   std::vector<Keys> chunks(split.layers.size());
-  bool behind = false;  // the layers
+  bool behind = false;  // after the layers
   const bool mtp = std::ranges::any_of(keys, is_mtp);
   for (const LegacyKey& key : keys) {
     const LegacyName name = parse_legacy_name(key.name);
@@ -182,7 +182,7 @@ std::vector<Keys> fill_stages(const Keys& keys, const StageSplit& split,
     }
   }
   if (pp == 1) return chunks;
-  // Prediction layers behind the last one have an embedding of their own.
+  // Prediction layers after the last one have their own embedding.
   Keys copies;
   const LegacyKey* embedding = nullptr;
   for (const LegacyKey& key : chunks.front()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers over pipeline stages, for another number of stages than the source's.
+// Spreads layers over another number of pipeline stages than the source's.
 //
 //   24 layers, pp=4           6 6 6 6
 //   24 layers, pp=4 vpp=2     0-2 3-5 6-8 9-11 | 12-14 … 21-23
@@ -25,9 +25,9 @@ StageSplit split_stages(const Catalog& source, const Facts& facts,
                         uint32_t vpp, std::string& assumption,
                         const std::vector<uint64_t>& wanted = {});
 
-// `keys` in the model's order; what comes before the layers goes to the first
-// chunk, what comes after them to the last one. A tied model's last stage gets
-// its copy of the embedding.
+// `keys` are in the model's order. What comes before the layers goes to the
+// first chunk, what comes after them to the last. A tied model's last stage
+// gets its copy of the embedding.
 std::vector<std::vector<LegacyKey>> fill_stages(
     const std::vector<LegacyKey>& keys, const StageSplit& split, uint32_t pp,
     bool tied);

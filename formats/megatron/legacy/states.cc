@@ -22,7 +22,7 @@ using pickle::kNoId;
 using pickle::Type;
 using text::printable;
 
-// What the main weights are called in files, old and new.
+// The names of the main weights in files, old and new.
 constexpr const char* kMainLists[] = {"fp32_from_fp16_params",
                                       "fp32_from_fp16"};
 
@@ -33,7 +33,7 @@ std::string sizes_of(const std::vector<T>& lists, F size) {
   return fmt::format("[{}]", fmt::join(sizes, ", "));
 }
 
-// Reads the optimizers that number their parameters.
+// Reads optimizers that number their parameters.
 class PlainReader {
  public:
   PlainReader(const LegacyRank& rank, LegacyStates& out, Catalog& catalog)

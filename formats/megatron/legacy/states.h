@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizer's state of one rank of a legacy Megatron checkpoint, by the
-// names of the rank's parameters.
+// One rank's optimizer state in a legacy Megatron checkpoint, by the names of
+// the rank's parameters.
 //
 //   without the distributed optimizer, in model_optim_rng.pt
 //     {optimizer: {state: {0: {exp_avg, exp_avg_sq}, …}, param_groups: […]},
@@ -34,12 +34,12 @@ struct LegacyStates {
   enum class Form : uint8_t { kNone, kPlain, kFlat };
   Form form = Form::kNone;
   std::vector<LocalState> states;
-  // Flat: the dtypes of parameters and of their gradients, as they appear.
+  // Flat: the dtypes of parameters and their gradients, in order of appearance.
   std::vector<std::pair<DType, DType>> dtypes;
 };
 
-// What is in no form that is known goes into catalog.problems. Throws
-// input_error where numbers and sizes contradict each other.
+// State in an unknown form becomes one of catalog.problems. Throws input_error
+// if numbers and sizes contradict each other.
 LegacyStates read_legacy_states(const LegacyRank& rank, bool tied,
                                 Catalog& catalog,
                                 const formats::ReadOptions& options);
@@ -47,17 +47,17 @@ LegacyStates read_legacy_states(const LegacyRank& rank, bool tied,
 // The parameters of a rank: tensors that are not buffers, in model order.
 std::vector<LegacyParam> legacy_params(const LegacyRank& rank, bool tied);
 
-// distrib_optim.pt of a rank that has one (legacy_flat.cc).
+// Reads distrib_optim.pt of a rank that has one (flat.cc).
 void read_flat_states(const LegacyRank& rank,
                       const std::vector<LegacyParam>& params, Catalog& catalog,
                       const formats::ReadOptions& options, LegacyStates& out);
 
-// split_optimizers, or an input_error.
+// As split_optimizers, but throws input_error.
 std::vector<std::vector<LegacyParam>> split_or_throw(
     const std::vector<LegacyParam>& params, size_t count,
     const LegacyRank& rank, const std::string& path);
 
-// Says once that weights are read and optimizer state is not.
+// Reports once that weights are read and optimizer state is not.
 void tell_unread(Catalog& catalog, const std::string& path,
                  const std::string& what);
 

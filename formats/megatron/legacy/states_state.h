@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of LegacyStatesWriter. Private to legacy_states_write.cc and
-// legacy_flat_write.cc.
+// The state of LegacyStatesWriter. Private to states_write.cc and
+// flat_write.cc.
 #pragma once
 
 #include <string>

@@ -49,7 +49,7 @@ std::vector<std::pair<DType, DType>> dtypes_of(const Catalog& source) {
   return all;
 }
 
-// A group's settings, to compare: without its members and whose it is.
+// A group's settings, for comparison: without its members and its owner.
 std::string settings_of(const Document& document, Id group) {
   Document copy;
   const Id root = copy.import(document, group);
@@ -105,7 +105,7 @@ LegacyStatesWriter::~LegacyStatesWriter() = default;
 
 bool LegacyStatesWriter::any() const { return state_->shell != nullptr; }
 
-// The parameters of each optimizer that a rank has.
+// The parameters of each of a rank's optimizers.
 std::vector<Params> LegacyStatesWriter::State::split(
     const Params& params) const {
   const bool experts =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizer's state of one rank, in the form of the source: numbered
-// parameters, or flat buffers in a file of their own.
+// One rank's optimizer state, in the source's form: numbered parameters, or
+// flat buffers in a separate file.
 #pragma once
 
 #include <memory>
@@ -20,14 +20,14 @@ class LegacyStatesWriter {
                      const LegacyPlan& plan, const Target& target);
   ~LegacyStatesWriter();
 
-  // False: no optimizer is written.
+  // False if no optimizer is written.
   bool any() const;
-  // The value of "optimizer" for a rank. `params` in model order; their names
-  // are the model's, index that of the tensor in the catalog.
+  // The value of "optimizer" for a rank. `params` are in model order, with the
+  // model's names; index is the tensor's in the catalog.
   pickle::Id add_optimizer(LegacyFile& file,
                            const std::vector<LegacyParam>& params,
                            const LegacyCoordinates& at) const;
-  // distrib_optim.pt; false if this rank has none.
+  // Writes distrib_optim.pt; returns false if this rank has none.
   bool write_flat(Target& target, const std::vector<LegacyParam>& params,
                   const LegacyCoordinates& at, const std::string& path) const;
 

@@ -95,7 +95,7 @@ void check_request(const Catalog& source, const Layout& layout) {
       .with_hint("unshard --optim-only writes the optimizer's state alone");
 }
 
-// One rank's files, one after the other.
+// Writes the ranks' files, one rank after the other.
 class Builder {
  public:
   Builder(const Catalog& source, const Layout& layout)
@@ -159,7 +159,7 @@ class Builder {
   std::string step_, root_word_;  // "iter_0000005" and "5"
 };
 
-// The names of directories don't say how many ranks share an expert.
+// Directory names don't say how many ranks share an expert.
 void Builder::check_args() const {
   if (facts_.any || plan_.experts == 0 || plan_.etp == layout_.topology.tp)
     return;
@@ -172,7 +172,8 @@ void Builder::check_args() const {
           "directory) brings args");
 }
 
-// A training root gives a training root, a step's directory a step's content.
+// A training root gives a training root; a step's directory gives a step's
+// content.
 void Builder::choose_place() {
   const bool ours = source_.format == "megatron_legacy";
   if (ours && source_.root.empty()) return;

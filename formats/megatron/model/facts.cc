@@ -14,7 +14,7 @@ using pickle::Type;
 constexpr uint64_t kMostOfAnything = uint64_t{1} << 40;
 constexpr uint64_t kMostRanks = uint64_t{1} << 20;
 
-// Entries of the args, by name.
+// The entries of the args, by name.
 class Entries {
  public:
   Entries(const Document& document, Id dict, const std::string& path)
@@ -28,13 +28,13 @@ class Entries {
       throw input_error({path_, {}}, "args.{} is {}", key, value);
     return static_cast<uint64_t>(value);
   }
-  // A number of layers, rows, heads: zero is as good as nothing.
+  // A number of layers, rows or heads: zero counts as missing.
   std::optional<uint64_t> count(const char* key) const {
     const auto value = size(key);
     if (value && *value == 0) return std::nullopt;
     return value;
   }
-  // Of ranks along one axis: products of three of them fit.
+  // A number of ranks along one axis: the product of three fits.
   std::optional<uint64_t> ranks(const char* key) const {
     const auto value = count(key);
     if (value && *value > kMostRanks)
@@ -51,7 +51,7 @@ class Entries {
     if (!document_.is(id, Type::kGlobal)) return std::nullopt;
     return torch::as_dtype(document_, id);
   }
-  // Every n-th layer, or the layers of a list, are of another kind.
+  // True if every n-th layer, or the layers of a list, are of another kind.
   std::optional<bool> numbered_layers() const {
     std::optional<bool> found;
     for (const char* key : {"moe_layer_freq", "linear_attention_freq"}) {
@@ -82,7 +82,7 @@ void read_model(const Entries& args, Facts& facts) {
   facts.ffn_hidden_size = args.count("ffn_hidden_size");
   facts.num_attention_heads = args.count("num_attention_heads");
   facts.num_query_groups = args.count("num_query_groups");
-  // The number is 1 by default and means nothing while the flag is off.
+  // The number defaults to 1 and means nothing while the flag is off.
   if (args.flag("group_query_attention") == false)
     facts.num_query_groups = facts.num_attention_heads;
   facts.kv_channels = args.count("kv_channels");
@@ -184,7 +184,7 @@ std::vector<ArgChange> topology_changes(const Facts& facts,
       {"world_size", cp * target.tp * target.pp * target.dp},
   };
   if (facts.tp && *facts.tp != target.tp) {
-    // Where it followed tp, it goes on doing so.
+    // If it followed tp, it still does.
     if (facts.etp == facts.tp)
       changes.push_back({"expert_tensor_parallel_size", target.tp});
     changes.push_back({"model_parallel_size", target.tp});

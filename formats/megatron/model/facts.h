@@ -31,14 +31,13 @@ struct Facts {
   std::optional<uint64_t> num_experts;
   std::optional<uint64_t> mamba_groups;       // mamba_num_groups
   std::optional<uint64_t> delta_keys;         // linear_num_key_heads
-  std::optional<uint64_t> vocab_size;         // true rows
-  std::optional<uint64_t> padded_vocab_size;  // rows that are stored
+  std::optional<uint64_t> vocab_size;         // rows in use
+  std::optional<uint64_t> padded_vocab_size;  // rows stored
   std::optional<uint64_t> vocab_multiple;     // make_vocab_size_divisible_by
   std::optional<bool> gated;   // swiglu and its kin: fc1 is [gate; up]
   std::optional<bool> bias;    // add_bias_linear
   std::optional<bool> untied;  // untie_embeddings_and_output_weights
-  // Layers that differ from each other: no layer axis in distributed
-  // checkpoints.
+  // Layers differ from each other: no layer axis in distributed checkpoints.
   std::optional<bool> numbered_layers;
   std::optional<bool> local_spec;  // transformer_impl local
   std::optional<DType> params_dtype;
@@ -62,19 +61,19 @@ struct Facts {
   std::optional<bool> grads_in_float32;  // accumulate_allreduce_grads_in_fp32
 
   std::optional<uint64_t> iteration;
-  bool any = false;  // there were args at all
+  bool any = false;  // there are args
 };
 
-// `args` may be kNoId. Throws input_error (naming `path`) for sizes that are
-// not numbers of this world: negative, or beyond 2^40.
+// `args` may be kNoId. Throws input_error (naming `path`) for impossible sizes:
+// negative, or beyond 2^40.
 Facts read_facts(const pickle::Document& document, pickle::Id args,
                  const std::string& path);
 
-// The dict with the entries: itself, or the state of a Namespace. kNoId for
-// anything else.
+// The dict with the entries: `args` itself, or the state of a Namespace. kNoId
+// for anything else.
 pickle::Id args_dict(const pickle::Document& document, pickle::Id args);
 
-// Sizes of one where the args say nothing.
+// Sizes default to one where the args say nothing.
 Topology topology_of(const Facts& facts);
 
 struct ArgChange {
@@ -83,15 +82,16 @@ struct ArgChange {
   std::string text = {};          // … if it is not empty
 };
 
-// What another topology changes in the args: the parallel sizes, world_size
-// and the padded vocabulary (0: unchanged). Virtual stages are taken back to
-// None if the pipeline changes, since the old number may not divide.
+// What another topology changes in the args: the parallel sizes, world_size and
+// the padded vocabulary (0: unchanged). Virtual stages go back to None if the
+// pipeline changes, since the old number may not divide.
 std::vector<ArgChange> topology_changes(const Facts& facts,
                                         const Topology& target,
                                         uint64_t padded_vocab_size);
 
-// Sets entries that exist and differ; the names of those that it changed.
-// Others are left as they are, what Megatron does not know included.
+// Sets entries that exist and differ, and returns the names of those that it
+// changed. Leaves the others alone, including those that Megatron does not
+// know.
 std::vector<std::string> set_args(pickle::Document& document, pickle::Id args,
                                   const std::vector<ArgChange>& changes);
 

@@ -22,7 +22,7 @@ bool is_grouped(std::string_view name) {
   return name.ends_with(kFirst) || name.ends_with(kSecond);
 }
 
-// What stands before "mlp.".
+// What comes before "mlp.".
 std::string layer_of(std::string_view name) {
   return std::string(name.substr(0, name.rfind("mlp.")));
 }
@@ -41,7 +41,7 @@ std::unordered_map<std::string, uint64_t> experts_of(const Catalog& catalog) {
   return experts;
 }
 
-// The elements of expert `e` in a matrix of all of them, transposed.
+// The elements of expert `e` in a matrix of all experts, transposed.
 View expert_view(const View& all, bool first, uint64_t experts, uint64_t e) {
   const Shape& shape = all.shape();
   const Shape each = first ? Shape{shape[0], shape[1] / experts}

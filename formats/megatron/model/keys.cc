@@ -25,7 +25,7 @@ constexpr std::string_view kHeads[] = {"lm_head.dense.",
                                        "encoder_relative_pos_emb.",
                                        "decoder_relative_pos_emb."};
 
-// What stands beside the language model, in Megatron's own models and in
+// Modules beside the language model, in Megatron's own models and in
 // Megatron-Bridge's.
 constexpr std::string_view kTowers[] = {
     "vision_model",          "vision_tower",         "visual",
@@ -33,21 +33,21 @@ constexpr std::string_view kTowers[] = {
     "audio_model",           "audio_tower",
 };
 
-// Layers, experts, ranks: so that one more never overflows.
+// Of layers, experts, ranks: one more never overflows.
 constexpr uint64_t kMostNumber = uint64_t{1} << 40;
 
-// As Python prints it: no leading zero.
+// As Python prints it: without leading zeros.
 std::optional<uint64_t> number(std::string_view text) {
   return text::number(text, kMostNumber, text::Zeros::kRefused);
 }
 
-// The component that begins at `at`, without its dot.
+// The component at `at`, without its dot.
 std::string_view component(std::string_view text, size_t at) {
   if (at >= text.size()) return {};
   return text.substr(at, text.find('.', at) - at);
 }
 
-// Where component `word` begins, from `at` on; npos if absent.
+// Where component `word` begins, at or after `at`; npos if absent.
 size_t find_component(std::string_view text, std::string_view word, size_t at) {
   for (size_t found = at; (found = text.find(word, found)) != text.npos;
        ++found) {
@@ -89,7 +89,7 @@ void parse_layer(Key& key) {
   key.layer_axis = !key.layer && !next.empty();
 }
 
-// weight7 of a grouped linear layer.
+// The 7 in weight7 of a grouped linear layer.
 std::optional<uint64_t> grouped_number(std::string_view rest) {
   if (!rest.starts_with("linear_fc")) return std::nullopt;
   const std::string_view last = rest.substr(rest.rfind('.') + 1);
@@ -111,8 +111,8 @@ void parse_expert(Key& key) {
   if (at >= key.name.size()) return;
   key.expert = number(component(key.name, at));
   if (!key.expert) key.expert = grouped_number(key.name.substr(at));
-  // weight1 and weight2 of the old fused layer hold several experts in an
-  // order of their own: no axis.
+  // weight1 and weight2 of the old fused layer hold several experts in their
+  // own order: not an axis.
   key.expert_axis =
       !key.expert && !component(key.name, at).starts_with("weight");
 }

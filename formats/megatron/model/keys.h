@@ -7,9 +7,8 @@
 //
 //   decoder.layers.mlp.linear_fc1.weight            axis 0 is the layer
 //   decoder.layers.3.mlp.linear_fc1.weight          the layer is in the name
-//   decoder.layers.mlp.experts.experts.linear_fc1.weight   layer and expert
-//   axis …mlp.experts.linear_fc1.weight7, …local_experts.7.…    legacy module
-//   names
+//   decoder.layers.mlp.experts.experts.linear_fc1.weight   layer, expert axis
+//   …mlp.experts.linear_fc1.weight7, …local_experts.7.…    legacy names
 //
 //   <key>/shard_<offset>_<shape>                    one object of a grid
 //   rng_state/shard_0.1_2.2                         row 0, column 1 of 2 x 2
@@ -27,15 +26,15 @@ namespace ckpt::megatron {
 //   vision_tower.encoder.layers.3.mlp.fc1.weight   of a module beside the
 //   language model, whose own names then begin with language_model.
 
-// All views are into the text that was parsed.
+// All views point into the parsed text.
 struct Key {
   std::string_view chain;          // "chained_1.", or ""
   std::string_view state;          // "exp_avg"; "": a model tensor
   std::string_view model;          // the model's key, with its prefix
   std::string_view prefix;         // "module.", or ""
   std::string_view name;           // the model's key without it
-  bool rooted = false;             // is one of Megatron's module trees
-  bool tower = false;              // of another modality, beside that tree
+  bool rooted = false;             // in one of Megatron's module trees
+  bool tower = false;              // of another modality, beside such a tree
   std::optional<uint64_t> layer;   // numbered
   std::optional<uint64_t> expert;  // numbered
   bool layer_axis = false;         // prepended; before …
@@ -45,19 +44,19 @@ struct Key {
 };
 Key parse_key(std::string_view text);
 
-// "decoder.layers.3." of a name, with its prefix; "" if it has no numbered
+// The "decoder.layers.3." of a name, with its prefix; "" if it has no numbered
 // layer.
 std::string layer_prefix(std::string_view text);
 
-// Puts `to` in the place of `from`, if the text begins with that.
+// Replaces `from` by `to`, if the text begins with it.
 bool replace_front(std::string& text, std::string_view from,
                    std::string_view to);
 
-// Of flat buffers: "…gbuf_idx_0.dtype_(…).bucket_idx_0.exp_avg".
+// A key of flat buffers: "…gbuf_idx_0.dtype_(…).bucket_idx_0.exp_avg".
 bool is_bucket_key(std::string_view text);
 
-// "a.b/shard_0.1_2.2". Nothing if it is no such name, or if offset and grid
-// don't fit each other.
+// "a.b/shard_0.1_2.2". Nothing for any other name, or if offset and grid don't
+// match.
 struct ObjectKey {
   std::string_view key;
   std::vector<uint64_t> offset;
@@ -67,7 +66,7 @@ std::optional<ObjectKey> parse_object_key(std::string_view text);
 std::string object_key(std::string_view key, std::span<const uint64_t> offset,
                        std::span<const uint64_t> grid);
 
-// Where a tensor lives in a pipeline: by its layer, or at one of its ends.
+// Where a tensor is in a pipeline: with its layer, or at one end.
 enum class Where : uint8_t { kFirst, kLayer, kLast, kAnywhere };
 Where place_of(const Key& key);
 

@@ -11,9 +11,9 @@ namespace {
 
 using std::string_view;
 
-// Siblings in the order in which they are made; parameters of a module itself
-// come before those of its parts. One list serves all levels, since no two
-// modules disagree.
+// Siblings in the order of their creation; a module's own parameters come
+// before those of its parts. One list serves all levels, since no two modules
+// disagree.
 constexpr string_view kOrder[] = {
     "embedding", "decoder", "mtp", "output_layer",
     // embedding
@@ -66,8 +66,8 @@ std::vector<string_view> split(string_view name) {
   }
 }
 
-// A norm that is a module of its own bears the name of the linear layer after
-// it: …self_attention.linear_qkv.layer_norm_weight.
+// A norm that is a module of its own has the name of the linear layer after it:
+// …self_attention.linear_qkv.layer_norm_weight.
 void unfold_norm(std::vector<string_view>& words) {
   constexpr string_view kFolded = "layer_norm_";
   const size_t n = words.size();
@@ -109,8 +109,8 @@ std::optional<Order> order_of(const Key& key, const OrderStyle& style) {
   if (mixed) order.part = static_cast<uint8_t>(mixed->part);
   std::vector<string_view> words = split(mixed ? mixed->whole : key.name);
   split_parameter(words, order.part);
-  // In front of the mlp a norm stands in both styles, as a module of its own
-  // or as the first of linear_fc1; where experts follow it is always one.
+  // Both styles have a norm before the mlp, as a module of its own or first in
+  // linear_fc1. Before experts it is always a module.
   const bool folds = words.back().starts_with("layer_norm_");
   if (folds && (!style.fused_norms || words[words.size() - 2] == "linear_fc1"))
     unfold_norm(words);

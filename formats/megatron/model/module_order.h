@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which Megatron's modules list their parameters, which is the
-// order that gradient buffers keep (reversed). It is stored nowhere; it
-// follows from the order in which modules make their parts:
+// The order in which Megatron's modules list their parameters, which gradient
+// buffers keep (reversed). It is not stored anywhere; it follows from the order
+// in which modules make their parts:
 //
 //   embedding     word_embeddings, position_embeddings, tokentype_embeddings
 //   decoder       layers 0, 1, …, then final_layernorm
@@ -28,27 +28,27 @@ namespace ckpt::megatron {
 
 struct OrderStyle {
   bool fused_norms = true;      // transformer_engine; false: local layers
-  bool grouped_experts = true;  // false: a module for each expert
+  bool grouped_experts = true;  // false: one module per expert
   friend bool operator==(const OrderStyle&, const OrderStyle&) = default;
 };
 
-// Compares like the parameters of a model; layer and expert are still open.
+// Sorts like the parameters of a model; layer and expert are filled in later.
 struct Order {
   static constexpr uint8_t kNowhere = 255;
   std::vector<uint32_t> rank;
   uint8_t layer_at = kNowhere;   // where the layer's number goes in rank
   uint8_t expert_at = kNowhere;  // likewise
-  // Of keys that are parts of one parameter (gate and up, z x B C dt): which
-  // part. Their ranks are equal.
+  // Which part, for keys that are parts of one parameter (gate and up, z x B C
+  // dt). Their ranks are equal.
   uint8_t part = 0;
 
   std::vector<uint32_t> at(uint64_t layer, uint64_t expert) const;
 };
 
-// Nothing for a module that is not known.
+// Nothing for an unknown module.
 std::optional<Order> order_of(const Key& key, const OrderStyle& style);
 
-// Is it trained at all? Buffers such as expert_bias are stored among the
+// True if it is trained. Buffers such as expert_bias are stored among the
 // parameters.
 bool is_parameter(const Key& key);
 

@@ -11,7 +11,7 @@ using Row = std::pair<std::string_view, std::string_view>;
 
 constexpr std::string_view kModel = "language_model.";
 
-// Of the model; the layers follow below.
+// Names of the model; those of layers follow.
 constexpr std::array kModules = {
     Row{"embedding.", "embedding."},
     Row{"output_layer.", "output_layer."},
@@ -23,7 +23,8 @@ constexpr std::array kModules = {
 constexpr std::string_view kStacks[] = {"encoder.layers.",
                                         "transformer.layers."};
 
-// Of a layer. Norms are those that core fuses with the layer behind them.
+// Names in a layer. The norms are those that core fuses with the layer after
+// them.
 constexpr std::array kLayer = {
     Row{"input_norm.", "self_attention.linear_qkv.layer_norm_"},
     Row{"input_layernorm.", "self_attention.linear_qkv.layer_norm_"},

@@ -11,8 +11,8 @@
 
 namespace ckpt::megatron {
 
-// Any other name is returned as it is. Only GPT models are known: encoders
-// with a decoder beside them (T5) keep their names.
+// Returns any other name unchanged. Knows GPT models only: encoders with a
+// decoder beside them (T5) keep their names.
 std::string core_name(std::string_view name);
 
 }  // namespace ckpt::megatron

@@ -47,7 +47,7 @@ std::optional<uint64_t> rows(const Shape* shape) {
   return (*shape)[0];
 }
 
-// 2 inner + 2 state + heads rows of input, inner + 2 state of the convolution.
+// 2 inner + 2 state + heads rows of input, inner + 2 state of convolution.
 std::optional<std::vector<uint64_t>> mamba_extents(uint64_t input,
                                                    uint64_t conv,
                                                    uint64_t heads) {
@@ -60,8 +60,7 @@ std::optional<std::vector<uint64_t>> mamba_extents(uint64_t input,
   return std::vector<uint64_t>{inner, inner, state, state, heads};
 }
 
-// 2 keys + 2 values + 2 heads rows of input, 2 keys + values of the
-// convolution.
+// 2 keys + 2 values + 2 heads rows of input, 2 keys + values of convolution.
 std::optional<std::vector<uint64_t>> delta_extents(uint64_t input,
                                                    uint64_t conv,
                                                    uint64_t heads) {
@@ -87,7 +86,7 @@ std::span<const string_view> parts_of(string_view name) {
     if (mamba) return kMambaInput;
     return kDeltaInput;
   }
-  // Since 2026 the convolution's are parameters of the mixer itself.
+  // Since 2026 the convolution's parameters are the mixer's own.
   const string_view rest = at->rest;
   if (rest != "conv1d.weight" && rest != "conv1d.bias" &&
       rest != "conv1d_weight" && rest != "conv1d_bias")
@@ -132,7 +131,7 @@ std::optional<std::vector<uint64_t>> MixerParts::extents(
   const bool mamba = at->kind == Mixer::kMamba;
   auto sizes = mamba ? mamba_extents(*input, *conv, *heads)
                      : delta_extents(*input, *conv, *heads);
-  // What out_proj takes is x, or value.
+  // out_proj takes x, or value.
   const Shape* out = shape_of("out_proj.weight");
   if (sizes && out && out->size() == 2 && (*out)[1] != (*sizes)[mamba ? 1 : 2])
     return std::nullopt;

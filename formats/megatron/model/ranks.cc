@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kMostRanks = uint64_t{1} << 20;
 
-// "decoder.layers" of decoder.layers.3.mlp…, with what stands before it.
+// The "decoder.layers" of decoder.layers.3.mlp…, with what precedes it.
 std::string_view stack_of(const Key& key) {
   const size_t at = key.model.find("layers.", key.prefix.size());
   return at == key.model.npos ? std::string_view{}
@@ -38,7 +38,7 @@ Stages::Stages(const Catalog& catalog, const Facts& facts, uint32_t pp,
     else
       found->second = std::max(found->second, count);
   }
-  // Hybrid models number what other models call half a layer.
+  // Hybrid models give a number to what others call half a layer.
   for (auto& [stack, count] : layers_) {
     if (facts.num_layers && stack.ends_with("decoder.layers") &&
         *facts.num_layers > count)
@@ -118,7 +118,7 @@ uint32_t Ranks::take(uint64_t first, uint64_t step, uint64_t size,
     for (uint64_t i = 0; i < size; ++i) loads.emplace(0, first + i * step);
   const Load least = loads.top();
   loads.pop();
-  // Saturates: what matters is the order.
+  // Saturates: only the order matters.
   const uint64_t sum =
       checked_add(least.first, std::max<uint64_t>(1, bytes)).value_or(~0ull);
   loads.emplace(sum, least.second);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rank of a Megatron job holds what.
+// Which ranks of a Megatron job hold what.
 //
 //   rank = tp + TP * (dp + DP * pp)        experts: x + ETP * (e + EP * edp)
 //                                          in place of tp + TP * dp
 //
-// On disk this only decides whose file a box lands in: any job can load it.
+// On disk this only decides which file a box goes to: any job can load it.
 #pragma once
 
 #include <cstdint>
@@ -21,28 +21,28 @@
 
 namespace ckpt::megatron {
 
-// Pipeline stages of layers: [p * L / PP, (p + 1) * L / PP) are on stage p,
-// unless somebody says how many layers each stage has.
+// The pipeline stages of layers: [p * L / PP, (p + 1) * L / PP) are on stage p,
+// unless the number of layers of each stage is given.
 class Stages {
  public:
-  // Throws unfaithful_error if a stage would hold no layer, or if `wanted` is
+  // Throws unfaithful_error if a stage would have no layer, or if `wanted` is
   // for another number of layers.
   Stages(const Catalog& catalog, const Facts& facts, uint32_t pp,
          const std::vector<uint64_t>& wanted = {});
-  // `layer` counts for tensors in layers alone.
+  // `layer` matters only for tensors in layers.
   uint32_t of(const Key& key, uint64_t layer) const;
-  // Some stack of layers is not split evenly.
+  // Which stack of layers is not split evenly; "" if none.
   const std::string& uneven() const { return uneven_; }
 
  private:
   uint32_t pp_;
-  std::vector<uint64_t> ends_;  // of the stages that somebody asked for
+  std::vector<uint64_t> ends_;  // of the requested stages
   std::map<std::string, uint64_t, std::less<>> layers_;  // by stack
   std::string uneven_;
 };
 
-// Gives each box to one of the data-parallel ranks that hold it: the one with
-// the fewest bytes so far, as Megatron's fully parallel save does.
+// Gives each box to the data-parallel rank with the fewest bytes so far among
+// those that hold it, as Megatron's fully parallel save does.
 class Ranks {
  public:
   // Throws unfaithful_error for sizes that don't make a job.
@@ -54,7 +54,7 @@ class Ranks {
   uint32_t expert(uint64_t tp, uint64_t ep, uint32_t pp, uint64_t bytes);
 
  private:
-  // Ranks first, first + step, …: each writes something.
+  // One of the ranks first, first + step, …: each writes something.
   uint32_t take(uint64_t first, uint64_t step, uint64_t size, uint64_t bytes);
 
   Topology topology_;

@@ -40,9 +40,9 @@ Styles styles_of(const Catalog& catalog) {
   return styles;
 }
 
-// A parameter's name inside of its layer, as the sharded key has it: the local
-// spec's norms go by the names of the linear layers that they come before, as
-// if they were fused. (Not with latent attention, which has no linear_qkv.)
+// A parameter's name inside its layer, as in the sharded key: the local spec's
+// norms have the names of the linear layers that they precede, as if they were
+// fused. (Not with latent attention, which has no linear_qkv.)
 std::string sharded_rest(std::string rest, const LayerStyle& style) {
   replace_front(rest, "mtp_model_layer.", "transformer_layer.");
   replace_front(rest, "mixer.conv1d_", "mixer.conv1d.");
@@ -53,7 +53,7 @@ std::string sharded_rest(std::string rest, const LayerStyle& style) {
   return rest;
 }
 
-// The name without the number of an expert.
+// The name without its expert's number.
 std::string without_expert(const std::string& name) {
   constexpr std::string_view kLocal = ".experts.local_experts.";
   constexpr std::string_view kSingle = ".experts.experts.";
@@ -78,7 +78,7 @@ std::string without_expert(const std::string& name) {
 // The parts of one tensor of the target.
 struct Group {
   std::map<uint64_t, std::vector<const Tensor*>> by_number;
-  size_t first = 0;  // where its first part stands
+  size_t first = 0;  // where its first part is
 };
 
 class Restacker {
@@ -93,7 +93,7 @@ class Restacker {
             false);
     find_homogeneous();
     split_parts(catalog_);
-    // Main weights of what was cut are claimed no more.
+    // Main weights of what was cut are no longer claimed.
     std::erase_if(names_, [](const auto& name) {
       return !parts_of(name.second).empty();
     });
@@ -131,7 +131,7 @@ class Restacker {
                         style == styles.end() ? LayerStyle{} : style->second);
   }
 
-  // T5 has an encoder and a decoder: then the old names stay.
+  // T5, with an encoder and a decoder, keeps its old names.
   void rename_old_models() {
     for (const Tensor& tensor : catalog_.tensors)
       if (tensor.name.starts_with("language_model.decoder.")) return;
@@ -162,7 +162,7 @@ class Restacker {
     }
   }
 
-  // Stacks what has a number, under the name without it.
+  // Stacks the tensors with a number, under the name without it.
   template <class NumberOf, class Without>
   void collect(NumberOf number_of, Without without, bool layers) {
     std::map<std::string, Group> groups;
@@ -195,7 +195,7 @@ class Restacker {
     return number_of(parse_key(name)) ? without(name) : name;
   }
 
-  // How many layers a stack has, or how many experts there are; 0: unknown.
+  // The number of layers in a stack, or of experts; 0: unknown.
   uint64_t count_of(const std::string& name, bool layers) const {
     if (!layers) return facts_.num_experts.value_or(0);
     const auto found = counts_.find(std::string(stack_of(parse_key(name))));
@@ -227,8 +227,7 @@ class Restacker {
     return made;
   }
 
-  // Stacks whose layers all have the same parameters, with the same shapes and
-  // dtypes.
+  // Finds stacks whose layers all have the same parameters, shapes and dtypes.
   void find_homogeneous() {
     if (facts_.numbered_layers == true) return;
     struct Seen {

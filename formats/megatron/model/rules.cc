@@ -16,7 +16,7 @@ enum class Cut : uint8_t { kWhole, kRows, kColumns, kGated };
 struct Row {
   std::string_view module;  // the last component before the parameter
   Cut weight = Cut::kWhole;
-  Cut bias = Cut::kWhole;  // and whatever else the module has
+  Cut bias = Cut::kWhole;  // and anything else in the module
 };
 
 // By the last module of a name.
@@ -94,15 +94,15 @@ TpRule rule(Cut cut, uint32_t axes, bool half, const Facts& facts) {
   return {};
 }
 
-// Norms are whole wherever they stand, but for the one inside of a mixer,
-// which normalises what each rank holds.
+// Norms are whole everywhere except inside a mixer, whose norm normalises what
+// each rank holds.
 bool is_norm(std::string_view module, std::string_view word) {
   return module.ends_with("norm") || module.ends_with("_norm") ||
          module.ends_with("layernorm") || word.starts_with("layer_norm_");
 }
 
-// Towers of Megatron's own modules; the others are transformers' modules, which
-// every rank has whole.
+// True for towers of Megatron's own modules. The others are transformers'
+// modules, which every rank has whole.
 bool is_megatrons(const Key& key) {
   return key.name.starts_with("vision_model.decoder.") ||
          key.name.starts_with("vision_model.merger.");
@@ -123,10 +123,10 @@ TpRule mixer_rule(const Key& key, std::string_view module,
   return {};
 }
 
-// Megatron-Bridge's, inside of the module that they are added to:
+// Megatron-Bridge's adapters, inside the module that they are added to:
 //   ….linear_proj.adapter.linear_in.weight              columns, as the module
 //   ….linear_qkv.adapter.adapter_q.linear_out.weight    rows
-// linear_in of any other module is cut by rows, too: its ranks.
+// linear_in of any other module is cut by rows, too: the adapter's rank.
 TpRule adapter_rule(const Key& key, const Facts& facts) {
   constexpr std::string_view kAdapter = ".adapter.";
   const size_t at = key.name.find(kAdapter);
@@ -153,14 +153,14 @@ TpRule tp_rule(std::string_view text, const Facts& facts) {
   if (is_whole(key)) return TpRule::replicated();
   std::string_view path = key.name;
   const bool mixer = path.find("mixer.") != path.npos;
-  // One key for each part of the rows, or one that holds them all: where they
-  // begin then, shapes say (MixerParts).
+  // One key for each part of the rows, or one for all. Shapes then say where
+  // the parts begin (MixerParts).
   if (part_key(path) || !parts_of(path).empty())
     return TpRule::split(key.axes());
   const Parameter what = parameter(last(path));
   const std::string_view module = last(without_last(path));
   if (what.word == "A_log" || what.word == "dt_bias")
-    return TpRule::split(key.axes());  // of a gated delta net too
+    return TpRule::split(key.axes());  // a gated delta net's, too
   if (mixer)
     if (const TpRule found = mixer_rule(key, module, what.word);
         found.state != TpRule::State::kUnknown)
@@ -183,8 +183,8 @@ TpRule tp_rule(std::string_view text, const Facts& facts) {
 
 namespace {
 
-// fc1 has twice the rows that fc2 has columns: it is gated. Nothing if that
-// can't be told.
+// Gated if fc1 has twice as many rows as fc2 has columns. Nothing if the shapes
+// don't tell.
 std::optional<bool> gated_by_shapes(const std::vector<Tensor>& tensors) {
   std::unordered_map<std::string, uint64_t> columns;  // of fc2, by its module
   const auto module_of = [](std::string_view name, std::string_view word) {
@@ -192,7 +192,7 @@ std::optional<bool> gated_by_shapes(const std::vector<Tensor>& tensors) {
     return std::string(at == name.npos ? name.substr(0, 0)
                                        : name.substr(0, at));
   };
-  // The layer's own weight: linear_fc2.post_layernorm.weight is a norm's.
+  // The layer's own weight; linear_fc2.post_layernorm.weight is a norm's.
   const auto is = [](const Tensor& tensor, std::string_view word) {
     const std::string_view name = last(tensor.name);
     return tensor.kind != Kind::optim && tensor.shape.size() >= 2 &&

@@ -16,13 +16,13 @@
 
 namespace ckpt::megatron {
 
-// For tensors of the model and their optimizer state, under sharded keys and
-// under module names. The dimension counts prepended axes too. Experts are
-// cut by the expert tensor parallel size. kUnknown for modules that are not
-// in the table, and for fc1 until it is known whether it is gated.
+// For the model's tensors and their optimizer state, under sharded keys and
+// module names. The dimension counts prepended axes, too. Experts are cut by
+// the expert tensor parallel size. kUnknown for modules that are not in the
+// table, and for fc1 until it is known whether it is gated.
 TpRule tp_rule(std::string_view key, const Facts& facts);
 
-// Fills in what the args don't say from names and shapes: gated, num_layers,
+// Derives what the args don't say from names and shapes: gated, num_layers,
 // num_experts, untied.
 void infer_facts(const std::vector<Tensor>& tensors, Facts& facts);
 

@@ -16,9 +16,9 @@ namespace {
 constexpr std::string_view kModelLayer = "mtp_model_layer.";
 constexpr std::string_view kOldModelLayer = "transformer_layer.";
 
-// A name cut behind its layer: "mtp.layers.0.mtp_model_layer." and the rest.
+// A name cut after its layer: "mtp.layers.0.mtp_model_layer." and the rest.
 struct InLayer {
-  std::string prefix;  // "": it is in no layer
+  std::string prefix;  // "": not in a layer
   std::string rest;
 };
 
@@ -38,7 +38,7 @@ InLayer cut_layer(std::string_view text) {
   return cut;
 }
 
-// Without what wraps the model.
+// The name without what wraps the model.
 std::string bare(std::string_view text) {
   const std::string name = core_name(text);
   const Key key = parse_key(name);
@@ -61,7 +61,7 @@ std::string grouped_expert(const std::string& rest) {
   return rest;
 }
 
-// Since 2026 a mixer's convolution is not a module of its own.
+// Since 2026 a mixer's convolution is not its own module.
 std::string dotted_conv(std::string rest) {
   replace_front(rest, "mixer.conv1d_", "mixer.conv1d.");
   replace_front(rest, "mamba_mixer.conv1d_", "mamba_mixer.conv1d.");
@@ -77,7 +77,7 @@ std::string single_expert(const std::string& rest) {
          rest.substr(kExperts.size(), end - kExperts.size());
 }
 
-// What stands in a layer under two names, one for each spelling.
+// What has two names in a layer, one for each spelling.
 struct Norm {
   std::string_view fused;
   std::string_view own;

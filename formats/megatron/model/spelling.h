@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One model, spelled in several ways. Inside of a layer:
+// One model, spelled in several ways. Inside a layer:
 //
 //   canonical (transformer_engine)               local modules
 //   self_attention.linear_qkv.layer_norm_weight  input_layernorm.weight
@@ -9,10 +9,10 @@
 //   mlp.experts.linear_fc1.weight7               …local_experts.7.linear_fc1.
 //                                                weight
 //
-// The other modules of its layer say which one a norm is: where experts
-// follow, pre_mlp_layernorm is a module of its own in both; q_layernorm is
-// latent attention's only beside linear_q_up_proj. Layers of multi-token
-// prediction hold a mtp_model_layer (before 2026: transformer_layer).
+// The other modules of its layer tell which one a norm is: before experts,
+// pre_mlp_layernorm is a module of its own in both; q_layernorm is latent
+// attention's only beside linear_q_up_proj. Layers of multi-token prediction
+// hold a mtp_model_layer (before 2026: transformer_layer).
 #pragma once
 
 #include <string>
@@ -25,12 +25,12 @@ namespace ckpt::megatron {
 
 class Spelling {
  public:
-  // Of names of modules or of numbered sharded keys, in any spelling.
+  // For names of modules or numbered sharded keys, in any spelling.
   explicit Spelling(const Catalog& catalog);
 
-  // Wrapping prefixes ("module.") are cut. Names of unknown modules stay.
+  // Removes wrapping prefixes ("module."). Keeps names of unknown modules.
   std::string canonical(std::string_view name) const;
-  // Of a canonical name.
+  // Takes a canonical name.
   std::string local(std::string_view name) const;
 
  private:
@@ -46,8 +46,8 @@ class Spelling {
   std::unordered_map<std::string, Layer> layers_;  // by "decoder.layers.3."
 };
 
-// In the order in which Megatron's modules list their parameters; what is not a
-// model's comes behind, in its own order.
+// Sorts as Megatron's modules list their parameters. What is not a model's
+// comes last, in its own order.
 void sort_modules(Catalog& catalog, bool local);
 
 }  // namespace ckpt::megatron

@@ -38,7 +38,7 @@ void check_alike(std::span<const Tensor* const> parts) {
           name(parts[0]->dtype), to_string(parts[0]->shape));
 }
 
-// The tensor without its pieces, under a new shape.
+// The tensor without its pieces, with a new shape.
 Tensor shell(const Tensor& tensor, const Dims& shape) {
   Tensor made;
   made.name = tensor.name;
@@ -73,7 +73,7 @@ Piece slice(const Tensor& tensor, const Piece& piece, uint32_t axis,
   out.flat.reset();
   out.extent.offset += (index - piece.box.offset[axis]) * strides[axis];
   out.box = {without(piece.box.offset, axis), without(piece.box.shape, axis)};
-  // Along the first axis what was contiguous stays so.
+  // What was contiguous stays so along the first axis.
   const bool packed =
       piece.extent.strides.empty() && (axis == 0 || piece.box.shape[axis] == 1);
   out.extent.strides = packed ? Dims() : without(strides, axis);
@@ -85,7 +85,7 @@ bool holds(const Box& box, uint32_t axis, uint64_t index) {
          index - box.offset[axis] < box.shape[axis];
 }
 
-// A flat range as boxes, each contiguous.
+// A flat range as contiguous boxes.
 std::vector<Piece> boxes_of(const Tensor& tensor, const Piece& piece) {
   if (!piece.flat) return {piece};
   std::vector<Piece> pieces;
@@ -109,7 +109,7 @@ void check_joined(const Tensor& part, const Tensor& first, uint32_t axis) {
                            name(first.dtype), to_string(first.shape));
 }
 
-// What a piece has of `count` indices of an axis, from `begin` on.
+// The part of a piece in `count` indices of an axis, from `begin` on.
 Piece clip(const Tensor& tensor, const Piece& piece, uint32_t axis,
            uint64_t begin, uint64_t count) {
   Piece out = piece;
@@ -146,7 +146,7 @@ Tensor stack(std::span<const Tensor* const> parts, uint32_t axis) {
       Piece added = piece;
       added.box = {with(piece.box.offset, axis, i),
                    with(piece.box.shape, axis, 1)};
-      // Nobody takes a step along an axis of one element.
+      // Nothing steps along an axis of one element.
       if (!piece.extent.strides.empty())
         added.extent.strides = with(piece.extent.strides, axis, 0);
       made.pieces.push_back(std::move(added));

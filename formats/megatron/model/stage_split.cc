@@ -31,7 +31,7 @@ void describe_stages(StageSplit& split, uint64_t prediction) {
   };
   if (equal(0, count)) return;
   if (count == 2 && split.vpp == 1) {
-    split.first_stage = layers[0];  // what is left is the other one's
+    split.first_stage = layers[0];  // the rest is the other one's
   } else if (split.vpp == 1 && equal(1, count - 1)) {
     if (layers[0] != layers[1]) split.first_stage = layers[0];
     if (layers.back() != layers[1]) split.last_stage = layers.back();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way back: halves joined, layers and experts apart, modules named.
+// The way back: joins halves, separates layers and experts, names modules.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -72,7 +72,7 @@ std::string numbered(const std::string& name, std::string_view word,
   return fmt::format("{}{}.{}", name.substr(0, at), number, name.substr(at));
 }
 
-// Each index of an axis as a tensor of its own.
+// Makes each index of an axis a separate tensor.
 void spread(Catalog& catalog, bool Key::*axis, std::string_view word,
             const char* what) {
   constexpr uint64_t kMost = 1 << 20;

@@ -15,7 +15,7 @@
 namespace ckpt::megatron {
 namespace {
 
-// A file of zeros for rows of this tensor.
+// Makes a file of zeros for rows of this tensor.
 uint32_t zeros(Catalog& catalog, DType dtype, uint64_t bytes) {
   catalog.files.push_back({.path = "zero rows",
                            .size = bytes,
@@ -60,7 +60,7 @@ void cut_rows(Tensor& tensor, uint64_t rows) {
   tensor.shape[0] = rows;
 }
 
-// Rows from `real` on are left out: they have to be zero.
+// Rows from `real` on are left out: they must be zero.
 void expect_padding(Catalog& catalog, const Tensor& tensor, uint64_t real) {
   Tensor padding{.name = tensor.name};
   families::View::of(tensor)
@@ -150,7 +150,7 @@ bool ask_vocabulary(Catalog& catalog, const Facts& facts, const Layout& layout,
           : facts.vocab_multiple.value_or(kUsualVocabMultiple);
   const uint64_t tp = std::max<uint32_t>(1, layout.topology.tp);
   const uint64_t stored = stored_rows(real, multiple, tp);
-  locate(catalog);  // items are found by the boxes that the index has
+  locate(catalog);  // items are found by the index's boxes
   for (size_t i = 0; i < catalog.tensors.size(); ++i) {
     Tensor& tensor = catalog.tensors[i];
     if (tensor.shape.empty() || tensor.shape[0] != rows ||

@@ -8,7 +8,7 @@
 namespace ckpt::megatron {
 namespace {
 
-// Takes `word` off the front.
+// Removes `word` from the front.
 bool eat(std::string_view& text, std::string_view word) {
   if (!text.starts_with(word)) return false;
   text.remove_prefix(word.size());
@@ -21,10 +21,10 @@ bool eat_number(std::string_view& text, uint64_t& value) {
   return number.has_value();
 }
 
-// Buffers and buckets of a rank are few; a number beyond it is not an index.
+// A rank has few buffers and buckets; a number beyond this is not an index.
 constexpr uint64_t kMostBuffers = 1 << 20;
 
-// The element of a list that grows by one at most.
+// An element of a list, which grows by at most one.
 template <class T>
 T* element(std::vector<T>& list, uint64_t index) {
   if (index > list.size() || index >= kMostBuffers) return nullptr;
@@ -35,7 +35,7 @@ T* element(std::vector<T>& list, uint64_t index) {
 using Keys = std::map<std::pair<GroupId, std::pair<uint64_t, uint64_t>>,
                       std::vector<uint32_t>>;
 
-// Adds the tensors of one bucket; what is wrong with them, or nothing.
+// Adds the tensors of one bucket; returns what is wrong with them, or "".
 std::string add_bucket(const Catalog& catalog, std::vector<Buffer>& buffers,
                        const std::vector<uint32_t>& tensors) {
   for (const uint32_t t : tensors) {

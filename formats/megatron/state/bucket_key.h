@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names of flat buffers in a distributed checkpoint, and the buffers that
-// a checkpoint has.
+// The names of flat buffers in a distributed checkpoint, and the checkpoint's
+// buffers.
 //
 //   chained_1.optimizer.distributed.dp_group_idx_3.gbuf_idx_0
 //   └ chain ┘                       └── group ───┘ └ buffer ┘
@@ -21,7 +21,7 @@
 namespace ckpt::megatron {
 
 struct BucketKey {
-  // Which of the chained optimizers; nothing: the only one.
+  // Which of the chained optimizers; nothing if there is only one.
   std::optional<uint64_t> chain;
   uint64_t group = 0;   // model-parallel rank
   uint64_t buffer = 0;  // gradient buffer of that rank
@@ -34,7 +34,7 @@ std::optional<BucketKey> parse_bucket_key(std::string_view text);
 struct Bucket {
   // Tensors of the catalog by their state.
   std::vector<std::pair<std::string, uint32_t>> states;
-  uint64_t length = 0;  // elements of each of them
+  uint64_t length = 0;  // elements of each state
 };
 struct Buffer {
   std::optional<DType> dtype;  // of the parameters
@@ -48,8 +48,8 @@ struct GroupId {
 // The buffers of each model-parallel rank.
 using Groups = std::map<GroupId, std::vector<Buffer>>;
 
-// Finds all of them. Buffers and buckets count from zero without gaps, the
-// states of a bucket have one length: else `why` says what is wrong.
+// Finds all of them. Buffers and buckets must count from zero without gaps, and
+// the states of a bucket must have one length; else `why` says what is wrong.
 std::optional<Groups> find_groups(const Catalog& catalog, std::string& why);
 
 // "optimizer.distributed.dp_group_idx_3." with its chain.

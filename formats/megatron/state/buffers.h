@@ -29,18 +29,18 @@ namespace ckpt::megatron {
 
 struct BufferParam {
   uint64_t numel = 0;  // of the rank's part
-  // The embedding (first stage) or its copy (last stage) of a tied model that
-  // is spread over pipeline stages.
+  // The embedding (first stage) or its copy (last stage) of a tied model spread
+  // over pipeline stages.
   bool shared_embedding = false;
 };
 
 struct BufferRules {
-  // Nothing: one bucket (but for shared embeddings). That is so unless
+  // Nothing: one bucket (apart from shared embeddings). That is so unless
   // gradients are reduced in parts, on the first stage's first chunk.
   std::optional<uint64_t> bucket_size;
   bool align = true;  // rule 2
-  // What bucket ends are padded to: see bucket_divisor. Its value does not
-  // change where parameters stand in their buckets as long as 64 divides it.
+  // What bucket ends are padded to: see bucket_divisor. It does not affect
+  // where parameters are in their buckets as long as 64 divides it.
   uint64_t divisor = 128;
   // Cores up to 0.12: if this many ranks don't divide the position where a
   // shared embedding would begin, the bucket before it ends padded, and
@@ -49,7 +49,7 @@ struct BufferRules {
 };
 
 // lcm(dp, 128), and 2^16 with pad_buckets_for_high_nccl_busbw. Zero if that
-// leaves 64 bits.
+// does not fit 64 bits.
 uint64_t bucket_divisor(uint64_t dp, bool high_bandwidth = false);
 
 struct BufferSlot {
@@ -76,7 +76,8 @@ struct BufferLayout {
   }
 };
 
-// `params` in model order. Throws input_error if 64 bits don't hold a position.
+// `params` in model order. Throws input_error if a position does not fit 64
+// bits.
 BufferLayout lay_out_buffer(std::span<const BufferParam> params,
                             const BufferRules& rules);
 

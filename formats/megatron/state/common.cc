@@ -17,7 +17,7 @@ using pickle::Document;
 using pickle::Id;
 using pickle::Type;
 
-// The name of an entry, whatever its key is.
+// The name of an entry with any type of key.
 std::string entry_name(const Document& document, Id key, size_t position) {
   if (document.is(key, Type::kString)) return std::string(document.text(key));
   if (const auto number = document.as_int(key)) return std::to_string(*number);
@@ -30,8 +30,8 @@ void check_dict(const Document& document, Id root, const std::string& path) {
                     name(document.type(root)));
 }
 
-// Bytes of tensors that are carried with the common part, as torch's skeleton
-// has it; what is beyond is told, and refused when it is to be written.
+// Limits on the bytes of tensors carried with the common part, as in torch's
+// skeleton. What exceeds them is reported, and refused when written.
 constexpr uint64_t kMostTensor = uint64_t{16} << 20;
 constexpr uint64_t kMostTensors = uint64_t{64} << 20;
 

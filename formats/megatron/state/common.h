@@ -10,7 +10,7 @@
 //     content_metadata     {"distrib_optim_sharding_type": …}
 //
 // Each entry is an object of the catalog, named by its key. The small tensors
-// inside of the values are carried with the catalog's skeleton.
+// inside the values are carried with the catalog's skeleton.
 #pragma once
 
 #include <memory>
@@ -34,37 +34,37 @@ struct Common {
   std::string path;                                  // for messages
 };
 
-// Reads common.pt. Adds the file, its checksums and globals to the catalog,
-// and sets the catalog's skeleton. Throws input_error if it holds no dict.
+// Reads common.pt. Adds the file, its checksums and globals to the catalog, and
+// sets the catalog's skeleton. Throws input_error if it is not a dict.
 Common read_common_file(const std::string& path, Catalog& catalog,
                         const formats::ReadOptions& options);
 
-// The same for the item of newer cores, opened: a list of the one dict.
+// The same for newer cores' item, already opened: a list of the one dict.
 Common read_common_item(const torch::OpenedObject& opened,
                         const std::string& path, Catalog& catalog);
 
-// One object for each entry, before the objects that are there.
+// Adds one object for each entry, before the existing objects.
 void add_common_objects(const Common& common, Catalog& catalog);
 
-// What the args say, if the catalog has any.
+// What the args say, if the catalog has args.
 Facts facts_of(const Catalog& catalog);
 
-// True for what goes into the common part: no entry of a grid of ranks or
-// layers, and no item of its own in a Megatron checkpoint.
+// True for what goes into the common part: not an entry of a grid of ranks or
+// layers, nor an item of its own in a Megatron checkpoint.
 bool is_common(const Catalog& source, const Object& object);
 
 // common.pt for a target.
 struct CommonTarget {
-  std::string copy_of;  // the source's file, which serves as it is; or …
+  std::string copy_of;  // the source's file, if it serves unchanged; or …
   std::string bytes;    // … a new one
   std::vector<std::string> changed;  // entries of the args
   std::vector<std::string> plain;    // classes that became plain values
   std::vector<Problem> problems;     // what had to be left out
 };
-// From the source's common objects, which somebody has opened. Apart from
-// `changes` to the args all values stay what they are; `old_core`: but for
-// members of enumerations that megatron-core 0.9 lacks, which are written as
-// their values: it could not open the file.
+// Makes it from the source's common objects, which must be open. All values
+// stay as they are, except for `changes` to the args. With `old_core`, members
+// of enumerations that megatron-core 0.9 lacks are written as their values: it
+// could not open the file.
 CommonTarget plan_common(const Catalog& source,
                          const std::vector<ArgChange>& changes,
                          bool old_core = false);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// common.pt of a target, from the objects of a source.
+// Makes a target's common.pt from the objects of a source.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// The dtype of ("storage", class, …); bytes where the class says none.
+// The dtype of ("storage", class, …); bytes if the class has none.
 DType storage_dtype(const Document& document, Id persistent) {
   const Id id = document.items(persistent)[0];
   if (!document.is(id, Type::kTuple) || document.items(id).size() < 2)
@@ -32,8 +32,8 @@ DType storage_dtype(const Document& document, Id persistent) {
   return dtype_from_storage(document.text(type)).value_or(DType::u8);
 }
 
-// Classes of Megatron's own that core 0.9, the last with a zarr of its own
-// kind, does not have. (Those of ModelType, AttnType, AttnMaskType it has.)
+// Megatron classes that core 0.9, the last with its own kind of zarr, lacks.
+// (It has ModelType, AttnType, AttnMaskType.)
 bool is_newer_class(std::string_view name) {
   constexpr std::string_view kOld[] = {"ModelType", "AttnType", "AttnMaskType"};
   if (!name.starts_with("megatron.")) return false;
@@ -41,7 +41,7 @@ bool is_newer_class(std::string_view name) {
   return std::ranges::find(kOld, last) == std::end(kOld);
 }
 
-// Copies values into one document, the bytes of small tensors included.
+// Copies values into one document, including the bytes of small tensors.
 class Copier {
  public:
   explicit Copier(const Catalog& source) : source_(source) {
@@ -69,7 +69,7 @@ class Copier {
     plain_ = &from;
   }
 
-  // Nothing if the value holds a tensor whose bytes are not at hand.
+  // Nothing if the value has a tensor whose bytes are not at hand.
   Id copy(const Object& object) {
     const bool known =
         object.document.get() == plain_ ||
@@ -94,8 +94,8 @@ class Copier {
   const Document* plain_ = nullptr;  // whose ids are in inlined_, too
 };
 
-// The file that already says all of this: the same values under the same
-// keys, nothing left out.
+// The file that already has all this: the same values under the same keys, with
+// nothing left out.
 std::string unchanged_file(const Catalog& source,
                            const std::vector<const Object*>& entries) {
   if (!source.skeleton) return {};

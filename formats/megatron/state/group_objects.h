@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the objects beside flat buffers say about them.
+// What the objects beside the flat buffers say about them.
 //
 //   optimizer.distributed.dp_group_idx_0.per_bucket_numel_unpadded
 //     [ {(torch.bfloat16, torch.float32): [1792, 640]}, … ]   by buffer
@@ -17,15 +17,15 @@
 
 namespace ckpt::megatron {
 
-// The value of an object; opens its archive if necessary. torch_dist keeps
-// values in a list of one, which is taken off.
+// The value of an object; opens its archive if necessary. Removes the list of
+// one in which torch_dist keeps values.
 struct Value {
   std::shared_ptr<const pickle::Document> document;
   pickle::Id node = pickle::kNoId;
 };
 Value value_of(const Catalog& catalog, const Object& object);
 
-// Objects of groups by their names, "…dp_group_idx_0.optimizer".
+// The objects of groups by name, "…dp_group_idx_0.optimizer".
 class GroupObjects {
  public:
   explicit GroupObjects(const Catalog& catalog);

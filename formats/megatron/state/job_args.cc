@@ -17,7 +17,7 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// A dict, and how entries get into it.
+// A dict, and ways to add entries to it.
 class Entries {
  public:
   Entries(Document& document, Id dict) : document_(document), dict_(dict) {}
@@ -52,7 +52,7 @@ class Entries {
   Id dict_;
 };
 
-// What shapes and names say of the model.
+// Adds what shapes and names say about the model.
 void add_model(Entries& args, const Facts& facts, const Catalog& catalog) {
   args.add_number("num_layers", facts.num_layers);
   args.add_number("hidden_size", facts.hidden_size);
@@ -94,8 +94,8 @@ bool has_object(const Catalog& catalog, std::string_view name) {
                              [&](const Object& o) { return o.name == name; });
 }
 
-// Nothing of a training that went on: steps, samples, an optimizer. Its state,
-// where there is some, is a distributed optimizer's.
+// A fresh start: no steps, samples or optimizer of an earlier training.
+// Optimizer state, if any, is a distributed optimizer's.
 void add_start(Entries& args, const Layout& layout, const Catalog& catalog) {
   const bool trained = has_object(catalog, "optimizer");
   for (const char* name : {"iteration", "consumed_train_samples",
@@ -114,7 +114,7 @@ void add_start(Entries& args, const Layout& layout, const Catalog& catalog) {
   args.set_flag("use_dist_ckpt", !ranks);
 }
 
-// argparse.Namespace, as pickle has an instance without arguments.
+// argparse.Namespace, as pickle stores an instance without arguments.
 Id add_namespace(Document& document, Id dict) {
   return document.add_call(
       {.how = pickle::How::kNewObj,
@@ -134,7 +134,7 @@ Object job_args(const Object& args, const Facts& facts, const Layout& layout,
   Id node = document->import(*args.document, args.node);
   if (document->is(node, Type::kDict)) node = add_namespace(*document, node);
   const Id dict = args_dict(*document, node);
-  if (dict == kNoId) return args;  // of an unknown kind: as it is
+  if (dict == kNoId) return args;  // of an unknown kind: unchanged
   Entries entries(*document, dict);
   add_model(entries, facts, catalog);
   set_topology(entries, facts, layout);

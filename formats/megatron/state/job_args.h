@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The args of a job that loads what another dialect's checkpoint became.
+// The args of a job that loads a checkpoint made from another dialect's.
 //
 //   {"num_layers": 32, "hidden_size": 4096, …}       what the model says
 //     ─► argparse.Namespace(num_layers=32, …,        the same, and
 //          tensor_model_parallel_size=8, …,          the target's topology
 //          consumed_train_samples=0, no_save_optim=True, …)   a fresh start
 //
-// Without them Megatron's loaders stop, or compare with nothing. An entry
-// that the source has stays as it is, but for the target's topology.
+// Without them Megatron's loaders stop, or compare with nothing. The source's
+// own entries stay, except for the target's topology.
 #pragma once
 
 #include "ckpt/catalog.h"
@@ -16,8 +16,8 @@
 
 namespace ckpt::megatron {
 
-// Puts "args", "checkpoint_version" and "iteration" in front of the objects.
-// A source without args gets none, and a note: they can't be made up.
+// Puts "args", "checkpoint_version" and "iteration" before the objects. A
+// source without args gets none, but a note: they can't be made up.
 void make_job_args(Catalog& catalog, const Facts& facts, const Layout& layout);
 
 // Sets params_dtype, bf16 and fp16 to the dtype of the model's weights, if

@@ -18,10 +18,10 @@ using pickle::Document;
 using pickle::Id;
 using pickle::Type;
 
-// A dtype without a storage class of its own: torch writes UntypedStorage.
+// A dtype that has no storage class: torch writes UntypedStorage.
 constexpr DType kUntyped = DType::f8_e4m3;
 
-// The storages of an archive, each once, however many tensors view it.
+// The storages of an archive, each once however many tensors view it.
 std::unordered_map<Id, Id> inline_storages(const torch::OpenedObject& opened,
                                            Document& document) {
   std::map<std::tuple<uint32_t, uint64_t, uint64_t>, Id> known;

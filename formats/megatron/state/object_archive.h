@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The archive of an object, for a backend that keeps it in another form.
+// The archive of an object, for a backend that stores it in another form.
 //
 //   torch_dist  an item of a .distcp file   torch.save([value])
 //   zarr        <key>/shard_0_1.pt          torch.save(value)
 //
-// Where both sides keep it in the same form, its bytes are carried over as
-// they are, and this is never called.
+// If both sides store it in the same form, its bytes are carried over
+// unchanged, and this is never called.
 #pragma once
 
 #include <string>
@@ -16,12 +16,12 @@ namespace ckpt::megatron {
 
 enum class Form : uint8_t { kBare, kListOfOne };
 
-// In which form a source of that format keeps the objects of grids.
+// The form in which a source of that format stores the objects of grids.
 Form form_of(std::string_view format);
 
-// A whole archive with the same value in that form; the tensors in it come
-// along. `archive_root` is the directory in the zip. Throws input_error for an
-// archive that is damaged or in another form than its source's.
+// A whole archive with the same value, including its tensors, in that form.
+// `archive_root` is the directory in the zip. Throws input_error for an archive
+// that is damaged or not in its source's form.
 std::string object_archive(const Catalog& source, const Object& object,
                            Form form, const std::string& archive_root);
 

@@ -25,12 +25,12 @@ constexpr std::string_view kOldMain = "fp32_param";
 
 enum class Form : uint8_t {
   kNone,        // no optimizer state
-  kPlain,       // of an optimizer that is not distributed
+  kPlain,       // of a non-distributed optimizer
   kModelSpace,  // flattened, by parameter
   kFully,
-  kViewed,  // flat buffers, seen as parameters
+  kViewed,  // flat buffers, viewed as parameters
   kRaw,     // flat buffers of unknown content
-  kZero,    // one object for each model-parallel rank
+  kZero,    // one object per model-parallel rank
 };
 
 Form form_of(const Catalog& catalog, const std::string& type) {
@@ -51,7 +51,7 @@ bool same_ranks(const Topology& a, const Topology& b) {
   return a.tp == b.tp && a.pp == b.pp && a.ep == b.ep;
 }
 
-// The name without a chain, and with the main weights' new name.
+// The name without a chain, with the main weights' new name.
 std::string new_name(std::string_view name) {
   const Key key = parse_key(name);
   if (key.state.empty()) return std::string(name);
@@ -75,8 +75,8 @@ void rename_states(Catalog& catalog) {
   }
 }
 
-// An optimizer that is not distributed has no main weights of parameters that
-// are float32 already: these are their own.
+// A non-distributed optimizer has no main weights of float32 parameters: they
+// are their own.
 void add_main_weights(Catalog& catalog) {
   std::unordered_map<std::string, size_t> models;
   std::unordered_set<std::string> with_main;
@@ -124,7 +124,7 @@ void make_fully_reshardable(Catalog& catalog, Form form) {
         objects));
 }
 
-// State under unknown names would stay as it is.
+// State under unknown names would stay unconverted.
 void check_no_state(const Catalog& catalog) {
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::optim)

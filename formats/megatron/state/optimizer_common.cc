@@ -72,7 +72,7 @@ Id CommonEditor::import_object(const Object& object) {
     storages_[copy] = torch::storage_content(opened, use);
   }
   Id value = from.root();
-  // torch_dist keeps values in a list of one.
+  // torch_dist stores values in a list of one.
   if (catalog_.format != "megatron_zarr" && from.is(value, Type::kList) &&
       from.items(value).size() == 1)
     value = from.items(value)[0];
@@ -117,7 +117,8 @@ void CommonEditor::finish() {
   for (const std::string& name : added_)
     catalog_.objects.push_back(
         {.name = name, .document = document_, .node = entries_.at(name)});
-  // Its root is of the dict as it was: nobody is to take the old file for it.
+  // No root: that is the dict before the changes, and the old file must not be
+  // taken for the new one.
   Skeleton skeleton{document_, kNoId, {}, {}};
   for (auto& [node, content] : storages_)
     skeleton.storages.emplace_back(node, std::move(content));

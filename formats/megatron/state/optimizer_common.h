@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common part of a catalog, to be changed: a copy of its values in one
-// document, the bytes of small tensors with it.
+// Edits the common part of a catalog: a copy of its values in one document,
+// with the bytes of small tensors.
 #pragma once
 
 #include <memory>
@@ -21,14 +21,14 @@ class CommonEditor {
   pickle::Document& document() { return *document_; }
   // The value of an entry; kNoId if absent.
   pickle::Id find(std::string_view name) const;
-  // Changes an entry, or adds it after the others.
+  // Changes an entry, or appends it.
   void set(std::string_view name, pickle::Id value);
-  // A copy of a value of another document.
+  // Copies a value of another document.
   pickle::Id import(const pickle::Document& other, pickle::Id value) {
     return document_->import(other, value);
   }
-  // A copy of the value of an object that is an archive of its own, with the
-  // bytes of its tensors.
+  // Copies the value of an object with its own archive, and the bytes of its
+  // tensors.
   pickle::Id import_object(const Object& object);
   // A number, or a tensor of one element whose bytes are at hand.
   std::optional<double> scalar(pickle::Id value) const;

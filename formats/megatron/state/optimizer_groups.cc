@@ -24,8 +24,8 @@ using pickle::Type;
 constexpr std::string_view kGroup = "optimizer.distributed.dp_group_idx_";
 constexpr char kType[] = "param_state_sharding_type";
 
-// What tells parameter groups apart when they are loaded. Some writers put
-// pre_ before the multipliers.
+// What distinguishes parameter groups when they are loaded. Some writers prefix
+// the multipliers with pre_.
 constexpr const char* kIdentity[] = {"wd_mult", "lr_mult", "is_expert_parallel",
                                      "is_decoupled_lr"};
 
@@ -119,7 +119,7 @@ class Gather {
   Id scaler_ = kNoId;
 };
 
-// From the objects of flat buffers. kNoId if there are none.
+// Gathers the objects of flat buffers. kNoId if there are none.
 Id gather(CommonEditor& editor, const Catalog& catalog) {
   std::map<uint64_t, Gather> optimizers;
   bool chain = false;
@@ -143,7 +143,7 @@ Id gather(CommonEditor& editor, const Catalog& catalog) {
   return document.add_container(Type::kDict, pairs);
 }
 
-// The dict without some of its entries, in their order.
+// The dict without some of its entries, in the same order.
 Id without(Document& document, Id dict,
            std::initializer_list<std::string_view> keys) {
   const auto pairs = document.as_pairs(dict);
@@ -160,8 +160,8 @@ Id without(Document& document, Id dict,
   return document.add_container(Type::kDict, kept);
 }
 
-// A parameter group as a distributed optimizer has it: the step is in it, the
-// list of parameters is not, and what identifies it is all there.
+// A parameter group as a distributed optimizer has it: with the step and all
+// that identifies it, without the list of parameters.
 Id finish_group(Document& document, Id group, std::optional<double> step,
                 Catalog& catalog) {
   group = without(document, group, {"params"});

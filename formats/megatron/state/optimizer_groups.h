@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the common part says about an optimizer: hyper-parameters of its
-// parameter groups, the loss scale.
+// What the common part says about an optimizer: the hyper-parameters of its
+// parameter groups and the loss scale.
 //
 //   one optimizer   {"optimizer": {"param_groups": [{…, "step": 7}]},
 //                    "grad_scaler": {…}, "param_state_sharding_type": "…"}
@@ -17,21 +17,22 @@
 
 namespace ckpt::megatron {
 
-// The optimizers in an `optimizer` entry: itself, or those of a chain.
+// The optimizers in an `optimizer` entry: the entry itself, or those of a
+// chain.
 std::vector<pickle::Id> chained(const pickle::Document& document,
                                 pickle::Id optimizer);
 
-// The first sharding type that it, or content_metadata, names; "" if none.
+// The first sharding type named by it or by content_metadata; "" if none.
 std::string sharding_type(const Catalog& catalog);
 
 // True for objects of flat buffers, "optimizer.distributed.dp_group_idx_…".
 bool is_group_object(const Object& object);
-// For those that hold the buffers themselves (dp_zero_gather_scatter).
+// True for objects that hold the buffers themselves (dp_zero_gather_scatter).
 bool is_state_object(const Object& object);
 
-// Sets `optimizer` from what there is: objects of flat buffers, or the entry
-// of another type. Ranks whose groups differ in more than which they have are
-// an unfaithful_error. Adds what it had to assume to the catalog.
+// Sets `optimizer` from objects of flat buffers or the entry of another type.
+// Throws unfaithful_error if ranks differ in more than which groups they have.
+// Adds what it had to assume to the catalog.
 void set_optimizer(CommonEditor& editor, Catalog& catalog);
 
 // Sets content_metadata as a save of this type would.

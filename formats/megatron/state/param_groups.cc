@@ -20,7 +20,7 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// What Megatron alone has in a group.
+// What only Megatron has in a group.
 constexpr auto kOwn = std::to_array<std::string_view>(
     {"wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_expert_parallel",
      "is_decoupled_lr", "default_config", "max_lr", "min_lr", "start_wd",

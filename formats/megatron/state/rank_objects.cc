@@ -32,7 +32,7 @@ std::vector<Id> optimizers_in(const Document& document, Id node) {
     else
       mark = true;
   }
-  // {0: {dtype: …}} of the first distributed optimizers are buffers too.
+  // {0: {dtype: …}} of the first distributed optimizers are buffers, too.
   const bool buffers =
       !numbered.empty() &&
       document.find(numbered.begin()->second, "optimizer") == kNoId &&

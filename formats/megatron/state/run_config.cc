@@ -23,7 +23,7 @@ using families::Scalar;
 
 constexpr char kModel[] = "model.";
 
-// Bytes of a text that are replaced.
+// A replacement of bytes of a text.
 struct Edit {
   size_t begin = 0, end = 0;
   std::string text;
@@ -42,8 +42,8 @@ bool says(const Scalar& value, const ArgChange& change) {
   return text == (change.text.empty() ? "null" : change.text);
 }
 
-// Where the values stand that are to change. The text has been read once, with
-// bounds on its size and depth.
+// Finds the values to change. The text has been read before, with bounds on its
+// size and depth.
 class Finder : public YAML::EventHandler {
  public:
   Finder(const std::string& path, const std::string& text,
@@ -118,7 +118,7 @@ class Finder : public YAML::EventHandler {
     if (!whole) fail(mark);
     edits.push_back({pos, end, wanted->second});
   }
-  // `key:` with nothing behind it.
+  // For `key:` with nothing after it.
   void insert(const YAML::Mark& mark, const std::string& value) {
     if (key_end_ >= text_.size() || text_[key_end_] != ':') fail(mark);
     edits.push_back({key_end_ + 1, key_end_ + 1, " " + value});
@@ -142,7 +142,7 @@ class Finder : public YAML::EventHandler {
     closed_ = pending_ != 0 && frames_.size() == pending_;
     if (closed_) pending_ = 0;
   }
-  // A list or an object that goes ends with the line before the next entry.
+  // A removed list or object ends with the line before the next entry.
   void finish(size_t next) {
     if (!closed_) return;
     closed_ = false;
@@ -160,7 +160,7 @@ class Finder : public YAML::EventHandler {
   std::vector<Frame> frames_;
   std::string key_;
   size_t key_end_ = 0;
-  size_t pending_ = 0;  // depth of a list that goes, 0: none
+  size_t pending_ = 0;  // depth of a removed list; 0: none
   bool closed_ = false;
 };
 
@@ -171,7 +171,7 @@ bool is_changed(const std::map<std::string, std::string>& wanted,
   });
 }
 
-// The edited text says the same but for what was asked.
+// Proves that the edited text says the same except for what was asked.
 void prove(const std::string& path, const Config& before, const Config& after,
            const std::vector<ArgChange>& changes,
            const std::map<std::string, std::string>& wanted) {
@@ -238,7 +238,7 @@ std::vector<ArgChange> run_config_changes(const Config& config,
   std::ranges::move(wanted, std::back_inserter(all));
   std::vector<ArgChange> changes;
   for (ArgChange& change : all) {
-    // What Megatron-LM's args call otherwise.
+    // Megatron-LM's args have another name for it.
     if (change.name == "decoder_first_pipeline_num_layers")
       change.name = "num_layers_in_first_pipeline_stage";
     if (change.name == "decoder_last_pipeline_num_layers")

@@ -49,7 +49,7 @@ double number_at(const Catalog& catalog, const Tensor& tensor,
       .with_hint(kLeaveOut);
 }
 
-// A parameter with moments was updated; how often, has to be said of it too.
+// A parameter with moments was updated, so it needs a count, too.
 void check_all_counted(const Catalog& catalog, double step) {
   std::unordered_set<std::string_view> counted;
   for (const Tensor& tensor : catalog.tensors)
@@ -86,7 +86,7 @@ bool is_torch(const Document& document, Id group) {
   return document.find(group, "amsgrad") != kNoId;
 }
 
-// The node of the count, kNoId for an optimizer that counts in its groups.
+// The node of the count; kNoId for an optimizer that counts in its groups.
 Id count_in(const Document& document, Id optimizer) {
   const Id inner = inner_optimizer(document, optimizer);
   const Id common = document.find(document.find(inner, "state"), "common_step");
@@ -105,7 +105,7 @@ bool is_count(const Tensor& tensor) {
 }
 
 std::optional<double> common_count(const Catalog& catalog) {
-  constexpr double kMost = 9007199254740992;  // 2^53: doubles count so far
+  constexpr double kMost = 9007199254740992;  // 2^53: doubles count this far
   std::optional<double> step;
   for (const Tensor& tensor : catalog.tensors) {
     if (!is_count(tensor)) continue;

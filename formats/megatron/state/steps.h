@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How often an optimizer stepped: torch's Adam counts for each parameter,
-// Megatron once.
+// How often an optimizer stepped: torch's Adam counts per parameter, Megatron
+// once.
 #pragma once
 
 #include <optional>
@@ -12,18 +12,19 @@ namespace ckpt::megatron {
 // True for the count of one parameter's steps.
 bool is_count(const Tensor& tensor);
 
-// The count that all of them have; nothing if there are none. Reads them; the
-// catalog has to be located. Throws unfaithful_error if they are not one whole
-// number, in all ranks' files and of all parameters that have moments.
+// The count that all of them have; nothing if there are none. Reads them, so
+// the catalog must be located. Throws unfaithful_error unless they are one
+// whole number, in all ranks' files and for all parameters that have moments.
 std::optional<double> common_count(const Catalog& catalog);
 
-// Of ranks' files: the tensors become common_step of the object "optimizer".
+// For ranks' files: turns the tensors into common_step of the object
+// "optimizer".
 void gather_steps(Catalog& catalog);
 
-// The other way: what each parameter of a distributed checkpoint was stepped,
-// if its optimizer is torch's, which counts so; nothing for one that counts in
-// its groups (FusedAdam). Throws unfaithful_error for a count that can't be
-// told, and for optimizers of one chain that differ.
+// The other way: how often each parameter of a distributed checkpoint was
+// stepped, if its optimizer is torch's, which counts so. Nothing for one that
+// counts in its groups (FusedAdam). Throws unfaithful_error if the count can't
+// be told, or if the optimizers of a chain differ.
 std::optional<double> steps_of_each(Catalog& catalog);
 
 // Adds the tensors, beside exp_avg.

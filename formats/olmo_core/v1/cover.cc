@@ -33,8 +33,8 @@ class Coverer {
  private:
   static bool is_flat(const Piece& piece) { return piece.flat.has_value(); }
 
-  // Boxes that are equal or have nothing in common, as far as their volumes
-  // tell; the planner proves the rest.
+  // True if boxes are equal or disjoint, as far as their volumes tell; the
+  // planner proves the rest.
   bool boxes_fit(const std::vector<Piece>& pieces) const {
     std::vector<const Box*> boxes;
     for (const Piece& piece : pieces) boxes.push_back(&piece.box);
@@ -68,7 +68,7 @@ class Coverer {
     budget_.pieces -= pieces;
   }
 
-  // Boxes as the flat ranges that they are in the whole tensor.
+  // Turns boxes into the flat ranges that they are in the whole tensor.
   std::vector<Piece> as_rows(std::vector<Piece> pieces) {
     const uint64_t size = element_size(tensor_.dtype);
     std::vector<Piece> flat;

@@ -16,7 +16,7 @@
 namespace ckpt::olmo_core::v1 {
 namespace {
 
-// The peer reads boxes of one and two dimensions only.
+// OLMo-core reads only boxes of one and two dimensions.
 constexpr size_t kMostBoxDims = 2;
 
 uint64_t count_of(const Tensor& tensor) {
@@ -30,7 +30,7 @@ Cut plain(uint64_t count, uint32_t rank = 0) {
   return cut;
 }
 
-// Adds a range to a shard; neighbours become one.
+// Adds a range to a shard, and joins neighbours.
 void add_range(Shard& shard, const FlatRange& range) {
   shard.elements += range.end - range.begin;
   if (!shard.ranges.empty() && shard.ranges.back().end == range.begin)
@@ -39,7 +39,7 @@ void add_range(Shard& shard, const FlatRange& range) {
     shard.ranges.push_back(range);
 }
 
-// Ranks of 0 to `ranks` - 1 without anything.
+// Adds the ranks from 0 to `ranks` - 1 that have nothing.
 void add_empty(Cut& cut, uint32_t ranks) {
   std::vector<Shard> all;
   auto next = cut.shards.begin();
@@ -53,7 +53,7 @@ void add_empty(Cut& cut, uint32_t ranks) {
   cut.shards = std::move(all);
 }
 
-// Ranks past the end of the dimension that is split.
+// Adds the ranks past the end of the split dimension.
 void add_empty_boxes(Cut& cut, const Tensor& tensor, uint32_t ranks) {
   Box empty = Box::whole(tensor.shape);
   empty.offset[tensor.tp.dim] = tensor.shape[tensor.tp.dim];
@@ -63,7 +63,7 @@ void add_empty_boxes(Cut& cut, const Tensor& tensor, uint32_t ranks) {
         {.rank = rank, .ranges = {}, .box = empty, .elements = 0});
 }
 
-// A DTensor that every rank has whole: the peer stores all the copies.
+// True for a DTensor that every rank has whole: OLMo-core stores all copies.
 bool is_copied(const Tensor& tensor) {
   return tensor.pieces.size() > 1 &&
          std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
@@ -109,7 +109,7 @@ Cut TensorCutter::cut(const Tensor& tensor) const {
   return boxes(tensor, rule);
 }
 
-// Pieces of one file are one shard.
+// The pieces of one file are one shard.
 Cut TensorCutter::keep(const Tensor& tensor) const {
   std::map<uint32_t, std::vector<const Piece*>> by_rank;
   bool any_flat = false;
@@ -162,7 +162,7 @@ Cut TensorCutter::boxes(const Tensor& tensor, const TpRule& rule) const {
   const dcp::Cutter cutter(tensor, rule, !tensor.dp_replicated, mesh);
   Cut cut{.sharded = true, .shards = {}};
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
-    // Of equal boxes the lowest rank has the only copy.
+    // The lowest rank with a box has its only copy.
     if (cutter.replicas(rank).first != rank) continue;
     std::vector<Box> mine;
     cutter.boxes(rank, [&](const Box& box) { mine.push_back(box); });

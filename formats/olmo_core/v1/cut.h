@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tensor is cut over the ranks of a checkpoint of olmo_core_v1.
+// How a tensor is cut over the ranks of an olmo_core_v1 checkpoint.
 //
 //   plain     [[0, n]] of the first rank only
 //   flat      rank r of W: [r * c, (r + 1) * c) with c = ceil(n / W)
@@ -17,7 +17,7 @@ namespace ckpt::olmo_core::v1 {
 
 struct Cut {
   bool sharded = false;
-  std::vector<Shard> shards;  // by rank; empty ones are listed, too
+  std::vector<Shard> shards;  // by rank, including empty ones
 };
 
 class TensorCutter {

@@ -36,7 +36,7 @@ struct Group {
   std::vector<std::string> names;
 };
 
-// Names of parameters, if the value is a list of texts.
+// The names of parameters, if the value is a list of strings.
 std::vector<std::string> texts(const Value& value) {
   std::vector<std::string> names;
   if (!value.document->is(value.node, Type::kList)) return names;
@@ -138,8 +138,8 @@ class GroupMaker {
     if (!found.empty()) group.names = std::move(found);
   }
 
-  // Options that are kept for each parameter: those with equal ones are a
-  // group, in the order of their states.
+  // Options stored per parameter: parameters with equal ones are a group, in
+  // the order of their states.
   void join_flattened() {
     std::map<std::string, uint64_t> known;
     uint64_t next = groups_.empty() ? 0 : groups_.rbegin()->first + 1;
@@ -163,7 +163,7 @@ class GroupMaker {
     }
   }
 
-  // Each parameter with state is in one group.
+  // Checks that each parameter with state is in one group.
   void check() const {
     std::unordered_set<std::string> named;
     for (const auto& [index, group] : groups_)

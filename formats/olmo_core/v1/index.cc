@@ -22,9 +22,9 @@ constexpr std::string_view kOffsets = "flattened_offsets_per_file";
 constexpr std::string_view kFirst = "rank_";
 constexpr std::string_view kLast = ".safetensors";
 
-// A thousand ranks times ten thousand tensors stay far below it.
+// A thousand ranks times ten thousand tensors stay far below this.
 constexpr uint64_t kMostBytes = uint64_t{4} << 30;
-// What is looked at to know an index: the first tensor's fields.
+// The part that identifies an index: the first tensor's fields.
 constexpr uint64_t kHead = 64 << 10;
 
 class IndexReader {
@@ -201,7 +201,8 @@ class IndexReader {
       spelling_ = pair ? Spelling::kPair : Spelling::kPairs;
   }
 
-  // Every range and box lies inside; what a file has of it does not overflow.
+  // Checks that every range and box is inside, and that what a file has of the
+  // tensor does not overflow.
   void check(Entry& entry) {
     const auto count = element_count(entry.shape);
     if (!count || (entry.dtype && !byte_size_of(*entry.dtype, *count)))
@@ -248,8 +249,8 @@ class IndexReader {
   Spelling spelling_ = Spelling::kSpecs;  // of the last description
 };
 
-// The first tensor has a shape and a description by files, as far as the
-// text goes.
+// True if the first tensor has a shape and a description by files, as far as
+// the text goes.
 bool begins_as_index(std::string_view text) {
   Scanner scan(text, {});
   scan.enter_object();

@@ -29,8 +29,8 @@ namespace ckpt::olmo_core::v1 {
 
 inline constexpr std::string_view kIndexName = "metadata.json";
 
-// What one file has of a tensor: the elements of `ranges`, one after the
-// other, or those of the box.
+// What one file has of a tensor: the elements of `ranges`, in order, or those
+// of the box.
 struct Shard {
   uint32_t rank = 0;  // of rank_<r>.safetensors
   std::vector<FlatRange> ranges;
@@ -51,25 +51,25 @@ enum class Spelling : uint8_t { kPair, kPairs, kSpecs };
 struct Index {
   std::string path;
   Spelling spelling = Spelling::kSpecs;
-  std::vector<Entry> entries;        // in its order; names are unique
+  std::vector<Entry> entries;        // in the index's order; names are unique
   std::vector<std::string> ignored;  // keys beside "tensors"
 };
 
-// Reads and checks it: ranges and boxes inside of their tensors, sums that
-// don't overflow. Throws input_error that names the file and the tensor.
+// Reads and checks it: ranges and boxes inside their tensors, sums that don't
+// overflow. Throws input_error naming the file and the tensor.
 Index read_index(const std::string& path);
 
-// True if the file begins as such an index does. Does not throw.
+// True if the file begins like such an index. Does not throw.
 bool looks_like_index(const std::string& path);
 
-// rank_<r>.safetensors: r, written as the peer writes it.
+// The r of rank_<r>.safetensors, written as OLMo-core writes it.
 std::optional<uint32_t> rank_of_file(std::string_view name);
 std::string rank_file(uint32_t rank);
 
 // --- writing ---
 
-// The document as the peer's json.dump has it, on one line. dtype and sharded
-// are set; names are UTF-8.
+// The document as the peer's json.dump writes it, on one line. dtype and
+// sharded must be set, and names UTF-8.
 std::string encode_index(const std::vector<Entry>& entries);
 
 }  // namespace ckpt::olmo_core::v1

@@ -9,7 +9,7 @@
 namespace ckpt::olmo_core::v1 {
 namespace {
 
-// As Python's json escapes: everything but printable ASCII.
+// Escapes as Python's json does: everything except printable ASCII.
 std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', true);
 }

@@ -24,7 +24,7 @@ bool has_rank_files(const std::string& directory) {
                              });
 }
 
-// A directory that is a checkpoint itself.
+// For a directory that is a checkpoint itself.
 Found look_at(const std::string& path) {
   Found found;
   for (const std::string_view folder : {kModelFolder, kOptimFolder}) {
@@ -65,7 +65,7 @@ std::optional<uint64_t> step_of(std::string_view name) {
   return text::number(name);
 }
 
-// The newest complete checkpoint below, or the newest unfinished one.
+// Finds the newest complete checkpoint below, or the newest unfinished one.
 Found follow(const std::string& path, Found none) {
   std::map<std::pair<uint64_t, bool>, std::string> steps;
   for (const std::string& name : io::list_directory(path)) {
@@ -104,7 +104,7 @@ Found locate(const std::string& path) {
     if (!found.home.empty()) return found;
     return follow(path, std::move(found));
   } catch (const Error& error) {
-    // What can't be read is another format's to explain.
+    // What can't be read is for another format to explain.
     return {.why = error.problem()};
   }
 }

@@ -69,7 +69,7 @@ class ObjectTaker {
         {.name = tensor.name, .document = std::move(document), .node = value});
   }
 
-  // The bytes of a tensor; of replicas, the first.
+  // The bytes of a tensor, from the first replica.
   std::string read(const Tensor& tensor) const {
     const uint64_t size = byte_size(tensor);
     if (size > kMostPickle)
@@ -79,7 +79,7 @@ class ObjectTaker {
     std::string bytes(size, '\0');
     for (auto piece = tensor.pieces.rbegin(); piece != tensor.pieces.rend();
          ++piece) {
-      // A box of one dimension, or of none, is a range too.
+      // A box of one dimension, or of none, is a range, too.
       const uint64_t unit = element_size(tensor.dtype);
       uint64_t begin = 0, end = size;
       if (piece->flat) {
@@ -145,7 +145,7 @@ class ObjectTaker {
     part_.sharded = std::move(sharded);
   }
 
-  // state.<param>.__<name>; in the first week state.<name>.<param>.
+  // state.<param>.__<name>; in the first week, state.<name>.<param>.
   void set_state(Tensor& tensor) const {
     tensor.kind = Kind::optim;
     std::string_view name = tensor.name;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint of OLMo-core up to 0.1.0 (v1.h).
+// Reads a checkpoint of OLMo-core up to 0.1.0 (v1.h).
 #include <algorithm>
 #include <set>
 #include <unordered_set>
@@ -39,9 +39,9 @@ std::string_view version_of(const Part& part) {
   return "0.1.0";
 }
 
-// All other files below the checkpoint's directory are carried as they are: the
-// trainer's state of each rank, config.yaml. Links to folders are not followed
-// (a problem says so); strays among the parts' files have a problem already.
+// Carries all other files below the checkpoint's directory unchanged: the
+// trainer's state of each rank, config.yaml. Does not follow links to folders
+// (a problem says so); strays among the parts' files already have a problem.
 void add_sidecars(const Found& found, Catalog& catalog) {
   const auto is_part = [&](const std::string& below, bool) {
     if (below == kManifestName) return true;
@@ -81,7 +81,7 @@ class Survey {
     topology.dp = std::max<uint32_t>(1, flat_);
     if (flat_ > 1 || boxed_ == 0) return topology;
     topology.tp = static_cast<uint32_t>(std::max<uint64_t>(1, distinct_));
-    // A rank with nothing of the largest tensor is a rank of tp still.
+    // A rank with nothing of the largest tensor is still a tp rank.
     if (boxed_ % topology.tp != 0) topology.tp = boxed_;
     topology.dp = boxed_ / topology.tp;
     return topology;
@@ -93,7 +93,7 @@ class Survey {
   uint64_t distinct_ = 0;
 };
 
-// What the boxes of a tensor say of how it is split.
+// What the boxes of a tensor say about its split.
 TpRule rule_of_boxes(const Tensor& tensor) {
   if (tensor.pieces.empty()) return {};
   TpRule rule = TpRule::replicated();
@@ -150,8 +150,8 @@ class Assembler {
     }
   }
 
-  // What was whole although others were cut, and what the optimizer does not
-  // know, stays whole.
+  // Keeps whole what was whole although others were cut, and what the optimizer
+  // does not know.
   void set_buffers() {
     std::unordered_set<std::string> params;
     for (const Object& object : catalog_.objects)
@@ -167,7 +167,7 @@ class Assembler {
     }
   }
 
-  // Groups that name parameters which are not there.
+  // Finds groups that name missing parameters.
   void check_names() {
     if (std::ranges::find(found_.parts, kModelFolder) == found_.parts.end())
       return;
@@ -239,7 +239,7 @@ class V1Reader final : public formats::Reader {
 
  private:
   // --from olmo_core_v1: any directory with an index, so that what is wrong
-  // with it is told.
+  // with it is reported.
   static Found forced(const std::string& path, const Found& found) {
     const std::string home = io::is_directory(path) ? path : io::parent(path);
     Found result{.why = {}, .home = home};

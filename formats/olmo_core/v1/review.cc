@@ -14,7 +14,7 @@ namespace {
 
 using text::printable;
 
-// Generation 2 has no underscores before the name of a state.
+// Generation 2 puts no underscores before a state's name.
 void rename_state(Tensor& tensor) {
   if (tensor.param.empty() || tensor.state.empty())
     throw unfaithful_error({{}, printable(tensor.name)},
@@ -25,8 +25,8 @@ void rename_state(Tensor& tensor) {
   tensor.name = std::string(kState) + tensor.param + ".__" + tensor.state;
 }
 
-// What another container holds of a checkpoint of this format: each group is a
-// value of its own. Named as other containers name theirs, they are taken.
+// In another container's copy of such a checkpoint, each group is a value of
+// its own. Named as other containers name theirs, they are accepted.
 void rename_groups(Catalog& source) {
   const auto is_count = [](const Object& object) {
     return object.name == kGroupCount;
@@ -36,7 +36,7 @@ void rename_groups(Catalog& source) {
     if (const auto index = group_of(object.name))
       object.name = fmt::format("param_groups.{}", *index);
   std::erase_if(source.objects, [&](const Object& object) {
-    return is_count(object) || object.name == kStateKeys;  // made anew
+    return is_count(object) || object.name == kStateKeys;  // made again
   });
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint of another format, with the names that OLMo-core 0.1.0 has for
-// its parts, and with the groups of its optimizer. Private to v1_*.
+// A checkpoint of another format, with OLMo-core 0.1.0's names for its parts,
+// and the groups of its optimizer. Private to this folder.
 #pragma once
 
 #include <vector>
@@ -9,11 +9,11 @@
 
 namespace ckpt::olmo_core::v1 {
 
-// Parameters without "model.", optimizer state as state.<param>.__<state>.
-// Of olmo_core_v1 itself: as it is.
+// Parameters without "model.", optimizer state as state.<param>.__<state>. A
+// source of olmo_core_v1 itself is returned unchanged.
 Catalog review_v1(Catalog source);
 
-// num_param_groups, param_group0 …, state_keys for the states of the source.
+// Makes num_param_groups, param_group0 …, state_keys for the source's states.
 // Options are found under "param_groups": a list of dicts, or values named
 // param_groups.<i>.<option> or param_groups.<parameter>.<option>. Throws
 // unfaithful_error if there are none.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A box as runs of the row-major elements of its tensor.
+// A box as runs of its tensor's row-major elements.
 //
 //   tensor [4, 6], box [2, 3] at [1, 2]:   [8, 11)  [14, 17)
 //   tensor [4, 6], box [2, 6] at [1, 0]:   [6, 18)
@@ -11,7 +11,7 @@
 
 namespace ckpt::olmo_core::v1 {
 
-// The dimension from which on a box has everything, less one: each run is
+// One less than the dimension from which a box has everything: each run is
 // contiguous in it and below.
 inline size_t run_dim(const Box& box, const Shape& shape) {
   size_t d = shape.size() - 1;
@@ -19,7 +19,7 @@ inline size_t run_dim(const Box& box, const Shape& shape) {
   return d;
 }
 
-// How many runs there are. The box lies inside, and is not empty.
+// The number of runs. The box must be inside, and not empty.
 inline uint64_t row_count(const Box& box, const Shape& shape) {
   if (shape.empty()) return 1;
   uint64_t count = 1;

@@ -24,7 +24,7 @@ struct RankFile {
   bool there = false;
   std::vector<safetensors::Entry> entries;
   std::unordered_map<std::string_view, const safetensors::Entry*> by_name;
-  size_t used = 0;  // entries that the index knows
+  size_t used = 0;  // entries that the index names
 };
 
 class PartReader {
@@ -45,7 +45,7 @@ class PartReader {
     RankFile& file = files_[rank];
     file.path = io::join(part_.directory, rank_file(rank));
     file.there = io::is_file(file.path);
-    if (!file.there) return;  // told when something of it is needed
+    if (!file.there) return;  // reported when something in it is needed
     const io::Handle handle = io::Handle::open_read(file.path);
     file.entries = safetensors::read_header(handle).entries;
     for (const safetensors::Entry& entry : file.entries)
@@ -121,8 +121,8 @@ class PartReader {
                         name(dtype));
   }
 
-  // A plain tensor is a box, a flat shard a range even if it has everything:
-  // that tells them apart later on.
+  // A plain tensor is a box; a flat shard is a range even if it has everything.
+  // That distinguishes them later.
   void add_pieces(const Entry& entry, const Shard& shard,
                   const safetensors::Entry& stored, bool sharded,
                   std::vector<Piece>& pieces) const {
@@ -147,7 +147,7 @@ class PartReader {
     }
   }
 
-  // What lies in the files, or beside them, without being named.
+  // Notes what is in the files, or beside them, without being named.
   void note_unnamed() {
     for (const auto& [rank, file] : files_) {
       if (file.used == file.entries.size()) continue;

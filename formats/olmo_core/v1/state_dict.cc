@@ -63,7 +63,7 @@ class Nester {
     }
   }
 
-  // No other tensor stands where the state will.
+  // True if no other tensor is where the state will be.
   bool is_clear() const {
     return std::ranges::none_of(source_.tensors, [&](const Tensor& tensor) {
       return tensor.name == kStates || tensor.name == kGroups ||
@@ -100,7 +100,7 @@ class Nester {
     return all;
   }
 
-  // A group without the names, which are no option of torch's.
+  // A group without the names, which are not an option of torch's.
   Id options(const Object& group) {
     const Document& from = *group.document;
     const Id dict = document_->add_container(Type::kDict);
@@ -116,7 +116,7 @@ class Nester {
     return dict;
   }
 
-  // The count and the names of states are in the nesting.
+  // The nesting has the count and the names of states.
   void set_objects(Id groups) {
     std::erase_if(source_.objects, [](const Object& object) {
       return group_of(object.name) || object.name == kGroupCount ||

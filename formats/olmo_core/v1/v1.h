@@ -2,7 +2,7 @@
 // The olmo_core_v1 format: what OLMo-core wrote up to 0.1.0.
 //
 //   step100/
-//     model/metadata.json          v1_index.h
+//     model/metadata.json          index.h
 //     model/rank_0.safetensors …   one per rank; every entry has one dimension
 //     optim/metadata.json
 //     optim/rank_0.safetensors …
@@ -17,7 +17,7 @@
 //   state_keys                   U8: a pickled list: exp_avg, exp_avg_sq, step
 //
 // The pickles are objects of the catalog. The root of an object's document is
-// the bytes of its pickle, so that they can be written back as they were.
+// the bytes of its pickle, so that they can be written back unchanged.
 #pragma once
 
 #include <memory>

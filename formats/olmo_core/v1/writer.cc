@@ -26,7 +26,7 @@ using pickle::Type;
 using text::printable;
 using Severity = Problem::Severity;
 
-// What OLMo-core 0.1.0 has names for.
+// True for dtypes that OLMo-core 0.1.0 has names for.
 bool has_name(DType dtype) {
   switch (dtype) {
     case DType::f64:
@@ -113,7 +113,7 @@ class Builder {
           .with_hint("give it another one with --rename");
   }
 
-  // A source that is one part alone stays one.
+  // A source that is only one part stays one.
   bool is_bare() const {
     if (source_.format != kFormat) return false;
     return std::ranges::all_of(source_.files, [&](const File& file) {
@@ -145,13 +145,14 @@ class Builder {
     }
     if (any_optim && !keys_added_) add_state_keys();
     take_objects(any_optim);
-    // A part without tensors is not written, but a checkpoint has one.
+    // A part without tensors is not written, but a checkpoint has at least one
+    // part.
     if (parts_.size() > 1 && !any_optim) parts_.pop_back();
     if (parts_.size() > 1 && parts_[0].entries.empty())
       parts_.erase(parts_.begin());
   }
 
-  // The order of the peer: the count, the groups, the states, their names.
+  // OLMo-core's order: the count, the groups, the states, their names.
   void add_groups(PartPlan& part) {
     add_helpers(part,
                 [](const std::string& name) { return name == kGroupCount; });
@@ -180,7 +181,7 @@ class Builder {
     }
   }
 
-  // A pickle as it was, else a new one.
+  // The original pickle, else a new one.
   static std::string bytes_of(const Object& object) {
     const pickle::Document& document = *object.document;
     if (object.name == kGroupCount) {
@@ -218,7 +219,7 @@ class Builder {
     }
   }
 
-  // state_keys ends what rank 0 has; then follows what it has nothing of.
+  // state_keys ends what rank 0 has; then comes what it has nothing of.
   void add_state(uint32_t t) {
     PartPlan& part = parts_.back();
     add_tensor(part, t);
@@ -256,7 +257,7 @@ class Builder {
     part.bytes.emplace_back();
   }
 
-  // Every rank has a file, if only one without tensors.
+  // Every rank has a file, even if it has no tensors.
   void add_files(const PartPlan& part) {
     std::vector<std::vector<Stored>> files(cutter_.ranks());
     for (size_t e = 0; e < part.entries.size(); ++e) {
@@ -265,7 +266,7 @@ class Builder {
       const bool optim =
           t != UINT32_MAX && source_.tensors[t].kind == Kind::optim;
       for (const Shard& shard : entry.shards) {
-        // A rank without elements of a parameter has no state of it.
+        // A rank without elements of a parameter has no state for it.
         if (optim && shard.elements == 0 && !shard.box &&
             entry.sharded.value_or(false))
           continue;
@@ -348,7 +349,7 @@ class Builder {
     return step_.empty() ? below : io::join(step_, below);
   }
 
-  // Last, as the peer does.
+  // Last, as in OLMo-core.
   void add_index(const PartPlan& part) {
     target_.files.push_back(formats::literal_file(
         path_of(part, std::string(kIndexName)), encode_index(part.entries)));

@@ -28,9 +28,10 @@ inline std::optional<uint64_t> checked_add(uint64_t a, uint64_t b) {
   return result;
 }
 
-// A short list of uint64_t. Up to two live inside the object: a checkpoint has
-// millions of pieces, each holds a few of these, and weights are matrices. With
-// room for four, an index of 1.4 million pieces took a third more memory.
+// A short list of uint64_t. Up to two are stored inside the object: a
+// checkpoint has millions of pieces, each holds a few of these, and weights are
+// matrices. With room for four, an index of 1.4 million pieces took a third
+// more memory.
 class Dims {
  public:
   Dims() = default;
@@ -94,7 +95,7 @@ class Dims {
  private:
   static constexpr uint32_t kInline = 2;
   bool on_heap() const { return capacity_ > kInline; }
-  // Room for `count` values: what there is, or more on the heap.
+  // Room for `count` values: the current storage, or more on the heap.
   uint64_t* room(size_t count) {
     return count > capacity_ ? grow(count) : data();
   }
@@ -104,7 +105,7 @@ class Dims {
     size_ = static_cast<uint32_t>(count);
   }
   void steal(Dims& other) noexcept {
-    // All of it, used or not, heap or not: a move of a register or two.
+    // Copies all of it, used or not, heap or not: a register move or two.
     std::memcpy(static_cast<void*>(this), &other, sizeof *this);  // NOLINT
     other.capacity_ = kInline;
     other.size_ = 0;
@@ -166,8 +167,8 @@ struct FlatRange {
   friend bool operator==(const FlatRange&, const FlatRange&) = default;
 };
 
-// std::optional<FlatRange> in two thirds of its size: no range ends before it
-// begins.
+// std::optional<FlatRange> in two thirds of the size: no valid range ends
+// before it begins.
 class MaybeFlat {
  public:
   MaybeFlat() = default;
@@ -193,7 +194,7 @@ class MaybeFlat {
   FlatRange range_ = kNone;
 };
 
-// A part of a flat range that is a box, and where it begins in the range.
+// A part of a flat range that is a box, and its start within the range.
 struct FlatPart {
   Box box;          // in the coordinates of the tensor
   uint64_t at = 0;  // elements after range.begin

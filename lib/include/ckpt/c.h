@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The library for callers that speak C, or by way of it (Python's ctypes):
- * open a checkpoint, look at its tensors, read parts of them, write tensors
- * that lie in memory.
+/* The library for C, and for languages that call C (Python's ctypes): open a
+ * checkpoint, look at its tensors, read parts of them, write tensors that are
+ * in memory.
  *
  * A function that can fail returns null or a non-zero status, and sets
  * `*error` to one line of JSON as `ckpt --json` prints it (docs/json.md),
@@ -25,7 +25,7 @@ const char* ckpt_version(void);
 /* Releases what `*error` was set to. */
 void ckpt_free(char* text);
 
-/* Reads headers alone. `format` and `family` may be null: found out. */
+/* Reads headers only. `format` or `family` is detected if it is null. */
 ckpt_checkpoint* ckpt_open(const char* path, const char* format,
                            const char* family, char** error);
 void ckpt_close(ckpt_checkpoint* checkpoint);
@@ -53,14 +53,14 @@ size_t ckpt_tensor_count(const ckpt_checkpoint* checkpoint);
 int ckpt_tensor_at(const ckpt_checkpoint* checkpoint, size_t index,
                    ckpt_tensor* tensor);
 
-/* The same checkpoint under the names and in the arrangement of a dialect: hf,
- * mcore, meta, fairseq2 or olmo_core. No byte moves; a handle of its own. */
+/* The same checkpoint in a dialect's names and arrangement: hf, mcore, meta,
+ * fairseq2 or olmo_core. No byte moves; returns a handle of its own. */
 ckpt_checkpoint* ckpt_in_dialect(const ckpt_checkpoint* checkpoint,
                                  const char* dialect, char** error);
 
-/* Some of its tensors, as --keys, --exclude, --layers and --experts choose them
- * (ckpt/select.h). Lists end with a null; null instead of one, or of a text:
- * no choice. */
+/* Some of its tensors, chosen as by --keys, --exclude, --layers and --experts
+ * (ckpt/select.h). Lists end with a null. A null list or text makes no
+ * choice. */
 typedef struct ckpt_selection {
   const char* const* keys;
   const char* const* exclude;
@@ -72,8 +72,8 @@ typedef struct ckpt_selection {
 ckpt_checkpoint* ckpt_select(const ckpt_checkpoint* checkpoint,
                              const ckpt_selection* selection, char** error);
 
-/* A box of a tensor: `offsets` and `shape` have one number for each of its
- * dimensions; both null: all of it. Reads what the box needs and no more.
+/* Reads a box of a tensor, and no more than the box needs. `offsets` and
+ * `shape` have one number for each dimension; both null: the whole tensor.
  * Elements are row-major, packed, little endian. */
 ckpt_data* ckpt_read(const ckpt_checkpoint* checkpoint, const char* name,
                      const uint64_t* offsets, const uint64_t* shape,
@@ -83,7 +83,7 @@ void ckpt_data_close(ckpt_data* data);
 
 /* The same memory as a DLManagedTensor (DLPack 0.x, on the CPU) of that dtype
  * and shape; its deleter, or ckpt_dlpack_close, releases it. `data` may be
- * closed before. */
+ * closed first. */
 void* ckpt_data_dlpack(const ckpt_data* data, const char* dtype,
                        const uint64_t* shape, size_t dims, char** error);
 void ckpt_dlpack_close(void* managed);
@@ -100,16 +100,16 @@ typedef struct ckpt_shards ckpt_shards;
 ckpt_shards* ckpt_shards_open(const ckpt_checkpoint* checkpoint,
                               const ckpt_grid* topology, const ckpt_grid* rank,
                               char** error);
-/* The next shard: its name and shape live until the next call. Null and no
- * error: that was the last. */
+/* The next shard; its name and shape live until the next call. Null without an
+ * error after the last one. */
 ckpt_data* ckpt_shards_next(ckpt_shards* shards, const char** name,
                             const char** dtype, const uint64_t** shape,
                             size_t* dims, char** error);
 void ckpt_shards_close(ckpt_shards* shards);
 
-/* Writes whole tensors that lie in memory, beside `path`, and renames the
- * result into place. `format` is that of the target ("safetensors", "dcp").
- * Returns the exit status that the command line would end with. */
+/* Writes whole tensors from memory beside `path`, and renames the result into
+ * place. `format` is the target's ("safetensors", "dcp"). Returns the exit
+ * status that the command line would end with. */
 typedef struct ckpt_array {
   const char* name;
   const char* dtype;
@@ -123,15 +123,15 @@ int ckpt_save(const ckpt_array* arrays, size_t count, const char* path,
               char** error);
 
 /* The same in two phases (ckpt/parallel.h). The first copies the arrays, which
- * may change when it returns, and begins to write beside `path`. Then one of
- * two, which both close it: finish() waits and renames the result into place,
- * drop() leaves nothing behind. */
+ * may change once it returns, and begins to write beside `path`. The second is
+ * either of two calls, which both close the handle: finish() waits and renames
+ * the result into place, drop() leaves nothing behind. */
 typedef struct ckpt_pending ckpt_pending;
 ckpt_pending* ckpt_save_begin(const ckpt_array* arrays, size_t count,
                               const char* path, const char* format,
                               int overwrite, uint64_t max_shard_size,
                               char** error);
-/* Not 0: nothing is left to write, so that finish() will not wait long. */
+/* Non-zero if nothing is left to write, so finish() will not wait long. */
 int ckpt_save_written(const ckpt_pending* pending);
 int ckpt_save_finish(ckpt_pending* pending, char** error);
 void ckpt_save_drop(ckpt_pending* pending);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one model that every room speaks: what tensors a checkpoint holds and
-// where their bytes lie.
+// The model that every room shares: which tensors a checkpoint holds, and where
+// their bytes are.
 //
 //   Catalog ── tensors ── pieces ── extent ──► files[i], byte offset, strides
-//           └─ objects (values that are no tensor)
+//           └─ objects (values that are not tensors)
 //
 // A source catalog is read from headers only. The target of a write has the
 // same type, so that inspect, verify, diff and plan need one code path each.
@@ -41,8 +41,9 @@ enum class Codec : uint8_t {
   kFill,    // no file at all: `fill` over and over
 };
 
-// numcodecs' filter of that name: behind the first element stand differences
-// of neighbours. Both are integers, or both f32 or f64.
+// numcodecs' filter of that name: after the first element, each is stored as
+// its difference from the one before. Both types are integers, or both are f32
+// or f64.
 struct Delta {
   DType stored = DType::i32;  // of the differences
   DType plain = DType::i32;   // of the elements
@@ -68,13 +69,13 @@ struct File {
 struct Extent {
   uint64_t offset = 0;  // bytes from the start of the file
   Dims strides;         // bytes; empty: row-major contiguous
-  // Not 0: the piece is an archive of its own of that many bytes, which
-  // begins at `offset`. Where its payload is, shows ckpt::locate.
+  // Not 0: the piece is an archive of its own, of that many bytes, beginning
+  // at `offset`. ckpt::locate finds the payload in it.
   uint64_t archive = 0;
   uint32_t file = 0;  // index into Catalog::files
 };
 
-// What has to be done to stored elements to get logical ones.
+// How stored elements become logical ones.
 enum Transform : uint8_t {
   kNoTransform = 0,
   kSwapBytes = 1,  // stored big-endian; unit: info(dtype).swap
@@ -129,7 +130,7 @@ struct Tensor {
   // The dtype it is written with, whatever --dtype says.
   std::optional<DType> pinned;
   bool dp_replicated = false;  // a buffer: whole on every data-parallel rank
-  // Pieces cover the tensor exactly once, but for replicas: pieces with the
+  // Pieces cover the tensor exactly once, apart from replicas: pieces with the
   // same box (and flat range) hold the same elements. The first one is read;
   // the others are compared with it.
   std::vector<Piece> pieces;
@@ -154,8 +155,8 @@ struct Object {
   // Null: it is in an archive that nobody has opened (ckpt::load_objects).
   std::shared_ptr<const pickle::Document> document;
   uint32_t node = 0;  // index of the value in the document
-  // The archive of its own (torch.save) that it is in, so that it can be
-  // carried over byte for byte. No bytes: it is in none.
+  // The archive (torch.save) that holds it alone, so that it can be carried
+  // over byte for byte. No bytes: there is none.
   uint32_t file = 0;  // index into Catalog::files
   uint64_t offset = 0;
   uint64_t bytes = 0;
@@ -166,8 +167,8 @@ struct Sidecar {
   std::string name;  // relative to the checkpoint, in the source's layout
   std::string path;
   uint64_t size = 0;
-  // Not null: there is no such file, this is what it is to hold. `path` is a
-  // name that no file has.
+  // Not null: there is no such file yet, and this is its content. `path` is
+  // then a name that no file has.
   std::shared_ptr<const std::string> text;
 };
 
@@ -187,7 +188,7 @@ struct Skeleton {
   std::shared_ptr<const pickle::Document> document;
   uint32_t root = 0;
   // document node of a tensor -> its name in the catalog, in the order of a
-  // walk. Who renames a tensor renames it here too; an entry whose name the
+  // walk. Code that renames a tensor renames it here too; a name that the
   // catalog lacks is a tensor that was left out.
   std::vector<std::pair<uint32_t, std::string>> tensors;
   // document node of a storage that no tensor of the catalog covers (scales
@@ -204,8 +205,8 @@ struct StoredCrc {
   std::string record;  // its name, for messages
 };
 
-// What a reader found that is odd or wrong, but does not stop it: replicas of
-// unlike size, a wrong total_size, a tensor that the index lacks.
+// Something odd or wrong that does not stop a reader: replicas of different
+// sizes, a wrong total_size, a tensor that the index lacks.
 struct Problem {
   enum class Severity : uint8_t { kNote, kWarning, kDamage };
   Severity severity = Severity::kWarning;
@@ -215,9 +216,9 @@ struct Problem {
   std::string message;
 };
 
-// Two tensors of which one must be the other, rounded to its dtype: fp32 main
-// weights and the weights in use. What a reader inferred (the order of a flat
-// buffer) is proven by it before anything is written.
+// One tensor must be another, rounded to its dtype: a weight and its fp32 main
+// weight. This proves what a reader inferred (the order of a flat buffer)
+// before anything is written.
 struct Claim {
   std::string exact;    // f32
   std::string rounded;  // bf16, f16, or f32
@@ -242,17 +243,17 @@ struct Run {
 
 struct Catalog;
 
-// What an index alone does not say, found when it is needed: where payload is
-// in tens of thousands of small archives inside of big files, and the values in
-// those that are no tensors. Both work on whatever is still in the catalog.
+// What an index alone does not say, looked up when it is needed: where payload
+// lies in tens of thousands of small archives inside big files, and the values
+// in those archives. Both work on whatever is still in the catalog.
 class ArchiveOpener {
  public:
   virtual ~ArchiveOpener() = default;
   // Leaves no extent an `archive`. Throws input_error for damage.
   virtual void locate(Catalog& catalog) const = 0;
-  // As `locate`, but may take some archives to be like others, and says so in
-  // the assumptions; returns how many were not opened. Sizes are exact, places
-  // may not be.
+  // As `locate`, but may assume that some archives are like others, and says
+  // so in the assumptions; returns how many were not opened. Sizes are exact,
+  // places may not be.
   virtual uint64_t sample(Catalog& catalog) const;
 };
 class ObjectOpener {
@@ -296,11 +297,11 @@ struct Catalog {
   const Tensor* find(std::string_view name) const;  // linear
 };
 
-// After it no extent is an archive; plans need that.
+// Afterwards no extent is an archive; plans need that.
 void locate(Catalog& catalog);
 // The same for a plan that is only shown: ArchiveOpener::sample.
 uint64_t sample(Catalog& catalog);
-// After it every object has a document.
+// Afterwards every object has a document.
 void load_objects(Catalog& catalog);
 
 }  // namespace ckpt

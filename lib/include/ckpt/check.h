@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint holds, proven: is it whole, is it another's equal, what are
-// its digests, what does its configuration say.
+// What a checkpoint holds, proven: whether it is whole, whether it equals
+// another, its digests, and what its configuration says.
 //
 //   ckpt::Report report = ckpt::verify("step_5000", {.deep = true});
 //   for (const ckpt::Problem& problem : report.problems) …
@@ -33,13 +33,13 @@ struct ReadOptions {
   ReadMode io = ReadMode::kAuto;
   // Progress in payload bytes, from any thread. Each stage counts from zero.
   std::function<void(uint64_t done, uint64_t total)> progress = {};
-  // Gets what whoever asked should know: one sentence a call.
+  // Called with what the user should know, one sentence at a time.
   std::function<void(const std::string& line)> note = {};
 };
 
 struct VerifyOptions {
-  bool deep = false;    // read everything, so that replicas are compared
-  bool finite = false;  // NaN and infinities are problems
+  bool deep = false;    // read everything, and compare replicas
+  bool finite = false;  // report NaN and infinities
   bool quick = false;   // headers, sizes and bounds: no payload is read
   Selection selection = {};
   OpenOptions open = {};
@@ -48,16 +48,16 @@ struct VerifyOptions {
 
 struct Report {
   bool ok = true;
-  uint64_t tensors = 0;  // that were checked
-  uint64_t bytes = 0;    // that were read
+  uint64_t tensors = 0;  // checked
+  uint64_t bytes = 0;    // read
   uint64_t files = 0;
   std::vector<Problem> problems = {};
 };
 
-// Headers and their bounds, an exact cover by pieces, stored checksums, the
-// files of every rank, what loading its pickles elsewhere would run, and if
-// there is a manifest its sizes and digests. What is wrong is in the report;
-// only a path that is missing or is not a checkpoint is thrown.
+// Checks headers and their bounds, the exact cover by pieces, stored checksums,
+// the files of every rank, what loading its pickles elsewhere would run, and a
+// manifest's sizes and digests if there is one. The report has what is wrong;
+// an Error is thrown only for a path that is missing or not a checkpoint.
 Report verify(const std::string& path, const VerifyOptions& options = {});
 
 // How far the elements of two tensors are apart.
@@ -68,7 +68,7 @@ struct Distance {
   double max_rel = 0;  // |a - b| / |b|
 };
 
-// What a tensor is on one of two sides.
+// A tensor on one of the two sides.
 struct Side {
   DType dtype;
   Shape shape;
@@ -93,10 +93,10 @@ struct DiffOptions {
   double rtol = 0;
   double atol = 0;
   bool numeric = false;  // values may differ by rtol and atol, and dtypes too
-  bool objects = true;   // compare values that are not tensors too
-  bool describe = true;  // say how far values are apart
-  bool arrangements = true;  // and which rearrangement makes them equal
-  std::string family = {};   // of models whose family is not said
+  bool objects = true;   // compare values that are not tensors, too
+  bool describe = true;  // measure how far values are apart
+  bool arrangements = true;  // and find the rearrangement that makes them equal
+  std::string family = {};   // for models that don't name theirs
   Selection selection = {};
   ReadOptions read = {};
 };
@@ -106,7 +106,7 @@ struct Comparison {
   uint64_t tensors = 0;  // compared on both sides
   uint64_t bytes = 0;    // read
 
-  bool same() const;  // but for notes
+  bool same() const;  // apart from notes
 };
 
 // Two checkpoints, tensor by tensor, whatever their topologies, formats and

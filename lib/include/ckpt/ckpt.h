@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library: open a checkpoint, read parts of it, cut shards for a rank,
-// write it for another topology or in another format. Beside it: sharded.h
-// (saves and loads of many ranks), trees.h (values that are not tensors).
+// write it for another topology or in another format. See also sharded.h
+// (saves and loads of many ranks) and trees.h (values that are not tensors).
 //
 //   ckpt::Checkpoint source = ckpt::open("step_5000");
 //   ckpt::TensorData rows = source.read("final_proj.weight",
@@ -59,8 +59,8 @@ struct OpenOptions {
 //   while (auto shard = shards.next()) use(shard->first, shard->second);
 class LazyLoad {
  public:
-  // The next tensor's name and this rank's part of it. Reads that part and no
-  // more. A rank without rows gets shape (0, d1, …).
+  // The next tensor's name and this rank's part of it. Reads only that part. A
+  // rank without rows gets shape (0, d1, …).
   std::optional<std::pair<std::string, TensorData>> next();
 
  private:
@@ -73,8 +73,8 @@ class LazyLoad {
   size_t next_ = 0;
 };
 
-// An open checkpoint: its headers were read, its payload was not. Copies
-// share the catalog; all functions may be called from many threads.
+// An open checkpoint: its headers have been read, its payload has not. Copies
+// share the catalog; every function may be called from many threads.
 class Checkpoint {
  public:
   explicit Checkpoint(Catalog catalog);
@@ -82,7 +82,7 @@ class Checkpoint {
   const Catalog& catalog() const { return *catalog_; }
 
   // A whole tensor, or a box of it in elements of its global shape. Reads
-  // what is needed and no more. Throws usage_error for an unknown name or a
+  // only what is needed. Throws usage_error for an unknown name or a
   // box outside the tensor, unfaithful_error if pieces of it are missing.
   TensorData read(const std::string& name) const;
   TensorData read(const std::string& name, const Box& box) const;
@@ -102,8 +102,8 @@ class Checkpoint {
   //       replicated tensors whole
   //
   // Other names: into_dialect() first. Some tensors only: select() first.
-  // Throws unfaithful_error, naming the tensor, where a dimension does not
-  // divide, a rank would get part of a head, or no rule says how it is split.
+  // Throws unfaithful_error, naming the tensor, if a dimension does not divide,
+  // a rank would get part of a head, or no rule says how it is split.
   LazyLoad lazy_load(const Topology& topology, const Rank& rank) const;
 
  private:
@@ -111,7 +111,7 @@ class Checkpoint {
 };
 
 // Reads headers only. Throws missing_error for a path that does not exist or
-// is no checkpoint, input_error for a damaged one.
+// is not a checkpoint, input_error for a damaged one.
 Checkpoint open(const std::string& path, const OpenOptions& options = {});
 
 // One tensor from the shards of one topology to the shard of one rank of
@@ -133,8 +133,8 @@ enum class Overflow : uint8_t {
   kInf,       // an infinity, as PyTorch has it
 };
 
-// Under which names the target has the tensors, and what a conversion between
-// dialects has to be told (docs/families.md).
+// The names that tensors have in the target, and what a conversion between
+// dialects needs to know (docs/families.md).
 struct Naming {
   // hf, mcore, meta, fairseq2, olmo_core; "": the one of the target's format,
   // the source's where that takes any; "keep": the source's in any case.
@@ -149,8 +149,8 @@ struct Naming {
   std::vector<std::string> allow_unsaid;   // and facts that may be left unsaid
   bool strict_config = false;  // refuse keys of config.json that are not known
   bool partial = false;  // tensors were left out before: others may be missing
-  std::optional<DType> dtype;  // what config.json is to say
-  // Gets what was found and assumed on the way, and what can't be done.
+  std::optional<DType> dtype;  // what config.json will say
+  // Called with what was found and assumed on the way, and what can't be done.
   std::function<void(const std::vector<Problem>& problems)> note = {};
 };
 
@@ -158,8 +158,8 @@ struct SaveOptions {
   uint32_t threads = 0;                  // 0: as many as processors
   uint64_t max_mem = uint64_t{1} << 30;  // bound of all buffers, bytes
   bool overwrite = false;                // replace the target when done
-  bool resume = false;                   // go on where a run was stopped
-  bool trust_staging = false;            // and don't read back what it wrote
+  bool resume = false;                   // continue an interrupted run
+  bool trust_staging = false;            // without reading back what it wrote
   bool sync = true;                      // wait for the disk
   bool manifest = true;                  // write .ckpt-manifest.json
   bool allow_replica_mismatch = false;
@@ -168,17 +168,17 @@ struct SaveOptions {
   bool ignore_checksums = false;
   std::optional<DType> dtype;  // cast floating-point model tensors to it
   Overflow overflow = Overflow::kRefuse;
-  // Write values and sidecars too that would run code where they are loaded
+  // Write even values and sidecars that would run code when they are loaded
   // (docs/reliability.md).
   bool keep_unknown_globals = false;
   bool cuda = false;  // slice, permute and cast on a GPU
   ReadMode io = ReadMode::kAuto;
   // Progress in payload bytes, from any thread.
   std::function<void(uint64_t done, uint64_t total)> progress;
-  // Gets what whoever started the run should know: one sentence a call.
+  // Called with what the user should know, one sentence at a time.
   std::function<void(const std::string& line)> note = {};
-  // plan() and run(): a source of other names than the target's format has is
-  // converted. save() keeps the names that it is given.
+  // plan() and run() convert a source whose names are not those of the target's
+  // format. save() keeps the names that it is given.
   Naming naming = {};
 };
 
@@ -192,7 +192,7 @@ struct Preview {
 
 // The source under the names, and with the configuration, that `format` has. No
 // byte moves: tensors are made of the source's pieces. Throws unfaithful_error,
-// naming tensor, fact or number, for what the target can't have.
+// naming tensor, fact or number, for what the target can't hold.
 Catalog into_dialect(Catalog source, const std::string& format,
                      const Naming& naming = {});
 
@@ -219,19 +219,19 @@ struct ShardedTensor {
   std::vector<uint64_t> replica;
 };
 
-// Writes tensors that lie in memory; shards of one name must have one dtype
-// and global shape and cover it exactly (equal boxes are replicas and must be
-// equal). The bytes must stay until it returns.
+// Writes tensors that are in memory. Shards of one name must have one dtype and
+// global shape and cover it exactly; equal boxes are replicas and must hold
+// equal bytes. The bytes must stay valid until it returns.
 Preview save(std::span<const ShardedTensor> shards, Layout layout,
              const std::string& path, const SaveOptions& options = {});
 
-// The same in a thread of its own; the bytes must stay until the future is
-// ready. Errors come out of get().
+// The same in a thread of its own; the bytes must stay valid until the future
+// is ready. get() throws errors.
 std::future<Preview> save_async(std::vector<ShardedTensor> shards,
                                 Layout layout, std::string path,
                                 SaveOptions options = {});
 
-// --- what loaders ask of a checkpoint as a whole ---
+// --- a checkpoint as a whole ---
 
 struct TensorMetadata {
   DType dtype = DType::f32;
@@ -249,18 +249,17 @@ std::map<std::string, TensorData> load_plain_tensors(
     const std::string& path, bool optimizer = false,
     const OpenOptions& options = {});
 
-// Is every element of every tensor stored exactly once, but for replicas? Do
-// the pieces lie inside of files that are there and long enough, and are the
-// grids of objects complete? (megatron-core: validate_sharding_integrity.)
+// Is every element of every tensor stored exactly once, apart from replicas?
+// Does every piece lie inside a file that exists and is long enough, and are
+// the grids of objects complete? (megatron-core: validate_sharding_integrity.)
 // With `deep` all bytes are read: replicas must be equal and stored checksums
-// right. Empty: yes. What else a reader found odd is not repeated here.
+// right. Empty: yes. Other problems that the reader found are not repeated.
 std::vector<Problem> validate_sharding_integrity(const Catalog& catalog,
                                                  bool deep = false);
 
-// Renames tensors: of the prefixes (ends included as they are given: "model."
-// and "model" are two) the first that fits is replaced, as megatron-core does
-// it. Optimizer state follows its parameter. Throws unfaithful_error if two
-// tensors would get one name.
+// Renames tensors: the first prefix that matches is replaced, as megatron-core
+// does it ("model." and "model" are two prefixes). Optimizer state follows its
+// parameter. Throws unfaithful_error if two tensors would get one name.
 void apply_prefix_mapping(
     Catalog& catalog,
     const std::vector<std::pair<std::string, std::string>>& prefixes);
@@ -270,13 +269,13 @@ void apply_prefix_mapping(
 void replace_prefix(Catalog& catalog, const std::string& prefix,
                     const std::string& replacement);
 
-// Renames tensors by any function, with the same care; `rename` gets a name
-// and returns the new one.
+// Renames tensors by any function from the old name to the new one, with the
+// same checks.
 void rename_tensors(
     Catalog& catalog,
     const std::function<std::string(const std::string&)>& rename);
 
-// In what the values that are not tensors differ, by their dotted names.
+// A value that is not a tensor and differs, by its dotted name.
 struct ObjectDifference {
   std::string name;
   std::string left;   // canonical JSON; "" if only the right side has it
@@ -285,9 +284,9 @@ struct ObjectDifference {
 std::vector<ObjectDifference> diff_objects(const Catalog& left,
                                            const Catalog& right);
 
-// The tensors and objects of both, as one catalog to be written. Throws
-// unfaithful_error for a tensor name that both have, or an object that both
-// have with unlike values. The nesting of torch files is not kept.
+// The tensors and objects of both, as one catalog. Throws unfaithful_error for
+// a tensor name that both have, or an object that both have with different
+// values. The nesting of torch files is not kept.
 Catalog merge(const Catalog& left, const Catalog& right);
 
 }  // namespace ckpt

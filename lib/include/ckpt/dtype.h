@@ -54,9 +54,9 @@ struct DTypeInfo {
   std::string_view name;         // "bf16"
   uint32_t bits;                 // of one element as the shape counts them
   uint32_t swap;                 // bytes of the unit that endianness swaps
-  std::string_view safetensors;  // "BF16"; empty: has no name there
+  std::string_view safetensors;  // "BF16"; empty: no name there
   std::string_view torch;        // "bfloat16"; empty: none
-  std::string_view storage;      // "BFloat16Storage"; empty: goes by v3/untyped
+  std::string_view storage;      // "BFloat16Storage"; empty: v3/untyped
 };
 
 // All dtypes, in the order of the enum.

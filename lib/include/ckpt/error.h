@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one exception type. An error says what it is about (path, tensor), what
-// is wrong with the numbers, and what to do next; its code is the process's
-// exit status.
+// is wrong, with numbers, and what to do next; its code is the process's exit
+// status.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formats of a program's own, or of a module that `ckpt` loads.
+// Formats that a program brings, or a module that `ckpt` loads.
 //
-// A format says where tensors lie and where those of a target go; planning,
-// copying, digests, --resume and --max-mem are those of every other format.
-// examples/format_module is a whole one.
+// A format says where tensors are and where those of a target go; planning,
+// copying, digests, --resume and --max-mem then work as for every other format.
+// examples/format_module is a complete one.
 //
 //   ckpt::register_format({.name = "mine", .what = "what it is",
 //                          .reader = std::make_unique<MyReader>()});
@@ -27,11 +27,11 @@ class FormatReader {
  public:
   virtual ~FormatReader() = default;
   // Cheap and certain. `path` is a file or a directory that exists. `why` gets
-  // a clause for `inspect -v`, whatever the answer. Does not throw for what
-  // other formats wrote, even if it is damaged.
+  // a clause for `inspect -v`, whatever the answer. Does not throw for files
+  // of other formats, even damaged ones.
   virtual bool supports(const std::string& path, std::string& why) const = 0;
   // From headers alone: every tensor's name, dtype, shape and pieces. Throws
-  // input_error for damage. What extents say is checked against the files.
+  // input_error for damage. The caller checks extents against the files.
   virtual Catalog read_catalog(const std::string& path) const = 0;
 };
 
@@ -49,27 +49,26 @@ struct NewFormat {
   std::string what;  // one line for --help
   std::unique_ptr<FormatReader> reader = nullptr;  // or it can't be read
   std::unique_ptr<FormatWriter> writer = nullptr;  // or it can't be written
-  // The dialect of its tensors' names: hf, mcore, …; "": as whoever wrote them
-  // has them.
+  // The dialect of its tensors' names: hf, mcore, …; "": any.
   std::string dialect = {};
-  // What its writer finds in Layout::options; another is refused.
+  // The options that its writer reads from Layout::options; others are refused.
   std::vector<FormatOption> options = {};
 };
 
-// Adds a format, which is tried before those that ckpt knows. Before the first
-// checkpoint is opened: throws usage_error later, for a name that is taken or
-// has other letters, and for a format that does nothing.
+// Adds a format, which is tried before ckpt's own. Must be called before the
+// first checkpoint is opened. Throws usage_error if called later, for a name
+// that is taken or has other characters, and for a format that does nothing.
 void register_format(NewFormat format);
 
-// Adds a family: NAME.json (docs/families.md). Before the first checkpoint is
-// opened: throws usage_error later. That the name is taken, or the file bad, is
-// thrown by the first call that looks for families.
+// Adds a family: NAME.json (docs/families.md). Must be called before the first
+// checkpoint is opened; throws usage_error later. A name that is taken or a bad
+// file makes the first call that looks for families throw.
 void register_family(const std::string& json_file);
 
 // --- Megatron-Core's backends ---
 
-// Who reads or writes a backend of megatron-core's distributed checkpoints.
-// Their metadata.json says which it is:
+// Which format reads or writes a backend of megatron-core's distributed
+// checkpoints. Their metadata.json names the backend:
 //
 //   {"sharded_backend": "npy", "sharded_backend_version": 2, …}
 //
@@ -81,17 +80,17 @@ struct Strategy {
   std::string format;  // that reads or writes it
 };
 
-// Adds one: a directory whose metadata.json names the backend and version is
-// read by `format`, whose own FormatReader::supports is not asked. Before the
-// first checkpoint is opened: throws usage_error later, for another action, and
-// for a backend and version that have a strategy.
+// Adds one: `format` reads a directory whose metadata.json names the backend
+// and version; its FormatReader::supports is not asked. Must be called before
+// the first checkpoint is opened. Throws usage_error if called later, for
+// another action, and for a backend and version that have a strategy.
 void register_strategy(Strategy strategy);
 
 // All of them: ckpt's, then those that were registered.
 std::vector<Strategy> strategies();
 
-// The one for an action, backend and version: its format is what
-// Layout::format is to be. Throws usage_error that lists what there is.
+// The strategy for an action, backend and version; its format goes into
+// Layout::format. Throws usage_error that lists what there is.
 Strategy find_strategy(const std::string& action, const std::string& backend,
                        uint64_t version = 1);
 
@@ -104,7 +103,7 @@ class FormatRegistry {
   virtual void add_strategy(Strategy strategy) = 0;
 };
 
-// Changes with what modules and program have to agree on.
+// Changes whenever modules and program would no longer agree.
 inline constexpr char kFormatAbi[] =
 #ifdef _LIBCPP_VERSION
     "ckpt format 5 libc++";

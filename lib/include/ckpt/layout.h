@@ -26,10 +26,9 @@ namespace ckpt {
 // have a flag for it, programs put its text into Layout::options.
 struct FormatOption {
   std::string name;  // "pp-layout": --pp-layout
-  // What a value is called in help, "N"; the choice that there is, "a|b"; "": a
-  // flag.
+  // What help calls a value, "N"; or its choices, "a|b"; "": it is a flag.
   std::string type;
-  std::string help;  // "": a command that knows the option gives it itself
+  std::string help;  // "": the command that knows the option has its own
   std::string group = "Target";  // in help
   // Throws a usage_error for a text that is not a value of it. Null: any is.
   void (*check)(const FormatOption& option, const std::string& text) = nullptr;
@@ -44,8 +43,8 @@ struct Layout {
   uint64_t max_shard_size = 0;
   // The target is one file (DST ends in .safetensors or .pt), not a directory.
   bool single_file = false;
-  // The format's own, by name, as a command line has them: {"etp", "2"}. Its
-  // writer reads them; one that it doesn't have is refused.
+  // The format's own options, by name, as on a command line: {"etp", "2"}. Its
+  // writer reads them; one that the format lacks is refused.
   std::map<std::string, std::string, std::less<>> options = {};
   // The name that DST will have in the end (torch puts a file's stem in it).
   std::string name = {};
@@ -63,7 +62,7 @@ struct Literal {
   std::string bytes;
 };
 
-// A literal that stands at many places: the frames of archives that differ in
+// A literal that many files share: the frames of archives that differ in
 // nothing but their payload.
 struct SharedLiteral {
   uint64_t offset = 0;
@@ -87,16 +86,16 @@ struct CarriedRange {
   uint64_t source_offset = 0;
 };
 
-// A list that files may have in common: those of ranks whose shards are alike
-// differ in payload alone, and of a thousand ranks a list is held once. Copies
-// are cheap; a change makes the list its holder's own.
+// A list that files may share: the files of ranks with like shards differ in
+// payload alone, so a thousand ranks hold one list. Copies are cheap; a change
+// gives its holder a list of its own.
 template <typename T>
 class SharedList {
  public:
   using const_iterator = typename std::vector<T>::const_iterator;
 
   SharedList() = default;
-  // Implicit: a list is what files are given.
+  // Implicit: callers assign plain lists.
   SharedList(std::vector<T> list)
       : list_(std::make_shared<std::vector<T>>(std::move(list))) {}
   SharedList(std::initializer_list<T> list)

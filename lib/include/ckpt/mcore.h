@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Megatron-Core's sharded state dicts, for jobs that are no Python: what one
-// process holds of global tensors, saved and loaded as megatron-core's
-// dist_checkpointing does it, by its names and rules (those of 0.16.1, unless
-// a comment says otherwise; tests hold each against it).
+// Megatron-Core's sharded state dicts, for jobs that are not written in Python:
+// what one process holds of global tensors, saved and loaded as megatron-core's
+// dist_checkpointing does, under its names and rules (those of 0.16.1, unless a
+// comment says otherwise; tests check each against it).
 //
 //   using namespace ckpt::mcore;
 //   Dict state;
@@ -13,8 +13,8 @@
 //   Loaded back = load(state, "iter_0000007");    // state["w"] is a tensor
 //
 // Shapes and offsets count elements, grids of objects count objects. Every
-// function throws ckpt::Error: usage_error for what contradicts itself,
-// naming the key; unfaithful_error for what the checkpoint does not have.
+// function throws ckpt::Error: usage_error, naming the key, for input that
+// contradicts itself; unfaithful_error for what the checkpoint does not have.
 #pragma once
 
 #include <cstdint>
@@ -33,11 +33,12 @@
 
 namespace ckpt::mcore {
 
-// A tensor of this process. It is shared: a parameter is recognised by it.
+// A tensor of this process. Shared, since a parameter is recognised by its
+// pointer.
 using TensorPtr = std::shared_ptr<TensorData>;
 
 // Which copy of the same part this is. The main one, which is written, has all
-// zeros, or no number at all.
+// zeros or no numbers at all.
 using ReplicaId = std::vector<uint64_t>;
 bool is_main_replica(const ReplicaId& replica);
 
@@ -60,14 +61,14 @@ struct ShardedTensor {
   Shape local_shape;
   Shape global_shape;
   Dims global_offset;  // elements, one for each axis of the global shape
-  // In how many parts each axis is cut; nothing: boxes of any size (0.15 on).
+  // The number of parts along each axis; nullopt: boxes of any size (0.15 on).
   std::optional<Dims> axis_fragmentations;
   ReplicaId replica;
   uint32_t prepended_axes = 0;
   bool allow_shape_mismatch = false;  // when loaded: a padded vocabulary
   // `data` is this run of the local tensor's elements, in one dimension. Cores
-  // up to 0.15 save such parts, later ones refuse them: so does rank_state().
-  // They are loaded.
+  // up to 0.15 save such parts; later ones refuse to, and so does rank_state().
+  // They can be loaded.
   std::optional<FlatRange> flattened_range;
 
   // Throws if the members contradict each other.
@@ -75,12 +76,13 @@ struct ShardedTensor {
   Box box() const;  // of the global tensor
   // Its place in the grid of parts: local_chunk_offset_in_global.
   Dims chunk_offset() const;
-  // Elements of a part along each axis; axes must divide, unless the shape may
-  // differ.
+  // Elements of a part along each axis; axes must divide evenly, unless the
+  // shape may differ.
   Dims max_allowed_chunks() const;
-  // A range of the local tensor along one of its axes, on every process alike:
-  // global shape and offset shrink with it. One tensor; of a flattened one,
-  // along axis 0 only, none if the range misses it.
+  // A range of the local tensor along one of its axes, the same on every
+  // process: global shape and offset shrink with it. Returns one tensor. A
+  // flattened tensor can be narrowed along axis 0 only, and gives none if the
+  // range misses it.
   std::vector<ShardedTensor> narrow(size_t axis, uint64_t start,
                                     uint64_t length) const;
   ShardedTensor without_data() const;
@@ -93,32 +95,32 @@ struct ShardedOptions {
   bool allow_shape_mismatch = false;
 };
 
-// Axes that no offset names are whole; of two offsets of one axis the later
-// one counts. Prepended axes come first and are 1 in this process.
+// Axes without an offset are whole; of two offsets for one axis the later one
+// counts. Prepended axes come first and are 1 in this process.
 ShardedTensor from_rank_offsets(std::string key, TensorPtr data,
                                 const std::vector<RankOffset>& offsets,
                                 ShardedOptions options = {});
 
-// `data` is a run of the elements of a tensor of that local shape (cores up to
+// `data` is a run of elements of a tensor of that local shape (cores up to
 // 0.15).
 ShardedTensor from_rank_offsets_flat(std::string key, TensorPtr data,
                                      const Shape& local_shape, FlatRange range,
                                      const std::vector<RankOffset>& offsets,
                                      ShardedOptions options = {});
 
-// "rng_state/shard_0.1_2.2", under which an object is stored, and the object
-// (without a value) that such a name means.
+// "rng_state/shard_0.1_2.2", the name under which an object is stored, and the
+// object (without a value) that such a name denotes.
 std::string unique_key(const ShardedObject& object);
 ShardedObject empty_from_unique_key(const std::string& name,
                                     ReplicaId replica = {});
 
-// A value of this process that is not stored: after a load it is what it was.
+// A value of this process that is not stored: a load leaves it unchanged.
 struct LocalNonpersistentObject {
   std::variant<std::string, TensorPtr> value;  // JSON, or a tensor
 };
 
 // A value that all processes share, as JSON; canonical JSON after a load
-// (trees.h). Rank 0's is stored.
+// (trees.h). Rank 0's copy is stored.
 struct Json {
   std::string text;
 };
@@ -127,9 +129,9 @@ struct State;
 using Dict = std::map<std::string, State>;
 using List = std::vector<State>;
 
-// One tensor that is stored as several: `build` makes them of it, `merge` makes
-// it of them again. The optimizer's state of a parameter goes through the same
-// two functions, so that they may depend on their arguments alone.
+// One tensor that is stored as several: `build` splits it, `merge` puts it back
+// together. A parameter's optimizer state goes through the same two functions,
+// so they may depend on nothing but their arguments.
 struct ShardedTensorFactory {
   using Build = std::function<State(
       const std::string& key, const TensorPtr& data, const ReplicaId& replica,
@@ -144,8 +146,8 @@ struct ShardedTensorFactory {
   std::optional<FlatRange> flattened_range = {};
 };
 
-// A sharded state dict, or a part of one. A TensorPtr is what a load puts in
-// the place of a ShardedTensor.
+// A sharded state dict, or a part of one. A load replaces a ShardedTensor by a
+// TensorPtr.
 struct State {
   using Value =
       std::variant<Json, TensorPtr, ShardedTensor, ShardedObject,
@@ -165,41 +167,41 @@ struct State {
   T* as() {
     return std::get_if<T>(&value);
   }
-  // The member of a dict. Throws usage_error if there is none.
+  // Returns a member of a dict. Throws usage_error if there is none.
   const State& at(const std::string& name) const;
 };
 
 // --- keys ---
 
-// Before the key of all that is sharded.
+// Adds `prefix` to the key of everything sharded.
 void add_prefix_for_sharding(State& state, const std::string& prefix);
 // Throws usage_error naming a key that does not begin with `from`.
 void replace_prefix_for_sharding(State& state, const std::string& from,
                                  const std::string& to);
-// Of pairs (from, to) the first that fits is applied; other keys stay.
+// Applies the first pair (from, to) that matches; other keys stay.
 void apply_prefix_mapping(
     State& state, std::span<const std::pair<std::string, std::string>> map);
 
 // --- factories ---
 
-// Puts what they build in the place of factories.
+// Replaces factories by what they build.
 void apply_factories(State& state);
-// Puts what the factories in `factories` merge in the place of what was loaded
-// for them. `factories` may lack parts of `loaded`, not the other way round.
+// Replaces what was loaded for the factories in `factories` by what they merge
+// it into. `factories` may lack parts of `loaded`, but not the other way round.
 State apply_factory_merges(State loaded, const State& factories);
 
 // --- the optimizer ---
 
 using ShardedParam = std::variant<ShardedTensor, ShardedTensorFactory>;
 
-// The optimizer numbers its parameters in its own order: what each of them is
-// in the model's state, found by its data. Parameters of the model that the
-// optimizer does not have are left out, and of one that it has twice the first
+// The optimizer numbers its parameters in its own order. Returns what each of
+// them is in the model's state, found by its data. Model parameters that the
+// optimizer does not have are left out; for one that it has twice, the first
 // number counts.
 std::map<uint64_t, ShardedParam> get_param_id_to_sharded_param_map(
     const State& model, std::span<const TensorPtr> optimizer_params);
 
-// PREFIX.KEY, cut as the parameter is, with the dtype of `data`. Throws
+// Returns PREFIX.KEY, cut like the parameter, with the dtype of `data`. Throws
 // usage_error if the shapes differ.
 ShardedParam make_sharded_optimizer_tensor(const ShardedParam& param,
                                            TensorPtr data,
@@ -208,13 +210,13 @@ ShardedParam make_sharded_optimizer_tensor(const ShardedParam& param,
 // torch's state dict of an optimizer.
 struct OptimizerState {
   std::map<uint64_t, std::map<std::string, TensorPtr>> state;  // by number
-  // Options of each group, a JSON object, and the numbers in it.
+  // Each group's options, a JSON object, and the parameter numbers in it.
   std::vector<std::pair<std::string, std::vector<uint64_t>>> groups;
 };
 
 // {"state": {"0": {"exp_avg": …}}, "param_groups": [{…, "params": kept here}]}
 // under the keys optimizer.state.<state>.<parameter>. Throws usage_error for a
-// number that the map lacks.
+// number that is missing from the map.
 State optim_state_to_sharding_state(
     const OptimizerState& optimizer,
     const std::map<uint64_t, ShardedParam>& params,
@@ -222,28 +224,28 @@ State optim_state_to_sharding_state(
 
 // --- saving and loading ---
 
-// What Saver (sharded.h) is given: factories are built, values of this process
-// are left out, plain values become the common part. Throws usage_error for a
-// tensor that is not sharded, unfaithful_error for a flattened range.
+// Makes the input of Saver (sharded.h): factories are built, values of this
+// process are left out, plain values become the common part. Throws usage_error
+// for a tensor that is not sharded, unfaithful_error for a flattened range.
 RankState rank_state(const State& state);
 
 struct Loaded {
   State state;
-  std::vector<std::string> unexpected;  // keys, sorted; as options.strict asks
+  std::vector<std::string> unexpected;  // sorted keys, as options.strict asks
   std::vector<std::string> missing;     // likewise
 };
 
-// Reads what `request` asks for, and nothing else: parts of tensors, objects by
-// their keys, the common part. Values of this process are put back. A plain
-// value of the request is replaced by the checkpoint's; one that the checkpoint
-// has beside it is added. `others` are the requests of other processes: what
-// they ask for is not missing.
+// Reads what `request` asks for and nothing else: parts of tensors, objects by
+// key, the common part. Values of this process are put back. A plain value of
+// the request is replaced by the checkpoint's; those that only the checkpoint
+// has are added. `others` are the requests of other processes: what they ask
+// for does not count as missing.
 Loaded load(State request, const std::string& path,
             const LoadOptions& options = {},
             std::span<const State> others = {});
 
-// The same by all processes of a job (parallel.h), each with its own request: a
-// part that several ask for is read by one of them and sent to the others.
+// The same for all processes of a job (parallel.h), each with its own request:
+// a part that several ask for is read by one and sent to the others.
 // Collective.
 Loaded load(Communicator& job, State request, const std::string& path,
             const LoadOptions& options = {});

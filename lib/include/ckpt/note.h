@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a reader or writer notes beside its result, said as errors are
+// What a reader or writer reports beside its result, worded as errors are
 // (ckpt/error.h): catalog.problems.push_back(
 //     warning("total_size", {path, name}, "{} bytes, the index says {}", a,
 //     b));

@@ -45,14 +45,14 @@ std::shared_ptr<Communicator> join_job();
 // Threads that stand for ranks: each gets one.
 std::vector<std::shared_ptr<Communicator>> make_thread_ranks(uint32_t count);
 
-// A save between its two phases. The bytes are being written, by each process
-// what it has, into a directory beside the target; the target is as it was.
+// A save between its two phases. Each process is writing its bytes into a
+// directory beside the target; the target is as it was.
 class PendingSave {
  public:
   PendingSave(PendingSave&&) noexcept;
   PendingSave& operator=(PendingSave&&) noexcept;
-  // Without finish(): the save is given up, and what was written is removed by
-  // rank 0. Waits for this process's writing to stop. Not collective.
+  // Without finish() the save is abandoned, and rank 0 removes what was
+  // written. Waits for this process to stop writing. Not collective.
   ~PendingSave();
 
   // Of tensors, that this process writes or compares.
@@ -82,17 +82,17 @@ class PendingSave {
 // Each box is written by one of the processes that hold it (replicas are equal,
 // whatever their numbers say), chosen so that all write as many bytes, each
 // straight into the files of the target, which all processes see under the same
-// path. The others' replicas are compared with it, by their digests, unless
-// options.allow_replica_mismatch; then only what is written is copied. How
-// many files there are, says layout.topology. options.resume and
-// options.progress are not looked at: processes advance each on its own.
+// path. The other replicas are compared with it by their digests, unless
+// options.allow_replica_mismatch; then only what is written is copied.
+// layout.topology says how many files there are. options.resume and
+// options.progress are ignored: each process advances on its own.
 //
-// Throws, in all processes alike, as run() does: then nothing was begun.
+// Throws as run() does, in all processes alike; then nothing was begun.
 PendingSave begin_save(std::shared_ptr<Communicator> job, RankState state,
                        Layout layout, std::string path,
                        SaveOptions options = {});
 
-// Both phases, without a copy: the bytes stay until it returns.
+// Both phases, without a copy: the bytes must stay valid until it returns.
 Preview save(std::shared_ptr<Communicator> job, RankState state, Layout layout,
              std::string path, SaveOptions options = {});
 

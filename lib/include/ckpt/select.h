@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tensors of a checkpoint take part: what --keys, --layers and the other
-// options of a selection say.
+// Which tensors of a checkpoint take part: --keys, --layers and the other
+// selection options.
 #pragma once
 
 #include <string>
@@ -30,9 +30,9 @@ struct Selected {
   std::string warning = {};
 };
 
-// Takes away the tensors that are not selected and the objects that `exclude`
-// matches; the configuration follows layers and experts. What was dropped, and
-// why, is in the result and in catalog.assumptions. Throws unfaithful_error if
+// Removes the tensors that are not selected and the objects that `exclude`
+// matches; the configuration follows layers and experts. The result and
+// catalog.assumptions say what was dropped and why. Throws unfaithful_error if
 // a pattern, a layer or an expert matches nothing, or if nothing remains;
 // usage_error for a list that can't be read.
 Selected select(Catalog& catalog, const Selection& selection);

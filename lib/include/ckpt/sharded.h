@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints of many ranks, as megatron-core's dist_checkpointing and torch's
-// DCP see them: names ("keys") of global tensors, boxes that ranks hold of
-// them, objects on grids of ranks, and a common part that no rank owns.
+// DCP see them: names ("keys") of global tensors, the boxes of them that ranks
+// hold, objects on grids of ranks, and a common part that no rank owns.
 //
 //   auto all = ckpt::load_sharded_metadata("iter_0000007");
 //   ckpt::remove_sharded_tensors("iter_0000007", "optimizer.");
@@ -55,12 +55,12 @@ ShardedMetadata load_sharded_metadata(const std::string& path,
 
 // --- loading what a job asks for ---
 
-// What is done about names that a job and a checkpoint don't share. The
+// How to treat names that a job and a checkpoint don't share. The
 // direction is megatron-core's: "unexpected" was requested and is not in the
 // checkpoint, "missing" is in it and was not requested.
 enum class StrictHandling : uint8_t {
   kAssumeOkUnexpected,  // no check; reading an unexpected name throws
-  kLogUnexpected,       // told through LoadOptions::log, and left out
+  kLogUnexpected,       // reported through LoadOptions::log, and left out
   kLogAll,
   kRaiseUnexpected,  // unfaithful_error that lists them
   kRaiseAll,
@@ -75,9 +75,9 @@ StrictHandling parse_strict(std::string_view word);
 struct LoadRequest {
   std::string name;
   std::optional<Box> box;  // of the global tensor; none: the whole
-  // The global shape that the job has; none: whatever is stored. Another one
-  // that is stored is an unfaithful_error, unless it may differ: then what is
-  // beyond the stored shape is zero (padded vocabularies).
+  // The global shape that the job has; none: whatever is stored. If the stored
+  // shape is another, that is an unfaithful_error, unless it may differ: then
+  // everything beyond the stored shape is zero (padded vocabularies).
   std::optional<Shape> shape;
   bool allow_shape_mismatch = false;
 };
@@ -116,9 +116,9 @@ struct RemovedTensors {
 // the old one is .metadata.bck until all is done) and deletes the data files
 // that no remaining item refers to. Unlike megatron-core's function of this
 // name it does not look at the names of the files, and keeps version,
-// storage_meta and mcore_data; the plans of the writers, which speak of what
-// is gone, go. Manifests (integrity.json, ckpt's own) follow. With `dry_run`
-// nothing is changed. Throws usage_error if no name or every name begins so.
+// storage_meta and mcore_data; the writers' plans, which describe what is gone,
+// are removed. Manifests (integrity.json, ckpt's own) follow. With `dry_run`
+// nothing changes. Throws usage_error if no name or every name begins so.
 RemovedTensors remove_sharded_tensors(const std::string& directory,
                                       const std::string& prefix,
                                       bool dry_run = false);
@@ -135,20 +135,20 @@ struct ShardedObject {
   std::vector<uint64_t> replica;  // as ShardedTensor::replica
 };
 
-// What one rank gives.
+// What one rank saves.
 struct RankState {
-  std::vector<ShardedTensor> tensors;  // bytes stay until all is written
+  std::vector<ShardedTensor> tensors;  // valid until all is written
   std::vector<ShardedObject> objects;
   std::string common;  // a JSON object; only rank 0's is stored
   std::shared_ptr<const void> owner = nullptr;  // of the bytes, if anybody is
 };
 
 // A save that all ranks take part in; threads stand for ranks. The last rank
-// that comes starts the work. Only main replicas are written (replica: all
-// zeros, or none), as megatron-core checks it: they cover each tensor, every
-// box has one, the other replicas are of a box that has one and are equal to
-// it, grids of objects are complete. Else an unfaithful_error for every rank.
-// How many files there are, says layout.topology, not the number of ranks.
+// to call starts the work. Only main replicas are written (replica: all zeros,
+// or none), and megatron-core's checks apply: main replicas cover each tensor,
+// every box has one, the other replicas of a box equal it, and grids of objects
+// are complete. Otherwise every rank gets an unfaithful_error.
+// layout.topology says how many files there are, not the number of ranks.
 class Saver {
  public:
   Saver(uint32_t ranks, Layout layout, std::string path,
@@ -156,10 +156,10 @@ class Saver {
   ~Saver();  // waits for a save that was started
 
   // Called once for each rank, from any thread. Returns at once; the future
-  // is ready, for all ranks, when all is written or has failed. Throws
-  // usage_error for a rank that there is not or that came before.
+  // is ready, for all ranks, when everything is written or has failed. Throws
+  // usage_error for a rank that does not exist or has called before.
   std::shared_future<Preview> save_async(uint32_t rank, RankState state);
-  // The same, and waits: for all other ranks, too.
+  // The same, but waits for all ranks.
   void save(uint32_t rank, RankState state);
 
  private:

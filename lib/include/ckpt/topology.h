@@ -15,7 +15,7 @@ struct Topology {
   friend bool operator==(const Topology&, const Topology&) = default;
 };
 
-// "tp=4 pp=2"; sizes of one are left out, all ones give "unsharded".
+// "tp=4 pp=2"; sizes of one are left out, and all ones give "unsharded".
 std::string to_string(const Topology& topology);
 
 }  // namespace ckpt

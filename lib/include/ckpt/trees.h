@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values that are not tensors, as the trees that they are: nested dicts and
-// lists. Tuples, sets and whatever has a class are leaves. Rules and names are
-// those of megatron-core's dict_utils.
+// Values that are not tensors, as trees: nested dicts and lists. Tuples, sets
+// and instances of classes are leaves. Rules and names are those of
+// megatron-core's dict_utils.
 //
 //   Catalog::objects ──► json_of, inspect_types, diff_trees, merge_trees
 #pragma once
@@ -45,13 +45,13 @@ struct TreeDifference {
     return only_left.empty() && only_right.empty() && mismatching.empty();
   }
 };
-// Paths that one side has, and leaves that are not equal. Of tensors inside of
-// an object the description is compared, not the elements.
+// Paths that only one side has, and leaves that are not equal. Tensors inside
+// an object are compared by description, not by elements.
 TreeDifference diff_trees(const Object& left, const Object& right);
 
 // Both trees in one: dicts by their keys, lists of equal length element by
-// element. Throws unfaithful_error, naming the path, for lists of unlike
-// length and for a leaf that both have.
+// element. Throws unfaithful_error, naming the path, for lists of
+// different lengths and for a leaf that both have.
 Object merge_trees(const Object& left, const Object& right);
 
 }  // namespace ckpt
