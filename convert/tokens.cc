@@ -142,8 +142,7 @@ std::string past_of_generation(const Catalog& catalog, uint64_t rows) {
   std::vector<std::string> lost;
   if (config.is_object())
     for (const auto& [key, value] : config.items())
-      if (names_tokens(key) && is_past(value, rows))
-        lost.push_back(key);
+      if (names_tokens(key) && is_past(value, rows)) lost.push_back(key);
   return lost.empty() ? std::string()
                       : fmt::format(
                             "{} of generation_config.json: the vocabulary has "

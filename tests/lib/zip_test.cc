@@ -64,7 +64,8 @@ TEST_CASE("zip archive: malformed files, and what is said of each") {
       {"only_local_header_magic", "no end record"},
       {"truncated_tail", "no end record"},
       {"truncated_half", "no end record"},
-      {"junk_suffix", "no end record (looked for in the last 65577 of 100862 bytes)"},
+      {"junk_suffix",
+       "no end record (looked for in the last 65577 of 100862 bytes)"},
       {"junk_prefix", "accepted"},  // offsets are right; gaps are allowed
       {"eocd_in_comment", "two end records, at bytes 840 and 862"},
       {"zip64_locator_past_eof", "zip64 locator at byte 705 points to byte"},
