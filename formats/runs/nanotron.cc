@@ -32,7 +32,7 @@ constexpr size_t kMaxDepth = 32;
 constexpr size_t kMaxFiles = 1'000'000;
 constexpr size_t kMaxSlices = 4096;
 
-// Where a rank's tensor lies in the whole.
+// Where a rank's tensor is in the whole.
 struct Slice {
   Box local;
   Box global;
@@ -125,8 +125,8 @@ std::vector<Slice> read_slices(std::string_view text, const Shape& local,
   return slices;
 }
 
-// Of a rank's tensor the box `local`, whose first element is at `offset` bytes
-// in the file: its pieces in the whole.
+// Adds the whole's pieces for the box `local` of a rank's tensor, whose first
+// element is at byte `offset` of the file.
 void add_box(const Rank& rank, const Box& local, const Piece& stored,
              uint64_t offset, const Dims& strides, std::vector<Piece>& out) {
   for (const Slice& slice : rank.slices) {
@@ -157,7 +157,7 @@ Dims byte_strides(const Shape& shape, DType dtype) {
   return strides;
 }
 
-// The pieces of a rank's tensor in the whole.
+// Adds the whole's pieces for a rank's tensor.
 void add_pieces(const Rank& rank, const Piece& stored, DType dtype,
                 std::vector<Piece>& out) {
   const Dims& strides = stored.extent.strides;
@@ -166,7 +166,7 @@ void add_pieces(const Rank& rank, const Piece& stored, DType dtype,
 }
 
 // ZeRO 1 flattens a rank's tensor and gives each data-parallel rank a run of
-// it; the first ones have one element more where they don't divide it.
+// it; if it doesn't divide evenly, the first ranks have one more element.
 FlatRange zero_share(uint64_t elements, uint64_t rank, uint64_t ranks) {
   const uint64_t each = elements / ranks, more = elements % ranks;
   const uint64_t begin = rank * each + std::min(rank, more);
@@ -319,7 +319,7 @@ class Reading {
         "unread_file", {path, {}}, "is not named as a parameter of nanotron"));
   }
 
-  // A part that no file has, shows as a rank that is missing.
+  // A part that no file has shows up as a missing rank.
   void check_ranks() const {
     for (const auto& [name, entry] : entries_) {
       if (entry.ranks.size() == entry.tp) continue;
@@ -439,7 +439,8 @@ class Reading {
         .with_hint("fetch all files of model/ again");
   }
 
-  // A state of one rank: cut as its parameter is, or (a step) the same for all.
+  // Adds one rank's state: cut like its parameter, or (a step) the same for
+  // all.
   void add_cut(const std::string& path, const Numbers& numbers,
                const Entry& entry, Tensor tensor,
                std::map<std::string, size_t>& known) {
