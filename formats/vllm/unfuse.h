@@ -6,7 +6,7 @@
 //   embed_tokens, lm_head       the first vocab_size rows
 //   attn._k_scale and the like  left out: ones, which vLLM makes itself
 //
-// What is left out goes to Catalog::redundant, where its bytes prove it.
+// What is left out goes to Catalog::redundant and is proven from its bytes.
 #pragma once
 
 #include "ckpt/catalog.h"
