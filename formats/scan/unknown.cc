@@ -200,7 +200,7 @@ void leave_out_unknown(Catalog& source) {
     return true;
   });
   if (!skeleton) return;
-  // Tensors inside of an object that goes would take it along.
+  // An object that goes but holds tensors takes the nesting along.
   for (auto at = gone.begin(); at != gone.end();) {
     Uses uses(*skeleton, {});
     uses.find_all(*at);

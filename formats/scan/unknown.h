@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps values that would run code when loaded out of new files, unless the
+// Keeps out of new files the values that would run code when loaded, unless the
 // user asks for them (--keep-unknown-globals).
 #pragma once
 
