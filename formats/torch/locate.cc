@@ -120,7 +120,7 @@ bool take_ranks(const std::string& directory, const Listing& listing, bool flat,
   return files.ranks || !files.flat.empty();
 }
 
-// Takes the only file in a directory.
+// Takes a directory's only torch file.
 bool take_lone(const std::string& directory, const Listing& listing,
                Files& files) {
   if (listing.others.size() != 1) return false;
