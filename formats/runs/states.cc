@@ -18,8 +18,7 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// The scheduler in an object's value or key: the value itself, or the first
-// item of a list.
+// The scheduler in a value: the value itself or, for a list, its first item.
 Id scheduler_in(const Document& document, Id value) {
   if (document.is(value, Type::kList))
     return document.items(value).empty() ? kNoId : document.items(value)[0];
@@ -31,7 +30,7 @@ bool is_file_of(std::string_view name, std::string_view stem) {
 }
 
 // scheduler.pt, scheduler.bin: the object itself; verl's extra_state, and
-// Lightning's meta.pt: a key of it; Lightning's file: an object of its own.
+// Lightning's meta.pt: a key of it; Lightning's file: its own object.
 Id find_scheduler(const Object& object) {
   const Document& document = *object.document;
   if (object.name == "scheduler" || object.name == "lr_scheduler" ||
