@@ -253,8 +253,8 @@ void check_grid(const Part& part, const std::string& folder,
       value = 0;
   }
   if (names.size() == wanted) return;
-  // Finds the first place without a file, in at most one more try than there
-  // are files.
+  // Find the first place without a file, in at most one more try than there are
+  // files.
   for (size_t tries = 0; tries <= names.size(); ++tries) {
     if (std::ranges::none_of(
             names, [&](const Name& name) { return name.numbers == place; }))
