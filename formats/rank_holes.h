@@ -12,7 +12,7 @@
 
 namespace ckpt::formats {
 
-// If ranks of 0, 1 … `wanted` - 1 are not in `have`, adds a damage
+// If any of the ranks 0, 1 … `wanted` - 1 is not in `have`, adds a damage
 // "missing_rank" that names the first one's file and counts the others. `path`
 // gives the path of a rank's file, `why` says what implies that many ranks.
 void check_rank_files(const std::set<uint64_t>& have, uint64_t wanted,
