@@ -31,14 +31,14 @@ bool is_one_of(std::string_view text,
   return std::ranges::find(all, text) != all.end();
 }
 
-// Of these only what was read is the checkpoint's.
+// Of these, only files that were read belong to the checkpoint.
 bool is_weights(std::string_view path) {
   return is_one_of(extension(path),
                    {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp",
                     ".gguf", ".onnx", ".h5", ".msgpack", ".nemo", ".npz"});
 }
 
-// What people write, whatever it is called: optimizer_notes.md.
+// Files that people write, whatever their name: optimizer_notes.md.
 bool is_written_by_hand(std::string_view path) {
   return is_one_of(
       extension(path),
@@ -51,7 +51,7 @@ bool matches_any(std::string_view name, const std::vector<text::Glob>& globs) {
       globs, [&](const text::Glob& glob) { return glob.matches(name); });
 }
 
-// Beside the weights, by the last component.
+// Known files beside the weights, by their last component.
 bool is_company(std::string_view name) {
   static const std::vector<text::Glob> all = {
       text::Glob("{README,LICENSE,LICENCE,NOTICE,Notice,USE_POLICY}*"),
@@ -65,7 +65,7 @@ bool is_company(std::string_view name) {
   return matches_any(name, all);
 }
 
-// In folders of which nothing is read.
+// Known files in folders that nothing is read from.
 bool is_known_path(std::string_view path) {
   static const std::vector<text::Glob> all = {
       text::Glob("cc/config.json"), text::Glob("[0-9]_*/config.json"),
@@ -73,7 +73,7 @@ bool is_known_path(std::string_view path) {
   return matches_any(path, all);
 }
 
-// FOLDER/NAME, in a folder of which something is read.
+// Known files FOLDER/NAME, in a folder that something is read from.
 bool is_known_below(std::string_view path) {
   static const std::vector<text::Glob> all = {
       text::Glob("{chat_templates,additional_chat_templates}/*.jinja"),
@@ -110,8 +110,8 @@ bool is_of_array(const std::string& path, const std::set<std::string>& all) {
   return false;
 }
 
-// Relative, sorted. A link is a file, wherever it leads: no more than the link
-// is removed.
+// Relative and sorted. A link counts as a file, wherever it leads: only the
+// link itself would be removed.
 FileNames files_of(const std::string& directory) {
   FileNames files, folders = {""};
   while (!folders.empty()) {
@@ -187,7 +187,7 @@ class Accounts {
   std::string why;
 
  private:
-  // Also of files that were opened as ./DST, or through a link above it.
+  // Also works for files that were opened as ./DST, or through a link above it.
   std::string relative(const std::string& path) const {
     const std::string below = directory_ + '/';
     return path.starts_with(below) ? path.substr(below.size()) : "";
@@ -253,7 +253,7 @@ class Accounts {
   std::map<std::string, std::string> parts_, code_;
 };
 
-// The topmost folders of which all is strange, in the place of what is in them.
+// Replaces files by the topmost folder in which everything is strange.
 FileNames shortened(const FileNames& all, const FileNames& strange) {
   std::map<std::string, int64_t> accounted;  // by folder
   const auto count = [&](const FileNames& files, int64_t one) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies in a directory and is not of the checkpoint there: what would be
-// lost if the directory were replaced.
+// What a directory holds besides its checkpoint: what would be lost if the
+// directory were replaced.
 //
 //   read                  files of which the reader takes tensors or values
 //   known beside those    indexes, config, tokenizer, templates, states of
@@ -17,13 +17,14 @@
 namespace ckpt::formats {
 
 struct Strangers {
-  std::vector<std::string> names;  // files, and "FOLDER/" where all of it is
+  std::vector<std::string> names;  // files, and "FOLDER/" for whole folders
   uint64_t files = 0;
-  std::string why;  // the directory can't be opened: what the reader says
+  std::string why;  // what the reader says if the directory can't be opened
 };
 
-// `is_listed` says of a file (relative to `directory`) that it is accounted for
-// already; the directory is opened only if others remain. Throws kIo.
+// `is_listed` returns true for a file (relative to `directory`) that is already
+// accounted for. The directory is opened only if other files remain. Throws
+// kIo.
 Strangers find_strangers(
     const std::string& directory,
     const std::function<bool(const std::string&)>& is_listed);

@@ -115,7 +115,7 @@ class Settling {
   void settle() {
     for (const SourceFile& file : source_.file_list)
       target_.fates.push_back(decide(file));
-    // Payload comes first, and what makes a checkpoint of them last.
+    // Payload comes first; the file that completes the checkpoint comes last.
     target_.files.insert(
         target_.files.begin() +
             static_cast<ptrdiff_t>(target_.catalog.files.size()),
@@ -141,7 +141,7 @@ class Settling {
     for (const Piece& piece : tensor.pieces) use(piece.extent.file);
   }
 
-  // The name and all folders above it are the target's.
+  // Marks the name and all folders above it as the target's.
   void take(std::string path) {
     names_.insert(path);
     for (path = io::parent(path); path != "." && path != "/";
@@ -177,7 +177,7 @@ class Settling {
     return carry(file, inner.value_or(file.path), where);
   }
 
-  // Megatron's zarr strategy leaves arrays of its own: NAME.sync.
+  // Megatron's zarr strategy leaves its own arrays: NAME.sync.
   bool is_in_array(const std::string& where) const {
     return traits_of(source_.format).leaves_arrays &&
            io::is_file(io::join(io::parent(where), ".zarray"));
@@ -220,7 +220,7 @@ class Settling {
     return {};
   }
 
-  // One container reads what the other has beside its weights.
+  // Each container reads what the other has beside its weights.
   bool keeps_hf() const {
     return traits_of(source_.format).is_container &&
            traits_of(target_.catalog.format).is_container &&
@@ -228,8 +228,7 @@ class Settling {
   }
 
   bool keeps_state() const {
-    if (source_.run)
-      return false;  // what is written is not any trainer's folder
+    if (source_.run) return false;  // the target is not any trainer's folder
     return source_.format == target_.catalog.format ||
            (traits_of(source_.format).is_container &&
             traits_of(target_.catalog.format).is_container);
@@ -241,7 +240,7 @@ class Settling {
       return left(file, "a link to a directory, which is not followed");
     check(where);
     const std::string path = io::join(target_.beside, name);
-    // The target's was made of it.
+    // The target's file was made from it.
     if (file.part == "config" && made_.contains(name) && names_.contains(path))
       return {file.path, Fate::kConverted, {}};
     if (names_.contains(path) || folders_.contains(path) || in_file(path))
@@ -256,7 +255,7 @@ class Settling {
     return {file.path, Fate::kCarried, {}};
   }
 
-  // A folder above it is a file of the target.
+  // True if a folder above it is a file of the target.
   bool in_file(std::string path) const {
     for (path = io::parent(path); path != "." && path != "/";
          path = io::parent(path))
@@ -264,10 +263,10 @@ class Settling {
     return false;
   }
 
-  // A link may name any file of the machine; what it names would be published
-  // with the target.
+  // A link may point to any file on the machine, which would be published with
+  // the target.
   void check(const std::string& where) {
-    if (!io::is_file(where)) {  // throws for all but files and folders
+    if (!io::is_file(where)) {  // throws for anything but files and folders
       if (io::is_url(where) && !io::is_directory(where))
         throw missing_error({where, {}},
                             "is listed, and the server does not have it")
@@ -306,7 +305,7 @@ class Settling {
 
   const Catalog& source_;
   Target& target_;
-  std::unordered_map<std::string, bool> payload_;  // is it used
+  std::unordered_map<std::string, bool> payload_;  // whether it is used
   std::unordered_set<std::string> sidecars_;
   std::unordered_set<std::string> made_;                 // names
   std::unordered_map<std::string, std::string> unread_;  // path, why

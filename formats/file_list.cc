@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxDepth = 16;
-// The largest machines have some hundred thousand ranks, of one file each.
+// The largest machines have some hundred thousand ranks, with one file each.
 constexpr size_t kMostFiles = 1'000'000;
 // A training root may hold thousands of other checkpoints.
 constexpr size_t kMostBeside = 10'000;
@@ -118,7 +118,7 @@ const std::vector<Row>& rows() {
   return all;
 }
 
-// What the tensors in each file are; a file of both is the model's.
+// Which part the tensors in each file belong to; a file of both is the model's.
 std::unordered_map<std::string_view, std::string_view> parts_by_tensors(
     const Catalog& catalog) {
   std::vector<std::string_view> parts(catalog.files.size());
@@ -156,7 +156,7 @@ class Walk {
     catalog.file_list.clear();
   }
 
-  // Files below `folder` of the root, but for the directory `except`.
+  // Adds the files below `folder` of the root, except those in `except`.
   void below(const std::string& folder, const std::string& except,
              size_t most) {
     except_ = except;
@@ -282,7 +282,7 @@ void list_files(const std::string& opened, Catalog& catalog) {
     std::string inner =
         followed ? catalog.path.substr(opened.size() + !opened.ends_with('/'))
                  : "";
-    // A step that is one file.
+    // The step is one file.
     if (followed && !io::is_directory(catalog.path)) {
       const size_t slash = inner.rfind('/');
       inner = slash == inner.npos ? "" : inner.substr(0, slash);

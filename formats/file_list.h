@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every file of what was opened, and which part of a training run it is.
+// Lists every file of what was opened, and which part of a training run it is.
 //
 //   path opened         what is listed, relative to
 //   a directory         all that is below it; the directory
@@ -27,8 +27,8 @@ std::string_view part_by_name(std::string_view path);
 bool is_own_file(std::string_view name);
 
 // Fills Catalog::file_root and Catalog::file_list. Files that hold tensors are
-// "model" or "optim" by what they hold, whatever their names. A reader that
-// has filled the list already keeps its parts. `opened` is the path that the
+// "model" or "optim" by their contents, whatever their names. If a reader has
+// already filled the list, its parts are kept. `opened` is the path that the
 // user gave. Throws kIo for a directory that can't be listed.
 void list_files(const std::string& opened, Catalog& catalog);
 

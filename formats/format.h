@@ -20,17 +20,17 @@ namespace ckpt::formats {
 struct ReadOptions {
   std::string family;           // --family: overrides what the files say
   std::string shard_dims_file;  // --shard-dims RULES.json
-  // Opaque values of unknown classes are refused (--restrict).
+  // --restrict: refuse opaque values of unknown classes
   bool restrict_globals = false;
-  // --flat-params FILE.json: the parameters in FSDP1's flat ones
+  // --flat-params FILE.json: which parameters FSDP1's flat ones hold
   std::string flat_params_file = {};
-  // --trainer: whose run it is; "none": containers alone; "": as it looks
+  // --trainer: whose run it is; "none": containers only; "": detect it
   std::string trainer = {};
   // --assume-order: "decay", "module", or a FILE of names: how an optimizer
-  // that nothing proves numbers its parameters
+  // numbers its parameters if nothing proves it
   std::string assume_order = {};
 
-  // What is passed on to the files of torch.save below a format.
+  // What is passed on to the torch.save files that a format is made of.
   operator torch::Limits() const { return {restrict_globals}; }
 };
 
@@ -46,9 +46,9 @@ class Reader {
   virtual ~Reader() = default;
   // The name for --from, and Catalog::format.
   virtual std::string_view name() const = 0;
-  // Cheap and certain: looks at the content where the content can tell.
-  // `path` exists; it is a file or a directory. Does not throw for files of
-  // other formats, even if they are damaged.
+  // Cheap and certain: checks the content where the content can tell. `path`
+  // exists; it is a file or a directory. Does not throw for files of other
+  // formats, even if they are damaged.
   virtual Support supports(const std::string& path) const = 0;
   // Reads headers, indexes and pickles, never payload. Throws an Error if
   // the checkpoint is damaged.
@@ -60,22 +60,23 @@ class Writer {
  public:
   virtual ~Writer() = default;
   virtual std::string_view name() const = 0;
-  // The source as this format sees it: names in its dialect, layers stacked
-  // or numbered, flat buffers cut into parameters, vocabularies padded. Moves
-  // no byte: only names, shapes and pieces change. What it assumes or leaves
-  // out goes into the catalog's assumptions and problems. lay_out is given
+  // Returns the source as this format sees it: names in its dialect, layers
+  // stacked or numbered, flat buffers cut into parameters, vocabularies padded.
+  // Moves no bytes: only names, shapes and pieces change. What it assumes or
+  // leaves out goes into the catalog's assumptions and problems. lay_out gets
   // its result. Throws unfaithful_error.
   virtual Catalog review(Catalog source, const Layout&) const { return source; }
-  // Decides files, pieces, extents, headers for the tensors and objects of
-  // `source` (already selected, renamed and cast: dtype and name are the
-  // target's). Throws unfaithful_error when it can't be done: a dimension
-  // that does not divide, a split that no rule explains.
+  // Decides the files, pieces, extents and headers for the tensors and objects
+  // of `source` (already selected, renamed and cast, so dtype and name are the
+  // target's). Throws unfaithful_error when it can't be done: a dimension that
+  // does not divide, a split that no rule explains.
   virtual Target lay_out(const Catalog& source, const Layout& layout) const = 0;
   // False: objects may stay unopened (CarriedRange).
   virtual bool wants_objects() const { return true; }
 };
 
-// In the order they are tried. Either may be null: read-only or write-only.
+// Formats are in the order they are tried. A null reader or writer makes a
+// format write-only or read-only.
 struct Format {
   std::string_view name;
   std::string_view what;  // one line for --help
@@ -85,13 +86,14 @@ struct Format {
 };
 const std::vector<Format>& all_formats();
 
-// By its command-line name; throws usage_error with a suggestion.
+// Finds a format by its command-line name; throws usage_error with a
+// suggestion.
 const Format& find_format(std::string_view name);
 
-// Why each format was taken or not, in the order tried, for `inspect -v`.
+// Why each format was or wasn't chosen, in the order tried, for `inspect -v`.
 struct Detection {
   const Format* format = nullptr;
-  std::string path;  // after following a root to a checkpoint
+  std::string path;  // after following a root to its checkpoint
   std::vector<std::pair<std::string, std::string>> tried;  // name, why
 };
 // Throws missing_error if the path does not exist or no format knows it.

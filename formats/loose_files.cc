@@ -13,7 +13,7 @@
 namespace ckpt::formats {
 namespace {
 
-// Tokenizers have some ten MiB; what is longer is data, not a document.
+// Tokenizers take some ten MiB; anything longer is data, not a document.
 constexpr uint64_t kMostJson = uint64_t{64} << 20;
 
 bool ends_with_any(std::string_view path,
@@ -22,7 +22,7 @@ bool ends_with_any(std::string_view path,
       ends, [&](std::string_view end) { return path.ends_with(end); });
 }
 
-// Files that hold something, whoever wrote them. A rank that had nothing to
+// Files that are never empty, whoever wrote them. A rank that had nothing to
 // save leaves an empty .distcp, and locks of zarr are empty.
 bool must_hold(const SourceFile& file) {
   constexpr auto kEnds = std::to_array<std::string_view>(

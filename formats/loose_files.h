@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files beside the tensors that a run needs and no reader opens: states of
-// schedulers, random numbers, data loaders; configurations and tokenizers.
+// Files beside the tensors that a run needs but no reader opens: scheduler, RNG
+// and data loader state; configurations and tokenizers.
 #pragma once
 
 #include <vector>
@@ -9,9 +9,9 @@
 
 namespace ckpt::formats {
 
-// Looks at the catalog's file list: files of such parts that are empty
-// ("empty_file"), and JSON documents that are none ("unreadable_json"). What
-// is pickled is looked at by who scans for code.
+// Checks the catalog's file list for such files that are empty ("empty_file")
+// and for JSON files that don't parse ("unreadable_json"). Pickles are left to
+// the scan for code.
 std::vector<Problem> check_loose_files(const Catalog& catalog);
 
 }  // namespace ckpt::formats

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A reader of the caller's as every other one is used.
+// Adapts the caller's reader to the interface of our own.
 class OwnReader final : public Reader {
  public:
   OwnReader(std::string name, std::unique_ptr<FormatReader> reader)
@@ -50,7 +50,7 @@ class OwnReader final : public Reader {
     try {
       config = megatron::read_config(path);
     } catch (const Error&) {
-      return false;  // damaged: who knows the format says so
+      return false;  // damaged: the reader that knows the format reports it
     }
     if (!config) return false;
     const megatron::Strategy* const found =
@@ -62,7 +62,7 @@ class OwnReader final : public Reader {
     return true;
   }
 
-  // What the engine takes as given of any reader.
+  // Checks what the engine assumes of any reader.
   static void check(const Catalog& catalog) {
     std::set<std::string_view> names;
     for (const Tensor& tensor : catalog.tensors) {
@@ -192,7 +192,7 @@ class Registered final : public FormatRegistry {
  private:
   std::mutex mutex_;
   bool closed_ = false;
-  std::list<NewFormat> formats_;  // whose names the rows point to
+  std::list<NewFormat> formats_;  // the rows point to their names
 };
 
 Registered& registered() {

@@ -8,10 +8,10 @@
 
 namespace ckpt::formats {
 
-// Those that were registered, then those of modules, in the order of their
-// directories and names. Nothing can be registered afterwards. Throws
-// resource_error for a module that can't be opened or was built for another
-// ckpt, usage_error for a name that is in `taken` or there twice.
+// The registered formats, then those of modules, ordered by directory and name.
+// Nothing can be registered afterwards. Throws resource_error for a module that
+// can't be opened or was built for another ckpt, usage_error for a name that is
+// in `taken` or occurs twice.
 std::vector<Format> own_formats(const std::vector<Format>& taken);
 
 }  // namespace ckpt::formats

@@ -6,7 +6,7 @@
 namespace ckpt::formats {
 namespace {
 
-// Row-major without gaps; dimensions of size 1 have no stride to speak of.
+// Row-major without gaps; strides of dimensions of size 1 don't matter.
 bool is_packed(const Shape& size, const Dims& strides, uint64_t element) {
   const Dims packed = row_major_strides(size);
   for (size_t d = 0; d < size.size(); ++d)
@@ -14,7 +14,7 @@ bool is_packed(const Shape& size, const Dims& strides, uint64_t element) {
   return true;
 }
 
-// An element box of a stored tensor.
+// The extent of a box of elements in a stored tensor.
 Extent extent_of(const Extent& stored, uint64_t element, const Shape& shape,
                  const Dims& at, const Shape& size) {
   Extent extent = stored;

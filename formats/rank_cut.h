@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tensor is cut for tensor-parallel ranks whose files hold one part
-// each, where the parts need not be equal groups (TpRule has only those).
+// How a tensor is cut for tensor-parallel ranks whose files hold one part each.
+// Unlike with TpRule, the parts need not be equal groups.
 //
 //   qkv_proj [12, …] of 2 query and 1 key/value heads, 4 rows each, 2 ranks
 //
@@ -8,8 +8,8 @@
 //   rank 0  | q0 | k | v |
 //   rank 1  | q1 | k | v |
 //
-// Each segment is cut on its own: into as many equal runs as there are ranks,
-// or fewer ones that `repeat` neighbouring ranks hold alike.
+// Each segment is cut on its own: into one equal run per rank, or into fewer
+// runs, each held by `repeat` neighbouring ranks.
 #pragma once
 
 #include <cstdint>
@@ -32,29 +32,29 @@ struct Cut {
   static Cut even(uint32_t dim, uint64_t size, uint32_t groups = 1);
 };
 
-// The size of a segment whose part in a rank has `local`; nothing on overflow.
+// The size of a segment of which a rank holds `local`; nothing on overflow.
 std::optional<uint64_t> whole_size(uint64_t local, uint32_t ranks,
                                    uint32_t repeat = 1);
 
-// Whether that many ranks can share a tensor of that shape so.
+// Whether that many ranks can share a tensor of that shape this way.
 bool fits(const Cut& cut, const Shape& shape, uint32_t ranks);
 
-// Turns the shape of one rank's part into that of the tensor. False if parts of
-// that many ranks can't make one up.
+// Turns the shape of one rank's part into the tensor's. Returns false if the
+// parts of that many ranks can't make up a tensor.
 bool join_parts(const Cut& cut, uint32_t ranks, Tensor& tensor);
 
-// The shape of each rank's part. The cut has to fit.
+// The shape of each rank's part. The cut must fit.
 Shape local_shape(const Cut& cut, const Shape& shape, uint32_t ranks);
 
 std::vector<cuts::Part> parts_of(const Cut& cut, const Shape& shape,
                                  uint32_t ranks, uint32_t rank);
 
-// The pieces of a rank's part that is stored at `extent`.
+// Adds the pieces of a rank's part, stored at `extent`.
 void add_pieces(const Cut& cut, uint32_t ranks, uint32_t rank,
                 const Extent& extent, uint8_t transform, Tensor& tensor);
 
-// The same for a target, whose pieces are contiguous: of [4, gate | up, 8] one
-// for each of the 4 and each of the two.
+// The same for a target, whose pieces are contiguous: [4, gate | up, 8] gives
+// one for each of the 4 and each of the two.
 void add_target_pieces(const Cut& cut, uint32_t ranks, uint32_t rank,
                        uint32_t file, uint64_t offset, Tensor& tensor);
 

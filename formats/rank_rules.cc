@@ -43,9 +43,10 @@ struct HfRow {
   HfPart part;
 };
 
-// What transformers' own plans (base_model_tp_plan) have under these names.
-// Fused projections (qkv_proj, query_key_value) hold parts of unequal sizes and
-// stacked experts are turned in some models: neither is here.
+// What transformers' own plans (base_model_tp_plan) say for these names.
+// Neither fused projections (qkv_proj, query_key_value) nor stacked experts are
+// here: the former hold parts of unequal sizes, the latter are transposed in
+// some models.
 constexpr auto kHfRows = std::to_array<HfRow>({
     {"q_proj", HfPart::kQueries},
     {"k_proj", HfPart::kKeys},
@@ -72,7 +73,7 @@ constexpr auto kHfRows = std::to_array<HfRow>({
     {"word_embeddings", HfPart::kRows},
     {"dense_h_to_4h", HfPart::kRows},
     {"dense_4h_to_h", HfPart::kColumns},
-    {"eh_proj", HfPart::kWhole},  // in layers that predict further tokens
+    {"eh_proj", HfPart::kWhole},  // in multi-token prediction layers
     {"gate", HfPart::kWhole},     // of experts
     {"router", HfPart::kWhole},
     {"shared_expert_gate", HfPart::kWhole},
@@ -84,7 +85,7 @@ struct HfName {
   std::string_view full, inside, module, parameter;
 };
 
-// Names that are other layers, too, outside of these.
+// Names that mean other layers outside these places.
 struct HfPlace {
   std::string_view begin, inside, module;
   HfPart part;
@@ -94,9 +95,9 @@ constexpr auto kHfPlaces = std::to_array<HfPlace>({
     {"", "self_attn", "dense", HfPart::kOut},         // Phi
     {"", "router", "layer", HfPart::kWhole},          // Granite's
     {"", "shared_head", "head", HfPart::kRows},       // DeepSeek's MTP
-    {"model.layers.", "mlp", "c_fc", HfPart::kRows},  // GPT-2's is turned
+    {"model.layers.", "mlp", "c_fc", HfPart::kRows},  // GPT-2's is transposed
     {"model.layers.", "mlp", "c_proj", HfPart::kColumns},
-    // Falcon's has all queries first; here each head has its q, k and v.
+    // Falcon's puts all queries first; here each head has its q, k and v.
     {"gpt_neox.", "attention", "query_key_value", HfPart::kQueries},
     {"gpt_neox.", "attention", "dense", HfPart::kOut},
 });
@@ -135,7 +136,7 @@ class HfRules {
       : path_(catalog.path), tp_(tp), config_(vllm::config_of(catalog)) {}
 
   TpRule of(const Tensor& tensor) const {
-    // transformers' plans leave what sees or hears whole.
+    // transformers' plans keep vision and audio parts whole.
     if (is_tower(tensor.name)) return TpRule::replicated();
     const HfName name = hf_name(tensor.name);
     const size_t dims = tensor.shape.size();
@@ -158,7 +159,7 @@ class HfRules {
   }
 
  private:
-  // A rank has whole heads: half a head is no attention.
+  // A rank has whole heads: attention can't use half a head.
   void check_heads(const Tensor& tensor, HfPart part) const {
     const bool keys = part == HfPart::kKeys;
     if (!keys && part != HfPart::kQueries && part != HfPart::kOut) return;

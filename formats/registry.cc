@@ -23,15 +23,15 @@
 namespace ckpt::formats {
 namespace {
 
-// A pointer of git-lfs, or the page that a failed download left: the data is
-// not there, whatever the name and wherever it lies.
+// A git-lfs pointer, or the page that a failed download left: the data is not
+// there, whatever the file's name or place.
 bool stands_for_data(std::string_view what) {
   return what.starts_with("a git-lfs pointer") || what == "an HTML page" ||
          what == "an XML document";
 }
 
-// A file whose name says that it is something else, and which then can't be
-// read, is most likely that: an .npz is a zip archive as torch's files are.
+// A file that can't be read, and whose name says it is something else, most
+// likely is that: an .npz is a zip archive, like torch's files.
 Catalog read(const Format& format, const std::string& path,
              const ReadOptions& options) {
   try {
@@ -61,7 +61,7 @@ Catalog read(const Format& format, const std::string& path,
   }
 }
 
-// A run's step as any other format's path is read.
+// Reads a run's step the way any other format's path is read.
 class StepReader final : public Reader {
  public:
   StepReader(const runs::Found& found, std::string given)
@@ -84,7 +84,7 @@ class StepReader final : public Reader {
   const std::string given_;
 };
 
-// Nothing if the step turns out to be of no trainer.
+// Nothing if the step turns out not to be any trainer's.
 std::optional<Catalog> read_found(const runs::Found& found,
                                   const std::string& path,
                                   const ReadOptions& options) {
@@ -92,7 +92,7 @@ std::optional<Catalog> read_found(const runs::Found& found,
                       .what = "",
                       .reader = std::make_unique<StepReader>(found, path),
                       .writer = nullptr};
-  // A step that is one file is all that there is to read.
+  // If a step is one file, there is nothing else to read.
   const bool file = !io::is_directory(found.step);
   Catalog catalog = read(format, file ? found.step : path, options);
   if (!catalog.run) return std::nullopt;
@@ -113,8 +113,8 @@ Detection try_formats(const std::string& path) {
   return detection;
 }
 
-// Megatron and OLMo-core write torch's files with descriptions of their own
-// beside them: a part stands for its directory, whoever reads that.
+// Megatron and OLMo-core put their own descriptions beside torch's files: a
+// part stands for its directory, whichever format reads that.
 Detection of_whole(Detection found, const std::string& path) {
   if (!dcp::is_part_name(path) || !io::is_file(path)) return found;
   Detection whole = try_formats(io::parent(path));
@@ -138,8 +138,8 @@ Detection detect(const std::string& path) {
   const io::SameListings listings;
   Detection detection = of_whole(try_formats(path), path);
   if (detection.format != nullptr) return detection;
-  // No content that anybody knows; its name still says who can tell what is
-  // wrong with it.
+  // No format knows the content, but the name still says which one can tell
+  // what is wrong with it.
   if (io::is_file(path) && path.ends_with(".safetensors")) {
     detection.format = &find_format("safetensors");
     detection.tried.emplace_back("safetensors", "is named .safetensors");
@@ -158,7 +158,8 @@ std::string without_sign(const runs::Unsigned& step) {
       step.trainer->what, step.why);
 }
 
-// What nobody knows, and is a trainer's step but for one file.
+// Reports an unknown directory that is a trainer's step except for one missing
+// file.
 Detection detect_signed(const std::string& path, const ReadOptions& options) {
   try {
     return detect(path);
@@ -176,7 +177,7 @@ Detection detect_signed(const std::string& path, const ReadOptions& options) {
   }
 }
 
-// What opens as somebody's, and is less than its folder was.
+// Notes a step that opens but lacks a file that its folder once had.
 void note_unsigned(const std::string& path, Catalog& catalog) {
   if (!io::is_directory(path)) return;
   if (const auto step = runs::find_unsigned(path))
@@ -231,7 +232,7 @@ Catalog open_as(const std::string& path, const std::string& from,
   return read(format, path, options);
 }
 
-// What a file that can't be read may be taken for by a reader that tries it.
+// Errors that a reader may throw because it couldn't read a file.
 bool may_hide_a_failure(ExitCode code) {
   return code == ExitCode::kMissing || code == ExitCode::kDamaged ||
          code == ExitCode::kUnfaithful;
@@ -241,7 +242,7 @@ bool may_hide_a_failure(ExitCode code) {
 
 Catalog open(const std::string& path, const std::string& from,
              const ReadOptions& options) {
-  // A misspelt family is said before anything is read.
+  // Report a misspelt family before anything is read.
   if (!options.family.empty() && !families::Rules::is_family(options.family))
     families::Family::by_name(options.family);
   const uint64_t begin = failures::mark();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The formats, a row each: a new one adds its row here and its folder.
+// The formats, a row each: a new one adds a row here and a folder.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -63,7 +63,7 @@ Traits megatron_dist_traits() {
   return traits;
 }
 
-// Of either backend; `more`: the files that it has besides.
+// For either backend; `more`: its additional files.
 Traits megatron_backend_traits(std::initializer_list<std::string_view> more) {
   Traits traits = megatron_dist_traits();
   traits.gather_optimizer = gather_distributed;
@@ -85,7 +85,7 @@ Traits megatron_zarr_traits() {
   return traits;
 }
 
-// Its options are by parameter, not by groups.
+// Its options are per parameter, not per group.
 void refuse_optimizer(Catalog& source) {
   throw unfaithful_error(
       {source.path, {}},
@@ -109,7 +109,7 @@ Traits megatron_legacy_traits() {
 
 std::vector<Format> make_formats() {
   std::vector<Format> formats;
-  // In the order they are tried: what is more special comes first.
+  // In the order they are tried: the more specific come first.
   formats.push_back({"nemo",
                      "NeMo 1's archives (.nemo), opened in place",
                      nemo::make_reader(),
@@ -244,7 +244,7 @@ std::vector<std::string> format_names() {
   return names;
 }
 
-// What a format is called elsewhere, for who asks for it by that name.
+// The hint for a name that means a format elsewhere.
 std::string meant_format(std::string_view name) {
   struct Called {
     std::vector<std::string_view> names;

@@ -72,8 +72,8 @@ class Builder {
 
   Id optimizer() { return dict_at(root_, std::string(kOptimizer)); }
 
-  // By state and groups together torch's reader knows an optimizer. Those of
-  // several models have their own names.
+  // torch's reader recognizes an optimizer by having both state and groups. The
+  // optimizers of several models have their own names.
   Id add_groups() {
     if (!dicts_.contains({root_, std::string(kOptimizer)}) ||
         document_->find(optimizer(), "param_groups") != kNoId)
@@ -166,7 +166,7 @@ bool has_foreign_optimizer(const Catalog& source, std::string_view format) {
 
 namespace {
 
-// "actor", "critic": roles whose names stand before those of models.
+// "actor", "critic": roles whose names prefix those of models.
 std::vector<std::string> roles_in(const Catalog& source) {
   std::vector<std::string> found;
   for (const std::string& folder : find_trainer(source.run->trainer).roles) {
@@ -180,7 +180,7 @@ std::vector<std::string> roles_in(const Catalog& source) {
   return found;
 }
 
-// A loader finds none of its model's names in them.
+// With the role in front, a loader finds none of its model's names.
 void note_roles(Catalog& source) {
   const std::vector<std::string> roles = roles_in(source);
   if (roles.size() < 2) return;

@@ -9,7 +9,7 @@
 namespace ckpt::formats {
 
 Tensor without_pieces(const Tensor& tensor) {
-  // All members, or it does not compile.
+  // Lists all members, or it does not compile.
   const auto& [name, dtype, shape, grid, kind, param, state, tp, pinned,
                dp_replicated, pieces, tie, requires_grad, parameter] = tensor;
   return {name, dtype,  shape,         grid, kind, param,         state,

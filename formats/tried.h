@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why no format took a path.
+// Why no format recognized a path.
 #pragma once
 
 #include <string>

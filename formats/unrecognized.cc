@@ -25,7 +25,7 @@ constexpr std::string_view kShowTried = "; -v shows what was tried";
 constexpr std::string_view kIsItRight =
     "is it the right path? `ckpt --help` lists the formats that are read";
 
-// "meta-llama/Llama-3-8B", not a path of ours.
+// "meta-llama/Llama-3-8B", not a local path.
 bool is_hub_name(const std::string& path) {
   const size_t slash = path.find('/');
   const auto plain = [](std::string_view part) {
@@ -51,7 +51,7 @@ std::string meant_url(const std::string& path) {
   return {};
 }
 
-// What the shell left of a path that it was to expand.
+// What the shell left unexpanded in a path.
 std::string unexpanded(const std::string& path) {
   if (path.starts_with("~/"))
     return "the shell expands ~ only where it is not quoted: \"$HOME\"" +
@@ -61,7 +61,7 @@ std::string unexpanded(const std::string& path) {
   return {};
 }
 
-// What could have been meant, if a path does not exist.
+// Suggests what could have been meant by a path that does not exist.
 std::string missing_hint(const std::string& path) {
   const std::string directory = io::parent(path);
   try {
@@ -85,14 +85,14 @@ std::string missing_hint(const std::string& path) {
       return fmt::format("did you mean {}?",
                          printable(io::join(directory, near)));
   } catch (const Error&) {
-    // It can't be looked at or listed: no suggestion then.
+    // It can't be read or listed: no suggestion then.
   }
   return {};
 }
 
-// Checkpoints a few levels below a directory that is not a checkpoint:
-// "step_10 (fairseq2)". `left` bounds how many directories are looked at. One
-// that holds `failed` is known already.
+// Checkpoints a few levels below a directory that is not a checkpoint: "step_10
+// (fairseq2)". `left` bounds how many directories are searched. The one that
+// holds `failed` is already known.
 void checkpoints_below(const std::string& path, const std::string& failed,
                        const std::string& shown, int depth, size_t& left,
                        std::vector<std::string>& found) {
@@ -141,7 +141,7 @@ std::string below_text(const std::string& path, const std::string& failed,
                      more ? fmt::format(" and {} more", more) : "");
 }
 
-// What the names in a directory say that it is.
+// What a directory is, judging by the names in it.
 std::string foreign_directory(const std::string& path,
                               const std::vector<std::string>& names) {
   for (const ForeignDirectory& row : foreign_directories())
@@ -158,7 +158,7 @@ std::string foreign_directory(const std::string& path,
   return {};
 }
 
-// A checkpoint that a file without tensors belongs to: config.json's model.
+// The checkpoint that a file without tensors belongs to: config.json's model.
 std::string above_text(const std::string& path) {
   constexpr std::string_view kEndings[] = {".json", ".yaml", ".yml", ".txt",
                                            "latest"};
@@ -175,7 +175,7 @@ std::string above_text(const std::string& path) {
           return fmt::format("a checkpoint is its directory: {} ({})",
                              printable(above), format.name);
       } catch (const Error&) {
-        continue;  // who opens it is told
+        continue;  // opening it reports the error
       }
     }
     above = io::parent(above);
@@ -183,7 +183,7 @@ std::string above_text(const std::string& path) {
   return {};
 }
 
-// The inside of Hugging Face's cache: "models--org--name/blobs".
+// Inside Hugging Face's cache: "models--org--name/blobs".
 std::string cache_text(const std::string& path) {
   const std::string above = io::parent(path);
   if (!io::base_name(above).starts_with("models--")) return {};

@@ -42,7 +42,7 @@ std::string_view folder_of(Kind kind) {
 struct Part {
   std::string path;
   std::vector<uint32_t> tensors;  // of the source
-  bool objects = false;           // it holds the values that are not tensors
+  bool objects = false;           // holds the values that are not tensors
 };
 
 class Builder {
@@ -91,7 +91,7 @@ class Builder {
       if (!part.tensors.empty()) parts_.push_back(std::move(part));
   }
 
-  // The peer writes the whole key, with '-' for each '.'.
+  // The peer uses the whole key, with '-' for each '.'.
   std::string file_of(const Tensor& tensor) const {
     const std::string folder(folder_of(tensor.kind));
     std::string key = tensor.name;
@@ -138,8 +138,8 @@ class Builder {
     }
   }
 
-  // Non-tensor values go into optim.pt, a file of their own, or to
-  // the first file, which has no place for them and says so.
+  // Non-tensor values go into optim.pt, into a file of their own, or to the
+  // first file, whose writer reports that it has no place for them.
   void give_objects() {
     const bool any = std::ranges::any_of(source_.objects, [](const Object& o) {
       return !o.name.starts_with(kHeader);
@@ -211,7 +211,7 @@ class Builder {
         target_.assumptions.push_back(std::move(line));
   }
 
-  // So that a folder of chunks opens as one checkpoint.
+  // Makes a folder of chunks open as one checkpoint.
   void add_indexes() {
     for (const Kind kind : {Kind::model, Kind::optim, Kind::other}) {
       const std::string folder = std::string(folder_of(kind)) + "/";
@@ -253,7 +253,7 @@ class WithForms : public Writer {
   std::string_view name() const override { return container_->name(); }
   bool wants_objects() const override { return container_->wants_objects(); }
 
-  // A directory of weights holds a model alone; these forms hold all of it.
+  // A directory of weights holds only a model; these forms hold everything.
   Catalog review(Catalog source, const Layout& layout) const override {
     const bool pickled = name() == kTorch;
     if (!pickled && is_unsharded(layout)) return source;

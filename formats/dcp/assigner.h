@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rank writes what several ranks hold: the one of them that writes
-// least so far, the lowest of equals. What is cut counts for what all of it
-// takes, a value for one byte (torch, since 2.3). Private to this room.
+// Which rank writes what several ranks hold: the one that writes least so far,
+// the lowest among equals. A part counts as its whole tensor's size, a value as
+// one byte (torch, since 2.3). Private to this room.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class Assigner {
  public:
   explicit Assigner(uint32_t ranks) : sizes_(ranks, 0) {}
 
-  // `bytes` of the whole tensor. Both return the rank that writes it.
+  // `bytes`: of the whole tensor. Both return the rank that writes it.
   uint32_t take(const Cutter::Replicas& among, uint64_t bytes);
   uint32_t take(std::span<const uint32_t> among, uint64_t bytes);
 

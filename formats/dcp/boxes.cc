@@ -22,7 +22,8 @@ Cutter::Cutter(const Tensor& tensor, const TpRule& rule, bool rows,
                            to_string(shape_), dim_, groups_);
 }
 
-// Sets one dimension of the box; false for nothing, which lies at the end.
+// Sets one dimension of the box. Returns false for an empty range, which goes
+// at the end.
 bool Cutter::set(size_t d, uint64_t begin, uint64_t count) const {
   box_.offset[d] = count ? begin : shape_[d];
   box_.shape[d] = count;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which boxes of a tensor a rank holds, as FSDP2 over tensor parallelism cuts
-// on a mesh of dp x tp ranks: rank = dp * tp_ranks + tp.
+// Which boxes of a tensor a rank holds when FSDP2 over tensor parallelism cuts
+// it on a mesh of dp x tp ranks: rank = dp * tp_ranks + tp.
 //
 //   tensor ──tp: torch.chunk of one dim──► part ──dp: torch.chunk of rows──►
 //
-// A rank without rows (lib/cuts.h: chunk) still has a box: of size 0, at the
+// A rank without rows (lib/cuts.h: chunk) still has a box, of size 0, at the
 // end of the dimension. (torch calls rows of a part _StridedShard; formats:
 // dcp, section 7.) Also used by olmo_core.
 #pragma once
@@ -26,12 +26,12 @@ struct Mesh {
 // How one tensor is cut.
 class Cutter {
  public:
-  // `rule` is known unless the mesh has one tp rank; `rows`: whether dp cuts
-  // dimension 0. Throws unfaithful_error if the groups of a split dimension
-  // do not divide it.
+  // `rule` must be known unless the mesh has one tp rank; `rows`: whether dp
+  // cuts dimension 0. Throws unfaithful_error if the groups of a split
+  // dimension do not divide it.
   Cutter(const Tensor& tensor, const TpRule& rule, bool rows, const Mesh& mesh);
 
-  // Calls add(box) for the boxes of a rank: one, or one for each group.
+  // Calls add(box) for the boxes of a rank: one, or one per group.
   template <class Add>
   void boxes(uint32_t rank, Add add) const {
     if (!split_ && !rows_) return add(box_);
@@ -52,8 +52,8 @@ class Cutter {
     add(box_);
   }
 
-  // The ranks with the same non-empty boxes as `rank`: first, and then every
-  // `step`-th, `count` of them.
+  // The ranks with the same non-empty boxes as `rank`: `count` ranks from
+  // `first`, each `step` after the last.
   struct Replicas {
     uint32_t first = 0;
     uint32_t step = 1;
@@ -63,7 +63,8 @@ class Cutter {
 
  private:
   bool set(size_t d, uint64_t begin, uint64_t count) const;
-  // Of dimension dim_: what tp leaves of it and, if that is rows, dp.
+  // The runs of dimension dim_ that remain after tp's cut and, if that is rows,
+  // dp's.
   cuts::Runs runs(uint32_t tp, uint32_t dp) const;
 
   const Shape& shape_;

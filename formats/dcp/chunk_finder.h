@@ -15,11 +15,11 @@ class ChunkFinder {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  // `tensors` and their chunks stay as they are while it is in use.
+  // `tensors` and their chunks must not change while this is in use.
   explicit ChunkFinder(std::span<const TensorEntry> tensors)
       : tensors_(tensors) {}
 
-  // To be called some time before find(): has the processor fetch the chunk.
+  // Call some time before find(): makes the processor fetch the chunk.
   void prefetch(uint32_t tensor, uint64_t hint) const {
     const auto& chunks = tensors_[tensor].chunks;
     if (hint >= chunks.size()) return;
@@ -27,9 +27,9 @@ class ChunkFinder {
     __builtin_prefetch(&chunks[hint].stored, 1);
   }
 
-  // `hint` is where torch says that it is, which is mostly right and proves
-  // nothing. The hash table is made when a hint is wrong: millions of chunks
-  // need none.
+  // `hint` is where torch says the chunk is, which is mostly right but proves
+  // nothing. The hash table is only built when a hint is wrong: millions of
+  // chunks need none.
   uint32_t find(uint32_t tensor, const Dims& offsets, uint64_t hint) {
     const auto& chunks = tensors_[tensor].chunks;
     if (hint < chunks.size() && chunks[hint].box.offset == offsets)
@@ -46,7 +46,7 @@ class ChunkFinder {
   void build();
 
   std::span<const TensorEntry> tensors_;
-  std::vector<Slot> slots_;  // open addressing; the first of equal ones wins
+  std::vector<Slot> slots_;  // open addressing; the first of equals wins
 };
 
 }  // namespace ckpt::dcp

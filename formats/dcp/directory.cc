@@ -17,7 +17,7 @@ constexpr std::string_view kIndex = ".metadata";
 constexpr std::string_view kStarted = ".metadata.tmp";
 constexpr std::string_view kData = ".distcp";
 
-// Files that belong to another writer, which has its own reader: Megatron's
+// True if another writer, with its own reader, left its mark: Megatron's
 // metadata.json, OLMo-core's .metadata.json.
 bool is_foreign(const std::string& path) {
   return io::is_file(io::join(path, "metadata.json")) ||
@@ -100,7 +100,7 @@ std::optional<Followed> follow(const std::string& path) {
     const auto step = step_of(name);
     const std::string below = io::join(path, name);
     if (!step || !io::is_directory(below) || is_foreign(below)) continue;
-    // (Listing tens of thousands of files in each of many takes long.)
+    // (Listing tens of thousands of files in each of many steps takes long.)
     const bool whole = io::is_file(io::join(below, kIndex));
     const Directory directory = whole ? Directory() : look_at(below);
     if (whole || directory.is_checkpoint())
@@ -117,7 +117,7 @@ std::optional<Followed> follow(const std::string& path) {
     newest = at;
     followed.name = name;
   }
-  // Those before the newest complete one are history.
+  // Unfinished steps before the newest complete one don't matter.
   for (const auto& [at, name] : unfinished)
     if (complete.empty() || at >= newest) followed.unfinished.push_back(name);
   return followed;

@@ -23,34 +23,35 @@ struct Directory {
   std::vector<std::string> ranks;    // __R.metadata, by R
   std::vector<std::string> shards;   // shard-…; then `path` may be sharded/
   std::vector<std::string> distcps;  // *.distcp, sorted
-  std::vector<std::string> started;  // *.metadata.tmp: a save that is not done
+  std::vector<std::string> started;  // *.metadata.tmp: an unfinished save
 
   bool is_checkpoint() const {
     return whole || !ranks.empty() || !shards.empty();
   }
-  // An unfinished save is one of this format too: its reader says so.
+  // Unfinished saves are of this format too; its reader reports them.
   bool is_ours() const {
     return is_checkpoint() || !distcps.empty() || !started.empty();
   }
 };
 
 // Looks at names, and (for shards) at the header of one file. Does not throw
-// for what is damaged.
+// for damaged files.
 Directory look_at(const std::string& path);
 
 // The newest complete checkpoint among step-N, global_stepN, checkpoint-N,
-// epoch_N … below a directory, and what it left out. Nothing if there is none
-// at all, not even an unfinished one.
+// epoch_N … below a directory, and what was passed over. Nothing if there is no
+// step at all, not even an unfinished one.
 struct Followed {
   std::string name;  // "" if no step is complete
   std::vector<std::string> unfinished;
-  bool mixed = false;  // complete ones of two words: step-N and epoch-N
+  bool mixed = false;  // complete steps of two kinds: step-N and epoch-N
 };
 std::optional<Followed> follow(const std::string& path);
 
 // The rank of "__3_0.distcp" (or "__3.metadata"); nothing for other names.
 std::optional<uint32_t> rank_of(std::string_view name);
-// A file that torch writes into a distributed checkpoint: an index, or data.
+// True for a file that torch writes into a distributed checkpoint: an index or
+// data.
 bool is_part_name(const std::string& path);
 
 }  // namespace ckpt::dcp

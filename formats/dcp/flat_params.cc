@@ -11,7 +11,7 @@ namespace {
 
 using Path = std::vector<PathElement>;
 
-// The element that ends with the leaf, with the parameter in its place.
+// In the element that ends with the leaf, replaces the leaf by the parameter.
 Path path_of(Path path, const std::string& leaf, const std::string& parameter) {
   for (PathElement& element : path) {
     const auto* text = std::get_if<std::string>(&element);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an index says after FSDP's flat tensors became parameters: entries and
-// planner paths of the new names, for the nest that is made of them.
+// Updates an index after FSDP's flat tensors became parameters: entries and
+// planner paths get the new names, for the nest built from them.
 //
 //   ("model", "layers.0._flat_param")  ->  ("model", "layers.0.norm.weight") …
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace ckpt::dcp {
 
-// Entries of metadata.tensors (their chunks are taken already) and of
+// Renames entries of metadata.tensors (whose chunks are already taken) and of
 // metadata.planner.
 void rename_entries(const std::vector<fsdp::Expansion>& expansions,
                     Metadata& metadata);

@@ -19,8 +19,8 @@ using pickle::kNoId;
 using pickle::Type;
 using text::printable;
 
-// What is nested deeper, or shared so often that it is visited more often
-// than this, is written as one value.
+// Anything nested deeper, or visited more often because it is shared, is
+// written as one value.
 constexpr size_t kMaxDepth = 100;
 constexpr size_t kMaxVisits = 20'000'000;
 
@@ -62,7 +62,7 @@ class Flattener {
   // A container on the way down.
   struct Frame {
     Id node = kNoId;
-    const Object* object = nullptr;  // that it is in
+    const Object* object = nullptr;  // that contains it
     std::vector<Id> pairs;           // of a mapping
     bool is_mapping = false;
     size_t next = 0;
@@ -98,7 +98,8 @@ class Flattener {
     }
   }
 
-  // A value at path_; leaves path_ as it is only if a container was opened.
+  // Handles a value at path_; leaves path_ as it is only if a container was
+  // opened.
   void visit(Id node, const Object* object) {
     const std::string name = join(path_);
     const auto found = objects_.find(name);
@@ -110,7 +111,7 @@ class Flattener {
     if (tensor != names_.end()) {
       add_tensor(tensor->second);
     } else if (object && object->bytes) {
-      add_value(name, *object, node);  // has an archive: is carried whole
+      add_value(name, *object, node);  // has an archive: carried whole
     } else if (descends(node, object != nullptr)) {
       open(node, object);
       return;
@@ -142,13 +143,13 @@ class Flattener {
     frames_.push_back(std::move(frame));
   }
 
-  // A list that is not an object, or part of one, is there for what is in it.
+  // A list that is not an object, or part of one, exists for its contents.
   bool descends(Id node, bool in_object) {
     if (frames_.size() >= kMaxDepth || ++visits_ > kMaxVisits) return false;
     for (const Frame& frame : frames_)
       if (frame.node == node) return false;  // holds itself
     if (torch::is_mapping(document_, node)) {
-      // An empty one would vanish: it is kept as a value.
+      // An empty one would vanish, so it is kept as a value.
       const auto pairs = document_.as_pairs(node);
       return pairs && !pairs->empty();
     }
@@ -161,7 +162,7 @@ class Flattener {
     return true;
   }
 
-  // No mapping or tensor in the list, or in lists in it.
+  // True if neither the list nor lists in it hold a mapping or a tensor.
   bool is_terminal(Id list) const {
     std::vector<Id> open{list};
     std::unordered_set<Id> seen{list};
@@ -178,7 +179,7 @@ class Flattener {
     return true;
   }
 
-  // What was searched once without success is not searched again.
+  // Nodes searched without success are not searched again.
   bool holds_tensor(Id root) {
     std::vector<Id> open, seen;
     const auto enter = [&](Id id) {
@@ -200,7 +201,7 @@ class Flattener {
     return false;
   }
 
-  // The tensor at path_, by the name that the catalog has for it.
+  // Adds the tensor at path_ under its name in the catalog.
   void add_tensor(Names& names) {
     const std::string& name =
         *names.names[std::min(names.next, names.names.size() - 1)];
@@ -209,7 +210,7 @@ class Flattener {
     result_.paths.emplace_back(name, path_of(name));
   }
 
-  // A new name keeps its place as far as the places above still fit.
+  // A renamed tensor keeps its place as far as the path above still fits.
   Path path_of(const std::string& name) const {
     if (join(path_) == name) return path_;
     Path above(path_.begin(), path_.end() - 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A nested state dict as flat keys, the way DefaultSavePlanner of torch >= 2.4
+// A nested state dict as flat keys, the way torch's DefaultSavePlanner (>= 2.4)
 // flattens it.
 //
 //   {"model": {"a.b": tensor}, "groups": [{"lr": 0.1}], "seed": (1, 2)}
@@ -7,7 +7,7 @@
 //   groups.0.lr  ("groups", 0, "lr")        value
 //   seed         ("seed",)                  value
 //
-// Mappings are always descended, a list if it holds a mapping or a tensor;
+// Mappings are always descended into, lists if they hold a mapping or a tensor;
 // tuples, sets and the rest are values. Also used by olmo_core.
 #pragma once
 
@@ -24,18 +24,18 @@ using Path = std::vector<PathElement>;
 
 struct FlatValue {
   std::string name;
-  const Object* object = nullptr;  // that it is, or is a part of
+  const Object* object = nullptr;  // that it is, or is part of
   uint32_t node = 0;               // in the object's document
 };
 
 struct Flattened {
-  // Of tensors and values that have a path, in the order of the dict.
+  // The paths of tensors and values that have one, in the order of the dict.
   std::vector<std::pair<std::string, Path>> paths;
   std::vector<FlatValue> values;
   std::vector<Problem> problems;
 };
 
-// Every object of `source` is in the values, whole or in parts; tensors keep
+// The values include every object of `source`, whole or in parts; tensors keep
 // their names. Without a skeleton there are no paths.
 Flattened flatten(const Catalog& source);
 

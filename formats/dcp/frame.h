@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The frame of an item: everything of torch.save(tensor) but the payload.
+// The frame of an item: everything in torch.save(tensor) except the payload.
 //
 //   | head: data.pkl, version marks, header of data/0 | payload | tail |
 //   0                                        data_offset
 //
-// It depends on dtype and shape alone, so a checkpoint of a million pieces
-// has a few hundred frames. Private to this room.
+// It depends only on dtype and shape, so a checkpoint of a million pieces has a
+// few hundred frames. Private to this room.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,13 @@ struct Frame {
   uint64_t payload = 0;      // bytes
   std::shared_ptr<const std::string> head;
   std::shared_ptr<const std::string> tail;  // null: the head is the whole item
-  std::vector<uint64_t> crcs;  // where the payload's CRC-32 stands in the item
+  std::vector<uint64_t> crcs;  // where the payload's CRC-32 goes in the item
 };
 
 class Frames {
  public:
-  // Throws unfaithful_error for dtypes that torch lacks. The reference holds
-  // as long as the object.
+  // Throws unfaithful_error for dtypes that torch lacks. The reference is valid
+  // as long as this object.
   const Frame& of(DType dtype, const Shape& shape);
 
  private:

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The object graph of .metadata: dataclass instances, known by their class and
-// their fields. Private to this room.
+// The object graph of .metadata: dataclass instances, identified by class and
+// fields. Private to this room.
 //
 //   instance = call of class (NEWOBJ), state = {field: value}, or a record
 //
-// Short texts and globals are one value each in a document, however often a
-// pickle spells them, so fields and classes are compared by their ids: this
-// graph has millions of nodes.
+// A document holds each short text or global once, however often the pickle
+// spells it, so fields and classes are compared by id: this graph has millions
+// of nodes.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,12 @@
 
 namespace ckpt::dcp {
 
-// The fields of an instance, whether it has a dict of them or is a record. A
-// view. (They are few: no index is worth it.)
+// A view of an instance's fields, whether they are a dict or a record. (There
+// are few of them: an index isn't worth it.)
 class Fields {
  public:
   Fields() = default;
-  // Of a dict: name, value, name, value …
+  // For a dict: name, value, name, value …
   explicit Fields(std::span<const pickle::Id> pairs)
       : names_(pairs.data()), count_(pairs.size() / 2), step_(2) {
     values_ = names_ + 1;
@@ -53,7 +53,7 @@ class Fields {
 
 class Graph {
  public:
-  // Adds the names that it looks for to the document.
+  // Adds to the document the names that it looks for.
   Graph(pickle::Document& document, std::string path);
 
   // Fields.
@@ -71,23 +71,23 @@ class Graph {
 
   // The name of an instance's class, "" if the node is not an instance.
   std::string_view class_name(pickle::Id node) const;
-  // Its fields; none if it has no state. Throws input_error if the node is not
-  // an instance of a class of this name.
+  // The instance's fields; none if it has no state. Throws input_error unless
+  // the node is an instance of a class named `type`.
   Fields fields(pickle::Id node, std::string_view type);
 
   // A torch.Size, tuple or list of integers >= 0. `tensor` and `what` are for
   // messages.
   Dims dims(pickle::Id node, std::string_view tensor,
             std::string_view what) const;
-  // The same, kept until the next one: millions of boxes are read, of which
-  // most have one of a few thousand sizes and offsets.
+  // The same, valid until the next call: millions of boxes are read, most of
+  // which have one of a few thousand sizes and offsets.
   const Dims& known_dims(pickle::Id node, std::string_view tensor,
                          std::string_view what);
   uint64_t count(pickle::Id node, std::string_view tensor,
                  std::string_view what) const;
   // A str; throws input_error for anything else.
   std::string_view text(pickle::Id node, std::string_view what) const;
-  // "an int", "an object collections Counter": what a value is, for messages.
+  // What a value is, for messages: "an int", "an object collections Counter".
   std::string describe(pickle::Id node) const;
 
   template <class... Args>
@@ -108,7 +108,7 @@ class Graph {
   const std::string path_;
   std::vector<KnownDims> known_;  // by the bits of a product of the node
   pickle::Id size_class_;
-  // The class of the last instance: they come in long runs of one.
+  // The class of the last instance: instances come in long runs of one class.
   pickle::Id last_class_ = pickle::kNoId;
   std::string_view last_name_;
 };

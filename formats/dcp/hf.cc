@@ -50,7 +50,7 @@ const std::string* find(const safetensors::Header& header,
 
 class Assembly {
  public:
-  // In the order of the files.
+  // Call in the order of the files.
   void take(Shard shard) {
     catalog_.files.push_back({.path = shard.path, .size = shard.size});
     if (const std::string* version = find(shard.header, kVersion))
@@ -124,7 +124,7 @@ class Assembly {
     return boxes;
   }
 
-  // Empty parts say nothing; the others must fill the tensor.
+  // Ignores empty parts; the others must fill the tensor.
   void check(Tensor& tensor) {
     std::erase_if(tensor.pieces,
                   [](const Piece& piece) { return volume(piece.box) == 0; });
@@ -149,7 +149,7 @@ class Assembly {
             "checkpoint again");
   }
 
-  // What is not about sharding is kept, the first file's where they differ.
+  // Keeps what is not about sharding; where files differ, the first one's.
   void keep_metadata(const safetensors::Header& header) {
     for (const auto& [key, value] : *header.metadata) {
       if (key == kVersion) continue;
@@ -164,7 +164,7 @@ class Assembly {
 
   Catalog catalog_;
   std::unordered_map<std::string, size_t> by_name_;
-  size_t next_ = 0;  // the tensor that the next entry is of, maybe
+  size_t next_ = 0;  // likely tensor of the next entry
   std::shared_ptr<pickle::Document> document_;
 };
 
@@ -179,9 +179,9 @@ std::string_view file_of(std::string_view name) {
   return name.substr(name.find("model-"));
 }
 
-// A tensor ends where its last part does: a file that is gone may take the
-// end of tensors with it. Ranks mostly write alike, so that a file that only
-// some of them have is worth a word.
+// A tensor ends where its last part does: a missing file may take the ends of
+// tensors with it. Ranks mostly write alike, so a file that only some ranks
+// have is worth a warning.
 void warn_of_gaps(const std::vector<std::string>& names, Catalog& catalog) {
   std::set<std::string_view> writers, files, all(names.begin(), names.end());
   for (const std::string& name : names) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What torch's HuggingFaceStorageWriter writes: safetensors files that hold
-// parts of tensors, and no index. Private to this room.
+// parts of tensors, without an index. Private to this room.
 //
 //   shard-00001-model-00001-of-00002.safetensors     rank 0, file 1 of 2
 //     __metadata__: DCP_SHARDING_INFO = {"fqn": {"saved_offsets": [0, 0]}, …}
 //     fqn: dtype, shape of the part
 //
-// Nothing says how large a tensor is: it ends where its last part does.
+// Nothing states a tensor's size: it ends where its last part does.
 #pragma once
 
 #include <string>
@@ -18,8 +18,8 @@
 
 namespace ckpt::dcp {
 
-// The shard files in a directory, sorted; none if they are not marked as
-// parts, or if whole files (model-…-of-…, an index) are beside them.
+// The shard files in a directory, sorted; none if they are not marked as parts,
+// or if there are whole files (model-…-of-…, an index) beside them.
 std::vector<std::string> find_shards(const std::string& directory);
 
 // Throws input_error for parts that don't fit together.

@@ -37,7 +37,7 @@ bool read_place(Scanner& scan, Place& place) {
   return found;
 }
 
-// What torch writes, in one pass; false for anything else.
+// Reads what torch writes, in one pass; returns false for anything else.
 bool read_plain(const std::string& info, const std::string& path,
                 std::vector<Place>& places) {
   try {
@@ -50,11 +50,11 @@ bool read_plain(const std::string& info, const std::string& path,
     scan.finish();
     return true;
   } catch (const Error&) {
-    return false;  // the slow way says what is wrong
+    return false;  // the slow path says what is wrong
   }
 }
 
-// The offsets of each entry, or nothing if there is anything odd.
+// The offsets of each entry, or nothing if anything is odd.
 std::optional<std::vector<Dims>> match(const std::string& info,
                                        const std::string& path,
                                        const std::vector<Entry>& entries) {

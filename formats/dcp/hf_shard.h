@@ -2,8 +2,8 @@
 // One file of torch's HuggingFaceStorageWriter: safetensors with the parts of
 // tensors that one rank held. Private to this room.
 //
-//   "__metadata__": {"DCP_SHARDING_INFO": "{\"w\": {\"saved_offsets\": [8,
-//   0]}}"}
+//   "__metadata__": {"DCP_SHARDING_INFO":
+//                        "{\"w\": {\"saved_offsets\": [8, 0]}}"}
 #pragma once
 
 #include <string>
@@ -24,7 +24,7 @@ struct Shard {
 };
 
 // Throws input_error if the file is not such a shard, or if it does not say
-// where one of its tensors belongs. Safe to call on many threads.
+// where one of its tensors belongs. Safe to call from many threads.
 Shard read_shard(const std::string& path);
 
 }  // namespace ckpt::dcp

@@ -15,7 +15,7 @@ constexpr std::string_view kGroups = "param_groups.";
 
 constexpr auto kOptimizers =
     std::to_array<std::string_view>({"optim", "optimizer", "optimizers"});
-// States that tell an optimizer which has no word of its own.
+// States that reveal an optimizer without a word of its own.
 constexpr auto kStates = std::to_array<std::string_view>(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step",
      "square_avg", "sum", "acc_delta"});
@@ -32,7 +32,7 @@ bool all_digits(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
 }
 
-// What stands between `at` and the next dot.
+// The text between `at` and the next dot.
 std::string_view component(std::string_view name, size_t at) {
   return name.substr(at, name.find('.', at) - at);
 }
@@ -95,8 +95,8 @@ class Kinds {
     return bare_ || contains(kStates, last);
   }
 
-  // "layers.0.w.exp_avg": the longest beginning that is a parameter's name is
-  // the parameter; if none is, all but the last word.
+  // "layers.0.w.exp_avg": the parameter is the longest prefix that is a
+  // parameter's name, or else all but the last word.
   void split(Tensor& tensor, std::string_view words, std::string_view rest) {
     // "app.optim." -> "app."
     std::string_view above;
@@ -134,7 +134,7 @@ class Kinds {
   Catalog& catalog_;
   std::unordered_map<std::string_view, const Tensor*> names_;
   bool bare_ = false;       // param_groups without an optimizer's word
-  bool has_model_ = false;  // there are names below "model."
+  bool has_model_ = false;  // some names are below "model."
   std::string key_;
 };
 

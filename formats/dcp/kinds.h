@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tensor of a distributed checkpoint is, by its name alone: trainers
+// What a tensor of a distributed checkpoint is, judging by name alone: trainers
 // choose the words. Also used by olmo_core.
 #pragma once
 

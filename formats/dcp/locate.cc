@@ -18,14 +18,14 @@
 namespace ckpt::dcp {
 namespace {
 
-// Items of one file that one thread takes at a time: their headers are
-// neighbours, and one file is opened for them.
+// Items of one file that a thread takes at a time: their headers are adjacent
+// and need only one open file.
 constexpr size_t kRun = 256;
-// Files that are waited for at a time: a header is a few KiB, and to get it
-// takes a disk or a server longer than to look at it.
+// Files waited for at a time: a header is a few KiB, which a disk or a server
+// takes longer to deliver than we take to parse it.
 constexpr size_t kReaders = 32;
-// Decompressed items up to this size are held in memory as a whole; of larger
-// ones only both ends are.
+// Decompressed items up to this size are held in memory whole; for larger ones
+// only the two ends are.
 constexpr uint64_t kSmallStream = uint64_t{8} << 20;
 
 struct Item {
@@ -45,8 +45,8 @@ class Locator {
     run();
   }
 
-  // Opens the last item of each file, if those that then need not be opened
-  // are many; all, if there is one that is odd.
+  // Opens only the last item of each file if that saves opening many; opens all
+  // if any item is odd.
   uint64_t sample(uint64_t least) {
     std::vector<Item> last(catalog_.files.size());
     uint64_t count = 0, odd = 0;
@@ -78,7 +78,7 @@ class Locator {
     size_t end = 0;
   };
 
-  // What is not located yet, tensor by tensor.
+  // Calls `function` for everything not located yet, tensor by tensor.
   template <class Function>
   void for_each_item(Function function) {
     for (uint32_t t = 0; t < catalog_.tensors.size(); ++t) {
@@ -142,7 +142,8 @@ class Locator {
     const bool packed = catalog_.files.at(file).codec != Codec::kRaw;
     const io::Handle handle =
         io::Handle::open_read(catalog_.files.at(file).path);
-    // Without it the kernel reads payload ahead, a hundred times what is asked.
+    // Otherwise the kernel reads payload ahead, a hundred times what was asked
+    // for.
     ::posix_fadvise(handle.fd(), 0, 0, POSIX_FADV_RANDOM);
     torch::TensorLocator locator(handle, file);
     for (size_t i = run.begin; i < run.end; ++i) {
@@ -161,8 +162,8 @@ class Locator {
     }
   }
 
-  // An item behind a transform is alone in its File, so that nobody else
-  // changes the size of it.
+  // An item behind a transform is alone in its File, so nothing else changes
+  // the File's size.
   torch::LocatedTensor unpack(const io::Handle& handle, uint32_t number,
                               const Tensor& tensor, const Piece& piece,
                               std::vector<StoredCrc>& crcs) {
@@ -202,7 +203,7 @@ class Locator {
     auto located = locator.locate_ends(head, tail, file.size, tensor.dtype,
                                        piece.box.shape, &crcs);
     if (located) return *located;
-    // Something that torch did not write, or an error to be told.
+    // Either torch did not write this, or there is an error to report.
     const io::Handle item = io::Handle::of_memory(
         codec::decompress(handle->slice(file.packed_offset, file.packed_size),
                           file.codec, file.size),

@@ -21,7 +21,7 @@ using pickle::kNoId;
 using pickle::Type;
 using text::printable;
 
-// What .metadata names and executes nothing by (docs/formats/dcp.md 3).
+// Globals that .metadata may name; none is executed (docs/formats/dcp.md 3).
 bool is_own_global(std::string_view global) {
   constexpr std::string_view kModules[] = {
       "torch.distributed.checkpoint.", "torch.distributed._shard.",
@@ -138,8 +138,8 @@ class MetadataReader {
     for (const Id item : items) read_chunk(item, tensor);
   }
 
-  // A pickle may list one chunk a million times, at two bytes each. Real ones
-  // are at least eight values, with a few sizes.
+  // A pickle may list one chunk a million times, at two bytes each. Real chunks
+  // take at least eight values, with a few sizes.
   void spend(uint64_t numbers, std::string_view name) {
     constexpr uint64_t kFree = uint64_t{1} << 20;
     spent_ += numbers;
@@ -283,8 +283,8 @@ Metadata read_metadata(const std::string& path,
 
 namespace {
 
-// Elements in the chunks, `most` + 1 at most. The chunks lie inside of the
-// tensor, so nothing overflows.
+// The number of elements in the chunks, capped at `most` + 1. The chunks lie
+// inside the tensor, so nothing overflows.
 uint64_t count_elements(std::span<const Chunk> chunks, uint64_t most) {
   uint64_t count = 0;
   for (const Chunk& chunk : chunks) {
@@ -294,7 +294,7 @@ uint64_t count_elements(std::span<const Chunk> chunks, uint64_t most) {
   return count;
 }
 
-// The same, replicas counted once.
+// The same, counting replicas once.
 uint64_t count_unique(const std::vector<Chunk>& chunks, uint64_t most) {
   const auto key = [](const Chunk& chunk) {
     return std::tie(chunk.box.offset, chunk.box.shape);

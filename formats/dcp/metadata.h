@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The .metadata file of a PyTorch distributed checkpoint: which boxes each
-// tensor is made of, and in which file the archive of each box lies.
+// tensor is made of, and which file holds the archive of each box.
 //
 //   Metadata
 //     .state_dict_metadata  name -> size, dtype, chunks [(offsets, sizes)]
@@ -8,8 +8,8 @@
 //     .storage_data         (name, offsets) -> (file, offset, length)
 //     .planner_data         name -> path in the nested state dict
 //
-// A pickle of dataclasses; nothing is executed. Also read by the formats that
-// are made of it: Megatron's torch_dist, OLMo-core.
+// A pickle of dataclasses; nothing is executed. The formats built on it read it
+// too: Megatron's torch_dist, OLMo-core.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct TensorEntry {
   Shape size;
   bool requires_grad = false;
   uint32_t position = 0;  // among all entries of state_dict_metadata
-  // None has a volume of zero: what an empty shard stores may have any shape.
+  // No chunk has volume zero: what an empty shard stores may have any shape.
   std::vector<Chunk> chunks;
 };
 
@@ -62,10 +62,10 @@ using PathElement = std::variant<std::string, int64_t>;
 
 struct Metadata {
   std::string path;                // of the .metadata file
-  std::string directory;           // that relative paths start from
+  std::string directory;           // base of relative paths
   std::string version;             // "1.0.0", or ""
   std::string root_class;          // "Metadata", "MCoreMetadata"
-  std::vector<std::string> files;  // relative, checked: plain, inside, there
+  std::vector<std::string> files;  // relative; checked: plain, inside, existing
   std::vector<uint64_t> sizes;     // of the files, in bytes
   std::vector<std::vector<std::string>> transforms{{}};  // [0]: none
   std::vector<TensorEntry> tensors;  // in the order of the pickle
@@ -80,14 +80,14 @@ struct Metadata {
   std::vector<Problem> problems;
 };
 
-// Reads and checks one .metadata file: boxes inside of their tensors, an item
-// for each, file names that stay inside the directory, ranges inside of the
+// Reads and checks one .metadata file: boxes lie inside their tensors and each
+// has an item, file names stay inside the directory, ranges lie inside the
 // files. Throws input_error or unsafe_error.
 Metadata read_metadata(const std::string& path,
                        const formats::ReadOptions& options);
 
-// Throws input_error if the chunks of a tensor have more or less elements
-// than it has. (That no two overlap is the planner's to prove.)
+// Throws input_error if the chunks of a tensor have more or fewer elements than
+// the tensor. (The planner proves that no two overlap.)
 void check_cover(const Metadata& metadata);
 
 // Adds files, tensors (kind other, extents with `archive`), objects, problems,
@@ -95,14 +95,14 @@ void check_cover(const Metadata& metadata);
 void add_to_catalog(Metadata& metadata, Catalog& catalog,
                     const formats::ReadOptions& options = {});
 
-// What add_to_catalog gives ckpt::locate to do: opens the archive of every
-// piece that has one. For readers that add pieces of their own.
+// The work that add_to_catalog sets up for ckpt::locate: opens the archive of
+// every piece that has one. For readers that add their own pieces.
 void locate_items(Catalog& catalog);
-// The same for a dry run (containers/assume.h), from so many items on. To open
-// fewer takes no time to speak of.
+// The same for a dry run (containers/assume.h), if there are at least this many
+// items. Opening fewer takes next to no time.
 inline constexpr uint64_t kManyItems = 65'536;
 uint64_t sample_items(Catalog& catalog, uint64_t least = kManyItems);
-// For Catalog::archive_opener: both of them. There is one.
+// For Catalog::archive_opener: does both. There is only one instance.
 std::shared_ptr<const ArchiveOpener> item_opener();
 
 }  // namespace ckpt::dcp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an index says, as a catalog: pieces whose payload is found later.
+// Turns an index into a catalog: pieces whose payload is located later.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,9 +19,9 @@
 namespace ckpt::dcp {
 namespace {
 
-// What a torch archive has beside the bytes of its one tensor, at most.
+// The most that a torch archive holds besides the bytes of its one tensor.
 constexpr uint64_t kOverhead = 64 << 10;
-// Nothing says how large an object is that comes out of a transform.
+// Nothing states the size of an object that comes out of a transform.
 constexpr uint64_t kFreeObject = uint64_t{16} << 20;
 constexpr uint64_t kMostObject = uint64_t{1} << 30;
 constexpr uint64_t kMostRatio = 100;
@@ -51,8 +51,8 @@ class Adder {
   }
 
  private:
-  // An item that is shorter than its elements holds something else: a tensor
-  // subclass, or it is damaged, which locate tells.
+  // An item shorter than its elements either holds a tensor subclass or is
+  // damaged, which locate reports.
   bool add_subclass(const TensorEntry& entry) {
     if (entry.chunks.size() != 1) return false;
     const Chunk& chunk = entry.chunks[0];
@@ -78,7 +78,7 @@ class Adder {
         subclass->shape != entry.size)
       return false;
     for (Tensor& part : parts_of(opened, opened.document->root(), entry.name)) {
-      part.pinned = part.dtype;  // what its elements are, the class knows
+      part.pinned = part.dtype;  // only the class knows what its elements mean
       catalog_.tensors.push_back(std::move(part));
     }
     if (restricted_) torch::check_globals(opened.globals, item.path());
@@ -95,7 +95,7 @@ class Adder {
     return true;
   }
 
-  // Takes the chunks: a checkpoint has millions of them.
+  // Moves the chunks out: a checkpoint has millions of them.
   void add_tensor(TensorEntry& entry) {
     Tensor& tensor = catalog_.tensors.emplace_back();
     tensor.name = entry.name;
@@ -130,8 +130,8 @@ class Adder {
                                 .bytes = extent.archive});
   }
 
-  // An item is an archive in the file, or comes out of a transform: then it is
-  // a file of its own, of which the size is known later but for a bound.
+  // An item is either an archive in the file, or comes out of a transform; then
+  // it is its own file, for whose size only a bound is known so far.
   Extent place(const Stored& stored, uint64_t most) {
     const uint32_t file = first_file_ + stored.file;
     Extent extent;
@@ -148,8 +148,8 @@ class Adder {
                                 .packed_offset = stored.offset,
                                 .packed_size = stored.length});
     }
-    // Nothing can be found in an item of no bytes; that it is one is an error
-    // which locate or load_objects must see.
+    // Nothing can be found in an item of no bytes; locate or load_objects must
+    // see that error.
     extent.archive = std::max<uint64_t>(extent.archive, 1);
     return extent;
   }

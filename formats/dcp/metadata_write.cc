@@ -16,10 +16,10 @@ namespace {
 constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kVersion = "1.0.0";
 constexpr uint32_t kBatch = 1000;  // pairs per SETITEMS, items per APPENDS
-// Stands for the save_id until the rest is known.
+// Placeholder for the save_id until the rest is known.
 constexpr std::string_view kNoId = "00000000-0000-8000-8000-000000000000";
 
-// Where texts are in the memo.
+// The positions of texts in the memo.
 struct TextHash {
   using is_transparent = void;
   size_t operator()(std::string_view text) const {
@@ -35,8 +35,8 @@ uint64_t fnv(std::string_view text, uint64_t hash) {
   return hash;
 }
 
-// A version 8 UUID: 122 bits of the maker's choice. Equal checkpoints get
-// equal ones, so that a run can be repeated byte for byte.
+// A version 8 UUID: 122 bits that we choose. Equal checkpoints get equal ones,
+// so a run can be repeated byte for byte.
 std::string uuid_of(std::string_view text) {
   const uint64_t a = fnv(text, 0xcbf29ce484222325);
   const uint64_t b = fnv(text, 0x9e3779b97f4a7c15 ^ text.size());
@@ -55,8 +55,8 @@ struct MetadataWriter::State {
   std::optional<uint32_t> layout, contiguous;  // in the memo
   uint32_t memos = 0;
   Section section = Section::kStart;
-  uint32_t entries = 0;  // of the dict that is open
-  uint32_t chunks = 0;   // of the list that is open
+  uint32_t entries = 0;  // in the open dict
+  uint32_t chunks = 0;   // in the open list
 
   uint32_t put() {
     out.put(memos);
@@ -79,7 +79,7 @@ struct MetadataWriter::State {
     out.global(module, name);
     globals.emplace(name, put());
   }
-  // What is made of constants is made once.
+  // Makes once what consists of constants.
   template <class Make>
   void once(std::optional<uint32_t>& memo, Make make) {
     if (memo) return out.get(*memo);
@@ -87,10 +87,10 @@ struct MetadataWriter::State {
     memo = put();
   }
 
-  // An object of a dataclass, but for its fields.
+  // An instance of a dataclass, without its fields.
   void object(std::string_view module, std::string_view name) {
     global(module, name);
-    out += ")\x81";  // of no arguments
+    out += ")\x81";  // without arguments
   }
   void begin_fields() { out += "}("; }
   void end_fields() { out += "ub"; }

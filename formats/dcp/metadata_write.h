@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pickle of a .metadata file, written front to back: a checkpoint has up
-// to millions of chunks, so no value tree is built for it. Classes and texts
-// are spelled out once and referred to afterwards.
+// The pickle of a .metadata file, written front to back: a checkpoint may have
+// millions of chunks, so no value tree is built. Classes and texts are spelled
+// out once and referred to afterwards.
 //
 //   Metadata { state_dict_metadata { name: TensorStorageMetadata {…}
 //                                    name: BytesStorageMetadata }
@@ -32,7 +32,7 @@ struct WrittenItem {
   uint64_t length = 0;
 };
 
-// One call of each kind, in this order, for every entry in turn.
+// Make each kind of call in this order, once per entry in turn.
 class MetadataWriter {
  public:
   MetadataWriter();
@@ -45,17 +45,17 @@ class MetadataWriter {
   void end_tensor();
   void add_bytes(std::string_view name);
 
-  // Without a call, planner_data is None.
+  // If not called, planner_data is None.
   void begin_planner();
   void add_path(std::string_view name, std::span<const PathElement> path);
 
   void begin_storage();
-  // `index` counts the chunks of a tensor; without an offset: a bytes entry.
+  // `index` counts a tensor's chunks; without an offset it is a bytes entry.
   void add_stored(std::string_view name, uint64_t index,
                   const std::optional<Dims>& offset, const WrittenItem& item);
 
-  // The whole pickle. `storage_meta`: with a save_id made from the content,
-  // and a version, as torch >= 2.9 writes them.
+  // Returns the whole pickle. `storage_meta`: with a version and a save_id made
+  // from the content, as torch >= 2.9 writes them.
   std::string finish(bool storage_meta);
 
  private:

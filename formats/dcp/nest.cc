@@ -26,15 +26,15 @@ using pickle::Type;
 using text::printable;
 
 constexpr size_t kMaxDepth = 256;
-// Lists are filled with None up to the highest index: so much may be None.
+// Lists are filled with None up to the highest index; this many may be None.
 constexpr uint64_t kFreeGaps = 1024;
-// Tensors inside of objects are carried in memory up to these sizes.
+// Tensors inside objects are carried in memory up to these sizes.
 constexpr uint64_t kMaxStorage = uint64_t{16} << 20;
 constexpr uint64_t kMaxStorageSum = uint64_t{64} << 20;
 
 constexpr uint32_t kNone = UINT32_MAX;
 
-// A dict, a list or a leaf of the nest. Children come after their holder.
+// A dict, a list or a leaf of the nest. Children come after their parent.
 struct Place {
   enum class What : uint8_t { kUnknown, kDict, kList, kTensor, kObject };
   What what = What::kUnknown;
@@ -42,11 +42,11 @@ struct Place {
   std::vector<std::pair<PathElement, uint32_t>> children;
 };
 
-// The shape of the nest; shared by the catalogs that are copied from one.
+// The shape of the nest, shared by all copies of a catalog.
 struct Nest {
   std::vector<Place> places{1};
   std::vector<std::string> objects;  // names of entries that are objects
-  std::vector<uint32_t> tensors;     // places of tensors, as walked
+  std::vector<uint32_t> tensors;     // places of tensors, in walk order
   std::unordered_map<std::string, uint32_t> object_places;
 };
 
@@ -56,7 +56,7 @@ class Builder {
     nest_.places[0].what = Place::What::kDict;
   }
 
-  // The reason why not, if the path contradicts earlier ones.
+  // Returns the reason if the path contradicts earlier ones.
   std::optional<std::string> add(const std::string& name,
                                  std::span<const PathElement> path,
                                  Place::What what) {
@@ -94,7 +94,7 @@ class Builder {
     return std::nullopt;
   }
 
-  // The tensors in the order of a walk, with their names.
+  // Returns the tensors with their names, in walk order.
   std::vector<std::string> finish() {
     for (Place& place : nest_.places)
       if (place.what == Place::What::kList)
@@ -139,13 +139,13 @@ class Builder {
   std::string key_;
 };
 
-// Makes the value tree of a nest. `objects`: the values of those in it, by
-// entry; kNoId: None.
+// Makes the value tree of a nest. `objects`: its objects' values by entry;
+// kNoId: None.
 Id make_tree(const Nest& nest, Document& document, std::span<const Id> objects,
              std::vector<Id>& nodes) {
   torch::TensorNodes tensors(document);
   nodes.assign(nest.places.size(), kNoId);
-  // Children come after their holders.
+  // Children come after their parents.
   for (size_t i = nest.places.size(); i-- > 0;) {
     const Place& place = nest.places[i];
     switch (place.what) {
@@ -192,8 +192,7 @@ Skeleton make_skeleton(const Nest& nest, std::shared_ptr<Document> document,
   return skeleton;
 }
 
-// Copies objects into the document of the skeleton, with the small storages
-// in them.
+// Copies objects, with their small storages, into the document of the skeleton.
 class ObjectTaker {
  public:
   ObjectTaker(Catalog& catalog, const Nest& nest)
@@ -215,7 +214,7 @@ class ObjectTaker {
     taken_.emplace_back(index, value);
   }
 
-  // The skeleton with all objects in it; they live in its document.
+  // Makes the skeleton with all objects in it; they live in its document.
   void finish() {
     std::vector<std::string> names;
     for (const auto& [node, name] : catalog_.skeleton->tensors)
@@ -259,7 +258,7 @@ class ObjectTaker {
 };
 
 void load_nested(Catalog& catalog, const Nest& nest, bool restricted) {
-  // Who dropped the nesting does not want it back.
+  // If the nesting was dropped, don't bring it back.
   const bool nested = catalog.skeleton &&
                       catalog.skeleton->tensors.size() == nest.tensors.size();
   if (!nested) return open_objects(catalog, restricted);
@@ -284,7 +283,7 @@ class NestOpener : public ObjectOpener {
   bool restricted_;
 };
 
-// An entry of either kind, in the order of the index.
+// An entry of either kind, in index order.
 struct Entry {
   uint32_t position = 0;
   const std::string* name = nullptr;
@@ -298,7 +297,7 @@ std::vector<Entry> entries_of(const Metadata& metadata) {
     entries.push_back({entry.position, &entry.name, Place::What::kTensor});
   for (const BytesEntry& entry : metadata.bytes)
     entries.push_back({entry.position, &entry.name, Place::What::kObject});
-  // What was one flat tensor has one position.
+  // Parameters from one flat tensor share its position.
   std::ranges::stable_sort(entries, {}, &Entry::position);
   return entries;
 }

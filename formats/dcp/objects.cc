@@ -11,9 +11,9 @@
 namespace ckpt::dcp {
 namespace {
 
-// Objects that are open at a time, with the bytes of their archives.
+// Objects open at a time, with their archives' bytes.
 constexpr size_t kBatch = 1024;
-// Neighbours in a file that one thread opens with one open file.
+// Adjacent objects that one thread opens through one open file.
 constexpr size_t kRun = 32;
 
 using Opened = std::vector<std::optional<torch::OpenedObject>>;

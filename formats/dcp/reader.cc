@@ -60,8 +60,8 @@ Support supports_directory(const std::string& path) {
       "ckpt wrote");
 }
 
-// Each rank wrote an index of its own; one that is not there can't be known
-// but by a gap in the numbers.
+// Each rank wrote its own index; a missing one shows only as a gap in the
+// numbers.
 void check_ranks(const Directory& directory, Metadata& metadata) {
   if (!directory.started.empty())
     throw input_error({directory.path, {}},
@@ -97,7 +97,7 @@ Metadata read_index(const Directory& directory,
   return metadata;
 }
 
-// How many ranks wrote, as far as the names of the files tell.
+// How many ranks wrote, as far as the file names tell.
 uint32_t count_ranks(const Metadata& metadata) {
   std::set<uint32_t> ranks;
   for (const std::string& name : metadata.files)
@@ -105,7 +105,7 @@ uint32_t count_ranks(const Metadata& metadata) {
   return std::max<uint32_t>(1, static_cast<uint32_t>(ranks.size()));
 }
 
-// Files of an earlier, larger run stay when a save goes to the same place.
+// Files of an earlier, larger run remain when a save goes to the same place.
 void note_strays(const Directory& directory, const Metadata& metadata,
                  Catalog& catalog) {
   std::vector<std::string> named = metadata.files;
@@ -113,7 +113,7 @@ void note_strays(const Directory& directory, const Metadata& metadata,
   std::vector<std::string> strays;
   for (const std::string& name : directory.distcps) {
     if (std::ranges::binary_search(named, name)) continue;
-    // A rank without anything to save leaves an empty file.
+    // A rank with nothing to save leaves an empty file.
     const io::Handle file =
         io::Handle::open_read(io::join(directory.path, name));
     if (file.size() > 0) strays.push_back(name);
@@ -144,7 +144,7 @@ Catalog read_indexed(const Directory& directory,
   catalog.topology.dp = count_ranks(metadata);
   add_to_catalog(metadata, catalog, options);
   set_kinds(catalog);
-  // FSDP1 in its LOCAL_STATE_DICT mode keeps one flat tensor for each unit.
+  // FSDP1 in its LOCAL_STATE_DICT mode keeps one flat tensor per unit.
   rename_entries(fsdp::expand_given(catalog, options), metadata);
   add_nest(metadata, catalog, options);
   note_strays(directory, metadata, catalog);

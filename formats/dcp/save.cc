@@ -20,19 +20,19 @@ namespace {
 
 using text::printable;
 
-// torch.save of a value, or a range of a source file that is one.
+// torch.save of a value, or a source file's range that holds one.
 struct ObjectItem {
   std::string name;
   uint32_t rank = 0;
-  uint64_t offset = 0;  // in its file, when it is laid out
+  uint64_t offset = 0;  // in its file, once laid out
   uint64_t length = 0;
   std::string bytes;  // empty: carried
   CarriedRange carried;
-  std::optional<Tensor> listed;  // a tensor subclass: what the index says
+  std::optional<Tensor> listed;  // tensor subclass: its index entry
 };
 
-// What torch calls the elements of a tensor; scales of quantized ones are
-// written by nobody here.
+// The dtype that torch uses for a tensor's elements; nothing here writes the
+// scales of quantized ones.
 DType stored_dtype(const Tensor& tensor) {
   return torch::plain_type(tensor.dtype);
 }
@@ -56,24 +56,24 @@ struct Save::State {
   Target& target;
   SaveOptions options;
   std::vector<ObjectItem> objects;
-  // Tensors in archives of objects: the object's name, the piece with an
-  // offset from the archive's first byte.
+  // Tensors in archives of objects: the object's name, and the piece with its
+  // offset counted from the archive's first byte.
   struct Part {
     std::string object;
     Piece piece;
   };
   std::unordered_map<uint32_t, Part> parts;
-  // In the order of the calls; what has no path follows.
+  // In the order of the calls; entries without a path follow.
   std::vector<std::pair<std::string, std::vector<PathElement>>> paths;
   std::vector<TargetFile> files;  // added whole
   Frames frames;
 
-  // By rank: the file, kNoFile if it has none, and its end so far.
+  // By rank: its file (kNoFile if it has none) and the file's end so far.
   static constexpr uint32_t kNoFile = UINT32_MAX;
   std::vector<uint32_t> file_of;
   std::vector<uint64_t> end_of;
 
-  // What .metadata lists: first what has a path, in that order.
+  // What .metadata lists: first the entries with a path, in that order.
   struct Entry {
     std::string_view name;
     const Tensor* tensor = nullptr;  // null: an object
@@ -103,7 +103,7 @@ struct Save::State {
 Save::Save(const Catalog& source, Target& target, SaveOptions options)
     : state_(new State{
           .source = source, .target = target, .options = std::move(options)}) {
-  // Refused before anything else: types that torch lacks.
+  // First of all, refuse types that torch lacks.
   for (const Tensor& tensor : target.catalog.tensors)
     if (element_size(tensor.dtype) == 0 ||
         info(stored_dtype(tensor)).torch.empty())
@@ -116,7 +116,7 @@ Save::Save(const Catalog& source, Target& target, SaveOptions options)
 Save::~Save() = default;
 
 void Save::add_piece(uint32_t tensor, const Box& box, uint32_t rank) {
-  // The rank stands where the file comes.
+  // Holds the rank until the file is known.
   state_->target.catalog.tensors.at(tensor).pieces.push_back(
       {.box = box,
        .flat = std::nullopt,
@@ -256,7 +256,7 @@ void Save::State::make_files(uint32_t ranks, bool skip_empty) {
   }
 }
 
-// What lies between the parts is carried, the parts are tensors to the plan.
+// Carries what is between the parts; the plan treats the parts as tensors.
 void Save::State::carry(const ObjectItem& object, TargetFile& file) {
   std::vector<std::pair<uint64_t, uint64_t>> holes;  // of the archive
   for (const auto& [tensor, part] : parts)

@@ -21,7 +21,7 @@ using text::printable;
 
 constexpr uint64_t kMissing = UINT64_MAX;
 
-// The files that items name, checked once each.
+// The files that items name, each checked once.
 class Files {
  public:
   Files(const Graph& graph, Metadata& metadata)
@@ -127,8 +127,8 @@ class StorageReader {
     uint32_t bytes = kNoFile;
   };
 
-  // Chunks are all over memory: those of some items are asked for before the
-  // first of them is looked at.
+  // Chunks are all over memory: prefetch those of some items before reading the
+  // first.
   static constexpr size_t kAtOnce = 32;
   struct Item {
     Id value = kNoId;
@@ -158,8 +158,8 @@ class StorageReader {
     return item;
   }
 
-  // Names are mostly short, and short texts are one value of the document
-  // each: a million times the id is found, not the text.
+  // Names are mostly short, and a document holds each short text once, so a
+  // million lookups are by id, not by text.
   Entry entry(Id fqn) {
     if (const auto known = by_id_.find(fqn); known != by_id_.end())
       return known->second;
@@ -189,7 +189,7 @@ class StorageReader {
     *slot = stored;
   }
 
-  // For messages; the document's own text is seldom in the cache.
+  // For messages; the document's own text is rarely in the cache.
   std::string_view name_of(const Entry& entry, Id fqn) const {
     if (entry.tensor != kNoFile) return metadata_.tensors[entry.tensor].name;
     if (entry.bytes != kNoFile) return metadata_.bytes[entry.bytes].name;
@@ -221,7 +221,7 @@ class StorageReader {
     return stored;
   }
 
-  // The only transform that torch has is zstd, one frame for each item.
+  // torch's only transform is zstd, one frame per item.
   uint32_t read_transforms(Id list) {
     const pickle::Document& document = graph_.document();
     if (document.is(list, Type::kNone)) return kNoTransforms;
@@ -260,7 +260,7 @@ class StorageReader {
 
   void check_ranges() {
     for (TensorEntry& tensor : metadata_.tensors) {
-      // A chunk without elements is never read, but its item has to be there.
+      // A chunk without elements is never read, but its item must exist.
       std::erase_if(tensor.chunks, [&](const Chunk& chunk) {
         if (volume(chunk.box) != 0) return false;
         if (chunk.stored.file != kNoFile)
@@ -310,7 +310,7 @@ class StorageReader {
   Id last_fqn_ = kNoId;
   Entry last_;
   std::string_view last_name_;
-  std::string_view name_;  // of the item that is read, for messages
+  std::string_view name_;  // of the current item, for messages
   Id last_transforms_ = kNoId;
   uint32_t last_transforms_index_ = kNoTransforms;
   uint64_t unknown_ = 0;

@@ -17,7 +17,7 @@ using pickle::Id;
 using pickle::Type;
 using text::printable;
 
-// Subclasses in subclasses: torchao has two of them, one in the other.
+// Subclasses nested in subclasses: torchao nests two.
 constexpr int kMostDepth = 8;
 
 // The arguments of the outer call: function, class, inner arguments, state.
@@ -37,7 +37,7 @@ std::optional<std::vector<Id>> outer_arguments(const Document& document,
   return std::vector<Id>(items.begin(), items.end());
 }
 
-// Attributes of an instance: a dict, or a pair of one and those of __slots__.
+// Attributes of an instance: a dict, or a pair of a dict and the __slots__.
 std::vector<Id> attributes(const Document& document, Id state) {
   std::vector<Id> all;
   const auto add = [&](Id dict) {
@@ -70,7 +70,7 @@ void collect(const torch::Container& item, Id node, const std::string& name,
   }
 }
 
-// Names of the parts, without their places.
+// Collects the parts' names, without their places.
 void collect_names(const Document& document, Id node, const std::string& name,
                    int depth, std::vector<std::string>& names) {
   const auto outer = outer_arguments(document, node);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items that are tensor subclasses: quantized weights of torchao and the like.
-// The index calls such an item a tensor of the outer dtype and shape; the
+// Items that are tensor subclasses: torchao's quantized weights and the like.
+// The index lists such an item as a tensor of the outer dtype and shape; the
 // archive holds its parts and the class that puts them together.
 //
 //   _rebuild_from_type_v2(_rebuild_wrapper_subclass, torchao…Int8Tensor,
 //       (Int8Tensor, bfloat16, (64, 128), …),
 //       {"qdata": i8 [64, 128], "scale": f32 [64, 1], "block_size": [1, 128]})
 //
-// Parts are tensors NAME.qdata, NAME.scale; of a part that is such a tensor
-// again, NAME.tensor_impl.data. The whole is the object NAME, whose archive
-// goes to another distributed checkpoint byte for byte. Nothing is executed:
-// what the elements mean, only the class knows.
+// Parts are tensors NAME.qdata, NAME.scale; if a part is itself such a tensor,
+// NAME.tensor_impl.data. The whole is the object NAME, whose archive goes to
+// another distributed checkpoint byte for byte. Nothing is executed: only the
+// class knows what the elements mean.
 #pragma once
 
 #include <optional>
@@ -30,23 +30,23 @@ struct Subclass {
   bool requires_grad = false;
 };
 
-// What a value is, if it is such a tensor.
+// Describes a value that is such a tensor.
 std::optional<Subclass> subclass_of(const pickle::Document& document,
                                     pickle::Id node);
 
-// Its parts, named below `name`; extents as torch::open_item gave them. Throws
-// input_error for a part whose geometry leaves its storage.
+// Its parts, named below `name`, with the extents that torch::open_item gave.
+// Throws input_error for a part whose geometry leaves its storage.
 std::vector<Tensor> parts_of(const torch::Container& item, pickle::Id node,
                              const std::string& name);
 
-// An object with an archive that is such a tensor. What a distributed
-// checkpoint is given to write is the archive; its parts are in it.
+// The same for an object with an archive. A distributed checkpoint is given the
+// archive to write, with the parts in it.
 std::optional<Subclass> subclass_of(const Object& object);
 
-// The objects of a catalog that are such tensors and are to be written: index
-// of a part among the tensors -> index of its object. Of an object without any
-// of its parts nothing (it was not selected). Throws unfaithful_error if some
-// are there and others not: a selection or a rename that cuts through a tensor.
+// The objects of a catalog that are such tensors and will be written: index of
+// a part among the tensors -> index of its object. Omits an object none of
+// whose parts are there (it was not selected). Throws unfaithful_error if some
+// parts are there and others not: a selection or rename cuts through a tensor.
 std::unordered_map<uint32_t, uint32_t> find_parts(const Catalog& source);
 
 }  // namespace ckpt::dcp

@@ -15,8 +15,8 @@ namespace {
 
 using text::printable;
 
-// Objects up to this size are compared byte by byte, so many of them at most:
-// each costs two reads.
+// Objects up to this size are compared byte by byte, up to a limit: each costs
+// two reads.
 constexpr uint64_t kCompared = 64 << 10;
 constexpr uint64_t kMostCompared = 4096;
 
@@ -116,7 +116,7 @@ class Uniter {
     return io::Handle::open_read(path).read_string(stored.offset,
                                                    stored.length);
   }
-  // Archives of equal values are equal bytes: torch puts no date in them.
+  // Equal values have equal archives: torch puts no date in them.
   bool alike(const Stored& a, const Stored& b) {
     if (a.length != b.length || a.transforms != b.transforms) return false;
     if (a.length > kCompared || compared_++ > kMostCompared) return false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the metadata that each rank wrote on its own. Private to this room.
+// Merges the metadata that each rank wrote separately. Private to this room.
 #pragma once
 
 #include <vector>
@@ -8,9 +8,9 @@
 
 namespace ckpt::dcp {
 
-// Chunks of one name are put together: equal boxes are replicas. If several
-// ranks have an object, the first rank's is taken (a problem says so if they
-// differ). Throws input_error if dtypes or sizes differ.
+// Joins chunks of one name; equal boxes are replicas. If several ranks have an
+// object, takes the first rank's (and adds a problem if they differ). Throws
+// input_error if dtypes or sizes differ.
 Metadata unite(std::vector<Metadata> ranks);
 
 }  // namespace ckpt::dcp

@@ -24,7 +24,7 @@ const std::string* content_of(const Catalog& source, const Document& document,
   return nullptr;
 }
 
-// The dtype of ("storage", class, …); bytes where the class says none.
+// The dtype of ("storage", class, …); bytes if the class implies none.
 DType dtype_of(const Document& document, Id persistent) {
   const Id id = document.items(persistent)[0];
   if (!document.is(id, Type::kTuple) || document.items(id).size() < 2)

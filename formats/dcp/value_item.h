@@ -9,14 +9,14 @@
 
 namespace ckpt::dcp {
 
-// True if a value leads to storages of tensors whose bytes are not at hand:
-// then it can't be written as a value.
+// True if a value refers to tensor storages whose bytes are not at hand, so
+// that it can't be written as a value.
 bool has_unknown_storage(const Catalog& source,
                          const pickle::Document& document, pickle::Id node);
 
-// The whole archive. `wrap`: of a list of one with the value in it. Storages
-// in it are written if the source's skeleton knows their bytes; else an
-// unfaithful_error that names the object.
+// Returns the whole archive. `wrap`: of a list that holds only the value.
+// Writes storages if the source's skeleton knows their bytes; otherwise throws
+// unfaithful_error naming the object.
 std::string value_item(const Catalog& source, const std::string& name,
                        const pickle::Document& document, pickle::Id node,
                        bool wrap);

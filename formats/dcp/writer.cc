@@ -25,7 +25,7 @@ namespace {
 using text::printable;
 using Severity = Problem::Severity;
 
-// The parameters by their names, so that optimizer state is cut as they are.
+// The parameters by name, so that optimizer state is cut like them.
 using Params = std::unordered_map<std::string_view, const Tensor*>;
 
 Params params_of(const Catalog& source) {
@@ -41,14 +41,14 @@ TpRule rule_of(const Tensor& tensor, const Params& params) {
   if (tensor.kind == Kind::optim && param != params.end() &&
       param->second->shape == tensor.shape)
     return param->second->tp;
-  // Steps; states of random generators and the like.
+  // Steps; RNG states and the like.
   if (tensor.shape.empty() || tensor.kind == Kind::other)
     return TpRule::replicated();
   return tensor.tp;
 }
 
-// A buffer, or what the source itself has in one piece although it cut other
-// tensors over its ranks: each of these holds the whole.
+// True for a buffer, or for what the source has in one piece although it cut
+// other tensors over its ranks: each rank then holds the whole.
 bool is_whole_on_ranks(const Tensor& tensor, const Catalog& source) {
   if (tensor.dp_replicated) return true;
   if (tensor.kind == Kind::other && tensor.pieces.size() == 1) return true;
@@ -122,7 +122,7 @@ class Builder {
   }
 
   // "key/shard_0_1" is Megatron's name for an object. A checkpoint with such
-  // keys and without Megatron's own files is one that was not finished.
+  // keys but without Megatron's own files is an unfinished one.
   void rename_grids(Flattened& flat) {
     if (!source_.format.starts_with("megatron")) return;
     std::string last;
@@ -138,10 +138,10 @@ class Builder {
           printable(last)));
   }
 
-  // What is to be written, in the order of the state dict.
+  // What will be written, in the order of the state dict.
   struct Entry {
     uint32_t tensor = 0;
-    const FlatValue* value = nullptr;  // then `tensor` says nothing
+    const FlatValue* value = nullptr;  // if set, `tensor` is unused
   };
   std::vector<Entry> entries_of(const Flattened& flat) {
     std::unordered_map<std::string_view, Entry> by_name;
@@ -167,7 +167,7 @@ class Builder {
     return entries;
   }
 
-  // A tensor subclass goes with its parts.
+  // A tensor subclass is selected together with its parts.
   bool is_selected(const Object& object) const {
     return wholes_.contains(&object) || !subclass_of(object);
   }
@@ -222,8 +222,8 @@ class Builder {
     return cutters;
   }
 
-  // Rank by rank, as the ranks would come with their plans: so the same rank
-  // writes what several have as with torch.
+  // Goes rank by rank, in the order in which ranks would bring their plans, so
+  // that what several have is written by the same rank as with torch.
   void add_entries(Save& save, const std::vector<Entry>& entries) {
     const std::vector<Cutter> cutters = this->cutters();
     empties_.resize(cutters.size());
@@ -258,8 +258,8 @@ class Builder {
       save.add_piece(t, box, assigner_.take(replicas, bytes));
   }
 
-  // Ranks that hold nothing of a tensor have one and the same empty box, or a
-  // few of them where two dimensions are cut.
+  // Ranks that hold nothing of a tensor share one empty box, or a few if two
+  // dimensions are cut.
   void add_empty(Save& save, const Cutter& cutter, uint32_t t, const Box& box,
                  uint32_t rank) {
     std::vector<Dims>& seen = empties_[t];
@@ -278,13 +278,13 @@ class Builder {
     const bool keep = source_.dialect == "hf";
     for (const Sidecar& sidecar : source_.sidecars) {
       if (!keep && !sidecar.text) continue;
-      // .metadata stays the last one.
+      // .metadata stays last.
       target_.files.insert(target_.files.end() - 1,
                            formats::copied_file(sidecar.name, sidecar));
     }
   }
 
-  // The rank count of the largest machines, with room.
+  // The rank count of the largest machines, with room to spare.
   static constexpr uint64_t kMostRanks = 1 << 20;
 
   const Catalog& source_;
@@ -292,7 +292,7 @@ class Builder {
   Assigner assigner_;
   Target target_;
   std::vector<std::vector<Dims>> empties_;  // offsets, by tensor
-  // Tensors that are parts of subclasses, and these.
+  // Tensors that are parts of subclasses, and the subclasses.
   const std::unordered_map<uint32_t, uint32_t> parts_;
   std::unordered_set<const Object*> wholes_;
 };

@@ -210,7 +210,7 @@ void Assembler::add_states(const std::string& name, const Joined& joined,
   const bool third = first.stage == 3;
   const size_t group =
       third ? locate(first, locals[0].offset).first : locals[0].group;
-  if (group >= first.groups.size()) return;  // no groups, no parameters
+  if (group >= first.groups.size()) return;  // no groups means no parameters
   std::vector<std::string> states{""};
   for (const auto& [state, flat] : first.groups[group].states)
     states.push_back(state);
@@ -274,7 +274,7 @@ void Assembler::add_states(const std::string& name, const Joined& joined,
   }
 }
 
-// By the checksums that the archives hold.
+// Compares the checksums that the archives hold.
 bool Assembler::equal_bytes(
     std::span<const torch::TensorRef* const> refs) const {
   std::optional<std::pair<uint32_t, uint64_t>> first;
@@ -292,7 +292,7 @@ bool Assembler::equal_bytes(
   return true;
 }
 
-// The optimizer's rules need not name what it does not have.
+// The optimizer's rules need not name tensors that it does not have.
 Joined Assembler::join_module(const std::string& name,
                               const std::vector<Shape>& shapes,
                               std::span<const torch::TensorRef* const> refs,
@@ -368,7 +368,7 @@ void Assembler::add_module(std::span<const Column> stage) {
   add_frozen(stage);
 }
 
-// ZeRO 3: each rank's file has its part of every frozen parameter.
+// ZeRO 3: each rank's file has that rank's part of every frozen parameter.
 void Assembler::add_frozen(std::span<const Column> stage) {
   for (size_t i = 0; i < stage[0].model().frozen.size(); ++i) {
     const std::string& name = stage[0].model().frozen[i].name;

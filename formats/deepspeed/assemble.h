@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts the files of all ranks together: whole tensors in a catalog.
+// Joins the files of all ranks into a catalog of whole tensors.
 #pragma once
 
 #include <map>
@@ -17,8 +17,8 @@
 
 namespace ckpt::deepspeed {
 
-// One model-parallel rank: its model states (ZeRO 3: of every data-parallel
-// rank) and all partitions of its optimizer states.
+// One model-parallel rank: its model states (with ZeRO 3, those of every
+// data-parallel rank) and all partitions of its optimizer states.
 struct Column {
   std::vector<ModelRank> models;  // by dp
   std::vector<OptimRank> optims;  // by dp; may be none
@@ -26,11 +26,11 @@ struct Column {
   const ModelRank& model() const { return models.front(); }
 };
 
-// Throws input_error if the partitions are not those of the model: counts,
-// lengths, padding, and where each rank says that its fragments are.
+// Throws input_error if the partitions don't match the model: counts, lengths,
+// padding, and where each rank says its fragments are.
 void check_column(const Column& column);
 
-// ZeRO 1 and 2: elements of one partition of a group, with padding.
+// ZeRO 1 and 2: elements in one partition of a group, with padding.
 uint64_t partition_size(const Column& column, size_t group);
 
 class Assembler {
@@ -38,21 +38,22 @@ class Assembler {
   Assembler(Catalog& catalog, const Rules& rules)
       : catalog_(catalog), rules_(rules) {}
 
-  // The tensor-parallel ranks of one pipeline stage.
+  // `stage`: the tensor-parallel ranks of one pipeline stage.
   void add_masters(std::span<const Column> stage);
-  // Frozen parameters, buffers, and without optimizer states all parameters.
+  // Adds frozen parameters, buffers and, without optimizer states, all
+  // parameters.
   void add_module(std::span<const Column> stage);
-  // Files of a pipeline's layer, one for each tensor-parallel rank.
+  // A pipeline layer's files, one per tensor-parallel rank.
   using Named = std::vector<std::pair<std::string, torch::TensorRef>>;
   void add_slices(std::span<const Named* const> ranks,
                   const std::set<std::string>& buffers,
                   const std::vector<std::string>& paths);
   void add_shared(const ModelRank& rank);
-  // A tensor that is whole already.
+  // Adds a tensor that is already whole.
   void add_model(Tensor tensor);
   void add_optim(Tensor tensor) { optim_.push_back(std::move(tensor)); }
   bool has(const std::string& name) const { return places_.contains(name); }
-  // Optimizer state goes behind the model.
+  // Appends the optimizer state after the model.
   void finish();
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The partitions of one model-parallel rank against its model states.
+// Checks the partitions of one model-parallel rank against its model states.
 #include <algorithm>
 
 #include "ckpt/error.h"
@@ -38,8 +38,8 @@ void check_counts(const Column& column) {
   }
 }
 
-// ZeRO 1 and 2: every rank's vectors hold all that its partition has of the
-// group, and at most the padding besides.
+// ZeRO 1 and 2: every rank's vectors hold all of the group that its partition
+// has, plus at most the padding.
 void check_lengths(const Column& column, size_t g, uint64_t part,
                    uint64_t total) {
   for (size_t r = 0; r < column.optims.size(); ++r) {
@@ -58,7 +58,7 @@ void check_lengths(const Column& column, size_t g, uint64_t part,
   }
 }
 
-// Where rank r says that its fragments are, against where they have to be.
+// Compares where rank r says its fragments are with where they must be.
 void check_mapping(const Column& column, size_t g, uint64_t part) {
   for (size_t r = 0; r < column.optims.size(); ++r) {
     const OptimRank& rank = column.optims[r];

@@ -11,9 +11,9 @@
 //   save/TAG_universal/zero/PARAMETER/{fp32,exp_avg,exp_avg_sq,step}.pt
 //                     /mp_rank_MM_model_states.pt            as before
 //
-// D is the data-parallel rank whatever the name says; M counts tensor-parallel
+// D is the data-parallel rank, whatever the name says; M counts tensor-parallel
 // ranks first, then pipeline stages. The catalog's model tensors are the fp32
-// master weights of trainable parameters, by name, and what `module` alone
+// master weights of trainable parameters, by name, and what only `module`
 // holds: frozen parameters and buffers. Optimizer state is PARAMETER.STATE.
 #pragma once
 

@@ -14,7 +14,7 @@ namespace {
 
 using text::printable;
 
-// Takes a name apart from the left.
+// Takes a name apart from left to right.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : left_(text) {}
@@ -43,7 +43,7 @@ bool parse_ranks(Scanner scan, FileName& out) {
     out.dp = dp;
   }
   if (!scan.take("mp_rank_") || !scan.number(out.mp)) return false;
-  // Very old versions left the underscore out.
+  // Very old versions omitted the underscore.
   const bool under = scan.take("_");
   if (out.dp && scan.take("optim_states.pt")) {
     out.kind = FileKind::kOptim;
@@ -106,8 +106,8 @@ std::string read_tag(const std::string& path) {
   return tag;
 }
 
-// `latest` is believed to be DeepSpeed's if it leads to a checkpoint, or
-// could be meant to.
+// Takes `latest` for DeepSpeed's if it leads to a checkpoint, or could be meant
+// to.
 bool follow(const std::string& path, std::string_view pointer, Found& found) {
   const std::string file = io::join(path, pointer);
   if (!io::is_file(file)) return false;
@@ -161,7 +161,7 @@ Found locate(const std::string& path) {
     if (found.why.empty())
       found.why = "no *_states.pt files of ranks, no latest";
   } catch (const Error& error) {
-    // What can't be read is another format's to explain.
+    // Leave what can't be read for another format to explain.
     found = {};
     found.why = error.problem();
   }
@@ -186,7 +186,7 @@ std::vector<FileName> list_files(const std::string& directory) {
 }
 
 std::vector<std::string> list_parameters(const std::string& directory) {
-  // A name with slashes in it is a path: bounded, not recursive.
+  // A name with slashes is a path: bounded, not recursive.
   constexpr size_t kDeepest = 16;
   const std::string zero = io::join(directory, "zero");
   std::vector<std::pair<std::string, size_t>> open{{"", 0}};

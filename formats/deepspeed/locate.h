@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which directory of a path is a checkpoint of DeepSpeed, and what its files
-// are (deepspeed.h).
+// Finds which directory of a path is a DeepSpeed checkpoint, and its files
+// (deepspeed.h).
 #pragma once
 
 #include <cstdint>
@@ -28,16 +28,16 @@ struct Found {
   bool yes = false;
   std::string why;        // one clause, whatever was found
   std::string directory;  // the tag's; empty if `latest` leads out
-  std::string tag;        // that was followed; "" if the path is a tag's
+  std::string tag;        // the one followed; "" if the path is a tag's
   std::string pointer;    // the file that names it
   bool universal = false;
 };
 
-// Looks at names and at `latest`; does not throw for what is damaged.
+// Looks at names and at `latest`; does not throw for damaged files.
 Found locate(const std::string& path);
 
-// The files of a tag's directory: by kind, then mp, dp, layer. Throws
-// input_error if two files are the same rank's.
+// The files of a tag's directory, by kind, then mp, dp, layer. Throws
+// input_error if two files belong to the same rank.
 std::vector<FileName> list_files(const std::string& directory);
 
 // The parameters below DIRECTORY/zero; names may be nested.

@@ -41,7 +41,7 @@ std::vector<NamedShape> read_shapes(const ModelRank& rank, Id node,
   return out;
 }
 
-// A list of dicts, one for each group; older versions: one dict.
+// A list of dicts, one per group; in older versions, one dict.
 void read_param_shapes(ModelRank& rank) {
   const Document& document = *rank.container.document;
   const Id node = rank.find("param_shapes");
@@ -76,7 +76,7 @@ void read_shared(ModelRank& rank) {
   const Document& document = *rank.container.document;
   const Id node = rank.find("shared_params");
   auto pairs = document.as_pairs(node);
-  // Older versions: a list of pairs.
+  // In older versions, a list of pairs.
   if (!pairs && document.is(node, Type::kList)) {
     pairs.emplace();
     for (const Id item : document.items(node)) {

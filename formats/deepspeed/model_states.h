@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One rank's *_model_states.pt: the module (for ZeRO 1 and 2 in 16 bit: views
-// into few flat storages; for ZeRO 3 empty), the names and shapes of what the
-// optimizer has, frozen parameters, and what the trainer stored with it.
+// into a few flat storages; for ZeRO 3 empty), names and shapes of what the
+// optimizer has, frozen parameters, and what the trainer stored with them.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct ModelRank {
   std::optional<uint32_t> dp;  // ZeRO 3
   torch::Container container;
   torch::Tree tree;  // of everything
-  // Without "module."; empty tensors are left out if the name has a shape
+  // Names lack "module."; empty tensors are left out if the name has a shape
   // below.
   std::vector<std::pair<std::string, torch::TensorRef>> module;
   std::vector<std::vector<NamedShape>> groups;  // param_shapes

@@ -124,7 +124,7 @@ class Parser {
       const std::string key(document_.text((*pairs)[i]));
       const std::string name = fmt::format("{} of group {}", key, g);
       const auto ref = tensor((*pairs)[i + 1], name);
-      if (!ref) continue;  // a number: among the objects
+      if (!ref) continue;  // a number is among the objects
       const Flat flat = flat_of(*ref, name);
       const bool scalar =
           ref->shape.empty() || (flat.numel == 1 && key == "step");
@@ -161,7 +161,7 @@ class Parser {
         Fragment{static_cast<uint64_t>(*start), static_cast<uint64_t>(*numel)});
   }
 
-  // Experts of AutoEP are partitioned over fewer ranks than the others.
+  // AutoEP partitions experts over fewer ranks than other parameters.
   void check_partition_groups(Id node) const {
     if (!is_list(node) || document_.items(node).empty()) return;
     throw unfaithful_error({container_.path, {}},

@@ -8,8 +8,7 @@
 //               parameters, one after the other, in lists of sub-groups
 //               fp32_flat_groups[i], optimizer_state_dict
 //
-// The last fp32 partitions are stored without the padding; other states with
-// it.
+// The last fp32 partitions are stored without padding, other states with it.
 #pragma once
 
 #include <cstdint>
@@ -49,14 +48,14 @@ struct Fragment {
 
 struct OptimRank {
   std::string path;
-  uint32_t stage = 1;  // 2 is stored as 1 is
+  uint32_t stage = 1;  // 2 is stored like 1
   std::vector<Group> groups;
-  std::vector<uint64_t> partition_counts;  // one, or one for each group
-  // One map for each group; none in old versions.
+  std::vector<uint64_t> partition_counts;  // one, or one per group
+  // One map per group; none in old versions.
   std::vector<std::map<std::string, Fragment>> mappings;
 };
 
-// Throws input_error, and unfaithful_error for forms that are not read.
+// Throws input_error, and unfaithful_error for forms that can't be read.
 OptimRank read_optim_rank(const torch::Container& container);
 
 }  // namespace ckpt::deepspeed

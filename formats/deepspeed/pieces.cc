@@ -12,7 +12,7 @@ std::vector<Segment> segments_of(const Joined& joined, size_t t,
   return {{0, 0, local.empty() ? 1 : local[joined.dim]}};
 }
 
-// The part of the slice that a segment is, in the slice's coordinates.
+// A segment's part of the slice, in the slice's coordinates.
 Box local_box(const Shape& local, uint32_t dim, const Segment& segment) {
   Box box = Box::whole(local);
   if (local.empty()) return box;

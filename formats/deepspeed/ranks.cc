@@ -22,7 +22,7 @@ using text::printable;
 
 namespace {
 
-// DeepSpeed's default where the configuration has no sub_group_size.
+// DeepSpeed's default if the configuration has no sub_group_size.
 constexpr uint64_t kSubGroupSize = 1'000'000'000;
 
 }  // namespace
@@ -129,7 +129,7 @@ Id Ranks::optimizer() const {
       state_dict(), third() ? "optimizer_state_dict" : "base_optimizer_state");
 }
 
-// Which parameters each vector holds, now.
+// Determines which parameters each vector now holds.
 void Ranks::regroup() {
   if (!optim_) return;
   if (!third()) {
@@ -171,8 +171,8 @@ void Ranks::regroup() {
   }
 }
 
-// DeepSpeed makes sub-groups when it starts: they have to be those that its
-// rule makes, or the new ones would be others than it makes.
+// DeepSpeed makes sub-groups when it starts: the source's must be those that
+// its rule makes, or the new ones would differ from what it makes.
 void Ranks::check_rule(const Parameters& all, uint64_t size,
                        const std::vector<size_t>& before) const {
   std::vector<size_t> now;
@@ -233,7 +233,7 @@ void Ranks::place(const std::vector<Placed>& placed, uint32_t file,
   plan.file.literals = std::move(literals);
 }
 
-// One value stands for that of each parameter.
+// One value stands for every parameter's.
 void Ranks::place_scalar(const Placed& one, uint32_t file, uint64_t offset) {
   uint32_t tie = 0;
   for (const NamedShape& parameter : *one.group) {

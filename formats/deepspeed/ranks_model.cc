@@ -85,8 +85,8 @@ Id Ranks::shapes(Document& document) const {
   return list;
 }
 
-// Tensors of the catalog that are in the file of model states: buffers,
-// frozen parameters, all parameters where there is no optimizer.
+// Places the catalog's tensors in the model states file: buffers, frozen
+// parameters, and all parameters if there is no optimizer.
 void Ranks::place_stored(const ModelRank& model, const SameStorages& storages,
                          uint32_t file, const torch::FilePlan& plan,
                          std::vector<SameStorages::Use>& uses) {

@@ -23,7 +23,7 @@ void Ranks::add_optim(uint32_t rank) {
     vectors.push_back(third() ? parts_of(groups_[g], rank, ranks_)
                               : partition_of(groups_[g], rank, ranks_));
     const Vector& vector = vectors.back();
-    // ZeRO 1, 2: masters without the padding at their end.
+    // ZeRO 1, 2: masters go without the padding at their end.
     document.append(fp32, add_vector(document, vector, {}, !third(), slots,
                                      placed, groups_[g]));
     if (const Id state = state_of(from_[g]); state != kNoId)
@@ -110,7 +110,7 @@ Id Ranks::add_states(Document& document, Id state, const Vector& vector,
   return dict;
 }
 
-// A group has one value for all of its parameters.
+// A group has one value for all its parameters.
 void Ranks::check_alike(const Parameters& group,
                         const std::string& state) const {
   std::string first;

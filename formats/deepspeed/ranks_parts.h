@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of ranks in the making: what lay_out_ranks() fills. Its files:
+// Rank files in the making, which lay_out_ranks() fills. Its files:
 //
 //   ranks.cc        opens the source, decides the groups, places tensors
 //   ranks_model.cc  *_model_states.pt
@@ -30,10 +30,10 @@ using Substitutes = std::unordered_map<pickle::Id, pickle::Id>;
 
 bool is_list(const pickle::Document& document, pickle::Id id);
 
-// "zero_pp_rank_0_" of a name is rank 0's.
+// Renames a file of rank 0, "zero_pp_rank_0_…", for another rank.
 std::string name_of_rank(const std::string& name, uint32_t rank);
 
-// Slots of one file, and the tensors whose elements go there.
+// The slots of one file, and the tensors whose elements go there.
 struct Placed {
   size_t slot = 0;
   uint64_t item = 0;  // bytes of an element
@@ -108,7 +108,7 @@ class Ranks {
 
   const Catalog& source_;
   const uint32_t ranks_;
-  Catalog opened_;  // the files that are written again
+  Catalog opened_;  // the files to rewrite
   std::vector<ModelRank> models_;
   std::optional<torch::Container> optim_;
   OptimRank optim_rank_;

@@ -148,7 +148,7 @@ class Reading {
       for (const OptimRank& rank : column.optims)
         for (const uint64_t count : rank.partition_counts)
           if (count > have) missing_partition(rank, have);
-      // ZeRO 3 has model states of each data-parallel rank.
+      // ZeRO 3 has model states for each data-parallel rank.
       const bool each = column.models.size() > 1 || column.models[0].dp;
       if (have > 0 && each && column.models.size() != have)
         throw input_error({column.model().path, {}},
@@ -242,7 +242,7 @@ class Reading {
     }
   }
 
-  // Every trainable parameter has come from somewhere.
+  // Checks that every trainable parameter came from somewhere.
   void check_trainable(const Assembler& assembler) {
     for (const Column& column : columns_)
       for (const auto& group : column.model().groups)
@@ -260,7 +260,7 @@ class Reading {
         "rounded; their fp32 masters are not here"));
   }
 
-  // Tensors that the trainer stored beside module and optimizer.
+  // Adds tensors that the trainer stored beside module and optimizer.
   void add_rest(Assembler& assembler) {
     bool numbered = false;
     for (const Column& column : columns_)
@@ -290,7 +290,7 @@ class Reading {
           "says their names"));
   }
 
-  // What is not rank 0's has its file's name before it.
+  // Anything not rank 0's gets its file's name as a prefix.
   std::string prefix_of(const ModelRank& rank) const {
     if (&rank == &first()) return {};
     std::string stem = io::base_name(rank.path);
@@ -315,7 +315,7 @@ class Reading {
         }
     if (!optim_first_) return;
     for (const torch::NamedObject& object : optim_tree_.objects) {
-      // Where fragments are, is said by the pieces.
+      // The pieces say where fragments are.
       if (object.name.starts_with("optimizer_state_dict.param_slice_mappings"))
         continue;
       if (seen.contains(object.name)) continue;  // ds_config, ds_version

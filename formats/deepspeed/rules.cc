@@ -19,7 +19,7 @@ using pickle::Id;
 using pickle::Type;
 using text::printable;
 
-// Patterns come from the file: what they can cost is bounded.
+// Patterns come from the file, so their cost is bounded.
 constexpr size_t kMaxPattern = 1024;
 constexpr size_t kMaxPatterns = 4096;
 constexpr size_t kMaxName = 1024;
@@ -44,7 +44,7 @@ std::regex compile(std::string_view pattern, const std::string& path) {
   }
 }
 
-// Python's re.match: from the start of the name, not to its end.
+// Python's re.match: anchored at the name's start, not at its end.
 bool matches(const std::regex& pattern, const std::string& name) {
   return name.size() <= kMaxName &&
          std::regex_search(name, pattern,
@@ -67,10 +67,10 @@ struct SubParams {
   std::vector<Pattern> patterns;
   uint32_t dim = 0;
   std::vector<uint64_t> sizes;  // of the whole's parts; or:
-  uint64_t count = 0;           // that many equal ones
+  uint64_t count = 0;           // this many equal ones
 };
 
-// The parts of a dimension, of all ranks: widths[part][rank].
+// The parts of a dimension on all ranks: widths[part][rank].
 using Widths = std::vector<std::vector<uint64_t>>;
 
 // A key of a dict, or a member of a dataclass.
@@ -261,7 +261,7 @@ Rules Rules::read(const Document& document, Id info, const std::string& path) {
       data.subs.push_back(read_sub_params(document, node, path));
   data.widths = read_widths(
       document, document.find(info, "sub_param_shard_widths"), path);
-  // affine_map restates the same geometry in another language; alone it is
+  // affine_map restates the same geometry in another language; by itself it is
   // not understood.
   const Id affine = document.find(document.find(info, "affine_map"), "params");
   const auto maps = document.as_pairs(affine);
@@ -389,7 +389,7 @@ Joined Rules::join(const std::string& name,
       }
       list.push_back(shape[out.dim]);
     }
-    if (list.size() != ranks) widths.clear();  // a scalar of the only rank
+    if (list.size() != ranks) widths.clear();  // a scalar from the only rank
     if (data.any) out.tp = TpRule::split(out.dim);
   }
   if (widths.empty()) out.replicated = true;

@@ -32,7 +32,7 @@ struct Segment {
 };
 
 struct Joined {
-  Shape shape;  // of the whole, without padding of the vocabulary
+  Shape shape;  // of the whole, without vocabulary padding
   TpRule tp;
   uint32_t dim = 0;
   bool replicated = false;  // every rank holds the whole
@@ -47,16 +47,16 @@ class Rules {
   Rules(Rules&&) noexcept;
   Rules& operator=(Rules&&) noexcept;
 
-  // universal_checkpoint_info; of kNoId or None no rules come. Throws
+  // Reads universal_checkpoint_info; kNoId or None gives no rules. Throws
   // input_error for patterns that can't be understood.
   static Rules read(const pickle::Document& document, pickle::Id info,
                     const std::string& path);
 
-  // `locals`: the shapes of all ranks' slices. Throws unfaithful_error if
-  // there are several and no rules, input_error if they don't fit.
+  // `locals`: the shapes of all ranks' slices. Throws unfaithful_error if there
+  // are several but no rules, input_error if they don't fit.
   Joined join(const std::string& name, const std::vector<Shape>& locals) const;
 
-  // True if a pattern says how this one is joined.
+  // True if a pattern says how this tensor is joined.
   bool names(const std::string& name) const;
   bool is_vocabulary(const std::string& name) const;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file of torch.save with other values beside the same storages: what no
-// tensor of the catalog has is carried from the source's file, with the
-// checksum that it has there.
+// A torch.save file with other values beside the same storages: what no tensor
+// of the catalog covers is carried from the source's file, with its checksum
+// there.
 //
 //   source   | data.pkl  | data/0: views of parameters | data/1: a buffer |
 //   target   | data.pkl' | data/0: carried             | data/1: a piece  |
@@ -29,23 +29,23 @@ class SameStorages {
   SameStorages(const torch::Container& container, const Catalog& opened,
                std::span<const uint32_t> without = {});
 
-  // Adds a slot for each storage that stays; `substitutes` gets the nodes that
-  // stand for them in the new document.
+  // Adds a slot for each storage that is kept, and to `substitutes` the nodes
+  // that stand for them in the new document.
   void add_slots(pickle::Document& document,
                  std::vector<torch::TensorSlot>& slots,
                  std::unordered_map<pickle::Id, pickle::Id>& substitutes);
 
-  // A tensor's bytes in the source's file: they are a piece, and not carried.
+  // A tensor's bytes in the source's file: a piece, so not carried.
   struct Use {
     uint64_t begin = 0;
     uint64_t end = 0;
   };
-  // Sets checksums and carries what lies between the uses (sorted, apart).
+  // Sets checksums and carries what is between the uses (sorted, disjoint).
   // `source_file`: the container's file in the source's catalog.
   void carry(torch::FilePlan& plan, uint32_t source_file,
              std::span<const Use> uses) const;
 
-  // Where byte `offset` of the source's file comes to be in the new one.
+  // Where byte `offset` of the source's file ends up in the new one.
   uint64_t moved(const torch::FilePlan& plan, uint64_t offset) const;
 
  private:

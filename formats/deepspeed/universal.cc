@@ -59,7 +59,7 @@ class UniversalReader {
  private:
   struct State {
     const std::string& name;  // of the parameter
-    std::string state;        // "": its own value
+    std::string state;        // "": the parameter itself
   };
 
   void note_stray(const std::string& path) {
@@ -143,8 +143,8 @@ class UniversalReader {
     if (!tensor.pieces.empty()) tensor.pieces[0].box = Box::whole(tensor.shape);
   }
 
-  // For ZeRO 3 it is rank 0's state with its partitions, which restate parts
-  // of what the parameters' own files have; but only here is the step.
+  // For ZeRO 3 this is rank 0's state with its partitions, which repeat parts
+  // of the parameters' own files; but only this has the step.
   void add_common(const std::vector<std::string>& names) {
     const std::string path = io::join(zero_, "optimizer_state.pt");
     if (!io::is_file(path)) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parameters of a universal checkpoint: one archive for each state.
+// The parameters of a universal checkpoint: one archive per state.
 //
 //   zero/NAME/fp32.pt      {"param": tensor, "cat_dim": 0, …}, or, of ZeRO 3,
 //                          the tensor alone, flat and without its shape
@@ -15,7 +15,7 @@
 
 namespace ckpt::deepspeed {
 
-// `shapes`: of whole parameters, for those that are stored flat.
+// `shapes`: those of whole parameters, for the ones stored flat.
 void add_universal(const std::string& directory,
                    const std::map<std::string, Shape>& shapes,
                    const formats::ReadOptions& options, Assembler& assembler,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which elements of which parameters a rank's flat vectors hold, at any number
-// of ranks (optim_states.h has the pictures).
+// Which elements of which parameters a rank's flat vectors hold, for any number
+// of ranks (see the pictures in optim_states.h).
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace ckpt::deepspeed {
 
 using Parameters = std::vector<NamedShape>;
 
-// Elements `range` of a parameter stand at element `at` of the vector.
+// Elements `range` of a parameter are at element `at` of the vector.
 struct Run {
   const NamedShape* parameter = nullptr;
   FlatRange range;
@@ -26,8 +26,8 @@ struct Vector {
   std::vector<Run> runs;
 };
 
-// ZeRO 1, 2: the parameters of a group one after the other, padded to a
-// multiple of two elements a rank, cut into equal partitions.
+// ZeRO 1, 2: a group's parameters one after another, padded to a multiple of
+// two elements per rank, cut into equal partitions.
 Vector partition_of(const Parameters& group, uint32_t rank, uint32_t ranks);
 
 // ZeRO 3: the rank's part of each parameter, each padded.
@@ -36,7 +36,7 @@ Vector parts_of(const Parameters& group, uint32_t rank, uint32_t ranks);
 // ZeRO 3: the elements of one part.
 uint64_t part_size(const NamedShape& parameter, uint32_t ranks);
 
-// ZeRO 3 steps through sub-groups of at least `size` elements a rank.
+// ZeRO 3 steps through sub-groups of at least `size` elements per rank.
 std::vector<Parameters> sub_groups(const Parameters& group, uint64_t size,
                                    uint32_t ranks);
 

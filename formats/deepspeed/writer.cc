@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the files of ranks (ranks.h), or a universal checkpoint (universal.h),
-// which DeepSpeed loads at any number of ranks, as its own conversion does. At
-// any stage it does not: the loaders of ZeRO 1 and 2 take dicts, that of ZeRO 3
-// flat tensors, and the model states are those of the source's stage:
+// Writes rank files (ranks.h), or a universal checkpoint (universal.h) like
+// DeepSpeed's own conversion, which DeepSpeed loads at any number of ranks. But
+// not at any stage: the loaders of ZeRO 1 and 2 take dicts, ZeRO 3's takes flat
+// tensors, and the model states are those of the source's stage:
 //
 //   latest_universal
 //   TAG_universal/zero/NAME/*.pt, zero/optimizer_state.pt
@@ -36,7 +36,7 @@ constexpr std::string_view kOptimizer = "optimizer_state_dict.";
 constexpr std::string_view kBase = "base_optimizer_state.";
 constexpr std::string_view kThird = "optimizer_state_dict.";
 
-// Only what came from an optimizer needs a gradient.
+// Only tensors from an optimizer need a gradient.
 bool is_master(const Tensor& tensor) {
   return tensor.kind == Kind::model && tensor.requires_grad;
 }
@@ -54,8 +54,8 @@ bool is_third(const Catalog& source) {
   return false;
 }
 
-// Parameters once each, their states, and of ZeRO 3, which has one step for
-// all, the first.
+// Keeps each parameter once, with its states; of ZeRO 3, which has one step for
+// all, the first step.
 void keep_masters(Catalog& source) {
   std::set<std::string> names;
   std::set<uint32_t> ties;
@@ -143,7 +143,7 @@ class UniversalWriter {
     }
   }
 
-  // DeepSpeed's loader wants the optimizer's state of every parameter.
+  // DeepSpeed's loader wants optimizer state for every parameter.
   void check_states(const std::set<std::string_view>& masters) const {
     std::set<std::string_view> with;
     for (const Tensor& tensor : source_.tensors)
@@ -168,7 +168,7 @@ class UniversalWriter {
           .with_hint("use DeepSpeed's ds_to_universal for this one");
   }
 
-  // A universal checkpoint without some parameter would not load.
+  // A universal checkpoint that lacks a parameter would not load.
   void check_masters(const Document& document, Id node,
                      const std::set<std::string_view>& masters) const {
     std::vector<Id> groups{node};
@@ -224,7 +224,7 @@ class UniversalWriter {
           fmt::format("{}zero/{}/{}.pt", folder_, param, state));
   }
 
-  // How DeepSpeed cuts it for tensor-parallel ranks.
+  // Says how DeepSpeed cuts it for tensor-parallel ranks.
   void add_rule(Document& document, Id dict, const std::string& param,
                 const Tensor& tensor) const {
     TpRule rule = tensor.tp;
@@ -258,8 +258,8 @@ class UniversalWriter {
     target_.files.push_back(std::move(plan.file));
   }
 
-  // What the optimizer has beside the parameters' states. ZeRO 3 takes the
-  // step from its first sub-group.
+  // Adds what the optimizer has besides the parameters' states. ZeRO 3 takes
+  // the step from its first sub-group.
   void add_common() {
     Document document;
     const Id root = document.add_container(Type::kDict);
@@ -346,14 +346,14 @@ class UniversalWriter {
   std::vector<const Tensor*> steps_;
 };
 
-// Ranks' own files are asked for.
+// True if rank files are requested.
 bool wants_ranks(const Catalog& source, const Layout& layout) {
   const Topology only{.dp = layout.topology.dp};
   return layout.topology.dp > 1 && layout.topology == only &&
          source.format == "deepspeed" && !layout.single_file;
 }
 
-// A part of the parameters, or other names, would not load.
+// Part of the parameters, or other names, would not load.
 void check_whole(const Catalog& source) {
   const Catalog whole = make_reader()->read_catalog(source.path, {});
   const auto same = [](const Tensor& a, const Tensor& b) {
@@ -374,7 +374,7 @@ void check_whole(const Catalog& source) {
 class DeepSpeedWriter final : public formats::Writer {
  public:
   std::string_view name() const override { return "deepspeed"; }
-  // Beside parameters the model states, which are copied, hold everything.
+  // The model states, which are copied, hold everything except the parameters.
   Catalog review(Catalog source, const Layout& layout) const override {
     if (source.format == name() && !layout.single_file &&
         !wants_ranks(source, layout))

@@ -20,7 +20,7 @@ using Severity = Problem::Severity;
 
 constexpr std::string_view kModel = "model.";
 
-// One dimension, and pieces that are runs of it.
+// True for one dimension, with pieces that are runs of it.
 bool is_vector(const Tensor& tensor) {
   if (tensor.shape.size() != 1 || element_size(tensor.dtype) == 0) return false;
   return std::ranges::all_of(tensor.pieces, [](const Piece& piece) {
@@ -64,7 +64,7 @@ class Expander {
  private:
   static constexpr size_t kNone = SIZE_MAX;
 
-  // Which flat parameter each tensor belongs to.
+  // Finds which flat parameter each tensor belongs to.
   void find_flats() {
     std::unordered_map<std::string, size_t> keys;
     for (size_t k = 0; k < all_.all.size(); ++k) {
@@ -120,7 +120,7 @@ class Expander {
                                 : "did you mean " + near + "?");
   }
 
-  // A part of an archive has no place before it is known where its payload is.
+  // A part of an archive has no place until its payload is located.
   void locate_flats() {
     const auto again = catalog_.archive_opener;
     if (!again) return;
@@ -137,7 +137,7 @@ class Expander {
     catalog_.archive_opener = again;
   }
 
-  // What stands before ".exp_avg" in a state's name; the name of others.
+  // A state's name without ".exp_avg"; the whole name of others.
   static std::string_view stem(const Tensor& tensor) {
     std::string_view name = tensor.name;
     const size_t tail = tensor.state.size() + 1;
@@ -183,8 +183,8 @@ class Expander {
           at.back() + element_count(flat.parameters.back().shape).value_or(0));
   }
 
-  // Ranks pad with zeros. Parameters that were left out at the end of the list
-  // would not be.
+  // Ranks pad with zeros. Parameters missing at the end of the list would not
+  // be zeros.
   void expect_zeros(const Tensor& tensor, uint64_t begin) {
     const uint64_t rest = tensor.shape[0] - begin;
     if (rest == 0) return;
@@ -196,8 +196,8 @@ class Expander {
   }
 
   // Where the parameters begin: as in the model's own flat tensor, if that is
-  // here and of the same length but for padding; the length alone may fit two
-  // alignments.
+  // here and has the same length except for padding; the length alone may fit
+  // two alignments.
   std::vector<uint64_t> offsets(const Tensor& tensor, size_t flat) const {
     if (!is_vector(tensor))
       throw input_error({all_.source, printable(tensor.name)},

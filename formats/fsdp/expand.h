@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flat parameters as the parameters that they are made of: only names, shapes
-// and pieces change.
+// Turns flat parameters into the parameters that they consist of: only names,
+// shapes and pieces change.
 //
 //   layers.0._flat_param [154]   ->  layers.0.norm.weight [7]
 //                                    layers.0.w1.weight [10, 7] …
@@ -17,13 +17,13 @@
 
 namespace ckpt::fsdp {
 
-// What became of a flat tensor, or of the optimizer's state for one.
+// What became of a flat tensor, or of its optimizer state.
 struct Expansion {
-  std::string name;  // that it had
-  std::string leaf;  // what stood in it for the parameters
+  std::string name;  // its old name
+  std::string leaf;  // the part of it that stands for the parameters
   struct Into {
     std::string name;
-    std::string parameter;  // what stands in the name for the leaf
+    std::string parameter;  // what replaces the leaf in the name
   };
   std::vector<Into> into;
 };
@@ -32,10 +32,10 @@ using Names = std::unordered_set<std::string>;
 
 // Replaces the tensors that `all` describes, and one-dimensional state of the
 // same length that belongs to them; other state (steps) is repeated for each
-// parameter. `padded`: the names of those that are (FlatTensor); that what is
-// left of them is zeros, becomes a Redundant of the catalog. Opens the archives
-// of flat tensors (ckpt::locate). Throws usage_error for a key that no
-// tensor has, and what begins() throws.
+// parameter. `padded`: the names of those that are (FlatTensor); a Redundant of
+// the catalog says that their remainder is zeros. Opens the archives of flat
+// tensors (ckpt::locate). Throws usage_error for a key without a tensor, and
+// what begins() throws.
 std::vector<Expansion> expand(Catalog& catalog, const FlatParameters& all,
                               const Names& padded = {});
 
@@ -45,8 +45,8 @@ std::vector<Expansion> expand_given(Catalog& catalog,
                                     const formats::ReadOptions& options,
                                     const Names& padded = {});
 
-// `text`, a name that ends with `leaf`, with the parameter in its place, and
-// without the words of FSDP's wrappers before it.
+// Replaces `leaf` at the end of the name `text` by the parameter, and removes
+// the words of FSDP's wrappers before it.
 std::string with_parameter(std::string_view text, std::string_view leaf,
                            std::string_view parameter);
 

@@ -18,7 +18,7 @@ using text::printable;
 
 constexpr const char* kObjects[] = {"shard_metadata", "fsdp_metadata"};
 
-// By its name, or below "model.".
+// Finds a tensor by its name, or below "model.".
 const Tensor* find(const Catalog& catalog, const std::string& key) {
   const Tensor* tensor = catalog.find(key);
   return tensor != nullptr ? tensor : catalog.find("model." + key);

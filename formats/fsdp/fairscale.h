@@ -15,7 +15,7 @@
 //      "buffer_names": […]}}
 //
 // fairscale 0.4: nn/data_parallel/fully_sharded_data_parallel.py. Parts have
-// the length ceil(elements / ranks), the last ones are padded with zeros.
+// length ceil(elements / ranks); the last ones are padded with zeros.
 #pragma once
 
 #include <cstdint>
@@ -38,19 +38,19 @@ struct ShardMetadata {
   std::vector<std::pair<std::string, std::string>> shared;
 };
 
-// Nothing if the file has none. Throws input_error where it is malformed,
-// unfaithful_error for parameters that each rank has of its own (experts).
+// Nothing if the file has none. Throws input_error if it is malformed,
+// unfaithful_error for parameters private to each rank (experts).
 std::optional<ShardMetadata> read_shard_metadata(
     const pickle::Document& document, const std::string& path);
 
-// Throws input_error where a rank's metadata is of other parameters than rank
-// 0's, or has another padding than its place in the catalog's flat tensors
-// gives it: files of unlike checkpoints, in the wrong order, or not all.
+// Throws input_error if a rank's metadata describes other parameters than rank
+// 0's, or other padding than its place in the catalog's flat tensors implies:
+// the files are from different checkpoints, in the wrong order, or incomplete.
 void check_padding(const std::vector<ShardMetadata>& ranks,
                    const Catalog& catalog);
 
-// After expand(): gives shared parameters their second names, and takes the
-// metadata, which describes nothing any more, out of the objects.
+// Call after expand(): gives shared parameters their second names, and removes
+// the metadata, which no longer describes anything, from the objects.
 void finish(const ShardMetadata& metadata, Catalog& catalog);
 
 // True if the pickle has that metadata, or a key that FSDP gives to a flat

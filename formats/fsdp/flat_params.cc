@@ -17,8 +17,8 @@ using Json = nlohmann::ordered_json;
 using text::printable;
 
 constexpr uint64_t kMaxFile = uint64_t{256} << 20;
-// FSDP1 aligns to so many bytes of the dtype that it computes in, which may be
-// narrower than what is stored.
+// FSDP1 aligns to this many bytes of the dtype that it computes in, which may
+// be narrower than the stored one.
 constexpr uint64_t kAlignedBytes = 16;
 
 [[noreturn]] void refuse(const std::string& path, const std::string& key,
@@ -82,7 +82,8 @@ FlatParameter flat_of(const Json& value, const std::string& path,
   return flat;
 }
 
-// Where parameters of that alignment begin, the end last; nothing on overflow.
+// Where parameters with that alignment begin, and finally the end; nothing on
+// overflow.
 std::optional<std::vector<uint64_t>> aligned(const FlatParameter& flat,
                                              uint64_t alignment) {
   std::vector<uint64_t> at{0};
@@ -99,7 +100,7 @@ std::optional<std::vector<uint64_t>> aligned(const FlatParameter& flat,
   return at;
 }
 
-// True if parameters that end there make a tensor of that length.
+// True if parameters that end at `end` make a tensor of that length.
 bool fits(uint64_t end, uint64_t alignment, const FlatParameter& flat,
           const FlatTensor& tensor) {
   if (end > tensor.length) return false;
@@ -132,7 +133,7 @@ FlatParameters read_flat_params(const std::string& path) {
   if (!text::parse_json(text, path).is_object())
     throw usage_error({path, {}}, "expected an object of flat parameters");
   FlatParameters all{.source = path, .from_user = true, .all = {}};
-  // Again, in the order of the file.
+  // Parse again, for the order of the file.
   const auto json = Json::parse(text);
   for (const auto& [key, value] : json.items())
     all.all.push_back(flat_of(value, path, key));

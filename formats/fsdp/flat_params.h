@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// FSDP's flat parameters (torch's FSDP1, fairscale): the parameters of a
-// module one after the other in one vector, which the ranks share out evenly.
+// FSDP's flat parameters (torch's FSDP1, fairscale): a module's parameters one
+// after another in one vector, which is divided evenly among the ranks.
 //
 //   layers.0._flat_param  | norm | w1 | w2 | b | padding |
 //                         |   rank 0   |   rank 1   |      ceil(length / ranks)
 //
 // torch with use_orig_params=True begins each parameter at a multiple of 16
-// bytes and pads the end until the ranks divide it; with False, and in
-// fairscale, nothing is between them. What a rank keeps may be padded to the
-// common length. Which parameters there are, no tensor says: fairscale puts it
-// beside them (fairscale.h), torch leaves it to the model's code, so that
-// --flat-params has to say it.
+// bytes and pads the end until the number of ranks divides the length; with
+// False, and in fairscale, there is nothing between them. A rank's part may be
+// padded to the common length. No tensor says which parameters there are:
+// fairscale puts that beside them (fairscale.h), torch leaves it to the model's
+// code, so --flat-params must say it.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct Parameter {
 
 struct FlatParameter {
   std::string key;   // the flat tensor's name, with or without "model."
-  std::string leaf;  // what stands in the key for the parameters: _flat_param
+  std::string leaf;  // what the key has for the parameters: _flat_param
   std::vector<Parameter> parameters;  // in their order; not empty
   // In elements. Nothing: found from the length.
   std::optional<uint64_t> alignment;  // parameters begin at its multiples
@@ -37,8 +37,8 @@ struct FlatParameter {
 };
 
 struct FlatParameters {
-  std::string source;      // the file, for messages
-  bool from_user = false;  // --flat-params: what it gets wrong is wrong usage
+  std::string source;              // the file, for messages
+  bool from_user = false;          // --flat-params: its errors are usage errors
   std::vector<FlatParameter> all;  // in the order of module.parameters()
 };
 
@@ -57,12 +57,12 @@ struct FlatTensor {
   uint64_t length = 0;    // elements
   uint64_t itemsize = 0;  // bytes
   uint64_t ranks = 1;     // that share it
-  bool padded = false;    // the last ranks' parts too have the common length
+  bool padded = false;    // the last ranks' parts have the common length, too
 };
 
 // Where each parameter begins, in elements of the flat tensor. Throws
-// usage_error (input_error if the metadata is the checkpoint's own) where the
-// numbers don't add up, and where two alignments would both fit.
+// usage_error (input_error if the metadata is the checkpoint's own) if the
+// numbers don't add up, or if two alignments would both fit.
 std::vector<uint64_t> begins(const FlatParameters& all,
                              const FlatParameter& flat,
                              const FlatTensor& tensor);

@@ -20,7 +20,7 @@ struct Split {
   uint64_t number = 0;
 };
 
-// Splits at the number that has `after` other numbers behind it.
+// Splits at the number that has `after` other numbers after it.
 std::optional<Split> split(std::string_view name, size_t after) {
   size_t end = name.size();
   for (size_t skipped = 0;; ++skipped) {

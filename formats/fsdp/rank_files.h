@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of which each rank wrote one set: which number in their names is the
-// rank.
+// Finds which number in file names is the rank, if each rank wrote one set of
+// files.
 //
 //   checkpoint_1_100-shard0.pt  checkpoint_1_100-shard1.pt      two ranks
 //   model_rank0.pt optim_rank0.pt model_rank1.pt optim_rank1.pt  two ranks
@@ -11,9 +11,9 @@
 
 namespace ckpt::fsdp {
 
-// The names of each rank, in the order of the ranks: the last number in them
-// that counts from 0 without a gap, in every set of names that differ in
-// nothing else. Empty if there is none (for one file: if it has no 0).
+// Each rank's names, in rank order. The rank is the last number that counts
+// from 0 without a gap in every set of names that differ in nothing else. Empty
+// if there is none (for one file: if it has no 0).
 std::vector<std::vector<std::string>> by_rank(
     const std::vector<std::string>& names);
 

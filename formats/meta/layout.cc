@@ -33,7 +33,7 @@ constexpr auto kParts = std::to_array<Part>({
     {".ffn_norm.weight", Role::kWhole},
 });
 
-// The part that a name in a layer denotes; kParts.size() for an unknown name.
+// The part that a name in a layer denotes; kParts.size() if unknown.
 size_t part_of(std::string_view name) {
   const auto found = std::ranges::find_if(
       kParts, [&](const Part& part) { return name.ends_with(part.ending); });
@@ -47,7 +47,7 @@ std::optional<uint64_t> layer_of(std::string_view name) {
   return name.starts_with('.') ? layer : std::nullopt;
 }
 
-// What a dimension has to be by params.json, if that says it.
+// What a dimension must be according to params.json, if that says so.
 struct Wanted {
   std::optional<uint64_t> size;
   std::string_view why;
@@ -121,7 +121,7 @@ uint32_t dim_of(Role role) {
 void check_heads(const Catalog& source, const Tensor& tensor, Role role,
                  uint32_t ranks, uint32_t held,
                  const std::optional<Params>& params) {
-  if (ranks == 1 || held % ranks == 0) return;  // heads are whole as they are
+  if (ranks == 1 || held % ranks == 0) return;  // heads are already whole
   if (!params || !params->heads || !params->kv_heads)
     throw unfaithful_error({source.path, tensor.name},
                            "{} ranks are to share its heads, and how many "

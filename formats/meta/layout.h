@@ -26,25 +26,24 @@ enum class Role : uint8_t {
 };
 Role role_of(std::string_view name);
 
-// The place of a tensor in Meta's files: sort by it, stably.
+// The place of a tensor in Meta's files; for stable sorting.
 std::tuple<int, uint64_t, int> order_of(std::string_view name);
 
-// Whether the model's embedding is cut along dimension 1, if nothing else
-// tells: Llama 1 and 2.
+// The dimension that the model's embedding is cut along, if nothing else tells:
+// 1 for Llama 1 and 2.
 uint32_t embedding_dim(const std::optional<Params>& params);
 
-// How `ranks` share a tensor when each holds a shard `local`. `width`:
-// the model's dim, if it is known. Throws input_error if params say otherwise;
-// nothing if no rule knows the tensor.
+// How `ranks` share a tensor if each holds a shard `local`. `width`: the
+// model's dim, if known. Throws input_error if params contradict; nothing if no
+// rule knows the tensor.
 std::optional<formats::Cut> stored_cut(const std::string& path,
                                        std::string_view name,
                                        const Shape& local, uint32_t ranks,
                                        const std::optional<Params>& params,
                                        std::optional<uint64_t> width);
 
-// How `ranks` are to share a tensor. Throws unfaithful_error if they can't.
-// `held`: the ranks that share the source's files, 1 if they are of another
-// format.
+// How `ranks` should share a tensor. Throws unfaithful_error if they can't.
+// `held`: the ranks that share the source's files, 1 for another format.
 formats::Cut wanted_cut(const Catalog& source, const Tensor& tensor,
                         uint32_t ranks, uint32_t held,
                         const std::optional<Params>& params);

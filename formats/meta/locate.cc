@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kStem = "consolidated.";
 constexpr std::string_view kEnding = ".pth";
 
-// The rank whose file has that name: spelled as Meta does, 00 to 99 and on.
+// The rank whose file has that name, spelled as Meta does, 00 to 99 and on.
 std::optional<uint32_t> rank_of(std::string_view name) {
   if (!name.starts_with(kStem) || !name.ends_with(kEnding) ||
       name.size() < kStem.size() + 2 + kEnding.size())
@@ -40,7 +40,8 @@ std::vector<uint32_t> ranks_in(const std::string& directory) {
   return ranks;
 }
 
-// A Hugging Face directory may have Mistral's file, too: that is the other's.
+// A Hugging Face directory may have Mistral's file, too; then it belongs to the
+// other format.
 bool is_one_file(const std::string& directory) {
   if (!io::is_file(io::join(directory, kOneFile)) ||
       !io::is_file(io::join(directory, kParams)))

@@ -18,7 +18,7 @@ formats::Support supports(const std::string& path);
 // "consolidated.07.pth"
 std::string file_name(uint32_t rank);
 
-// The names of the files, by rank. Throws input_error if some are missing,
+// The file names, by rank. Throws input_error if some are missing,
 // missing_error if there are none.
 std::vector<std::string> locate(const std::string& directory);
 

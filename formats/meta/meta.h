@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Meta's own checkpoints of Llama, and Mistral's, which have the same names.
+// Meta's own Llama checkpoints, and Mistral's, which have the same names.
 //
 //   params.json             dim, n_layers, n_heads, n_kv_heads, vocab_size …
 //   consolidated.00.pth     one flat dict of tensors for each model-parallel
@@ -19,7 +19,7 @@
 // head: rank r has head r * n_kv_heads / ranks, the one that its query heads
 // attend with.
 //
-// What the writer expects of a source of another format, whose tensors were
+// What the writer expects of a source in another format, whose tensors were
 // given Meta's names and arrangement (rotary rows in pairs):
 //
 //   Catalog::dialect   "meta", or "" if the names are Meta's already
@@ -27,10 +27,10 @@
 //   Object "params"    a dict, written as params.json; else the sidecar
 //                      params.json is copied
 //
-// The head counts come from there; without them no tensor of heads is cut
-// finer than the source has it. Of a source that is not `meta`, embeddings are
-// cut along dimension 1 if vocab_size is -1, as in Llama 1 and 2 alone, and
-// along 0 otherwise; of a `meta` one as they are, or as --shard-dims says.
+// The head counts come from there; without them no tensor of heads is cut finer
+// than in the source. If the source is not `meta`, embeddings are cut along
+// dimension 1 if vocab_size is -1, as only in Llama 1 and 2, and along 0
+// otherwise; if it is, as they are there, or as --shard-dims says.
 #pragma once
 
 #include <memory>

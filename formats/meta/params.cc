@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kMaxParams = 16 << 20;
-// No model comes near; products of two such numbers fit 64 bits.
+// No model comes near this; products of two such numbers fit 64 bits.
 constexpr uint64_t kMost = uint64_t{1} << 31;
 
 const Json* member(const Json& json, const char* key) {
@@ -147,7 +147,7 @@ std::optional<Params> params_of(const Catalog& catalog) {
                                                                  sidecar.path),
                                          sidecar.path)
                           : read_params(sidecar.path);
-  // Readers of containers that know no model leave it beside the files.
+  // Container readers, which know no models, leave it beside the files.
   const std::string home =
       io::is_file(catalog.path) ? io::parent(catalog.path) : catalog.path;
   const std::string beside = io::join(home, kParams);

@@ -4,8 +4,8 @@
 //   {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8,
 //    "vocab_size": 128256, "multiple_of": 1024, "ffn_dim_multiplier": 1.3, …}
 //
-// Some files have all of it inside of {"model": {…}}. Mistral's have head_dim
-// and hidden_dim.
+// Some files have it all inside {"model": {…}}. Mistral's have head_dim and
+// hidden_dim.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace ckpt::meta {
 struct Params {
   std::optional<uint64_t> dim;
   std::optional<uint64_t> heads;     // n_heads
-  std::optional<uint64_t> kv_heads;  // n_kv_heads; as many as heads if absent
+  std::optional<uint64_t> kv_heads;  // n_kv_heads; equals heads if absent
   std::optional<uint64_t> head_dim;  // dim / n_heads if absent
   std::optional<uint64_t> vocab;     // vocab_size; nothing if it is -1
   bool unsaid_vocab = false;         // it is -1: Llama 1 and 2
@@ -32,11 +32,11 @@ struct Params {
   std::optional<uint64_t> key_rows() const;
 };
 
-// Throws input_error for numbers that can't be: no heads, a dim that they do
-// not divide. `path` is for messages.
+// Throws input_error for impossible numbers: no heads, a dim that they do not
+// divide. `path` is for messages.
 Params parse_params(const nlohmann::json& json, const std::string& path);
 
-// Of a file. Throws input_error.
+// Reads a file. Throws input_error.
 Params read_params(const std::string& path);
 
 // The JSON that a dict of plain values stands for. Throws unfaithful_error for
@@ -44,8 +44,8 @@ Params read_params(const std::string& path);
 nlohmann::ordered_json plain_json(const pickle::Document& document,
                                   pickle::Id value);
 
-// Of the object "params", else of params.json, a sidecar or a file beside the
-// checkpoint; nothing if there is neither.
+// From the object "params", else from params.json, a sidecar or a file beside
+// the checkpoint; nothing if there is neither.
 std::optional<Params> params_of(const Catalog& catalog);
 
 }  // namespace ckpt::meta

@@ -25,7 +25,7 @@ using formats::Cut;
 using text::printable;
 using Severity = Problem::Severity;
 
-// A tensor as one file has it: its only piece is all of it.
+// A tensor as in one file: its only piece is the whole of it.
 struct RankFile {
   std::string path;
   std::vector<Tensor> tensors;
@@ -144,7 +144,7 @@ class Assembly {
     }
   }
 
-  // The width of the model: what norms have.
+  // The width of the model, from its norms.
   std::optional<uint64_t> width() const {
     if (const auto norm = files_[0].by_name.find("norm.weight");
         norm != files_[0].by_name.end() && norm->second->shape.size() == 1)

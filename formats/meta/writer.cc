@@ -192,7 +192,7 @@ class Builder {
   const uint32_t ranks_;
   const std::optional<Params> params_;
   Target target_;
-  std::vector<Cut> cuts_;  // one for each tensor
+  std::vector<Cut> cuts_;  // one per tensor
   bool told_repeats_ = false;
 };
 

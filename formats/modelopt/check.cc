@@ -70,7 +70,7 @@ class Checker {
     }
   }
 
-  // A checkpoint of some blocks lacks others by design: no damage.
+  // A checkpoint of some blocks lacks others by design: not damage.
   void absent(uint64_t block, uint64_t count) {
     report(Severity::kWarning, "missing_block", "",
            fmt::format("block {} of {} is not here", block, count));
@@ -111,7 +111,7 @@ class Checker {
   }
 
   void want(const Tensor& tensor, size_t dim, uint64_t rows, const char* key) {
-    // Packed types count other units.
+    // Packed types count in other units.
     if (tensor.shape.size() <= dim || tensor.dtype == DType::u8) return;
     if (tensor.shape[dim] == rows) return;
     report(Severity::kDamage, "block_configs", tensor.name,

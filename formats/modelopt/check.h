@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Do the tensors agree with config.json?
+// Checks whether the tensors agree with config.json.
 #pragma once
 
 #include "ckpt/catalog.h"
@@ -9,7 +9,7 @@
 namespace ckpt::modelopt {
 
 // Adds a problem for each half of a block that is missing or should not be
-// there, and for sizes that block_configs gives otherwise.
+// there, and for sizes that differ from block_configs.
 void check_blocks(Catalog& catalog, const Naming& naming, const Config& config);
 
 }  // namespace ckpt::modelopt

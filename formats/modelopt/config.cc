@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kMaxConfig = 64 << 20;
 
-// A member that is there and not null; in text_config if not at the top.
+// A member that exists and isn't null; in text_config if not at the top.
 const Json* member(const Json& object, const char* key) {
   if (!object.is_object()) return nullptr;
   const auto found = object.find(key);
@@ -98,7 +98,7 @@ std::optional<Config> config_of(const Catalog& catalog) {
     if (sidecar.name == "config.json")
       return sidecar.text ? parse_config(*sidecar.text, sidecar.path)
                           : read_config(sidecar.path);
-  // Readers of other formats may list it only as a file beside theirs.
+  // Readers of other formats may only list it as a file beside theirs.
   return read_config(io::join(catalog.path, "config.json"));
 }
 

@@ -23,7 +23,7 @@ constexpr std::string_view kTensors = ".safetensors";
 constexpr std::string_view kPickle = ".pth";
 constexpr std::string_view kOldFolder = "subblocks";
 
-// FOLDER/NAME of all files in a folder with that ending.
+// FOLDER/NAME of all files with that ending in a folder.
 std::vector<std::string> files_in(const std::string& directory,
                                   std::string_view folder,
                                   std::string_view ending) {
@@ -45,8 +45,8 @@ std::string index_of(const std::string& directory, std::string_view suffix) {
   return {};
 }
 
-// Block and file of each tensor, as an index has them: is it written for
-// owners of blocks?
+// Each tensor's block and file in an index, to tell whether it was written for
+// owners of blocks.
 class Ownership {
  public:
   explicit Ownership(const formats::Index& index) {
@@ -82,8 +82,8 @@ class Ownership {
   std::optional<uint32_t> embedding_, norm_;
 };
 
-// The peer's json.dumps ends with a brace; who else writes such an index ends
-// it with a new line.
+// The peer's json.dumps ends with a brace; others end such an index with a
+// newline.
 bool ends_with_brace(const std::string& path) {
   const io::Handle file = io::Handle::open_read(path);
   return file.size() != 0 && file.read_string(file.size() - 1, 1) == "}";
@@ -175,7 +175,8 @@ RankFiles rank_files(const std::string& directory,
     if (std::ranges::binary_search(index.files, name)) continue;
     (in_set(name) ? result.idle : result.unread).push_back(name);
   }
-  // A hostile name may count to 2^32: only some of what is missing is named.
+  // A hostile name may count to 2^32, so only some of the missing files are
+  // named.
   constexpr size_t kNamed = 100;
   for (uint64_t rank = 1; set && present < set->count && rank <= set->count &&
                           result.missing.size() < kNamed;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which files of a directory make up a checkpoint. As the peer does, the first
-// that is there:
+// Which files of a directory make up a checkpoint. As in the peer, the first
+// that exists:
 //
 //   subblocks_safetensors/   all *.pth in it, else all *.safetensors
 //   subblocks/               all *.pth
@@ -44,17 +44,17 @@ struct Files {
 // Looks at names only.
 Files locate(const std::string& directory);
 
-// Rank shards look like any Hugging Face directory; these are ModelOpt's if
-// config.json has block_configs or if the index is written as the peer writes
-// it and no block is cut.
+// Rank shards look like any Hugging Face directory. They are ModelOpt's if
+// config.json has block_configs, or if the index is written the peer's way and
+// no block is cut.
 formats::Support supports(const std::string& path);
 
-// The files of ranks that an index does not name, beside those that it does.
+// The rank files that an index does not name, beside those that it does.
 struct RankFiles {
   uint32_t world = 1;
   std::vector<std::string> idle;     // of the same set, in no index
-  std::vector<std::string> missing;  // of the same set, not there
-  std::vector<std::string> unread;   // other weights that are there
+  std::vector<std::string> missing;  // of the same set, absent
+  std::vector<std::string> unread;   // other weights present
 };
 RankFiles rank_files(const std::string& directory, const formats::Index& index);
 

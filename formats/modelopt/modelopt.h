@@ -12,9 +12,9 @@
 //                   model.safetensors.index.json
 //                   older: subblocks/*.pth
 //
-// A rank owns whole blocks, not always neighbours: topology pp = W. Blocks
-// differ (config.json: block_configs), some lack attention or ffn or both. The
-// head of a tied model stands in two shards.
+// A rank owns whole blocks, not always adjacent ones: topology pp = W. Blocks
+// differ (config.json: block_configs); some lack attention or ffn or both. The
+// head of a tied model is in two shards.
 #pragma once
 
 #include <memory>
@@ -28,14 +28,14 @@ inline constexpr std::string_view kFormat = "modelopt";
 inline constexpr std::string_view kIndexName = "model.safetensors.index.json";
 inline constexpr std::string_view kBlockFolder = "subblocks_safetensors";
 
-// Layout::form, and Catalog::version of what the reader finds.
+// Layout::form, and the Catalog::version that the reader sets.
 inline constexpr std::string_view kShards = "shards";
 inline constexpr std::string_view kBlocks = "blocks";
 inline constexpr std::string_view kPickledShards = "pickled shards";
 inline constexpr std::string_view kPickledBlocks = "pickled blocks";
 
-// One rank's shard alone looks like Hugging Face's: true if it is ModelOpt's
-// all the same, by how the index ends.
+// One rank's shard alone looks like Hugging Face's. True if it is ModelOpt's
+// after all, judging by how the index ends.
 bool is_lone_shard(const Catalog& source);
 
 std::unique_ptr<formats::Reader> make_reader();

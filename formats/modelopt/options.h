@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ModelOpt's format is asked for: which blocks are on which rank, or files
-// of a block's parts.
+// The options of ModelOpt's format: which blocks are on which rank, or files
+// for a block's parts.
 //
 //   blocks        "0-3,8/4-7": the blocks of each rank; not set: even runs
 //   block-files   the parts of each block are a file, not a rank's shards
@@ -20,8 +20,7 @@ std::vector<FormatOption> options();
 // kShards or kBlocks; "": as in the source.
 std::string form_of(const Layout& layout);
 
-// Lists of blocks stand for ranks; files of blocks have none
-// (Traits::settle).
+// Lists of blocks stand for ranks; block files have no ranks (Traits::settle).
 void settle_options(const Catalog& source, const formats::Asked& asked,
                     Layout& layout);
 

@@ -10,7 +10,7 @@
 namespace ckpt::modelopt {
 namespace {
 
-// No model has more; a bound for what is read or typed.
+// No model has more; bounds what is read or typed.
 constexpr uint32_t kMostBlocks = 100'000;
 
 [[noreturn]] void refuse(std::string_view text) {

@@ -28,10 +28,10 @@ std::vector<std::set<uint32_t>> parse_ranks(std::string_view text);
 
 class Owners {
  public:
-  // Even runs: the first (count mod ranks) ranks have one block more.
+  // Even runs: the first (count mod ranks) ranks have one more block.
   static Owners even(uint64_t count, uint64_t ranks);
   // Each block on one rank at most. Throws usage_error for a block on two
-  // ranks and for one that the model of `count` blocks lacks.
+  // ranks, or one that a model of `count` blocks lacks.
   static Owners given(std::string_view text, uint64_t count);
 
   uint64_t ranks() const { return ranks_; }
@@ -44,8 +44,8 @@ class Owners {
   std::vector<std::optional<uint32_t>> owner_;  // by block
 };
 
-// How many blocks the whole model has: what config.json says, or one more than
-// the highest number among the names.
+// The number of blocks in the whole model: what config.json says, or one more
+// than the highest number among the names.
 uint64_t block_count(const Catalog& catalog, const Naming& naming,
                      const std::optional<Config>& config);
 

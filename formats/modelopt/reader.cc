@@ -41,13 +41,13 @@ std::string_view name_of(Form form) {
   }
 }
 
-// Where an index has a tensor: its place among the names, and its file.
+// An index's entry for a tensor: its place among the names, and its file.
 struct Indexed {
   uint32_t place = 0;
   std::string_view file;
 };
 
-// Puts the files together: a name may stand in several of them.
+// Joins the files; a name may be in several of them.
 class Assembly {
  public:
   Assembly(const std::string& path, const formats::ReadOptions& options)
@@ -93,7 +93,7 @@ class Assembly {
   }
 
   void read_blocks() {
-    // The peer's loader takes whatever is in the folder.
+    // The peer's loader takes everything in the folder.
     for (const std::string& name : files_.names) read_file(name, true);
     for (const std::string& name : index_.files)
       if (!std::ranges::binary_search(files_.names, name))
@@ -170,8 +170,8 @@ class Assembly {
         metadata_->set(root, key, metadata_->add_string(value));
   }
 
-  // One tensor for each name, in the order of the index; those that it lacks
-  // follow in the order of the files.
+  // One tensor per name, in index order; tensors not in the index follow in
+  // file order.
   void join() {
     std::unordered_map<std::string_view, Indexed> indexed;
     for (uint32_t i = 0; const Index::Weight& weight : index_.weights)
@@ -215,7 +215,7 @@ class Assembly {
                           printable(index_.files[weight.file]));
   }
 
-  // What stands in a file that no index names is read by no loader.
+  // No loader reads what is in a file that the index does not name.
   void unindexed(const Found& found) {
     report(found.listed ? Severity::kWarning : Severity::kDamage,
            "unindexed_tensor", found.file, found.tensor.name,
@@ -224,8 +224,8 @@ class Assembly {
                           "do not see it");
   }
 
-  // A second copy must be of the first's type; that its elements are equal is
-  // compared when they are read.
+  // A second copy must have the first's type; its elements are compared when
+  // they are read.
   void add_copy(Tensor& tensor, const Found& found) const {
     const Tensor& copy = found.tensor;
     if (copy.dtype != tensor.dtype || copy.shape != tensor.shape)

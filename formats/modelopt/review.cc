@@ -15,7 +15,7 @@ namespace {
 
 using Severity = Problem::Severity;
 
-// A source may say any number of ranks in the names of its files.
+// A source's file names may state any number of ranks.
 constexpr uint32_t kMostRanks = 10'000;
 
 bool wants_blocks(const Catalog& source, const Layout& layout) {
@@ -44,8 +44,8 @@ void refuse_dialect(const Catalog& source) {
       .with_hint("convert it to Hugging Face's names first");
 }
 
-// The order of rank shards is that of the module tree; block files keep it
-// inside of a group only, and files of others are mostly sorted by name.
+// Rank shards are in the order of the module tree; block files keep it only
+// within a group, and other formats' files are mostly sorted by name.
 void sort_like_model(Catalog& source, const Naming& naming) {
   const bool own =
       source.format == kFormat &&
@@ -75,8 +75,8 @@ Tensor* find_part(Catalog& source, const Naming& naming, Part part) {
 }
 
 // Rank shards hold the head of a tied model by its own name; Hugging Face and
-// block files leave it out. Where it is left out, its elements must be the
-// embedding's: as a replica it is compared.
+// block files leave it out. If it is left out, its elements must be the
+// embedding's: it is compared as a replica.
 void settle_head(Catalog& source, const Decision& decision) {
   if (!decision.tied) return;
   Tensor* embedding = find_part(source, *decision.naming, Part::kEmbedding);

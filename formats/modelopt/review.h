@@ -16,7 +16,7 @@
 
 namespace ckpt::modelopt {
 
-// What a layout and a source come to.
+// What a layout and a source amount to.
 struct Decision {
   const Naming* naming = nullptr;
   std::optional<Config> config;
@@ -24,13 +24,14 @@ struct Decision {
   bool blocks = false;  // block files, not rank shards
   Owners owners;
 
-  // The ranks that keep a tensor; of block files there is one.
+  // The ranks that keep a tensor; for block files there is one.
   std::vector<uint32_t> keepers(const Tensor& tensor) const {
     return owners.of(naming->place(tensor.name), tied);
   }
 };
 
-// Throws usage_error or unfaithful_error if the source can't be written so.
+// Throws usage_error or unfaithful_error if the source can't be written that
+// way.
 Decision decide(const Catalog& source, const Layout& layout);
 
 Catalog review(Catalog source, const Layout& layout);

@@ -31,7 +31,7 @@ std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', kAscii);
 }
 
-// A file of tensors, by their number in the catalog.
+// A file of tensors, by number in the catalog.
 struct Group {
   std::string path;
   std::vector<uint32_t> tensors;
@@ -69,7 +69,7 @@ class Builder {
       catalog().topology.pp = static_cast<uint32_t>(decision_.owners.ranks());
   }
 
-  // Only the metadata that every file has can be stored.
+  // Only metadata that every file has can be stored.
   void take_objects() {
     for (const Object& object : source_.objects) {
       if (object.name == safetensors::kIndexMetadata ||
@@ -86,7 +86,7 @@ class Builder {
            nlohmann::ordered_json{{"format", "pt"}};
   }
 
-  // model-00001-of-0000W.safetensors; idle ranks have one without tensors.
+  // model-00001-of-0000W.safetensors; idle ranks' have no tensors.
   std::vector<Group> rank_files() const {
     const uint64_t world = decision_.owners.ranks();
     std::vector<Group> groups(world);
@@ -101,7 +101,7 @@ class Builder {
     return groups;
   }
 
-  // In the order in which their first tensors come.
+  // In the order of their first tensors.
   std::vector<Group> block_files() const {
     std::vector<Group> groups;
     std::map<std::string, size_t> by_name;
@@ -123,7 +123,7 @@ class Builder {
     return groups;
   }
 
-  // The norm of a hybrid's block belongs to both halves; one that has nothing
+  // The norm of a hybrid's block belongs to both halves; a half with nothing
   // else is not written.
   std::set<std::string> without_own_tensors() const {
     std::set<std::string> shared, own;
@@ -182,9 +182,9 @@ class Builder {
             "tensor out with --exclude");
   }
 
-  // As json.dumps(…, indent=2) writes it, with no new line at the end. A
-  // tensor of several files stands where the first has it, with the last's
-  // name.
+  // As json.dumps(…, indent=2) writes it, without a newline at the end. A
+  // tensor in several files is where the first file has it, with the last
+  // file's name.
   std::string index(const std::vector<Group>& groups,
                     const std::string& metadata) const {
     std::vector<std::pair<uint32_t, size_t>> entries;  // tensor, last file
@@ -222,7 +222,7 @@ class Builder {
         formats::literal_file(std::move(path), std::move(content)));
   }
 
-  // config.json comes last: with it the checkpoint is one.
+  // config.json comes last: it completes the checkpoint.
   void add_sidecars(bool config) {
     for (const Sidecar& sidecar : source_.sidecars) {
       if ((sidecar.name == "config.json") != config) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// model_config.yaml in the words of Megatron's arguments. What has no word of
-// its own there stays in the file, which is carried.
+// Translates model_config.yaml into Megatron's arguments. What has no argument
+// there stays in the file, which is carried.
 #include <array>
 #include <utility>
 

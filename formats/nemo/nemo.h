@@ -9,9 +9,9 @@
 //     tp_rank_00_pp_rank_000/model_weights.ckpt     … ranks of a pipeline
 //     0123abcd_tokenizer.model   and other artifacts
 //
-// Names begin with "model." (megatron_amp_O2: "model.module."), in the rest
-// they are Megatron's. Nothing is extracted: tensors are ranges of the archive
-// (lib/io/mount.h). A directory with the same content is read, too.
+// Names begin with "model." (megatron_amp_O2: "model.module."), otherwise they
+// are Megatron's. Nothing is extracted: tensors are ranges of the archive
+// (lib/io/mount.h). A directory with the same contents is read, too.
 //
 // The catalog is that of what is inside, with model_config.yaml as Megatron's
 // args.
@@ -32,8 +32,8 @@ inline constexpr std::string_view kConfig = "model_config.yaml";
 
 std::unique_ptr<formats::Reader> make_reader();
 
-// model_config.yaml as Megatron's args. Nothing if it can't be read; `why`
-// says what is wrong then.
+// Reads model_config.yaml as Megatron's args. Nothing if it can't be read; then
+// `why` says what is wrong.
 std::optional<nlohmann::json> read_args(const std::string& path,
                                         std::string* why = nullptr);
 

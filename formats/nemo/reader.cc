@@ -30,7 +30,7 @@ bool is_rank(std::string_view name) {
   return name.starts_with("mp_rank_") || name.starts_with("tp_rank_");
 }
 
-// What a directory, or an archive's root, has of a model: a name in it.
+// The name of a model's weights in a directory or an archive's root.
 std::string weights_in(const std::string& root) {
   if (io::is_file(io::join(root, kFile))) return std::string(kFile);
   if (io::is_directory(io::join(root, kDirectory)))
@@ -61,7 +61,7 @@ bool has_config(const std::string& path, const io::Handle& file) {
   }
 }
 
-// The configuration as an object, unless what is inside has args.
+// Adds the configuration as an object, unless what is inside has args.
 void add_args(const std::string& path, Catalog& catalog) {
   if (std::ranges::find(catalog.objects, "args", &Object::name) !=
       catalog.objects.end())
@@ -72,7 +72,7 @@ void add_args(const std::string& path, Catalog& catalog) {
     catalog.problems.push_back(warning("model_config", {path, {}}, "{}", why));
     return;
   }
-  // The tokenizer says how many rows are in use, not the configuration.
+  // The tokenizer, not the configuration, says how many rows are in use.
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.name.ends_with("embedding.word_embeddings.weight") &&
         tensor.shape.size() == 2) {

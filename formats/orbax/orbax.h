@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orbax's checkpoints of a JAX tree, one zarr array for each leaf.
+// Orbax's checkpoints of a JAX tree, one zarr array per leaf.
 //
 //   _METADATA                     JSON: the tree, and what each leaf is
 //   params.dense.kernel/.zarray   a leaf by its keys, joined with dots
@@ -8,8 +8,8 @@
 //
 //   STEP/default/_METADATA        of a CheckpointManager: the newest is taken
 //
-// Only zarr 2 in directories (use_ocdbt=False, use_zarr3=False). A database of
-// OCDBT, which is what Orbax writes unless it is told otherwise, is not read.
+// Only zarr 2 in directories (use_ocdbt=False, use_zarr3=False). An OCDBT
+// database, which Orbax writes by default, is not read.
 #pragma once
 
 #include <memory>

@@ -37,7 +37,7 @@ bool is_tree(const std::string& path) {
          !io::is_file(io::join(path, kDatabase));
 }
 
-// A tree whose list of leaves is gone: what Orbax writes beside it tells.
+// A tree whose list of leaves is gone, as shown by what Orbax writes beside it.
 bool lost_tree(const std::string& path) {
   return io::is_directory(path) && io::is_file(io::join(path, kStamp)) &&
          !io::is_file(io::join(path, kTree)) &&

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "base_model.model.";
 
-// Takes `part` and what follows off `name`, if it is in it. What follows is
-// in `rest`: "", "weight", "default.weight".
+// Removes `part` and what follows from `name`, if `name` has it. `rest` gets
+// what follows: "", "weight", "default.weight".
 bool cut(std::string& name, std::string_view part, std::string& rest) {
   const size_t at = name.rfind(part);
   if (at == name.npos || at == 0) return false;
@@ -102,7 +102,7 @@ void check_module(const Adapter& adapter, const std::string& name,
                       module.magnitude ? "there" : "missing");
 }
 
-// Names in the base's own: as they are, or with more or less before them.
+// Turns names into the base's: as they are, or with more or less before them.
 std::string in_base(const std::string& name, int way) {
   constexpr std::array<std::string_view, 3> kParts = {"model.", "transformer.",
                                                       "language_model."};

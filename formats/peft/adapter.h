@@ -4,12 +4,13 @@
 //
 //   base_model.model.MODULE.lora_A.weight             [rank, in]
 //   base_model.model.MODULE.lora_B.weight (.bias)     [out, rank]
-//   base_model.model.MODULE.lora_embedding_A, _B      [rank, rows], [width,
-//   rank] base_model.model.MODULE.lora_magnitude_vector     [out]: DoRA
+//   base_model.model.MODULE.lora_embedding_A          [rank, rows]
+//   base_model.model.MODULE.lora_embedding_B          [width, rank]
+//   base_model.model.MODULE.lora_magnitude_vector     [out]: DoRA
 //   base_model.model.MODULE.weight                    a tensor that is whole
 //
-// A state dict has the adapter's name in it (lora_A.default.weight), a file
-// that PEFT saved has not.
+// A state dict has the adapter's name in it (lora_A.default.weight); a file
+// that PEFT saved does not.
 #pragma once
 
 #include <map>
@@ -36,13 +37,13 @@ struct Adapter {
 };
 
 // Throws missing_error if `path` is not an adapter, unfaithful_error for one
-// whose sum with a base is another one than LoRA's, input_error for a factor
-// without the other or of another rank than the configuration's.
+// whose sum with a base is not LoRA's, input_error for a factor without the
+// other or with another rank than the configuration's.
 Adapter open_adapter(const std::string& path);
 
-// Gives the modules the names that the base's tensors have: some files have
-// `model.` before them and some have not. Throws unfaithful_error naming what
-// no tensor of `base` is changed by.
+// Gives the modules the names of the base's tensors: some files prefix them
+// with `model.` and some don't. Throws unfaithful_error naming what changes no
+// tensor of `base`.
 void meet_base(Adapter& adapter, const Catalog& base);
 
 }  // namespace ckpt::peft

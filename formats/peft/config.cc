@@ -21,7 +21,7 @@ Error wrong(const Config& config, std::string_view key, const Json& value) {
                      value.dump().substr(0, 80));
 }
 
-// A key that is missing or null leaves what is there.
+// A missing or null key leaves the value as it is.
 template <class Value>
 void take(const Config& config, const Json& root, const char* key,
           Value& value) {
@@ -92,8 +92,8 @@ std::string find_hindrance(const Config& config, const Json& root) {
   const auto init = root.find("init_lora_weights");
   if (init == root.end() || !init->is_string()) return {};
   const auto how = init->get<std::string>();
-  // peft subtracts the factors that it begins with from the base's weights,
-  // each time that it loads the adapter.
+  // peft subtracts the initial factors from the base's weights every time it
+  // loads the adapter.
   if (how.starts_with("pissa") || how.starts_with("corda") || how == "olora" ||
       how == "OLoRA")
     return "init_lora_weights is " + how +
@@ -128,7 +128,7 @@ Config parse_config(const std::string& text, const std::string& path) {
   config.path = path;
   if (!text::parse_json(text, path).is_object())
     throw input_error({config.path, {}}, "expected an object");
-  // Once more for the order of its members, in which patterns are tried.
+  // Parse again, for the order of its members, in which patterns are tried.
   const Json root = Json::parse(text);
   take(config, root, "peft_type", config.type);
   take(config, root, "base_model_name_or_path", config.base);
@@ -162,7 +162,7 @@ std::optional<Config> config_of(const Catalog& catalog) {
   });
   if (!has) return {};
   try {
-    // One that a conversion made has no file yet.
+    // A configuration made by a conversion has no file yet.
     for (const Sidecar& sidecar : catalog.sidecars)
       if (sidecar.name == kConfigFile && sidecar.text)
         return parse_config(*sidecar.text, sidecar.name);

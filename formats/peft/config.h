@@ -34,25 +34,25 @@ struct Config {
   bool fan_in_fan_out = false;
   std::vector<std::string> targets;  // names; or one expression
   std::vector<std::string> saved;    // modules_to_save
-  // Of modules that an expression finds; the first that does counts.
+  // For modules that an expression finds; the first that does counts.
   std::vector<std::pair<std::string, uint64_t>> ranks;
   std::vector<std::pair<std::string, double>> alphas;
-  // What it has that changes the weights in a way of its own: "layer
+  // What the adapter has that changes the weights in its own way: "layer
   // replication", "PiSSA" …; "" if nothing.
   std::string hindrance;
 };
 
-// Of a directory, or of the directory that a file is in; nothing if there is
-// none. Throws input_error for one that is damaged.
+// Reads the configuration in a directory, or in the directory of a file;
+// nothing if there is none. Throws input_error if it is damaged.
 std::optional<Config> read_config(const std::string& path);
 
-// Of what was opened, if its tensors are an adapter's. One that can't be read
-// says nothing here.
+// The configuration of what was opened, if its tensors are an adapter's;
+// nothing if it can't be read.
 std::optional<Config> config_of(const Catalog& catalog);
 
-// Of a module of the base model: "model.layers.0.self_attn.q_proj".
+// `module` is one of the base model: "model.layers.0.self_attn.q_proj".
 uint64_t rank_of(const Config& config, const std::string& module);
-// alpha / rank, or alpha / sqrt(rank), times `weight`; as peft's set_scale.
+// alpha / rank, or alpha / sqrt(rank), times `weight`, as in peft's set_scale.
 float scale_of(const Config& config, const std::string& module, double weight);
 
 // "LoRA of base-model: rank 4, alpha 8; q_proj, v_proj; lm_head whole"

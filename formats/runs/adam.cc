@@ -22,14 +22,15 @@ using pickle::kNoId;
 using pickle::Type;
 using text::printable;
 
-// torch.optim.Adam's and AdamW's, in the order in which they keep them.
+// The states of torch.optim.Adam and AdamW, in their order.
 constexpr auto kAdamStates = std::to_array<std::string_view>(
     {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"});
 
 constexpr std::string_view kParamGroups = "param_groups";
 constexpr size_t kMostAdamGroups = 100'000;
 
-// "optimizer_0.param_groups.0.lr": what stands before the word, and after it.
+// "optimizer_0.param_groups.0.lr": what is before the word, and what is after
+// it.
 struct GroupsName {
   std::string_view owner;
   std::string_view rest;
@@ -152,7 +153,7 @@ class AdamFinder {
     if (adam_.groups.empty())
       refuse({}, "the optimizer's groups (lr, betas) are not there");
     if (!by_name() && !by_number() && !by_shapes() && !by_list()) {
-      // FSDP1's units, DeepSpeed's partitions: numbers of something else.
+      // FSDP1's units, DeepSpeed's partitions: they number something else.
       if (adam_.groups.size() != 1)
         refuse({}, fmt::format("{} groups of options, and nothing says which "
                                "parameters are in each",
@@ -165,7 +166,7 @@ class AdamFinder {
   }
 
   // Groups name what the source's trainer trains; states were renamed if the
-  // target's trains something else.
+  // target's trainer trains something else.
   void take_other_names(std::vector<std::string>& params) const {
     std::vector<std::string> now;
     for (const std::string& param : params) {
@@ -181,7 +182,7 @@ class AdamFinder {
     params = std::move(now);
   }
 
-  // Where what stands before the names of a wrapped model was taken off.
+  // Handles a wrapped model whose prefix was removed from the states' names.
   std::string behind_prefix(const std::string& param) const {
     for (size_t at = 0; at != param.npos && !adam_.states.contains(param);) {
       at = param.find('.', at);
@@ -210,7 +211,7 @@ class AdamFinder {
     return true;
   }
 
-  // DeepSpeed numbers vectors; its model states list what is in each.
+  // DeepSpeed numbers vectors; its model states list the contents of each.
   bool by_shapes() {
     const auto shapes =
         std::ranges::find_if(source_.objects, [](const Object& object) {
@@ -267,7 +268,7 @@ class AdamFinder {
     return true;
   }
 
-  // Lightning's file: its nesting says which name each number has got.
+  // Lightning's file: its nesting says which name each number got.
   bool by_number() {
     if (!source_.skeleton || !source_.skeleton->document || !owner_)
       return false;
@@ -317,8 +318,8 @@ class AdamFinder {
     return names;
   }
 
-  // torchtitan's parameters have options of their own: those with the same are
-  // one group.
+  // torchtitan's parameters have their own options: those with equal options
+  // form a group.
   void settle_own() {
     std::map<std::string, size_t> known;
     for (auto& [before, options] : own_) {
@@ -337,7 +338,8 @@ class AdamFinder {
     check_groups();
   }
 
-  // Those without state never had a gradient, or have no parameter here.
+  // Parameters without state never had a gradient, or are not in this
+  // checkpoint.
   void check_groups() const {
     std::set<std::string_view> all;
     for (const AdamGroup& group : adam_.groups)

@@ -31,7 +31,7 @@ bool is_there(const std::string& path) {
   return io::stat_any(path, facts);
 }
 
-// What is there of "a|b".
+// The files of "a|b" that exist.
 std::vector<Name> signs(const std::string& folder,
                         const std::string& alternatives) {
   for (size_t at = 0; at <= alternatives.size();) {
@@ -58,7 +58,7 @@ bool is_step_name(const Trainer& trainer, const std::string& path) {
          std::ranges::any_of(trainer.last, fits);
 }
 
-// One file: by its name and its first bytes; what is in it shows when it is
+// Recognizes one file by its name and first bytes; its contents show when it is
 // opened.
 bool is_lone_step(const Trainer& trainer, const std::string& path) {
   const Pickled& pickled = trainer.pickled;
@@ -83,7 +83,7 @@ std::optional<uint64_t> tracked(const std::string& path) {
 
 }  // namespace
 
-// The first of the signature's names that is not there; empty if all are.
+// The first of the signature's names that is missing; empty if none is.
 std::string lacks(const Trainer& trainer, const std::string& folder) {
   for (const std::string& pattern : trainer.signature)
     if (signs(folder, pattern).empty())
@@ -216,7 +216,7 @@ std::vector<Name> names_like(const std::string& folder,
     last.erase(0, slash + 1);
   }
   std::vector<Name> found;
-  // Folders before the last component have numbers in few patterns.
+  // Few patterns have numbers in folders before the last component.
   std::vector<Name> folders;
   if (above.empty())
     folders.push_back({"", {}});

@@ -82,8 +82,8 @@ bool is_in(const std::string& path, const std::string& word) {
          io::read_file(path, kMost).find(word) != std::string::npos;
 }
 
-// Whether those wrote the step who always write this part. ckpt is none of
-// them: what it wrote is in its manifest.
+// Whether the step's writer is one that always writes this part. ckpt isn't:
+// what it wrote is in its manifest.
 bool is_proven(const Part& part, const std::string& folder,
                const Catalog& catalog) {
   if (io::is_file(manifest_path(folder))) return false;
@@ -154,7 +154,7 @@ bool is_said(const Catalog& catalog, const std::string& path) {
   });
 }
 
-// Turns the digits of a grid's place by one; false after the last.
+// Advances a grid's place by one, like digits; false after the last.
 bool next_place(Numbers& place) {
   for (auto& [key, value] : place) {
     if (key.size() != 1 || key[0] < 'a') continue;  // a size
@@ -248,7 +248,7 @@ void note_beside(const std::string& folder, const std::string& beside,
   if (beside.empty() || !io::is_directory(folder) || !io::is_directory(beside))
     return;
   const auto is_small = [](const std::string& name) {
-    // Numbers are of ranks, of shards or of the step.
+    // Numbers stand for ranks, shards or the step.
     return !name.ends_with(".index.json") &&
            std::ranges::none_of(name,
                                 [](char c) { return c >= '0' && c <= '9'; }) &&
@@ -310,7 +310,8 @@ void check_grid(const Part& part, const std::string& folder,
       value = 0;
   }
   if (names.size() == wanted) return;
-  // The first place that no file has; at most one more than there are files.
+  // Find the first place without a file, in at most one more try than there are
+  // files.
   for (size_t tries = 0; tries <= names.size(); ++tries) {
     if (std::ranges::none_of(
             names, [&](const Name& name) { return name.numbers == place; }))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step lacks, or has of another save. Private to this room.
+// Checks for what a step lacks, or has from another save. Private to this room.
 #pragma once
 
 #include <string>
@@ -14,25 +14,26 @@ namespace ckpt::runs {
 // Throws input_error.
 void check_finished(const Source& source, const std::string& step);
 
-// safetensors beside .bin: which of two the trainer would load, nobody can
-// tell from the files. Throws input_error.
+// safetensors beside .bin: the files can't tell which of the two the trainer
+// would load. Throws input_error.
 void check_mixed(const std::string& folder);
 
-// The rest are problems of the catalog.
+// The checks below add problems to the catalog.
 
-// What is written and loaded together: an optimizer (null if it has none)
-// and its scheduler, an adapter and its configuration.
+// Checks what is written and loaded together: an optimizer (null if there is
+// none) and its scheduler, an adapter and its configuration.
 void check_together(const Trainer& trainer, const std::string& folder,
                     const Source* optimizer, Catalog& catalog);
 
-// A part that the loader does without becomes a note. What the step beside has
-// (`beside`: that folder of it; "" if there is none), or those always write who
-// wrote the rest, is missing.
+// An absent part that the loader can do without becomes a note. A part is
+// missing if the neighbouring step has it (`beside`: that step's folder; "" if
+// there is none), or if the writer of the rest always writes it.
 void note_absent(const Trainer& trainer, const Part& part,
                  const std::string& folder, const std::string& beside,
                  const std::vector<Name>& names, Catalog& catalog);
 
-// Small files that the step beside has: tokenizers, configurations.
+// Notes small files that only the neighbouring step has: tokenizers,
+// configurations.
 void note_beside(const std::string& folder, const std::string& beside,
                  Catalog& catalog);
 
@@ -44,7 +45,8 @@ void check_numbers(const Part& part, const std::string& folder,
 void check_grid(const Part& part, const std::string& folder,
                 const std::vector<Name>& names, Catalog& catalog);
 
-// Files of ranks count from 0; those of as many ranks as wrote the rest.
+// Files of ranks count from 0, and there is one for each rank that wrote the
+// rest.
 void check_ranks(const Part& part, const std::string& folder,
                  const std::vector<Name>& names, Catalog& catalog);
 

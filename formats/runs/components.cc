@@ -25,7 +25,7 @@ struct Component {
   std::string kind;  // "diffusers.UNet2DModel"
 };
 
-// A list in a file may name any place; only folders below it are components.
+// A list in a file may name any path; only folders below it are components.
 bool is_below_step(std::string_view path) {
   return !path.starts_with('/') && path.find("..") == path.npos &&
          path.find('\\') == path.npos && path.find('\0') == path.npos;
@@ -84,7 +84,7 @@ std::string component_lack(const Trainer& trainer, const std::string& place,
     return one.kind.ends_with(end);
   });
   if (!io::is_directory(place)) {
-    // Folders of modules without anything to keep are empty, and get lost.
+    // The folders of modules with nothing to keep are empty, and get lost.
     return weighted.empty() || known ? "its folder is missing" : "";
   }
   if (has_component_weights(trainer, place)) return {};

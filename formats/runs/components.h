@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models beside each other in one folder, each with a configuration of its
-// own. Private to this room.
+// Several models in one folder, each with its own configuration. Private to
+// this room.
 //
 //   model_index.json                  modules.json
 //   unet/  config.json, weights       config.json, model.safetensors
@@ -17,12 +17,12 @@
 namespace ckpt::runs {
 
 // The folders that have weights, in the order of the list; "": the folder
-// itself. Empty if the trainer has no components, or the file lists none.
-// Throws input_error for a list that is damaged.
+// itself. Empty if the trainer has no components or the file lists none. Throws
+// input_error for a damaged list.
 std::vector<std::string> component_folders(const Trainer& trainer,
                                            const std::string& folder);
 
-// Problems of the catalog: a component that is listed and has no weights.
+// Adds a problem for each listed component without weights.
 void check_components(const Trainer& trainer, const std::string& folder,
                       Catalog& catalog);
 

@@ -52,7 +52,7 @@ std::vector<size_t> Composing::model() const {
   return all;
 }
 
-// A container's target becomes part of this one; tensor i of it is `of[i]`.
+// Makes a container's target part of this one; its tensor i is `of[i]`.
 void Composing::place(Target part, const std::vector<size_t>& of,
                       const std::string& folder) {
   const auto base = static_cast<uint32_t>(target_.catalog.files.size());

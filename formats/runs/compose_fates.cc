@@ -14,7 +14,8 @@ namespace ckpt::runs {
 using text::printable;
 using Severity = Problem::Severity;
 
-// The folder of the source that config.json and the tokenizer are in.
+// The path relative to the source's folder with config.json and the tokenizer;
+// nothing for files elsewhere.
 std::optional<std::string> Composing::at_home(const std::string& path) const {
   if (path.find('/') == path.npos) return path;
   if (!source_.run) return std::nullopt;
@@ -25,7 +26,7 @@ std::optional<std::string> Composing::at_home(const std::string& path) const {
   return std::nullopt;
 }
 
-// trainers.json's word for the file; "" for files of others.
+// trainers.json's word for the file; "" for other files.
 std::string_view Composing::part_of(const std::string& path, bool above) const {
   for (const Part& part : find_trainer(source_.run->trainer).parts)
     if (part.above == above &&
@@ -34,7 +35,7 @@ std::string_view Composing::part_of(const std::string& path, bool above) const {
   return {};
 }
 
-// That of --config-from, which is none of the source's files.
+// The one from --config-from, which is not among the source's files.
 const Sidecar* Composing::given_config() const {
   for (const Sidecar& sidecar : source_.sidecars)
     if (io::base_name(sidecar.name) == "config.json" && !sidecar.text &&

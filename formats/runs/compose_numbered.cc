@@ -71,7 +71,7 @@ void Composing::add_numbered() {
 }
 
 // verl: the state dicts of each rank. The model's is in module order, which
-// is what numbers its parameters; then buffers and repeats.
+// numbers its parameters; then come buffers and repeats.
 void Composing::add_rank_files() {
   std::map<std::string, size_t> left;
   for (const size_t t : model()) left.emplace(source_.tensors[t].name, t);

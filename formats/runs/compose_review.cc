@@ -24,7 +24,7 @@ namespace {
 
 using text::printable;
 
-// Two models in a step have their roles before their names.
+// If a step has two models, their names begin with their roles.
 void check_one_model(const Catalog& source) {
   std::set<std::string_view> first;
   for (const Tensor& tensor : source.tensors)
@@ -49,7 +49,8 @@ void check_one_model(const Catalog& source) {
       .with_hint("name the folder of the one that you mean");
 }
 
-// Without the model's numbers the names stay, for a module that has them.
+// Without the model's numbers the names stay as they are, for a module that
+// uses them.
 void leave_titan(Catalog& source) {
   const bool known =
       std::ranges::any_of(source.sidecars, [](const Sidecar& sidecar) {
@@ -74,9 +75,10 @@ bool says_tied(const Catalog& source) {
   return false;
 }
 
-// FSDP's state dicts have a tied output layer under both names, its optimizer
-// under the first. Files of transformers have it once; DCP stores it twice,
-// and then nothing but the optimizer (and the bytes) says that it is tied.
+// FSDP's state dicts have a tied output layer under both names, and its
+// optimizer has it under the first. transformers' files have it once; DCP
+// stores it twice, and then only the optimizer (and the bytes) show that it is
+// tied.
 void settle_tied_head(Catalog& source, const Layout& layout) {
   constexpr std::string_view kHead = "lm_head.weight";
   constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
@@ -110,8 +112,8 @@ void settle_tied_head(Catalog& source, const Layout& layout) {
   head->pieces = embedding->pieces;
 }
 
-// What transformers 5 trains in the place of each expert's weights, and FSDP
-// saves: [experts, 2 * width, hidden] and [experts, hidden, width].
+// What transformers 5 trains instead of each expert's weights, and FSDP saves:
+// [experts, 2 * width, hidden] and [experts, hidden, width].
 struct Experts {
   std::map<uint64_t, size_t> gate, up, down;  // expert -> its tensor
 };
@@ -137,8 +139,8 @@ std::map<std::string, Experts> find_experts(const Catalog& source) {
   return layers;
 }
 
-// Experts are saved one by one by transformers alone: a state dict has what is
-// trained, which the optimizer shows.
+// Only transformers saves experts one by one: a state dict has what is trained,
+// as the optimizer shows.
 void fuse_trained_experts(Catalog& source, const Layout& layout) {
   const Form& form = find_form(layout.option(kTrainer), layout.topology.dp,
                                trainer_in(source));

@@ -64,8 +64,8 @@ void Composing::add_optimizer(Nest& nest) {
     nest.add_value({key, "param_groups"}, document, list);
 }
 
-// What a scheduler begins from is in the groups of an optimizer that has one:
-// DCP asks for every key of the live ones.
+// An optimizer with a scheduler keeps in its groups what the scheduler starts
+// from, and DCP asks for every key of the live groups.
 std::vector<std::pair<std::string, Id>> Composing::options_of(
     Document& document, const AdamGroup& group) const {
   std::vector<std::pair<std::string, Id>> options;

@@ -11,15 +11,15 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// The source's, else that of a scheduler which took each step.
+// The source's position, else that of a scheduler that took every step.
 std::optional<int64_t> Composing::position() const {
   if (!states_.scheduler.from.empty()) return states_.scheduler.position;
   if (states_.step) return static_cast<int64_t>(*states_.step);
   return std::nullopt;
 }
 
-// Its own form where that fits these groups, else one that has a position
-// and leaves the rule to the target's function.
+// The scheduler's own form if that fits these groups, else one that has a
+// position and leaves the rule to the target's function.
 Id Composing::scheduler(Document& document) {
   const Scheduler& its = states_.scheduler;
   const Id bases = states_.document->find(its.whole, "base_lrs");
@@ -59,8 +59,8 @@ void Composing::add_states() {
   if (form_.trainer == "torchtitan") scheduled_ = position().has_value();
 }
 
-// The count inside of an accumulation of gradients, of which nothing is
-// left once a step is saved.
+// The count within a gradient accumulation, of which nothing is left once a
+// step is saved.
 void Composing::add_accelerate_steps() {
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
     Document document;
@@ -71,7 +71,8 @@ void Composing::add_accelerate_steps() {
   }
 }
 
-// verl opens one of its own rank; without "rng" it keeps its numbers.
+// Each rank of verl opens its own file; without "rng" it keeps its random
+// state.
 void Composing::add_verl_states() {
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
     Document document;

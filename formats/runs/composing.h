@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step in the making: what compose() fills, part by part. Its files:
+// A step in the making, which compose() fills part by part. Its files:
 //
 //   compose.cc           places the parts of the target beside each other
 //   compose_sharded.cc   DCP: by name, for any number of ranks
@@ -38,7 +38,7 @@ class Composing {
   Target build();
 
  private:
-  // The node of a tensor of the source.
+  // Gives the node of a source tensor.
   using Slot = std::function<pickle::Id(size_t)>;
 
   // compose.cc

@@ -28,7 +28,7 @@ std::optional<Whole> read_containers(const std::string& path,
     whole.catalog = read_step(*found, options, &whole.containers);
     return whole;
   }
-  // All of it is one container, which only its contents tell from others.
+  // The whole step is one container, which only its contents distinguish.
   Container& one = whole.containers.emplace_back();
   one.read = "dcp";
   one.catalog = formats::find_format("dcp").reader->read_catalog(path, options);

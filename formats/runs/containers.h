@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The containers of a step, each as its own reader made it. Private to this
+// The containers of a step, each as its own reader returned it. Private to this
 // room.
 #pragma once
 
@@ -31,7 +31,8 @@ struct Whole {
   std::vector<Container> containers;
 };
 
-// What read_run reads, with what it is made of. Nothing if it is not a step.
+// What read_run reads, with the containers that it consists of. Nothing if it
+// is not a step.
 std::optional<Whole> read_containers(const std::string& path,
                                      const std::string& trainer,
                                      const formats::ReadOptions& options);

@@ -94,7 +94,7 @@ class DTensors {
                         {"_hash", d.add_none()}});
   }
 
-  // A mesh over all ranks, as init_device_mesh("cuda", (W,), ("fsdp",)) is.
+  // A mesh over all ranks, as init_device_mesh("cuda", (W,), ("fsdp",)) makes.
   Id mesh() {
     Document& d = document_;
     const Id count = tuple_of(d, {d.add_int(ranks_)});
@@ -140,7 +140,7 @@ class DTensors {
   const Id shard_;
 };
 
-// Slots of tensors that lie at one place of the source.
+// Gives one tie to the tensors at the same place in the source.
 std::vector<uint32_t> ties_of(const Catalog& source,
                               const std::vector<size_t>& of) {
   std::map<std::tuple<uint32_t, uint64_t, Dims>, std::vector<size_t>> places;
@@ -210,7 +210,7 @@ Target lay_out_dtensors(const Catalog& source, const std::vector<size_t>& of,
         {.path = name, .size = plan.file.size, .fill = {}});
     for (size_t i = 0; i < of.size(); ++i) {
       auto& pieces = target.catalog.tensors[i].pieces;
-      // Empty parts of several ranks are one box; it has no bytes.
+      // Several ranks' empty parts are one box, without bytes.
       if (volume(boxes[i]) == 0 &&
           std::ranges::any_of(pieces, [&](const Piece& piece) {
             return piece.box == boxes[i];

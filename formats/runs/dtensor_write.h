@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of ranks made from scratch, as verl's FSDP2 saves them: a DTensor for
-// each parameter, sharded over its rows, on a mesh of one dimension.
+// Rank files made from scratch, as verl's FSDP2 saves them: one DTensor per
+// parameter, sharded by rows over a one-dimensional mesh.
 //
 //   W = 1   plain tensors
 //   W > 1   DTensor(local rows, DTensorSpec(DeviceMesh("cuda", ("fsdp",)),
 //           (Shard(0),)), as torch 2.12 and 2.13 pickle them
 //
-// Tensors without dimensions (step) are whole in each file. Private to this
+// Tensors without dimensions (step) are whole in every file. Private to this
 // room.
 #pragma once
 
@@ -19,12 +19,12 @@
 
 namespace ckpt::runs {
 
-// The value of a rank's file, given the node of each tensor.
+// Makes the value of a rank's file, given each tensor's node.
 using MakeRoot = std::function<pickle::Id(pickle::Document&,
                                           const std::vector<pickle::Id>&)>;
 
 // `pattern`: "model_world_size_{W}_rank_{r}.pt". Tensor i of the result is
-// source.tensors[of[i]]; those that lie at one place of the source are tied.
+// source.tensors[of[i]]; those at the same place in the source are tied.
 Target lay_out_dtensors(const Catalog& source, const std::vector<size_t>& of,
                         const std::string& pattern, uint32_t ranks,
                         const MakeRoot& make_root);

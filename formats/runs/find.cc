@@ -24,7 +24,7 @@ bool has_weights(const std::string& folder) {
   return false;
 }
 
-// The newest of a root's steps that is one.
+// The newest real step of a root.
 std::optional<Found> newest(const Trainer& trainer, const std::string& root,
                             const std::vector<Candidate>& all) {
   std::optional<Found> best;
@@ -73,7 +73,7 @@ std::optional<Found> find_at(const Trainer& trainer, const std::string& path) {
       return found;
     }
   }
-  // Any directory of DCP has that signature; what is in it tells (adopt()).
+  // Any DCP directory has that signature; its contents tell (adopt()).
   if (!trainer.objects.empty()) return std::nullopt;
   return step_at(trainer, path);
 }
@@ -82,21 +82,22 @@ std::optional<Found> find_at(const Trainer& trainer, const std::string& path) {
 
 namespace {
 
-// What the trainer never leaves out: parts and models, not an optimizer.
+// True for what the trainer never omits: parts and models, but not an
+// optimizer.
 bool always_written(const Trainer& trainer, const std::string& file) {
   const auto is_it = [&](const auto& one) { return one.file == file; };
   return std::ranges::any_of(trainer.parts, is_it) ||
          std::ranges::any_of(trainer.models, is_it);
 }
 
-// A file that this trainer leaves and few others do; "" if none is there.
+// A file here that this trainer leaves and few others do; "" if there is none.
 std::string trace_of(const Trainer& trainer, const std::string& folder) {
   for (const Source& source : trainer.optimizers)
     for (const Name& name : names_like(folder, source.file)) return name.path;
   for (const Part& part : trainer.parts)
     if (!part.carried && part.part != "config" && !part.above)
       for (const Name& name : names_like(folder, part.file)) return name.path;
-  // By its name alone "10" may be anybody's.
+  // By name alone, "10" could be any trainer's.
   if (std::ranges::find(trainer.steps, "{N}") != trainer.steps.end()) return {};
   for (const std::string& sign : trainer.signature)
     for (const Name& name : names_like(folder, sign)) return name.path;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the newest step of a training run is, and which trainer wrote it.
+// Finds the newest step of a training run, and which trainer wrote it.
 //
 //   run/                              checkpoints/
 //     checkpoint-9/                     epoch=0-step=16.ckpt   (a file)
@@ -24,31 +24,31 @@ struct Found {
   std::string choice;  // why this step, if the root has several: "the newest"
   std::optional<uint64_t> number;    // in its name
   std::vector<std::string> roles;    // "actor", "critic": folders with models
-  std::vector<std::string> skipped;  // newer ones that are not complete
-  std::vector<std::string> others;   // complete ones, from new to old
+  std::vector<std::string> skipped;  // newer, incomplete ones
+  std::vector<std::string> others;   // complete ones, newest first
   bool weights_beside = false;       // the root has a model of its own
 };
 
 // Nothing if `path` is neither a step of a run nor its root. `only`: a
-// trainer's name, or "" for any. Throws input_error for a tracker file that
-// names a step that is not there.
+// trainer's name, or "" for any. Throws input_error if a tracker file names a
+// step that does not exist.
 std::optional<Found> find_run(const std::string& path,
                               const std::string& only = {});
 
-// A step by its name and by what is in it, but for the file that its trainer
-// knows it by.
+// What is a step by name and contents, but lacks the file that its trainer
+// recognizes it by.
 struct Unsigned {
   const Trainer* trainer = nullptr;
-  std::string file;  // what is missing
+  std::string file;  // the missing file
   std::string why;   // "optimizer.pt in checkpoint-10"
 };
 
-// `path` itself. Only for what find_run() does not know.
+// Checks `path` itself. Only for paths that find_run() does not know.
 std::optional<Unsigned> find_unsigned(const std::string& path);
-// The newest step of a root that has no other.
+// The newest such step of a root that has no others.
 std::optional<Unsigned> find_unsigned_below(const std::string& root);
 
-// By its name: "global_step_10", or the folder of a role below it.
+// Reads the step's name: "global_step_10", or a role's folder below it.
 std::optional<uint64_t> number_in_name(const Trainer& trainer,
                                        const Found& found);
 
@@ -58,17 +58,18 @@ struct Step {
   std::optional<uint64_t> number;
   std::string trainer;
   uint64_t bytes = 0;
-  int64_t seconds = 0;             // of its last change, since 1970
+  int64_t seconds = 0;             // time of its last change, since 1970
   std::vector<std::string> parts;  // "model", "optim", "rng" …, sorted
   bool complete = false;
-  std::string why;  // if it is not: "no model_world_size_2_rank_1.pt"
+  std::string why;  // if not complete: "no model_world_size_2_rank_1.pt"
 };
-// From old to new; empty if there is none. `only`: as find_run's.
+// Lists steps from old to new; empty if there are none. `only`: as for
+// find_run.
 std::vector<Step> list_steps(const std::string& root,
                              const std::string& only = {});
 
-// The names in `folder` (or one folder below, if the pattern has a slash) that
-// match, with their numbers, by number.
+// The matching names in `folder` (or one folder below, if the pattern has a
+// slash) with their numbers, ordered by number.
 struct Name {
   std::string path;  // relative to the folder
   std::map<std::string, uint64_t, std::less<>> numbers;

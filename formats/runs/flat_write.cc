@@ -29,7 +29,7 @@ uint64_t elements_in(const std::vector<Parameter>& unit) {
   return sum;
 }
 
-// One rank's part of a state of a unit; all of a step.
+// One rank's part of a state of a unit; a step is whole.
 struct Share {
   size_t unit = 0;
   std::string state;
@@ -144,7 +144,7 @@ class FlatWriting {
                           std::string((part.size - filled) * item, '\0')});
   }
 
-  // A unit has one step, which is that of each parameter.
+  // A unit has one step, shared by its parameters.
   void place_step(const Share& part, uint32_t file, uint64_t offset) {
     const auto& unit = units_[part.unit];
     uint32_t tie = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FSDP1's optimizer for another number of ranks: parameters that are laid end
-// to end, padded, and cut into equal parts (use_orig_params=False).
+// Writes FSDP1's optimizer for another number of ranks: parameters laid end to
+// end, padded, and cut into equal parts (use_orig_params=False).
 //
 //   unit 1     | q_proj | k_proj | … | pad |
 //   of 3 ranks | rank 0    | rank 1    | rank 2 |
@@ -18,7 +18,7 @@
 
 namespace ckpt::runs {
 
-// `pattern`: of the files in `folder`, "optim_world_size_{W}_rank_{r}.pt".
+// `pattern`: that of the files in `folder`, "optim_world_size_{W}_rank_{r}.pt".
 // `catalog`: what read_ranks and name_runs made of them. `units`: by number.
 Target lay_out_flat(const std::string& folder, const std::string& pattern,
                     const Catalog& catalog,

@@ -20,7 +20,7 @@ namespace {
 
 using text::printable;
 
-// Of one rank the trainer's plain files, of several those of FSDP.
+// For one rank, the trainer's plain files; for several, FSDP's.
 constexpr auto kForms = std::to_array<Form>({
     {.trainer = "hf_trainer",
      .sharded = false,
@@ -95,8 +95,8 @@ std::map<std::string_view, size_t> group_of(const Adam& adam) {
   return known;
 }
 
-// The order in which the model registers its parameters, by its family. The
-// source may prove an order of its own, but not to who reads the target.
+// The order in which the model registers its parameters, from its family. The
+// source may prove its own order, but not to a reader of the target.
 ParameterOrder order_of(const Form& form, const Catalog& source) {
   std::vector<const Tensor*> model;
   for (const Tensor& tensor : source.tensors)
@@ -168,7 +168,7 @@ const Form& find_form(const std::string& trainer, uint32_t ranks,
       best = &form;
   }
   if (best) return *best;
-  find_trainer(trainer);  // throws for a misspelt one
+  find_trainer(trainer);  // throws if misspelt
   std::string all;
   for (const std::string_view name : names)
     all += (all.empty() ? "" : ", ") + std::string(name);

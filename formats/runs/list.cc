@@ -20,7 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Bytes of all files below, links not followed; the time of the last change.
+// Adds up the bytes of all files below, not following links, and finds the time
+// of the last change.
 void measure(const std::string& path, Step& step) {
   constexpr size_t kMostFiles = 1'000'000;
   if (io::is_url(path)) {
@@ -61,7 +62,8 @@ bool has_files(const std::string& folder) {
   return io::is_directory(folder) && !io::list_directory(folder).empty();
 }
 
-// Whether a container of all parts has an optimizer, its name does not say.
+// The name of a container of all parts does not tell whether it has an
+// optimizer.
 void add_sole(const Sole& sole, const std::string& folder,
               std::set<std::string>& parts) {
   if (sole.format.empty()) return;
@@ -76,7 +78,7 @@ void add_sole(const Sole& sole, const std::string& folder,
         parts.insert("model");
 }
 
-// Which parts of a step are there, by the names of their files.
+// Which parts of a step exist, judging by file names.
 std::vector<std::string> parts_of(const Trainer& trainer,
                                   const std::string& folder) {
   std::set<std::string> parts;
@@ -98,7 +100,7 @@ std::vector<std::string> parts_of(const Trainer& trainer,
   return {parts.begin(), parts.end()};
 }
 
-// Containers that lack what is written last, or the file of a rank.
+// Containers that lack what is written last, or a rank's file.
 std::string broken_source(const Source& source, const std::string& folder) {
   constexpr std::string_view kIndex = "/.metadata";
   if (source.read == "ranks") {

@@ -15,7 +15,7 @@ void shift(Tensor& tensor, uint32_t files, uint32_t ties) {
   if (tensor.tie != 0) tensor.tie += ties;
 }
 
-// One that does the work of both.
+// An opener that does the work of both.
 class BothOpeners : public ArchiveOpener {
  public:
   using Opener = std::shared_ptr<const ArchiveOpener>;

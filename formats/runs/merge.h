@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Catalogs of several containers as one: files, pieces and ties get new
-// numbers, names are the caller's business.
+// Merges the catalogs of several containers: files, pieces and ties get new
+// numbers; names are up to the caller.
 #pragma once
 
 #include <span>
@@ -13,9 +13,9 @@ class Merger {
  public:
   explicit Merger(Catalog& into) : into_(into) {}
 
-  // Moves everything of `part` but its sidecars, skeleton and topology to the
-  // end; returns the index of its first tensor. Problems of `dropped` kinds
-  // are left out: what one file of several lacks.
+  // Appends everything in `part` except its sidecars, skeleton and topology;
+  // returns the index of its first tensor. Leaves out problems of `dropped`
+  // kinds: what one file of several lacks.
   size_t add(Catalog part, std::span<const std::string_view> dropped = {});
 
  private:

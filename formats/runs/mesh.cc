@@ -84,7 +84,7 @@ void MeshMaker::refuse(const std::string& what) const {
       .with_hint("--to dcp writes model and optimizer for any ranks");
 }
 
-// The same object with another state: `make` gives a field's new value.
+// Copies an object with another state: `make` returns a field's new value.
 template <class Make>
 Id MeshMaker::remade(Id node, Make make) {
   const pickle::Call call = from_.call(node);
@@ -114,7 +114,7 @@ Id MeshMaker::list_like(Id node, const std::vector<Id>& items) {
       from_.is(node, Type::kList) ? Type::kList : Type::kTuple, items);
 }
 
-// 2, (2,) -> 3, (3,). torch 2.12 and later leave an axis of size 1 out.
+// 2, (2,) -> 3, (3,). torch 2.12 and later omit an axis of size 1.
 Id MeshMaker::sizes(Id node, uint64_t size, bool squeeze) {
   const Id number = to_.add_int(static_cast<int64_t>(size));
   if (from_.as_int(node)) return number;
@@ -157,7 +157,7 @@ void MeshMaker::note_storages(Id node) {
   }
 }
 
-// A tensor of all ranks' numbers, of the integer type that it had.
+// A tensor of all rank numbers, of the integer type that it had.
 Id MeshMaker::rank_map(Id node) {
   if (!from_.is(node, Type::kCall))
     refuse("a map of ranks that is not a tensor");
@@ -194,7 +194,7 @@ Id MeshMaker::mesh(Id node) {
     }
     if (key == "_rank_map" || key == "mesh") return rank_map(value);
     if (key == "_layout") return layout(value);
-    if (key == "_hash") return to_.add_none();  // made when it is asked for
+    if (key == "_hash") return to_.add_none();  // torch makes it on demand
     if (std::ranges::find(kCarried, key) == std::end(kCarried))
       refuse("has a field " + printable(key) + " that is not known");
     return to_.import(from_, value);

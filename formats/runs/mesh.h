@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A DTensor in a pickle, and the mesh that it says it is spread over.
+// A DTensor in a pickle, and the mesh that it is spread over.
 //
 //   _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor,
 //                         (DTensor, dtype, GLOBAL size, …),
@@ -7,8 +7,8 @@
 //   _spec  DTensorSpec {mesh, placements, tensor_meta, _hash …}
 //   mesh   DeviceMesh {_rank, _coordinate_on_dim, _rank_map [ranks] …}
 //
-// Each version of torch keeps its meshes in another way; nothing is made from
-// scratch, the source's own is taken with its numbers replaced. Private to
+// Each version of torch stores meshes differently, so none is made from
+// scratch: the source's own is copied with its numbers replaced. Private to
 // this room.
 #pragma once
 
@@ -26,7 +26,7 @@ struct DTensorNodes {
   pickle::Id local = pickle::kNoId;
   pickle::Id spec = pickle::kNoId;
 };
-// Nothing if the node is another tensor.
+// Nothing if the node is another kind of tensor.
 std::optional<DTensorNodes> find_dtensor(const pickle::Document& document,
                                          pickle::Id node);
 
@@ -34,12 +34,12 @@ struct Placement {
   bool shard = false;  // false: whole on each rank
   uint64_t dim = 0;
 };
-// Throws unfaithful_error for more than one mesh dimension, and for what is
-// neither Shard nor Replicate.
+// Throws unfaithful_error for more than one mesh dimension, and for anything
+// but Shard and Replicate.
 Placement placement_of(const pickle::Document& document, pickle::Id spec,
                        const Shape& shape, const std::string& path);
 
-// Specs of one document, copied into another for a rank of so many.
+// Copies specs of one document into another, for one rank of a number of ranks.
 class MeshMaker {
  public:
   MeshMaker(const pickle::Document& from, pickle::Document& to,
@@ -47,7 +47,7 @@ class MeshMaker {
       : from_(from), to_(to), path_(path), rank_(rank), ranks_(ranks) {}
 
   pickle::Id spec(pickle::Id node);
-  // A storage (persistent id) of a mesh that was made anew.
+  // True for a storage (persistent id) of a mesh that was made anew.
   bool replaces(pickle::Id storage) const {
     return storages_.contains(storage);
   }

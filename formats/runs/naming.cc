@@ -13,7 +13,7 @@ constexpr std::string_view kWrappers[] = {"_fsdp_wrapped_module.", "_orig_mod.",
                                           "_checkpoint_wrapped_module.",
                                           "_forward_module."};
 
-// What `text` has after the first prefix (a pattern) that it begins with.
+// The rest of `text` after the first prefix (a pattern) that it starts with.
 std::optional<std::string_view> after(
     std::string_view text, const std::vector<std::string>& prefixes) {
   for (const std::string& prefix : prefixes) {
@@ -73,8 +73,8 @@ void Namer::classify(Tensor& tensor) {
   }
 }
 
-// "<parameter>.<state>": the longest parameter that the model has, else all
-// but the last word. A reader that has found both keeps them.
+// "<parameter>.<state>": the longest parameter that the model has, else all but
+// the last word. If a reader has found both, they are kept.
 void Namer::name_state(Tensor& tensor) {
   const auto found = rest_.find(&tensor);
   const bool known = !tensor.param.empty() && !tensor.state.empty();

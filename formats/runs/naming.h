@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names of a container's tensors as those of a run: the prefixes of
-// trainers.json and the words of wrappers taken off.
+// Turns the names of a container's tensors into a run's: removes
+// trainers.json's prefixes and the words that wrappers add.
 #pragma once
 
 #include <map>
@@ -16,13 +16,13 @@
 
 namespace ckpt::runs {
 
-// Without _fsdp_wrapped_module. and its like, wherever they stand.
+// Removes _fsdp_wrapped_module. and its like, wherever they are.
 std::string unwrapped(std::string name);
 
 // Sets name, kind, param and state of a container's tensors.
 class Namer {
  public:
-  // `role`: what stands before all names, "actor." or nothing.
+  // `role`: prefix of all names, "actor." or nothing.
   Namer(const Source& source, std::string role)
       : source_(source), role_(std::move(role)) {}
 

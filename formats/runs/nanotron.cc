@@ -203,7 +203,7 @@ class Reading {
         "unread_file", {path, {}}, "is not named as a parameter of nanotron"));
   }
 
-  // A part that no file has, shows as a rank that is missing.
+  // A part that no file has shows up as a missing rank.
   void check_ranks() const {
     for (const auto& [name, weight] : weights_) {
       if (weight.shares.size() == weight.tp) continue;
@@ -333,7 +333,8 @@ class Reading {
         .with_hint("fetch all files of model/ again");
   }
 
-  // A state of one rank: cut as its parameter is, or (a step) the same for all.
+  // Adds one rank's state: cut like its parameter, or (a step) the same for
+  // all.
   void add_cut(const std::string& path, const Numbers& numbers,
                const Weight& weight, Tensor tensor,
                std::map<std::string, size_t>& known) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanotron's folder of a step: a safetensors file for each parameter and
-// tensor-parallel rank, which says in its metadata where its slices lie.
+// nanotron's folder of a step: one safetensors file per parameter and
+// tensor-parallel rank, whose metadata says where its slices go.
 //
 //   model/model/decoder/0/pp_block/attn/qkv_proj/
 //     model_weight_pp-rank-0-of-1_tp-rank-1-of-2.safetensors

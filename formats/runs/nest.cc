@@ -24,7 +24,8 @@ Nest::Nest(const Catalog& source) : source_(source) {
                                         {document_->add_persistent(storage)});
 }
 
-// The dict that the last of the path is a key of; `name`: all of it, dotted.
+// The dict that the path's last element is a key of; `name`: the whole path,
+// dotted.
 Id Nest::dict_of(const Path& path, std::string* name) {
   Id dict = root_;
   for (size_t i = 0; i < path.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A state dict that is made anew, to be laid out as DCP: tensors of a source
-// and values at the places that a loader asks for.
+// A new state dict, to be laid out as DCP: a source's tensors and values at the
+// places where a loader expects them.
 //
 //   nest.add({"optimizer", "state", "model.norm.weight", "exp_avg"}, 7);
 //   nest.add_value({"optimizer", "param_groups"}, document, list);
@@ -25,13 +25,14 @@ class Nest {
 
   explicit Nest(const Catalog& source);
 
-  // source.tensors[index]; "" of a path is left out.
+  // Adds source.tensors[index]; "" elements of a path are left out.
   void add(const Path& path, size_t index);
-  // A list and a dict come out as values of their own each.
+  // A list and a dict each come out as a value of their own.
   void add_value(const Path& path, const pickle::Document& from,
                  pickle::Id value);
 
-  // Tensors are in the order in which they were added: source.tensors[of()[i]].
+  // Returns the tensors in the order in which they were added:
+  // source.tensors[of()[i]].
   Catalog take();
   const std::vector<size_t>& of() const { return of_; }
 

@@ -21,7 +21,7 @@ using pickle::Id;
 using pickle::Type;
 
 constexpr uint64_t kMaxJson = uint64_t{256} << 20;
-// Tensors of a value up to this size, all together, stay inside of it.
+// A value's tensors up to this total size stay inside it.
 constexpr uint64_t kMaxInside = uint64_t{16} << 20;
 
 bool is_json(const std::string& path) { return path.ends_with(".json"); }
@@ -46,7 +46,7 @@ std::optional<uint64_t> as_number(const Document& document, Id id) {
   return static_cast<uint64_t>(*value);
 }
 
-// "a.b" below a value.
+// Finds "a.b" below a value.
 Id below(const Document& document, Id id, std::string_view key) {
   while (id != pickle::kNoId) {
     const size_t dot = key.find('.');
@@ -57,7 +57,7 @@ Id below(const Document& document, Id id, std::string_view key) {
   return id;
 }
 
-// The value in the common document, with the bytes of its storages.
+// Imports the value into the common document, with the bytes of its storages.
 Id import_value(const torch::Container& container, const Catalog& catalog,
                 Values& values) {
   const Document& source = *container.document;

@@ -10,18 +10,18 @@
 
 namespace ckpt::runs {
 
-// The values of all files, in one document, with the bytes of the small
-// tensors inside of them.
+// The values of all files, in one document, with the bytes of the small tensors
+// inside them.
 struct Values {
   std::shared_ptr<pickle::Document> document =
       std::make_shared<pickle::Document>();
-  std::vector<std::pair<uint32_t, std::string>> storages;  // as Skeleton has
+  std::vector<std::pair<uint32_t, std::string>> storages;  // as in Skeleton
 };
 
 // Adds the file's value as the object `name`: JSON, or a torch file, whose
-// small tensors stay inside of the value. Large ones (an average of all
-// weights that somebody registered) become tensors <name>.<…> of kind other.
-// Files of other kinds are left as files.
+// small tensors stay inside the value. Large ones (such as a registered average
+// of all weights) become tensors <name>.<…> of kind other. Other kinds of files
+// remain files.
 void add_object(const std::string& path, const std::string& name,
                 const formats::ReadOptions& options, Values& values,
                 Catalog& catalog);
@@ -29,7 +29,7 @@ void add_object(const std::string& path, const std::string& name,
 // A whole number at "a.b" in a JSON file or the root of a torch file.
 std::optional<uint64_t> number_in(const std::string& path,
                                   const std::string& key);
-// The same in an object of the catalog; opens it.
+// The same for an object of the catalog; opens it.
 std::optional<uint64_t> number_of(const Catalog& catalog,
                                   const std::string& object);
 

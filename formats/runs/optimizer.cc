@@ -23,13 +23,13 @@ using pickle::Id;
 using pickle::Type;
 using text::printable;
 
-// States that have a shape of their own whatever the parameter's is.
+// States with their own shape, whatever the parameter's.
 constexpr std::string_view kOwnShape[] = {
     "row",  "col",  "projector", "qmap1",    "qmap2",    "qmap",
     "max1", "max2", "new_max1",  "new_max2", "unorm_vec"};
 
 // Adafactor's second moment: sums over rows, and over columns. torch keeps the
-// dimension that it summed over, of size 1; transformers does not.
+// summed dimension, with size 1; transformers does not.
 bool is_rows(std::string_view state) {
   return state == "row_var" || state == "exp_avg_sq_row";
 }
@@ -54,7 +54,7 @@ Wanted from_sums(const Tensor& rows, const Tensor& columns) {
   return Shape(sizes);
 }
 
-// bitsandbytes has a maximum for each block of a state of 8 bits.
+// bitsandbytes has a maximum for each block of an 8-bit state.
 bool is_maxima(std::string_view state) {
   return state == "absmax1" || state == "absmax2" || state == "absmax";
 }
@@ -74,8 +74,7 @@ bool tells_shape(const Tensor& tensor) {
          std::ranges::find(kOwnShape, tensor.state) == std::end(kOwnShape);
 }
 
-// The shapes of each number's states; a number whose states disagree is
-// `odd`.
+// The shapes of each number's states; `odd` is a number whose states disagree.
 struct Evidence {
   std::map<uint64_t, Wanted> shapes;
   std::optional<uint64_t> odd;
@@ -234,7 +233,7 @@ Asked asked_order(const std::string& text,
 
 namespace {
 
-// The groups' numbers as the names that they stand for.
+// Replaces the groups' numbers by the names that they stand for.
 void name_groups(Catalog& catalog, const Names& names,
                  const std::string& prefix, const std::string& word) {
   using pickle::Type;

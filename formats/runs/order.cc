@@ -20,8 +20,8 @@ using Strings = std::vector<std::string>;
 
 constexpr std::string_view kAdapter = "base_model.model.";
 
-// A module or a parameter of its own; with `each`, a list of modules that are
-// numbered: "model.layers.", and what is in every one.
+// A module or a single parameter; with `each`, a list of numbered modules:
+// "model.layers.", and what each contains.
 struct Module {
   std::string at;
   std::vector<Module> each;
@@ -29,10 +29,10 @@ struct Module {
 
 struct Order {
   Strings types;
-  uint64_t since = 0;  // of transformers; 0: any
+  uint64_t since = 0;  // transformers version; 0: any
   std::vector<Module> modules;
-  Strings norms;    // nn.LayerNorm whose name does not say so
-  Strings buffers;  // saved with the parameters, trained by nobody
+  Strings norms;    // nn.LayerNorms whose name does not say so
+  Strings buffers;  // saved with the parameters, never trained
 };
 
 std::vector<Module> read_modules(const Json& json) {
@@ -63,12 +63,12 @@ const std::vector<Order>& orders() {
   return all;
 }
 
-// Which module of a list, the number of one that is numbered, which in its
-// list …; last, which parameter of the module.
+// The index of a module in its list, its number if it is numbered, the index in
+// its own list …; last, the index of the parameter in the module.
 using Place = std::vector<uint64_t>;
 
-// Parameters of one module, in the order of their registration. LoRA's come
-// after those of the layer that they wrap (which are frozen).
+// A module's parameters in registration order. LoRA's come after those of the
+// layer that they wrap (which are frozen).
 constexpr std::string_view kLeaves[] = {"weight",
                                         "bias",
                                         "base_layer.weight",
@@ -83,7 +83,7 @@ constexpr std::string_view kLeaves[] = {"weight",
                                         "ia3_l",
                                         "token_adapter.trainable_tokens_delta"};
 
-// The parameter of the module at `at` that `rest` is.
+// Which parameter of the module at `at` is named by `rest`.
 std::optional<uint64_t> leaf_of(std::string_view at, std::string_view rest) {
   if (!rest.starts_with(at)) return std::nullopt;
   rest.remove_prefix(at.size());
@@ -97,7 +97,7 @@ std::optional<uint64_t> leaf_of(std::string_view at, std::string_view rest) {
   return static_cast<uint64_t>(found - std::begin(kLeaves));
 }
 
-// Where `rest`, "self_attn.q_proj.weight", stands among the modules.
+// Finds the place of `rest`, "self_attn.q_proj.weight", among the modules.
 bool find_place(const std::vector<Module>& modules, std::string_view rest,
                 Place& place) {
   const size_t depth = place.size();
@@ -158,8 +158,8 @@ std::optional<Expert> expert_of(std::string_view name) {
   return expert;
 }
 
-// The fused parameters that transformers 5 trains in the place of each
-// expert's. Nothing if they are not alike.
+// The fused parameters that transformers 5 trains instead of each expert's.
+// Nothing if they are not alike.
 bool fuse_experts(std::vector<Parameter>& parameters) {
   struct Layer {
     std::map<std::string, std::map<uint64_t, Shape>> which;

@@ -17,12 +17,12 @@ namespace ckpt::runs {
 
 using Numbers = std::map<std::string, uint64_t, std::less<>>;
 
-// The numbers of a name that matches; nothing for other names. {*} takes as
+// The numbers in a matching name; nothing for other names. {*} matches as
 // little as it can; numbers that don't fit 64 bits don't match.
 std::optional<Numbers> match(std::string_view pattern, std::string_view name);
 
-// The name that a pattern gives with these numbers; those that it lacks stay
-// as they are.
+// The name that a pattern gives with these numbers; placeholders without a
+// number stay as they are.
 std::string fill(std::string_view pattern, const Numbers& numbers);
 
 // The pattern as a shell has it, for people: rng_state_*.pth. Of alternatives

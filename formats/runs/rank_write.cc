@@ -107,7 +107,7 @@ class Writing {
         {.path = name, .size = plan.file.size, .fill = {}});
     for (size_t i = 0; i < boxes.size(); ++i) {
       auto& pieces = target_.catalog.tensors[boxes[i].first].pieces;
-      // Empty parts of several ranks are one box; it has no bytes.
+      // Several ranks' empty parts are one box, without bytes.
       if (volume(boxes[i].second) == 0 &&
           std::ranges::any_of(pieces, [&](const Piece& piece) {
             return piece.box == boxes[i].second;
@@ -126,7 +126,7 @@ class Writing {
   const std::string pattern_;
   const Catalog& catalog_;
   const uint32_t ranks_;
-  const bool plain_;  // tensors in the place of DTensors
+  const bool plain_;  // tensors instead of DTensors
   std::string path_;  // of rank 0's file
   Catalog first_;
   std::unordered_map<std::string_view, size_t> index_;

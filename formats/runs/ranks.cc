@@ -25,7 +25,7 @@ using text::printable;
 
 constexpr std::string_view kOfOneFile[] = {"missing_parts"};
 
-// The whole of `shape`, as one rank's file has it.
+// True if the only piece is whole, as in one rank's file.
 bool is_whole(const Tensor& tensor) {
   return tensor.pieces.size() == 1 && !tensor.pieces[0].flat &&
          tensor.pieces[0].box == Box::whole(tensor.shape);
@@ -37,7 +37,7 @@ bool is_run(const Tensor& tensor) {
          tensor.pieces[0].extent.strides.empty();
 }
 
-// Puts the ranks' tensors of one name together.
+// Joins the ranks' tensors of the same name.
 class Joiner {
  public:
   explicit Joiner(RankCatalog& out, bool join_runs)
@@ -48,7 +48,7 @@ class Joiner {
     std::vector<Tensor> tensors = std::move(one.tensors);
     one.tensors.clear();
     if (rank > 0) one.objects.clear();
-    // FSDP1 has runs alone; a DTensor of FSDP2 may be whole on one rank too.
+    // FSDP1 has only runs; an FSDP2 DTensor may be whole on one rank too.
     if (rank == 0) join_ = join_ && std::ranges::all_of(tensors, is_run);
     const auto files = static_cast<uint32_t>(all.files.size());
     Merger(all).add(std::move(one), kOfOneFile);
@@ -128,7 +128,7 @@ class Joiner {
   std::map<std::string, Entry> index_;
 };
 
-// Parameters of a flat unit, one after the other.
+// The parameters of a flat unit, one after another.
 struct Unit {
   std::string name;  // "", "model.layers.0."
   std::vector<Parameter> parameters;
@@ -139,7 +139,7 @@ uint64_t elements_of(const Parameter& parameter) {
   return element_count(parameter.shape).value_or(0);
 }
 
-// "model.layers.3." of a name below a numbered module; else nothing.
+// "model.layers.3." for a name below a numbered module; else nothing.
 std::optional<std::pair<std::string, uint64_t>> layer_of(
     const std::string& name) {
   for (size_t at = 0; (at = name.find('.', at)) != name.npos;) {
@@ -153,7 +153,7 @@ std::optional<std::pair<std::string, uint64_t>> layer_of(
 }
 
 // The root's own parameters, then each layer's, as FSDP's auto-wrap of decoder
-// layers makes them.
+// layers arranges them.
 std::vector<Unit> units_of(const ParameterOrder& order) {
   std::vector<Unit> units(1);
   std::map<std::string, size_t> known;
@@ -170,7 +170,7 @@ std::vector<Unit> units_of(const ParameterOrder& order) {
   return units;
 }
 
-// One flat tensor of one state, and the parameters in it.
+// Cuts one state's flat tensor into its parameters.
 void cut_run(const Tensor& flat, const RankCatalog::Runs& runs,
              const Unit& unit, std::vector<Tensor>& out) {
   const uint64_t item = element_size(flat.dtype);
@@ -201,8 +201,8 @@ void cut_run(const Tensor& flat, const RankCatalog::Runs& runs,
   }
 }
 
-// True if the parts are those of a flat parameter with that many elements:
-// equal, and longer than it by less than one element for each rank.
+// True if the parts make up a flat parameter with that many elements: equal,
+// and longer than it by less than one element per rank.
 bool holds(const RankCatalog::Runs& runs, uint64_t elements, bool even) {
   uint64_t sum = 0;
   for (const uint64_t length : runs.lengths) {
@@ -260,7 +260,7 @@ RankCatalog read_ranks(const std::string& folder, const RankFiles& files,
   RankCatalog out;
   const auto reader = torch::make_reader();
   const auto paths = io::join_each(folder, files.names);
-  // FSDP1 of one rank has flat parameters, too.
+  // FSDP1 on one rank has flat parameters, too.
   Joiner joiner(out, join_runs);
   in_order<Catalog>(
       paths.size(),
@@ -317,7 +317,7 @@ std::string name_runs(RankCatalog& ranks,
     if (runs != by_tensor.end()) {
       cut_run(tensor, *runs->second, unit_of(*number), out);
     } else if (number && *number < count && tensor.shape.empty()) {
-      // A step: of each parameter alike.
+      // A step is the same for each parameter.
       for (const Parameter& parameter : unit_of(*number).parameters) {
         Tensor& one = out.emplace_back(tensor);
         one.param = parameter.name;

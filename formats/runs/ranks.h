@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// verl's files, one for each rank: parts of DTensors, whole tensors (of one
-// rank), or runs of FSDP1's flat parameters.
+// verl's files, one per rank: parts of DTensors, whole tensors (of one rank),
+// or runs of FSDP1's flat parameters.
 #pragma once
 
 #include <optional>
@@ -19,34 +19,35 @@ struct RankFiles {
   uint64_t world = 0;
   std::vector<std::string> names;  // by rank
 };
-// Nothing without rank files. Throws input_error for two world sizes and for a
-// rank that is missing, naming its file.
+// Nothing if there are no rank files. Throws input_error for two world sizes
+// and for a missing rank, naming its file.
 std::optional<RankFiles> rank_files(const std::string& folder,
                                     const std::string& pattern);
 
-// The same tensors of all ranks. `plain`: tensors that are not DTensors; of
-// more than one rank each file has its own run of elements.
+// All ranks' tensors, by name. `plain`: tensors that are not DTensors; with
+// more than one rank, each file has its own run of elements.
 struct RankCatalog {
   Catalog catalog;  // merged: a tensor has the pieces of all ranks
-  // Of 1-dimensional tensors that are not DTensors: each rank's part.
+  // Each rank's part of a 1-dimensional tensor that is not a DTensor.
   struct Runs {
     size_t tensor = 0;  // in the catalog; its shape is that of all parts
     std::vector<uint64_t> lengths;  // by rank, in elements
   };
   std::vector<Runs> runs;
-  // Once runs are named: what each flat parameter holds, by its number. None
-  // where each number is a parameter (use_orig_params).
+  // Once runs are named: what each flat parameter holds, by number. Empty if
+  // each number is a parameter (use_orig_params).
   std::vector<std::vector<Parameter>> units;
-  // Of rank 0: for what is not a tensor.
+  // Rank 0's document, for what is not a tensor.
   std::shared_ptr<const pickle::Document> document;
 };
 RankCatalog read_ranks(const std::string& folder, const RankFiles& files,
                        bool join_runs, const formats::ReadOptions& options);
 
-// Gives flat state its parameters. FSDP1 with use_orig_params=False numbers
-// its units: what no layer holds, then each layer; with True the parameters.
-// `model`: in module order. Returns why not; empty if it is done: then the
-// tensors of `ranks` are <parameter>.<state>, with `param` and `state`.
+// Assigns parameters to flat state. FSDP1 with use_orig_params=False numbers
+// its units (what no layer holds, then each layer); with True, the parameters.
+// `model`: in module order. Returns the reason if this fails. Returns "" if it
+// succeeds; then the tensors of `ranks` are <parameter>.<state>, with `param`
+// and `state`.
 std::string name_runs(RankCatalog& ranks, std::span<const Tensor* const> model);
 
 }  // namespace ckpt::runs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One step's folder as it is read, part by part:
+// Reads one step's folder, part by part:
 //
 //   step.cc             models, files beside them, what is said at the end
 //   step_optimizers.cc  optimizers, and whose parameters they count
@@ -39,9 +39,9 @@ class StepReading {
  private:
   // A model of the folder.
   struct Model {
-    std::string prefix;        // before its names: "", "actor.", "model_1."
+    std::string prefix;        // prefix of its names: "", "actor.", "model_1."
     Range range;               // of catalog_.tensors
-    bool pickled = false;      // its names stand in module order
+    bool pickled = false;      // its names are in module order
     bool arranged = false;     // Source::arranged
     bool partitioned = false;  // DeepSpeed's, with its optimizer
   };
@@ -49,8 +49,8 @@ class StepReading {
     const Source* source = nullptr;
     uint64_t number = 0;
   };
-  // What stands before the names of an optimizer's values, and of states that
-  // have no parameter: "optimizer.", "optimizer_1.".
+  // The prefix of the names of an optimizer's values, and of states without a
+  // parameter: "optimizer.", "optimizer_1.".
   using Word = std::string;
 
   // step.cc
@@ -98,7 +98,7 @@ class StepReading {
   void read_rank_optimizer(const Optimizer& optimizer);
 
   const Found& found_;
-  std::string beside_;  // another step of the run, complete
+  std::string beside_;  // another, complete step of the run
   const Trainer& trainer_;
   const formats::ReadOptions& options_;
   std::vector<Container>* const containers_;  // may be null
@@ -107,7 +107,7 @@ class StepReading {
   ModelFacts facts_;
   std::vector<Model> models_;    // of folder_
   std::set<std::string> named_;  // parameters that have their states
-  std::set<std::string> words_;  // of optimizers that are read
+  std::set<std::string> words_;  // of optimizers read so far
   bool lazy_ = false;
   std::set<std::string> read_;
   Values values_;

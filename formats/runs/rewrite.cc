@@ -29,7 +29,7 @@ namespace {
 
 using text::printable;
 
-// What of a run has no container is carried as a file: tensors in it too.
+// Whatever in a run has no container is carried as a file, tensors included.
 std::vector<bool> in_containers(const Whole& whole) {
   std::vector<bool> inside(whole.catalog.tensors.size());
   for (const Container& one : whole.containers)
@@ -83,15 +83,16 @@ class Rewriting {
     check_placed();
     for (const SourceFile& file : source_.file_list) settle(file);
     say_reset();
-    // Payload first, then the others; what makes a container whole (.metadata)
-    // is last of its own.
+    // Payload first, then the other files; what completes a container
+    // (.metadata) is the last of its files.
     target_.files = std::move(payload_);
     std::ranges::move(rest_, std::back_inserter(target_.files));
     return std::move(target_);
   }
 
  private:
-  // Of those who wrote it: by the containers, else by the files of ranks.
+  // The number of ranks that wrote it: from the containers, else from the rank
+  // files.
   uint32_t count_ranks() const {
     uint64_t ranks = source_.topology.dp;
     std::vector<std::string> folders = {source_.path};
@@ -107,8 +108,8 @@ class Rewriting {
 
   bool same_ranks() const { return ranks_ == old_ranks_; }
 
-  // A part of a run, or one with other names, would make a folder that the
-  // trainer takes for a whole one.
+  // Part of a run, or a run with other names, would make a folder that the
+  // trainer takes for a whole step.
   void check_whole() const {
     const auto refuse = [&](const std::string& tensor) {
       throw unfaithful_error({source_.path, tensor},
@@ -167,7 +168,7 @@ class Rewriting {
                        : "--to safetensors or dcp keeps model and optimizer");
   }
 
-  // FSDP1, which has no DTensors on one rank.
+  // True for FSDP1, which has no DTensors on one rank.
   bool has_flat() const {
     return std::ranges::any_of(whole_.containers, [](const Container& one) {
       return one.read == "flat";
@@ -185,7 +186,7 @@ class Rewriting {
     });
   }
 
-  // A container's target becomes part of the run's.
+  // Makes a container's target part of the run's.
   void add(Container& one) {
     Target target = lay_out(one);
     const auto files = static_cast<uint32_t>(target_.catalog.files.size());
@@ -204,7 +205,7 @@ class Rewriting {
       mine.tie = its.tie == 0 ? 0 : its.tie + ties;
     }
     first_ += target.catalog.tensors.size();
-    // What has no tensor in it is copied.
+    // Files without tensors are copied.
     if (is_file(one))
       for (size_t f = 0; f < payload; ++f)
         converted_.insert(io::join(source_.path, target.catalog.files[f].path));
@@ -232,7 +233,7 @@ class Rewriting {
         settled_.emplace(fate.path, std::move(fate));
   }
 
-  // Its files have paths from the step on already.
+  // True if the container's files already have paths relative to the step.
   bool is_file(const Container& one) const {
     return one.read == "torch" || one.read == "safetensors";
   }
@@ -243,7 +244,7 @@ class Rewriting {
                       target_.catalog.tensors.size());
   }
 
-  // The part that a file is, with its numbers; the folder it is in.
+  // The part that a file is, its numbers and its folder.
   struct Place {
     const Part* part = nullptr;
     Numbers numbers;
@@ -288,7 +289,7 @@ class Rewriting {
       return rewrite_world(file, path, where, *place);
     if (place && has(place->part->file, "r") && !same_ranks())
       return settle_rank(file, path, *place);
-    // One rank's file has no number.
+    // A single rank's file has no number.
     if (place && place->part->part == "rng" && ranks_ > 1 && old_ranks_ == 1) {
       reset_.insert(path);
       return leave(file, "it is of one rank");
@@ -296,7 +297,7 @@ class Rewriting {
     copy(path, where, file.bytes);
   }
 
-  // .metadata and what else a container's writer makes anew.
+  // True for .metadata and whatever else a container's writer makes anew.
   bool is_index(const std::string& path) const {
     for (const std::string& folder : folders_) {
       const std::string name = folder.empty() ? path
@@ -377,10 +378,10 @@ class Rewriting {
   const uint32_t ranks_;
   const uint32_t old_ranks_;
   Target target_;
-  size_t first_ = 0;  // of the target's tensors that are not placed
+  size_t first_ = 0;  // first of the target's tensors not yet placed
   std::vector<TargetFile> payload_, rest_;
   std::set<std::string> converted_;  // paths of the source's files
-  std::set<std::string> folders_;    // of DCP, in the step
+  std::set<std::string> folders_;    // DCP folders in the step
   std::set<std::string> reset_;
   // What a container's own rules say of files in the step beside it.
   std::map<std::string, FileFate> settled_;
@@ -408,13 +409,13 @@ void check_topology(const Catalog& source, const Topology& asked) {
 class RunReader final : public formats::Reader {
  public:
   std::string_view name() const override { return kRunFormat; }
-  // Runs are looked for before any format (formats::open).
+  // Runs are tried before any format (formats::open).
   formats::Support supports(const std::string&) const override {
     return {false, "not a step of a trainer"};
   }
   Catalog read_catalog(const std::string& path,
                        const formats::ReadOptions& options) const override {
-    // torchtitan's is known by what its container holds.
+    // torchtitan's is recognized by its container's contents.
     Catalog catalog = formats::open(path, {}, options);
     if (catalog.run) return catalog;
     throw missing_error({path, {}}, "is not a step of a known trainer");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step written again as its trainer's own loader takes it, for another
+// Rewrites a step in the form that its trainer's own loader takes, for another
 // number of ranks.
 //
 //   step/                             DST/  (--dp 3)
@@ -9,7 +9,7 @@
 //     rng_state_0.pth _1               left out: they are of 2 ranks
 //
 // Containers without ranks (model.safetensors, optimizer.pt) come out byte for
-// byte. What a change of ranks means for the other files is in trainers.json.
+// byte. trainers.json says what a change of ranks means for the other files.
 #pragma once
 
 #include <memory>
@@ -22,11 +22,11 @@ namespace ckpt::runs {
 
 inline constexpr std::string_view kRunFormat = "run";
 
-// The option of the format: whose step it is to be; not set: the source's.
+// The format's option: the trainer whose step to write; if unset, the source's.
 inline constexpr std::string_view kTrainer = "trainer";
 std::vector<FormatOption> options();
-// Another trainer's step has data-parallel ranks alone, as many as the source
-// if nothing else is asked for (Traits::settle).
+// Another trainer's step has only data-parallel ranks, as many as the source
+// unless requested otherwise (Traits::settle).
 void settle_options(const Catalog& source, const formats::Asked& asked,
                     Layout& layout);
 

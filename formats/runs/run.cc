@@ -68,7 +68,7 @@ std::optional<uint64_t> step_in(const Skeleton& skeleton,
   return static_cast<uint64_t>(*number);
 }
 
-// State dicts of optimizers in a pickle, and the beginnings of their names.
+// The optimizers' state dicts in a pickle, and the prefixes of their names.
 using StateDicts = std::vector<std::pair<std::string, pickle::Id>>;
 
 StateDicts state_dicts_in(const Skeleton& skeleton, const std::string& path) {
@@ -96,7 +96,7 @@ void name_pickled_optimizer(Catalog& catalog, const std::string& prefix,
                             pickle::Id state_dict,
                             const std::vector<const Tensor*>& model,
                             const ReadOptions& options, Renamed& renamed) {
-  // The tensors of one optimizer stand together in the pickle.
+  // The tensors of one optimizer are adjacent in the pickle.
   Range range{catalog.tensors.size(), 0};
   for (size_t t = 0; t < catalog.tensors.size(); ++t) {
     if (!catalog.tensors[t].name.starts_with(prefix)) continue;
@@ -267,7 +267,7 @@ void note_lost_roles(const Found& found, Catalog& catalog) {
   }
 }
 
-// A folder that a later run saved into again, in part.
+// Reports a folder that a later run partly saved into again.
 void note_other_step(const Found& found, Catalog& catalog) {
   const Trainer& trainer = *found.trainer;
   const auto named = number_in_name(trainer, found);

@@ -17,11 +17,11 @@ using text::printable;
 // The bytes of tensors in a file, in order.
 struct Use {
   uint64_t end = 0;
-  size_t tensor = 0;  // the first of those that share them
+  size_t tensor = 0;  // the first of those sharing them
 };
 using Uses = std::map<uint64_t, Use>;
 
-// What lies between the tensors.
+// Carries what is between the tensors.
 TargetFile around(const Uses& uses, const File& file, uint32_t index) {
   TargetFile target;
   target.size = file.size;
@@ -94,7 +94,7 @@ Target lay_out_same(Catalog& catalog, const std::string& step) {
   }
   for (Tensor& tensor : target.catalog.tensors) {
     if (byte_size(tensor) == 0) {
-      // No byte of any file.
+      // It has no bytes in any file.
       for (Piece& piece : tensor.pieces) piece.extent = {};
       if (target.catalog.files.empty()) tensor.pieces.clear();
       continue;

@@ -29,7 +29,7 @@ bool has_model(const Catalog& catalog) {
   });
 }
 
-// Of a folder, or of one of its roles.
+// Reads a folder, or one of its roles.
 class SoleReading {
  public:
   SoleReading(const Trainer& trainer, std::string folder,
@@ -57,7 +57,7 @@ class SoleReading {
     return catalog;
   }
 
-  // What verl says that it saved: {"contents": {"optimizer": {"path": …}, …}}.
+  // What verl says it saved: {"contents": {"optimizer": {"path": …}, …}}.
   nlohmann::json listed() const {
     constexpr uint64_t kMost = 1 << 20;
     const std::string path = io::join(folder_, sole_.list);
@@ -92,7 +92,7 @@ class SoleReading {
 
   std::vector<std::string> find_containers() const {
     std::vector<std::string> found;
-    // The format's reader says what a container lacks.
+    // The format's reader reports what a container lacks.
     const auto names = names_like(folder_, sole_.at + "/");
     if (sole_.at.empty())
       found.push_back(folder_);
@@ -122,8 +122,8 @@ class SoleReading {
         .reader->read_catalog(path, options_);
   }
 
-  // The weights are those of transformers, the optimizer is in the format's
-  // own arrangement: nothing here says which is which.
+  // The weights are transformers', the optimizer is in the format's own
+  // arrangement; nothing here says which is which.
   Catalog under_weights(Catalog state) const {
     Catalog catalog = weights();
     catalog.path = folder_;
@@ -164,7 +164,7 @@ class SoleReading {
                          sole_.at));
   }
 
-  // The configuration and tokenizer of transformers' model.
+  // Adds the transformers model's configuration and tokenizer.
   void add_home(Catalog& catalog) const {
     for (const std::string& home : trainer_.homes) {
       const std::string path = io::join(folder_, home);
@@ -197,7 +197,7 @@ Catalog read_sole(const Found& found, const ReadOptions& options) {
     return read(io::join(found.step, found.roles[0]));
   Catalog all;
   all.path = found.step;
-  // What writes names as they are: of two models no format's own writer is.
+  // dcp writes names as they are; no format's own writer takes two models.
   all.format = "dcp";
   for (const std::string& role : found.roles) {
     Catalog one = read(io::join(found.step, role));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that are checkpoints of a format of their own in a trainer's folder:
-// that format's reader reads them, and its writer writes them again.
+// Steps that are another format's checkpoints inside a trainer's folder: that
+// format's reader reads them, and its writer writes them again.
 //
 //   step_20/                          global_step_4/
 //     policy/weights/iter_0000020/      actor/dist_ckpt/      torch_dist
@@ -13,7 +13,7 @@
 
 namespace ckpt::runs {
 
-// Several roles have their word before their names, as in any step.
+// If there are several roles, names begin with the role, as in any step.
 Catalog read_sole(const Found& found, const formats::ReadOptions& options);
 
 }  // namespace ckpt::runs

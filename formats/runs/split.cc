@@ -7,7 +7,7 @@
 namespace ckpt::runs {
 namespace {
 
-// States of the search that are kept at most.
+// The most search states to keep.
 constexpr size_t kMostStates = 4'000'000;
 
 using Position = std::vector<uint32_t>;     // how many of each group are taken
@@ -40,7 +40,7 @@ Split only_split(std::span<const Parameter> order,
         uint8_t& known = layers[i + 1][std::move(next)];
         known = static_cast<uint8_t>(std::min(2, known + ways));
       };
-      // What is left must still fill the groups.
+      // The remaining parameters must still fill the groups.
       if (wanted - taken < order.size() - i) add(position);
       for (size_t g = 0; g < groups.size(); ++g) {
         if (!fits(g, position[g], order[i])) continue;
@@ -58,7 +58,7 @@ Split only_split(std::span<const Parameter> order,
   const auto last = layers.back().find(end);
   if (last == layers.back().end()) return {};
   if (last->second > 1) return {.ways = Ways::kMany, .groups = {}};
-  // There is one way: back along it.
+  // There is one way: walk back along it.
   Split split{.ways = Ways::kOne, .groups = {}};
   split.groups.resize(groups.size());
   for (size_t i = order.size(); i-- > 0;) {

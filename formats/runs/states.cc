@@ -18,8 +18,7 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// Of a value that an object holds: under a key, or as the first of a list
-// there.
+// The scheduler in a value: the value itself or, for a list, its first item.
 Id scheduler_in(const Document& document, Id value) {
   if (document.is(value, Type::kList))
     return document.items(value).empty() ? kNoId : document.items(value)[0];
@@ -31,7 +30,7 @@ bool is_file_of(std::string_view name, std::string_view stem) {
 }
 
 // scheduler.pt, scheduler.bin: the object itself; verl's extra_state, and
-// Lightning's meta.pt: a key of it; Lightning's file: an object of its own.
+// Lightning's meta.pt: a key of it; Lightning's file: its own object.
 Id find_scheduler(const Object& object) {
   const Document& document = *object.document;
   if (object.name == "scheduler" || object.name == "lr_scheduler" ||
@@ -44,7 +43,7 @@ Id find_scheduler(const Object& object) {
   return kNoId;
 }
 
-// A tensor of no dimensions. The plan has not begun: it is read from its file.
+// Reads a tensor without dimensions from its file, as the plan has not begun.
 std::optional<uint64_t> count_of(const Catalog& source, size_t index) {
   Catalog aside;
   aside.path = source.path;
@@ -64,7 +63,7 @@ std::optional<uint64_t> count_of(const Catalog& source, size_t index) {
   float number = 0;
   if (bytes.size() != sizeof number) return std::nullopt;
   std::memcpy(&number, bytes.data(), sizeof number);
-  constexpr float kMost = 16'777'216;  // f32 counts no further
+  constexpr float kMost = 16'777'216;  // f32 can't count further
   if (!(number >= 0 && number <= kMost) || number != std::floor(number))
     return std::nullopt;
   return static_cast<uint64_t>(number);
@@ -141,8 +140,8 @@ Id lightning_meta(Document& document, uint64_t step, Id scheduler) {
     for (const char* key : keys) document.set(other, key, count);
     return dict(document, {{"total", one}, {"current", other}});
   };
-  // Loops take the entries that are there (Lightning's _Loop); global_step is
-  // the count of the optimizer's steps.
+  // Lightning's _Loop takes the entries that exist; global_step is the
+  // optimizer's step count.
   const Id optimizer = dict(
       document, {{"step", counts({"ready", "completed"})},
                  {"zero_grad", counts({"ready", "started", "completed"})}});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a trainer keeps beside model and optimizer, as far as another can take
-// it: the step and the position of the scheduler. Private to this room.
+// What a trainer keeps beside model and optimizer, as far as another can use
+// it: the step and the scheduler's position. Private to this room.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace ckpt::runs {
 
 struct Scheduler {
-  std::string from;      // the object that it was in; "": the source has none
+  std::string from;      // the object it was in; "": the source has none
   int64_t position = 0;  // last_epoch
   pickle::Id whole = pickle::kNoId;  // the state dict, if it is there
 };
@@ -29,7 +29,7 @@ struct States {
   bool counted = false;          // by the optimizer's own count
 };
 
-// `source`: with all objects opened. Reads the optimizer's count of steps where
+// `source` must have all objects opened. Reads the optimizer's step count if
 // the trainer keeps none.
 States find_states(const Catalog& source, const Adam& adam);
 
@@ -39,19 +39,19 @@ pickle::Id lambda_scheduler(pickle::Document& document, const Adam& adam,
                             const std::vector<AdamGroup>& groups,
                             int64_t position);
 
-// A file of torch.save with a value and no tensors.
+// A torch.save file that holds a value and no tensors.
 TargetFile value_file(const std::string& path, pickle::Document& document,
                       pickle::Id root);
 
-// What Lightning's meta.pt has, for a step of one epoch.
+// The contents of Lightning's meta.pt, for a step of one epoch.
 pickle::Id lightning_meta(pickle::Document& document, uint64_t step,
                           pickle::Id scheduler);
 
-// per_device_train_batch_size of TrainingArguments, if nobody says it. The
-// Trainer divides what the state has, so there has to be a number.
+// TrainingArguments' per_device_train_batch_size, if nothing says it. The
+// Trainer divides the state's value, so there must be a number.
 inline constexpr uint64_t kTrainerBatch = 8;
 
-// trainer_state.json of Hugging Face's Trainer: the rest has defaults.
+// The trainer_state.json of Hugging Face's Trainer; the rest has defaults.
 std::string trainer_state_json(uint64_t step);
 
 }  // namespace ckpt::runs

@@ -45,8 +45,8 @@ Catalog StepReading::read() {
   return std::move(catalog_);
 }
 
-// What stands before a role's names: nothing, if there is one alone. A
-// folder "_actor" is that of the actor.
+// The prefix of a role's names; nothing if it is the only role. A folder
+// "_actor" belongs to the actor.
 std::string StepReading::name_of(std::string_view role) const {
   const bool alone = found_.roles.size() == 1 && !has_components();
   if (alone || role.empty()) return {};
@@ -82,7 +82,7 @@ void StepReading::read_folder(const std::string& sub, const std::string& role) {
   }
 }
 
-// The same folder of the step beside; "" if there is none.
+// The same folder in the neighbouring step; "" if there is none.
 std::string StepReading::beside_of(const std::string& folder) const {
   return beside_.empty() ? "" : beside_ + folder.substr(found_.step.size());
 }
@@ -134,7 +134,7 @@ Catalog StepReading::read_container(const Source& source,
   return formats::find_format(source.read).reader->read_catalog(path, options_);
 }
 
-// Keeps what the reader made, before names and files are the run's.
+// Keeps what the reader returned, before names and files become the run's.
 void StepReading::keep(const Source& source, const std::string& at,
                        const Catalog& one, const std::string& read) {
   if (containers_ == nullptr) return;
@@ -198,8 +198,8 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
   note_copies(source);
 }
 
-// Files that the container's reader has no use for are other parts of the
-// step, but for those that are named as weights.
+// Files that the container's reader does not use are other parts of the step,
+// except those named like weights.
 void StepReading::sort_unread(Catalog& one) {
   std::erase_if(one.problems, [&](Problem& problem) {
     if (problem.kind != "unread_file") return false;
@@ -219,7 +219,7 @@ void StepReading::set_format(std::string_view format,
   catalog_.version = version;
 }
 
-// Other files that hold the same model: 16-bit copies beside masters.
+// Notes other files that hold the same model: 16-bit copies beside masters.
 void StepReading::note_copies(const Source& taken) {
   const auto is_adapter = [](const Source& source) {
     return source.file.starts_with("adapter_model");
@@ -227,7 +227,7 @@ void StepReading::note_copies(const Source& taken) {
   const std::string read = printable(fill(taken.file, {{"i", 0}}));
   for (const Source& other : trainer_.models) {
     const bool adapter = is_adapter(other) && !is_adapter(taken);
-    // A file and its index are one source to the container's reader.
+    // To the container's reader, a file and its index are one source.
     const bool same = other.at == taken.at && other.read == taken.read;
     if (&other == &taken || (same && !adapter)) continue;
     const auto names = names_like(folder_, other.file);
@@ -284,7 +284,7 @@ void StepReading::read_part(const Part& part, const std::string& sub,
   check_ranks(part, folder, names, catalog_);
   check_numbers(part, folder, names, catalog_);
   note_absent(trainer_, part, folder, beside, names, catalog_);
-  // Containers of no ranks: of those who kept their random numbers.
+  // For containers without ranks, count the ranks that kept their RNG state.
   if (part.part == "rng" && has(part.file, "r") && names.size() > 1)
     catalog_.topology.dp =
         std::max(catalog_.topology.dp, static_cast<uint32_t>(names.size()));
@@ -295,7 +295,7 @@ void StepReading::add_sidecars(const std::string& home,
                                const std::string& sub) {
   const std::string folder = io::join(folder_, home);
   if (!io::is_directory(folder)) return;
-  // Several models share no configuration.
+  // Several models don't share a configuration.
   if (found_.roles.size() > 1 && sub != found_.roles[0]) return;
   if (has_components() && !sub.empty()) return;
   formats::add_sidecars(home.empty() ? folder_ : folder, catalog_);

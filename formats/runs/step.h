@@ -10,12 +10,13 @@
 
 namespace ckpt::runs {
 
-// Throws input_error for a step without a model, of two world sizes, or that
-// lacks the file of a rank. `containers`, if not null: what it is made of.
+// Throws input_error for a step without a model, with two world sizes, or
+// without some rank's file. `containers`, if not null, receives what the step
+// is made of.
 Catalog read_step(const Found& found, const formats::ReadOptions& options,
                   std::vector<Container>* containers = nullptr);
 
-// What config.json in the folder says of the model's class.
+// What config.json in the folder says about the model's class.
 ModelFacts facts_of(const std::string& folder);
 
 }  // namespace ckpt::runs

@@ -20,8 +20,8 @@ namespace ckpt::runs {
 
 using text::printable;
 
-// Number i of the files is of no certain model: a step may have one model and
-// two optimizers, or a model that nobody trains beside the one that is.
+// The file numbered i belongs to no certain model: a step may have one model
+// and two optimizers, or an untrained model beside the trained one.
 std::vector<StepReading::Optimizer> StepReading::find_optimizers() {
   std::map<uint64_t, Optimizer> found;
   for (const Source& source : trainer_.optimizers) {
@@ -77,7 +77,8 @@ void StepReading::read_optimizer(const Optimizer& optimizer) {
   keep(source, fill(source.at, numbers), one);
   if (one.object_opener) lazy_ = true;
   take_topology(one.topology);
-  // Several models have one each; what is left over is the first one's.
+  // Several models have one optimizer each; any left over are the first
+  // model's.
   const bool paired = optimizer.number < models_.size();
   const std::string& prefix = models_[paired ? optimizer.number : 0].prefix;
   const Word word =
@@ -115,8 +116,8 @@ void StepReading::add_named(const Source& source, const std::string& prefix,
   number_again(catalog_, begin, prefix, prefix + word, folder_);
 }
 
-// torchtune keeps the state of its newest unfinished epoch alone, beside the
-// folders of all.
+// torchtune keeps only the state of its newest unfinished epoch, beside the
+// folders of all epochs.
 bool StepReading::is_of_other_step(const Source& source,
                                    const Numbers& numbers) {
   if (source.next_step.empty()) return false;
@@ -162,7 +163,7 @@ void StepReading::name_optimizer(
   const bool paired = optimizer.number < models_.size();
   const Model* model = &models_[paired ? optimizer.number : 0];
   if (groups) model = owner_of(optimizer, range, *groups, path, names);
-  // Of no model that is known: two of a number are no pair.
+  // It belongs to no known model: two with the same number are not a pair.
   const std::string prefix = model == nullptr ? "" : model->prefix;
   Word mine = word;
   if (!words_.insert(prefix + mine).second)
@@ -182,9 +183,9 @@ void StepReading::name_optimizer(
   }
 }
 
-// The one model that the numbers fit. Two of the same shapes are told apart by
-// nothing: that file i is of model i is the script's custom, which
-// --assume-order takes.
+// The one model that the numbers fit. Nothing distinguishes two with the same
+// shapes: that file i belongs to model i is only the script's custom, which
+// --assume-order accepts.
 const StepReading::Model* StepReading::owner_of(const Optimizer& optimizer,
                                                 const Range& range,
                                                 const Groups& groups,

@@ -86,7 +86,7 @@ std::string hf_name(const std::string& name) {
   return {};
 }
 
-// Of the fused projection: the names of transformers' three.
+// The names of transformers' three projections that the fused one stands for.
 std::vector<std::string> parts_of_fused(const std::string& name) {
   const auto layer = in_layer(name, kTitanLayers);
   if (!layer || layer->rest != kFused) return {};
@@ -107,7 +107,7 @@ std::string fused_of(const std::string& hf) {
 
 struct Heads {
   uint64_t queries = 0, keys = 0;
-  bool pairs = false;  // rotary pairs stand together: Llama's
+  bool pairs = false;  // rotary pairs are adjacent: Llama's
 };
 
 Heads heads_of(const Catalog& source) {
@@ -151,7 +151,7 @@ Heads heads_of(const Catalog& source) {
           "--config-from DIR names a folder with the model's config.json");
 }
 
-// Rows of each head: two halves become pairs, or the other way.
+// Rearranges each head's rows: two halves become pairs, or the reverse.
 View turn(const View& view, uint64_t heads, bool to_pairs) {
   const Shape& shape = view.shape();
   if (shape.size() != 2 || shape[0] % (2 * heads) != 0)
@@ -251,7 +251,7 @@ class Renaming {
     tensor.name = name + "." + tensor.state;
   }
 
-  // Of `name`, which is transformers': queries and keys.
+  // Rearranges queries and keys; `name` is transformers' name.
   void rearrange(Tensor& tensor, const std::string& name, bool to_pairs) const {
     if (!heads_.pairs || tensor.shape.size() != 2) return;
     const auto layer = in_layer(name, kHfLayers);
@@ -269,7 +269,7 @@ class Renaming {
     tensor.tie = 0;
   }
 
-  // States of three parameters become those of one.
+  // Turns the states of three parameters into those of one.
   void fuse() {
     std::map<std::string, std::map<std::string, std::array<const Tensor*, 3>>>
         all;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// torchtitan's models beside those of transformers: names, rotary rows of
-// Llama, and the projection that it trains in one and saves in three.
+// Converts between torchtitan's models and transformers': names, Llama's rotary
+// rows, and the projection that is trained as one and saved as three.
 //
 //   transformers                            torchtitan
 //   model.layers.0.self_attn.q_proj.weight  layers.0.attention.qkv_linear
@@ -8,7 +8,7 @@
 //                                             .wqkv.weight  trained: for each
 //                                             key head its queries, key, value
 //
-// Moments are elementwise: they are arranged as their weights are. Private to
+// Moments are elementwise, so they are arranged like their weights. Private to
 // this room.
 #pragma once
 
@@ -19,19 +19,19 @@
 
 namespace ckpt::runs {
 
-// Whose names the model's tensors have.
+// True if the model's tensors have torchtitan's names.
 bool has_titan_names(const Catalog& source);
 bool has_transformers_names(const Catalog& source);
 
-// Model and optimizer with the other's names and arrangement. The numbers of
+// Gives model and optimizer the other's names and arrangement. The numbers of
 // heads come from config.json; the steps of parameters that become one are
-// proven to be equal. Throws unfaithful_error for models whose arrangement is
-// not known and for names that the other lacks.
+// proven equal. Throws unfaithful_error for models whose arrangement is not
+// known and for names that the other lacks.
 void to_titan(Catalog& source);
 void from_titan(Catalog& source);
 
-// What a trained parameter is called by the other: of torchtitan's fused
-// projection the three of transformers. None for names of neither.
+// What the other calls a trained parameter; for torchtitan's fused projection,
+// transformers' three. Empty for names of neither.
 std::vector<std::string> names_of_other(const std::string& parameter);
 
 }  // namespace ckpt::runs

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trainers as data: what each leaves in the folder of a step. trainers.json
-// has them (docs/formats/runs.md says what its fields mean); nothing here
-// looks at a file.
+// Trainers as data: what each leaves in a step's folder. They are in
+// trainers.json (docs/formats/runs.md explains its fields); nothing here looks
+// at files.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ namespace ckpt::runs {
 
 // A container of tensors in the folder.
 struct Source {
-  std::string file;  // a pattern: it is there if this is
+  std::string file;  // a pattern: the source exists if this does
   std::string at;    // what is opened; "": the folder itself
   std::string read;  // a format's name, "ranks" or "nanotron"
   // How an optimizer's numbers become names: "names", "decay", "module".
@@ -25,38 +25,40 @@ struct Source {
   std::vector<std::string> optimizers;
   std::vector<std::string> others;  // of neither
   std::string key;  // where in a pickle the optimizer's state dict is
-  // A number in it that is the step's plus one; any other is of another save.
+  // A number in it that is the step's plus one; with any other it is from
+  // another save.
   std::string next_step;
-  // A model's: in another arrangement and under other names than it is trained
-  // in. Numbers of its optimizer are not those of its parameters.
+  // For a model: saved in another arrangement and under other names than in
+  // training. Its optimizer's numbers don't number these parameters.
   bool arranged = false;
 };
 
 // A file that holds values.
 struct Part {
-  std::string file;      // a pattern; {r}: one for each rank
+  std::string file;      // a pattern; {r}: one per rank
   std::string part;      // file_list's word for it
-  bool carried = false;  // the model's: looked for here, read as a sidecar
-  bool above = false;    // in the folder above that of the role
+  bool carried = false;  // the model's: checked here, read as a sidecar
+  bool above = false;    // in the folder above the role's
   // "optimizer", or a pattern: what is not loaded without this file.
   std::string with;
-  std::string instead;  // a pattern: what does as well
-  // Its loader does without it, and what comes of that; "" if nothing does.
+  std::string instead;  // a pattern: what serves as well
+  // The consequence of loading without it; "" if there is none.
   std::string without;
-  // "trainer_state.json stateful_callbacks": a file, and a key of it, of those
-  // who always write this one together with the optimizer; "": nobody always.
+  // "trainer_state.json stateful_callbacks": a file, and a key in it, left by
+  // writers that always write this one together with the optimizer; "": none
+  // always do.
   std::string proof;
-  // Of files of ranks, when the number of ranks changes: false: they are left
-  // out and start afresh; true: the loader demands one for each rank, and new
-  // ranks get those of the old ones in turn.
+  // For rank files, if the number of ranks changes. False: they are left out
+  // and start afresh. True: the loader demands one per rank, and new ranks get
+  // the old ranks' files in turn.
   bool demanded = false;
-  bool fails = false;  // `without` is an error of the loader's
-  // The name of a value that is None where the trainer writes this file.
+  bool fails = false;  // `without` is a loader error
+  // The name of a value that is None if the trainer writes this file.
   std::string none;
   std::string world;  // a JSON file: this key holds the number of ranks
 };
 
-// Everything of a step in one container, which its own reader reads whole.
+// A whole step in one container, which its own reader reads.
 struct Sole {
   struct More {
     std::string at;    // a folder with a container of its own
@@ -64,45 +66,46 @@ struct Sole {
   };
   std::string format;      // "": the trainer has parts instead
   std::string at;          // a pattern: the container's folder in the step
-  std::vector<More> more;  // what may lie beside it, the optimizer last
+  std::vector<More> more;  // what may be beside it, the optimizer last
   std::string weights;     // a folder with the model, if no container has one
   std::string list;        // a JSON file: "contents" has the parts' "path"s
 };
 
-// Everything of a step in one file of torch.save.
+// A whole step in one torch.save file.
 struct Pickled {
   std::string sign;        // an object that such a file has; "": no such files
-  std::string model;       // the beginning of the model's names
+  std::string model;       // prefix of the model's names
   std::string optimizers;  // keys of a list or dict of state dicts, "a.b"
   std::string ending;      // of files' names; "": those of `steps` and `last`
 };
 
-// A folder of models beside each other, each with a configuration of its own.
+// A folder of several models, each with its own configuration.
 struct Components {
   std::string file;  // the JSON file that lists them; "": there are none
-  // Ends of classes that have weights; none: all that have a config.json.
+  // Name endings of classes that have weights; none: all with a config.json.
   std::vector<std::string> weighted;
 };
 
 struct Trainer {
   std::string name;
   std::string what;
-  // Patterns; all of them are there. "a|b": one of the two.
+  // Patterns, all of which must exist. "a|b": one of the two.
   std::vector<std::string> signature;
-  // Not empty: of each role's folder, `signature` is of the step alone.
+  // Not empty: each role's folder must have these, and `signature` applies to
+  // the step only.
   std::vector<std::string> role_signature;
-  // Not empty: an object of one of these beginnings has to be in the container.
+  // Not empty: the container must hold an object with one of these prefixes.
   std::vector<std::string> objects;
   std::vector<std::string> steps;  // patterns of a root's folders (and files)
-  std::vector<std::string> last;   // names that win over numbers
+  std::vector<std::string> last;   // names that take precedence over numbers
   std::string tracker;             // a file of the root that has the number
-  std::string without_tracker;     // what the trainer does without that
-  std::vector<std::string> roles;  // sub-folders, each with a model of its own
+  std::string without_tracker;     // what the trainer does without it
+  std::vector<std::string> roles;  // sub-folders, each with its own model
   std::vector<std::string> homes;  // sub-folders with config and tokenizer
   bool weights_beside = false;     // the root may hold a final model
-  bool one_model = false;          // a second one is of another save
+  bool one_model = false;          // a second one is from another save
   bool step_in_name = false;       // the folder's number is the step's
-  std::vector<std::string> of_ranks;  // objects that are of so many ranks
+  std::vector<std::string> of_ranks;  // objects that depend on the rank count
   std::string reset_hint;             // what to do without them
   std::string step_file;              // where the step's number is …
   std::string step_key;               // … a path in it, "a.b"
@@ -110,14 +113,14 @@ struct Trainer {
   Sole sole;
   Pickled pickled;
   Components components;
-  std::vector<Source> models;  // the first that is there
+  std::vector<Source> models;  // the first that exists
   std::vector<Source> optimizers;
   std::vector<Part> parts;
 };
 
 const std::vector<Trainer>& trainers();
 
-// By name; throws usage_error with a suggestion.
+// Finds a trainer by name; throws usage_error with a suggestion.
 const Trainer& find_trainer(const std::string& name);
 
 }  // namespace ckpt::runs

@@ -36,14 +36,14 @@ Listing list(const std::string& directory) {
   return listing;
 }
 
-// Fills names or index; false if nothing of this stem is there.
+// Fills names or index; false if there is nothing with this stem.
 bool take_stem(std::string_view stem, const Listing& listing, Files& files) {
   constexpr std::string_view kOptim = "optim.safetensors";
   auto found = formats::find_weight_files(stem, kSuffix, listing.weights,
                                           listing.indexes);
   files.names = std::move(found.names);
   files.index = std::move(found.index);
-  // OLMo-core's form of whole tensors: the optimizer in a file beside.
+  // OLMo-core's form of whole tensors: the optimizer in a separate file.
   if (files.names == std::vector<std::string>{"model.safetensors"} &&
       std::ranges::binary_search(listing.weights, kOptim))
     files.names.emplace_back(kOptim);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which files of a directory make up a safetensors checkpoint. As
-// transformers does, the first that is there:
+// Which files of a directory make up a safetensors checkpoint. As in
+// transformers, the first that exists:
 //
 //   model.safetensors                         one file, and optim.safetensors
 //                                             if that is there too
@@ -20,15 +20,15 @@ struct Files {
   std::string directory;
   std::vector<std::string> names;   // in the directory; sorted
   std::string index;                // its name, or ""
-  std::vector<std::string> unread;  // other .safetensors files that are there
+  std::vector<std::string> unread;  // other .safetensors files present
 };
 
-// True for a name that may be a safetensors file; hidden files are none.
+// True for a name that may be a safetensors file; hidden files are not.
 bool is_weights_name(std::string_view name);
 
-// Throws a usage_error if it can't be told which files to take, an
-// input_error if an x-of-N set lacks files, a missing_error if there is
-// nothing. With an index, `names` stays empty: the index has them.
+// Throws usage_error if it is unclear which files to take, input_error if an
+// x-of-N set lacks files, missing_error if there is nothing. With an index,
+// `names` stays empty: the index has them.
 Files locate(const std::string& directory);
 
 }  // namespace ckpt::safetensors

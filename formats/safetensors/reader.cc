@@ -28,8 +28,8 @@ using formats::Support;
 using text::printable;
 using Severity = Problem::Severity;
 
-// torch's DCP marks files that hold parts of tensors with these keys; what
-// they say is true of one file only.
+// torch's DCP marks files that hold parts of tensors with these keys; what they
+// say holds for that file only.
 constexpr std::string_view kDcpInfo = "DCP_SHARDING_INFO";
 constexpr std::string_view kDcpVersion = "DCP_VERSION";
 
@@ -52,7 +52,7 @@ Support supports_file(const std::string& path) {
   return {false, "does not begin with a header length and a JSON object"};
 }
 
-// An adapter in safetensors may lie beside a model in another format.
+// An adapter in safetensors may be beside a model in another format.
 bool is_of_a_model(std::string_view name) {
   return name.starts_with("pytorch_model") || name == "latest";
 }
@@ -80,7 +80,7 @@ Problem problem(Severity severity, std::string kind, std::string file,
           std::move(message)};
 }
 
-// Puts the headers of a checkpoint's files together.
+// Joins the headers of a checkpoint's files.
 class Assembly {
  public:
   explicit Assembly(std::string path) {
@@ -139,7 +139,7 @@ class Assembly {
   Catalog& catalog() { return catalog_; }
 
  private:
-  // Across files; inside of one the header was checked.
+  // Checks across files; within one, the header was already checked.
   void check_unique(const std::vector<Located>& taken) {
     if (headers_.size() < 2) return;
     text::NameTable names;
@@ -183,7 +183,7 @@ class Assembly {
     return sum;
   }
 
-  // safetensors holds one of several names of a tensor. Of a model without an
+  // safetensors holds one of a tensor's several names. For a model without an
   // output layer that is the embedding; writers may have counted both.
   uint64_t tied_bytes() const {
     uint64_t bytes = 0;
@@ -241,7 +241,7 @@ class Assembly {
     }
   }
 
-  // What an index says besides total_size, which is made anew.
+  // Keeps what an index says besides total_size, which is made anew.
   void keep_index_metadata(std::shared_ptr<pickle::Document> rest) {
     if (!rest || rest->items(rest->root()).empty()) return;
     catalog_.objects.push_back(
@@ -249,7 +249,7 @@ class Assembly {
   }
 
   Catalog catalog_;
-  std::vector<Header> headers_;  // one for each of catalog_.files
+  std::vector<Header> headers_;  // one per file in catalog_.files
 };
 
 void read_indexed(const std::string& directory, const std::string& index_file,

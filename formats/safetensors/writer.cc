@@ -17,7 +17,7 @@
 namespace ckpt::safetensors {
 namespace {
 
-// transformers and huggingface_hub cut there.
+// transformers and huggingface_hub cut at this size.
 constexpr uint64_t kDefaultShard = 5'000'000'000;
 constexpr std::string_view kSingle = "model.safetensors";
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
@@ -26,9 +26,9 @@ bool is_quantized(DType dtype) {
   return dtype == DType::qi8 || dtype == DType::qu8 || dtype == DType::qi32;
 }
 
-// Tensors of each file, by their number in the catalog: in its order, a new
-// file when the next one does not fit. One that never fits has a file to
-// itself, and the one before it goes on being filled (huggingface_hub).
+// The tensors of each file, by number in the catalog and in its order, with a
+// new file when the next one does not fit. A tensor that never fits gets its
+// own file, and the file before continues to be filled (as in huggingface_hub).
 std::vector<std::vector<uint32_t>> split(std::span<const Described> tensors,
                                          uint64_t most) {
   std::vector<std::vector<uint32_t>> files;
@@ -143,7 +143,7 @@ class Builder {
 
   std::string file_name(size_t f, size_t count) const {
     if (layout_.single_file) return {};
-    if (peft::config_of(source_)) {  // which peft finds by its name alone
+    if (peft::config_of(source_)) {  // which peft finds only by its name
       if (count == 1) return std::string(peft::kWeightsFile);
       throw unfaithful_error({source_.path, {}},
                              "an adapter is one file, these would be {}", count)
@@ -173,7 +173,7 @@ class Builder {
   const Catalog& source_;
   const Layout& layout_;
   Target target_;
-  std::vector<Described> described_;  // one for each tensor of the source
+  std::vector<Described> described_;  // one per tensor of the source
   std::optional<Metadata> metadata_;
   nlohmann::json index_metadata_ = nlohmann::json::object();
 };

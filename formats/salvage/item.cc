@@ -27,7 +27,7 @@ std::optional<ItemRepair> repair_item(const std::string& path, uint64_t offset,
   item.literals = {{offset, *frame.head},
                    {offset + size - frame.tail->size(), *frame.tail}};
   item.crc = {item.payload.begin, item.payload.end, {}};
-  // Each checksum that is left is a witness, wherever the damage is.
+  // Each surviving checksum is a witness, wherever the damage is.
   const uint32_t crc = crc_of(file, item.payload);
   for (const uint64_t at : frame.crcs) {
     item.crc.at.push_back(offset + at);
@@ -52,8 +52,8 @@ std::vector<std::string> data_files(const std::string& metadata) {
 
 std::map<std::string, uint64_t> data_sizes(const std::string& metadata) {
   const dcp::Metadata read = dcp::read_metadata(metadata, {});
-  // Items stand one behind the other; an offset far behind all of them is
-  // wrong, and would make a file that fills the disk.
+  // Items are back to back; an offset far past all of them is wrong, and would
+  // make a file that fills the disk.
   constexpr uint64_t kSlack = uint64_t{1} << 20;
   std::map<std::string, uint64_t> sizes, items;
   const auto add = [&](const dcp::Stored& stored) {

@@ -13,12 +13,12 @@ namespace {
 
 constexpr uint64_t kBlock = uint64_t{4} << 20;
 
-// Calls `found` with the byte of each header and of each end record.
+// Calls `found` with the offset of each header and end record.
 template <class Function>
 void for_each_signature(const io::Handle& file, Function found) {
   constexpr uint64_t kMark = 4;
   for (uint64_t at = 0; at < file.size(); at += kBlock) {
-    // The first bytes of the next block too, for a mark across both.
+    // Includes the first bytes of the next block, for a mark across both.
     const std::string bytes =
         file.read_string(at, std::min(kBlock + kMark - 1, file.size() - at));
     for (size_t i = bytes.find("PK"); i != bytes.npos && i < kBlock;
@@ -45,7 +45,7 @@ bool begins_item(const io::Handle& file, uint64_t at) {
              .ends_with(kFirst);
 }
 
-// Where the archive begins that the end record at `at` closes.
+// Where the archive that the end record at `at` closes begins.
 std::optional<uint64_t> begin_of(const io::Handle& file, uint64_t at) {
   if (file.size() - at < zip::kEndSize) return std::nullopt;
   const std::string end = file.read_string(at, zip::kEndSize);
@@ -92,7 +92,7 @@ std::vector<ScannedItem> scan_items(const io::Handle& file) {
     }
     const auto begin = begin_of(file, at);
     if (!begin || !begins.contains(*begin)) return;
-    // An archive in the payload of this one is a part of it.
+    // An archive inside this one's payload is part of it.
     while (!items.empty() && items.back().offset >= *begin) items.pop_back();
     items.push_back({*begin, at + zip::kEndSize - *begin, std::nullopt});
   });

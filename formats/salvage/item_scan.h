@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The items of a .distcp file without the .metadata that says where they are:
-// every archive whose first header and end record agree on where it begins.
+// Finds the items of a .distcp file without the .metadata that says where they
+// are: every archive whose first header and end record agree on where it
+// begins.
 //
 //   | PK\3\4 archive/data.pkl … directory | PK\5\6 | PK\3\4 archive/data.pkl …
 //   begin                                   end      begin of the next one
@@ -20,18 +21,18 @@ namespace ckpt::salvage {
 struct ScannedTensor {
   DType dtype = DType::f32;
   Shape shape;
-  uint64_t data = 0;  // byte of the file where its elements begin
+  uint64_t data = 0;  // where its elements begin in the file
 };
 
 struct ScannedItem {
   uint64_t offset = 0;
   uint64_t length = 0;
-  // Nothing: another value, or a tensor that isn't stored plainly.
+  // Nothing for another value, or for a tensor that isn't stored plainly.
   std::optional<ScannedTensor> tensor;
 };
 
-// In the order of the file. What lies between items, and an item that can't be
-// opened, is passed over. Reads all of the file once.
+// Returns the items in file order. Skips anything between items, and items that
+// can't be opened. Reads the whole file once.
 std::vector<ScannedItem> scan_items(const io::Handle& file);
 
 }  // namespace ckpt::salvage

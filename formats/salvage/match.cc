@@ -16,18 +16,18 @@ Digest operator-(const Digest& a, const Digest& b) {
   return {a.d0 - b.d0, a.d1 - b.d1};
 }
 
-// A digit of a block's place in the order of its rank: it counts `count` steps
-// of `step` cells along `axis`.
+// A digit of a block's place in its rank's order: it counts `count` steps of
+// `step` cells along `axis`.
 struct Digit {
   size_t axis = 0;
   uint64_t count = 0;
   uint64_t step = 0;
 };
-using Order = std::vector<Digit>;  // the first one turns slowest
+using Order = std::vector<Digit>;  // the first one changes slowest
 
-// How a grid may be spread over ranks: each axis as it is or cut in two, as
-// stages cut layers, or tensor-parallel ranks the halves of a fused gate and
-// up; and these digits in any order.
+// How a grid may be spread over ranks: each axis whole or cut in two, as stages
+// cut layers, or tensor-parallel ranks cut the halves of a fused gate and up;
+// and these digits in any order.
 std::vector<Order> orders(const std::vector<uint64_t>& parts) {
   std::vector<Order> cut{{}};
   for (size_t axis = 0; axis < parts.size(); ++axis) {
@@ -56,7 +56,7 @@ std::vector<Order> orders(const std::vector<uint64_t>& parts) {
   return all;
 }
 
-// The cell of the block that is the n-th in that order.
+// The cell of the n-th block in that order.
 size_t cell_at(const Order& order, const std::vector<uint64_t>& parts,
                size_t n) {
   std::vector<uint64_t> index(parts.size(), 0);
@@ -84,7 +84,8 @@ Digest digest_at(const io::Handle& file, uint64_t at, const Shape& shape,
     const uint64_t end = std::min(elements, begin + step);
     bytes = file.read_string(at + begin * size, (end - begin) * size);
     for (const FlatPart& part : cut(box, {begin, end})) {
-      // Rows of the part: its last dimension, and those before that are whole.
+      // Rows of the part: its last dimension, and preceding ones that are
+      // whole.
       uint64_t row = 1;
       size_t d = part.box.shape.size();
       while (d > 0) {
@@ -172,8 +173,8 @@ std::vector<Matcher::Cells> Matcher::grids(const Manifest::Entry& entry) const {
   return grids;
 }
 
-// The n-th fitting block of the files of each rank in turn, as savers write
-// them that cut every tensor over all ranks in one order.
+// Takes the n-th fitting block of each rank's files in turn, as written by
+// savers that cut every tensor over all ranks in one order.
 std::optional<Matcher::Choice> Matcher::in_order(const Manifest::Entry& entry,
                                                  const Cells& cells) {
   std::vector<std::vector<std::vector<size_t>>> of_cell;  // by rank
@@ -189,7 +190,7 @@ std::optional<Matcher::Choice> Matcher::in_order(const Manifest::Entry& entry,
     }
     if (of_cell.back().empty()) return std::nullopt;
   }
-  // The ranks that hold the last cell may be others than those of the first.
+  // The ranks that hold the last cell may differ from those of the first.
   const size_t ranks = of_cell[0].size();
   if (ranks + 1 < cells.size()) return std::nullopt;
   for (size_t n = 0; n < most; ++n) {
@@ -212,8 +213,8 @@ bool Matcher::take(uint64_t choices) {
   return true;
 }
 
-// Of a grid of equal cells: each rank has as many blocks of this tensor as of
-// every other one of that shape, one tensor after the other.
+// For a grid of equal cells: each rank has as many blocks of this tensor as of
+// every other one of that shape, one tensor after another.
 std::optional<Matcher::Choice> Matcher::in_ranks(const Manifest::Entry& entry,
                                                  const Cells& cells) {
   const Shape& shape = cells[0].shape;
@@ -253,8 +254,8 @@ std::optional<Matcher::Choice> Matcher::in_ranks(const Manifest::Entry& entry,
   return std::nullopt;
 }
 
-// The sum of every choice for cells [begin, end). Choice n has the block
-// n % count of the last cell, and so on, as the digits of a number.
+// The digest sum of every choice for cells [begin, end). Choice n has block n %
+// count of the last cell, and so on, like the digits of a number.
 std::vector<Digest> Matcher::sums(const Manifest::Entry& entry,
                                   const Cells& cells, const Blocks& blocks,
                                   size_t begin, size_t end) {
@@ -272,8 +273,8 @@ std::vector<Digest> Matcher::sums(const Manifest::Entry& entry,
   return sums;
 }
 
-// Every choice, as far as that is no more than kMostChoices for half of the
-// cells: what the second half must add is looked up among the first.
+// Tries every choice, if that is at most kMostChoices for half of the cells:
+// looks up what the second half must add among the sums of the first.
 std::optional<Matcher::Choice> Matcher::any_order(const Manifest::Entry& entry,
                                                   const Cells& cells) {
   Blocks blocks;

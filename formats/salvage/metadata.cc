@@ -16,7 +16,7 @@ namespace {
 struct Items {
   std::vector<Block> blocks;
   std::vector<dcp::WrittenItem> places;     // of each block
-  std::map<std::string, uint64_t> objects;  // how many each file has
+  std::map<std::string, uint64_t> objects;  // how many per file
 };
 
 Items items_of(const std::string& directory) {
@@ -43,7 +43,7 @@ Items items_of(const std::string& directory) {
 
 using Matches = std::map<std::string_view, std::vector<Placed>>;
 
-// What one tensor takes leaves fewer blocks for those of like shapes.
+// Each match leaves fewer blocks for tensors of similar shapes.
 Matches match_all(Items& items, const Manifest& manifest) {
   Matcher matcher(items.blocks);
   Matches matches;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A .metadata that is lost, from the items of the .distcp files beside it and
+// Restores a lost .metadata from the items of the .distcp files beside it and
 // ckpt's manifest: the manifest has names, dtypes, shapes and digests, and the
 // digests prove which item is which part of which tensor.
 #pragma once
@@ -14,13 +14,14 @@
 namespace ckpt::salvage {
 
 struct LostMetadata {
-  std::string bytes;     // of a new one; "" if no item was matched
-  uint64_t tensors = 0;  // that it has
-  // Items that hold no tensor, or one that none of the manifest's digests has.
+  std::string bytes;     // a new .metadata; "" if no item was matched
+  uint64_t tensors = 0;  // in the new .metadata
+  // Items without a tensor, or whose tensor matches none of the manifest's
+  // digests.
   std::vector<Note> nameless;
 };
 
-// `directory`: with .distcp files and without .metadata. Reads all of them.
+// `directory` has .distcp files but no .metadata. Reads all of them.
 LostMetadata match_items(const std::string& directory,
                          const Manifest& manifest);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A safetensors file that was cut, or whose header has a hole.
+// Repairs a safetensors file that was cut, or whose header has a hole.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -13,7 +13,8 @@ namespace {
 
 using nlohmann::json;
 
-// The bytes of data that a header describes; nothing if it is not a header.
+// The number of data bytes that a header describes; nothing if it is not a
+// header.
 std::optional<uint64_t> data_bytes(std::string_view text) {
   const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) return std::nullopt;
@@ -36,7 +37,7 @@ struct Framed {
   uint64_t size = 0;    // of the whole file
 };
 
-// The frame that the header of this file tells, if it tells one that holds.
+// The frame that this file's header describes, if it is valid.
 std::optional<Framed> frame_of(const io::Handle& file, uint64_t header) {
   if (header > safetensors::kMaxHeader || header > file.size() - 8)
     return std::nullopt;
@@ -58,8 +59,8 @@ uint64_t header_length(const io::Handle& file) {
   return length;
 }
 
-// The length field is wrong and the header is whole: the object ends, spaces
-// follow, and then data of just the size that it speaks of.
+// For a wrong length field and a whole header: the object ends, spaces follow,
+// and then data of exactly the size that it describes.
 std::optional<Framed> frame_without_length(const io::Handle& file) {
   constexpr uint64_t kMost = uint64_t{16} << 20;
   const std::string text =
@@ -83,9 +84,10 @@ std::optional<Framed> frame_without_length(const io::Handle& file) {
       if (!data || *data > file.size() - 8 - end) return std::nullopt;
       const uint64_t header = file.size() - 8 - *data;
       while (end < text.size() && text[end] == ' ') ++end;
-      // Data may begin with a space's byte, so at least so many.
+      // Data may begin with the byte of a space, so this is the least.
       if (header > end || header <= i) return std::nullopt;
-      // Spaces to the end: the length may be right, and the file cut in them.
+      // Spaces to the end: the length may be right, and the file cut among
+      // them.
       if (*data > 0 && 8 + end == file.size()) return std::nullopt;
       return frame_of(file, header);
     }
@@ -93,8 +95,8 @@ std::optional<Framed> frame_without_length(const io::Handle& file) {
   return std::nullopt;
 }
 
-// Another step's header: same file length, and no more than a page of it
-// differs from what is here.
+// Another step's header: same file length, and at most a page of it differs
+// from what is here.
 std::optional<Framed> frame_of_like(const io::Handle& file,
                                     const std::string& like) {
   constexpr uint64_t kMostOther = 4096;

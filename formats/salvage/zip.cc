@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A zip of torch.save that was cut, or lost its directory, or has records
-// that are not what their checksums say.
+// Repairs a torch.save zip that was cut, or lost its directory, or has records
+// that don't match their checksums.
 #include <algorithm>
 #include <set>
 
@@ -18,15 +18,15 @@ namespace {
 
 constexpr uint64_t kMostContent = uint64_t{1} << 30;
 
-// A record as it can be read.
+// A record, as far as it can be read.
 struct Found {
   ScannedRecord record;
   bool whole = false;
-  std::string content;  // of deflated ones
+  std::string content;  // if deflated
 };
 
-// Is it what one of its checksums says? Without any checksum it is, if it is
-// all there.
+// Decides whether a record is whole: it matches one of its checksums or, if it
+// has none, is all there.
 Found judge(const io::Handle& file, ScannedRecord record) {
   Found found{.record = std::move(record)};
   const ScannedRecord& r = found.record;
@@ -65,7 +65,8 @@ ScannedRecord as_scanned(const zip::Entry& entry) {
           .crcs = {entry.crc32}};
 }
 
-// By the directory, if it can be read; nothing else then has to be looked for.
+// Uses the directory, if it can be read; then nothing else needs to be searched
+// for.
 std::optional<std::vector<Found>> by_directory(const io::Handle& file) {
   std::vector<Found> found;
   try {
@@ -117,7 +118,7 @@ class Rebuilder {
     return file_.read_string(found.record.data_offset, found.record.size);
   }
 
-  // Which storages there are, and how large.
+  // Finds which storages there are, and how large.
   void read_pickle() {
     const std::string name = root_ + "/data.pkl";
     const auto found = std::ranges::find_if(
@@ -148,7 +149,7 @@ class Rebuilder {
     const std::string name = record.name.substr(root_.size() + 1);
     if (name.empty() || has(name)) return;
     const auto bytes = declared(name);
-    if (!bytes) {  // no storage: a small record, or none that is needed
+    if (!bytes) {  // not a storage: a small record, or an unneeded one
       if (found.whole)
         records_.push_back(
             {.name = name, .size = record.size, .content = content_of(found)});
@@ -163,10 +164,10 @@ class Rebuilder {
       return;
     }
     const uint64_t size = found.whole ? std::max(*bytes, record.size) : *bytes;
-    // What is behind the end of a record that was cut is gone; what is
-    // before it has no checksum any more, but it is there. Where the file goes
-    // on behind the record it was not cut: its checksum was overwritten, and
-    // perhaps the record with it.
+    // If a record was cut, what is past the cut is gone; what is before it no
+    // longer has a checksum, but is there. If the file continues after the
+    // record, it was not cut: its checksum was overwritten, and perhaps the
+    // record with it.
     constexpr uint64_t kDescriptor = 24;
     const bool open = !record.ends && record.method == zip::kStored &&
                       record.data_offset < file_.size();
@@ -222,7 +223,7 @@ class Rebuilder {
   std::string root_;
   torch::Storages storages_;
   std::vector<zip::Record> records_;
-  // Storages by their index in records_: where their bytes are, and how many.
+  // Storages by index in records_: where their bytes are, and how many.
   std::map<size_t, std::pair<uint64_t, uint64_t>> sources_;
   Repair repair_;
 };

@@ -13,13 +13,13 @@ namespace {
 using zip::load;
 
 constexpr uint64_t kScanned = uint64_t{1} << 20;  // at a time
-// Of each signature; torch's largest files have some 10^5 records.
+// Per signature; torch's largest files have some 10^5 records.
 constexpr size_t kMostSignatures = 4'000'000;
 constexpr size_t kMostName = 4096;
-// Steps of looking for a descriptor, over all records.
+// Search steps for descriptors, over all records.
 constexpr uint64_t kMostSteps = 200'000'000;
 
-// Where each signature stands.
+// Where each signature occurs.
 struct Signatures {
   std::vector<uint64_t> local, descriptor, directory;
 };
@@ -105,7 +105,7 @@ std::optional<Local> read_local(const io::Handle& file, uint64_t at) {
   return local;
 }
 
-// What the directory says, as far as it is there; by the local header's place.
+// What the directory says, as far as it survives, by local header offset.
 struct Entry {
   std::string name;
   uint32_t crc = 0;
@@ -147,7 +147,7 @@ class Scanner {
         entries_(read_entries(file, signatures_.directory)) {}
 
   std::vector<ScannedRecord> run() {
-    uint64_t next = 0;  // what lies before it is data of a record
+    uint64_t next = 0;  // anything before it is a record's data
     for (const uint64_t at : signatures_.local) {
       if (at < next) continue;
       auto local = read_local(file_, at);
@@ -162,7 +162,7 @@ class Scanner {
   }
 
  private:
-  // Its size and checksums; returns where it ends.
+  // Sets the record's size and checksums; returns where it ends.
   uint64_t finish(Local& local) {
     ScannedRecord& record = local.record;
     const auto entry = entries_.find(local.header);
@@ -193,7 +193,7 @@ class Scanner {
                        : next_local(record.data_offset);
   }
 
-  // A record of unknown size ends where the next record begins, at most.
+  // A record of unknown size ends no later than where the next one begins.
   uint64_t next_local(uint64_t from) const {
     for (auto at = std::ranges::lower_bound(signatures_.local, from);
          at != signatures_.local.end(); ++at)
@@ -220,8 +220,9 @@ class Scanner {
     return std::nullopt;
   }
 
-  // Records that only the directory knows: the local header is damaged. torch
-  // aligns data to 64 bytes; the checksum will say whether it did.
+  // Adds records that only the directory knows, as their local header is
+  // damaged. torch aligns data to 64 bytes; the checksum will show whether it
+  // did.
   void add_headless() {
     for (const auto& [header, entry] : entries_) {
       const std::string& name = entry.name;

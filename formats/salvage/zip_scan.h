@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The records of a zip archive without its directory: from local headers, and
-// from whatever directory entries are left.
+// Finds the records of a zip archive without its directory: from local headers,
+// and from whatever directory entries are left.
 //
 //   | local header | data | descriptor | local header | data | ✂
 //
-// torch leaves sizes out of local headers; they are in the descriptor behind
-// the data. A descriptor counts if it gives the size that puts it there.
+// torch leaves sizes out of local headers; they are in the descriptor after the
+// data. A descriptor counts if it states the size that puts it there.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ struct ScannedRecord {
   uint64_t packed_size = 0;
   uint64_t size = 0;
   uint16_t method = 0;
-  // What says so: descriptor, local header, directory. None: unchecked.
+  // From descriptor, local header and directory. None: unchecked.
   std::vector<uint32_t> crcs;
-  bool ends = true;  // false: the file, or what can be read of it, ends first
+  bool ends = true;  // false: the file, or its readable part, ends first
 };
 
-// In the order of the file. Reads all of it once.
+// Returns the records in file order. Reads the whole file once.
 std::vector<ScannedRecord> scan_records(const io::Handle& file);
 
 }  // namespace ckpt::salvage

@@ -17,7 +17,7 @@
 namespace ckpt::scan {
 namespace {
 
-// Of a broken archive, which is looked through byte by byte.
+// Limit for a broken archive, which is searched byte by byte.
 constexpr uint64_t kMostBroken = uint64_t{1} << 30;
 constexpr uint64_t kBlock = uint64_t{4} << 20;
 
@@ -45,7 +45,7 @@ Part inner_part(const Part& part, const std::string& name) {
   return inner;
 }
 
-// What can be inflated of a record that may be broken.
+// Inflates as much as possible of a record that may be broken.
 std::string inflated(std::string_view packed) {
   z_stream stream = {};
   if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) return {};
@@ -64,7 +64,7 @@ std::string inflated(std::string_view packed) {
   return plain;
 }
 
-// Where the archive begins that ends at `end`: its records say how long it is.
+// Where the archive that ends at `end` begins: its records say how long it is.
 std::optional<uint64_t> last_archive(const io::Handle& file, uint64_t end) {
   if (end < zip::kEndSize) return std::nullopt;
   const uint64_t at = end - zip::kEndSize;
@@ -109,10 +109,10 @@ void Scanner::archive(const io::Handle& file, const Part& part) {
     const Part inner = inner_part(part, text::printable(entry.name));
     if (entry.method == zip::kStored) {
       this->part(file.slice(entry.data_offset, entry.size), inner);
-      // What torch loads whatever its checksum, others refuse.
+      // torch loads it whatever its checksum, others refuse it.
       if (inner.pickle && entry.size <= most_unpacked())
         zip::read_entry(file, entry, most_unpacked());
-    } else if (!inner.raw) {  // a packed storage: never unpickled
+    } else if (!inner.raw) {  // packed storages are never unpickled
       unpacked(zip::read_entry(file, entry, most_unpacked()), file.path(),
                inner);
     }
@@ -179,8 +179,8 @@ void Scanner::broken_zip(const io::Handle& file, const Part& part) {
   }
 }
 
-// Members by their headers: name, size in octal. The first that makes no sense
-// ends it.
+// Scans members by their headers: name, size in octal. The first header that
+// makes no sense is the end.
 void Scanner::tar(const io::Handle& file, const Part& part) {
   known_ = true;
   old_torch_ = true;
@@ -203,7 +203,7 @@ void Scanner::tar(const io::Handle& file, const Part& part) {
     Part inner = inner_part(part, text::printable(name.substr(0, 100)));
     if (is_file && size > 0) {
       const io::Handle member = file.slice(at, size);
-      // torch's: pickles and numbers in turn.
+      // torch's own: pickles and numbers in turn.
       if (name == "storages" || name == "tensors")
         interleaved(member, inner);
       else
@@ -213,7 +213,7 @@ void Scanner::tar(const io::Handle& file, const Part& part) {
   }
 }
 
-// Each place where a pickle may begin.
+// Tries each place where a pickle may begin.
 void Scanner::interleaved(const io::Handle& file, const Part& part) {
   Part head = part;
   head.raw = true;

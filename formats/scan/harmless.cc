@@ -12,22 +12,22 @@ namespace {
 
 using pickle::Use;
 
-// What may be done with a global; naming it is always allowed then.
-// Kept as a value, it may be called by whatever holds it, with whatever stands
-// in the pickle: by obj.keys() where keys is in obj's dict. So only what may be
-// called by the pickle may be kept.
+// What may be done with a global; naming it is then always allowed. Kept as a
+// value, it may be called by whatever holds it, with anything in the pickle: by
+// obj.keys() if keys is in obj's dict. So only what the pickle may call may be
+// kept.
 constexpr uint16_t kNamed = pickle::kImport | pickle::kAttribute;
 constexpr uint16_t kValue = kNamed | pickle::kKept;
 // cls.__new__ and a __setstate__ that only keeps the state: no __init__ runs.
 constexpr uint16_t kInstance = kNamed | pickle::kNewObj | pickle::kBuild;
-// Called: an enum looks a value up, a plain class keeps its arguments.
+// When called, an enum looks up a value and a plain class keeps its arguments.
 constexpr uint16_t kCalled = kValue | pickle::kReduce;
-// A module of torch.nn: its __init__ allocates what it is told to.
+// A torch.nn module: its __init__ allocates what it is told to.
 constexpr uint16_t kModule = kInstance | pickle::kKept;
 constexpr uint16_t kAny =
     kInstance | kCalled | pickle::kInst | pickle::kArgument;
 
-// Names of one module, separated by blanks. In the order of the modules.
+// Names in one module, separated by blanks. Sorted by module.
 struct Row {
   std::string_view module;
   uint16_t uses;
@@ -35,8 +35,8 @@ struct Row {
 };
 
 constexpr Row kRows[] = {
-    // Python's own: values, containers, what they are reduced to. getattr is
-    // harmless where the pickle says of what (lib/pickle/trace.h).
+    // Python's own: values, containers, and what they reduce to. getattr is
+    // harmless if the pickle says what of (lib/pickle/trace.h).
     {"_io", kInstance | kCalled, "BytesIO StringIO"},
     {"argparse", kAny, "Namespace"},
     {"builtins", kCalled | pickle::kArgument | pickle::kNewObj,
@@ -51,7 +51,7 @@ constexpr Row kRows[] = {
     {"datetime", kAny, "date datetime time timedelta timezone"},
     {"decimal", kCalled, "Decimal"},
     {"fractions", kCalled, "Fraction"},
-    // Keeps a function for whoever calls it: the function is a value then.
+    // Keeps a function for a later caller: the function is then a value.
     {"functools", kAny, "partial"},
     {"pathlib", kCalled,
      "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"},
@@ -63,7 +63,7 @@ constexpr Row kRows[] = {
      "Any Callable Dict FrozenSet Iterable List Mapping Optional Sequence Set "
      "Tuple Type Union"},
     {"uuid", kInstance, "UUID"},
-    // numpy's arrays, scalars and states of generators.
+    // numpy's arrays, scalars and generator states.
     {"numpy", kAny,
      "bool_ dtype float16 float32 float64 int16 int32 int64 int8 ndarray "
      "uint16 uint32 uint64 uint8"},
@@ -83,7 +83,7 @@ constexpr Row kRows[] = {
     {"torch", kValue, "strided sparse_coo contiguous_format preserve_format"},
     {"torch._C._nn", kValue, "gelu silu"},
     {"torch.distributed._shard.metadata", kInstance, "ShardMetadata"},
-    // Its class stands among the arguments that it is made of, too.
+    // Its class is also among the arguments that it is made from.
     {"torch.distributed._shard.sharded_tensor.api", kInstance | pickle::kKept,
      "ShardedTensor"},
     {"torch.distributed._shard.sharded_tensor.api", kInstance,
@@ -137,7 +137,7 @@ constexpr Row kRows[] = {
     // _load_from_bytes is harmless where its bytes are: they are scanned.
     {"torch.storage", kNamed | pickle::kBuild, "_load_from_bytes"},
     // Trainers: enums, and dataclasses of options, which are made without
-    // __init__ (TrainingArguments' would set devices up).
+    // __init__ (TrainingArguments' would set up devices).
     {"accelerate.state", kInstance, "AcceleratorState PartialState"},
     {"accelerate.utils.dataclasses", kInstance | kCalled,
      "DataLoaderConfiguration DeepSpeedPlugin DistributedType DynamoBackend "

@@ -3,7 +3,7 @@
 // does not know: what torch.load(weights_only=True) allows, and the classes
 // that trainers leave in checkpoints.
 //
-// It is a list of what is allowed, since lists of what is forbidden are never
+// It lists what is allowed, since lists of what is forbidden are never
 // complete: whatever is not here "executes".
 #pragma once
 
@@ -11,9 +11,8 @@
 
 namespace ckpt::scan {
 
-// True if each use of the global is one that is known to be harmless. Merely
-// to name a global imports its module, so one that is not listed is never
-// harmless.
+// True if every use of the global is known to be harmless. Merely naming a
+// global imports its module, so one that is not listed is never harmless.
 bool is_harmless(const pickle::Mention& global);
 
 }  // namespace ckpt::scan

@@ -19,8 +19,8 @@ bool all_of(std::string_view text, std::string_view set) {
   return text.find_first_not_of(set) == text.npos;
 }
 
-// "<f4", "|S10", "<m8[ns]", "int64": all that hold no objects. "O" does, and
-// "T", and what is put together of several.
+// "<f4", "|S10", "<m8[ns]", "int64": types that hold no objects. "O" does, and
+// "T", and what is composed of several.
 bool is_plain_dtype(std::string_view type) {
   for (const std::string_view word : {"uint", "int", "float", "complex"})
     if (type.starts_with(word))
@@ -74,7 +74,7 @@ class NpyHeader {
     return is_plain_dtype(content);
   }
 
-  // Of a field: ('name', 'type') in a list.
+  // True for a field's name: ('name', 'type') in a list.
   bool is_name(size_t begin) const {
     if (!open_.ends_with("[(")) return false;
     const size_t before = text_.substr(0, begin).find_last_not_of(kBlanks);

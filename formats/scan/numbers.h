@@ -8,13 +8,13 @@
 
 namespace ckpt::scan {
 
-// u64 length and a JSON object of that length, whose first byte may be that of
-// a pickle.
+// A u64 length and a JSON object of that length, whose first byte may look like
+// a pickle's.
 bool is_safetensors(const io::Handle& file);
 
-// False if numpy would unpickle what follows the header of a .npy file, or if
-// the header can't be followed: a Python literal, whose 'descr' numpy makes a
-// dtype of.
+// False if numpy would unpickle what follows a .npy file's header, or if the
+// header can't be parsed: a Python literal, whose 'descr' numpy turns into a
+// dtype.
 bool is_plain_npy(std::string_view header);
 
 }  // namespace ckpt::scan

@@ -35,8 +35,8 @@ using Items = std::unordered_map<std::string, std::vector<Item>>;
 
 struct Found {
   std::string path;
-  bool raw = false;     // below an array of zarr's
-  std::string problem;  // it can't be looked at
+  bool raw = false;     // below a zarr array
+  std::string problem;  // it can't be read
 };
 
 bool ends_like_pickle(std::string_view path) {
@@ -46,8 +46,9 @@ bool ends_like_pickle(std::string_view path) {
       kEndings, [&](std::string_view end) { return path.ends_with(end); });
 }
 
-// A container that has nothing to do with pickles, or text: of which nothing
-// runs either, but a file that is called a pickle was to be one.
+// True for a container that has nothing to do with pickles, or for text.
+// Nothing in text runs either, but a file named like a pickle was meant to be
+// one.
 bool is_harmless_content(const io::Handle& file) {
   const std::string head =
       file.read_string(0, std::min<uint64_t>(file.size(), 4096));
@@ -86,7 +87,7 @@ void scan_items(Scanner& scanner, const io::Handle& file,
   }
 }
 
-// Bytes that its reader does not account for may be one more pickle.
+// Bytes that its reader does not account for may be another pickle.
 void check_old_torch(const std::string& path, Scanner& scanner) {
   if (torch::sniff(path).what == torch::Sniffed::kNothing) return;
   try {
@@ -124,7 +125,8 @@ FileScan scan_one(const Found& file, bool asked, const Items& items) {
   }
 }
 
-// Numbers, not objects: loaders of zarr unpickle the chunks of the others.
+// True for numbers, not objects: zarr loaders unpickle the chunks of other
+// arrays.
 bool is_plain_array(const std::string& path) {
   try {
     const auto json = nlohmann::json::parse(io::read_file(path, kMostJson));
@@ -145,7 +147,7 @@ class Walk {
     if (depth > 64) throw input_error({path, {}}, "more than 64 levels deep");
     if (!io::stat_any(path, facts))
       throw io_error(path, "cannot look at it", errno);
-    // A server's directories have no numbers, and no links.
+    // A server's directories have no inode numbers, and no links.
     if (!io::is_url(path) && !seen_.emplace(facts.st_dev, facts.st_ino).second)
       return;
     const std::vector<std::string> names = io::list_directory(path);
@@ -179,7 +181,7 @@ class Walk {
   std::set<std::pair<uint64_t, uint64_t>> seen_;
 };
 
-// What DCP's loader would open: ranges, whatever else is in the files. Where
+// Adds what DCP's loader would open: ranges, whatever else is in the files. If
 // the index can't be read, its own verdict says so.
 void add_items(const std::string& path, Items& items) {
   try {

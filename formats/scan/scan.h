@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What code would run if the files of a checkpoint were loaded elsewhere?
+// Finds what code would run if the files of a checkpoint were loaded elsewhere.
 //
-// Files are judged by their content, whatever they are called:
+// Files are judged by their content, whatever their name:
 //
 //   zip (torch.save, npz, any)   each record, as a file of its own
 //   items of a .distcp file      as .metadata says, else back to back
@@ -23,7 +23,7 @@
 namespace ckpt::scan {
 
 enum class Verdict : uint8_t {
-  kNoPickle,    // no loader of pickles gets anywhere in it
+  kNoPickle,    // no pickle loader gets anywhere in it
   kSafe,        // pickles, all of whose globals are harmless
   kUnreadable,  // parts of it can't be parsed
   kExecutes,    // a global that is not harmless is imported or called
@@ -43,17 +43,17 @@ struct FileScan {
   std::string path;
   Verdict verdict = Verdict::kNoPickle;
   uint64_t pickles = 0;
-  std::vector<Global> globals;  // each once, in the order they are met
+  std::vector<Global> globals;  // each once, in order of appearance
   std::string problem;          // kUnreadable, kExecutes: what can't be parsed
 };
 
-// One file. What nobody knows at all is unreadable if `asked` (someone named
-// this very file), else no pickle, unless it is called like one. Throws
-// kMissing for what is not there; other faults are its verdict.
+// Scans one file. An unknown file is unreadable if `asked` (the user named this
+// very file); otherwise it is not a pickle, unless it is named like one. Throws
+// kMissing for a missing file; other faults become its verdict.
 FileScan scan_file(const std::string& path, bool asked);
 
-// A file, or all files of a directory and those below, by path. Links are
-// followed, each directory once.
+// Scans a file, or all files in and below a directory, by path. Follows links,
+// but enters each directory once.
 std::vector<FileScan> scan_path(const std::string& path);
 
 }  // namespace ckpt::scan

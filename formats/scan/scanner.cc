@@ -19,9 +19,10 @@ namespace ckpt::scan {
 namespace {
 
 constexpr int kDeepest = 16;
-// Of what is packed, whatever the limit of memory.
+// Limit for packed data, whatever the memory limit.
 constexpr uint64_t kLeastUnpacked = uint64_t{64} << 20;
-// Of a storage, which is never unpickled; enough for a pickle that acts.
+// What is read of a storage, which is never unpickled; enough for a pickle that
+// acts.
 constexpr uint64_t kHead = 4096;
 
 constexpr std::string_view kLegacyMagic = "119547037146038801333356";
@@ -46,7 +47,7 @@ bool all_zero(const io::Handle& file, uint64_t at) {
   return rest.find_first_not_of('\0') == rest.npos;
 }
 
-// What other programs pack files with, and this one can't unpack.
+// Archives that other programs write, and this one can't unpack.
 std::string_view foreign_archive(std::string_view head) {
   using namespace std::string_view_literals;
   constexpr std::pair<std::string_view, std::string_view> kMagics[] = {
@@ -60,7 +61,7 @@ std::string_view foreign_archive(std::string_view head) {
   };
   for (const auto& [magic, name] : kMagics)
     if (head.starts_with(magic)) return name;
-  // Properties, u32 size of the dictionary, u64 size (all ones: not known).
+  // Properties, u32 size of the dictionary, u64 size (all ones: unknown).
   if (head.size() > 13 && head.starts_with("]\0"sv) &&
       (head.substr(10, 3) == "\0\0\0"sv ||
        head.substr(5, 8) == std::string(8, '\xFF')))
@@ -78,7 +79,7 @@ std::optional<Codec> codec_of(std::string_view head) {
   return std::nullopt;
 }
 
-// A text that someone would open in an editor.
+// Text that someone would open in an editor.
 bool is_text(const io::Handle& file) {
   const std::string head =
       file.read_string(0, std::min<uint64_t>(file.size(), kHead));
@@ -229,7 +230,7 @@ bool Scanner::container(const io::Handle& file, const Part& part) {
   return codec && compressed(file, part, *codec);
 }
 
-// Half of what is left: a string that grows is there twice for a moment.
+// Half of what is left: a growing string exists twice for a moment.
 uint64_t Scanner::most_unpacked() {
   const uint64_t most = tree_memory::limit();
   return std::max(kLeastUnpacked,
@@ -248,7 +249,7 @@ bool Scanner::compressed(const io::Handle& file, const Part& part,
   Part inner = part;
   ++inner.depth;
   try {
-    // No pickle of a model packs that well; a bomb does.
+    // No model's pickle compresses that well; a bomb does.
     constexpr uint64_t kMostRatio = 1024;
     const uint64_t most = std::max(
         kLeastUnpacked, std::min(most_unpacked(), file.size() * kMostRatio));
@@ -296,8 +297,8 @@ void Scanner::pickles(const io::Handle& file, const Part& part) {
       trace.mentions,
       [](const pickle::Mention& mention) { return !mention.module.empty(); });
   if (part.raw) {
-    // Numbers may look like anything. A whole file of them that names what to
-    // import is a pickle, too.
+    // Numbers may look like anything. A whole file of them that names imports
+    // is a pickle, too.
     const bool file_of_it = part.depth == 0 && part.inside.empty() && named;
     if (executes && (trace.acts || (file_of_it && ends)))
       add(file, trace, part);

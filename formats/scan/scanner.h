@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One file's parts, one inside the other. Private to this room.
+// Scans one file's parts, one inside the other. Private to this room.
 #pragma once
 
 #include <map>
@@ -13,12 +13,12 @@
 
 namespace ckpt::scan {
 
-// What is known of a part beside its bytes.
+// What is known about a part besides its bytes.
 struct Part {
   std::string inside = {};  // names of the records that lead to it
-  bool pickle = false;      // it is meant to be one: .pkl, an item of DCP's
-  bool raw = false;         // it is meant to be numbers: a chunk of zarr's
-  bool brief = false;       // only its front is looked at: a storage
+  bool pickle = false;      // meant to be one: .pkl, a DCP item
+  bool raw = false;         // meant to be numbers: a zarr chunk
+  bool brief = false;       // scan only its front: a storage
   int depth = 0;
 };
 
@@ -26,41 +26,43 @@ class Scanner {
  public:
   explicit Scanner(std::string path) { found_.path = std::move(path); }
 
-  // Looks at all of `file`.
+  // Scans all of `file`.
   void part(const io::Handle& file, const Part& part);
-  // Bytes of a file that is being laid out: local headers of zips with what
-  // follows them, and a pickle at the front if they `begin` the file.
+  // Scans bytes of a file that is being laid out: zips' local headers with what
+  // follows them, and a pickle at the front if the bytes `begin` the file.
   void fragment(const io::Handle& bytes, bool begins);
   void problem(const Part& part, const std::string& what);
   // True if any of it was a container or a pickle.
   bool known() const { return known_; }
-  // True for torch's containers before 1.6: their readers know where what is
-  // to be unpickled ends.
+  // True for torch's containers before 1.6: their readers know where unpickling
+  // ends.
   bool old_torch() const { return old_torch_; }
   FileScan take();
 
  private:
-  // By content; false for anything else.
+  // Recognizes containers by content; false for anything else.
   bool container(const io::Handle& file, const Part& part);
   void zip(const io::Handle& file, const Part& part);
   void archive(const io::Handle& file, const Part& part);
-  // Archives back to back, as in a .distcp file: true if they are all of it.
+  // Archives back to back, as in a .distcp file; true if they make up all of
+  // it.
   bool in_a_row(const io::Handle& file, const Part& part);
-  // A zip that only a forgiving reader would open: each local header in it.
+  // A zip that only a forgiving reader would open: scans each local header in
+  // it.
   void broken_zip(const io::Handle& file, const Part& part);
   void tar(const io::Handle& file, const Part& part);
   void interleaved(const io::Handle& file, const Part& part);
   void npy(const io::Handle& file, const Part& part);
   bool compressed(const io::Handle& file, const Part& part, Codec codec);
   void pickles(const io::Handle& file, const Part& part);
-  // The pickles that follow one; `at` is after its STOP.
+  // Scans pickles that follow one; `at` is after its STOP.
   void more_pickles(const io::Handle& file, const Part& part, uint64_t at);
   void legacy(const io::Handle& file, const Part& part, uint64_t at);
-  // What is in it; true if anything of it is not harmless.
+  // Adds what the trace holds; true if anything in it is not harmless.
   bool add(const io::Handle& file, const pickle::Trace& trace,
            const Part& part);
 
-  // What was packed, in memory.
+  // Scans what was packed, in memory.
   void unpacked(std::string bytes, const std::string& path, const Part& part);
   static uint64_t most_unpacked();
 

@@ -28,7 +28,7 @@ constexpr std::string_view kHint =
     "--keep-unknown-globals writes it all the same; --exclude NAME leaves it "
     "out";
 
-// What a value of a document names and calls; `skip` are not entered.
+// What a value of a document names and calls; does not enter `skip`.
 class Uses {
  public:
   Uses(const Document& document, const std::unordered_set<Id>& skip)
@@ -79,8 +79,8 @@ class Uses {
     }
   }
 
-  // Arguments of those that call them, as lib/pickle/trace_calls.cc has them;
-  // false if they are values like any.
+  // Handles the arguments of functions that call them, as
+  // lib/pickle/trace_calls.cc does; false if they are ordinary values.
   bool look_into(const pickle::Call& call, std::vector<Id>& pending) {
     if (!document_.is(call.callable, Type::kGlobal) ||
         !document_.is(call.args, Type::kTuple))
@@ -200,7 +200,7 @@ void leave_out_unknown(Catalog& source) {
     return true;
   });
   if (!skeleton) return;
-  // Tensors inside of an object that goes would take it along.
+  // An object that goes but holds tensors takes the nesting along.
   for (auto at = gone.begin(); at != gone.end();) {
     Uses uses(*skeleton, {});
     uses.find_all(*at);
@@ -224,7 +224,7 @@ void check_unknown(const Catalog& source, Target& target) {
       warn(target.problems, file.copy_of, {}, describe(*global));
       return true;
     }
-    // verify would call the target damaged for it.
+    // verify would call the target damaged because of it.
     if (scan.verdict != Verdict::kUnreadable) return false;
     target.problems.push_back(
         warning("unreadable_pickle", {file.copy_of, {}},

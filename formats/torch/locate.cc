@@ -22,7 +22,7 @@ constexpr std::string_view kSuffix = ".bin";
 constexpr auto kStems = std::to_array<std::string_view>(
     {"pytorch_model", "diffusion_pytorch_model", "adapter_model"});
 
-// What trainers write beside the weights; no weights themselves.
+// What trainers write beside the weights; not weights themselves.
 constexpr auto kNoWeights = std::to_array<std::string_view>(
     {"training_args.bin", "optimizer.bin", "scheduler.bin", "scaler.bin",
      "sampler.bin"});
@@ -67,11 +67,11 @@ bool is_torch(const std::string& path) {
     const Sniffed what = sniff(path).what;
     return what == Sniffed::kTorchZip || what == Sniffed::kTorchLegacy;
   } catch (const Error&) {
-    return false;  // a pipe, or not to be read
+    return false;  // a pipe, or not readable
   }
 }
 
-// One index, one x-of-N set or one .bin file, whatever it is called.
+// Takes one index, one x-of-N set or one .bin file, whatever its name.
 bool take_only(const std::string& directory, const Listing& listing,
                Files& files) {
   if (listing.indexes.size() == 1) {
@@ -98,7 +98,7 @@ bool names_distributed(const std::vector<std::string>& globals) {
   });
 }
 
-// The first file tells: one pickle is read.
+// The first file decides, so one pickle is read.
 bool take_ranks(const std::string& directory, const Listing& listing, bool flat,
                 Files& files) {
   if (listing.others.empty()) return false;
@@ -113,14 +113,14 @@ bool take_ranks(const std::string& directory, const Listing& listing, bool flat,
   } catch (const Error&) {
     return false;
   }
-  // DTensors and ShardedTensors say themselves which part they are.
+  // DTensors and ShardedTensors themselves say which part they are.
   if (!files.ranks || flat) files.flat = fsdp::by_rank(listing.others);
   if (!files.flat.empty()) files.ranks = false;
   if (files.ranks) files.names = listing.others;
   return files.ranks || !files.flat.empty();
 }
 
-// A directory around one file.
+// Takes a directory's only torch file.
 bool take_lone(const std::string& directory, const Listing& listing,
                Files& files) {
   if (listing.others.size() != 1) return false;

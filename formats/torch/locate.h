@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which files of a directory make up a torch checkpoint. The first that is
-// there:
+// Which files of a directory make up a torch checkpoint. The first that exists:
 //
 //   pytorch_model.bin                        one file
 //   pytorch_model.bin.index.json             the files that it names
@@ -23,18 +22,18 @@ struct Files {
   std::vector<std::string> names;  // in the directory; sorted
   std::string index;               // its name, or ""; then names is empty
   bool ranks = false;              // each holds parts of the same tensors
-  // Each rank's files with its runs of FSDP's flat parameters; then names is
+  // Each rank's files with its runs of FSDP's flat parameters; names is then
   // empty.
   std::vector<std::vector<std::string>> flat;
-  std::vector<std::string> unread;  // other weights that are there
+  std::vector<std::string> unread;  // other weights present
 };
 
 // How many files in the directory are torch files by name.
 size_t count_torch_names(const std::string& directory);
 
-// Nothing if the directory holds no torch checkpoint. Throws an
-// input_error if an x-of-N set lacks files. `flat`: files of numbered ranks
-// are known to have flat parameters (--flat-params).
+// Nothing if the directory holds no torch checkpoint. Throws input_error if an
+// x-of-N set lacks files. `flat`: files of numbered ranks are known to have
+// flat parameters (--flat-params).
 std::optional<Files> locate(const std::string& directory, bool flat = false);
 
 // True for "pytorch_model.bin.index.json" and its variants.

@@ -83,7 +83,7 @@ void RankTensors::add_part(const std::string& path, uint64_t rank,
     throw input_error(where, "rank {} has a part of it, rank {} has none", rank,
                       part.ranks);
   if (rank == 0) part.first = part.last = length;
-  // ceil(length / ranks) each; what is shorter is the last that has any.
+  // ceil(length / ranks) each; a shorter part is the last that has any.
   if (length > part.last || (part.last < part.first && length > 0))
     throw input_error(where, "rank {} holds {} elements, rank {} {}", rank,
                       length, rank - 1, part.last)

@@ -77,7 +77,7 @@ struct OpenFile {
   Tree tree;
 };
 
-// Puts the files of a checkpoint together.
+// Joins the files of a checkpoint.
 class Assembly {
  public:
   Assembly(const std::string& path, const formats::ReadOptions& options)
@@ -96,7 +96,7 @@ class Assembly {
     });
   }
 
-  // One file: everything in it, and its nesting.
+  // Takes everything in the one file, and its nesting.
   void take_single() {
     const OpenFile& file = files_.front();
     add_to_catalog(catalog_, file.container, file.tree);
@@ -104,7 +104,7 @@ class Assembly {
     note_parts();
   }
 
-  // Files with different tensors.
+  // Takes files with different tensors.
   void take_all() {
     std::unordered_map<std::string_view, std::string_view> holders;
     for (const OpenFile& file : files_) {
@@ -145,7 +145,7 @@ class Assembly {
                               catalog_.problems);
   }
 
-  // Files of ranks: parts of the same tensors.
+  // Takes files of ranks, with parts of the same tensors.
   void take_ranks() {
     take_parts(
         nullptr, [](size_t file) { return file; }, files_.size());
@@ -153,8 +153,8 @@ class Assembly {
     note_parts();
   }
 
-  // Files of ranks that share flat parameters of FSDP: `sets[r]` are rank r's,
-  // in the order in which they were opened.
+  // Takes files of ranks that share FSDP's flat parameters: `sets[r]` are rank
+  // r's, in the order in which they were opened.
   void take_flat(const std::vector<std::vector<std::string>>& sets) {
     std::vector<size_t> ranks;
     for (size_t r = 0; r < sets.size(); ++r)
@@ -189,7 +189,8 @@ class Assembly {
     add_to_catalog(catalog_, own.container, own.tree);
   }
 
-  // The same object in several files is one; another value is worth a note.
+  // An object that is the same in several files counts once; a different value
+  // is worth a note.
   bool is_known(const Container& container, const NamedObject& object) {
     constexpr uint64_t kCompared = 1000;
     const auto text =
@@ -219,7 +220,7 @@ class Assembly {
     return tensors.finish(ranks);
   }
 
-  // fairscale's, one for each rank; or none at all.
+  // fairscale's metadata, one per rank; or none at all.
   std::vector<fsdp::ShardMetadata> read_metadata(size_t ranks) const {
     std::vector<fsdp::ShardMetadata> stored;
     for (const OpenFile& file : files_)
@@ -233,7 +234,7 @@ class Assembly {
     return stored;
   }
 
-  // `once`: one of several names of a tensor counts.
+  // `once`: count only one of a tensor's several names.
   uint64_t bytes(bool once) const {
     uint64_t sum = 0;
     std::set<uint32_t> ties;
@@ -243,7 +244,7 @@ class Assembly {
     return sum;
   }
 
-  // Ranks that are not here hold the rest.
+  // Notes that absent ranks hold the rest.
   void note_parts() {
     for (const Tensor& tensor : catalog_.tensors) {
       std::set<std::pair<Dims, Dims>> boxes;

@@ -98,7 +98,7 @@ class Builder {
     }
   }
 
-  // Tensors of each file, in the catalog's order: a new file when the next
+  // The tensors of each file, in catalog order, with a new file when the next
   // one does not fit; tied ones follow the first of them.
   std::vector<std::vector<size_t>> split() const {
     const uint64_t most = layout_.single_file || layout_.max_shard_size == 0
@@ -125,7 +125,7 @@ class Builder {
     return files;
   }
 
-  // A source whose nesting contradicts itself has none that could be written.
+  // A source whose nesting contradicts itself has no nesting to write.
   void check_nesting() const {
     for (const Problem& problem : source_.problems)
       if (problem.kind == "planner_conflict")
@@ -136,7 +136,7 @@ class Builder {
                 "are flat");
   }
 
-  // One file with everything, nested as the source was.
+  // Adds one file with everything, nested like the source.
   void add_whole() {
     check_nesting();
     const std::string path =
@@ -158,7 +158,7 @@ class Builder {
     add_flat(all, path, root);
   }
 
-  // Values of the skeleton's own document are in the file; others are not.
+  // Values in the skeleton's own document are in the file; others are not.
   void keep_objects() {
     for (const Object& object : source_.objects) {
       if (object.document == source_.skeleton->document)
@@ -242,7 +242,7 @@ class Builder {
   const Layout& layout_;
   Target target_;
   Groups groups_;
-  std::vector<TensorSlot> slots_;  // one for each tensor of the source
+  std::vector<TensorSlot> slots_;  // one per tensor of the source
   std::vector<size_t> firsts_;     // of each tensor's group
 };
 

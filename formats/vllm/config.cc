@@ -49,7 +49,7 @@ void settle_heads(Config& config, const std::string& path) {
     config.head_dim = *config.hidden / *config.heads;
 }
 
-// DeepSeek's fp8; nothing for every other way of quantizing.
+// DeepSeek's fp8; nothing for any other quantization.
 std::optional<std::array<uint64_t, 2>> blocks_of(const Json* quantized) {
   if (!quantized || !quantized->is_object()) return std::nullopt;
   const auto method = quantized->find("quant_method");

@@ -32,7 +32,7 @@ class Fuser {
       throw unfaithful_error({source_.path, std::string(model_->needs)},
                              "is not there: vLLM's {} has it always",
                              model_->type);
-    // Views add files to a catalog; these go to the result in the end.
+    // Views add files to a catalog; in the end these go to the result.
     for (const Tensor& tensor : source_.tensors) take(tensor);
     source_.tensors = std::move(fused_);
     source_.dialect = "vllm";
@@ -45,8 +45,8 @@ class Fuser {
     return found == source_.tensors.end() ? nullptr : &*found;
   }
 
-  // One tensor under two names is saved once. A head that the source has
-  // besides must be the same.
+  // One tensor under two names is saved once. If the source also has a head, it
+  // must be equal.
   void settle_head() {
     if (!config_->tied.value_or(model_->tied)) return;
     Tensor* embedding = find(model_->embedding);
@@ -70,7 +70,7 @@ class Fuser {
     if (head)
       source_.tensors.erase(source_.tensors.begin() +
                             (head - source_.tensors.data()));
-    // Where a model's last tensor is.
+    // Move it to the place of a model's last tensor.
     if (!model_->head) return;
     const auto first = std::ranges::find(source_.tensors, kHead, &Tensor::name);
     std::rotate(first, first + 1, source_.tensors.end());
@@ -96,7 +96,8 @@ class Fuser {
     if (tensor.name.ends_with(model_->output)) add_scales(tensor.name);
   }
 
-  // As vLLM calls it. What vLLM does not look for is not part of its model.
+  // Keeps a tensor under vLLM's name. What vLLM does not look for is not part
+  // of its model.
   void keep(Tensor tensor) {
     arrange(tensor);
     tensor.name = vllm_name(*model_, std::move(tensor.name));
@@ -143,8 +144,8 @@ class Fuser {
     return name.starts_with('.') ? layer : std::nullopt;
   }
 
-  // MODULE.experts.N.PART.weight: with those of all N, where the first one's
-  // gate or down stands. False for other tensors.
+  // MODULE.experts.N.PART.weight: joined with those of all N, at the place of
+  // the first one's gate or down. False for other tensors.
   bool take_expert(const Tensor& tensor) {
     constexpr std::string_view kWord = ".experts.";
     const size_t at = tensor.name.find(kWord);
@@ -224,7 +225,7 @@ class Fuser {
     return *found->second;
   }
 
-  // The fusion whose part `word` is `tensor`; nothing without one.
+  // The fused tensor whose part `word` is `tensor`; nothing if there is none.
   std::optional<Tensor> joined(const Tensor& tensor, const Fusion& fusion,
                                std::string_view word) {
     const std::string middle = "." + std::string(word) + ".";
@@ -233,7 +234,7 @@ class Fuser {
     const std::string before = tensor.name.substr(0, at + 1);
     const std::string after =
         tensor.name.substr(at + middle.size() - 1);  // ".weight"
-    // Small models of DeepSeek's have no low rank of queries.
+    // DeepSeek's small models have no low rank for queries.
     if (model_->latent && word == "kv_a_proj_with_mqa" &&
         !by_name_.contains(before + "q_a_proj" + after))
       return std::nullopt;
@@ -257,14 +258,14 @@ class Fuser {
     return whole;
   }
 
-  // Of each head rows 0, 2, 4 … and then 1, 3, 5 …, where the model has pairs.
+  // Each head's rows 0, 2, 4 … and then 1, 3, 5 …, if the model has pairs.
   View arranged(const Tensor& tensor, std::string_view part) const {
     const View view = View::of(tensor);
     if (!model_->paired || (part != "q_proj" && part != "k_proj")) return view;
     return turn_heads(view, *config_, tensor.name, part == "k_proj", true);
   }
 
-  // What another one is joined to ends with a whole block of fp8.
+  // A tensor that another one is appended to must end with a whole fp8 block.
   void check_blocks(const Tensor& tensor) const {
     if (!config_->blocks || tensor.shape.size() != 2 ||
         tensor.dtype != DType::f8_e4m3 ||
@@ -305,7 +306,7 @@ class Fuser {
   }
 
   void add_scales(std::string_view output) {
-    // Beside the module that `output` is a part of.
+    // Beside the module that `output` is part of.
     std::string prefix = vllm_name(*model_, std::string(output));
     prefix.resize(prefix.rfind('.', prefix.rfind('.') - 1) + 1);
     if (!one_) {
@@ -323,7 +324,7 @@ class Fuser {
       one_->into(tensor);
     }
     if (!config_->blocks || model_->latent) return;
-    // What a checkpoint may say of a quantized cache, and this one doesn't.
+    // What a checkpoint may say about a quantized cache, but this one doesn't.
     if (!unsaid_) unsaid_ = View::filled(source_, DType::f32, Shape{}, -1.0);
     for (const std::string_view scale : kCacheScales) {
       Tensor& tensor = fused_.emplace_back();

@@ -11,15 +11,15 @@
 //   self_attn                   attn._k_scale, _prob_scale, _q_scale, _v_scale:
 //                               buffers of ones, which vLLM has since 2025
 //
-// Only for models that are known to have these modules in vLLM.
+// Only for models known to have these modules in vLLM.
 #pragma once
 
 #include "ckpt/catalog.h"
 
 namespace ckpt::vllm {
 
-// Throws unfaithful_error for other models, for quantized ones and where one
-// part of what is fused is missing.
+// Throws unfaithful_error for other models, for quantized ones, and if a part
+// of a fused tensor is missing.
 Catalog fuse(Catalog source);
 
 }  // namespace ckpt::vllm

@@ -77,7 +77,7 @@ constexpr auto kRules = std::to_array<Rule>({
     {"input_linear", "weight", 2, Role::kGateUp},
     {"output_linear", "weight", 2, Role::kColumns},
     {"expert_gate", "weight", 2, Role::kWhole},
-    // Multi-head latent attention: what goes into the low rank is whole.
+    // Multi-head latent attention: what leads into the low rank is whole.
     {"fused_qkv_a_proj", "weight", 2, Role::kWhole},
     {"fused_qkv_a_proj", "bias", 1, Role::kWhole},
     {"kv_a_proj_with_mqa", "weight", 2, Role::kWhole},
@@ -107,11 +107,11 @@ uint32_t groups_of(Role role) {
   return role == Role::kGateUp || role == Role::kUp13 ? 2 : 1;
 }
 
-// The dimension that has the model's width, if it is known.
+// Checks the dimension that has the model's width, if that is known.
 void check_width(std::string_view name, Role role, const Shape& shape,
                  const Facts& facts) {
   if (!facts.config || !facts.config->hidden || shape.size() < 2) return;
-  if (role == Role::kRows) return;  // of a low rank's width
+  if (role == Role::kRows) return;  // of the low rank's width
   if (role == Role::kBias13) return;
   const size_t at = role == Role::kUp13 || role == Role::kMixed13    ? 2
                     : role == Role::kDown2                           ? 1
@@ -140,8 +140,8 @@ uint64_t block_of(size_t dim, size_t rank, const Facts& facts) {
   return (*facts.config->blocks)[dim + 2 == rank ? 0 : 1];
 }
 
-// The shape of a weight whose scales have this one, but for a last block that
-// may be smaller.
+// The shape of a weight whose scales have this shape, except that its last
+// block may be smaller.
 Shape weight_shape(Shape scales, const std::string& name, const Facts& facts) {
   for (size_t d = 0; d < scales.size(); ++d) {
     const uint64_t block = block_of(d, scales.size(), facts);
@@ -154,7 +154,7 @@ Shape weight_shape(Shape scales, const std::string& name, const Facts& facts) {
   return scales;
 }
 
-// Each rank has whole blocks of each segment.
+// Each rank must have whole blocks of each segment.
 void check_blocks(const Cut& cut, size_t rank, const std::string& name,
                   const Facts& facts) {
   if (cut.whole() || facts.ranks == 1) return;
@@ -168,7 +168,7 @@ void check_blocks(const Cut& cut, size_t rank, const std::string& name,
           .with_hint("give a smaller --tp, or --dtype bf16");
 }
 
-// How scales are cut whose weight is cut so.
+// How the scales of a weight with this cut are cut.
 Cut scale_cut(Cut cut, size_t rank, const std::string& name,
               const Facts& facts) {
   check_blocks(cut, rank, name, facts);
@@ -177,7 +177,7 @@ Cut scale_cut(Cut cut, size_t rank, const std::string& name,
   return cut;
 }
 
-// Names alike mean other things in some models.
+// In some models the same names mean other things.
 Role role_in(std::string_view name, DType dtype, const Shape& shape,
              const Facts& facts) {
   const Role role = role_of(name, dtype, shape, is_fp8(facts));
@@ -191,7 +191,7 @@ Role role_in(std::string_view name, DType dtype, const Shape& shape,
   return role;
 }
 
-// Of tensors that ranks hold: parts of each expert, or whole ones of their own.
+// Whether ranks own whole experts instead of parts of each.
 bool owns_experts(std::string_view name, Role role, const Shape& shape,
                   const Facts& facts) {
   if (!is_expert(role) || !facts.config || !facts.config->experts) return false;
@@ -332,7 +332,7 @@ Cut wanted_qkv(const Tensor& tensor, uint32_t held, const Facts& facts) {
   return qkv_cut(whole, repeat_of(facts));
 }
 
-// A norm of all keys: what is repeated of the keys is repeated of it.
+// A norm of all keys is repeated like the keys.
 Cut stored_norm(std::string_view name, const Shape& local, const Facts& facts) {
   const uint32_t repeat = repeat_of(facts);
   const auto size = formats::whole_size(local[0], facts.ranks, repeat);
@@ -343,7 +343,7 @@ Cut stored_norm(std::string_view name, const Shape& local, const Facts& facts) {
   return {.dim = 0, .segments = {{.size = *size, .repeat = repeat}}};
 }
 
-// Which rows of experts with a bias are a rank's, the model's type says.
+// The model's type says which rows of experts with a bias belong to a rank.
 void check_told(std::string_view name, Role role, const Facts& facts) {
   if (facts.ranks == 1 || facts.config ||
       (role != Role::kBias13 && role != Role::kBias2))

@@ -13,7 +13,7 @@
 
 namespace ckpt::vllm {
 
-// A vocabulary is padded to a multiple of that many rows.
+// A vocabulary is padded to a multiple of this many rows.
 inline constexpr uint64_t kVocabMultiple = 64;
 
 enum class Role : uint8_t {
@@ -33,9 +33,9 @@ enum class Role : uint8_t {
   kWhole,
 };
 
-// kUnknown too for quantized weights, which vLLM packs and turns as its kernels
-// like it; but `fp8` in blocks is loaded as it is stored: codes, and scales
-// (weight_scale_inv) that are cut as their weight.
+// Also kUnknown for quantized weights, which vLLM packs and transposes to suit
+// its kernels; but `fp8` in blocks is loaded as stored: codes, and scales
+// (weight_scale_inv) that are cut like their weight.
 Role role_of(std::string_view name, DType dtype, const Shape& shape,
              bool fp8 = false);
 
@@ -43,37 +43,37 @@ Role role_of(std::string_view name, DType dtype, const Shape& shape,
 std::optional<std::string> scaled_weight(std::string_view name);
 inline constexpr std::string_view kScaleInv = "_scale_inv";
 
-// Parameters of an attention in a model of fp8, -1 until a checkpoint has them.
+// Attention parameters in an fp8 model, -1 until a checkpoint has them.
 inline constexpr std::string_view kCacheScales[] = {
     "attn.k_scale", "attn.v_scale", "attn.q_scale", "attn.prob_scale"};
 
-// "model.layers.0.self_attn.o_proj.weight" for that qkv_proj: its columns are
-// what the queries' rows are.
+// "model.layers.0.self_attn.o_proj.weight" for that layer's qkv_proj: it has as
+// many columns as the queries have rows.
 std::string output_of(std::string_view qkv_name);
 
 // The facts that a cut needs besides the tensor.
 struct Facts {
   std::string path;                 // for messages
-  uint32_t ranks = 1;               // that share it, or are to
-  bool whole_experts = false;       // ranks are to own whole experts (ep)
+  uint32_t ranks = 1;               // that share it, or will
+  bool whole_experts = false;       // ranks should own whole experts (ep)
   std::optional<Config> config;     // config.json
   std::optional<uint64_t> queries;  // columns of o_proj, as the tensor's rows:
                                     // a rank's, or those of the whole
 };
 
-// Whether the ranks behind the first hold zeros where it holds the tensor: a
-// bias of what they add up.
+// Whether ranks after the first hold zeros where the first holds the tensor: a
+// bias of what the ranks add up.
 bool is_first_only(std::string_view name, DType dtype, const Shape& local,
                    const Facts& facts);
 
-// How ranks share a tensor when each holds a shard of shape `local`. Throws
+// How ranks share a tensor if each holds a shard of shape `local`. Throws
 // input_error if no tensor has such shards; nothing if no rule knows it.
 std::optional<formats::Cut> stored_cut(std::string_view name, DType dtype,
                                        const Shape& local, const Facts& facts);
 
-// How ranks are to share a tensor. `held`: those of the source's files. Of a
-// qkv_proj a TpRule counts that somebody gave (--shard-dims). Throws
-// unfaithful_error if they can't. Nothing if no rule knows it.
+// How ranks should share a tensor. `held`: the ranks of the source's files. For
+// a qkv_proj, a TpRule that the user gave (--shard-dims) counts. Throws
+// unfaithful_error if they can't share it. Nothing if no rule knows it.
 std::optional<formats::Cut> wanted_cut(const Tensor& tensor, uint32_t held,
                                        const Facts& facts);
 

@@ -20,7 +20,7 @@ constexpr std::string_view kRank = "model-rank-";
 constexpr std::string_view kStage = "model-pp-";
 constexpr std::string_view kPart = "-part-";
 
-// How a pipeline's names say "rank"; the first is that of names without stage.
+// How a pipeline's names say "rank"; the first is for names without a stage.
 enum class Naming : uint8_t { kNoStage, kTp, kRank };
 
 struct FileName {
@@ -37,7 +37,7 @@ std::string name_of(const FileName& file) {
                      kPart, file.part);
 }
 
-// The number at the front, which is taken away.
+// Takes the number off the front of the text.
 bool take_number(std::string_view& text, uint32_t& number) {
   const auto value = text::take_number(text, UINT32_MAX);
   if (value) number = static_cast<uint32_t>(*value);
@@ -70,7 +70,7 @@ std::optional<FileName> parse(std::string_view name) {
 // Stage, rank -> its parts, ascending.
 struct Found {
   std::map<std::pair<uint32_t, uint32_t>, std::vector<uint32_t>> parts;
-  std::optional<FileName> first;  // as the directory lists them
+  std::optional<FileName> first;  // in directory order
   std::optional<FileName> other;  // one of another naming
 
   FileName file(std::pair<uint32_t, uint32_t> at, uint32_t part) const {
@@ -91,7 +91,7 @@ Found find(const std::string& directory) {
   return found;
 }
 
-// Stages and ranks that the names count up to; hostile numbers are large.
+// The stages and ranks that the names count up to; hostile numbers are large.
 std::pair<uint64_t, uint64_t> grid_of(const Found& found) {
   uint64_t ranks = 0;
   for (const auto& [at, parts] : found.parts)
@@ -99,7 +99,7 @@ std::pair<uint64_t, uint64_t> grid_of(const Found& found) {
   return {uint64_t{found.parts.rbegin()->first.first} + 1, ranks};
 }
 
-// The first few that are missing. No more is walked than is there.
+// The first few that are missing. Walks no more than exist.
 std::vector<std::string> missing_in(const Found& found) {
   constexpr size_t kEnough = 6;
   std::vector<std::string> missing;

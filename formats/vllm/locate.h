@@ -15,7 +15,7 @@ formats::Support supports(const std::string& path);
 // "model-rank-0-part-2.safetensors"
 std::string file_name(uint32_t rank, uint32_t part);
 
-// A file of a tensor-parallel rank. Pipelines have such files for each stage:
+// A file of a tensor-parallel rank. Pipelines have such files per stage:
 //
 //   model-pp-1-tp-0-part-2.safetensors     vLLM's
 //   model-pp-1-rank-0-part-2.safetensors   SGLang's
@@ -25,7 +25,7 @@ struct Part {
 };
 
 // The parts of each rank, by stage. Throws input_error if stages, ranks or
-// parts are missing or if names of two kinds are there, missing_error if there
+// parts are missing or if there are names of two kinds, missing_error if there
 // are none at all.
 std::vector<std::vector<Part>> locate(const std::string& directory);
 

@@ -17,7 +17,8 @@ constexpr std::array<std::string_view, 2> kLatent = {"q_a_proj",
                                                      "kv_a_proj_with_mqa"};
 constexpr std::array<Fusion, 2> kBoth = {
     {{"qkv_proj", kQkv}, {"gate_up_proj", kGateUp}}};
-// Models whose gate and up are one tensor in transformers, or have no gate.
+// For models whose gate and up are one tensor in transformers, or that have no
+// gate.
 constexpr std::array<Fusion, 1> kOnlyQkv = {{{"qkv_proj", kQkv}}};
 constexpr std::array<Fusion, 2> kLatentBoth = {
     {{"fused_qkv_a_proj", kLatent}, {"gate_up_proj", kGateUp}}};
@@ -25,7 +26,7 @@ constexpr std::array<Fusion, 2> kLatentBoth = {
 constexpr Experts kGateUpDown = {"gate_proj", "up_proj", "down_proj"};
 constexpr Experts kW123 = {"w1", "w3", "w2"};
 
-// As of vLLM 0.33.0. There the module `experts` holds the shared experts, too,
+// As of vLLM 0.33.0. There the module `experts` also holds the shared experts,
 // the bias of the router's scores and, for some models, the router.
 constexpr auto kQwen2Moe = std::to_array<Renaming>(
     {{"mlp.shared_expert_gate.",
@@ -37,7 +38,7 @@ constexpr auto kGlm4Moe = std::to_array<Renaming>(
     {{"mlp.gate.e_score_correction_bias",
       "mlp.experts.routed_experts.e_score_correction_bias"},
      {"mlp.shared_experts.", "mlp.experts._shared_experts._layer."}});
-// MLA's modules are in a wrapper again; of both names the smaller one counts.
+// MLA's modules appear again in a wrapper; the smaller of the two names counts.
 constexpr auto kDeepseek = std::to_array<Renaming>(
     {{"mlp.gate.weight", "mlp.experts.gate.weight"},
      {"mlp.gate.e_score_correction_bias",
@@ -49,7 +50,7 @@ constexpr auto kDeepseek = std::to_array<Renaming>(
      {"self_attn.q_proj.", "self_attn.mla_attn.q_proj."}});
 
 // Experts that are one tensor in transformers, too. gpt-oss's attention is
-// `attn`, its w13 keeps rows of gate and up alternating.
+// `attn`; its w13 keeps rows of gate and up alternating.
 constexpr auto kGptOss = std::to_array<Renaming>(
     {{"embed_tokens.weight", "embedding.weight"},
      {"mlp.experts.gate_up_proj", "mlp.experts.routed_experts.w13_weight",

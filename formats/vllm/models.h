@@ -24,14 +24,14 @@ struct Fusion {
   std::span<const std::string_view> from;
 };
 
-// A part of a name, and what vLLM calls it: of a tensor that is in several
-// modules, the smallest name (its loader looks for that one).
+// Part of a name, and what vLLM calls it. For a tensor in several modules,
+// vLLM's is the smallest name (its loader looks for that one).
 struct Renaming {
   std::string_view hf;
   std::string_view vllm;
   enum How : uint8_t {
     kSame,
-    kTurned,  // HF has the last two dimensions the other way round
+    kTurned,  // HF swaps the last two dimensions
     kRow,     // HF has [1, n], vLLM [n]
   } how = kSame;
 };
@@ -43,13 +43,13 @@ struct Experts {
 
 struct Model {
   std::string_view type;
-  bool head;  // a tied head is a parameter of its own name
+  bool head;  // a tied head is a parameter with its own name
   bool tied;  // if config.json does not say
   std::span<const Fusion> fusions;
   std::span<const Renaming> renamings = {};
   const Experts* experts = nullptr;  // none: a dense model
   bool latent = false;               // attention is MLA
-  // What vLLM has whatever config.json says, and transformers may not have.
+  // What vLLM always has, whatever config.json says, but transformers may not.
   std::string_view needs = {};
   // Rows of each query and key head are in pairs; vLLM has halves.
   bool paired = false;
@@ -57,25 +57,25 @@ struct Model {
   std::string_view output = ".self_attn.o_proj.weight";
 };
 
-// Throws unfaithful_error for another model, a quantized one, and without a
-// config.json.
+// Throws unfaithful_error for another model, for a quantized one, or if there
+// is no config.json.
 const Model& model_of(const Catalog& source,
                       const std::optional<Config>& config);
 
-// The modules that hold experts' matrices in vLLM 0.33, and in 0.11.
+// The modules that hold the experts' matrices in vLLM 0.33 and in 0.11.
 inline constexpr std::string_view kExperts = "experts.routed_experts.";
 inline constexpr std::string_view kOldExperts = "experts.";
 inline constexpr std::string_view kUp13 = "w13_weight";
 inline constexpr std::string_view kDown2 = "w2_weight";
 
-// Of each head rows 0, 2, 4 … and then 1, 3, 5 …; or back.
+// Reorders each head's rows to 0, 2, 4 … and then 1, 3, 5 …; or back.
 families::View turn_heads(const families::View& view, const Config& config,
                           const std::string& name, bool keys, bool halves);
 
-// A name of Hugging Face's after fusing as vLLM has it, and back.
+// Turns a Hugging Face name, after fusing, into vLLM's, and back.
 std::string vllm_name(const Model& model, std::string name);
 std::string hf_name(const Model& model, std::string name);
-// By the name of Hugging Face's.
+// By Hugging Face name.
 Renaming::How arrangement(const Model& model, std::string_view name);
 
 }  // namespace ckpt::vllm

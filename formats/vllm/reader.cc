@@ -24,7 +24,7 @@ using formats::Cut;
 using text::printable;
 using Severity = Problem::Severity;
 
-// A tensor of one rank, and where its data are.
+// A tensor of one rank, and where its data is.
 struct Stored {
   safetensors::Entry entry;
   uint32_t file = 0;  // in the catalog
@@ -34,8 +34,8 @@ struct Stored {
 struct Rank {
   std::vector<Stored> tensors;  // in the order of the parts
   std::unordered_map<std::string_view, const Stored*> by_name;
-  // What a stage has that an earlier one has, too: embeddings that are the
-  // last stage's head.
+  // What a stage shares with an earlier one: embeddings that are the last
+  // stage's head.
   std::unordered_multimap<std::string_view, const Stored*> again;
 };
 
@@ -208,7 +208,7 @@ class Assembly {
       add_part(cut, rank, *other->second, first, tensor);
   }
 
-  // A bias of what ranks add up: the first one has it.
+  // Only the first rank has a bias of what the ranks add up.
   void add_zeros(uint32_t rank, const safetensors::Entry& first) {
     Tensor zeros{
         .name = first.name, .dtype = first.dtype, .shape = first.shape};
@@ -220,7 +220,7 @@ class Assembly {
          fmt::format("rank 0 adds it, the same on rank {} is zero", rank)});
   }
 
-  // A TpRule has equal groups only: of what it can't say it says nothing.
+  // A TpRule has only equal groups; what it can't express stays unset.
   void settle(const Cut& cut, Tensor& tensor) const {
     const Role role = role_of(tensor.name, tensor.dtype, tensor.shape,
                               facts_.config && facts_.config->blocks);
@@ -231,7 +231,7 @@ class Assembly {
     else if (role != Role::kQkv || cut.segments.size() != 3 || is_ruled(tensor))
       tensor.tp =
           TpRule::split(cut.dim, static_cast<uint32_t>(cut.segments.size()));
-    // Scales of attention's quantization: buffers, no parameters.
+    // Scales of attention's quantization are buffers, not parameters.
     const size_t dot = tensor.name.rfind('.');
     if (dot != std::string::npos && tensor.name.compare(dot, 2, "._") == 0)
       tensor.kind = Kind::other;
@@ -241,8 +241,8 @@ class Assembly {
     return rules_.tp(tensor.name).state == TpRule::State::kSplit;
   }
 
-  // Tied embeddings are the first stage's by their own name and the last one's
-  // as its head; without stages vLLM has them once, as the head.
+  // The first stage has tied embeddings under their own name, the last one as
+  // its head; without stages vLLM has them once, as the head.
   void unite_tied() {
     if (catalog_.topology.pp < 2 || !facts_.config) return;
     const Model& model = model_of(catalog_, facts_.config);

@@ -18,7 +18,7 @@ namespace {
 
 using families::View;
 
-// "a.b.qkv_proj.weight": what stands before and after the module's name.
+// "a.b.qkv_proj.weight": what comes before and after the module's name.
 struct Place {
   std::string before, after;
 };
@@ -94,7 +94,7 @@ class Unfuser {
     if (kept.name == kHead && tied_) kept.name = model_->embedding;
   }
 
-  // experts.w13_weight, experts.w2_weight, by their new and old names.
+  // experts.w13_weight, experts.w2_weight, by new and old names.
   bool take_experts(const Tensor& tensor) {
     for (const std::string_view module : {kExperts, kOldExperts})
       for (const std::string_view word : {kUp13, kDown2}) {
@@ -112,8 +112,8 @@ class Unfuser {
     return false;
   }
 
-  // vLLM saves what its kernels made of the weights after loading them. Those
-  // of FlashInfer want up above gate: the same names, shapes and dtypes.
+  // vLLM saves what its kernels made of the weights after loading them.
+  // FlashInfer's want up above gate, with the same names, shapes and dtypes.
   void warn_of_order(const std::string& name) {
     if (warned_) return;
     warned_ = true;
@@ -204,7 +204,7 @@ class Unfuser {
         .with_hint("is it this model's config.json?");
   }
 
-  // Rows past vocab_size have to be zero, or something is lost.
+  // Rows past vocab_size must be zero, or something would be lost.
   void unpad(Tensor& tensor) {
     if (!config_->vocab || tensor.shape.empty() ||
         tensor.shape[0] <= *config_->vocab)

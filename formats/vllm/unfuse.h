@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way back of fuse.h: what vLLM holds, as a Hugging Face model.
+// The reverse of fuse.h: what vLLM holds, as a Hugging Face model.
 //
 //   qkv_proj       q_proj, k_proj, v_proj
 //   gate_up_proj   gate_proj, up_proj
@@ -13,7 +13,7 @@
 
 namespace ckpt::vllm {
 
-// A catalog of this format becomes one of dialect "hf". Throws
+// Turns a catalog of this format into one of dialect "hf". Throws
 // unfaithful_error for models whose modules in vLLM are not known, and for
 // quantized ones.
 Catalog unfuse(Catalog source);

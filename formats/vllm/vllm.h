@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // vLLM's sharded_state: the parameters of each tensor-parallel rank as vLLM
-// holds them in memory, so that a rank reads its own files and nothing else.
+// holds them in memory, so that a rank reads only its own files.
 //
 //   model-rank-0-part-0.safetensors   rank 0's tensors, in parts of at most a
 //   model-rank-0-part-1.safetensors   given size; no __metadata__
 //   model-rank-1-part-0.safetensors
 //   config.json, tokenizer …          carried
 //
-// The names are Hugging Face's but for what vLLM fuses:
+// The names are Hugging Face's, except for what vLLM fuses:
 //
 //   qkv_proj       rows [q | k | v] of the rank; with more ranks than key/value
 //                  heads, neighbouring ranks hold the same heads
@@ -21,12 +21,12 @@
 //   fused_qkv_a_proj         [q_a | kv_a] of latent attention, whole
 //   norms, routers, scales   whole on every rank
 //
-// No file says so: q ends where the columns of o_proj say, the head counts are
-// config.json's. Here a tensor is the whole one: qkv_proj [Q | K | V],
-// gate_up_proj [GATE | UP].
+// No file states this: the columns of o_proj tell where q ends, and the head
+// counts are config.json's. Here a tensor is the whole one: qkv_proj [Q | K |
+// V], gate_up_proj [GATE | UP].
 //
-// The writer takes sources of this format, and of Hugging Face's names, which
-// it fuses (fuse.h).
+// The writer takes sources of this format, and sources with Hugging Face's
+// names, which it fuses (fuse.h).
 #pragma once
 
 #include <memory>

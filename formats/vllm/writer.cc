@@ -27,7 +27,7 @@ using formats::Cut;
 using text::printable;
 using Severity = Problem::Severity;
 
-// What vLLM's example of saving takes.
+// What vLLM's example for saving uses.
 constexpr uint64_t kDefaultPart = uint64_t{5} << 30;
 
 class Builder {
@@ -92,8 +92,8 @@ class Builder {
         is_first_only(tensor.name, tensor.dtype, tensor.shape, facts_));
   }
 
-  // A rank's tensors in the order of the catalog, a new part where the next
-  // would make it too large.
+  // A rank's tensors in the order of the catalog, starting a new part if the
+  // next one would make it too large.
   void add_rank(uint32_t rank) {
     const uint64_t most =
         layout_.max_shard_size ? layout_.max_shard_size : kDefaultPart;
@@ -154,7 +154,7 @@ class Builder {
     catalog().files.push_back({.path = file.path, .size = at});
   }
 
-  // One buffer for all of a size.
+  // One buffer for all of the same size.
   std::shared_ptr<const std::string> zeros(uint64_t bytes) {
     auto& known = zeros_[bytes];
     if (!known) known = std::make_shared<const std::string>(bytes, '\0');
@@ -178,7 +178,7 @@ class Builder {
   std::unordered_map<std::string_view, const Tensor*> by_name_;
   Facts facts_;
   Target target_;
-  std::vector<Cut> cuts_;  // one for each tensor
+  std::vector<Cut> cuts_;  // one per tensor
   std::vector<bool> firsts_;
   std::unordered_map<uint64_t, std::shared_ptr<const std::string>> zeros_;
   bool told_ = false;
@@ -197,8 +197,8 @@ void refuse(const Catalog& source, const Layout& layout) {
         .with_hint(
             "vLLM's ranks of experts are those of tensors: --ep as --tp, or "
             "--ep 1 to cut each expert");
-  // Names of its own that another container kept: parts of what was fused are
-  // not told there.
+  // Another container may have kept vLLM's names, but can't tell the parts of
+  // what was fused.
   const auto own = std::ranges::find_if(source.tensors, [](const Tensor& t) {
     return t.name.ends_with(".attn._k_scale");
   });
