@@ -139,7 +139,7 @@ class Builder {
   }
 
   // Non-tensor values go into optim.pt, into a file of their own, or to the
-  // first file, whose writer reports that it has no place for them.
+  // last file, whose writer reports that it has no place for them.
   void give_objects() {
     const bool any = std::ranges::any_of(source_.objects, [](const Object& o) {
       return !o.name.starts_with(kHeader);

@@ -50,7 +50,7 @@ std::optional<Found> newest(const Trainer& trainer, const std::string& root,
                    : one.last ? "it is the last one, by its name"
                               : "the newest complete step, by number";
   }
-  // A root of this trainer in which no step can be opened.
+  // A root of this trainer whose tracker names a step that is not there.
   const bool ours = wanted && !all.empty() &&
                     std::ranges::any_of(all, [&](const Candidate& one) {
                       return step_at(trainer, one.path).has_value();

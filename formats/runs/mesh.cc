@@ -157,7 +157,7 @@ void MeshMaker::note_storages(Id node) {
   }
 }
 
-// A tensor of all rank numbers, of the integer type that it had.
+// A tensor of all rank numbers, of 32 bits as torch makes it.
 Id MeshMaker::rank_map(Id node) {
   if (!from_.is(node, Type::kCall))
     refuse("a map of ranks that is not a tensor");

@@ -134,7 +134,7 @@ constexpr Row kRows[] = {
     {"torch.nn.modules.transformer", kModule,
      "Transformer TransformerDecoder TransformerDecoderLayer "
      "TransformerEncoder TransformerEncoderLayer"},
-    // _load_from_bytes is harmless where its bytes are: they are scanned.
+    // _load_from_bytes is as harmless as its bytes, which are scanned, too.
     {"torch.storage", kNamed | pickle::kBuild, "_load_from_bytes"},
     // Trainers: enums, and dataclasses of options, which are made without
     // __init__ (TrainingArguments' would set up devices).
