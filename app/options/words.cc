@@ -283,7 +283,7 @@ void resolve_urls(std::vector<std::string>& words) {
     const auto fetch = std::ranges::find(kFetches, scheme, &Fetch::scheme);
     if (fetch == kFetches.end() && !meant.empty())
       throw usage_error({text::printable(word), {}},
-                        "{}:// is not a URL scheme that ckpt knows", scheme)
+                        "{}:// is not a scheme that ckpt knows", scheme)
           .with_hint("did you mean " + meant + "://" +
                      text::printable(word.substr(scheme.size() + 3)) + "?");
     throw usage_error({text::printable(word), {}},

@@ -87,7 +87,7 @@ void check_answer(const Request& request, const Response& response,
       response.body.find("<" + root + "/>") != std::string::npos)
     return;
   throw Error(ExitCode::kIo, {request.path, {}},
-              fmt::format("the server's answer is no {} ({})", root,
+              fmt::format("the server's answer is not a {} ({})", root,
                           describe(response)),
               "is there a proxy that answers in its place?");
 }

@@ -143,8 +143,8 @@ class Listed(Server):
         if more:
             rows += "<NextContinuationToken>" \
                 f"{at + self.PAGE}</NextContinuationToken>"
-        handler.reply(200, f"<R><EncodingType>url</EncodingType>{rows}</R>"
-                      .encode())
+        handler.reply(200, "<ListBucketResult><EncodingType>url</EncodingType>"
+                      f"{rows}</ListBucketResult>".encode())
 
 
 def test_index(folder):
