@@ -21,7 +21,7 @@ namespace {
 using families::View;
 
 // The modules of transformers whose weights and biases have a row for each
-// token: embeddings, heads, and those that a multi-token predictor has again.
+// token: embeddings, heads, and their copies in a multi-token predictor.
 constexpr std::array<std::string_view, 12> kWithRows = {
     "embed_tokens", "lm_head",    "word_embeddings", "wte",       "embed_in",
     "embed_out",    "embeddings", "shared",          "embedding", "shared_head",
@@ -73,7 +73,7 @@ std::set<uint64_t> sizes_said(Catalog& catalog) {
   return sizes;
 }
 
-// Rows before; all vocabularies of a model have as many.
+// The number of rows before; the same in all vocabularies of a model.
 uint64_t rows_before(Catalog& catalog) {
   const std::set<uint64_t> sizes = sizes_said(catalog);
   if (sizes.size() != 1)
@@ -97,8 +97,8 @@ uint64_t rows_before(Catalog& catalog) {
   return *sizes.begin();
 }
 
-// Codes of a quantized head, an embedding of each layer: whether it has a row
-// for each token nobody knows.
+// Checks codes of a quantized head and embeddings of each layer: nobody knows
+// whether they have a row for each token.
 void check_others(const Catalog& catalog, uint64_t before) {
   for (const Tensor& tensor : catalog.tensors) {
     const bool known = has_rows(parameter_of(tensor)) &&
@@ -127,7 +127,7 @@ void set_rows(Catalog& catalog, Tensor& tensor, uint64_t rows) {
   View::concat(std::array{view, zeros}, 0).into(tensor);
 }
 
-// "eos_token_id", "bos_token_id": those that no row is left for.
+// "eos_token_id", "bos_token_id": those without a row after the cut.
 void add_lost(const ConfigTable& table, uint64_t rows,
               std::set<std::string>& lost) {
   for (const auto& [key, value] : table.items()) {
