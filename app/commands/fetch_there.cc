@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// From one server to another: a part of a file at a time lies in the spool, is
-// sent while the next ones come, and is freed. Nothing appears before all
-// parts of all files stand. Parts that an earlier run sent are not fetched
-// again, but for files whose sha256 is promised: their bytes are needed for it.
+// From one server to another: one part of a file at a time is in the spool, is
+// sent while the next ones arrive, and is freed. Nothing appears until all
+// parts of all files are there. Parts that an earlier run sent are not fetched
+// again, except for files with a promised sha256, which needs their bytes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,14 +17,14 @@
 namespace ckpt::app {
 namespace {
 
-// What a reader looks for first appears last.
+// True for what readers look for first; it appears last.
 bool is_index(const FetchFile& file) {
   const std::string name = io::base_name(file.path);
   return name.ends_with("index.json") || name == ".metadata" ||
          name == "common.pt" || name == "config.json";
 }
 
-// What the spool's parts are of; another list makes them useless.
+// What the spool's parts belong to; another list makes them useless.
 std::string list_of(const FetchJob& job) {
   std::string text = "ckpt-fetch 1\n";
   for (const FetchFile& file : job.files)
@@ -119,7 +119,7 @@ void FetchThere::run() {
         "stopped; the parts that were sent are kept; run it again "
         "to resume");
   } catch (const Error& error) {
-    // Parts with other bytes than were promised are of no use.
+    // Parts whose bytes are not the promised ones are useless.
     if (error.code() != ExitCode::kDamaged) staging_.keep();
     throw;
   }
