@@ -391,8 +391,7 @@ void SalvageFiles::check_items() {
     try {
       check_items(file);
     } catch (const Error& error) {
-      if (error.code() != ExitCode::kDamaged)
-        throw;  // its reader will report it
+      if (error.code() != ExitCode::kDamaged) throw;  // left to its reader
     }
   }
 }

@@ -132,8 +132,7 @@ void complete_token_ids(Catalog& catalog, Json& config) {
     if (config.contains(key)) continue;
     if (generation.is_object() && generation.contains(key))
       config[key] = generation.at(key);
-    else if (key !=
-             std::string_view("pad_token_id"))  // many tokenizers have none
+    else if (key != std::string_view("pad_token_id"))  // many have none
       missing.emplace_back(key);
   }
   if (missing.empty()) return;

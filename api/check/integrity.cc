@@ -145,8 +145,7 @@ class Check {
     for (const auto& [name, content] : manifest.contents) {
       const std::string full = io::join(root, name);
       try {
-        if (io::file_size(full) != manifest.files.at(name))
-          continue;  // reported
+        if (io::file_size(full) != manifest.files.at(name)) continue;  // told
         const io::Handle file = io::Handle::open_read(full);
         const std::string found = sha256_of(file, content.ranges);
         if (found != content.sha256)

@@ -71,8 +71,7 @@ class Parts {
   }
 
   const modelopt::Naming& naming_;
-  bool named_ =
-      false;  // numbered as the naming says; other numbers are not blocks
+  bool named_ = false;  // by the naming: other numbers are not blocks
 };
 
 uint64_t count_blocks(const Catalog& catalog, const Parts& parts) {

@@ -99,8 +99,7 @@ class Cut {
   std::vector<uint64_t> kept_;
   uint64_t experts_ = 0;
   std::set<std::string, std::less<>> modules_;  // modules with experts
-  std::set<std::string, std::less<>>
-      routed_;            // … of those, the ones whose router was cut
+  std::set<std::string, std::less<>> routed_;   // … whose router was cut
   uint64_t numbers_ = 0;  // one more than the highest number in a name
   std::string numbered_;  // a tensor with that number
   uint64_t rows_ = 0;     // of a stacked tensor of three dimensions

@@ -156,8 +156,7 @@ void drop_prediction(Catalog& catalog) {
             key != "mtp_num_hidden_layers")
           continue;
         if (!value.is_number_integer() || value == 0) continue;
-        value =
-            args ? Json() : Json(0);  // in Megatron's args a number is a block
+        value = args ? Json() : Json(0);  // in args, a number is a block
         changed = true;
       }
     }

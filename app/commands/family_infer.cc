@@ -36,8 +36,7 @@ struct Candidate {
   FamilyPtr family;
   std::string dialect;
   DialectCheck check;
-  std::string
-      refused;  // why its configuration can't be converted; "" if it can
+  std::string refused;  // why its configuration can't be converted, or ""
   families::Facts facts;
   size_t odd = 0;   // facts that differ in most of those that fit
   size_t said = 0;  // facts that are stated at all

@@ -270,8 +270,7 @@ Catalog open_for_write(WriteRequest& request) {
 ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                           Layout layout) {
   if (is_skipped(request)) return ExitCode::kDone;
-  if (request.engine.cuda)
-    reshard::CudaModule::get();  // or says what is missing
+  if (request.engine.cuda) reshard::CudaModule::get();  // or says why not
   if (!request.write.plan_file.empty() && !request.write.dry_run)
     throw usage_error({}, "-o writes a plan: it goes with --dry-run")
         .with_hint("the target is the second argument: ckpt " +

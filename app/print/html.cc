@@ -154,8 +154,7 @@ void write_row(JsonWriter& json, const Catalog& catalog, const Row& row,
   const Tensor& tensor = *row.pattern.first;
   json.begin_object();
   json.member("name", page_name(row.pattern.name));
-  if (live)
-    json.member("first", tensor.name);  // whoever asks needs one of them
+  if (live) json.member("first", tensor.name);  // needed to ask for one
   json.member("kind", name(row.kind));
   json.member("dtype", name(tensor.dtype));
   json.member("shape", to_string(tensor.shape));

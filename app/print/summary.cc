@@ -247,8 +247,7 @@ std::string age_text(int64_t seconds) {
 
 // When the newest of a few files was written.
 std::string saved_text(const Catalog& catalog) {
-  constexpr size_t kMost =
-      16;  // each may cost a round trip to a metadata server
+  constexpr size_t kMost = 16;  // each may cost a metadata server's reply
   int64_t newest = 0;
   const size_t step = catalog.files.size() / kMost + 1;
   for (size_t i = 0; i < catalog.files.size(); i += step) {

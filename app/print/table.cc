@@ -249,8 +249,7 @@ size_t Table::width() const { return total(natural()); }
 // The names of all rows, cut to so many columns; "" for one that needs a line
 // of its own. Different names stay different.
 std::vector<std::string> Table::cut_names(size_t width) const {
-  constexpr size_t kMostCompared =
-      1000;  // names, each compared with all others
+  constexpr size_t kMostCompared = 1000;  // names, each with all others
   std::vector<std::vector<std::string>> ways;
   std::vector<std::string> all;
   std::map<std::string, size_t> at;  // which way each name is cut
