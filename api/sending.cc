@@ -56,7 +56,7 @@ void Sending::follow(reshard::Output& output, reshard::RunOptions& run) {
   run.finished = [&](uint32_t item) { parts_.finished(item); };
 }
 
-// Counts begun parts, those waiting for the network, and what stays until the
+// Room for begun parts, those waiting for the network, and what stays until the
 // end: everything but payload, and small files.
 uint64_t spool_bytes(const Prepared& prepared) {
   constexpr uint64_t kWaiting = 48;  // parts

@@ -138,7 +138,7 @@ void Verify::print_text(const VerifyReport& report) const {
     print_folded(text::printable("fact: " + fact.name + ": " +
                                  library::fact_text(fact)) +
                  "\n");
-  // Of a kind with more than this many, only the first ones are shown, unless
+  // Of a kind with more than this many, only the first one is shown, unless
   // -vv.
   const uint64_t few = output.verbosity > 1 ? UINT64_MAX : 10;
   std::map<std::string, uint64_t> counts, said;
