@@ -190,7 +190,13 @@ Facts read_facts(const std::shared_ptr<const Family>& family,
                  const std::string& side, const Values& values,
                  const Overrides& overrides) {
   if (!in_ledger(*family)) return {};
-  return Reader(family, side, values, overrides).run();
+  Facts facts = Reader(family, side, values, overrides).run();
+  // Args of a run say how many rows there are with padding, and often not how
+  // many are tokens: whoever says that contradicts nothing.
+  if (const auto rows = facts.find("vocab_size");
+      side == "mcore" && rows != facts.end() && rows->second.value.is_null())
+    facts.erase(rows);
+  return facts;
 }
 
 Facts facts_of(const Catalog& catalog) {

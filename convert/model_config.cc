@@ -94,10 +94,12 @@ void Configuration::read_all_facts(const Catalog& source) {
 // --vocab-size takes precedence: args say how many rows were in use before.
 void Configuration::settle_vocabulary() {
   const auto given = options_.set.find("V");
-  const auto fact = facts_.find("vocab_size");
-  if (given == options_.set.end() || fact == facts_.end()) return;
+  if (given == options_.set.end()) return;
+  // Args may not say it: read_facts.
+  if (!facts_.contains("vocab_size") && (facts_.empty() || from_ != "mcore"))
+    return;
   const Json rows = Json::parse(given->second, nullptr, false);
-  if (rows.is_number_integer()) fact->second = {rows, "--vocab-size"};
+  if (rows.is_number_integer()) facts_["vocab_size"] = {rows, "--vocab-size"};
 }
 
 void Configuration::note_unknown(const Catalog& source, const std::string& side,
