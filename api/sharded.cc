@@ -112,9 +112,9 @@ Catalog library::open_for(const std::string& path,
       missing.push_back(tensor.name);
   std::ranges::sort(missing);
   const Strictness strictness(options, catalog.path);
-  result.unexpected =
-      strictness.unexpected({unexpected.begin(), unexpected.end()});
-  result.missing = strictness.missing(std::move(missing));
+  result.unexpected = {unexpected.begin(), unexpected.end()};
+  result.missing = std::move(missing);
+  strictness.judge(result.unexpected, result.missing);
 
   // Only what is wanted is located in the files.
   std::erase_if(catalog.tensors, [&](const Tensor& tensor) {

@@ -258,8 +258,9 @@ Loaded load_with(Communicator* job, State request, const std::string& path,
       if (!asked.contains(key)) missing.push_back(key);
     const library::Strictness strictness(options, catalog.path);
     const std::set<std::string> gone(unexpected.begin(), unexpected.end());
-    loaded.unexpected = strictness.unexpected(std::move(unexpected));
-    loaded.missing = strictness.missing(std::move(missing));
+    strictness.judge(unexpected, missing);
+    loaded.unexpected = std::move(unexpected);
+    loaded.missing = std::move(missing);
     drop(request, gone);
     for (const auto& [name, value] : load_common(path, options.open))
       common[name] = json::parse(value);
