@@ -22,7 +22,9 @@ uint64_t live();
 
 // While it lives, allocations that would pass `bytes` throw Full. Only those of
 // kLeast bytes and more do: a list that grows is left as it was, and the many
-// small ones between are soon followed by such a list.
+// small ones between are soon followed by such a list. The process's resident
+// set counts too, but for files: what lies free between blocks, and what is
+// taken from the system without new.
 class Bound {
  public:
   explicit Bound(uint64_t bytes);
@@ -34,6 +36,23 @@ inline constexpr size_t kLeast = 4096;
 
 // No bound from here on: what follows accounts for its memory itself.
 void lift_bound();
+
+// No bound while one of them lives: the engine's buffers are counted before
+// they are made.
+class Unbounded {
+ public:
+  Unbounded();
+  ~Unbounded();
+  Unbounded(const Unbounded&) = delete;
+  Unbounded& operator=(const Unbounded&) = delete;
+};
+
+// What the process takes of memory now, its program included; 0 if the system
+// does not tell.
+uint64_t process_bytes();
+
+// Gives back to the system what lies free between blocks that are in use.
+void give_back();
 
 // For operator new and delete.
 void took(size_t bytes) noexcept;

@@ -16,10 +16,11 @@ namespace ckpt::reshard {
 std::vector<Problem> check_crcs(const Catalog& catalog,
                                 const RunOptions& options);
 
-// Only of these, by their index; with that index, in no order.
+// Only of these, by their index; with that index, in no order. `plan`: names
+// the tensors where pieces are gone.
 std::vector<std::pair<uint32_t, Problem>> check_crcs(
     const Catalog& catalog, const std::vector<uint32_t>& which,
-    const RunOptions& options);
+    const RunOptions& options, const Plan* plan = nullptr);
 
 // Those as check_crcs(catalog, options) returns them: with their tensors, by
 // file.
@@ -29,6 +30,9 @@ std::vector<Problem> named_problems(
 // The tensors that begin in these ranges, in their order; "" for none.
 std::vector<std::string> tensors_in(const Catalog& catalog,
                                     const std::vector<StoredCrc>& ranges);
+
+// The same of a range that a plan reads.
+std::string tensor_in(const Plan& plan, const StoredCrc& range);
 
 // Bytes that check_crcs reads.
 uint64_t crc_bytes(const Catalog& catalog);
