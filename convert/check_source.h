@@ -20,8 +20,8 @@ void check_type(const Catalog& source, const TranslateOptions& options,
 void check_numbers(const Catalog& source, const TranslateOptions& options);
 
 // Throws unfaithful_error where the source's own configuration (args, …) and
-// the config.json beside it, which goes along, are of two models; of fairseq2's
-// this is a warning, for its own files are.
+// the config.json beside it, which goes along, are of two models; a warning for
+// the one difference that fairseq2 0.4 writes itself.
 std::vector<Problem> check_beside(Catalog& source,
                                   const TranslateOptions& options);
 
