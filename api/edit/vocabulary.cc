@@ -171,14 +171,18 @@ void add_lost(const ConfigTable& table, uint64_t rows,
   }
 }
 
-std::string follow_rows(Catalog& catalog, uint64_t before, uint64_t rows) {
+// Replaces each of the sizes `before`, wherever config.json says it.
+std::string follow_rows(Catalog& catalog, const std::set<uint64_t>& before,
+                        uint64_t rows) {
   std::set<std::string> lost;
   for (Sidecar& sidecar : catalog.sidecars)
     if (is_config_file(sidecar))
       edit_config(sidecar, [&](ConfigTable& config) {
         for (ConfigTable* table : all_tables(config)) {
           const auto found = table->find("vocab_size");
-          const bool says = found != table->end() && *found == before;
+          const bool says = found != table->end() &&
+                            found->is_number_unsigned() &&
+                            before.contains(found->get<uint64_t>());
           if (says) *found = rows;
           // Tokens of the whole model stand beside its language model, too.
           if (says || table == &config) add_lost(*table, rows, lost);
@@ -202,7 +206,7 @@ std::string follow_vocabulary(Catalog& catalog, uint64_t rows) {
         *found = rows;
         return true;
       });
-  return follow_rows(catalog, rows);
+  return follow_rows(catalog, sizes_said(catalog), rows);
 }
 
 NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows) {
@@ -218,7 +222,7 @@ NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows) {
       set_rows(catalog, tensor, rows);
   }
   NewVocabulary done;
-  const std::string lost = follow_rows(catalog, before, rows);
+  const std::string lost = follow_rows(catalog, {before}, rows);
   if (rows > before)
     done.warnings.push_back(fmt::format(
         "--vocab-size: rows {} to {} are zeros: their logits are 0, which may "
