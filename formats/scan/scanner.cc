@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <optional>
 
 #include "ckpt/error.h"
@@ -101,6 +102,21 @@ bool ends_like_zip(const io::Handle& file) {
   constexpr uint64_t kEnd = 22;
   return file.size() >= kEnd &&
          file.read_string(file.size() - kEnd, 4) == "PK\5\6";
+}
+
+bool is_dotted_name(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](unsigned char c) {
+    return c >= 0x80 || std::isalnum(c) || c == '_' || c == '.' || c == '-';
+  });
+}
+
+// Of 100,000 storages of random numbers one calls something that it takes from
+// the extension registry or computes. To do harm a pickle has to name a module:
+// the registry is empty unless the loading program fills it, and computing
+// begins with a name.
+bool imports_harm(const pickle::Mention& mention) {
+  return is_dotted_name(mention.module) && is_dotted_name(mention.name) &&
+         !is_harmless(mention);
 }
 
 // A tar header sums its own bytes, the sum taken as blanks.
@@ -300,7 +316,8 @@ void Scanner::pickles(const io::Handle& file, const Part& part) {
     // Numbers may look like anything. A whole file of them that names imports
     // is a pickle, too.
     const bool file_of_it = part.depth == 0 && part.inside.empty() && named;
-    if (executes && (trace.acts || (file_of_it && ends)))
+    const bool imports = std::ranges::any_of(trace.mentions, imports_harm);
+    if (imports && (trace.acts || (file_of_it && ends)))
       add(file, trace, part);
     else if (file_of_it && !ends)
       problem(part,

@@ -524,6 +524,31 @@ def test_golden(folder, case):
     CKPT.run("scan", case).want(want)
 
 
+# How storages of random numbers may begin: of 100,000 each, these were said to
+# call a value that is computed, and numbers of the extension registry.
+NUMBERS = ["974aa03c8c8662bd34fd29bccb213ebc219f26bc707b0a3d984707bce1dac5bc",
+           "84999f9ffd82cc613b95920c6f92f0928537b8f6518e43530ee1e8faaa5db1db",
+           "822e7d627885e3e6e166ff0f0b5dc1efb0ddc6c74f4d4d80651ffd659c448ce1",
+           "84c4ac53217d4e73803a1e8b63c25cd94dc17f4e2f5ff0f08e27a0384a2bd020"]
+
+
+def test_numbers(folder):
+    """Elements of a storage are not a pickle for what they may look like; one
+    that imports what it calls is."""
+    def archive(name, storages):
+        with zipfile.ZipFile(folder / name, "w") as out:
+            out.writestr("archive/data.pkl", proto(PLAIN, 2))
+            for i, data in enumerate(storages):
+                out.writestr(f"archive/data/{i}", data)
+        return CKPT.run("scan", folder / name, "--json")
+
+    numbers = [bytes.fromhex(text) for text in NUMBERS]
+    archive("numbers.pt", numbers).want(SAFE)
+    for evil in (EVIL, proto(EVIL), call(glob("evil-module", "x.y"), "true"),
+                 call(stack_global("os", "system"), "true")):
+        archive("evil.pt", [*numbers, evil + b"\0" * 64]).want(EXECUTES)
+
+
 def test_large(folder):
     """In bounded memory, whatever the pickle: 8 bytes a value."""
     for name, body in (("ints", b"K\x01" * 4_000_000),
@@ -548,6 +573,7 @@ def prepare(suite, ckpt):
     suite.add("directory", test_directory)
     suite.add("verify", test_verify)
     suite.add("convert", test_convert)
+    suite.add("numbers", test_numbers)
     suite.add("large", test_large)
     for kind in ("dcp", "deepspeed", "fairseq2_native", "megatron_legacy",
                  "megatron_torch_dist", "megatron_zarr", "modelopt",
