@@ -2,9 +2,9 @@
 #include "api/decoded.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "lib/decoding.h"
+#include "lib/processors.h"
 #include "reshard/decode.h"
 
 namespace ckpt::library {
@@ -42,9 +42,7 @@ uint64_t leave_room(const Catalog& source, reshard::RunOptions& run) {
   if (!any) return 0;
   constexpr uint64_t kEach = reshard::DecodeReader::kMemory;
   const uint64_t half = run.max_mem / 2;
-  const uint64_t threads =
-      run.threads ? run.threads
-                  : std::max(1U, std::thread::hardware_concurrency());
+  const uint64_t threads = run.threads ? run.threads : processors();
   run.threads =
       static_cast<uint32_t>(std::clamp<uint64_t>(half / kEach, 1, threads));
   const uint64_t room = std::min(half, run.threads * kEach);

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "lib/processors.h"
+
 namespace ckpt {
 
 void parallel_for(size_t count, const std::function<void(size_t)>& work,
@@ -33,8 +35,7 @@ void parallel_for(size_t count, const std::function<void(size_t)>& work,
       }
     }
   };
-  const size_t threads =
-      std::max<size_t>({1, least, std::thread::hardware_concurrency()});
+  const size_t threads = std::max<size_t>({1, least, processors()});
   std::vector<std::jthread> others;
   for (size_t t = 1; t < std::min(threads, count); ++t)
     if (!try_thread(others, run)) break;

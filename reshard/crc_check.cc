@@ -5,7 +5,6 @@
 #include <atomic>
 #include <mutex>
 #include <numeric>
-#include <thread>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
@@ -13,6 +12,7 @@
 #include "lib/heap.h"
 #include "lib/interrupt.h"
 #include "lib/io/remote.h"
+#include "lib/processors.h"
 #include "reshard/caching.h"
 #include "reshard/sources.h"
 #include "reshard/work.h"
@@ -196,7 +196,7 @@ std::vector<std::pair<uint32_t, Problem>> check_crcs(
   std::vector<std::pair<uint32_t, Problem>> problems;
   std::atomic<size_t> next = 0;
   std::atomic<bool> stopped = false;
-  const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const uint32_t cores = processors();
   auto threads = static_cast<uint32_t>(std::clamp<size_t>(
       which.size(), 1, options.threads ? options.threads : cores));
   const DirectReads reads = direct_reads(drops, bytes, options);

@@ -5,11 +5,11 @@
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 #include "ckpt/error.h"
 #include "lib/heap.h"
 #include "lib/interrupt.h"
+#include "lib/processors.h"
 #include "lib/text/format.h"
 #include "lib/trace.h"
 #include "reshard/caching.h"
@@ -24,8 +24,7 @@ namespace {
 
 uint32_t thread_count(const RunOptions& options, const Plan& plan) {
   // It reads a file of the kernel's each time.
-  static const uint32_t cores =
-      std::max(1u, std::thread::hardware_concurrency());
+  static const uint32_t cores = processors();
   const uint32_t wanted = options.threads ? options.threads : cores;
   const size_t most = std::max<size_t>(plan.jobs.size() + plan.gathers.size(),
                                        plan.bytes_read / kItemBytes);

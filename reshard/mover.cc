@@ -2,10 +2,10 @@
 #include "reshard/mover.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "lib/processors.h"
 #include "lib/trace.h"
 
 namespace ckpt::reshard {
@@ -15,7 +15,7 @@ namespace {
 // run's memory. With too little, the lanes of a job evict each other's streams,
 // and each block decompresses its chunks from the start.
 uint64_t stream_memory(const RunOptions& options, uint64_t block) {
-  static const uint32_t cores = std::thread::hardware_concurrency();
+  static const uint32_t cores = processors();
   const uint64_t threads = std::max({1U, options.threads, cores});
   const uint64_t share = options.max_mem / threads;
   return share > 2 * block ? (share - 2 * block) / 2 : 0;

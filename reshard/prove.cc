@@ -10,13 +10,13 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
-#include <thread>
 #include <unordered_map>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "lib/interrupt.h"
 #include "lib/parallel.h"
+#include "lib/processors.h"
 #include "reshard/numbers.h"
 #include "reshard/read.h"
 
@@ -100,9 +100,7 @@ class Checker {
  public:
   Checker(const Catalog& catalog, const RunOptions& options)
       : catalog_(catalog), options_(options), pairs_(pairs_of(catalog)) {
-    const uint32_t wanted =
-        options.threads ? options.threads
-                        : std::max(1u, std::thread::hardware_concurrency());
+    const uint32_t wanted = options.threads ? options.threads : processors();
     const uint64_t fit = std::max<uint64_t>(1, options.max_mem / kLeastShare);
     threads_ = std::min<uint64_t>(wanted, fit);
     share_ = options.max_mem / threads_;

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "ckpt/error.h"
 #include "lib/io/ahead.h"
+#include "lib/processors.h"
 #include "reshard/made.h"
 
 namespace ckpt::reshard {
@@ -69,8 +69,7 @@ SourceReader::Open& SourceReader::stream(uint32_t file) {
 // The last one used stays, however much it holds. Each keeps its file open, and
 // a process may open only so many.
 void SourceReader::close_some() {
-  static const size_t most = std::clamp<size_t>(
-      512 / std::max(1U, std::thread::hardware_concurrency()), 4, 64);
+  static const size_t most = std::clamp<size_t>(512 / processors(), 4, 64);
   while (streams_.size() > 1 &&
          (held_ > stream_memory_ || streams_.size() > most)) {
     held_ -= streams_.back().memory;

@@ -5,11 +5,11 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
 #include "lib/io/buffer.h"
+#include "lib/processors.h"
 #include "reshard/sources.h"
 #include "reshard/work.h"
 
@@ -320,7 +320,7 @@ StagedProof prove_staged(const Plan& plan, const Target& target,
                          const std::vector<Outcome>& done,
                          const RunOptions& options, bool flush) {
   constexpr uint64_t kLeastBlock = uint64_t{64} << 10;
-  const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const uint32_t cores = processors();
   const uint64_t threads =
       std::clamp<uint64_t>(options.max_mem / kLeastBlock, 1,
                            options.threads ? options.threads : cores);

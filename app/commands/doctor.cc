@@ -12,7 +12,6 @@
 #include <array>
 #include <cstdlib>
 #include <fstream>
-#include <thread>
 
 #include "app/command.h"
 #include "app/options/settings.h"
@@ -23,6 +22,7 @@
 #include "lib/io/read_queue.h"
 #include "lib/io/remote.h"
 #include "lib/module.h"
+#include "lib/processors.h"
 #include "lib/text/format.h"
 #include "reshard/cast_kernel.h"
 #include "reshard/ranks/link.h"
@@ -103,8 +103,7 @@ void machine_rows(Rows& rows) {
   ::uname(&system);
   rows.push_back({"kernel", fmt::format("{} {} {}", system.sysname,
                                         system.release, system.machine)});
-  rows.push_back(
-      {"processors", std::to_string(std::thread::hardware_concurrency())});
+  rows.push_back({"processors", std::to_string(processors())});
   rows.push_back(
       {"memory",
        fmt::format("{}, {} available", text::iec_size(memory("MemTotal:")),

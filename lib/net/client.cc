@@ -16,6 +16,7 @@
 #include "lib/net/transfer.h"
 #include "lib/net/url.h"
 #include "lib/net/window.h"
+#include "lib/processors.h"
 
 namespace ckpt::net {
 namespace {
@@ -108,8 +109,7 @@ class Client {
 
   Client() : connections_(settings().connections) {
     constexpr size_t kMostLoops = 4;
-    const size_t count =
-        std::clamp<size_t>(std::thread::hardware_concurrency(), 1, kMostLoops);
+    const size_t count = std::min<size_t>(processors(), kMostLoops);
     const auto most = static_cast<long>(connections_);
     for (size_t i = 0; i < count; ++i) {
       loops_.push_back({curl().multi_init(), i == 0});

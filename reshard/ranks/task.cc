@@ -5,9 +5,9 @@
 #include <chrono>
 #include <functional>
 #include <optional>
-#include <thread>
 
 #include "lib/io/staging.h"
+#include "lib/processors.h"
 #include "reshard/behind.h"
 #include "reshard/cast.h"
 #include "reshard/cuda/load.h"
@@ -31,8 +31,7 @@ Progress progress_of(Control& control) {
 
 uint32_t threads_of(const Share& share) {
   if (share.threads) return share.threads;
-  return std::max(
-      1U, std::thread::hardware_concurrency() / std::max(1U, share.neighbours));
+  return std::max(1U, processors() / std::max(1U, share.neighbours));
 }
 
 reshard::RunOptions options_of(const Share& share, Control& control) {
